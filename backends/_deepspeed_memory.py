@@ -6,7 +6,7 @@ memory of processes (`tests/bench/memory.py --zero-stage`), where offloaded tens
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlcli.api.memory import Kept, Parts, PlacedRole
 
@@ -49,6 +49,11 @@ class DeepSpeedMemory(TrainingMemory):
         self.offloads_weights = bool(role.arguments.get("offload_parameters"))
         self.on_host = 1 if role.device == "cpu" else 0
         """Weight of a byte on the host."""
+
+    def savings(self) -> list[list[dict[str, Any]]]:
+        stages = [{"zero_stage": stage} for stage in range(self.stage + 1, 4)] if self.ranks > 1 else []
+        is_offloadable = self.trains and self.stage > 0 and not self.offloads
+        return [*super().savings(), stages, [{"offload_optimizer": True}] if is_offloadable else []]
 
     # -- between calls ---------------------------------------------------------------------------------------
 

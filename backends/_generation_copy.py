@@ -10,24 +10,21 @@ from torch import nn
 
 from rlcli.api.model_source import parameter_places
 
-from ._transformers import PackedModel
+from ._transformers import PackedModel, linear_matrices
 
 
 class GenerationCopy:
     """Holds no parameters except while a call uses it.
 
-    Weights of linear layers are then kept in the compute dtype. Autocast would cast them in the same way, but once per
-    token: it only caches casts of whole parameters that are trained. Weights of norms, and of embeddings (whose rows
-    are read as they are), are not cast.
+    The matrices of linear layers are then kept in the compute dtype. Autocast would cast them in the same way, but once
+    per token: it only caches casts of whole parameters that are trained. All other weights are as they are.
     """
 
     def __init__(self, skeleton: nn.Module, compute_dtype: torch.dtype):
         self.lm = PackedModel(skeleton, compute_dtype).lm
         self._dtype = compute_dtype
         self._places = parameter_places(self.lm)
-        self._multiplied = {
-            name for name, places in self._places.items() if all(isinstance(module, nn.Linear) for module, _ in places)
-        }
+        self._multiplied = linear_matrices(self.lm)
 
     @contextmanager
     def of(

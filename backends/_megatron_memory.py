@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlcli.api.architecture import Architecture, Layer
 from rlcli.api.memory import Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
@@ -71,6 +71,18 @@ class MegatronMemory(MemoryModel):
         self.stages = stages_of(self.sizes, role.head, mesh["pp"])
         self.largest = max(self.stages, key=lambda stage: stage.parameters).parameters
         """Parameters of the fullest stage."""
+
+    def savings(self) -> list[list[dict[str, Any]]]:
+        is_trained = "train_step" in self.role.calls
+        return [[{"gradient_checkpointing": True}]] if is_trained and not self.recomputes else []
+
+    def remarks(self) -> list[str]:
+        longest = self.role.longest
+        scores = self._scores_saved_per_token() * longest >> 20
+        return [
+            f"its attention is quadratic in memory: {scores} MiB per layer for the scores of a sequence of {longest} "
+            f"tokens with each other, four times as much for twice the length"
+        ]
 
     # -- between calls ---------------------------------------------------------------------------------------
 
@@ -141,12 +153,15 @@ class MegatronMemory(MemoryModel):
     def _saved_by_block(self) -> int:
         """Norms save their input and what they compute from it in float32, attention the scores after softmax."""
         sizes, width = self.sizes, self.width
-        queries, longest = sizes.heads * sizes.head_dim, self.role.longest
+        queries = sizes.heads * sizes.head_dim
         norms = 2 * (8 * sizes.hidden + 4)
         if sizes.qk_norm:
             norms += 8 * (queries + sizes.kv_heads * sizes.head_dim) + 4 * (sizes.heads + sizes.kv_heads)
-        scores = (4 if width == 4 else 6) * sizes.heads * longest
+        scores = self._scores_saved_per_token()
         return norms + 2 * width * sizes.hidden + 4 * width * queries + scores + 5 * width * sizes.mlp
+
+    def _scores_saved_per_token(self) -> int:
+        return (4 if self.width == 4 else 6) * self.sizes.heads * self.role.longest
 
     def _backward_of_block(self, stage: Stage) -> int:
         """Bytes per token for gradients in a block, beyond what it has saved; if it is recomputed, including that."""

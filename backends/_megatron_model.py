@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -169,19 +168,8 @@ class StageOutput(PackedOutput):
     def _head(self) -> Head:
         return self._model.head(self.temperature)
 
-    @cached_property
-    def values(self) -> torch.Tensor:
-        if not self._model.has_value_head:
-            raise ModelError("this model has no value head", hint="set head: value for the role")
-        return self._model.output_layer(self._hidden)[:, 0].float()
-
-    @property
-    def zero(self) -> torch.Tensor:
-        if self._model.has_value_head:
-            parameters = list(self._model.output_layer.parameters())
-        else:
-            parameters = [self._head().weight]
-        return (self._hidden.sum() + sum(parameter.sum() for parameter in parameters)) * 0.0
+    def _value_head(self) -> nn.Module | None:
+        return self._model.output_layer if self._model.has_value_head else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The memory of transformers models under `_engine.TransformersEngine`: formulas that follow its code.
 
-Weights are float32; matrix products run in `width` bytes per number. Activations are counted as transformers' modules
-save them per token for the backward pass; tests compare the counts with it, and peaks with the memory of a real
-process. No torch here: `rlcli plan` imports this file.
+Weights are float32, but for matrices that `inference` holds in bfloat16; matrix products run in `width` bytes per
+number. Activations are counted as transformers' modules save them per token for the backward pass; tests compare the
+counts with it, and peaks with the memory of a real process. No torch here: `rlcli plan` imports this file.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class InferenceMemory(MemoryModel):
     keeps_casts: bool = False
     """Whether autocast keeps its copies of trainable weights until the end of a forward pass; others are cast again at
     every use. A call that generates makes its own copies."""
+    holds_casts: ClassVar[bool] = True
+    """Whether `dtype: bfloat16` holds the matrices of linear layers as autocast casts them."""
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
@@ -43,6 +45,16 @@ class InferenceMemory(MemoryModel):
         self.has_lm_head = role.head == "lm"
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
         """Bytes of a number in matrix products; `auto` is treated as bfloat16."""
+        is_narrow = self.holds_casts and role.arguments.get("dtype") == "bfloat16"
+        self.narrow = self.linear_parameters if is_narrow else 0
+        """Parameters that are held in bfloat16."""
+
+    @property
+    def linear_parameters(self) -> int:
+        """Those in the matrices of linear layers; gpt2 has none."""
+        sizes = self.sizes
+        separate_head = sizes.vocabulary * sizes.hidden if self.has_lm_head and not sizes.tied else 0
+        return 0 if sizes.position_rows else sizes.cast + separate_head
 
     @property
     def parameters(self) -> int:
@@ -50,10 +62,18 @@ class InferenceMemory(MemoryModel):
         return self.sizes.parameters(self.role.head)
 
     def kept(self) -> Kept:
-        return Kept(4 * self.parameters)
+        return Kept(4 * self.parameters - 2 * self.narrow)
 
     def load(self) -> Parts:
         return Parts()
+
+    def remarks(self) -> list[str]:
+        if self.role.architecture.model_type != "gemma2":
+            return []
+        return [
+            "its attention caps scores, so it is quadratic in memory: it holds the scores of a sequence's tokens with "
+            "each other, which are not counted here"
+        ]
 
     # -- inference -------------------------------------------------------------------------------------------
 
@@ -80,14 +100,15 @@ class InferenceMemory(MemoryModel):
 
     def casts(self, kept: bool) -> int:
         """Copies of weights in the precision of the matrix products, while blocks compute: all, or the largest."""
-        if self.width == 4:
+        if self.width == 4 or self.narrow:
             return 0
         widest = max(self.sizes.mlp, self.sizes.heads * self.sizes.head_dim)
         return 2 * (self.sizes.cast if kept else self.sizes.hidden * widest)
 
     def head_cast(self) -> int:
         """The same for the head's matrix."""
-        return 0 if self.width == 4 else 2 * self.sizes.vocabulary * self.sizes.hidden
+        is_cast = self.width == 2 and not (self.narrow and not self.sizes.tied)
+        return 2 * self.sizes.vocabulary * self.sizes.hidden if is_cast else 0
 
     def passing_per_token(self) -> int:
         """Bytes per token that one block needs at once when nothing is saved."""

@@ -12,7 +12,7 @@ from typing import Any
 from rlcli.errors import ModelError, RlcliError, UsageError, WorkerError
 
 from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
-from ._sglang_protocol import SENT
+from ._sglang_protocol import SENT, demand_own, is_logprob, largest_answer
 from ._sglang_server import Server
 
 PROBES = (
@@ -161,13 +161,14 @@ def _logprobs(server: Server, expected: Expected, ids: list[int], temperature: f
         "input_ids": [0], "rid": uuid.uuid4().hex, "return_logprob": True, "token_ids_logprob": ids,
         "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
     }  # fmt: skip
-    answer = _ask(server, lambda at: at.post("/generate", body, expected.seconds))
+    answer = _ask(server, lambda at: at.post("/generate", body, expected.seconds, largest_answer(body)))
     try:
+        demand_own(answer["meta_info"], body)
         (logged,) = answer["meta_info"]["output_token_ids_logprobs"]
-        found = {int(one[1]): float(one[0]) for one in logged}
+        found = {token: logprob for logprob, token, *_ in logged}
         logprobs = [found[one] for one in ids]
     except (KeyError, TypeError, ValueError, IndexError) as problem:
         raise server.endpoint.hostile(f"does not give the log-probs of tokens: {problem!r}") from None
-    if any(math.isnan(one) for one in logprobs):
-        raise server.endpoint.hostile("gives log-probs that are no numbers")
-    return logprobs
+    if not all(is_logprob(one) or one == -math.inf for one in logprobs):
+        raise server.endpoint.hostile("gives log-probs that are not numbers up to 0")
+    return [float(one) for one in logprobs]

@@ -111,7 +111,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
                 response.is_aborted = True
                 return response
             server, raw = served
-            answer = read_answer(raw, sampling, left, server.endpoint.hostile)
+            answer = read_answer(raw, body, sampling, server.endpoint.hostile)
             if answer.is_aborted and not stop.is_set():
                 raise WorkerError(f"{server.name} ended a response on somebody else's request", code="F90")
             response.add(answer, lambda label, server=server: self._number_of(label, server))

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from rlcli.api.peer_json import Size, parsed
 from rlcli.errors import RlcliError, WorkerError, escape_control
 
-MOST_BYTES = 64 << 20
-"""Maximum size of an answer."""
+ANSWER = Size(8 << 20, 400_000)
+"""Maximum size of an answer that is not a response."""
 BUSY = (429, 502, 503, 504)
 """Status codes of a server that is starting or ending, or of a proxy in front of one."""
 SHOWN = 200
@@ -67,16 +68,16 @@ class Endpoint:
 
     def get(self, path: str, seconds: float) -> Any:
         """Raises the same errors as `post`."""
-        return self._ask("GET", path, None, seconds)
+        return self._ask("GET", path, None, seconds, ANSWER)
 
-    def post(self, path: str, body: Mapping[str, Any], seconds: float) -> Any:
+    def post(self, path: str, body: Mapping[str, Any], seconds: float, most: Size = ANSWER) -> Any:
         """The answer, decoded from JSON; None if it is empty.
 
         Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no SGLang server gives.
         """
-        return self._ask("POST", path, json.dumps(body).encode(), seconds)
+        return self._ask("POST", path, json.dumps(body).encode(), seconds, most)
 
-    def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> Any:
+    def _ask(self, method: str, path: str, body: bytes | None, seconds: float, most: Size) -> Any:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
@@ -89,7 +90,7 @@ class Endpoint:
             cut.watch(connection.sock)
             connection.request(method, path, body, headers)
             response = connection.getresponse()
-            content = response.read(MOST_BYTES + 1)
+            content = response.read(most.bytes + 1)
         except ssl.SSLCertVerificationError as problem:
             raise self.hostile(f"has a certificate that is not trusted: {problem}") from None
         except (OSError, http.client.HTTPException) as problem:
@@ -101,22 +102,22 @@ class Endpoint:
             connection.close()
         if cut.is_done:
             raise ServerLate(f"no answer to {path} within {seconds:.3g} s")
-        return self._read(path, response, content)
+        return self._read(path, response, content, most)
 
-    def _read(self, path: str, response: http.client.HTTPResponse, content: bytes) -> Any:
-        if len(content) > MOST_BYTES:
-            raise self.hostile(f"answers {path} with more than {MOST_BYTES >> 20} MiB")
-        promised = response.getheader("Content-Length")
-        if promised is not None and promised.isdecimal() and len(content) < int(promised):
-            raise ServerGone(f"the answer to {path} ends after {len(content)} of {promised} bytes")
+    def _read(self, path: str, response: http.client.HTTPResponse, content: bytes, most: Size) -> Any:
+        missing = response.length or 0
+        if missing and len(content) <= most.bytes:
+            raise ServerGone(f"the answer to {path} ends after {len(content)} of {len(content) + missing} bytes")
         if response.status in BUSY:
             raise ServerGone(f"status {response.status}: {self._shown(content)}")
         if response.status != 200:
             raise ServerRefused(response.status, self._shown(content))
+        if len(content) <= most.bytes and not content.strip():
+            return None
         try:
-            return json.loads(content) if content.strip() else None
-        except (ValueError, RecursionError):
-            raise self.hostile(f"answers {path} with what is not JSON: {self._shown(content)!r}") from None
+            return parsed(content, most)
+        except ValueError as problem:
+            raise self.hostile(f"gives an answer to {path} {problem}: {self._shown(content)!r}") from None
 
     def _shown(self, content: bytes) -> str:
         text = escape_control(content[:SHOWN].decode(errors="replace"))

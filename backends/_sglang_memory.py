@@ -1,11 +1,19 @@
-"""The memory of a client of servers (not theirs), and the number of servers. No torch: `rlcli plan` imports this."""
+"""The memory of a client of servers and of its servers, their number and their devices. No torch: `rlcli plan` imports
+this."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from rlcli.api.memory import Generation, Kept, MemoryModel, Parts
+from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, ServerMemory
+
+from ._sglang_devices import VISIBLE, devices_of_a_server
+
+FRACTION = "mem_fraction_static"
+"""SGLang's option for the share of a device's memory that weights and cache take."""
+USUAL_FRACTION = 0.87
+"""Its value unless it is given: of 80 GiB, SGLang leaves about 10 to its graphs and activations."""
 
 
 class ClientMemory(MemoryModel):
@@ -18,12 +26,57 @@ class ClientMemory(MemoryModel):
         return Parts()
 
     def snapshot(self) -> int:
-        return 4 * self.role.architecture.parameters(self.role.head)
+        return 4 * self._parameters
 
     def generate(self, asked: Generation) -> Parts:
         return Parts()
+
+    def savings(self) -> list[list[dict[str, Any]]]:
+        """Smaller caches."""
+        given = self.role.arguments.get("options") or {}
+        key = next((name for name in given if name.replace("-", "_") == FRACTION), FRACTION)
+        shares = (tenths / 10 for tenths in range(8, 1, -1))
+        return [[{f"options.{key}": share} for share in shares if share < self._fraction]]
+
+    def server(self, device_bytes: int | None) -> ServerMemory:
+        arguments, options = self.role.arguments, _options(self.role.arguments)
+        dtype = options.get("dtype")
+        width = 4 if dtype in ("float32", "float") else 2
+        sent = 2 if dtype in ("bfloat16", "float16", "half") else 4  # without a dtype: float32 (`_sglang_weights`)
+        weights = width * self._parameters // arguments.get("tp", 1)
+        share = int(self._fraction * (device_bytes or 0))
+        return ServerMemory(weights, cache=max(0, share - weights), sent=sent * self._parameters)
+
+    @property
+    def _fraction(self) -> float:
+        """Share of a device's memory; if the option is not a number, SGLang will say so."""
+        given = _options(self.role.arguments).get(FRACTION)
+        return given if isinstance(given, int | float) else USUAL_FRACTION
+
+    @property
+    def _parameters(self) -> int:
+        return self.role.architecture.parameters(self.role.head)
 
 
 def servers_of_a_rank(args: Mapping[str, Any]) -> int:
     """Number of servers that the run starts for each rank of a role, from the arguments of its backend."""
     return args.get("servers", 1) if args.get("python") is not None else 0
+
+
+def devices_of_servers(args: Mapping[str, Any], device: int) -> tuple[tuple[int, ...], ...]:
+    """The devices of each server of a rank, as numbers on its node; `device` is the rank's. They are that device and
+    the following ones, unless the environment of servers names theirs. None for a server that computes on processors.
+    """
+    count, size = servers_of_a_rank(args), devices_of_a_server(args)
+    if _options(args).get("device") == "cpu":
+        return ((),) * count
+    visible = (args.get("environment") or {}).get(VISIBLE)
+    if visible is not None:
+        named = [int(word) for word in str(visible).split(",") if word.strip().isdigit()]
+        return (tuple(named[:size]),) * count
+    return tuple(tuple(range(device + size * server, device + size * (server + 1))) for server in range(count))
+
+
+def _options(args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """SGLang's options, by the names of its Python arguments."""
+    return {name.replace("-", "_"): value for name, value in (args.get("options") or {}).items()}

@@ -7,6 +7,7 @@ dies is restarted with the current weights, and its requests are repeated.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -20,6 +21,7 @@ from typing import Any
 from rlcli.errors import HangError, ModelError, RlcliError, WorkerError
 
 from ._sglang_http import ServerGone, ServerLate, ServerRefused
+from ._sglang_protocol import largest_answer
 from ._sglang_server import TRIES, Server
 from ._sglang_update import Update
 
@@ -70,7 +72,7 @@ class Servers:
     def number(self, label: str) -> int | None:
         """The number of the weights that a server names; None if they are not ours."""
         run, _, number = label.partition("-")
-        return int(number) if run == self._run and number.isdecimal() else None
+        return int(number) if run == self._run and re.fullmatch("[0-9]{1,18}", number) else None
 
     def update(self, folder: Path, number: int) -> None:
         """Load weights into all servers and make them ready. Waits until no request is in flight, unless paused.
@@ -146,7 +148,7 @@ class Servers:
         while (admitted := self._admitted(stop)) is not None:
             server, life = admitted
             try:
-                return server, server.endpoint.post("/generate", body, self._deadlines.request)
+                return server, server.endpoint.post("/generate", body, self._deadlines.request, largest_answer(body))
             except ServerRefused as problem:
                 raise ModelError(f"{server.name} refuses a request: {problem}", code="F90") from None
             except ServerGone as problem:

@@ -7,18 +7,21 @@ does not end a response here, or has sampled an id that the tokenizer does not h
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlcli.api.config import GenerationHyperparameters
+from rlcli.api.peer_json import Size
 from rlcli.errors import ModelError, RlcliError
 
 ROUNDING = 1e-3
 """How far above 0 a log-prob may be."""
 ALMOST_NOTHING = 1e-10
 """A top_p that leaves only the most likely token."""
+PER_TOKEN = Size(1024, 32)
+"""Size of a token's part of an answer: its id, its log-prob and, from a server that decodes, its text."""
 SENT = frozenset({"temperature", "top_p", "top_k", "stop_token_ids", "max_new_tokens", "sampling_seed"})
 """The sampling parameters that every request has."""
 
@@ -74,18 +77,37 @@ def request_body(prompt: Sequence[int], sampling: Sampling, new_tokens: int, see
     return {"input_ids": list(prompt), "rid": rid, "sampling_params": parameters, "return_logprob": True}
 
 
-def read_answer(raw: Any, sampling: Sampling, new_tokens: int, hostile: Callable[[str], RlcliError]) -> Answer:
-    """Parse an answer. Raises the error that `hostile` makes from a description of what is wrong with it."""
+def largest_answer(body: Mapping[str, Any]) -> Size:
+    """The largest answer to a request, in proportion to the tokens that it asks for."""
+    tokens = body["sampling_params"]["max_new_tokens"]
+    return Size((1 << 20) + tokens * PER_TOKEN.bytes, 20_000 + tokens * PER_TOKEN.separators)
+
+
+def read_answer(raw: Any, body: Mapping[str, Any], sampling: Sampling, hostile: Callable[[str], RlcliError]) -> Answer:
+    """Parse the answer to a request. Raises the error that `hostile` makes from a description of what is wrong with
+    it."""
     try:
-        return _answer(raw, sampling, new_tokens)
+        return _answer(raw, body, sampling)
     except (KeyError, TypeError, IndexError, AttributeError) as problem:
         raise hostile(f"gives an answer without what belongs to it: {problem!r}") from None
     except ValueError as problem:
         raise hostile(f"gives an answer {problem}") from None
 
 
-def _answer(raw: Any, sampling: Sampling, new_tokens: int) -> Answer:
-    meta, tokens = raw["meta_info"], raw["output_ids"]
+def demand_own(meta: Any, body: Mapping[str, Any]) -> None:
+    """Check that an answer belongs to the request. Raises ValueError."""
+    if meta["id"] != body["rid"]:
+        raise ValueError("to another request")
+
+
+def is_logprob(value: Any) -> bool:
+    """Whether a value is a finite number up to 0."""
+    return type(value) in (int, float) and -sys.float_info.max <= value <= ROUNDING
+
+
+def _answer(raw: Any, body: Mapping[str, Any], sampling: Sampling) -> Answer:
+    meta, tokens, new_tokens = raw["meta_info"], raw["output_ids"], body["sampling_params"]["max_new_tokens"]
+    demand_own(meta, body)
     finish = meta["finish_reason"]["type"]
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < sampling.ids for token in tokens):
         raise ValueError(f"with tokens that are no ids below {sampling.ids}")
@@ -101,7 +123,7 @@ def _answer(raw: Any, sampling: Sampling, new_tokens: int) -> Answer:
     if len(given) != len(tokens) or any(one[1] != token for one, token in zip(given, tokens, strict=True)):
         raise ValueError(f"of {len(tokens)} tokens with log-probs of {len(given)} tokens, or of other ones")
     logprobs = [one[0] for one in given]
-    if not all(isinstance(one, float | int) and math.isfinite(one) and one <= ROUNDING for one in logprobs):
+    if not all(map(is_logprob, logprobs)):
         raise ValueError("with log-probs that are no finite numbers up to 0")
     return Answer(tokens, [float(one) for one in logprobs], _spans(meta, len(tokens)), finish == "abort")
 
@@ -111,7 +133,9 @@ def _spans(meta: dict[str, Any], length: int) -> list[Span]:
     versions = meta.get("weight_versions")
     if versions is None:
         versions = [{"version": meta["weight_version"], "start": 0, "end": length}]
-    spans = [Span(str(one["version"]), int(one["start"]), int(one["end"])) for one in versions]
+    spans = [Span(one["version"], one["start"], one["end"]) for one in versions]
+    if not all(type(span.label) is str and type(span.start) is type(span.end) is int for span in spans):
+        raise ValueError("whose versions of weights are not a name with two places")
     edges = [0, *(span.end for span in spans)]
     if length and (edges[:-1] != [span.start for span in spans] or edges[-1] != length or edges != sorted(edges)):
         raise ValueError(f"whose versions of weights do not add up to its {length} tokens")

@@ -1,7 +1,7 @@
 """The client's copy of the weights that servers generate with: a folder that transformers and SGLang can read.
 
 New weights are written completely, next to those in use, before any server is updated. So an update that fails midway
-leaves the old ones intact, a server that has died can be given the current ones again, and a checkpoint is a copy.
+leaves the old ones intact, a server that has died can be given the current ones again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,25 @@ from rlcli.files import make_folder
 from ._saving import Ranks, describe, save_model
 
 Shapes = Mapping[str, tuple[int, ...]]
+DTYPES = {
+    "bfloat16": torch.bfloat16, "half": torch.float16, "float16": torch.float16, "float": torch.float32,
+    "float32": torch.float32,
+}  # fmt: skip
+"""SGLang's words for `dtype`, except auto, which is that of the configuration that we write."""
+
+
+def dtype_of(options: Mapping[str, Any]) -> torch.dtype:
+    """What servers with these options hold: anything wider would be rounded when it arrives."""
+    return DTYPES.get(str(options.get("dtype")), torch.float32)
 
 
 class WeightFolder:
-    """The weights in float32, under the names that the model's files use."""
+    """The weights in the dtype of the servers, under the names that the model's files use."""
 
-    def __init__(self, role: str, source: ModelSource, root: Path):
+    def __init__(self, role: str, source: ModelSource, root: Path, dtype: torch.dtype = torch.float32):
         """Starts with the weights of `source`, in a folder below `root`."""
         make_folder(root)
+        self._dtype = dtype
         self.number = 0
         """How many times the weights have been replaced."""
         self.model: Any = source.skeleton()
@@ -45,29 +56,35 @@ class WeightFolder:
         self.configuration = root / "configuration"
         """A folder that never changes: the model without its weights."""
         make_folder(self.configuration)
-        describe(self.model, torch.float32, None, str(self.configuration))
+        describe(self.model, dtype, None, str(self.configuration))
 
     @property
     def folder(self) -> Path:
         return self._root / f"weights-{self.number}"
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from ((name, self._source.read(name)) for name in self._parameters)
+        yield from ((name, self._read(name)) for name in self._parameters)
 
     def copies(self) -> dict[str, torch.Tensor]:
         """Parameters (each once) and the buffers that are stored in the model's files."""
-        return {name: self._source.read(name) for name in self._names}
+        return {name: self._read(name) for name in self._names}
 
     def blocks(self) -> dict[WeightBlock, Callable[[], torch.Tensor]]:
         whole = {name: WeightBlock.whole(name, shape) for name, shape in self._parameters.items()}
-        return {block: lambda name=name: self._source.read(name) for name, block in whole.items()}
+        return {block: lambda name=name: self._read(name) for name, block in whole.items()}
 
     def follow(self, source: GivesParameters, eta: float) -> None:
-        """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not those of the model."""
+        """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not those of the model, and
+        for a mixture of rounded ones, which would stay where it is."""
+        if eta != 1 and self._dtype != torch.float32:
+            what = (
+                f"role {self._role} is to follow with eta {eta:g}, but keeps its weights in the servers' {self._dtype}"
+            )
+            raise ModelError(what, hint="remove dtype from the servers' options, or follow with eta 1")
 
         def mixed() -> Iterator[tuple[str, torch.Tensor]]:
             for name, theirs in in_order(source, self._parameters, self._role):
-                yield name, theirs if eta == 1 else self._source.read(name).lerp(theirs, eta)
+                yield name, theirs if eta == 1 else self._read(name).lerp(theirs, eta)
 
         self._replace(mixed())
 
@@ -76,6 +93,11 @@ class WeightFolder:
         for name in set(self._names) - set(self._parameters):
             self.model.get_buffer(name).copy_(weights[name])
         self._replace((name, weights[name]) for name in self._parameters)
+
+    def _read(self, name: str) -> torch.Tensor:
+        """A parameter or buffer; floating-point numbers as float32, which every follower and checkpoint holds."""
+        found = self._source.read(name)
+        return found.float() if found.is_floating_point() else found
 
     def _replace(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         old = self.folder
@@ -89,7 +111,7 @@ class WeightFolder:
 
     def _saved(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> ModelSource:
         alone = Ranks(leads=True, groups=(), device=torch.device("cpu"))
-        save_model(self.model, parameters, None, self.folder, torch.float32, alone)
+        save_model(self.model, parameters, None, self.folder, self._dtype, alone)
         return open_source(str(self.folder), head="lm", tokenizer=None, seed=0)
 
 

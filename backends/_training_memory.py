@@ -5,6 +5,8 @@ Parameters, gradients and AdamW's two states are float32. No torch here: `rlcli 
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from rlcli.api.memory import PlacedRole
 
 from ._memory import InferenceMemory, logits_at_once, saved_by_layer
@@ -13,10 +15,15 @@ from ._memory import InferenceMemory, logits_at_once, saved_by_layer
 class TrainingMemory(InferenceMemory):
     """The memory of activations and of the head in the backward pass."""
 
+    holds_casts: ClassVar[bool] = False
+
     def __init__(self, role: PlacedRole):
         super().__init__(role)
         self.checkpointing = bool(role.arguments.get("gradient_checkpointing"))
         self.trains = "train_step" in role.calls
+
+    def savings(self) -> list[list[dict[str, Any]]]:
+        return [[{"gradient_checkpointing": True}]] if self.trains and not self.checkpointing else []
 
     @property
     def head_matrix(self) -> int:
@@ -55,6 +62,6 @@ class TrainingMemory(InferenceMemory):
         sizes = self.sizes
         if sizes.position_rows or sizes.experts_per_token:  # gpt2's layers and experts are not `nn.Linear`
             return 4 * self.parameters + super().casts(kept=True) + self.head_cast()
-        separate_head = 0 if sizes.tied or not self.has_lm_head else sizes.vocabulary * sizes.hidden
-        saved = (4 - self.width) * (sizes.cast + separate_head)
-        return 4 * self.parameters - saved + (0 if separate_head else self.head_cast())
+        saved = (4 - self.width) * self.linear_parameters
+        has_separate_head = self.has_lm_head and not sizes.tied
+        return 4 * self.parameters - saved + (0 if has_separate_head else self.head_cast())

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from rlcli.api.model_source import parameter_places
 from rlcli.api.value_model import value_head
 from rlcli.errors import ModelError
 from rlcli.ops.attention import PackedAttention, Scoring, packed_attention
@@ -126,7 +127,7 @@ class PackedOutput:
 
     @cached_property
     def values(self) -> torch.Tensor:
-        head = value_head(self._lm)
+        head = self._value_head()
         if head is None:
             raise ModelError("this model has no value head", hint="set head: value for the role")
         return head(self._hidden)[:, 0].float()
@@ -143,8 +144,12 @@ class PackedOutput:
 
     @property
     def zero(self) -> torch.Tensor:
-        head = value_head(self._lm) or self._lm.get_output_embeddings()  # type: ignore[operator]
-        return (self._hidden.sum() + sum(local(p).sum() for p in head.parameters())) * 0.0
+        """0, computed as a loss would be: DeepSpeed requires all ranks to call the same modules."""
+        scored = self.logprobs if self._value_head() is None else self.values
+        return scored.sum() * 0.0
+
+    def _value_head(self) -> nn.Module | None:
+        return value_head(self._lm)
 
     def _head(self) -> Head:
         return head_of(self._lm, self.temperature)
@@ -180,6 +185,21 @@ def head_of(lm: nn.Module, temperature: float = 1.0) -> Head:
         local(linear.weight), None if bias is None else local(bias), softcap, scale, temperature,
         vocabulary_shard(linear.weight),
     )  # fmt: skip
+
+
+def linear_matrices(lm: nn.Module) -> set[str]:
+    """Names of the parameters that autocast casts wherever they are used: the matrices of linear layers. Not those of
+    embeddings, even if tied to a head, whose rows are read as they are, nor of a value head, which it does not cover.
+    """
+    values = value_head(lm)
+    return {
+        name
+        for name, places in parameter_places(lm).items()
+        if all(
+            isinstance(module, nn.Linear) and attribute == "weight" and module is not values
+            for module, attribute in places
+        )
+    }
 
 
 class PackedModel(nn.Module):

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlcli.api.model import Model, ModelBackend, register_backend
+import torch
+from torch import nn
 
-from ._settings import TransformersSettings
+from rlcli.api.model import Model, ModelBackend, register_backend
+from rlcli.api.model_source import parameter_places
+
+from ._engine import TransformersEngine
+from ._settings import ComputeDtype, TransformersSettings
+from ._transformers import linear_matrices
 
 
 @register_backend("inference")
@@ -18,11 +24,32 @@ class Inference(TransformersSettings, ModelBackend):
     TRAINS: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp")
     MEMORY: ClassVar[str] = "_memory.InferenceMemory"
+    ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {"dtype": ("bfloat16",)}
+
+    dtype: ComputeDtype = "auto"
+    """dtype of matrix products. bfloat16 also holds the matrices of linear layers in it, which gives the same numbers
+    from half the memory; auto (bfloat16 if the hardware supports it) and float32 hold all weights in float32."""
 
     def _initialize(self, model: Model) -> Model:
-        from ._engine import TransformersEngine
-
-        engine = TransformersEngine(model, self.dtype, self.kv_cache_tokens)
-        engine.lm.requires_grad_(False)
-        model.module = engine
+        model.module = InferenceEngine(model, self)
         return model
+
+
+class InferenceEngine(TransformersEngine):
+    """A transformers model whose weights only change when they are copied from another role."""
+
+    def __init__(self, model: Model, settings: Inference):
+        self._holds_bfloat16 = settings.dtype == "bfloat16"
+        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
+        self.lm.requires_grad_(False)
+
+    def _lay_out(self, model: Model) -> None:
+        """Autocast casts the matrices of linear layers at every use, so they can be held as it casts them."""
+        if not self._holds_bfloat16:
+            return
+        places = parameter_places(self.lm)
+        parameters = dict(self.lm.named_parameters())
+        for name in linear_matrices(self.lm):
+            narrow = nn.Parameter(parameters[name].detach().to(torch.bfloat16), requires_grad=False)
+            for module, attribute in places[name]:
+                setattr(module, attribute, narrow)

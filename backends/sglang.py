@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from rlcli.api.limits import Limits, check_arguments
+from rlcli.api.limits import Alternatives, Limits, check_arguments
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ModelError, UsageError
 
@@ -31,13 +31,16 @@ class SGLang(ModelBackend):
     TRAINS: ClassVar[bool] = False
     SCORES: ClassVar[bool] = False
     REPRODUCIBLE: ClassVar[bool] = False
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
     MEMORY: ClassVar[str] = "_sglang_memory.ClientMemory"
     SERVERS: ClassVar[str] = "_sglang_memory.servers_of_a_rank"
+    SERVER_DEVICES: ClassVar[str] = "_sglang_memory.devices_of_servers"
     FILES: ClassVar[tuple[str, ...]] = ("python", "weights_folder")
     LIMITS: ClassVar[Limits] = {
-        "servers": {"ge": 1}, "tp": {"ge": 1}, "max_concurrent_requests": {"ge": 1},
+        "servers": {"ge": 1, "le": 1024}, "tp": {"ge": 1, "le": 1024}, "max_concurrent_requests": {"ge": 1},
         "start_deadline_s": {"gt": 0}, "request_deadline_s": {"gt": 0}, "update_deadline_s": {"gt": 0},
     }  # fmt: skip
+    ONE_OF: ClassVar[Alternatives] = ("python", "urls")
     ON_RESUME: ClassVar[dict[str, str]] = {
         "python": "safe", "servers": "safe", "tp": "safe", "options": "safe", "environment": "safe", "urls": "safe",
         "api_key_env": "safe", "max_concurrent_requests": "safe", "update": "safe", "on_pause": "safe",
@@ -56,10 +59,12 @@ class SGLang(ModelBackend):
     """Processes per server, which share its model (tensor parallelism)."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the SGLang servers that the run starts, such as `{mem_fraction_static: 0.6}`."""
+    """Options of the SGLang servers that the run starts, such as `{mem_fraction_static: 0.6}`. Weights are kept and
+    sent in their `dtype`, or in float32 without one."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of their processes, such as `{CUDA_VISIBLE_DEVICES: "4"}`."""
+    """Environment variables of their processes. On GPUs the servers of a rank are on its device and those that follow
+    it, each on its own, unless this has CUDA_VISIBLE_DEVICES, which is then that of all of them."""
 
     urls: tuple[str, ...] = ()
     """Existing servers, such as `http://10.0.0.5:30000`; several ranks each take their share. They get new weights, and
@@ -104,7 +109,7 @@ class SGLang(ModelBackend):
         from ._sglang_attach import Expected, check_logprobs, check_model
         from ._sglang_engine import SGLangEngine
         from ._sglang_pool import Deadlines, Servers
-        from ._sglang_weights import WeightFolder
+        from ._sglang_weights import WeightFolder, dtype_of
 
         if model.source is None:
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
@@ -113,7 +118,7 @@ class SGLang(ModelBackend):
         root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, root, ignore_errors=True)
-            weights = WeightFolder(model.name, model.source, root)
+            weights = WeightFolder(model.name, model.source, root, dtype_of(self.options))
             servers = Servers(
                 self._servers(model, weights.configuration), self.update,
                 Deadlines(self.request_deadline_s, self.update_deadline_s),
@@ -136,25 +141,35 @@ class SGLang(ModelBackend):
 
         from ._sglang_server import Launch, attached, own
 
-        if bool(self.urls) == (self.python is not None):
-            what = f"the backend sglang of role {model.name} needs either python or urls"
-            hint = f"models.{model.name}.backend.args.python=PATH is the Python of an environment with SGLang"
-            raise UsageError(what, hint=hint, code="R39")
         if self.python is not None:
             if len(model.server_folders) != self.servers:
                 raise UsageError(f"nothing here starts the servers of role {model.name}", hint="use urls", code="R39")
             return own([
                 Launch(
-                    self.python, configuration, self.options, self.environment, self.tp, ServerSlot(folder),
-                    self.start_deadline_s,
+                    self.python, configuration, self.options, self._environment(model, number), self.tp,
+                    ServerSlot(folder), self.start_deadline_s,
                 )
-                for folder in model.server_folders
+                for number, folder in enumerate(model.server_folders)
             ])  # fmt: skip
         rank, ranks = (0, 1) if model.device_mesh is None else (model.device_mesh.get_rank(), model.device_mesh.size())
         mine = self.urls[rank::ranks]
         if not mine:
             raise UsageError(f"role {model.name} has {ranks} ranks and {len(self.urls)} servers", code="R39")
         return attached(mine, _key(os.environ, self.api_key_env), self.tp, self.start_deadline_s)
+
+    def _environment(self, model: Model, number: int) -> dict[str, str]:
+        """The variables of one of this rank's servers, with its devices. Raises UsageError."""
+        from ._sglang_devices import VISIBLE, devices_of_a_server, share
+
+        if VISIBLE in self.environment or model.device.type != "cuda":
+            return dict(self.environment)
+        size = devices_of_a_server(vars(self))
+        first = (model.device.index or 0) + number * size
+        devices = share(os.environ, first, size)
+        if devices is None:
+            what = f"server {number} of role {model.name} is to take {size} devices, from device {first} of the node on"
+            raise UsageError(what, hint=f"{VISIBLE} is {os.environ[VISIBLE]}: give each rank enough", code="R50")
+        return {**self.environment, VISIBLE: devices}
 
     def destroy(self, model: Model) -> None:
         if model.module is not None:

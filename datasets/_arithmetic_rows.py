@@ -19,6 +19,7 @@ class ArithmeticRows:
     NAME: ClassVar[str]
     """Prefix of its rows' ids."""
     DRAWN: ClassVar[bool] = True
+    PROMPT: ClassVar[str] = "{question}\n"
     LIMITS: ClassVar[Limits] = {"problems": {"ge": 1, "le": 10_000_000}}
 
     util: DatasetUtility
@@ -63,6 +64,6 @@ class ArithmeticRows:
         problem: Problem = self._problems[index]
         return {
             "id": f"{self.NAME}-{self._split}-{self.seed}:{index}",
-            "prompt": f"{problem.question}\n",
+            "prompt": self.PROMPT.format(question=problem.question),
             "metadata": {"answer": problem.answer, "question": problem.question},
         }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rlcli.api.chat_template import DAY, conversation_text
+from rlcli.api.special_tokens import tokens_of
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
@@ -37,15 +38,15 @@ def encode_prompts(
 ) -> list[Tokens]:
     """Tokens of prompts, ready for a response to follow.
 
-    With a chat template each text is the user's message and the template writes all special tokens itself.
-    Without one the system prompt precedes the text, and the tokenizer adds its usual tokens at the start of a
-    text; an end-of-sequence token added at the end is removed.
+    With a chat template each text is the user's message and the template writes all special tokens itself: a text
+    that names one names it as text. Without a template the text is taken as it is, so that it may have been rendered
+    before; the system prompt precedes it, and the tokenizer adds its usual tokens at its start; an end-of-sequence
+    token added at the end is removed.
     """
     if not texts:
         return []
     if uses_chat(tokenizer, chat):
-        rendered = [_render(tokenizer, text, system) for text in texts]
-        return [list(ids) for ids in tokenizer(rendered, add_special_tokens=False).input_ids]
+        return tokens_of(tokenizer, [_render(tokenizer, text, system) for text in texts])
     plain = [text if system is None else f"{system}\n\n{text}" for text in texts]
     return [_open_ended(tokenizer, list(ids)) for ids in tokenizer(plain).input_ids]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.api.chat_template import TemplateError, TooMuch, marks_generation, name_of, render_marked, template_of
+from rlcli.api.special_tokens import as_content, tokens_with_offsets, unmarked
 from rlcli.errors import ModelError
 
 from ._jsonl import BadRow, Row
@@ -33,6 +34,7 @@ class Spoken:
 
     conversation: Conversation
     text: str
+    """With marks in special tokens that a message names."""
     spans: Sequence[Span]
     """The text to train on: turns of the assistant, in order, none empty."""
 
@@ -77,7 +79,7 @@ class Speaker:
         if not spans:
             how = "its markers enclose nothing" if self._by_markers else "it writes nothing for the assistant"
             raise BadRow(f"{self._of_template} leaves nothing to train on: {how}", "F32", "set mask: prefix")
-        self._demand_answers(conversation, "".join(text[start:end] for start, end in spans))
+        self._demand_answers(conversation, unmarked("".join(text[start:end] for start, end in spans)))
         return Spoken(conversation, text, spans)
 
     def _demand_answers(self, conversation: Conversation, trained: str) -> None:
@@ -132,9 +134,10 @@ class Speaker:
     def _render(self, conversation: Conversation, messages: int | None = None, **how: Any) -> Any:
         """Render the first `messages` messages, by default all."""
         special = self._tokenizer.special_tokens_map
-        some: list[Message] = conversation.messages[:messages]
+        some: list[Message] = as_content(self._tokenizer, conversation.messages[:messages])
+        tools = as_content(self._tokenizer, conversation.tools)
         try:
-            return render_marked(self._template, some, tools=conversation.tools, day=DAY, **how, **special)
+            return render_marked(self._template, some, tools=tools, day=DAY, **how, **special)
         except TooMuch as error:
             raise ModelError(f"{self._of_template} fails: {error}", code="F32") from error
         except TemplateError as error:
@@ -162,14 +165,11 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row[Spoken]]
         return []
     texts = [row.content.text for row in rows]
     try:
-        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+        encoded = tokens_with_offsets(tokenizer, texts)
     except NotImplementedError:
         what = f"{name_of(tokenizer)} cannot say which token covers which characters: it has no tokenizer.json"
         raise ModelError(what, hint="save it with a fast tokenizer class", code="F32") from None
-    return [
-        _masked(tokenizer, row, list(ids), offsets)
-        for row, ids, offsets in zip(rows, encoded.input_ids, encoded.offset_mapping, strict=True)
-    ]
+    return [_masked(tokenizer, row, ids, offsets) for row, (ids, offsets) in zip(rows, encoded, strict=True)]
 
 
 def _masked(tokenizer: PreTrainedTokenizerBase, row: Row[Spoken], ids: Tokens, offsets: Sequence[Span]) -> Masked:
@@ -180,7 +180,7 @@ def _masked(tokenizer: PreTrainedTokenizerBase, row: Row[Spoken], ids: Tokens, o
         trained[first:behind] = [True] * (behind - first)
         last = ids[behind - 1] if behind > first else None
         if last is None or (last != tokenizer.eos_token_id and tokenizer.decode([last], skip_special_tokens=True)):
-            shown = row.content.text[max(end - 20, start) : end]
+            shown = unmarked(row.content.text[max(end - 20, start) : end])
             what = f"the chat template of {name_of(tokenizer)} ends a turn of the assistant with {shown!r}"
             raise ModelError(
                 f"{what}, not with a special token: a model trained on it would not learn to stop", where=row.where,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ._answer_markup import is_clean, undecorated
-from ._answer_words import is_plain_word, qualifies, unit_of, words
+from ._answer_languages import words
+from ._answer_markup import is_clean, plain
+from ._answer_words import GREEK, is_plain_word, qualifies, unit_of
 
 MAX_TOKENS = 120
 MAX_DEPTH = 10
@@ -32,15 +33,9 @@ MAX_ARGUMENT = 50
 MAX_CELLS = 25
 
 _FUNCTIONS = words("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt")
-_GREEK = words(
-    """
-    alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi
-    omega Delta Gamma Lambda Omega Phi Sigma Theta
-    """
-)
 _COMMANDS = (
     _FUNCTIONS
-    | _GREEK
+    | GREEK
     | words(
         """
     frac dfrac tfrac cfrac binom dbinom tbinom pi cdot times div pm mp infty cup cap setminus emptyset varnothing in
@@ -81,7 +76,7 @@ _SPACING = re.compile(
 )
 _AND = re.compile(r"(?:,\s*)?(?:\\(?:text|mathrm)\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))")
 """Joins the parts of a list. "1 or 2" is the list of both, and so is not 1."""
-_NAMED_NUMERATOR = re.compile(r"(\\[dtc]?frac)\s*(\\(?:pi|" + "|".join(sorted(_GREEK)) + r"))(?![A-Za-z])")
+_NAMED_NUMERATOR = re.compile(r"(\\[dtc]?frac)\s*(\\(?:pi|" + "|".join(sorted(GREEK)) + r"))(?![A-Za-z])")
 """\\frac\\pi4, which math-verify's parser cannot read."""
 _WITHOUT_BACKSLASH = re.compile(r"(?<![A-Za-z\\])(pi|infty|" + "|".join(sorted(_FUNCTIONS)) + r")(?![A-Za-z])")
 
@@ -114,7 +109,7 @@ def read_expression(text: str) -> Expression | None:
     """Read the whole text as one expression; None if it is not one or if comparing it might take too long."""
     if not is_clean(text):
         return None
-    latex, unit = _without_unit(_math_of(undecorated(text)))
+    latex, unit = _without_unit(_math_of(plain(text)))
     if latex is None or not latex.strip() or _OTHER_BASE.search(latex):
         return None
     names = _letters(_MATRIX.sub(" ", latex))
@@ -161,7 +156,7 @@ def _letters(latex: str) -> frozenset[str] | None:
         if command:
             if command not in _COMMANDS:
                 return None
-            if command in _GREEK:
+            if command in GREEK:
                 found.add(command)
         if letter:
             found.add(letter)

@@ -7,12 +7,12 @@ import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
 
-from ._answer_words import NUMBERS, SCALES, SMALL_NUMBERS, TENS
+from ._answer_words import FRACTIONS, NUMBERS, SCALES, SMALL_NUMBERS, TENS
 
 MAX_DIGITS = 100
 MAX_EXPONENT = 100
 
-_PLAIN = r"(?:[0-9]+(?:,[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)"
+_PLAIN = r"(?:[0-9]+(?:,[0-9]+)*(?:\.[0-9]+|\.(?!\w))?|\.[0-9]+)"
 _FRACTION = r"""\\[dtc]?frac\s*(?:
     \{\s*-?[0-9]+\s*\}\s*\{\s*-?[0-9]+\s*\} | [0-9]\s*[0-9](?![0-9])
     | \{\s*-?[0-9]+\s*\}\s*[0-9](?![0-9]) | [0-9]\s*\{\s*[0-9]+\s*\})"""
@@ -28,6 +28,8 @@ WRITTEN = rf"""
 """
 """Verbose pattern of a number in digits, without its sign."""
 
+_WORD_SCALES = SCALES | {"dozen": 12}
+_VOCABULARY = NUMBERS | frozenset(FRACTIONS) | {"and", "a", "an", "point", "dozen"}
 _PARTS = re.compile(
     rf"""(?:(?P<whole>[0-9]+)(?:\s+(?=[0-9])|\s*(?=[^0-9\s])))?
     (?:(?P<vulgar>{_VULGAR}) | (?P<fraction>{_FRACTION}) | (?P<ratio>{_RATIO}))""",
@@ -82,9 +84,51 @@ def is_number_word(word: str) -> bool:
     return any(part in NUMBERS or part.removesuffix("s") in NUMBERS for part in word.lower().split("-"))
 
 
-def number_in_words(words: Sequence[str]) -> int | None:
-    """The whole number that these words spell out together ("one hundred and twenty-five"), or None."""
+def belongs_to_number(word: str) -> bool:
+    """Whether the word can be part of a number in words."""
+    return all(_singular(part) in _VOCABULARY for part in word.lower().split("-"))
+
+
+def number_in_words(words: Sequence[str]) -> Fraction | None:
+    """The number that these words spell out together, or None.
+
+    "one hundred and twenty-five", "three quarters", "one and a half", "a dozen", "two point five".
+    """
     parts = [part for word in words for part in word.lower().split("-")]
+    if parts[1:] and parts[0] in ("a", "an"):
+        parts[0] = "one"
+    if "point" in parts:
+        return _decimal(parts)
+    if parts[:2] == ["half", "a"]:
+        scale = _whole(["one", *parts[2:]])
+        return scale if scale is None else Fraction(scale, 2)
+    if parts and _singular(parts[-1]) in FRACTIONS:
+        return _parts_of(parts)
+    whole = _whole(parts)
+    return None if whole is None else Fraction(whole)
+
+
+def _decimal(parts: Sequence[str]) -> Fraction | None:
+    point = parts.index("point")
+    whole, digits = _whole(parts[:point]), [SMALL_NUMBERS.get(part, 10) for part in parts[point + 1 :]]
+    if whole is None or not digits or max(digits) > 9:
+        return None
+    return Fraction(f"{whole}.{''.join(map(str, digits))}")
+
+
+def _parts_of(parts: Sequence[str]) -> Fraction | None:
+    """ "three quarters", or "two and three quarters"."""
+    *count, name = parts
+    joint = len(count) - 1 - count[::-1].index("and") if "and" in count else -1
+    top = ["one"] if count[joint + 1 :] == ["a"] or (not count and name == "half") else count[joint + 1 :]
+    whole, number = _whole(count[:joint]) if joint > 0 else 0, _whole(top)
+    if whole is None or not number:
+        return None
+    part = Fraction(number, FRACTIONS[_singular(name)])
+    return part + whole if joint < 0 or (whole and part < 1) else None
+
+
+def _whole(parts: Sequence[str]) -> int | None:
     total, group, smallest = 0, 0, 10**15
     previous = ""
     for place, part in enumerate(parts):
@@ -94,8 +138,8 @@ def number_in_words(words: Sequence[str]) -> int | None:
             group += SMALL_NUMBERS[part]
         elif part == "hundred" and 1 <= group < 100:
             group *= 100
-        elif part in SCALES and part != "hundred" and group and SCALES[part] < smallest:
-            smallest = SCALES[part]
+        elif part in _WORD_SCALES and part != "hundred" and group and _WORD_SCALES[part] < smallest:
+            smallest = _WORD_SCALES[part]
             total, group = total + group * smallest, 0
         else:
             return None
@@ -107,3 +151,7 @@ def _may_follow(part: str, previous: str) -> bool:
     if previous in TENS:
         return 1 <= SMALL_NUMBERS[part] <= 9
     return previous == "" or previous in SCALES or previous == "and"
+
+
+def _singular(part: str) -> str:
+    return "half" if part == "halves" else part.removesuffix("s")

@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-MOST_BYTES = 4 << 20
+from rlcli.api.peer_json import Size, parsed
+
+LARGEST = Size(4 << 20, 200_000)
 """Largest reply."""
 LONGEST_PAUSE_S = 30.0
+REFUSED = {400, 413, 422}
+"""Status codes for a question that is too long, or that the server does not answer."""
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Status codes worth retrying."""
 
@@ -26,8 +30,10 @@ AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 class EndpointError(Exception):
     """No usable reply was received."""
 
-    def __init__(self, what: str, *, again: bool = True, pause_s: float = 0.0):
+    def __init__(self, what: str, *, again: bool = True, pause_s: float = 0.0, of_question: bool = False):
         super().__init__(what)
+        self.of_question = of_question
+        """Whether the server works, and only has no usable reply to this question."""
         self.again = again
         """Whether a retry may help."""
         self.pause_s = pause_s
@@ -84,7 +90,7 @@ class ChatEndpoint:
                 reply = self._complete(body, min(patience.try_s, end - time.monotonic()))
                 return read(reply), reply
             except ValueError as problem:
-                last = EndpointError(str(problem))
+                last = EndpointError(str(problem), of_question=True)
             except EndpointError as problem:
                 last = problem
                 if not problem.again:
@@ -104,7 +110,7 @@ class ChatEndpoint:
             watch.start()
             connection.request("POST", self._path, json.dumps(body), headers)
             response = connection.getresponse()
-            content = response.read(MOST_BYTES + 1)
+            content = response.read(LARGEST.bytes + 1)
         except ssl.SSLCertVerificationError as problem:
             raise EndpointError(f"its certificate is not trusted: {problem}", again=False) from None
         except (OSError, http.client.HTTPException) as problem:
@@ -120,17 +126,20 @@ class ChatEndpoint:
         if response.status != 200:
             said = self._redacted(content[:300].decode(errors="replace"))
             pause = _seconds(response.getheader("Retry-After"))
-            raise EndpointError(f"status {response.status}: {said}", again=response.status in AGAIN, pause_s=pause)
+            again, refused = response.status in AGAIN, response.status in REFUSED
+            raise EndpointError(f"status {response.status}: {said}", again=again, pause_s=pause, of_question=refused)
         return self._text(content)
 
     def _text(self, content: bytes) -> str:
+        if len(content) > LARGEST.bytes:
+            raise EndpointError(f"its reply has more than {LARGEST.bytes >> 20} MiB", of_question=True)
         try:
-            text = json.loads(content)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+            text = parsed(content, LARGEST)["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError):
             said = self._redacted(content[:100].decode(errors="replace"))
             raise EndpointError(f"its reply is not a chat completion: {said!r}") from None
-        if not isinstance(text, str) or len(content) > MOST_BYTES:
-            raise EndpointError("its reply has no text, or too much of it")
+        if not isinstance(text, str):
+            raise EndpointError("its reply has no text", of_question=True)
         return text
 
     def _redacted(self, text: str) -> str:

@@ -17,6 +17,8 @@ from rlcli.interfaces._worker import Broken, Work, serve
 
 LARGEST = 3.4028234e38
 """Largest number that fits into a float32."""
+ERROR = {"error", "traceback", "where"}
+"""What describes an exception."""
 LONGEST = 3000
 """Characters kept of a traceback; its end says most."""
 
@@ -41,6 +43,19 @@ def prepare(settings: dict[str, Any]) -> Work:
             return {"error": f"{type(problem).__name__}: {problem}", **cause_of(problem)}
 
     return work
+
+
+def is_reply(message: dict[str, Any]) -> bool:
+    """Whether `work` could have said so; a function may write to descriptors that are not its own."""
+    if "value" in message:
+        value = message["value"]
+        return isinstance(value, float) and math.isfinite(value) and abs(value) <= LARGEST
+    if "lacks" in message:
+        return all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in message.values()
+        )
+    texts = {name: value for name, value in message.items() if value is not None}
+    return all(isinstance(text, str) for text in texts.values()) and set(message) in ({"limit"}, ERROR)
 
 
 class Arguments:
@@ -96,4 +111,4 @@ def cause_of(problem: BaseException) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve(prepare, is_reply)

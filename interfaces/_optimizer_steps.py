@@ -42,7 +42,7 @@ def optimizer_steps(
 def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSample) -> list[SequenceSample]:
     """This rank's part of each optimizer step, epoch by epoch; a part may be empty."""
     index = data.metadata.get("batch_index") or list(range(data.bs))
-    seed = f"{model.seed}/{model.version.global_step}"
+    seed = f"{model.role_seed}/{model.version.global_step}"
     return [
         data.select_indices(part)
         for epoch in range(settings.ppo_epochs)

@@ -28,6 +28,7 @@ class Policy(OptimizerSteps, PolicySettings, Generating):
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if given")}
     WRITES: ClassVar[Declaration] = {"inference": ("packed_logprobs",)}
+    HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "inference": ("lm",)}
 
     CUT: ClassVar[Cut] = "sequence"  # groups are compared before the loss, which looks at one sequence at a time
 

@@ -1,7 +1,8 @@
 """Runs programs written by a model where they can do no harm: no network, none of your files, no other processes.
 
-A program sees Python, the system's libraries and an empty folder. Linux namespaces hide everything else from it, and
-kernel limits bound its resources. Only the standard library is imported here.
+A program sees Python, the system's libraries and an empty folder. Linux namespaces hide everything else from it. The
+kernel bounds what each of its processes uses; the memory of all of them is measured many times per second, and a filter
+of system calls refuses memory that belongs to none. Only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import _process_tree, _syscall_filter
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -29,6 +32,8 @@ MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 SYS_MOUNT_SETATTR = 442
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
+KEYCTL_JOIN_SESSION_KEYRING = 1
 NOBODY = 65534
 
 PYTHON = os.path.realpath(sys.executable)
@@ -42,10 +47,28 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "
 UNFINISHED = -1
 """Exit status of a program that had to be killed."""
 _MOST_FILES = 64
+_MOST_SIGNALS = 256
+_CHECK_S = 0.01
+"""Seconds between two looks at the memory of a program's processes."""
+KERNEL_SETTINGS = {
+    "kernel/shmall": 0, "kernel/shmmni": 0, "kernel/msgmni": 0, "fs/mqueue/queues_max": 0,
+    "user/max_user_namespaces": 0,
+}  # fmt: skip
+"""Settings of a program's own namespaces, for kernels without a filter of system calls."""
 
 
 class NoSandbox(OSError):
     """The machine does not allow sandboxing."""
+
+
+def unbounded() -> str:
+    """What a program may hold or reach on this machine in spite of its limits; empty: nothing."""
+    gaps = []
+    if not _syscall_filter.is_available():
+        gaps.append("shared memory, memory files and keys, as this machine has no filter of system calls (seccomp)")
+    if not _process_tree.is_visible():
+        gaps.append("memory in several processes, as this kernel does not list the children of a process")
+    return "; ".join(gaps)
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,7 @@ class Limits:
     cpu_s: int
     wall_s: float
     memory_bytes: int
+    """Of all of its processes together, and the address space of each."""
     file_bytes: int
     output_bytes: int
     processes: int
@@ -114,39 +138,51 @@ class Program:
             self.end()
             raise NoSandbox(said)
 
-    def wait(self, output: int) -> Ended:
-        """Read everything it writes to a descriptor until it finishes or exceeds a limit."""
-        received, why = bytearray(), ""
-        while not why:
-            patience = self._deadline - time.monotonic()
-            if patience <= 0 or not select.select([output], [], [], patience)[0]:
-                why = f"ran for {self.limits.wall_s:g} s"
-            elif not (piece := os.read(output, 1 << 16)):
-                break
-            elif len(received := received + piece) > self.limits.output_bytes:
-                why = f"wrote more than {self.limits.output_bytes} bytes"
-        status = UNFINISHED if why else self._status()
+    def wait(self, output: int, partner: Program | None = None) -> Ended:
+        """Read everything it writes to a descriptor until it finishes, or it or its partner exceeds a limit."""
+        received, is_open, status, why = bytearray(), True, UNFINISHED, ""
+        while status == UNFINISHED and not why:
+            if not is_open:  # it may still run
+                time.sleep(0.001)
+            elif select.select([output], [], [], _CHECK_S)[0]:
+                piece = os.read(output, 1 << 16)
+                received += piece
+                is_open = bool(piece)
+            status = UNFINISHED if is_open else self._status()
+            why = self._exceeded(len(received)) or (partner._exceeded(0) if partner else "")
         self.end()
-        if status == UNFINISHED and not why:
-            why = f"ran for {self.limits.wall_s:g} s"
         if status in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):
             why = f"used up {self.limits.cpu_s} s of processor time"
         return Ended(bytes(received), status, why)
 
+    def _exceeded(self, received: int) -> str:
+        """The limit that it has exceeded, if any."""
+        if received > self.limits.output_bytes:
+            return f"wrote more than {self.limits.output_bytes} bytes"
+        if self.pid and time.monotonic() >= self._deadline:
+            return f"ran for {self.limits.wall_s:g} s"
+        most = self.limits.memory_bytes
+        if self.pid and _process_tree.memory_held(self._processes(), most) > most:
+            return f"held more than {most >> 20} MiB of memory"
+        return ""
+
+    def _processes(self) -> list[int]:
+        """Those of the program. In namespaces, the first process there is ours, and shares its memory with us."""
+        return _process_tree.descendants_of(self.pid)[0 if self.folder else 1 :]
+
     def _status(self) -> int:
-        """Wait for its exit: after closing its output it may still run."""
-        while time.monotonic() < self._deadline:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            if done:
-                self.pid = 0
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
-            time.sleep(0.001)
-        return UNFINISHED
+        """How it ended; UNFINISHED if it still runs."""
+        done, status = os.waitpid(self.pid, os.WNOHANG)
+        if not done:
+            return UNFINISHED
+        self.pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
 
     def end(self) -> None:
         """Kill it with everything it has started, and remove its files."""
         if self.pid:
+            _process_tree.end_descendants_of(self.pid)
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             with suppress(ProcessLookupError):
@@ -164,10 +200,19 @@ def _limited(
     arguments: Sequence[str], files: Mapping[str, str], descriptors: Mapping[int, int], limits: Limits, folder: str,
     pipes: tuple[int, int, int],
 ) -> None:  # fmt: skip
-    """Without namespaces: a process group, a folder and limits; files, network and other processes are in reach."""
+    """Without namespaces, under a process that ends what the program leaves behind; other processes are in reach."""
     os.setsid()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _process_tree.adopt_orphans()
     _write(files, folder)
+    program = os.fork()
+    if program:
+        os.closerange(0, 1 << 16)
+        status = _wait_for(program)
+        _process_tree.end_descendants_of(os.getpid())
+        os._exit(status)
+    os.setsid()
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _become(arguments, descriptors, limits, folder, pipes[2])
 
 
@@ -188,6 +233,7 @@ def _confined(
         for name, text in (("setgroups", "deny"), ("uid_map", f"{own} {own} 1"), ("gid_map", f"{group} {group} 1")):
             Path(f"/proc/self/{name}").write_text(text)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _set_kernel_limits()
     _make_root(limits)
     _write(files, folder)
     alive, lifeline = os.pipe()
@@ -220,6 +266,9 @@ def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Li
         resource.RLIMIT_NPROC: (limits.processes,) * 2,
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_NOFILE: (_MOST_FILES,) * 2,
+        resource.RLIMIT_SIGPENDING: (_MOST_SIGNALS,) * 2,
+        resource.RLIMIT_MEMLOCK: (0, 0),
+        resource.RLIMIT_MSGQUEUE: (0, 0),
     }
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
@@ -234,7 +283,23 @@ def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Li
         os.dup2(descriptor, number)
     os.closerange(max(descriptors) + 1, _MOST_FILES - 1)
     os.closerange(_MOST_FILES, 1 << 16)
+    _leave_keyring()
+    if _syscall_filter.is_available():
+        _syscall_filter.install()
     os.execve(PYTHON, [PYTHON, "-S", "-s", *arguments], {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder})
+
+
+def _set_kernel_limits() -> None:
+    for name, value in KERNEL_SETTINGS.items():
+        with suppress(OSError):  # older kernels do not let a namespace's owner change it
+            Path(f"/proc/sys/{name}").write_text(str(value))
+
+
+def _leave_keyring() -> None:
+    """Join a new session keyring, where there are any: the user's may hold secrets."""
+    number = SYS_KEYCTL.get(os.uname().machine)
+    if number is not None:
+        _libc.syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
 def _make_root(limits: Limits) -> None:

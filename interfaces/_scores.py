@@ -36,6 +36,8 @@ class Score:
     value: float = 0.0
     limit: str = ""
     """The limit that the response hit, as the end of a sentence; `value` is then its score."""
+    unscored: str = ""
+    """Why a judge that scores other responses gives this one no score; `value` is then its score."""
     error: RlcliError | None = None
     """Why it could not be computed; not the response's fault."""
 

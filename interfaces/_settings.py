@@ -144,7 +144,7 @@ class PolicyLoss(Settings):
     """The policy's objective, and when an optimizer step is skipped."""
 
     LIMITS: ClassVar[Limits] = {
-        "eps_clip": {"gt": 0}, "eps_clip_high": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0},
+        "eps_clip": {"gt": 0, "le": 1}, "eps_clip_high": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0},
         "loss_constant": {"gt": 0},
     }  # fmt: skip
     SYNONYMS: ClassVar[Synonyms] = {

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlcli.processes import isolate
+from rlcli.interfaces._process_tree import adopt_orphans, descendants_of, end_descendants_of
+from rlcli.processes import die_with_parent, isolate
 
 Work = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Maps a task to its reply."""
+LONGEST_REPLY = 1 << 20
+"""Bytes of a reply that a forked process may send."""
 
 
 class Broken(Exception):
@@ -23,8 +27,11 @@ class Broken(Exception):
         self.reply = {"broken": broken, **more}
 
 
-def serve(prepare: Callable[[dict[str, Any]], Work]) -> None:
+def serve(prepare: Callable[[dict[str, Any]], Work], is_reply: Callable[[dict[str, Any]], bool] | None = None) -> None:
     """Process the parent's tasks until there are no more. `prepare` receives the pool's settings.
+
+    With `is_reply` each task runs in a fork of the prepared process, so that nothing that one changes reaches the next;
+    what a fork sends and `is_reply` does not accept is not a reply. What a task has started ends with it.
 
     Tasks come from a model, so they are not trusted: this process may not write files, has a memory limit and ends when
     its parent does. The kernel kills a task that uses up its processor time, even if the parent is gone and even if
@@ -43,15 +50,62 @@ def serve(prepare: Callable[[dict[str, Any]], Work]) -> None:
 
     settings = json.loads(tasks.readline() or sys.exit(0))
     isolate(settings["parent"], settings["memory_bytes"], settings.get("file_bytes", 0))
+    adopt_orphans()
     try:
         work = prepare(settings)
     except Broken as problem:
         reply(problem.reply)
         return
+    stays = frozenset(descendants_of(os.getpid()))
     reply({"ready": True})
+    hidden = tasks.fileno(), replies.fileno()
     for line in tasks:
         task = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, task["cpu_s"])
-        message = work(task)
+        message = work(task) if is_reply is None else _forked(work, task, is_reply, hidden)
         signal.setitimer(signal.ITIMER_PROF, 0)
+        end_descendants_of(os.getpid(), stays)
         reply(message)
+
+
+def _forked(
+    work: Work, task: dict[str, Any], is_reply: Callable[[dict[str, Any]], bool], hidden: Sequence[int]
+) -> Mapping[str, Any]:
+    """The reply of a fork of this process, which does not see the descriptors `hidden`; or how it ended without one."""
+    heard, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for descriptor in (heard, *hidden):
+                os.close(descriptor)
+            die_with_parent()
+            signal.setitimer(signal.ITIMER_PROF, task["cpu_s"])
+            with os.fdopen(said, "w", encoding="utf-8") as file:
+                json.dump(work(task), file)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(said)
+    received = _received(heard, child)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != 0 or not received:
+        return {"end": "CPU" if code == -signal.SIGPROF else "DIED"}
+    try:
+        message = json.loads(received)
+    except ValueError:
+        return {"end": "GARBLED"}
+    return message if isinstance(message, dict) and is_reply(message) else {"end": "GARBLED"}
+
+
+def _received(descriptor: int, child: int) -> bytes:
+    """What a child writes until it ends, which others that hold the descriptor may outlive."""
+    handle = os.pidfd_open(child)
+    received, is_open = bytearray(), True
+    while is_open and len(received) <= LONGEST_REPLY:
+        ready = select.select([descriptor, handle], [], [])[0]
+        piece = os.read(descriptor, 1 << 16) if descriptor in ready else b""
+        received += piece
+        is_open = bool(piece)
+    os.close(descriptor)
+    os.close(handle)
+    return bytes(received)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -21,6 +22,8 @@ from typing import Any
 from rlcli.errors import WorkerError
 from rlcli.processes import start_isolated
 
+from ._process_tree import descendants_of, end_descendants_of
+
 START_LIMIT_S = 120.0
 """A worker may first import a computer-algebra system, on a machine that may be busy."""
 BUSY_SHARE = 0.01
@@ -31,6 +34,8 @@ TRIES = 2
 """Tries of a task that fails: the process or the machine may be at fault, not the task."""
 STARTS = 3
 """Consecutive failed starts that count as an error."""
+SHARE_OF_DEADLINE = 0.8
+"""Share of a call's deadline that tasks may take; the rest is for everything else in the call."""
 
 
 class End(StrEnum):
@@ -39,6 +44,8 @@ class End(StrEnum):
     CPU = "it used up its processor time"
     HUNG = "it neither answered nor used the processor"
     DIED = "its process ended"
+    GARBLED = "something else than its reply came from it"
+    LATE = "there was no time left for it"
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,8 @@ class WorkerPool:
     """Processes that run one script; they start with the first task and stay for later ones.
 
     The script calls `rlcli.interfaces._worker.serve`. It receives `settings` once, then one task after another, each
-    with `cpu_s` seconds of processor time. A worker that neither replies nor uses the processor for `quiet_s` seconds
-    of wall-clock time counts as hung.
+    with `cpu_s` seconds of processor time and `wall_s` of wall-clock time. A worker that neither replies nor uses the
+    processor for `quiet_s` seconds of wall-clock time counts as hung.
     """
 
     def __init__(
@@ -99,6 +106,8 @@ class WorkerPool:
         self.settings = {**(settings or {}), "memory_bytes": memory_bytes}
         self._workers: list[_Worker] = []
         self._failed_starts = 0
+        self._end = math.inf
+        """When the tasks must be done."""
         self._stop = weakref.finalize(self, _stop_all, self._workers)
 
     def run(
@@ -108,22 +117,31 @@ class WorkerPool:
         again: Callable[[Outcome], bool],
         is_fault: Callable[[Outcome], bool] = lambda _: False,
         most_faults: int = 0,
+        deadline_s: float = math.inf,
     ) -> list[Outcome | None]:
         """The outcome of each task, in order. A task whose outcome satisfies `again` is retried once, in another
         process. After more than `most_faults` faults the remaining tasks have no outcome.
+
+        `deadline_s`: that of the call. Every task gets at least an equal share of the time until then, so that tasks
+        that do nothing leave the others theirs; one that would end after it ends as LATE.
 
         Raises BrokenWorker if a worker cannot do its work at all, WorkerError if processes do not start.
         """
         outcomes: list[Outcome | None] = [None] * len(tasks)
         waiting, tries, faults = deque(range(len(tasks))), [0] * len(tasks), 0
         self._workers[:] = [worker for worker in self._workers if worker.process.poll() is None]
+        self._end = time.monotonic() + SHARE_OF_DEADLINE * deadline_s
         try:
             while (waiting or self._busy()) and faults <= most_faults:
+                if time.monotonic() >= self._end:
+                    late = Outcome(end=End.LATE)
+                    return [outcome or late for outcome in outcomes]
                 while len(self._workers) < min(self.n_workers, len(waiting) + self._busy()):
                     self._workers.append(self._start())
                 for worker in self._workers:
                     if worker.ready and worker.task is None and waiting:
-                        self._give(worker, waiting.popleft(), tasks)
+                        left = len(waiting) + self._busy()
+                        self._give(worker, waiting.popleft(), tasks, left)
                 for worker, number, outcome in self._collect():
                     tries[number] += 1
                     if again(outcome):
@@ -138,6 +156,16 @@ class WorkerPool:
                 self._bury(worker, "")
         return outcomes
 
+    def check_start(self) -> None:
+        """Start one process, and end it once it is ready. Raises BrokenWorker, WorkerError."""
+        try:
+            while not any(worker.ready for worker in self._workers):
+                if not self._workers:
+                    self._workers.append(self._start())
+                self._collect()
+        finally:
+            self.close()
+
     def close(self) -> None:
         """End all processes; a later `run` starts new ones."""
         _stop_all(self._workers)
@@ -150,10 +178,12 @@ class WorkerPool:
         _send(worker, {**self.settings, "parent": os.getpid()})
         return worker
 
-    def _give(self, worker: _Worker, number: int, tasks: Sequence[Mapping[str, Any]]) -> None:
-        worker.task, worker.deadline = number, time.monotonic() + self.quiet_s
+    def _give(self, worker: _Worker, number: int, tasks: Sequence[Mapping[str, Any]], left: int) -> None:
+        now = time.monotonic()
+        worker.task, worker.deadline = number, now + self.quiet_s
         worker.cpu_before = worker.cpu_seen = _cpu_seconds(worker.process.pid) or 0.0
-        _send(worker, {**tasks[number], "cpu_s": self.cpu_s})
+        wall_s = min((self._end - now) * min(1.0, self.n_workers / left), LONGEST_WAIT_S)
+        _send(worker, {**tasks[number], "cpu_s": min(self.cpu_s, wall_s), "wall_s": wall_s})
 
     def _collect(self) -> list[tuple[_Worker, int, Outcome]]:
         """Wait for the next reply, exit or deadline of a worker; return the tasks that are thereby done."""
@@ -162,7 +192,7 @@ class WorkerPool:
             for worker in waited_for:
                 assert worker.process.stdout is not None
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-            patience = min(worker.deadline for worker in waited_for) - time.monotonic()
+            patience = min(self._end, *(worker.deadline for worker in waited_for)) - time.monotonic()
             heard = [key.data for key, _ in selector.select(min(max(patience, 0.0), LONGEST_WAIT_S))]
         done = []
         for worker in waited_for:
@@ -185,12 +215,17 @@ class WorkerPool:
             return Outcome(end=End.CPU if status == -signal.SIGPROF else End.DIED)
         if not worker.buffer.endswith(b"\n"):
             return None
-        reply, worker.buffer = json.loads(worker.buffer), b""
+        try:
+            reply = dict(json.loads(worker.buffer))
+        except (ValueError, TypeError):
+            self._bury(worker, "it wrote to the descriptor of its replies")
+            return Outcome(end=End.GARBLED)
+        worker.buffer = b""
         if "broken" in reply:
             self.close()
             raise BrokenWorker(reply)
         worker.ready, self._failed_starts = True, 0
-        return Outcome(reply)
+        return Outcome(end=End[reply["end"]]) if "end" in reply else Outcome(reply)
 
     def _at_deadline(self, worker: _Worker) -> Outcome | None:
         """The outcome for a silent worker; None if it may continue."""
@@ -229,20 +264,25 @@ def _send(worker: _Worker, message: Mapping[str, Any]) -> None:
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Processor time that a process has used; None if it no longer exists."""
+    """Processor time that a process and all that it has started have used; None if it no longer exists."""
     import psutil
 
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return None
-    return times.user + times.system
+    used = 0.0
+    for number in (pid, *descendants_of(pid)):
+        try:
+            used += sum(psutil.Process(number).cpu_times()[:4])
+        except psutil.Error:
+            if number == pid:
+                return None
+    return used
 
 
 def _stop_all(workers: list[_Worker]) -> None:
     for worker in workers:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.process.pid, signal.SIGKILL)  # with everything it has started
+            os.killpg(worker.process.pid, signal.SIGSTOP)  # it starts nothing more
+            end_descendants_of(worker.process.pid)
+            os.killpg(worker.process.pid, signal.SIGKILL)
     for worker in workers:
         worker.process.wait()
         for pipe in (worker.process.stdin, worker.process.stdout):

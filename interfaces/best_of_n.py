@@ -40,6 +40,7 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
             "solved if keep=solved",
         )
     }
+    HEAD: ClassVar[Declaration] = {"train_step": ("lm",)}
     LIMITS: ClassVar[Limits] = {"best": {"ge": 1}}
     CUT: ClassVar[Cut] = "sequence"
 

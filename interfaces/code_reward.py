@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -15,12 +17,15 @@ from rlcli.api.limits import Limits
 from rlcli.errors import ResourceError, WorkerError
 
 from ._code_tasks import Part, Task, passed, program_of, tasks_of
+from ._sandbox import unbounded
 from ._scores import RightOrWrong, Score, ScoreErrors, one_each, places_of, rows_of
 from ._text import response_texts
-from ._worker_pool import BrokenWorker, Outcome, WorkerPool
+from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
+
+log = logging.getLogger(__name__)
 
 ScoreBy = Literal["all", "share"]
 Isolation = Literal["namespaces", "limits"]
@@ -28,6 +33,7 @@ Isolation = Literal["namespaces", "limits"]
 _MIB = 1 << 20
 _SPARE_S = 60.0
 """Wall-clock seconds that a worker may need in addition to its program."""
+NOT_RUN = {"passed": [], "output": "", "status": -1, "limit": "was not run: the others of its call took all the time"}
 
 
 @dataclass(kw_only=True)
@@ -45,6 +51,10 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
 
     Programs have Python's standard library and an empty folder. They are isolated by Linux namespaces: no network, none
     of the machine's other files, no other processes. Where namespaces are unavailable the run is refused.
+
+    Without `entry_point`, any name that the tests use and do not define is the program's, except modules, builtins and
+    what tests often forget to import, such as `Counter` and `isclose`. A list that a program changes changes in its
+    test too, after the statement that called the program.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
@@ -65,17 +75,18 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
     between."""
 
     isolation: Isolation = "namespaces"
-    """limits: programs run with the limits below and no isolation. They can then read your files, use the network and
-    kill your processes."""
+    """limits: programs run with the limits below and no isolation. They can then read your files, talk to the machine's
+    services and kill your processes."""
 
     cpu_s: int = 5
     """Seconds of processor time per process of a program, for one input or all test code."""
 
     wall_s: float = 30.0
-    """The same in wall-clock seconds."""
+    """Wall-clock seconds for one input or all test code. Less if a call has so many programs that it could otherwise
+    exceed `launch.step_deadline`: each then gets at least an equal share of the time."""
 
     memory_mib: int = 512
-    """Address space per process of a program."""
+    """Memory of a program: of all its processes together, and the address space of each."""
 
     file_mib: int = 16
     """Largest file that a program may write; twice as much in total."""
@@ -114,7 +125,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
             tasks_of(row, self.tests_key, place) for row, place in zip(rows_of(data), places_of(data), strict=True)
         ]
         programs = [program_of(text, self.program) for text in response_texts(model.data_tokenizer, data)]
-        return self._judged(data, self._scores(programs, tasks))
+        return self._judged(data, self._scores(programs, tasks, model.call_deadline))
 
     def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
         return self._judged(data, [Score(self.correct_reward if one else self.wrong_reward) for one in right])
@@ -127,8 +138,11 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         judged.update_(one_each(data, {"solved": torch.tensor(solved, dtype=torch.bool)}, {}))
         return judged
 
-    def _scores(self, programs: Sequence[str | None], tasks: Sequence[list[Task]]) -> list[Score | None]:
+    def _scores(
+        self, programs: Sequence[str | None], tasks: Sequence[list[Task]], deadline_s: float
+    ) -> list[Score | None]:
         """Run identical programs only once for each task."""
+        _report_gaps()
         runs: dict[str, Task] = {}
         keys: list[list[str]] = [[] for _ in programs]
         for own, program, of_row in zip(keys, programs, tasks, strict=True):
@@ -138,7 +152,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         asked = [{name: value for name, value in run.items() if name != "expected"} for run in runs.values()]
         most = self.most_errors(len(programs))
         try:
-            found = self.pool.run(asked, again=_is_error, is_fault=_is_error, most_faults=most)
+            found = self.pool.run(asked, again=_is_error, is_fault=_is_error, most_faults=most, deadline_s=deadline_s)
         except BrokenWorker as problem:
             hint = "allow unprivileged user namespaces, or set isolation to limits, which lets programs read your files"
             raise ResourceError(f"programs cannot be isolated here: {problem}", hint=hint, code="F53") from problem
@@ -155,8 +169,9 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
             if _is_error(outcome):
                 why = outcome.end or outcome.reply["error"]
                 return Score(error=WorkerError(f"a program could not be run: {why}", code="F52"))
-            marks += passed(task, outcome.reply)
-            limit = limit or outcome.reply["limit"]
+            reply = outcome.reply if outcome.end is None else NOT_RUN
+            marks += passed(task, reply)
+            limit = limit or reply["limit"]
         if marks and all(marks):
             return Score(self.correct_reward)
         share = sum(marks) / len(marks) if marks and self.score == "share" else 0.0
@@ -165,7 +180,13 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
 
 
 def _is_error(outcome: Outcome) -> bool:
-    return outcome.end is not None or "error" in outcome.reply
+    return outcome.end not in (None, End.LATE) or "error" in outcome.reply
+
+
+@functools.cache
+def _report_gaps() -> None:
+    if gaps := unbounded():
+        log.warning("code_reward: the limits of a program do not bound %s", gaps)
 
 
 register_interface("code_reward", CodeRewardInterface)

@@ -34,6 +34,7 @@ class DistillInterface(OptimizerSteps, ModelInterface):
         "inference": ("packed_input_ids",),
     }  # fmt: skip
     WRITES: ClassVar[Declaration] = {"inference": ("teacher_distributions",)}
+    HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "inference": ("lm",)}
     LIMITS: ClassVar[Limits] = {"ratio_cap": {"gt": 0}, "temperature": {"gt": 0}}
     CUT: ClassVar[Cut] = "sequence"
 

@@ -79,6 +79,7 @@ class DPOInterface(DPOSettings, ModelInterface):
         "train_step": ("packed_input_ids", "prompt_mask", "packed_ref_logprobs unless reference_free"),
         "evaluate": ("packed_input_ids", "prompt_mask", "packed_ref_logprobs unless reference_free"),
     }
+    HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "evaluate": ("lm",)}
     NEEDS_GROUP: ClassVar[int] = 2
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:

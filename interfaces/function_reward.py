@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,12 +16,15 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
 from rlcli.api.limits import Limits
 from rlcli.errors import DataError, ProjectError, RlcliError, WorkerError
+from rlcli.processes import file_write_gap
 
 from ._scores import Score, ScoreErrors, described_responses
 from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
+
+log = logging.getLogger(__name__)
 
 PROJECT = "RLCLI_PROJECT"
 """Environment variable that names the project's folder if it is not the working directory."""
@@ -37,7 +42,10 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     memory; a response that makes it exceed one scores `limit_reward`. An exception, a process that exits and one that
     hangs are not the response's fault: the call is retried once, in another process, and then counts as an error.
 
-    The processes see only a few environment variables, and write no files.
+    The file is loaded once per process, and each call runs in a fork of that: nothing that a call changes or starts
+    reaches the next one. So import, read and compute at the top of the file what is slow. The processes see only a few
+    environment variables, and write no files. A function that executes what a model wrote can be made to return
+    anything: use `code_reward`.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
@@ -54,7 +62,8 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     """Name of the function; without `path`, including its module, as `package.module:score`."""
 
     cpu_s: float = 10.0
-    """Seconds of processor time for one response. The first call in a process also pays for lazy imports."""
+    """Seconds of processor time for one response. Less if a call has so many responses that it could otherwise exceed
+    `launch.step_deadline`: each then gets at least an equal share of the time."""
 
     memory_gib: float = 8.0
     """Address space per process."""
@@ -88,16 +97,30 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
 
         Raises ProjectError or WorkerError if too many could not be scored, DataError where rows lack a field.
         """
-        return self.rewarded(data, self._scores(described_responses(model.data_tokenizer, data)))
+        rows = described_responses(model.data_tokenizer, data)
+        return self.rewarded(data, self._scores(rows, model.call_deadline))
 
-    def _scores(self, rows: Sequence[dict[str, Any]]) -> list[Score | None]:
+    def _scores(self, rows: Sequence[dict[str, Any]], deadline_s: float) -> list[Score | None]:
+        _report_gap()
         tasks, most = [{"row": row} for row in rows], self.most_errors(len(rows))
         try:
-            outcomes = self.pool.run(tasks, again=_is_doubtful, is_fault=_is_error, most_faults=most)
+            outcomes = self.pool.run(
+                tasks, again=_is_error, is_fault=_is_error, most_faults=most, deadline_s=deadline_s
+            )
         except BrokenWorker as problem:
-            what = f"{self._name} cannot be loaded: {problem}\n{problem.reply['traceback']}"
-            raise ProjectError(what, where=problem.reply["where"], code="F51") from problem
+            raise self._not_loaded(problem) from problem
         return [self._score(outcome) if outcome is not None else None for outcome in outcomes]
+
+    def check_ready(self) -> None:
+        """Load the function in a process. Raises ProjectError if that fails, WorkerError if no process starts."""
+        try:
+            self.pool.check_start()
+        except BrokenWorker as problem:
+            raise self._not_loaded(problem) from problem
+
+    def _not_loaded(self, problem: BrokenWorker) -> ProjectError:
+        what = f"{self._name} cannot be loaded: {problem}\n{problem.reply['traceback']}"
+        return ProjectError(what, where=problem.reply["where"], code="F51")
 
     def _score(self, outcome: Outcome) -> Score:
         reply = outcome.reply
@@ -105,6 +128,8 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
             return Score(reply["value"])
         if outcome.end is End.CPU:
             return Score(self.limit_reward, limit=f"{self._name} used up {self.cpu_s:g} s of processor time")
+        if outcome.end is End.LATE:
+            return Score(self.limit_reward, limit=f"{self._name} was not run: the others of its call took all the time")
         if "limit" in reply:
             return Score(self.limit_reward, limit=f"{self._name} used up {self.memory_gib:g} GiB of memory")
         if "lacks" in reply:
@@ -141,12 +166,13 @@ def _folders() -> list[Path]:
 
 
 def _is_error(outcome: Outcome) -> bool:
-    return outcome.end in (End.HUNG, End.DIED) or "error" in outcome.reply
+    return outcome.end in (End.HUNG, End.DIED, End.GARBLED) or "error" in outcome.reply
 
 
-def _is_doubtful(outcome: Outcome) -> bool:
-    """An error, or a memory limit, which earlier calls may have caused."""
-    return _is_error(outcome) or "limit" in outcome.reply
+@functools.cache
+def _report_gap() -> None:
+    if gap := file_write_gap():
+        log.warning("function_reward: the kernel lacks Landlock: files can still %s by the function", gap)
 
 
 register_interface("function_reward", FunctionRewardInterface)

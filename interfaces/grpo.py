@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.key_meaning import PLACE
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats, register_interface
 from rlcli.ops.kl import KLEstimator, kl_loss
 from rlcli.ops.policy_losses import LossAggregationName
@@ -18,6 +20,11 @@ from ._policy import Policy
 from ._policy_loss import aggregated, policy_losses, taken_actions
 from ._rollout import batch_stats, equal_groups, prepare, reduce_over, sampler_gap
 from ._rollout_settings import KLPlacement, RelativeAdvantages
+
+log = logging.getLogger(__name__)
+
+WARN_EVERY = 10
+"""Steps without a learning signal between two warnings."""
 
 
 @dataclass(kw_only=True)
@@ -54,6 +61,8 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
     """sequence: every response counts alike. token: every token counts alike, so long responses count for more.
     constant: tokens count alike, and their sum is divided by `loss_constant` times the number of responses."""
 
+    steps_without_signal: int = field(init=False, default=0, repr=False)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compares_groups and self.generation.responses_per_prompt == 1:
@@ -65,7 +74,20 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
         reduce = reduce_over(model)
         batch = prepare(self, data, self.controller.coef if self.kl_in == "reward" else 0.0, reduce)
         stats = batch_stats(self, batch, data, reduce) | equal_groups(batch, reduce) | sampler_gap(self, data, reduce)
+        self._warn_without_signal(stats["equal_rewards_fraction"], data)
         return stats | self._take_steps(model, batch, mb_spec, reduce)
+
+    def _warn_without_signal(self, equal_rewards: float, data: SequenceSample) -> None:
+        """Warn in the first of consecutive steps in which no group has a better response, and in every tenth."""
+        has_no_signal = self.compares_groups and equal_rewards == 1
+        self.steps_without_signal = self.steps_without_signal + 1 if has_no_signal else 0
+        if self.steps_without_signal % WARN_EVERY == 1 and 0 in data.metadata.get(PLACE, [0]):
+            log.warning(
+                "all responses to each prompt have the same reward, so this step learns nothing from them (%d in a "
+                "row); look at them with rlcli samples, and start from a model that solves some, "
+                "or ask easier questions",
+                self.steps_without_signal,
+            )
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         """The policy loss and, with `kl_in: loss`, the KL penalty."""

@@ -15,6 +15,7 @@ from rlcli.api.limits import Limits
 from rlcli.api.mocks import uniform
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.api.model_folder import model_folder
+from rlcli.api.tokenizer_limits import check_tokenizer
 from rlcli.errors import DataError, ModelError
 
 from ._checked import Settings
@@ -39,6 +40,7 @@ class HFRewardInterface(Settings, ModelInterface):
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if text=response")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+    TRIED: ClassVar[bool] = False
     LIMITS: ClassVar[Limits] = {"batch_size": {"ge": 1}, "max_length": {"ge": 1}}
 
     path: str
@@ -95,6 +97,7 @@ class HFRewardInterface(Settings, ModelInterface):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         folder = model_folder(self.path, weights=True)
+        check_tokenizer(folder, self.path)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             with _LOADING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from rlcli.files import known_object, make_folder, replace_file
 
 from ._chat_endpoint import ChatEndpoint, EndpointError, Patience
 from ._judge_questions import Question
-from ._judging import Judging
+from ._judging import Judging, Questions
 from ._scores import Score
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ class LLMJudgeInterface(Judging):
     """Asks a model behind an OpenAI-compatible chat endpoint (vLLM, SGLang, a service) for a score of each response.
 
     The score is in the last line of the reply, after a mark that the judged text cannot know, so that a verdict inside
-    a response has no effect. Any other reply, and a failing server, is retried, and then counts as an error.
+    a response has no effect. Any other reply, and a failing server, is retried. A response that has no score then,
+    though the judge scores a plain one, is rewarded with `unscored_reward`; a judge that fails is an error.
     """
 
+    TRIED: ClassVar[bool] = False
     LIMITS: ClassVar[Limits] = {
         "concurrency": {"ge": 1, "le": 256}, "tries": {"ge": 1}, "try_s": {"gt": 0}, "deadline_s": {"gt": 0},
         "pause_s": {"ge": 0}, "max_tokens": {"ge": 1},
@@ -85,17 +87,18 @@ class LLMJudgeInterface(Judging):
         self.endpoint = ChatEndpoint(self.url, key)
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the share of its responses
-        that could not be scored.
+        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the shares of its responses
+        without a score and of those whose score could not be computed.
 
-        Raises WorkerError if these are too many, DataError where the template names a field that rows lack.
+        Raises WorkerError if the latter are too many, DataError where the template names a field that rows lack.
         """
         settings = {name: getattr(self, name) for name in ("url", "model", "temperature", "max_tokens")}
-        return self.rewarded(data, self._scores(self.questions(model.data_tokenizer, data, settings)))
+        return self.judged(data, self._scores(self.questions(model.data_tokenizer, data, settings)))
 
-    def _scores(self, questions: Sequence[Question]) -> list[Score | None]:
+    def _scores(self, questions: Questions) -> list[Score | None]:
         """Ask identical questions only once. None for questions left when there are too many errors."""
-        most, stop, failed = self.most_errors(len(questions)), threading.Event(), []
+        most, stop, failed = self.most_errors(len(questions.of_responses)), threading.Event(), []
+        judge_works = _Once(lambda: self._scores_control(questions, stop))
 
         def score(question: Question) -> Score | None:
             if stop.is_set():
@@ -103,26 +106,40 @@ class LLMJudgeInterface(Judging):
             try:
                 return Score(self._score(question, stop))
             except EndpointError as problem:
+                if problem.of_question and judge_works():
+                    return self.unscored(str(problem))
                 failed.append(question)
                 if len(failed) > most:
                     stop.set()
                 what = f"no score from {self.model} at {self.url} in up to {self.tries} tries: {problem}"
                 return Score(error=WorkerError(what, code="F52"))
 
-        asked = list(dict.fromkeys(questions))
+        asked = list(dict.fromkeys(questions.of_responses))
         with ThreadPoolExecutor(self.concurrency) as threads:
             scores = dict(zip(asked, threads.map(score, asked), strict=True))
-        return [scores[question] for question in questions]
+        return [scores[question] for question in questions.of_responses]
+
+    def _scores_control(self, questions: Questions, stop: threading.Event) -> bool:
+        """Whether the judge scores a plain response now."""
+        assert questions.control is not None
+        try:
+            self._ask(questions.control, stop)
+        except EndpointError:
+            return False
+        return True
 
     def _score(self, question: Question, stop: threading.Event) -> float:
         found = self._remembered(question)
         if found is None:
-            body = {"model": self.model, "messages": question.messages, "temperature": self.temperature,
-                    "max_tokens": self.max_tokens}  # fmt: skip
-            patience = Patience(self.tries, self.try_s, self.deadline_s, self.pause_s)
-            found, reply = self.endpoint.ask(body, question.score, patience, stop)
+            found, reply = self._ask(question, stop)
             self._remember(question, found, reply)
         return found
+
+    def _ask(self, question: Question, stop: threading.Event) -> tuple[float, str]:
+        body = {"model": self.model, "messages": question.messages_for_server, "temperature": self.temperature,
+                "max_tokens": self.max_tokens}  # fmt: skip
+        patience = Patience(self.tries, self.try_s, self.deadline_s, self.pause_s)
+        return self.endpoint.ask(body, question.score, patience, stop)
 
     def _remembered(self, question: Question) -> float | None:
         found = self.known.get(question.key)
@@ -136,6 +153,21 @@ class LLMJudgeInterface(Judging):
             file = _file(self.cache, question)
             make_folder(file.parent)
             replace_file(file, json.dumps({"score": score, "reply": reply[-_LONGEST_KEPT:]}).encode())
+
+
+class _Once:
+    """What a function returns, called by the first of several threads that ask."""
+
+    def __init__(self, function: Callable[[], bool]):
+        self._function = function
+        self._turn = threading.Lock()
+        self._result: bool | None = None
+
+    def __call__(self) -> bool:
+        with self._turn:
+            if self._result is None:
+                self._result = self._function()
+            return self._result
 
 
 def _file(folder: str, question: Question) -> Path:

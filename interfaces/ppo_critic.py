@@ -31,6 +31,7 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids",)}
     WRITES: ClassVar[Declaration] = {"inference": ("values",)}
+    HEAD: ClassVar[Declaration] = {"train_step": ("value",), "inference": ("value",)}
 
     CUT: ClassVar[Cut] = "sequence"
 

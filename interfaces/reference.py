@@ -24,6 +24,7 @@ class ReferenceInterface(ModelInterface):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if given")}
     WRITES: ClassVar[Declaration] = {"inference": ("packed_ref_logprobs",)}
 
+    HEAD: ClassVar[Declaration] = {"inference": ("lm unless store",)}
     CUT: ClassVar[Cut] = "sequence"
 
     temperature: float = 1.0

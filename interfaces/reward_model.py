@@ -31,6 +31,7 @@ class RewardModelInterface(PairSettings, ModelInterface):
         "inference": ("packed_input_ids",),
     }
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+    HEAD: ClassVar[Declaration] = {"train_step": ("value",), "evaluate": ("value",), "inference": ("value",)}
     CUT: ClassVar[Mapping[str, Cut]] = {"inference": "sequence"}
     NEEDS_GROUP: ClassVar[int] = 2
 

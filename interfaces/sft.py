@@ -26,6 +26,7 @@ class SFTInterface(ModelInterface):
         "train_step": ("packed_input_ids", "prompt_mask"),
         "evaluate": ("packed_input_ids", "prompt_mask"),
     }
+    HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "evaluate": ("lm",)}
     CUT: ClassVar[Cut] = "sequence"
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:

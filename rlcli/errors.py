@@ -7,6 +7,7 @@ RlcliError                 1  a bug in rlcli unless a subclass says otherwise
 │   └── UnknownComponent   2  a name nobody registered
 ├── DataError              4  a dataset is missing, empty, malformed
 ├── ModelError             5  a model, tokenizer or checkpoint is missing or does not fit
+│   └── NoWholeCheckpoint  5  a run has made progress that it cannot continue from
 ├── ResourceError          6  lock, disk, port, permission, not enough devices, a library that is not installed
 ├── WorkerError            7  a rank or a server died
 ├── HangError              8  a deadline passed
@@ -159,6 +160,10 @@ class DataError(RlcliError):
 class ModelError(RlcliError):
     exit_code = 5
     code = "MODEL"
+
+
+class NoWholeCheckpoint(ModelError):
+    """A run has made progress that it cannot continue from."""
 
 
 class ResourceError(RlcliError):

@@ -47,6 +47,11 @@ def read_regular(path: Path | str, most: int) -> bytes:
     return content
 
 
+def read_text(path: Path | str, most: int = MAX_OBJECT) -> str:
+    """The text of a regular file; bytes that are not UTF-8 are marked. Raises OSError as `read_regular` does."""
+    return read_regular(path, most).decode("utf-8", errors="replace")
+
+
 def read_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
     """The object in a JSON file. Raises OSError as `read_regular` does, ValueError for any other content."""
     try:
@@ -78,8 +83,13 @@ def make_folder(path: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file created with mode 0600; a symbolic link in its place is refused."""
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    """A descriptor of a file created with mode 0600; anything else in its place is refused, such as a symbolic link or
+    a pipe, which would wait for a reader. Raises OSError."""
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+    return descriptor
 
 
 def private_file(path: Path, flags: int) -> int:

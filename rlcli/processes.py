@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlcli.landlock import file_write_gap as file_write_gap
+from rlcli.landlock import refuse_writes
+
 if TYPE_CHECKING:
     from subprocess import Popen
 
@@ -71,6 +74,15 @@ class ProcessRecord:
         return True
 
 
+def keep_private() -> None:
+    """From now on the files of this process and its children are their owner's alone, and none leaves a core: both may
+    hold what nobody else is to see."""
+    import resource
+
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def start_time(pid: int) -> float | None:
     """When a process began, in seconds since the epoch; None if there is none, or only its exit code is left."""
     import psutil
@@ -121,7 +133,7 @@ def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
 
 def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
     """From now on this process writes no files (or none larger than `file_bytes`), uses at most `memory_bytes` of
-    memory and ends with its parent.
+    memory and ends with its parent. `file_write_gap` says what the kernel cannot refuse.
 
     A signal that asks the run to stop does not affect it: the run needs its replies to finish the step. SIGPROF ends it
     immediately, even if Python never gets to handle it, so `signal.setitimer(ITIMER_PROF, …)` is a hard limit on CPU
@@ -138,6 +150,8 @@ def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
     limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     if sys.platform == "linux":
+        if not file_bytes:
+            refuse_writes()
         die_with_parent()
         if os.getppid() != parent:
             sys.exit(0)

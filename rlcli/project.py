@@ -181,6 +181,15 @@ def check_not_planted(file: Path, what: str, trusting: str) -> None:
         )
 
 
+def check_run_not_planted(run: Path, verb: str) -> None:
+    """Check a run's folder, whose recipe decides which code is executed. Raises ProjectError if another user may have
+    created it or a file in it, and the user has not named a project."""
+    if VARIABLE in os.environ or not run.is_dir():
+        return
+    for path in (run, *run.iterdir()):
+        check_not_planted(path, "the code of a project", f"--project PROJECT {verb} {run}")
+
+
 def planted(path: Path) -> Path | None:
     """The reason to suspect that another user planted a path: it, or the nearest folder above it, that belongs to
     another user and is located where anybody may make files, such as in /tmp. None if there is none; root is

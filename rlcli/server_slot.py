@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rlcli.files import known_object, replace_file
+from rlcli.processes import ended_how
 
 WANTED, SERVES, LOG = "wanted.json", "serves.json", "server.log"
 LOST = 137
@@ -47,6 +48,17 @@ class Serves:
     """Exit code of a server that has ended; negative for the signal that ended it."""
     given_up: str | None = None
     """Why there is no agent any more: nothing will be started here again."""
+    starts: int = 0
+    """How many servers were started here."""
+    before: int | None = None
+    """Exit code of the server before this one; None if there was none, or it was ended because its client asked."""
+
+    @property
+    def how_the_last_one_ended(self) -> str:
+        """How the server before this one ended, to follow its name."""
+        if self.before is None:
+            return "did not answer"
+        return "ended with the agent that ran it" if self.before == LOST else ended_how(self.before)
 
 
 class ServerSlot:

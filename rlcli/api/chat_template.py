@@ -20,6 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.errors import ModelError
 from rlcli.processes import start_isolated
 
@@ -103,9 +104,11 @@ def name_of(tokenizer: Any) -> str:
 
 
 def conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> Rendered:
-    """Render a conversation with a tokenizer's template, see `render_marked`. Raises ModelError F32."""
+    """Render a conversation with a tokenizer's template, see `render_marked`; its text is for `tokens_of`, as it has
+    marks in special tokens that a message names. Raises ModelError F32."""
+    content = as_content(tokenizer, messages)
     try:
-        return render_marked(template_of(tokenizer) or "", messages, **how, **tokenizer.special_tokens_map)
+        return render_marked(template_of(tokenizer) or "", content, **how, **tokenizer.special_tokens_map)
     except TemplateError as error:
         raise ModelError(f"the chat template of {name_of(tokenizer)} fails: {error}", code="F32") from error
 
@@ -113,6 +116,11 @@ def conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: A
 def conversation_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
     """Only the text of `conversation`."""
     return conversation(tokenizer, messages, **how).text
+
+
+def conversation_tokens(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
+    """The tokens of `conversation`; only the template writes special ones."""
+    return tokens_of(tokenizer, [conversation_text(tokenizer, messages, **how)])[0]
 
 
 def check_template(tokenizer: Any, source: str) -> None:

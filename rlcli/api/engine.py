@@ -52,7 +52,8 @@ class ModelOutput(Protocol):
     `logprobs` and `entropy` are [T − N] float32: position t of a sequence belongs to its token t + 1.
     `values` is [T] float32 (models with a value head). `logits` is [T, vocab], materialised: for small models only; an
     engine that shards the vocabulary refuses. All carry gradients when the pass does. Logits are divided by
-    `temperature` first. `zero` is a scalar zero that depends on every parameter that a loss could reach.
+    `temperature` first. `zero` is a scalar zero that is computed through the head, as a loss is, and so depends on
+    the same parameters.
     """
 
     temperature: float

@@ -52,6 +52,7 @@ class ModelInterface:
         CUT: ClassVar[str] = "sequence"     # its loss compares no responses: a group may be spread over micro-batches
         CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # for this method only
         GENERATES: ClassVar[Generates] = {"inference": {"prompt": (300,), "response": ("thought_tokens", 12)}}
+        HEAD: ClassVar[Declaration] = {"inference": ("value",)}         # it needs a model with this head
 
     A class inherits the declarations of its bases for the methods that its own do not name.
     """
@@ -76,11 +77,23 @@ class ModelInterface:
     around the sequence in the model's input; "response": the most tokens that it writes. Each is a sum of numbers and
     arguments. `rlcli plan` includes the memory for it."""
 
+    HEAD: ClassVar[Declaration] = {}
+    """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS. A method that is not
+    named may do without a model; `generate` needs the head `lm` in any case."""
+
+    TRIED: ClassVar[bool] = True
+    """Whether `rlcli check` may call `inference` of a reward without weights on a few rows; False for one that asks a
+    server, which may cost something, or loads a model of its own."""
+
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files: they are looked up when a recipe is read, also next to the layer that names them."""
 
     def __post_init__(self) -> None:
         """Do nothing; subclasses may call it."""
+
+    def check_ready(self) -> None:
+        """Raise what would end the first call whatever its data, such as a file of the user that cannot be loaded.
+        Called on the machine that starts a run, before anything else is started, without a model."""
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """Train on one batch; returns stats that are already reduced over ranks."""

@@ -1,4 +1,5 @@
-"""Bounds and choices of arguments: declared once in a class, checked with the recipe and when a component is made."""
+"""Bounds, choices and alternatives of arguments: declared once in a class, checked with the recipe, and again when a
+component is made; alternatives when its engine starts, because its class can be inspected without them."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ from typing import Any, Literal, get_args, get_origin
 Limits = Mapping[str, Mapping[str, float]]
 """Argument → its bounds, any of `BOUNDS`. Written as a literal, because it is read without importing the class:
 `LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "discount": {"ge": 0, "le": 1}}`."""
+
+Alternatives = tuple[str, ...]
+"""Arguments of which a backend needs exactly one: `ONE_OF: ClassVar[Alternatives] = ("python", "urls")`."""
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -29,6 +33,14 @@ def check_arguments(component: Any) -> None:
         value = getattr(component, name)
         if value is not None and value not in allowed:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}")
+
+
+def alternatives_problem(alternatives: Alternatives, values: Mapping[str, Any]) -> str | None:
+    """What is wrong with the values of arguments of which exactly one is needed."""
+    if not alternatives or sum(bool(values.get(name)) for name in alternatives) == 1:
+        return None
+    given = [name for name in alternatives if values.get(name)]
+    return f"{' and '.join(given)} are given; keep one" if given else f"{' or '.join(alternatives)} is needed"
 
 
 def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]]]:

@@ -11,7 +11,7 @@ plan is quick. The class is called with a `PlacedRole`. A plan omits the roles o
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -73,6 +73,21 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class ServerMemory:
+    """What a server takes on each of its devices, and what is sent to it, in bytes."""
+
+    weights: int
+    cache: int
+    """Keys and values, and whatever else it reserves while it runs."""
+    sent: int
+    """To all its devices together, each time its weights change."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache
+
+
+@dataclass(frozen=True)
 class Generation:
     """The generation workload of a data-parallel rank."""
 
@@ -121,3 +136,16 @@ class MemoryModel(abc.ABC):
     def generate(self, asked: Generation) -> Parts:
         """Generating responses to prompts."""
         raise NotImplementedError(f"{type(self).__name__} does not generate")
+
+    def savings(self) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """Arguments of the backend with which the role takes less memory and computes the same numbers, for `rlcli
+        plan` to propose; alternatives of one kind together, the mildest first."""
+        return ()
+
+    def remarks(self) -> Sequence[str]:
+        """What a plan says about the role's memory in addition to numbers."""
+        return ()
+
+    def server(self, device_bytes: int | None) -> ServerMemory | None:
+        """One of the role's servers, on devices with `device_bytes` of memory, if known; None without servers."""
+        return None

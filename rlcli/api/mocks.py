@@ -23,7 +23,7 @@ ENDED = 0.75
 def uniform(model: Model, data: SequenceSample, lengths: Sequence[Sequence[int]], purpose: str) -> torch.Tensor:
     """[sum of `lengths`] float32 in [0, 1); a sample's numbers are the same in any batch."""
     pieces = [
-        torch.rand(sum(inner), generator=_stream(model.seed, str(id_), purpose))
+        torch.rand(sum(inner), generator=_stream(model.role_seed, str(id_), purpose))
         for id_, inner in zip(data.ids, lengths, strict=True)
     ]
     return torch.cat(pieces) if pieces else torch.zeros(0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from rlcli.api.config import (
     ModelBackendAbstraction,
     ModelInterfaceAbstraction,
     ModelVersion,
+    stable_seed,
 )
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine import (
@@ -40,9 +42,10 @@ from rlcli.api.engine import (
 from rlcli.api.family import HFFamily, register_hf_family
 from rlcli.api.generation import FinishedResponse, GeneratedResponses, GenerationEngine, ResponseStream, Segment
 from rlcli.api.interface import EvalLoader, ModelInterface
+from rlcli.api.limits import Alternatives, alternatives_problem
 from rlcli.api.loss_stats import Stats
 from rlcli.api.model_source import ModelSource
-from rlcli.errors import ProjectError
+from rlcli.errors import ProjectError, UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,7 +99,8 @@ class Model:
     version: ModelVersion = field(default_factory=ModelVersion)
     ft_spec: FinetuneSpec | None = None
     seed: int = 0
-    """Root seed of all of this role's random draws."""
+    """The run's seed. Responses depend on nothing else of the role, so that a role of its own that generates in place
+    of another, on whatever devices, gives the same ones."""
     source: ModelSource | None = None
     """Where the weights come from; the backend reads the part that its rank keeps. None for a role without weights."""
     family: HFFamily | None = None
@@ -109,10 +113,17 @@ class Model:
     """Folders of the servers that the run starts for this rank, each with an agent (see `rlcli.server_slot`)."""
     data_tokenizer: PreTrainedTokenizerBase | None = None
     """Tokenizer of the sequences in a batch: that of the role the prompts are read for. This role's may differ."""
+    call_deadline: float = math.inf
+    """Seconds after which an unfinished call ends the run."""
 
     def __post_init__(self) -> None:
         if self.data_tokenizer is None:
             self.data_tokenizer = self.tokenizer
+
+    @property
+    def role_seed(self) -> int:
+        """Seed of draws that are the role's own, such as the order of its minibatches."""
+        return stable_seed(self.seed, self.name)
 
     def inc_version(self) -> None:
         """Count one training step."""
@@ -200,6 +211,8 @@ class ModelBackend(abc.ABC):
     """Name of its memory model, which `rlcli plan` uses; see `rlcli.api.memory`."""
     SERVERS: ClassVar[str | None] = None
     """A function in a file next to it, `_my_file.my_function`: its arguments → number of servers started per rank."""
+    SERVER_DEVICES: ClassVar[str | None] = None
+    """Likewise: its arguments, and the number of a rank's device on its node → the devices of each of its servers."""
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files or folders that must exist: they are looked up when a recipe is read, also next to the
     layer that names them. A name without a slash is a command, looked up where it is run."""
@@ -208,6 +221,8 @@ class ModelBackend(abc.ABC):
     saved state does not fit the new value. Changing any other argument alters the run, which must be accepted."""
     FOLLOWS_LENGTH: ClassVar[dict[str, Any]] = {}
     """Argument → the only value of it with which steps do not depend on the length of the run."""
+    ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Argument → the values of it with which weights are held in too few bits to follow by a moving average."""
     POOLED: ClassVar[bool] = False
     """Whether the calls of its roles, which have no weights, run in processes next to the ranks, one for each. Its
     arguments `cpu_s` (seconds of processor time per call) and `memory_gib` limit them."""
@@ -217,7 +232,11 @@ class ModelBackend(abc.ABC):
     """Whether its engines start from the role's source; False: `Model.source` is None, they have their own weights."""
 
     def initialize(self, model: Model, spec: FinetuneSpec | None) -> Model:
-        """Make the model's engine, and store the length of the run (`spec`) in the model."""
+        """Make the model's engine, and store the length of the run (`spec`) in the model. Raises UsageError unless
+        exactly one argument of its `ONE_OF` is given."""
+        alternatives: Alternatives = getattr(self, "ONE_OF", ())
+        if problem := alternatives_problem(alternatives, {name: getattr(self, name) for name in alternatives}):
+            raise UsageError(f"the backend of role {model.name}: {problem}", code="R39")
         model.ft_spec = spec
         if model.source is not None:
             model.module = _NoEngineYet(model.name)

@@ -15,7 +15,7 @@ from rlcli.api.model_folder import check_folder
 from rlcli.api.value_model import CRITIC, value_model_class
 from rlcli.api.weight_files import INDEX, WHOLE
 from rlcli.checkpoint.convert import Conversion
-from rlcli.checkpoint.state import fill
+from rlcli.checkpoint.state_reading import fill
 from rlcli.checkpoint.tensor_files import stored_tensors
 from rlcli.errors import ModelError, NumericError
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlcli.api.chat_template import check_template
 from rlcli.api.model_folder import model_folder
+from rlcli.api.tokenizer_limits import check_tokenizer
 from rlcli.errors import ModelError, first_line
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or Hub id; pad falls back to the end-of-sequence token. Raises ModelError."""
     from transformers import AutoTokenizer
 
-    folder = str(model_folder(source, weights=False))
+    folder = model_folder(source, weights=False)
+    check_tokenizer(folder, source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(f"no tokenizer can be read from {source}: {first_line(error)}") from error
     check_template(tokenizer, source)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.chat_template import MAX_TEMPLATE, render_chat
+from rlcli.api.tokenizer_limits import check_tokenizer
 from rlcli.api.weight_files import MAX_JSON
 from rlcli.files import read_regular
 
@@ -96,6 +97,10 @@ class LightTokenizer:
         settings = {**self.special_tokens_map, **variables}
         return render_chat(self.chat_template, conversation, add_generation_prompt=add_generation_prompt, **settings)
 
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return self.backend.get_added_tokens_decoder()
+
     def convert_tokens_to_ids(self, token: str) -> int | None:
         return self.backend.token_to_id(token)
 
@@ -143,6 +148,7 @@ def read_light_tokenizer(folder: Path) -> LightTokenizer:
     config = _json(folder / "tokenizer_config.json")
     if not (folder / "tokenizer.json").is_file():
         raise NotLight("there is no tokenizer.json")
+    check_tokenizer(folder, str(folder))
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     _refuse_others(folder, config, backend)
     declared = {int(id_): _added(token) for id_, token in (config.get("added_tokens_decoder") or {}).items()}

@@ -1,15 +1,14 @@
-"""Writes an engine's tensors to files and reads them back, for any number of ranks.
+"""Writes an engine's tensors to files, on any number of ranks.
 
 A rank copies its part to host memory, which is all that training waits for, and writes the copy later. Weights that one
 rank holds whole become a file that transformers reads; parts become safetensors files of each rank, in the format of
-torch's `HuggingFaceStorageWriter`: one file, or as many as a rank has blocks of one tensor. Reading goes through
-torch.distributed.checkpoint, which gives every rank its part of what another number of ranks wrote.
+torch's `HuggingFaceStorageWriter`: one file, or as many as a rank has blocks of one tensor. `state_reading` reads them.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,13 @@ import torch
 from rlcli.api.engine import EngineState
 from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model_export import in_files, write_index
-from rlcli.errors import ModelError, NumericError
+from rlcli.errors import NumericError
 
+PART = re.compile(r"shard-(\d+)-model-\d+-of-\d+\.safetensors")
+"""Name of a file with a rank's parts: the rank, counted from 1, and the number of the file among those of the rank."""
+WHOLE = "whole_shape"
+"""Key of the shape of the whole tensor, next to the offsets that torch needs: from it a rank knows, without looking
+into the files of all others, whether a file is of the same tensor."""
 Tensors = Mapping[str, torch.Tensor | FlatPart]
 
 
@@ -32,6 +36,8 @@ class Part:
     tensor: torch.Tensor
     offsets: tuple[int, ...]
     """Where it begins in the whole tensor."""
+    whole: tuple[int, ...]
+    """Shape of the whole tensor."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
 def size_of(tensors: Tensors, leads: bool) -> int:
     """Bytes that a rank would copy of these tensors."""
     kept = [tensor for tensor in tensors.values() if _is_ours(tensor, leads)]
-    return sum(local.numel() * local.element_size() for tensor in kept for local, _ in _local(tensor))
+    return sum(local.numel() * local.element_size() for tensor in kept for local, _ in local_blocks(tensor))
 
 
 def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
@@ -84,54 +90,36 @@ def refuse_nonfinite(copy: HostCopy) -> None:
             raise NumericError(f"{name} holds values that are not finite; no checkpoint is written", code="F35")
 
 
-def fill(tensors: Tensors, folder: Path) -> None:
-    """Read into live tensors, in place; each rank reads its part. Raises ModelError if one is missing or has another
-    shape."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    reader = HuggingFaceStorageReader(str(folder))
-    kept = reader.read_metadata().state_dict_metadata
-    for name, tensor in tensors.items():
-        if name not in kept:
-            raise ModelError(f"{folder} has no {name}", hint="the checkpoint is of another model")
-        if tuple(kept[name].size) != tuple(tensor.shape):  # type: ignore[union-attr]
-            found = tuple(kept[name].size)  # type: ignore[union-attr]
-            raise ModelError(f"{name} has shape {found} in {folder}, and {tuple(tensor.shape)} in the model")
-    try:
-        with warnings.catch_warnings():  # without a process group it warns that there is one process
-            warnings.simplefilter("ignore", UserWarning)
-            load(dict(tensors), storage_reader=reader, planner=_planner(), no_dist=True)
-    except CheckpointException as error:
-        raise ModelError(f"{folder} cannot be read: {next(iter(error.failures.values()))[0]}") from error
+def writer_of(path: str) -> int | None:
+    """The rank that wrote a file of a checkpoint, if its name says so."""
+    named = PART.fullmatch(path.rpartition("/")[2])
+    return int(named[1]) - 1 if named else None
 
 
-def _planner() -> Any:
-    """Reads into any object that lists its chunks, as `FlatPart` does; the default planner supports only tensors,
-    because it first looks through nested dictionaries."""
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-    from torch.distributed.checkpoint.utils import find_tensor_shard
-
-    class Flat(DefaultLoadPlanner):
-        def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
-            self.state_dict = self.original_state_dict = state_dict
-            self.metadata, self.is_coordinator = metadata, is_coordinator
-
-        def lookup_tensor(self, index: Any) -> torch.Tensor:
-            return find_tensor_shard(self.state_dict[index.fqn], index)
-
-    return Flat(flatten_state_dict=False, flatten_sharded_tensors=False)
+def writers_of(tensors: Tensors, rank: int, first: int) -> set[int]:
+    """The ranks that write, in the present layout, the blocks that this rank holds. `first`: the rank that leads
+    the role."""
+    writers = {rank}
+    shares: list[Any] = [*tensors.values()]
+    for tensor in shares:
+        if hasattr(tensor, "placements"):
+            place = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
+            at = tuple(0 if placement.is_replicate() else coordinate for coordinate, placement in place)
+            writers.add(int(tensor.device_mesh.mesh[at]))
+        elif not isinstance(tensor, FlatPart):
+            writers.add(first)
+    return writers
 
 
 def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[Part, ...]]:
     parts = {}
     for name, tensor in tensors.items():
         if _is_ours(tensor, leads):
-            blocks = [(local, offsets) for local, offsets in _local(tensor) if local.numel()]
+            blocks = [(local, offsets) for local, offsets in local_blocks(tensor) if local.numel()]
             if blocks:
                 parts[name] = tuple(
-                    Part(local.detach().to("cpu", copy=again).contiguous(), offsets) for local, offsets in blocks
+                    Part(local.detach().to("cpu", copy=again).contiguous(), offsets, tuple(tensor.shape))
+                    for local, offsets in blocks
                 )
     return parts
 
@@ -150,7 +138,7 @@ def _is_ours(tensor: Any, leads: bool) -> bool:
     return all(coordinate == 0 for coordinate, placement in place if placement.is_replicate())
 
 
-def _local(tensor: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+def local_blocks(tensor: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
     """The blocks that this rank holds, and where they begin."""
     if isinstance(tensor, FlatPart):
         return [(box.tensor, box.offsets) for box in tensor.boxes()]
@@ -183,8 +171,10 @@ def _write_parts(parts: Mapping[str, tuple[Part, ...]], folder: Path, rank: int)
     files = []
     for number in range(count):
         layer = {name: blocks[number] for name, blocks in parts.items() if number < len(blocks)}
-        offsets = {name: {SAVED_OFFSETS_KEY: list(part.offsets)} for name, part in layer.items()}
-        metadata = {"format": "pt", CUSTOM_METADATA_KEY: json.dumps(offsets)}
+        offsets = {
+            name: {SAVED_OFFSETS_KEY: list(part.offsets), WHOLE: list(part.whole)} for name, part in layer.items()
+        }
+        metadata = {CUSTOM_METADATA_KEY: json.dumps(offsets)}  # a single entry: several are written in random order
         files.append(folder / f"shard-{rank + 1:05d}-model-{number + 1:05d}-of-{count:05d}.safetensors")
         save_file({name: part.tensor for name, part in layer.items()}, files[-1], metadata=metadata)
     return files

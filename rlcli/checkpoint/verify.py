@@ -1,4 +1,8 @@
-"""Which checkpoints exist, and whether they are whole: judged by digests, never by a name."""
+"""Which checkpoints exist, and whether they are whole: judged by digests, never by a name.
+
+Nothing is loaded before its digest was computed and found right. For a run that resumes, the ranks do that, each for a
+part of the files (see `runtime.verification`): the master compares names and sizes, which finds what is incomplete.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import errno
 import hashlib
 import os
 import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,11 +24,14 @@ SUPERSEDED = ".old-"
 """Name prefix of a checkpoint that made way for a new one of the same step; it counts until the new one exists."""
 NAME = re.compile(rf"(?:{re.escape(SUPERSEDED)})?step-(?P<step>\d{{12}})")
 State = Literal["ok", "incomplete", "corrupt"]
+THREADS = len(os.sched_getaffinity(0))
+"""Files that are read at the same time, unless the process is one of several that share the machine."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every byte was found to match its manifest."""
+    """A checkpoint whose manifest is valid, and whose files are there with their sizes. Whoever loads one of them must
+    know that its content was verified too."""
 
     path: Path
     manifest: Manifest
@@ -79,15 +88,28 @@ def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, u
     except ModelError as error:
         return Report(checkpoint, None, (error,))
     there = files_under(checkpoint)
-    wanted = (file for file in manifest.files.values() if file.path.startswith(under))
-    found = (_fault(checkpoint, file, there, read) for file in wanted)
+    wanted = [file for file in manifest.files.values() if file.path.startswith(under)]
+    incomplete = {file.path: fault for file in wanted if (fault := _incomplete(checkpoint, file, there))}
+    complete = [file for file in wanted if file.path not in incomplete]
+    damaged = damaged_files(checkpoint, complete, THREADS) if read else []
     strangers = tuple(sorted(there.keys() - {*manifest.files, MANIFEST}))
-    return Report(checkpoint, manifest, tuple(fault for fault in found if fault), strangers)
+    return Report(checkpoint, manifest, (*incomplete.values(), *damaged), strangers)
+
+
+def damaged_files(checkpoint: Path, files: Iterable[FileDigest], threads: int) -> list[ModelError]:
+    """What is wrong with files of a checkpoint, reading every byte of them."""
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        faults = pool.map(lambda file: _damage(checkpoint, file, read=True), files)
+    return [fault for fault in faults if fault]
 
 
 def verify(checkpoint: Path, run_id: str | None = None) -> Checkpoint:
     """Read every byte of a checkpoint. Raises ModelError with the file that is missing, short, changed or a link."""
-    report = examine(checkpoint, run_id=run_id)
+    return _checked(checkpoint, run_id, read=True)
+
+
+def _checked(checkpoint: Path, run_id: str | None, read: bool) -> Checkpoint:
+    report = examine(checkpoint, run_id=run_id, read=read)
     if report.manifest is None or report.faults:
         raise report.faults[0]
     return Checkpoint(checkpoint, report.manifest, report.strangers)
@@ -98,15 +120,26 @@ def newest_verified(folder: Path, run_id: str | None = None) -> tuple[Checkpoint
 
     Raises ModelError F85 for one that a newer rlcli wrote: it is not damaged, and must not be passed over.
     """
-    rejected: list[ModelError] = []
+    rejected: dict[Path, ModelError] = {}
+    return _newest(folder, run_id, rejected, read=True), [*rejected.values()]
+
+
+def newest_complete(folder: Path, run_id: str, rejected: dict[Path, ModelError]) -> Checkpoint | None:
+    """The newest checkpoint whose files are there with their sizes, apart from those that are `rejected`; why each
+    newer one is not complete is added to these. Raises ModelError F85 as `newest_verified` does."""
+    return _newest(folder, run_id, rejected, read=False)
+
+
+def _newest(folder: Path, run_id: str | None, rejected: dict[Path, ModelError], read: bool) -> Checkpoint | None:
     for path in checkpoints_in(folder):
-        try:
-            return verify(path, run_id), rejected
-        except ModelError as error:
-            if error.code == NEWER_FORMAT:
-                raise
-            rejected.append(error)
-    return None, rejected
+        if path not in rejected:
+            try:
+                return _checked(path, run_id, read)
+            except ModelError as error:
+                if error.code == NEWER_FORMAT:
+                    raise
+                rejected[path] = error
+    return None
 
 
 def belongs(path: Path, run_id: str) -> bool:
@@ -130,11 +163,16 @@ def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> 
         raise ModelError(what, where=str(checkpoint), code="F19")
 
 
-def _fault(checkpoint: Path, file: FileDigest, there: dict[str, Path], read: bool) -> ModelError | None:
-    """What is wrong with a file, if anything is."""
-    path = checkpoint / file.path
+def _incomplete(checkpoint: Path, file: FileDigest, there: dict[str, Path]) -> ModelError | None:
+    """What is wrong with a file, as far as its name and size tell."""
     if file.path not in there:  # it may be behind a link, which is not followed
-        return ModelError("it is missing", where=str(path), code="F20")
+        return ModelError("it is missing", where=str(checkpoint / file.path), code="F20")
+    return _damage(checkpoint, file, read=False)
+
+
+def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None:
+    """What is wrong with a file that is there; without `read` only its size is looked at."""
+    path = checkpoint / file.path
     try:
         with os.fdopen(open_to_read(path), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size

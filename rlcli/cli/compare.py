@@ -70,13 +70,13 @@ def print_groups(groups: Sequence[RunGroup]) -> None:
     for group, results in zip(groups, found, strict=True):
         steps = max((int(record["step"]) for records in group.records for record in records), default=0)
         rows.append((group.label, str(len(group.runs)), str(steps), *(_text(results.get(name)) for name in names)))
-    print_table(["", "runs", "steps", *names], rows)
+    print_table(["", "runs", "steps", *names], rows, numbers=True)
 
 
 def _text(result: Result | None) -> str:
     if result is None:
         return "-"
-    return short(result.mean) + (f"±{result.spread:.2g}" if result.spread is not None else "")
+    return short(result.mean) + (f" ±{result.spread:.2g}" if result.spread is not None else "")
 
 
 def _runs_of(word: str, runs: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from rlcli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from rlcli.launch.answering import Answer, Answerer
+    from rlcli.recipe.prompt_format import PromptFormat
 
 MOST = 64 << 20
 """Maximum size of the prompts, in bytes."""
@@ -30,7 +31,7 @@ def generate(
         Path | None, typer.Option("--file", metavar="FILE", help="A prompt on each line; - is standard input.")
     ] = None,
     system: options.System = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a template.")] = False,
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")] = 1,
     max_new_tokens: options.MaxNewTokens = 256,
     temperature: options.Temperature = 0.0,
@@ -40,16 +41,18 @@ def generate(
     step: options.StepNumber = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Generate responses to prompts; without --prompt and --file, standard input is one prompt.
+    """Generate responses to prompts; without --prompt and --file, standard input is one prompt. A run's model gets
+    them in the format of the rows that it was trained on.
 
-    Example: rlcli generate runs/ppo_math/20261121-120000 --prompt "What is 17+5-9?"
+    Example: rlcli generate runs/ppo_math/20261121-120000 --prompt "What is 14+4-5-5?"
     """
     from rlcli.observe.status_line import status_line
 
     prompts = _prompts(prompt, file)
     settings = options.sampling(max_new_tokens, temperature, top_p, samples)
-    with options.answering(model, role, step, seed) as (_, answerer):
-        tokens = [_tokens(answerer, text, system, raw) for text in prompts]
+    with options.answering(model, role, step, seed) as (found, answerer):
+        style = _format(found.run, system, raw)
+        tokens = [_tokens(answerer, text, style) for text in prompts]
         if len(tokens) == 1 and samples == 1 and not as_json:
             _print_stream(answerer.stream(tokens[0], settings))
             return
@@ -85,12 +88,27 @@ def _read(file: Path) -> str:
         raise DataError(f"{file} cannot be read: {error}", code="F31") from None
 
 
-def _tokens(answerer: Answerer, text: str, system: str | None, raw: bool) -> list[int]:
-    """Tokens of a prompt, through the chat template if there is one."""
-    if raw or not answerer.chats:
-        return answerer.tokens_of_text(text if system is None else f"{system}\n\n{text}")
+def _format(run: Path | None, system: str | None, raw: bool) -> PromptFormat:
+    """How prompts are written: as in the recipe of the run, if one is named, with another system prompt if given."""
+    from rlcli.observe.run_comparison import recorded_recipe
+    from rlcli.recipe.prompt_format import PromptFormat, prompt_format
+    from rlcli.recipe.schema import Recipe
+
+    if raw:
+        return PromptFormat(system=system, chat=False)
+    if run is None:
+        return PromptFormat(system=system)
+    of_run = prompt_format(Recipe.model_validate(recorded_recipe(run)))
+    return replace(of_run, system=system if system is not None else of_run.system)
+
+
+def _tokens(answerer: Answerer, text: str, style: PromptFormat) -> list[int]:
+    """Tokens of a prompt, through the chat template if its format has one."""
+    prompt, system = style.prompt(text), style.system
+    if style.chat is False or not answerer.chats:
+        return answerer.tokens_of_text(prompt if system is None else f"{system}\n\n{prompt}")
     first = [{"role": "system", "content": system}] if system is not None else []
-    return answerer.tokens_of([*first, {"role": "user", "content": text}])
+    return answerer.tokens_of([*first, {"role": "user", "content": prompt}])
 
 
 def _print_stream(pieces: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.cli.output import print_json, print_text
+from rlcli.cli.output import print_json, print_talk, print_text
 
 if TYPE_CHECKING:
     from rlcli.launch.slurm.submit import Batch
@@ -21,6 +21,7 @@ def tell_script(batch: Batch, as_json: bool) -> int:
         print_json({"ok": True, "dry_run": True, "folder": str(batch.folder), "runs": runs, "script": script})
     else:
         print_text(script.rstrip("\n"))
+        print_talk(f"nothing is submitted; the script needs {batch.folder}, which rlcli makes without --dry-run")
     return 0
 
 

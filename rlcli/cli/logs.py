@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -66,8 +67,16 @@ def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str,
     if files:
         known = ", ".join(files)
         raise ResourceError(f"{overview.folder} has no log of rank {rank}", hint=f"it has those of {known}", code="F72")
-    hint = "a run of one process (launch=inline) writes to its terminal; rlcli status RUN says how it ended"
-    raise ResourceError(f"{overview.folder} has no logs", hint=hint, code="F72")
+    raise ResourceError(f"{overview.folder} has no logs", hint=_why_there_are_none(overview), code="F72")
+
+
+def _why_there_are_none(overview: Overview) -> str:
+    look = f"rlcli status {shlex.quote(str(overview.folder))}"
+    if overview.state in ("submitted", "waiting"):
+        return f"job {overview.job} has not begun; {look} shows why it waits"
+    if overview.job is not None:
+        return f"job {overview.job} has not written any: {look} says how it ended"
+    return f"a run of one process (launch=inline) writes to its terminal; {look} says how it ended"
 
 
 def _as_text(files: Mapping[str, Path]) -> Callable[[str, str], None]:

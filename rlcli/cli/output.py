@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -52,13 +53,18 @@ def print_piece(text: str) -> None:
 
 
 def print_talk(text: str) -> None:
-    """Print a note on stderr, safe for a terminal; nothing with `--quiet`."""
+    """Print a note on stderr, safe for a terminal, after all that is on stdout; nothing with `--quiet`."""
     if not quiet:
+        flush()
         _talk(escape_control(text))
 
 
 def print_error(error: RlcliError) -> None:
-    """Print an error on stderr, each hint on its own line, wrapped to the terminal, with ids and hints highlighted."""
+    """Print an error on stderr, each hint on its own line, wrapped to the terminal, with ids and hints highlighted.
+
+    It is printed even if stdout cannot be written, which the next flush reports."""
+    with contextlib.suppress(OutputClosed, OutputFailed):
+        flush()
     width = terminal_width() if sys.stderr.isatty() else sys.maxsize
     text = "\n".join(_error_lines(error, width))
     if has_colour(sys.stderr):
@@ -97,24 +103,54 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Print a table that fits the terminal, 80 columns if there is none; the last column wraps."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, *, numbers: bool = False
+) -> None:
+    """Print a table that fits the terminal, 80 columns if there is none; the last column wraps. `numbers`: all columns
+    but the first hold numbers, and wrap between them only."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=index == 0, overflow="fold", ratio=1 if index == len(columns) - 1 else None)
-    for row in rows:
-        table.add_row(*(Text(escape_control(cell)) for cell in row))
     paper = io.StringIO()
     console = Console(file=paper, highlight=False, soft_wrap=False, force_terminal=has_colour(sys.stdout))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
+    cells = [[escape_control(cell) for cell in row] for row in rows]
+    widths = _widths_of_numbers([columns, *cells], console.width) if numbers else [None] * len(columns)
+    for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        is_last = index == len(columns) - 1 and not numbers
+        is_whole = index == 0 and not numbers
+        table.add_column(column, no_wrap=is_whole, overflow="fold", ratio=1 if is_last else None, width=width)
+    for row in cells:
+        table.add_row(*map(Text, row))
     if title:
         console.print(Text(title, style="bold"))
     console.print(table)
     write_text("".join(line.rstrip() + "\n" for line in paper.getvalue().splitlines()))
+
+
+GAP = 3
+"""Characters between two columns of a table."""
+NARROWEST = 12
+"""Minimum width of a column of names."""
+
+
+def _widths_of_numbers(lines: Sequence[Sequence[str]], width: int) -> list[int | None]:
+    """The widths of a table's columns: as wide as they are if they fit; else those of numbers are as wide as their
+    longest word, and the first column has the rest."""
+    whole = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    gaps = GAP * (len(whole) - 1)
+    if sum(whole) + gaps <= width:
+        return list(whole)
+    least = [max(map(len, " ".join(column).split())) for column in zip(*lines, strict=True)]
+    widths = [min(whole[0], max(NARROWEST, width - gaps - sum(least[1:]))), *least[1:]]
+    spare = width - gaps - sum(widths)
+    for index, cells in enumerate(zip(*lines[1:], strict=True)):  # a wrapped number is harder to read than its heading
+        more = max(0, min(spare, max(map(len, cells)) - widths[index]))
+        widths[index] += more
+        spare -= more
+    return list(widths)
 
 
 def print_styled(*parts: tuple[str, str]) -> None:

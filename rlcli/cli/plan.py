@@ -9,7 +9,7 @@ import typer
 
 from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
-from rlcli.errors import UsageError
+from rlcli.errors import ResourceError, UsageError
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 
 
@@ -30,6 +30,12 @@ def plan(
         float | None,
         typer.Option("--device-memory", metavar="GIB", help="Report what fits on such a device, and what would help."),
     ] = None,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Show what each call reads and makes, and the calls of a few steps in time.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 6 unless memory and disk are known to suffice.")
+    ] = False,
     commands: Annotated[bool, typer.Option("--commands", help="Print the command for each node instead.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="For --commands: folder of the run.")
@@ -44,6 +50,8 @@ def plan(
     from rlcli.topology.memory import GIB
     from rlcli.topology.report import make_plan, plan_json
 
+    if strict and device_memory is None:
+        raise UsageError("--strict needs the memory of a device", hint="for example --device-memory 80")
     if device_memory is not None and not 0 < device_memory < 1e6:
         raise UsageError(f"--device-memory is {device_memory}; it must be a number of GiB", hint="for example 80")
     resolved = load(recipe, overrides, with_)
@@ -65,7 +73,11 @@ def plan(
     else:
         from rlcli.topology.text import plan_lines
 
-        for line in plan_lines(made):
+        for line in plan_lines(made, graph):
             print_text(line)
         for warning in recipe_warnings(resolved):
             print_talk(f"warning: {warning}")
+    if strict and made.shortfalls:
+        for shortfall in made.shortfalls:
+            print_talk(f"does not fit: {shortfall}")
+        raise typer.Exit(ResourceError.exit_code)

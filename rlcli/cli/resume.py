@@ -11,7 +11,7 @@ import typer
 from rlcli.cli.arguments import Overrides, Quiet, RunName
 from rlcli.cli.jobs import tell_submitted
 from rlcli.cli.output import print_text
-from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
+from rlcli.cli.supervision import NoSupervisor, is_to_supervise, keep_run_private, supervise
 from rlcli.cli.train import tell
 from rlcli.observe.run_search import find_run
 
@@ -36,6 +36,7 @@ def resume(
 
     Example: rlcli resume runs/ppo_math/20261121-120000 train.steps=80
     """
+    keep_run_private(context)
     is_parent = is_to_supervise(context, no_supervisor)
 
     from rlcli.launch.resume import resume_run

@@ -139,6 +139,9 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
     if progress.seconds_per_step is not None:
         rate = f", {short(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second is not None else ""
         facts.append(("pace", f"{short(progress.seconds_per_step)} s per step{rate}"))
+    if progress.restarts:
+        counts = ", ".join(f"{group} {number}" for group, number in sorted(progress.restarts.items()))
+        facts.append(("started again", counts))
     if one.is_under_way and progress.eta is not None:
         facts.append(("time left", clock_time(progress.eta)))
     if (step := _committed(one)) is not None:
@@ -206,6 +209,7 @@ def _details(one: Overview, progress: Progress) -> dict[str, Any]:
         "seconds_per_step": progress.seconds_per_step,
         "seconds_left": progress.eta if one.is_under_way else None,
         "checkpoint": _committed(one),
+        "restarts": dict(progress.restarts),
         "supervisor": one.holder.supervisor.pid if one.holder is not None and one.holder.supervisor else None,
         "processes": [{"name": name, **asdict(process)} for name, process in read_processes(one.folder)],
     }

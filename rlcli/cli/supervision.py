@@ -16,7 +16,7 @@ import typer
 
 from rlcli.errors import WorkerError
 from rlcli.launch import lifeline
-from rlcli.processes import STOP_SIGNALS, die_with_parent
+from rlcli.processes import STOP_SIGNALS, die_with_parent, keep_private
 
 WHOLE_PROCESS = "whole process"
 """Set in a command's context if the process was started only for this command."""
@@ -37,6 +37,16 @@ def is_to_supervise(context: typer.Context, no_supervisor: bool) -> bool:
     follow the wrong process."""
     if lifeline.attach() or no_supervisor or sys.gettrace() is not None:
         return False
+    return _is_whole_process(context)
+
+
+def keep_run_private(context: typer.Context) -> None:
+    """Give everything that the run writes from now on to its owner alone, if this process is only for this command."""
+    if _is_whole_process(context):
+        keep_private()
+
+
+def _is_whole_process(context: typer.Context) -> bool:
     return bool((context.obj or {}).get(WHOLE_PROCESS))
 
 

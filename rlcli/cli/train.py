@@ -14,7 +14,7 @@ from rlcli.cli.compare import print_groups
 from rlcli.cli.jobs import tell_script, tell_submitted
 from rlcli.cli.output import print_json, print_talk
 from rlcli.cli.status import as_document
-from rlcli.cli.supervision import NoSupervisor, is_to_supervise, supervise
+from rlcli.cli.supervision import NoSupervisor, is_to_supervise, keep_run_private, supervise
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def train(
         return _sweep(planned, base, at_once, run_dir, dry_run, no_check, as_json)
     if at_once is not None:
         raise UsageError("--at-once is for sweeps", hint="add --sweep KEY=VALUE,VALUE or --seeds N")
+    keep_run_private(context)
     is_parent = is_to_supervise(context, no_supervisor)
 
     from rlcli.recipe.warm_start import chain

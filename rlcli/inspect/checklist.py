@@ -13,9 +13,9 @@ from rlcli.inspect.constructors import component_faults
 from rlcli.inspect.devices import list_gpus
 from rlcli.inspect.doubtful import recipe_warnings
 from rlcli.inspect.findings import Finding, count, failure, grouped
-from rlcli.inspect.model_files import check_model_files
+from rlcli.inspect.model_files import check_model_files, faults_beyond_roles
 from rlcli.inspect.packing import check_packing
-from rlcli.inspect.reward_checks import check_reward, scores_texts
+from rlcli.inspect.reward_checks import check_reward, scores_responses, scores_texts, try_reward
 from rlcli.inspect.row_checks import (
     Limits,
     check_ends,
@@ -88,23 +88,26 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     if datasets:
         yield from _check_tokenizer(subject, next(iter(datasets.values())).tokenizer)
     yield from _check_rows(subject, datasets, looked_at)
+    components = [] if missing else list(_check_components(resolved))
+    if all(finding.level == "ok" for finding in components):  # otherwise the same fault would be reported again
+        yield from _check_rewards(resolved, datasets, looked_at)
     yield from _check_held_out(resolved, datasets, looked_at)
-    if not missing:
-        yield from _check_components(resolved)
+    yield from components
     yield _check_devices(resolved)
     yield from _check_doubtful(resolved)
 
 
 def quick_checks(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: int = 50) -> Iterator[Finding]:
     """What up to `rows` rows of already open datasets show: masks, ends, lengths, templates, rewards."""
-    yield from _check_rows(_Subject(resolved), datasets, {name: one.sample(rows) for name, one in datasets.items()})
+    looked_at: Rows = {name: one.sample(rows) for name, one in datasets.items()}
+    yield from _check_rows(_Subject(resolved), datasets, looked_at)
+    yield from _check_rewards(resolved, datasets, looked_at)
     yield from _check_doubtful(resolved)
 
 
 def _check_rows(subject: _Subject, datasets: Mapping[str, OpenDataset], looked_at: Rows) -> Iterator[Finding]:
     for name, opened in datasets.items():
         yield from _check_dataset(subject, opened, looked_at[name])
-    yield from _check_rewards(subject.resolved, looked_at)
 
 
 def _check_recipe(resolved: Resolved) -> Finding:
@@ -140,6 +143,7 @@ def _check_models(subject: _Subject) -> Iterator[Finding]:
             yield _describe_model(subject, name, about)
         except RlcliError as error:
             yield failure(about, error)
+    yield from (failure("models", error) for error in faults_beyond_roles(subject.resolved))
 
 
 def _describe_model(subject: _Subject, name: str, about: str) -> Finding:
@@ -250,16 +254,20 @@ def _check_held_out(resolved: Resolved, datasets: Mapping[str, OpenDataset], row
 # -- rewards and devices ---------------------------------------------------------------------------------
 
 
-def _check_rewards(resolved: Resolved, rows: Rows) -> Iterator[Finding]:
-    """Each reward that can score texts, on the rows that it will receive."""
+def _check_rewards(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: Rows) -> Iterator[Finding]:
+    """Each reward that needs no model, on the rows that it will receive."""
     recipe = resolved.recipe
     graphs = [(recipe.train.dataset, recipe.graph)]
     if recipe.train.eval.dataset is not None:
         graphs.append((recipe.train.eval.dataset, recipe.train.eval.graph))
     for dataset, graph in graphs:
         for name, call in graph.items():
-            if dataset in rows and scores_texts(call):
+            if not rows.get(dataset):
+                continue
+            if scores_texts(call):
                 yield check_reward(name, call, rows[dataset])
+            elif scores_responses(recipe, call):
+                yield try_reward(name, call, datasets[dataset].tokenizer.tokenizer, rows[dataset])
 
 
 def _check_doubtful(resolved: Resolved) -> Iterator[Finding]:

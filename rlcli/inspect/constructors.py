@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
-    """Errors that interfaces and backends raise about their arguments when they are made: some invalid combinations are
+    """Errors that interfaces and backends raise when they are made, about their arguments or what these name: some are
     found no other way. Imports their files, and thus torch; datasets are opened when they are read."""
     reported: set[str] = set()
     for path, kind, component in components_of(resolved.recipe):
         try:
             if kind == "interfaces":
-                registry.make_interface(ModelInterfaceAbstraction(component.type, component.args))
+                registry.make_interface(ModelInterfaceAbstraction(component.type, component.args)).check_ready()
             elif kind == "backends":
                 registry.make_backend(ModelBackendAbstraction(component.type, component.args))
         except RlcliError as error:

@@ -32,6 +32,12 @@ def model_faults(resolved: Resolved) -> Iterator[RlcliError]:
     """Everything that is wrong with the models of a recipe: those of its roles, and those that its interfaces load."""
     for role in resolved.recipe.models:
         yield from _faults_of_role(resolved, role)
+    yield from faults_beyond_roles(resolved)
+
+
+def faults_beyond_roles(resolved: Resolved) -> Iterator[RlcliError]:
+    """What is wrong with the models of a recipe apart from each role's own files: together they are too large, ranks
+    cannot share their heads, or an interface loads a model that is not whole."""
     yield from _too_large(resolved)
     yield from _undivided_heads(resolved)
     graphs = ((("graph",), resolved.recipe.graph), (("train", "eval", "graph"), resolved.recipe.train.eval.graph))

@@ -1,4 +1,4 @@
-"""Whether a reward accepts the answers that the rows call right, and no others."""
+"""Whether a reward accepts the answers that the rows call right, and no others; whether it scores rows at all."""
 
 from __future__ import annotations
 
@@ -6,23 +6,81 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlcli import registry
-from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.data import Preview
-from rlcli.api.interface import ANSWER_FORMS
+from rlcli.api.interface import ANSWER_FORMS, ModelInterface
+from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.errors import RlcliError
 from rlcli.inspect.findings import Finding, failure
 from rlcli.inspect.row_checks import place
 from rlcli.inspect.text import shortened
-from rlcli.recipe.components import signature_of
-from rlcli.recipe.schema import Call
+from rlcli.recipe.components import declared, declared_of_call, signature_of
+from rlcli.recipe.schema import Call, Recipe
 
 MOST = 64
 """Rows whose answers are tried."""
+FEW = 8
+"""Rows on which a reward is tried that scores only batches."""
+TEXT_KEYS = {SEQUENCES, PROMPT_MASK}
+"""What a batch of responses holds before any other call."""
 
 
 def scores_texts(call: Call) -> bool:
     """Whether the interface of a call offers `score_texts`; determined from its source."""
     return "score_texts" in signature_of("interfaces", call.interface.type).methods
+
+
+def scores_responses(recipe: Recipe, call: Call) -> bool:
+    """Whether a call gives rewards to responses alone, without a model, and may be tried."""
+    read, written = declared_of_call("READS", call), declared_of_call("WRITES", call)
+    return (
+        call.call == "inference"
+        and not recipe.models[call.model].has_weights
+        and read is not None
+        and TEXT_KEYS.issuperset(read.needed)
+        and written is not None
+        and REWARDS in written.needed
+        and declared("interfaces", call.interface.type, "TRIED") is not False
+    )
+
+
+def try_reward(name: str, call: Call, tokenizer: Any, rows: Sequence[Preview]) -> Finding:
+    """Let a reward score a few rows, each with its answer as the response."""
+    about, tried = f"{name} reward", _spread(rows, FEW)
+    try:
+        interface = registry.make_interface(ModelInterfaceAbstraction(call.interface.type, call.interface.args))
+        rewards = _rewards(interface, tokenizer, tried)
+    except RlcliError as error:
+        return failure(about, error)
+    except Exception as error:  # whatever a user's reward raises
+        return _failed(about, call, error)
+    says = f"{len(tried)} rows scored with their answers as responses, from {min(rewards):g} to {max(rewards):g}"
+    return Finding(level="ok", about=about, says=says)
+
+
+def _rewards(interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview]) -> list[float]:
+    import torch
+
+    from rlcli.api.data import SequenceSample
+    from rlcli.api.model import Model
+
+    responses = [tokenizer(str(row.metadata.get("answer", "")), add_special_tokens=False).input_ids for row in rows]
+    prompts = [row.sequences[0] for row in rows]
+    tokens = [token for pair in zip(prompts, responses, strict=True) for part in pair for token in part]
+    mask = [
+        is_prompt
+        for prompt, response in zip(prompts, responses, strict=True)
+        for is_prompt in (*[True] * len(prompt), *[False] * len(response))
+    ]
+    data = SequenceSample.from_default(
+        ids=[row.id for row in rows],
+        seqlens=[len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)],
+        data={SEQUENCES: torch.tensor(tokens), PROMPT_MASK: torch.tensor(mask)},
+        metadata={key: [row.metadata.get(key) for row in rows] for key in rows[0].metadata},
+    )
+    model = Model("reward", None, tokenizer, torch.device("cpu"))
+    made: Any = interface.inference(model, data, MicroBatchSpec())
+    return [float(reward) for reward in made.data[REWARDS]]
 
 
 def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
@@ -35,17 +93,25 @@ def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
             says=f"{len(without)} of {len(rows)} rows looked at have no answer to compare a response with",
             fix="take a dataset whose rows have answers, such as math_prompts",
         )  # fmt: skip
-    tried = [rows[number * len(rows) // min(MOST, len(rows))] for number in range(min(MOST, len(rows)))]
+    tried = _spread(rows, MOST)
     try:
         interface: Any = registry.make_interface(ModelInterfaceAbstraction(call.interface.type, call.interface.args))
         return _judge(about, interface, tried)
     except RlcliError as error:
         return failure(about, error)
     except Exception as error:  # whatever a user's reward raises
-        return Finding(
-            level="FAIL", about=about, says=f"{call.interface.type} fails: {type(error).__name__}: {error}",
-            code="F51", exit_code=7,
-        )  # fmt: skip
+        return _failed(about, call, error)
+
+
+def _spread(rows: Sequence[Preview], most: int) -> list[Preview]:
+    """At most so many of the rows, evenly spread."""
+    count = min(most, len(rows))
+    return [rows[number * len(rows) // count] for number in range(count)]
+
+
+def _failed(about: str, call: Call, error: Exception) -> Finding:
+    says = f"{call.interface.type} fails: {type(error).__name__}: {error}"
+    return Finding(level="FAIL", about=about, says=says, code="F51", exit_code=7)
 
 
 def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:

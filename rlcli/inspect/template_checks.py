@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcli.api.chat_template import conversation_text
 from rlcli.api.data import Preview
+from rlcli.api.special_tokens import unmarked
 from rlcli.inspect.findings import Finding
 from rlcli.inspect.row_checks import Limits, place
 from rlcli.inspect.text import shortened
@@ -42,9 +43,9 @@ def _both_ways(tokenizer: Any, row: Preview) -> tuple[str, str, str]:
     answer = row.answers[0] if row.answers else str(row.metadata.get("answer", "42"))
     messages = [{"role": "system", "content": row.system}] if row.system is not None else []
     messages.append({"role": "user", "content": row.prompt or ""})
-    prompt = conversation_text(tokenizer, messages, add_generation_prompt=True)
+    prompt = unmarked(conversation_text(tokenizer, messages, add_generation_prompt=True))
     turn = {"role": "assistant", "content": answer}
-    return prompt, conversation_text(tokenizer, [*messages, turn], add_generation_prompt=False), answer
+    return prompt, unmarked(conversation_text(tokenizer, [*messages, turn], add_generation_prompt=False)), answer
 
 
 def _not_a_prefix(about: str, row: Preview, prompt: str, whole: str, broken: int, looked_at: int) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from rlcli.errors import escape_control
 from rlcli.inspect.token_marks import Token
 
 STYLE = """
@@ -27,21 +28,27 @@ dt { font-weight: 600; float: left; clear: left; width: 6rem; } dd { margin-left
 
 def token_page(title: str, facts: Sequence[tuple[str, str]], sequences: Sequence[Sequence[Token]], follows: str) -> str:
     """The page. `facts`: (name, value) pairs for the top; `follows`: shown after a prompt that awaits a response."""
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    title, follows = _safe(title), _safe(follows)
+    listed = "".join(f"<dt>{_safe(name)}</dt><dd>{_safe(value)}</dd>" for name, value in facts)
     parts = []
     for number, tokens in enumerate(sequences, start=1):
         if len(sequences) > 1:
             parts.append(f"<h2>sequence {number} of {len(sequences)}</h2>")
         body = "".join(_span(token) for token in tokens)
-        tail = f'<span class="follows">{escape(follows)}</span>' if follows else ""
+        tail = f'<span class="follows">{follows}</span>' if follows else ""
         parts.append(f"<pre>{body}{tail}</pre>")
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width">'
-        f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n<dl>{listed}</dl>\n"
+        f"<style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<dl>{listed}</dl>\n"
         + "\n".join(parts)
         + "\n<p>Green is trained on, the rest is masked; blue tokens have a job of their own.</p></body></html>\n"
     )
+
+
+def _safe(text: str) -> str:
+    """A text as HTML, its control characters escaped."""
+    return escape(escape_control(text))
 
 
 def _span(token: Token) -> str:

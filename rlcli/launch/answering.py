@@ -65,13 +65,12 @@ class Answerer:
 
     def tokens_of(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation, up to where the assistant's next message begins. Raises ModelError."""
-        from rlcli.api.chat_template import conversation_text
+        from rlcli.api.chat_template import conversation_tokens
 
         if not self.chats:
             hint = "rlcli generate continues a text without one"
             raise ModelError(f"the tokenizer of {self.source} has no chat template", hint=hint, code="F32")
-        text = conversation_text(self.tokenizer, messages, add_generation_prompt=True, day=date.today())
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return conversation_tokens(self.tokenizer, messages, add_generation_prompt=True, day=date.today())
 
     def tokens_of_text(self, text: str) -> list[int]:
         """Tokens of a text to be continued, with those that the tokenizer prepends."""

@@ -10,15 +10,15 @@ import signal
 import subprocess
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlcli.files import make_folder, private_file, replace_file
 from rlcli.inspect.cores import available_cores
-from rlcli.launch.launcher import Death
+from rlcli.launch.launcher import Death, Restart
 from rlcli.launch.server import agent_command
-from rlcli.processes import STOP_SIGNALS, die_with_parent
+from rlcli.processes import STOP_SIGNALS, die_with_parent, ended_how
 from rlcli.project import VARIABLE, current_project
 from rlcli.server_slot import ServerSlot
 from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, Group, process_folder
@@ -84,6 +84,10 @@ class Members:
         self._processes: dict[tuple[str, int], Process] = {}
         self._replaced: Counter[tuple[str, int]] = Counter()
         self._given_up: dict[tuple[str, int], Death] = {}
+        self._slots: dict[tuple[str, int], ServerSlot] = {}
+        self._restarts: deque[Restart] = deque()
+        self._servers: Counter[tuple[str, int]] = Counter()
+        """How many servers were started again there."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="members", daemon=True)
 
@@ -92,6 +96,8 @@ class Members:
         for group in groups:
             for index in group.on_node(node) if group.kind != "ranks" else ():
                 self._commands[group.name, index] = group, self._command(group, index)
+                if group.kind == "server":
+                    self._slots[group.name, index] = ServerSlot(self._folder_of(group, index))
         if self._commands:
             make_folder(self._run_dir / "logs")
             for who in self._commands:
@@ -99,10 +105,13 @@ class Members:
             self._thread.start()
 
     def _command(self, group: Group, index: int) -> list[str]:
-        folder = process_folder(self._run_dir, group.kind, group.name, index)
+        folder = self._folder_of(group, index)
         shutil.rmtree(folder, ignore_errors=True)  # from an earlier start of this run
         make_folder(folder)
         return agent_command(folder) if group.kind == "server" else [*group.command, str(self._run_dir), str(index)]
+
+    def _folder_of(self, group: Group, index: int) -> Path:
+        return process_folder(self._run_dir, group.kind, group.name, index)
 
     def _start(self, who: tuple[str, int]) -> None:
         group, command = self._commands[who]
@@ -121,20 +130,31 @@ class Members:
                 if process.poll() is not None and who not in self._given_up:
                     end_session(process)
                     self._replace(who)
+            for who, slot in self._slots.items():
+                self._note_servers(who, slot)
+
+    def _note_servers(self, who: tuple[str, int], slot: ServerSlot) -> None:
+        """Note the servers that were started again there since the last look, at their client's request."""
+        serves = slot.serves
+        while serves is not None and self._servers[who] < serves.starts - 1:
+            self._servers[who] += 1
+            self._restarts.append(Restart(*who, serves.how_the_last_one_ended))
 
     def _replace(self, who: tuple[str, int]) -> None:
         if self._replaced[who] < REPLACEMENTS:
             self._replaced[who] += 1
+            if who not in self._slots:
+                self._restarts.append(Restart(*who, ended_how(self._processes[who].returncode)))
             self._start(who)
             return
         group = self._commands[who][0]
         death = Death(*who, group.nodes[who[1]], self._processes[who].returncode)
         self._given_up[who] = death
-        folder, often = process_folder(self._run_dir, group.kind, *who), f"{death}, {REPLACEMENTS + 1} times"
-        if group.kind == "server":  # its client may be waiting for it
-            ServerSlot(folder).give_up(f"what runs it {often} (see {self.log(*who)})")
+        often = f"{death}, {REPLACEMENTS + 1} times"
+        if who in self._slots:  # its client may be waiting for it
+            self._slots[who].give_up(f"what runs it {often} (see {self.log(*who)})")
         else:
-            replace_file(folder / GIVEN_UP, often.encode())
+            replace_file(self._folder_of(group, who[1]) / GIVEN_UP, often.encode())
 
     def pids(self) -> dict[tuple[str, int], int]:
         return {who: process.pid for who, process in self._processes.items()}
@@ -142,6 +162,10 @@ class Members:
     def deaths(self) -> list[Death]:
         """Deaths of processes that are no longer replaced."""
         return list(self._given_up.values())
+
+    def new_restarts(self) -> list[Restart]:
+        """The servers and processes of pools that were started again since this was last called."""
+        return [self._restarts.popleft() for _ in range(len(self._restarts))]
 
     def stop(self) -> None:
         """End them at once: they have nothing to finish."""

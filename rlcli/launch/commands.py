@@ -23,9 +23,10 @@ BY_HAND = "launch.by_hand=true"
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """The command that starts one node."""
+    """The command that starts one node, or all of them."""
 
-    node: int
+    node: int | None
+    """None: all nodes."""
     ranks: tuple[int, ...]
     command: str
     about: str
@@ -35,16 +36,21 @@ class NodeCommand:
 def node_commands(
     resolved: Resolved, topology: Topology, recipe: str, with_: Sequence[str] = (), run_dir: Path | None = None
 ) -> list[NodeCommand]:
-    """One command for each node; the first node's starts the run. `recipe` and `with_` are as the user gave them;
-    `run_dir`: the folder that all nodes share, by default a new one."""
+    """One command for each node, the first of which starts the run; or one that submits it as a job. `recipe` and
+    `with_` are as the user gave them; `run_dir`: the folder that all nodes share, by default a new one."""
     folder, project = Path.cwd(), current_project()
     run_dir = (run_dir or _new_folder(resolved)).absolute()
-    has_nodes = topology.nodes > 1
+    is_job = topology.launch == "slurm"
+    has_nodes = topology.nodes > 1 and not is_job
     layers = [part for layer in with_ for part in ("--with", place_of(layer, folder))]
     overrides = [*resolved.overrides, *([BY_HAND] if has_nodes and BY_HAND not in resolved.overrides else [])]
     options = ["--run-dir", str(run_dir), *layers]
     train = [sys.executable, "-P", "-m", "rlcli", "train", *options, "--", place_of(recipe, folder), *overrides]
     first = f"cd {shlex.quote(str(folder))} && {_with_project(train, project)}"
+    if is_job:
+        everywhere = tuple(range(topology.world_size))
+        count = f"{topology.nodes} node{'s' if topology.nodes > 1 else ''}"
+        return [NodeCommand(None, everywhere, first, f"submits one job, which starts them on {count}")]
     (ranks,) = (group for group in process_groups(resolved.recipe, topology) if group.kind == "ranks")
     deadline = resolved.recipe.launch.startup_deadline
     about = f"waits for the others, up to {deadline:g} s (launch.startup_deadline)" if has_nodes else "all there is"
@@ -60,7 +66,8 @@ def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
     lines = []
     for one in commands:
         ranks = f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {one.ranks[0]}-{one.ranks[-1]}"
-        lines += [f"# node {one.node}: {ranks}; {one.about}", one.command, ""]
+        where = "" if one.node is None else f"node {one.node}: "
+        lines += [f"# {where}{ranks}; {one.about}", one.command, ""]
     if len(commands) > 1 and interface == "lo":
         lines += ["# launch.interface is lo, so all nodes are on one machine; name that which connects yours", ""]
     return lines[:-1]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.api.key_meaning import REWARDS
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import DataError, UsageError
+from rlcli.project import check_run_not_planted
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -42,12 +43,14 @@ def find_exam(named: str | None, run: Path | None) -> Exam:
     """What `--dataset` names: a file of rows, a dataset, `{type: …, args: …}`, or `RECIPE`, with `#DATASET` if it is
     not the one that the recipe evaluates on. None: the exam of the run.
 
-    Raises UsageError, RecipeError.
+    Raises UsageError, RecipeError; ProjectError if another user may have planted the run.
     """
     if named is None and run is None:
         raise UsageError("which rows? --dataset names them", hint="give a .jsonl file, a dataset or a recipe")
     if named is None:
-        return _exam_of_recipe(str(run / RESOLVED_RECIPE) if run is not None else "", None)
+        assert run is not None
+        check_run_not_planted(run, "eval")
+        return _exam_of_recipe(str(run / RESOLVED_RECIPE), None)
     if named.lstrip().startswith("{"):
         return Exam(read_component(named, "--dataset"))
     if Path(named).expanduser().is_file() and Path(named).suffix in (".jsonl", ".json"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,11 @@ from rlcli.launch import lifeline
 from rlcli.launch.children import REPLACEMENTS, Members, run_environment
 from rlcli.launch.launcher import Death
 from rlcli.launch.world import write_for_workers
+from rlcli.runtime.restarts import RESTARTED
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.inline_transport import InlineTransport
     from rlcli.runtime.transport import Transport
     from rlcli.topology import Topology
     from rlcli.topology.groups import Group
@@ -30,15 +33,15 @@ class InlineLauncher:
     def start(self, groups: Sequence[Group], run_dir: Path) -> InlineRunning:
         import torch
 
+        from rlcli.runtime.inline_transport import InlineTransport
         from rlcli.runtime.roles import pick_device
-        from rlcli.runtime.transport import InlineTransport
         from rlcli.runtime.worker import ModelWorker
 
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(available_cores())
         members = Members(run_dir, run_environment(1))
         transport = InlineTransport(
-            lambda request: worker.handle(request), lifeline.waiting, lambda: check_members(members)
+            lambda request: worker.handle(request), lifeline.waiting, lambda: look_after(members, transport)
         )
         device = pick_device(self._recipe.cluster.device, 0)
         worker = ModelWorker(self._recipe, self._topology, 0, device, {}, transport.report, run_dir)
@@ -50,6 +53,13 @@ class InlineLauncher:
             members.stop()
             raise
         return InlineRunning(transport, members)
+
+
+def look_after(members: Members, transport: InlineTransport) -> None:
+    """Report those that were started again. Raises WorkerError once one of them is no longer replaced."""
+    for restart in members.new_restarts():
+        transport.report(RESTARTED, restart.as_report(socket.gethostname()))
+    check_members(members)
 
 
 def check_members(members: Members) -> None:

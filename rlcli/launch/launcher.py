@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rlcli.processes import ended_how
 
@@ -28,6 +28,19 @@ class Death:
 
     def __str__(self) -> str:
         return ended_how(self.exit, self.out_of_memory)
+
+
+class Restart(NamedTuple):
+    """A process of a server or a pool that ended and was started again."""
+
+    group: str
+    number: int
+    how: str
+    """How it ended, to follow its name."""
+
+    def as_report(self, machine: str) -> dict[str, str]:
+        """The content of a report RESTARTED; `machine`: where it happened."""
+        return {"group": self.group, "name": f"{self.group}{self.number}", "machine": machine, "how": self.how}
 
 
 class Running(Protocol):

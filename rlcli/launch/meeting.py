@@ -1,4 +1,4 @@
-"""The folder in which the processes of a run meet: it holds the control socket and a file through which ranks connect.
+"""The folder in which the processes of a run meet: it holds the master's sockets, or says where they are.
 
 The master removes it at the end. It holds a lock on a file in it, which the kernel releases however the master dies. By
 that lock, never by the name alone, the next run recognises an abandoned folder and removes it.

@@ -1,9 +1,9 @@
 """The agent of one node: `python -P -m rlcli.launch.node RUN_DIR NODE`. It is torchrun, with three differences.
 
-The agents of several nodes find each other through a file in the run's folder, which only its owner may enter, where
-torchrun would open a port that accepts anything. Once a rank has died, the others are ended by SIGKILL: ranks ignore
-SIGTERM (see `worker_main`), and torchrun would wait half a minute for them. Finally, the agent sends the master
-heartbeats that say which ranks have ended, and how; it exits when it has lost the master.
+Agents find each other through the run's store, where torchrun would open a port that accepts anything. Once a rank has
+died, the others are ended by SIGKILL: ranks ignore SIGTERM (see `worker_main`), and torchrun would wait half a minute
+for them. Finally, the agent sends the master heartbeats that say which ranks have ended, and how; it exits when it has
+lost the master.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from rlcli.garbage import collect_rarely, leave_garbage
 from rlcli.inspect.cores import available_cores
 from rlcli.launch.children import REPLACEMENTS, Members
 from rlcli.launch.interfaces import interface_of
+from rlcli.launch.launcher import Restart
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
 from rlcli.processes import STOP_SIGNALS, start_time
 from rlcli.runtime.control import Control, zeromq
+from rlcli.runtime.open_files import raise_limit
 from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.worker_main import AGENT, MEETING, read_recipe
 from rlcli.topology import plan_topology
 from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
     from rlcli.recipe.schema import Recipe
 
 SHARED_MEETING = "meeting"
 """Folder in the run's folder where the processes of several nodes meet."""
-STORE = "agents"
-"""File there through which the agents find each other."""
 BEGUN_WITHIN = 3600.0
 """Seconds that an agent started by hand waits for the first node; the recipe may run others first."""
 HEARD_WITHIN = 5.0
@@ -53,6 +55,7 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     """Run the ranks of a node. Returns the exit code. `reports_signals`: stop signals are reported to the master, which
     handles them."""
     collect_rarely()
+    limit = raise_limit()
     meeting = Path(os.environ.setdefault(MEETING, str(run_dir / SHARED_MEETING)))
     try:
         control = Control.wait_for(meeting, BEGUN_WITHIN)
@@ -67,10 +70,17 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
         signal.signal(number, lambda came, frame: pulse.tell(asked_to_stop=came))
     members = Members(run_dir, dict(os.environ))
     members.start(process_groups(recipe, plan_topology(recipe)), node)
-    pulse.tell(host=socket.gethostname(), started=start_time(os.getpid()), members=_records(members))
+    own = {"host": socket.gethostname(), "started": start_time(os.getpid()), "open_files": limit}
+    pulse.tell(**own, members=_records(members))
     used: dict[int, int] = {}
     threading.Thread(target=_watch, args=(pulse, members, used), daemon=True).start()
-    failed = _run_ranks(recipe, run_dir, meeting, node, used)
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    from rlcli.runtime.store_client import RunStore  # slow to import: this agent reports to the master first
+
+    store = RunStore(control, context)
+    failed = _run_ranks(recipe, run_dir, PrefixStore("agents", store), node, used)
+    store.close()
     members.stop()
     pulse.tell_last(HEARD_WITHIN, is_over=True, **failed)
     pulse.close()
@@ -98,13 +108,14 @@ def _prepare_environment(recipe: Recipe) -> None:
         "OMP_NUM_THREADS": str(max(1, available_cores() // recipe.cluster.devices_per_node)),
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": interface,
+        "TORCH_GLOO_LAZY_INIT": "1",  # a rank connects to those it exchanges tensors with, not to all others
         "NCCL_SOCKET_IFNAME": interface,
     }
     os.environ.update({name: value for name, value in ours.items() if name not in os.environ})
     os.environ.update({"PYTHONSAFEPATH": "1", AGENT: str(os.getpid())})
 
 
-def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int, used: Mapping[int, int]) -> dict[str, Any]:
+def _run_ranks(recipe: Recipe, run_dir: Path, store: Store, node: int, used: Mapping[int, int]) -> dict[str, Any]:
     """Run the ranks until all have ended. Returns an empty dict if they ended by themselves, else what the master must
     know; `used`: pid → peak memory that was observed."""
     from torch.distributed.elastic.multiprocessing import api
@@ -113,7 +124,7 @@ def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int, used: Ma
 
     api._get_default_signal = lambda: signal.SIGKILL
     nodes = recipe.cluster.nodes
-    _meet_in(meeting / STORE, node, nodes)
+    _meet_in(store, node, nodes)
     kills = MemoryKills()
     try:
         run(parse_args(torchrun_arguments(run_dir, nodes, recipe.cluster.devices_per_node, node)))
@@ -128,9 +139,8 @@ def _run_ranks(recipe: Recipe, run_dir: Path, meeting: Path, node: int, used: Ma
     return {}
 
 
-def _meet_in(file: Path, node: int, nodes: int) -> None:
-    """Make agents find each other through a file; each has the number that it was given."""
-    from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+def _meet_in(store: Store, node: int, nodes: int) -> None:
+    """Make agents find each other through the run's store; each has the number that it was given."""
     from torch.distributed.elastic.rendezvous import (
         RendezvousHandler,
         RendezvousInfo,
@@ -142,11 +152,10 @@ def _meet_in(file: Path, node: int, nodes: int) -> None:
     class Meeting(RendezvousHandler):
         def __init__(self, parameters: RendezvousParameters):
             self._run_id = parameters.run_id
-            self._store: Store = FileStore(str(file))
 
         def next_rendezvous(self) -> RendezvousInfo:
             nobody = RendezvousStoreInfo("127.0.0.1", 0)  # ranks are given a store of their own
-            return RendezvousInfo(self._store, node, nodes, nobody)
+            return RendezvousInfo(store, node, nodes, nobody)
 
         def get_backend(self) -> str:
             return "rlcli"
@@ -178,7 +187,7 @@ def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
     Record how much memory each has `used`."""
     import psutil
 
-    seen, gone, known = set[int](), set[int](), _records(members)
+    seen, gone, known, restarted = set[int](), set[int](), _records(members), list[Restart]()
     while True:
         time.sleep(LOOK_SECONDS)
         alive = {one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE}
@@ -190,6 +199,9 @@ def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
         if (found := _records(members)) != known:
             known = found
             pulse.tell(members=known)
+        if again := members.new_restarts():
+            restarted += again
+            pulse.tell(restarts=list(restarted))
         if deaths := members.deaths():
             names = ", ".join(f"{one.group}{one.index} {one}" for one in deaths)
             pulse.tell(failure=f"{names}, {REPLACEMENTS + 1} times")

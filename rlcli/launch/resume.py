@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any
 from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
 from rlcli.files import known_object
 from rlcli.launch import lifeline
+from rlcli.launch.last_checkpoint import last_checkpoint, last_committed
 from rlcli.launch.run import (
     STARTS,
     Finished,
     drive,
-    last_checkpoint,
-    last_committed,
     outcome_of,
     with_warm_starts,
     write_starts,
 )
 from rlcli.launch.slurm.jobs import Submission
 from rlcli.launch.stopping import StopSignals
-from rlcli.observe.results import DIGEST_FILE, digest
-from rlcli.project import VARIABLE, check_not_planted, planted
+from rlcli.observe.results import DIGEST_FILE, digest, recorded_digest
+from rlcli.project import VARIABLE, check_not_planted, check_run_not_planted, planted
 
 if TYPE_CHECKING:
     from rlcli.observe.display import Display
@@ -71,7 +70,7 @@ def resume_run(
     from rlcli.recipe.libraries import libraries_to_install
 
     named = found_from_here(recipe_file)
-    _check_place(run_dir)
+    check_run_not_planted(run_dir, "resume")
     with (
         RunDirectory.reopen(run_dir, lifeline.supervisor) as run,
         StopSignals(display.warning) as stop,
@@ -94,14 +93,17 @@ def resume_run(
         recipe, stopped = _with_starts(run, now, display, stop)
         if stopped is not None:
             return Resumed(step, found, stopped)
-        recipe_digest = _digest(run, before, found, step)
+        first_digest = _first_digest(run, before)
 
-        def write_down() -> None:
-            _write_down(run, now, found, step, recipe_digest)
+        def recipe_digest(step: int) -> str:
+            return _digest(first_digest, found, step)
+
+        def write_down(step: int) -> None:
+            _write_down(run, now, found, step, recipe_digest(step))
 
         begins = write_down if was_begun else None
         finished = drive(recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=begins)
-        return Resumed(step, found, finished)
+        return Resumed(finished.began_after, found, finished)
 
 
 def resumed_recipe(
@@ -111,7 +113,7 @@ def resumed_recipe(
     from rlcli.observe.run_directory import RunDirectory
 
     named = found_from_here(recipe_file)
-    _check_place(run_dir)
+    check_run_not_planted(run_dir, "resume")
     run = RunDirectory.open(run_dir)
     with _in_its_folder(run, log.debug):
         before = _resolved_recipe(run)
@@ -124,15 +126,6 @@ def found_from_here(recipe_file: str | None) -> str | None:
     """Absolute path of a recipe file, resolved in the user's folder and not in the run's; a name stays a name."""
     candidates = [Path(recipe_file), Path(f"{recipe_file}.yaml")] if recipe_file else []
     return next((str(path.absolute()) for path in candidates if path.is_file()), recipe_file)
-
-
-def _check_place(run_dir: Path) -> None:
-    """Check the run's folder, which decides which project's code is executed. Raises ProjectError if another user may
-    have created it or a file in it, and the user has not named a project."""
-    if VARIABLE in os.environ or not run_dir.is_dir():
-        return
-    for path in (run_dir, *run_dir.iterdir()):
-        check_not_planted(path, "the code of a project", f"--project PROJECT resume {run_dir}")
 
 
 @contextmanager
@@ -236,10 +229,13 @@ def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
     return is_done and not any(change.key in ("train.steps", "train.epochs") for change in found)
 
 
-def _digest(run: RunDirectory, recipe: Resolved, found: Sequence[Change], step: int) -> str:
+def _first_digest(run: RunDirectory, recipe: Resolved) -> str:
+    """Digest of the recipe that the run has had until now."""
+    return recorded_digest(run.path) or digest(recipe)
+
+
+def _digest(before: str, found: Sequence[Change], step: int) -> str:
     """Digest of the recipe that the run began with, and of each later change and its step."""
-    file = run.path / DIGEST_FILE
-    before = file.read_text().strip() if file.is_file() else digest(recipe)
     telling = [(change.key, change.now) for change in found if change.key.split(".")[0] not in WITHOUT_EFFECT]
     text = json.dumps(telling, sort_keys=True)
     return hashlib.sha256(f"{before} {step} {text}".encode()).hexdigest() if telling else before

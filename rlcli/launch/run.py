@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli import __version__
-from rlcli.errors import DataError, HangError, ModelError, ResourceError, RlcliError, WorkerError
+from rlcli.errors import DataError, HangError, ModelError, NoWholeCheckpoint, ResourceError, RlcliError, WorkerError
 from rlcli.failpoints import check_failpoints
 from rlcli.inspect.before_start import check_before_start
 from rlcli.launch import lifeline
+from rlcli.launch.last_checkpoint import last_checkpoint, verified_checkpoint
 from rlcli.launch.meeting import remove_abandoned
 from rlcli.launch.memory_kills import write_estimate
 from rlcli.launch.stacks import where_ranks_are
@@ -26,7 +25,6 @@ from rlcli.observe.results import DIGEST_FILE, digest, find_interrupted, find_re
 from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
-    from rlcli.checkpoint.verify import Checkpoint
     from rlcli.launch.launcher import Launcher, Running
     from rlcli.observe.display import Display
     from rlcli.observe.report import Outcome
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.checkpoints import Start
-    from rlcli.runtime.commits import RunIdentity
     from rlcli.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -54,6 +51,8 @@ class Finished:
     exit_code: int
     steps_done: int
     steps: int
+    began_after: int = 0
+    """The step of the checkpoint that it continued from."""
 
 
 def run_recipe(
@@ -123,18 +122,19 @@ def _run_first(resolved: Resolved, recipe: Recipe, log_dir: str, display: Displa
     from rlcli.recipe.parsing.layers import shown
 
     title, folder = f"warm start {recipe.name}", find_interrupted(resolved, log_dir)
-    interrupted = _reopened(folder, display) if folder is not None else None
-    if interrupted is None:
-        command = ("rlcli", "train", shown(resolved.path))
-        return _run_one(resolved, recipe, None, log_dir, display, stop, title=title, command=command)
-    run, start = interrupted
-    with run:
-        step = start.state.step
-        display.note(f"continuing {shown(run.path)}, which was interrupted, after step {step}")
-        return drive(
-            recipe, run, display, stop, recipe_digest=digest(resolved), start=start, title=title,
-            write_down=lambda: run.note_resume(step),
-        )  # fmt: skip
+    if folder is not None and (interrupted := _reopened(folder, display)) is not None:
+        run, start = interrupted
+        display.note(f"continuing {shown(run.path)}, which was interrupted, after step {start.state.step}")
+        try:
+            with run:
+                return drive(
+                    recipe, run, display, stop, recipe_digest=lambda step: digest(resolved), start=start, title=title,
+                    write_down=run.note_resume,
+                )  # fmt: skip
+        except NoWholeCheckpoint as error:
+            display.warning(f"{error}\nstarting over in a new folder")
+    command = ("rlcli", "train", shown(resolved.path))
+    return _run_one(resolved, recipe, None, log_dir, display, stop, title=title, command=command)
 
 
 def _reopened(folder: Path, display: Display) -> tuple[RunDirectory, Start] | None:
@@ -172,26 +172,28 @@ def _run_one(
     with RunDirectory.create(run_dir, recipe.name, log_dir, command, lifeline.supervisor) as run:
         recipe_digest = digest(resolved)
         _write_down(run, resolved, recipe, recipe_digest)
-        return drive(recipe, run, display, stop, recipe_digest=recipe_digest, title=title)
+        return drive(recipe, run, display, stop, recipe_digest=lambda step: recipe_digest, title=title)
 
 
 def drive(
-    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, *, recipe_digest: str,
-    start: Start | None = None, title: str = STEP, write_down: Callable[[], None] | None = None,
+    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, *, recipe_digest: Callable[[int], str],
+    start: Start | None = None, title: str = STEP, write_down: Callable[[int], None] | None = None,
 ) -> Finished:  # fmt: skip
     """Run to the end, from a checkpoint if there is a `start`; workers that die are replaced while restarts are left.
 
-    `write_down` is called once the workers are up and have loaded data and state. If anything fails before that, a
-    run that is being resumed stays as it was, its status included, unless it is a job.
+    The ranks verify the checkpoint first; if it is damaged, the run continues from an earlier one. `recipe_digest` says
+    the recipe's digest for the step that is continued from. `write_down` is called with that step once the workers are
+    up and have loaded data and state. If anything fails before that, a run that is being resumed stays as it was, its
+    status included, unless it is a job.
     """
     from rlcli.checkpoint.disk import explain_disk_errors
-    from rlcli.runtime.commits import RunIdentity
 
-    identity = RunIdentity(run.run_id, recipe_digest, __version__)
     has_begun = write_down is None
 
     def begin(step: int) -> None:
         nonlocal has_begun
+        if start is not None and not has_begun and (absent := run.absent_records()):
+            display.warning(f"  {' and '.join(absent)} of steps 1 to {step}: not there; the run continues without them")
         for dropped in run.forget_after(step):
             say = display.warning if dropped.unreadable else display.note
             say(f"  {dropped}; the steps after {max(step, 0)} are repeated")
@@ -199,7 +201,7 @@ def drive(
             with explain_disk_errors(run.path):
                 run.record.update(step=step)
         if write_down is not None and not has_begun:
-            write_down()
+            write_down(max(step, 0))
         has_begun = True
         lifeline.report(begun=True)
 
@@ -211,7 +213,7 @@ def drive(
         remove_abandoned()
         for attempt in range(restarts + 1):
             try:
-                return _attempt(recipe, run, display, stop, identity, start, title, begin)
+                return _attempt(recipe, run, display, stop, recipe_digest, start, title, begin)
             except (WorkerError, HangError) as error:
                 if attempt == restarts or stop():
                     raise
@@ -220,56 +222,13 @@ def drive(
     raise AssertionError("a run ends or raises")
 
 
-def last_checkpoint(run: RunDirectory, display: Display) -> Start | None:
-    """The newest checkpoint that is whole, and a warning for each newer one that is not; None if there is none yet.
-
-    Raises ModelError if checkpoints exist but none is whole, or F21 if one was committed and there is none now:
-    training progress must not be discarded silently.
-    """
-    from rlcli.checkpoint.disk import check_writable
-    from rlcli.checkpoint.verify import newest_verified
-    from rlcli.runtime.checkpoints import RunState, Start
-
-    checkpoint: Checkpoint | None = None
-    rejected: list[ModelError] = []
-    if os.path.lexists(run.checkpoints):
-        check_writable(run.checkpoints)  # it may be a link to a disk that is missing or read-only
-        checkpoint, rejected = newest_verified(run.checkpoints, run.run_id)
-    for one in rejected:
-        display.warning(f"[{one.code}] {one.where}: {one.what}")
-    if checkpoint is not None:
-        last = run.record.step
-        if last is not None and last > checkpoint.manifest.step and not rejected:
-            display.warning(f"[F21] {run.checkpoints}: the last checkpoint, of step {last}, is missing")
-        return Start(checkpoint.path, RunState.read(checkpoint.path))
-    code, committed = "F21", last_committed(run)
-    if rejected:
-        code, what = rejected[0].code, "no checkpoint is whole"
-    elif committed is not None:
-        what = f"step {committed} was committed, but there is no checkpoint now"
-    elif run.record.is_lost:
-        what = "there is no checkpoint, and committed.json, which says whether there was one, is gone or cannot be read"
-    else:
-        return None
-    hint = f"put it back; or start over in a new folder: rlcli train {shlex.quote(str(run.resolved_recipe))}"
-    raise ModelError(what, where=str(run.checkpoints), hint=hint, code=code)
-
-
-def last_committed(run: RunDirectory) -> int | None:
-    """The last step that was committed, wherever the checkpoints are now; None if there was none yet."""
-    from rlcli.checkpoint.retention import latest_step
-
-    resumed = [step for entry in run.read_resumes() if isinstance(step := entry.get("step"), int) and step > 0]
-    known = [run.record.step, latest_step(run.checkpoints), *resumed]
-    return max((step for step in known if step is not None), default=None)
-
-
 def _attempt(
-    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, identity: RunIdentity,
+    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, recipe_digest: Callable[[int], str],
     start: Start | None, title: str, begin: Callable[[int], None],
 ) -> Finished:  # fmt: skip
     """Start a run's workers and master and let them run to the end; `begin(step)` is called once they are ready."""
     from rlcli.observe.plot import plot_curves
+    from rlcli.runtime.commits import RunIdentity
     from rlcli.runtime.master import MasterWorker
     from rlcli.runtime.outputs import open_outputs
     from rlcli.topology import plan_topology
@@ -278,6 +237,9 @@ def _attempt(
     topology = plan_topology(recipe)
     with workers(recipe, topology, run.path) as running:
         stop.also_heed(running.stop_signal)
+        start = verified_checkpoint(start, running, recipe, topology, run, display)
+        done = start.state.step if start is not None else 0
+        identity = RunIdentity(run.run_id, recipe_digest(done), __version__)
         master = MasterWorker(recipe, topology, running.transport, run, display, identity, start, stop, title)
         master.start()
         begin(start.state.step if start is not None else -1)
@@ -289,7 +251,7 @@ def _attempt(
     outcome = outcome_of(recipe, run, time.monotonic() - began)
     if recipe.log.plot:
         plot_curves(outcome.records, run.curve, recipe.name)
-    return Finished(outcome, code, master.steps_done, master.steps)
+    return Finished(outcome, code, master.steps_done, master.steps, done)
 
 
 def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_digest: str) -> None:
@@ -330,6 +292,7 @@ def _status_of_failures(run: RunDirectory, has_begun: Callable[[], bool]) -> Ite
 @contextmanager
 def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Running]:
     """Workers of a recipe, in this process or in others that log to the run's folder."""
+    _check_open_files(recipe, topology)
     running = launcher_of(recipe, topology).start(process_groups(recipe, topology), run_dir)
     try:
         yield running
@@ -342,6 +305,24 @@ def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Runni
         running.stop(0)
         raise
     running.stop(LEAVE_WITHIN)
+
+
+def _check_open_files(recipe: Recipe, topology: Topology) -> None:
+    """Raise the limit on open files for this process and those that it starts. Raises ResourceError F61 if it remains
+    too low for the run; agents on other nodes report their own."""
+    from rlcli.runtime.lanes import lanes_of
+    from rlcli.runtime.open_files import OF_A_PROCESS, needed_by_master, needed_by_rank, raise_limit, too_few
+
+    limit = raise_limit()
+    needed = {"the process of the run": OF_A_PROCESS}
+    if recipe.launch.type != "inline":
+        lanes = sum(map(len, lanes_of(recipe, topology).values()))
+        needed = {"the master": needed_by_master(recipe.cluster.nodes, topology.world_size, lanes)}
+    if recipe.launch.type == "local":
+        needed["a rank"] = needed_by_rank(topology.world_size)
+    who = max(needed, key=lambda process: needed[process])
+    if limit < needed[who]:
+        raise too_few(limit, needed[who], who)
 
 
 def launcher_of(recipe: Recipe, topology: Topology) -> Launcher:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlcli.errors import ResourceError
+from rlcli.launch.slurm.allocations import read_allocations
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.slurm.jobs import Job, Submission, cancel, look_up
 from rlcli.observe.run_overview import DIED, UNDER_WAY, Overview, note_stop, read_overview
@@ -21,20 +22,26 @@ STOP_SIGNAL = "USR1"
 """Signal that ends a run after its step; it reaches the run through its job script."""
 ENDS_WITHIN = 90.0
 """Seconds for a cancelled job to be gone: Slurm's KillWait, and time to notice."""
+WAITING = ("submitted", "waiting")
+"""States in which a run has no process anywhere."""
 ALIVE_STATES = {"waiting": "waiting", "paused": "paused", "ending": "stopping"}
 """A job's state → the run's, where the job says more than the run's files."""
 
 
 def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
     """The same runs, with the scheduler's view of their jobs. If it does not answer: a warning, and the files alone."""
-    ids = {run.folder: job.job_id for run in runs if run.state != "done" and (job := Submission.read(run.folder))}
+    ids = {run.folder: job.job_id for run in runs if (job := Submission.read(run.folder))}
+    open_ids = [ids[run.folder] for run in runs if run.folder in ids and run.state != "done"]
     try:
-        jobs = look_up(ids.values()) if ids else {}
+        jobs = look_up(open_ids) if open_ids else {}
         is_known = True
     except SlurmError as error:
         log.warning("the states of jobs are those of their files: %s", error.what)
         jobs, is_known = {}, False
-    return [_joined(run, ids.get(run.folder), jobs.get(ids.get(run.folder, "")), is_known) for run in runs]
+    return [
+        _joined(run, job_id, jobs.get(job_id), is_known) if (job_id := ids.get(run.folder)) is not None else run
+        for run in runs
+    ]
 
 
 class Look:
@@ -60,11 +67,21 @@ class Look:
         return _joined(run, submission.job_id, self._job, self._is_known)
 
 
-def _joined(run: Overview, job_id: str | None, job: Job | None, is_known: bool) -> Overview:
+def _joined(run: Overview, job_id: str, job: Job | None, is_known: bool) -> Overview:
+    """A run that is a job, as far as the scheduler knows it (`is_known`: it has answered), with the nodes that it has
+    or had last. While it waits it is nowhere: its files name the process that submitted it, or that it had before."""
+    found = _with_state(run, job_id, job, is_known)
+    if found.state in WAITING:
+        return replace(found, holder=None, host=None)
+    allocations = read_allocations(run.folder) if found.nodes is None else []
+    return replace(found, nodes=allocations[-1].nodes) if allocations else found
+
+
+def _with_state(run: Overview, job_id: str, job: Job | None, is_known: bool) -> Overview:
     """A live job says whether the run is waiting; a finished one, why a run ended that could not record it itself.
-    `is_known`: the scheduler has answered; a job that it has forgotten is over."""
+    A job that the scheduler has forgotten is over."""
     if job is None:
-        if job_id is None or not is_known or not run.is_under_way:
+        if not is_known or not run.is_under_way:
             return replace(run, job=job_id)
         forgotten = f"job {job_id} is not in the queue any more, and the run does not say how it ended"
         return replace(run, job=job_id, state=DIED, message=forgotten)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rlcli.launch.server_process import ServerProcess
@@ -37,17 +38,17 @@ class ServerAgent:
         self._serves = Serves(0, 0)
         earlier = slot.serves
         if earlier is not None:  # from a previous agent: its server has died with it
-            self._say(Serves(earlier.life, earlier.port, LOST if earlier.exit is None else earlier.exit))
+            self._say(replace(earlier, exit=LOST if earlier.exit is None else earlier.exit))
 
     def look(self) -> None:
         """Start or stop the server as needed, and report how it ended."""
         wanted = self._slot.wanted
+        if self._server is not None and (code := self._server.exit_code) is not None:
+            self._server = None
+            self._say(replace(self._serves, exit=code))
         if wanted.life > self._serves.life:
             self.stop()
             self._say(self._start(wanted))
-        elif self._server is not None and (code := self._server.exit_code) is not None:
-            self._server = None
-            self._say(Serves(self._serves.life, self._serves.port, code))
 
     def stop(self) -> None:
         if self._server is not None:
@@ -55,12 +56,13 @@ class ServerAgent:
             self._server = None
 
     def _start(self, wanted: Wanted) -> Serves:
+        last = self._serves
         if not wanted.command:
-            return Serves(wanted.life, 0, 0)
+            return replace(last, life=wanted.life, port=0, exit=0)
         port = free_port()
         command = [word.replace(PORT, str(port)) for word in wanted.command]
         self._server = ServerProcess(command, self._slot.log, wanted.environment)
-        return Serves(wanted.life, port)
+        return Serves(wanted.life, port, starts=last.starts + 1, before=last.exit)
 
     def _say(self, serves: Serves) -> None:
         self._serves = serves

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,11 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlcli.errors import HangError, WorkerError
 from rlcli.files import private_file
 from rlcli.launch.interfaces import address_of, interface_of
-from rlcli.launch.launcher import Death
+from rlcli.launch.launcher import Death, Restart
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.launch.stacks import ask_for_stacks
 from rlcli.processes import ended_how
+from rlcli.runtime.messages import Report
+from rlcli.runtime.open_files import TOO_MANY, needed_by_rank, too_few
+from rlcli.runtime.restarts import RESTARTED
 from rlcli.runtime.worker_main import WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
 
@@ -47,16 +51,24 @@ class World:
     """All ranks of a run, and the agents of their nodes."""
 
     def __init__(
-        self, recipe: Recipe, ranks: Group, run_dir: Path, own: Path | None, agent_exit: Callable[[int], int | None]
-    ):
+        self, recipe: Recipe, ranks: Group, run_dir: Path, own: Path | None, agent_exit: Callable[[int], int | None],
+        host_of: Callable[[int], str | None] = lambda node: None,
+    ):  # fmt: skip
         """Listen to them. `own`: a folder of this machine in which they meet if all are here; `agent_exit`: the exit
-        code of a node's agent, as far as its launcher knows it; it may raise an error about the node."""
+        code of a node's agent, as far as its launcher knows it; it may raise an error about the node. `host_of`: the
+        name of a node's machine, where its launcher has one; otherwise it is what its agent reports."""
         from rlcli.runtime.transport import ZmqMaster
 
-        self._ranks, self._logs, self._agent_exit = ranks, run_dir / "logs", agent_exit
+        self._ranks, self._logs = ranks, run_dir / "logs"
+        self._agent_exit, self._host_of = agent_exit, host_of
+        self._is_up = False
+        """Whether all ranks were up."""
+        self._restarts_of: Counter[int] = Counter()
+        """Node → how many restarts of its processes were reported."""
         self._has_nodes = own is None or recipe.cluster.nodes > 1
         self._deadline, self._by_hand = recipe.launch.startup_deadline, recipe.launch.by_hand
-        host = address_of(interface_of(recipe)) if self._has_nodes else None
+        self._interface = interface_of(recipe)
+        host = address_of(self._interface) if self._has_nodes else None
         self.meeting = run_dir / SHARED_MEETING if own is None or self._has_nodes else own
         if self._has_nodes:
             shutil.rmtree(self.meeting, ignore_errors=True)
@@ -67,14 +79,15 @@ class World:
         """Wait until all ranks are up. Raises HangError, WorkerError, and the error of a rank that cannot start."""
         try:
             self.transport.wait_for_workers(self._deadline)
+            self._is_up = True
         except HangError:
             missing = sorted({*self._ranks.nodes} - {*self._agent_facts()})
             if not missing:
                 raise
-            what = f"node {missing[0]} has not come within {self._deadline:.0f} s (launch.startup_deadline)"
+            what = f"the node has not come within {self._deadline:.0f} s (launch.startup_deadline)"
             command = shlex.join(agent_command(self._logs.parent, missing[0]))
             hint = f"start it: {command}" if self._by_hand else f"see the logs in {self._logs}"
-            raise HangError(what, where=f"node {missing[0]}", hint=hint) from None
+            raise HangError(what, where=self.name_of(missing[0]), hint=hint) from None
 
     # -- who is alive ----------------------------------------------------------------------------------------
 
@@ -115,6 +128,11 @@ class World:
         """Whether a node's agent was ever heard from."""
         return ("node", node) in self.transport.pulses.heard
 
+    def name_of(self, node: int) -> str:
+        """A node by the name of its machine, if that is known, and its number in the run."""
+        host = self._host_of(node) or self._agent_facts().get(node, {}).get("host")
+        return f"{host} (node {node} of the run)" if host is not None else f"node {node}"
+
     def stop_signal(self) -> int | None:
         """A stop signal that some agent has received, as long as no process has died."""
         if any(facts.keys() & {"rank", "failure"} for facts in self._agent_facts().values()):
@@ -131,8 +149,10 @@ class World:
         return self.transport.has_let_go or bool(self._agent_facts().get(node, {}).get("is_over"))
 
     def _check_alive(self, patience: float) -> None:
-        """Raises WorkerError once a rank or an agent has ended, or an agent on another node has been silent for longer
-        than `patience` seconds."""
+        """Raises WorkerError once a rank or an agent has ended, or an agent has been silent for longer than `patience`
+        seconds; ResourceError for a node that does not permit enough open files."""
+        self._report_restarts()
+        self._check_open_files()
         gone = self._first_that_left()
         if gone is not None:
             self._await_report()
@@ -150,8 +170,22 @@ class World:
         if gone is not None:
             what = "ended with exit code 0 before the run was over: sys.exit or os._exit was called"
             raise self._rank_error(*gone, what)
-        if self._has_nodes:
-            self._check_silence(patience)
+        self._check_silence(patience)
+
+    def _check_open_files(self) -> None:
+        needed = needed_by_rank(len(self._ranks.nodes))
+        for node, facts in self._agent_facts().items():
+            if (limit := facts.get("open_files", needed)) < needed:
+                who = f"a rank on node {node} ({facts['host']})"
+                raise too_few(limit, needed, who, where=f"node {node}")
+
+    def _report_restarts(self) -> None:
+        """Report servers and processes of pools that were started again, once all ranks are up."""
+        for node, facts in self._agent_facts().items() if self._is_up else ():
+            for restart in facts.get("restarts", ())[self._restarts_of[node] :]:
+                self._restarts_of[node] += 1
+                report = Restart(*restart).as_report(self.name_of(node))
+                self.transport.on_report(Report(node, RESTARTED, report))
 
     def _check_silence(self, patience: float) -> None:
         for (kind, node), seconds in self.transport.silences().items():
@@ -179,20 +213,24 @@ class World:
 
     def _rank_error(self, node: int, rank: int, how: str) -> WorkerError:
         where = f"rank {rank} pid {self.transport.pids.get(rank, '?')}"
-        where = f"node {node}, {where}" if self._has_nodes else where
+        where = f"{self.name_of(node)}, {where}" if self._has_nodes else where
         return self._error(f"rank {rank} {how}", where, self._logs / f"rank{rank}.log")
 
     def _node_error(self, node: int, how: str) -> WorkerError:
         held = self._ranks.on_node(node)
         ranks = f"ranks {held[0]}-{held[-1]}" if len(held) > 1 else f"rank {held[0]}"
-        what = f"node {node} is lost, and with it {ranks}: {how}"
-        return self._error(what, f"node {node}", self._logs / f"node{node}.log")
+        what = f"the node is lost, and with it {ranks}: {how}"
+        return self._error(what, self.name_of(node), self._logs / f"node{node}.log")
 
     def _error(self, what: str, where: str, log: Path) -> WorkerError:
         lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
+        hint = f"see the logs in {self._logs}"
+        if any(TOO_MANY in line for line in lines):
+            what += ": it had no descriptors left (ulimit -n)"
+            hint = f"others may have connected to its ports on {self._interface}, or a component leaks files; {hint}"
         if any(line.strip() for line in lines):
             what = "\n".join([f"{what}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
-        return WorkerError(what, where=where, hint=f"see the logs in {self._logs}", code="F01")
+        return WorkerError(what, where=where, hint=hint, code="F01")
 
     # -- the end ---------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ResourceError
+from rlcli.files import read_text
 from rlcli.observe.charts import Chart, Line, chart, deviation, mean_of
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
@@ -83,7 +84,7 @@ def _identity(run: Path) -> str:
     """The recipe as it ran, without what may differ within a group; comparable, as rlcli writes only one form."""
     directory = RunDirectory.open(run)
     try:
-        text = directory.resolved_recipe.read_text(encoding="utf-8", errors="replace")
+        text = read_text(directory.resolved_recipe)
     except OSError as error:
         what = f"{run} has no recipe to compare: {error.strerror or error}"
         hint = "the run ended before it wrote its recipe"
@@ -117,7 +118,7 @@ def _labels(runs: Sequence[Path]) -> list[str]:
 def _settings(run: Path) -> list[str]:
     """The overrides of a run, without the seed; a name for its recipe comes first."""
     try:
-        lines = (run / "recipe" / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(run / "recipe" / "overrides.txt").splitlines()
     except OSError:
         lines = []
     named = next((text for key, text in _sections(_head(run)) if key == "name"), "")
@@ -129,8 +130,7 @@ def _settings(run: Path) -> list[str]:
 
 def _head(run: Path) -> str:
     try:
-        with (run / "recipe.resolved.yaml").open(encoding="utf-8", errors="replace") as file:
-            return file.read(4096)
+        return read_text(run / "recipe.resolved.yaml")[:4096]
     except OSError:
         return ""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import DataError, ResourceError
-from rlcli.files import open_private, replace_file
+from rlcli.files import open_private, open_regular, replace_file
 
 Warn = Callable[[str], None]
 """Takes one sentence about something that went wrong while training continues."""
@@ -189,7 +189,8 @@ def keep_until(path: Path, step: int) -> Dropped | None:
     """
     if not path.exists():
         return None
-    lines = path.read_bytes().splitlines(keepends=True)
+    with open(open_regular(path), "rb") as file:
+        lines = file.read().splitlines(keepends=True)
     kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
     if len(kept) == len(lines):
         return None
@@ -209,7 +210,7 @@ def _step_of(line: bytes) -> float:
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file, in order; an unfinished last line is skipped."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with open(open_regular(path), encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +15,9 @@ WINDOW = 20
 
 OF_THE_WHOLE = ("time/step", "time/idle_share/")
 """Prefixes of the names of times that are not part of a step."""
+
+RESTARTS = "restarts/"
+"""Prefix of the names of counts of processes that were started again in a step."""
 
 EVALUATED = ("accuracy", "reward", "loss")
 """Evaluation results worth a line, best first."""
@@ -29,6 +32,8 @@ class Progress:
         self.done = 0
         self.last: dict[str, float] = {}
         self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self.restarts: Counter[str] = Counter()
+        """Group of servers or pool processes → how many of them were started again."""
         self.curves: dict[str, list[float]] = {name: [] for name in NAMES}
         self._clock = clock
         self._started = clock()
@@ -41,6 +46,8 @@ class Progress:
         if is_first:  # of this process; a resumed run does not begin at step 1
             self._ticks[0] = (self._ticks[0][0], self.done - 1)
         self._ticks.append((self._clock(), self.done))
+        for group in (key for key in self.last if key.startswith(RESTARTS)):
+            self.restarts[group.removeprefix(RESTARTS)] += int(self.last[group])
         for name, values in self.curves.items():
             key = find_key(self.last, name)
             if key is not None:
@@ -55,6 +62,10 @@ class Progress:
         if step == 0:  # the time before the first step says nothing about the speed
             self._ticks[0] = (self._clock(), 0)
         return results
+
+    def end(self, at: float) -> None:
+        """Stop the clock: the run was over at that time."""
+        self._clock = lambda: at
 
     def evaluated(self, name: str) -> list[float]:
         """One result over all evaluations."""

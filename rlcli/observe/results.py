@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.errors import HangError, Stopped, WorkerError
+from rlcli.files import read_regular
 from rlcli.observe.run_overview import DIED, UNDER_WAY, Overview, read_overview
 from rlcli.observe.run_record import read_committed, read_status
 from rlcli.project import planted
@@ -57,8 +59,17 @@ def _runs_of(source: Resolved, log_dir: str, file: str) -> Iterator[Path]:
     for marker in sorted(Path(log_dir, source.recipe.name).glob(f"*/{DIGEST_FILE}"), reverse=True):
         if planted(marker.parent / file) is not None or planted(marker) is not None:
             log.warning("%s is left out: another user has put it into a folder that all may write to", marker.parent)
-        elif marker.read_text().strip() == wanted:
+        elif recorded_digest(marker.parent) == wanted:
             yield marker.parent
+
+
+def recorded_digest(run: Path) -> str | None:
+    """The digest of the recipe that a run began with; None if there is none, or none that can be read."""
+    try:
+        text = read_regular(run / DIGEST_FILE, 1024).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if re.fullmatch("[0-9a-f]{64}", text) else None
 
 
 def _was_interrupted(run: Overview) -> bool:

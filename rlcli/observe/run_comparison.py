@@ -9,7 +9,7 @@ from typing import Any
 
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import ResourceError
-from rlcli.files import known_object
+from rlcli.files import MAX_OBJECT, known_object, read_regular
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
@@ -91,7 +91,7 @@ def recorded_recipe(run: Path) -> dict[str, Any]:
     """The recipe as the run used it. Raises ResourceError F72, RecipeError."""
     path, problems = run / RESOLVED_RECIPE, Problems()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MAX_OBJECT).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         what = f"{run} has no recipe to compare: {getattr(error, 'strerror', None) or 'not UTF-8'}"
         hint = "the run ended before it wrote its recipe"

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from rlcli.api.run_folder import CHECKPOINTS, LOCK, LOGS, RESOLVED_RECIPE, STATUS
 from rlcli.errors import ResourceError, UsageError
-from rlcli.files import FOLDER_MODE, make_folder, not_writable, open_private, replace_file
+from rlcli.files import FOLDER_MODE, make_folder, not_writable, open_private, read_text, replace_file
 from rlcli.observe.environment import describe_environment
 from rlcli.observe.json_lines import Dropped, keep_until
 from rlcli.observe.run_lock import RunLock
@@ -148,6 +148,10 @@ class RunDirectory:
             raise _not_writable(self.path, error) from None
         return [one for one in dropped if one is not None]
 
+    def absent_records(self) -> list[str]:
+        """Names of the files of finished steps that are not there."""
+        return [file.name for file in (self.metrics, self.ledger) if not file.exists()]
+
     def model(self, role: str) -> Path:
         """Where the trained model of a role is saved."""
         return self.inside(Path("models") / check_name(role, "model"))
@@ -207,13 +211,16 @@ class RunDirectory:
     def note_resume(self, step: int, changes: Sequence[Mapping[str, Any]] = ()) -> None:
         """Record that the run is continued after a step, and with which changes of its recipe."""
         entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step, "changes": [*changes]}
-        earlier = (self.path / RESUMES).read_text() if (self.path / RESUMES).exists() else ""
+        try:
+            earlier = read_text(self.path / RESUMES) if (self.path / RESUMES).exists() else ""
+        except OSError as error:
+            raise _not_writable(self.path / RESUMES, error) from None
         self.write_text(RESUMES, earlier + json.dumps(entry) + "\n")
 
     def read_resumes(self) -> list[dict[str, Any]]:
         """The entries written each time that the run was resumed, as far as they can be read."""
         entries = []
-        for line in (self.path / RESUMES).read_bytes().splitlines() if (self.path / RESUMES).is_file() else ():
+        for line in read_text(self.path / RESUMES).splitlines() if (self.path / RESUMES).is_file() else ():
             with suppress(ValueError):
                 entries.append(json.loads(line))
         return [entry for entry in entries if isinstance(entry, dict)]

@@ -56,9 +56,9 @@ class Overview:
     message: str | None
     """Error of a failed run, or why a run is waiting."""
     job: str | None = None
-    """The scheduler's job id, if it is a job that is not done."""
+    """The scheduler's id of its job, if it is one."""
     nodes: str | None = None
-    """The nodes of its job, as the scheduler names them."""
+    """The nodes of its job, or those it had last, as the scheduler names them."""
 
     @property
     def is_under_way(self) -> bool:

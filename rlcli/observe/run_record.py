@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.api.run_folder import COMMITTED, STATUS
-from rlcli.files import known_object, replace_file, sync_folder
+from rlcli.files import known_object, read_text, replace_file, sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _is_status(fields: dict[str, Any]) -> bool:
 
 def _run_id_of_readme(folder: Path) -> str | None:
     try:
-        found = RUN_ID.search((folder / "README.md").read_text(encoding="utf-8", errors="replace"))
+        found = RUN_ID.search(read_text(folder / "README.md", 1 << 20))
     except OSError:
         return None
     return found[1] if found else None

@@ -6,6 +6,7 @@ a credit, each chosen by name: a new baseline is a function here, and its name i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +25,8 @@ __all__ = [
 
 SCALE_EPS = 1e-6
 """Added to a standard deviation that advantages are divided by, as verl does; TRL adds 1e-4."""
+ROUNDING = 2.0**-23
+"""Rewards are float32: outcomes that differ by less than this share of the rewards that they add up are equal."""
 
 BaselineName = Literal["group", "leave_one_out", "batch", "none"]
 ScaleName = Literal["group", "batch", "none"]
@@ -71,16 +74,17 @@ def relative(
 
     GRPO (arXiv:2402.03300, section 4.1.2) is group over group, Dr.GRPO (arXiv:2503.20783, eq. 3) group over none, RLOO
     (arXiv:2402.14740, eq. 8) leave_one_out over none. REINFORCE++ (arXiv:2501.03262) credits "to_go" without a
-    baseline, and normalises the advantages of all tokens afterwards. Standard deviations are unbiased; a group of one
-    response carries no information, and gets advantage 0 if groups are compared. A sequence without an action is
-    ignored.
+    baseline, and normalises the advantages of all tokens afterwards. Standard deviations are unbiased; outcomes without
+    a spread, such as those of a group of one response, carry no information: divided by it, advantages are 0. A
+    sequence without an action is ignored.
     """
     t = trajectories
     owner, n_seqs = action_owner(t.seqlens, t.mask.device), len(t.seqlens)
     zeros = torch.zeros(n_seqs, dtype=torch.float64, device=t.rewards.device)
     earned = torch.where(t.mask, t.rewards, 0.0).to(torch.float64)
     acted = zeros.index_add(0, owner, t.mask.to(torch.float64)) > 0
-    outcomes = Outcomes(zeros.index_add(0, owner, earned), t.group, acted, all_reduce)
+    gross = zeros.index_add(0, owner, earned.abs())
+    outcomes = Outcomes(zeros.index_add(0, owner, earned), gross, t.group, acted, all_reduce)
     credits = outcomes.total[owner] if credit == "response" else _to_go(t, earned)
     advantages = (credits - BASELINES[baseline](outcomes)[owner]) / SCALES[scale](outcomes)[owner]
     pair = torch.where(t.mask, torch.stack([advantages, credits]), 0.0).to(torch.float32)
@@ -88,9 +92,9 @@ def relative(
 
 
 def _to_go(t: Trajectories, earned: torch.Tensor) -> torch.Tensor:
-    """[A] float64: the rewards from each action on, which are what GAE returns if all values are 0."""
-    nothing = torch.zeros(sum(t.seqlens), dtype=torch.float64, device=earned.device)
-    return gae(earned, nothing, t.seqlens, torch.zeros_like(t.bootstrap))[0].to(torch.float64)
+    """[A] float64: the rewards of a response from each action on."""
+    responses = earned.split([length - 1 for length in t.seqlens])
+    return torch.cat([rewards.flip(0).cumsum(0).flip(0) for rewards in responses]) if responses else earned
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class Outcomes:
 
     total: torch.Tensor
     """[N] float64"""
+    gross: torch.Tensor
+    """[N] float64: the sum of the sizes of the rewards in each total."""
     group: torch.Tensor
     """[N] int64: the prompt of each response."""
     acted: torch.Tensor
@@ -132,17 +138,19 @@ def no_baseline(outcomes: Outcomes) -> torch.Tensor:
 
 
 def group_std(outcomes: Outcomes) -> torch.Tensor:
-    """[N] the standard deviation of the responses to the same prompt."""
+    """[N] the standard deviation of the responses to the same prompt; infinite where they earned the same."""
     count, _, variance = group_moments(outcomes.total, outcomes.group, outcomes.acted)
-    unbiased = variance * count / (count - 1).clamp(min=1)
-    return unbiased.sqrt()[outcomes.group] + SCALE_EPS
+    _, gross, _ = group_moments(outcomes.gross, outcomes.group, outcomes.acted)
+    unbiased = (variance * count / (count - 1).clamp(min=1)).sqrt()
+    return torch.where(unbiased > ROUNDING * gross, unbiased + SCALE_EPS, math.inf)[outcomes.group]
 
 
 def batch_std(outcomes: Outcomes) -> torch.Tensor:
-    """[N] the standard deviation of all responses, on all ranks."""
+    """[N] the standard deviation of all responses, on all ranks; infinite if they earned the same."""
     count, _, variance = masked_moments(outcomes.total, outcomes.acted, outcomes.all_reduce)
-    unbiased = variance * count / max(count - 1, 1.0)
-    return torch.full_like(outcomes.total, unbiased**0.5 + SCALE_EPS)
+    _, gross, _ = masked_moments(outcomes.gross, outcomes.acted, outcomes.all_reduce)
+    unbiased = (variance * count / max(count - 1, 1.0)) ** 0.5
+    return torch.full_like(outcomes.total, unbiased + SCALE_EPS if unbiased > ROUNDING * gross else math.inf)
 
 
 def no_scale(outcomes: Outcomes) -> torch.Tensor:

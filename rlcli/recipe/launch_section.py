@@ -9,11 +9,23 @@ from pydantic import Field, StringConstraints
 from rlcli.recipe.section import NotNegative, Positive, Seconds, Section
 
 # In `#SBATCH` lines spaces separate words, quotes and backslashes quote, and `#` begins a comment.
-Word = Annotated[str, StringConstraints(pattern=r"""^[^-\s"'\\#\x00-\x20\x7f][^\s"'\\#\x00-\x20\x7f]{0,4095}$""")]
-Text = Annotated[str, StringConstraints(pattern=r"""^[^"\\\x00-\x1f\x7f]{0,4095}$""")]
-Line = Annotated[str, StringConstraints(pattern=r"^[^\x00\r\n]*$")]
-OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+WORD = r"""^[^-\s"'\\#\x00-\x20\x7f][^\s"'\\#\x00-\x20\x7f]{0,4095}$"""
+TEXT = r"""^[^"\\\x00-\x1f\x7f]{0,4095}$"""
+LINE = r"^[^\x00\r\n]*$"
+OPTION = r"^[a-z][a-z0-9-]{0,63}$"
 TIME = r"^(\d{1,6}[smhd]|\d{1,7}|(\d{1,4}-)?\d{1,4}(:[0-5]?\d){0,2})$"
+Word = Annotated[str, StringConstraints(pattern=WORD)]
+Text = Annotated[str, StringConstraints(pattern=TEXT)]
+Line = Annotated[str, StringConstraints(pattern=LINE)]
+OptionName = Annotated[str, StringConstraints(pattern=OPTION)]
+FORMATS = {
+    WORD: "use one word without spaces, quotes, '\\' and '#', which does not start with '-'",
+    TEXT: "use one line without double quotes and '\\'",
+    LINE: "use one line",
+    OPTION: "use the long name of an option of sbatch, without its dashes",
+    TIME: "write 90m, 8h, 2d or 8:00:00; null is the partition's limit",
+}
+"""Pattern → how to write what does not match it."""
 
 
 class Container(Section):

@@ -17,6 +17,26 @@ def weights_origin(recipe: Recipe, role: str) -> str:
     return role
 
 
+def mirrored_roles(recipe: Recipe) -> dict[str, str]:
+    """Role → the trained role whose weights it has between any two steps: it starts with them, and takes them over
+    whole whenever they have changed."""
+    mirrored: dict[str, str] = {}
+    for role in recipe.changing_roles:
+        sources = {call.model for call in recipe.graph.values() if call.hooks.copy_to == role}
+        for source in sources if len(sources) == 1 else ():
+            updates = [call for call in recipe.graph.values() if (call.model, call.call) == (source, "train_step")]
+            is_copied = all((call.hooks.copy_to, call.hooks.eta) == (role, 1) for call in updates)
+            if updates and is_copied and weights_origin(recipe, role) == weights_origin(recipe, source):
+                mirrored[role] = source
+    return mirrored
+
+
+def stored_roles(recipe: Recipe) -> tuple[str, ...]:
+    """The roles whose weights a checkpoint holds: those that change, except mirrors of others."""
+    mirrored = mirrored_roles(recipe)
+    return tuple(role for role in recipe.changing_roles if role not in mirrored)
+
+
 def tokenizer_role(recipe: Recipe, role: str) -> str:
     """The role that provides a role's tokenizer: itself, the origin of its weights or, if neither has one, the first
     role that does. Raises ModelError if none has."""

@@ -20,6 +20,10 @@ KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Label = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 Key = Annotated[str, StringConstraints(pattern=KEY_PATTERN)]
+MAX_PROMPTS = 10**7
+"""Prompts of a step."""
+MAX_STALENESS = 1000
+"""Versions by which a sample may be old; long before that it says nothing about the policy."""
 Keys = Annotated[list[Key], Field(max_length=256)]
 
 
@@ -159,7 +163,7 @@ class Train(Section):
     """Number of training steps."""
     epochs: Positive | None = None
     """Number of passes over the training dataset."""
-    prompts_per_step: Positive
+    prompts_per_step: Annotated[int, Field(ge=1, le=MAX_PROMPTS)]
     """Rows of the training dataset per step."""
     dataset: str = "train"
     """Which of `datasets` to train on."""
@@ -171,8 +175,12 @@ class Train(Section):
     takes."""
     max_redraws: NotNegative = 10
     """Where calls drop prompts: how often a step may draw replacements; beyond that the run ends."""
-    max_staleness: NotNegative = 0
-    """Number of training steps that generation may lag behind; 0 is synchronous."""
+    max_staleness: Annotated[int, Field(ge=0, le=MAX_STALENESS)] = 0
+    """Number of training steps that generation may lag behind; 0 is synchronous. It is a bound that is reached: once
+    generation is that far ahead, every sample is that old, unless `take_first` is freshest."""
+    take_first: Literal["oldest", "freshest"] = "oldest"
+    """With max_staleness: which finished samples a step takes first. oldest: none is wasted. freshest: those of the
+    newest weights; others that become too stale meanwhile are generated again, and counted as expired."""
     microbatches: Positive = 1
     """Minimum number of micro-batches per optimizer step and rank."""
     max_tokens_per_microbatch: Positive = 16384

@@ -1,7 +1,8 @@
 """Samples generated ahead of training: which are admitted, which are ready, and which have become too stale. Pure.
 
 They are drawn in chunks. Each goes through the calls that need no batch, one call after the other; if several chunks
-wait for a call, the oldest goes first. Training takes samples in the order of the weights that generated them.
+wait for a call, the oldest goes first. Training takes samples in the order of the weights that generated them, oldest
+or newest first.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Limits:
     """Samples drawn at a time."""
     max_redraws: int
     """How many batches of samples may be dropped before a step has its samples."""
+    takes_freshest: bool = False
+    """Whether a step takes the samples of the newest weights first, instead of the oldest."""
 
 
 class Admission:
@@ -191,7 +194,8 @@ class Admission:
 
     def take(self, count: int) -> list[Draw]:
         """The samples of the next step: `count` of those that are ready; at least that many must be."""
-        in_order = sorted(self._ready, key=lambda one: (one.oldest, one.chunk))
+        sign = -1 if self.limits.takes_freshest else 1
+        in_order = sorted(self._ready, key=lambda one: (sign * one.oldest, one.chunk))
         batch, self._ready = in_order[:count], in_order[count:]
         assert len(batch) == count, f"{count} samples were wanted, {len(batch)} are ready"
         self._taken |= {one.draw.id: one for one in batch}

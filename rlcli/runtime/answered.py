@@ -27,15 +27,15 @@ class Answered:
     mfc: MFCDef
     placement: RolePlacement
     answers: Mapping[int, Mapping[str, Any]]
-    copy_seconds: float | None = None
-    """Seconds to copy its weights to other ranks."""
+    copy_seconds: float = 0.0
+    """Seconds until the last rank of the role that follows its role had the new weights; 0 if none follows."""
     updates: int = 0
     """Updates of its role's weights per training step; 0 if they never change."""
 
     def and_then(self, later: Answered) -> Answered:
         """Merge with the same call on other samples of the step."""
         answers = {rank: _added(answer, later.answers[rank]) for rank, answer in self.answers.items()}
-        return replace(later, answers=answers)
+        return replace(later, answers=answers, copy_seconds=self.copy_seconds + later.copy_seconds)
 
     def dropped(self) -> dict[str, str]:
         """Sample → why the call drops it."""
@@ -66,7 +66,7 @@ class Answered:
     def times(self) -> dict[str, float]:
         """Seconds of the slowest rank, by name; also of copying its weights."""
         times = {self.mfc.name: max(self.answers[rank]["seconds"] for rank in self.placement.ranks)}
-        return times if self.copy_seconds is None else times | {f"{self.mfc.name}.copy_to": self.copy_seconds}
+        return times | {f"{self.mfc.name}.copy_to": self.copy_seconds} if self.copy_seconds else times
 
 
 def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,9 +129,10 @@ class Calls:
 
         def done(answers: Answers) -> None:
             self._working.subtract(busy)
-            self.times.count_call({rank: answers[rank]["seconds"] for rank in busy})
+            self.times.count_call({rank: answers[rank]["seconds"] + answers[rank]["copied"] for rank in busy})
             reports = self._take_outputs({rank: answers[rank] for rank in placement.ranks})
-            answered = Answered(task, mfc, placement, reports, updates=self._updates.get(mfc.model_name, 0))
+            copied = max(answer["copied"] for answer in reports.values())
+            answered = Answered(task, mfc, placement, reports, copied, self._updates.get(mfc.model_name, 0))
             if hook is None:
                 then(answered)
             else:
@@ -180,8 +181,7 @@ class Calls:
         ranks = tuple(sorted({*answered.placement.ranks, *followers}))
 
         def copied(answers: Answers) -> None:
-            # The last rank to arrive did not wait for any other: its time is that of the transfer itself.
-            then(replace(answered, copy_seconds=min(answer["seconds"] for answer in answers.values())))
+            then(replace(answered, copy_seconds=max(answers[rank]["seconds"] for rank in followers)))
 
         copy.ranks = ranks
         copy.run = lambda: self._requests.post("copy_weights", dict.fromkeys(ranks, args), copied)

@@ -1,7 +1,8 @@
 """Connections between the master and the processes of a run: who may connect, and where.
 
-There are two sockets, one for requests and replies, one for heartbeats (see `pulse`). On one node they are Unix sockets
-in a folder that only its owner may enter; between nodes they use TCP on one interface. Either way a peer must know the
+There are three sockets: for requests and replies, for heartbeats (see `pulse`), and for the store through which ranks
+find each other (see `store`). On one node they are Unix sockets in a folder that only its owner may enter; between
+nodes they use TCP on one interface. Either way a peer must know the
 master's CURVE key, generated for this run, to be understood at all, and must prove that it has the run's client key
 before the master keeps more than one frame of it. Addresses, keys and token reach the processes in a file that only
 their owner can read, never through a command line or the environment.
@@ -27,6 +28,8 @@ SOCKET = "control"
 """Name of the Unix socket for requests; `launch.meeting` keeps its path within the length limit of socket addresses."""
 PULSES = "pulses"
 """Name of the Unix socket for heartbeats."""
+STORE = "store"
+"""Name of the Unix socket for the store."""
 
 FRAME = 1 << 18
 """Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that it has the key, no
@@ -47,6 +50,8 @@ class Control:
     """Address of the socket for requests and replies."""
     pulses: str
     """Address of the socket for heartbeats."""
+    store: str
+    """Address of the socket for the store."""
     key: str
     """The master's public CURVE key, which is kept secret too: only the run's processes get it."""
     client: str
@@ -98,12 +103,13 @@ class Listening:
 
     requests: Any
     pulses: Any
+    store: Any
     doorkeeper: Any
     """Socket on which libzmq asks about clients; `Control` says which are ours."""
     control: Control
 
     def close(self) -> None:
-        for socket in (self.requests, self.pulses, self.doorkeeper):
+        for socket in (self.requests, self.pulses, self.store, self.doorkeeper):
             socket.close()
 
 
@@ -122,7 +128,7 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
     doorkeeper.bind(ZAP)  # before any socket accepts connections
     sockets, addresses = [doorkeeper], []
     try:
-        for name in (SOCKET, PULSES):
+        for name in (SOCKET, PULSES, STORE):
             socket = _new_socket(context, zmq.ROUTER)
             sockets.append(socket)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -136,10 +142,10 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
         what = f"cannot listen on {host or folder}: {error}"
         raise ResourceError(what, hint="launch.interface names the network interface", code="F58") from error
     client, client_secret = (key.decode() for key in zmq.curve_keypair())
-    requests, pulses = addresses
-    control = Control(requests, pulses, public.decode(), client, client_secret, secrets.token_bytes(32))
+    requests, pulses, store = addresses
+    control = Control(requests, pulses, store, public.decode(), client, client_secret, secrets.token_bytes(32))
     control.write(folder)
-    return Listening(sockets[1], sockets[2], doorkeeper, control)
+    return Listening(sockets[1], sockets[2], sockets[3], doorkeeper, control)
 
 
 def answer_doorkeeper(listening: Listening) -> None:

@@ -15,6 +15,7 @@ from rlcli.api.config import GenerationHyperparameters, MicroBatchSpec, stable_s
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import PROMPTS, SEQUENCES
 from rlcli.api.model import Model, ModelOutput
+from rlcli.api.special_tokens import MARK, tokens_of
 from rlcli.errors import ModelError
 
 TOKENS_AT_ONCE = 2048
@@ -61,7 +62,8 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that ne
         if add_special_tokens is None and string.startswith(self.tokenizer.decode([self.prefix_token_id])):
             add_special_tokens = False  # a chat template has already written it
         chosen: dict[str, Any] = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        return list(self.tokenizer.encode(string, **chosen))
+        first, _, rest = string.partition(MARK)
+        return [*self.tokenizer.encode(first, **chosen), *tokens_of(self.tokenizer, [rest])[0]]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts; those longer than the model's limit are cut into windows."""

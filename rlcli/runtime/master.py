@@ -31,6 +31,7 @@ from rlcli.runtime.lanes import lanes_of
 from rlcli.runtime.nonfinite import NonfiniteSteps
 from rlcli.runtime.outputs import Outputs
 from rlcli.runtime.requests import Requests
+from rlcli.runtime.restarts import Restarts
 from rlcli.runtime.roles import training_steps
 from rlcli.runtime.sample_flow import Draw
 from rlcli.runtime.scheduler import Task
@@ -78,6 +79,7 @@ class MasterWorker:
         self._reports: dict[int, dict[str, Answered]] = {}
         """Step → its finished calls, by name."""
         self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
+        self._restarts = Restarts(self.requests, display)
         self._totals = Totals(self.calls.buffer, sources_of(recipe.datasets[recipe.train.dataset]))
         self._last_record: dict[str, float] = {}
         self._too_few: DataError | None = None
@@ -359,7 +361,7 @@ class MasterWorker:
         tokens = self._totals.count(done.ids)
         record = done.numbers()
         record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
-        record |= self._totals.numbers(self.flows.sizes.place(step + 1))
+        record |= self._totals.numbers(self.flows.sizes.place(step + 1)) | self._restarts.numbers()
         if self.flows.samples.drops:
             record |= done.samples.counts(reason for mfc in train_graph(self.recipe) for reason in mfc.drops)
         if self._checkpoint_seconds is not None:

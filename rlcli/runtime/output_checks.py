@@ -7,6 +7,7 @@ the value.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,10 @@ from rlcli.api.sample_json import CARRIED
 from rlcli.runtime.measures import Moments
 from rlcli.runtime.origin import Origin
 
+log = logging.getLogger(__name__)
+
+LARGEST = 1e18
+"""Above this, a number's square does not fit into a float32, nor do sums and deviations that contain it."""
 ROUNDING = 0.01
 """How far log-probs may exceed 0: those of probabilities near 1, computed in 16 bits."""
 
@@ -114,6 +119,8 @@ def check_key(
         if tokens is not None and not meaning.has_own_sequences:
             _check_lengths(sample, key, meaning, tokens, origin)
     _check_finite(sample, key, origin)
+    if meaning is not None and meaning.numbers is not LOGPROBS:
+        _warn_of_size(sample, key, origin)
     if meaning is not None and meaning.numbers is TOKENS:
         _check_tokens(sample, key, origin)
     if meaning is not None and meaning.numbers is LOGPROBS and bool((tensor > ROUNDING).any()):
@@ -146,6 +153,33 @@ def _check_finite(sample: SequenceSample, key: str, origin: Origin) -> None:
     count = int(bad.sum())
     others = f" ({count} of {bad.numel()} numbers)" if count > 1 else ""
     raise origin.not_finite(f"gave {key} {value:g} for {_place(sample, key, row, origin)}, which {why}{others}")
+
+
+def _warn_of_size(sample: SequenceSample, key: str, origin: Origin) -> None:
+    tensor = _tensor(sample, key)
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    too_large = tensor.abs() > LARGEST
+    if bool(too_large.any()):
+        row = int(too_large.nonzero()[0][0])
+        value, place = float(tensor[row][too_large[row]].flatten()[0]), _place(sample, key, row, origin)
+        words = "%s has %g for %s: a float32 cannot hold its square, so standard deviations are infinite"
+        log.warning(words, key, value, place)
+
+
+def warn_of_changes(call: str, data: SequenceSample, before: Mapping[str, int]) -> None:
+    """Warn of a component that changes tensors of its input in place; `before`: their versions until then."""
+    if changed := [key for key, version in versions(data).items() if version != before.get(key, version)]:
+        log.warning("%s overwrites %s of its input, which has no effect", call, ", ".join(changed))
+
+
+def versions(data: SequenceSample) -> dict[str, int]:
+    """How often each tensor has been changed in place so far; not of tensors that do not count it."""
+    return {
+        key: tensor._version
+        for key, tensor in (data.data or {}).items()
+        if tensor is not None and not tensor.is_inference()
+    }
 
 
 def _check_tokens(sample: SequenceSample, key: str, origin: Origin) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ NO_LIMIT = 1e9
 TRIES = 2
 """Number of processes that a call may cost."""
 RUN = "run"
+LOOK_SECONDS = 2.0
+"""Seconds between two checks, on the file system of the run's folder, of whether a process is still replaced."""
 
 
 def connect_pools(recipe: Recipe, topology: Topology, rank: int, run_dir: Path | None) -> dict[str, PoolProcess]:
@@ -48,6 +51,7 @@ class PoolProcess:
         self._given_up = folder / GIVEN_UP
         self._link = ZmqMaster(folder, 1, self._check, HERE, LARGEST_BATCH)
         self._link.on_report = self._note
+        self._looked = -LOOK_SECONDS
         self._number = 0
         self._has_died = ""
         """How the process that was last asked ended, once its replacement reports it."""
@@ -105,6 +109,10 @@ class PoolProcess:
             self._has_died = ended_how(code) + (why if code == -signal.SIGPROF else "")
 
     def _check(self, patience: float) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
         if self._given_up.exists():
             what = f"{self.name} {self._given_up.read_text()}"
             raise WorkerError(what, where=self.name, hint=f"see {self._log}", code="F01")

@@ -18,6 +18,7 @@ import psutil
 
 from rlcli.errors import ResourceError
 from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
+from rlcli.processes import keep_private
 from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Failure, Request
 from rlcli.runtime.pool import LARGEST_BATCH, packed, unpacked
@@ -35,6 +36,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
 
 def main(role: str, run_dir: Path, index: int) -> None:
     collect_rarely()
+    keep_private()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     name = f"{pool_name(role)}{index}"

@@ -51,6 +51,12 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def wait_for_device(device: torch.device) -> None:
+    """Wait until a device has computed everything that it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def make_meshes(topology: Topology, device_type: str) -> Meshes:
     """Every rank makes every mesh, in the same order: making one is a collective of all ranks."""
     made: dict[tuple[tuple[int, ...], Mesh], Any] = {}
@@ -109,10 +115,11 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
     reads_alike = tokenizer_source(recipe, name) == tokenizer_source(recipe, prompt_role(recipe))
     source = role_source(recipe, name, tokenizer) if role.has_weights and backend.READS_SOURCE else None
     model = Model(
-        name=name, module=None, tokenizer=tokenizer, device=device, seed=stable_seed(recipe.seed, name),
+        name=name, module=None, tokenizer=tokenizer, device=device, seed=recipe.seed,
         source=source, family=family_of(source.config.model_type) if source is not None else None,
         save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
         data_tokenizer=tokenizer if reads_alike else role_tokenizer(recipe, prompt_role(recipe)),
+        call_deadline=recipe.launch.step_deadline,
     )  # fmt: skip
     return model, backend
 

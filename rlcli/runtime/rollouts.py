@@ -43,7 +43,10 @@ class Rollouts:
         """`ahead`: the calls that run ahead of training."""
         train = recipe.train
         chunk = train.prompts_per_draw or train.prompts_per_step
-        limits = Limits(train.max_staleness, train.prompts_per_step, chunk, train.max_redraws)
+        limits = Limits(
+            train.max_staleness, train.prompts_per_step, chunk, train.max_redraws,
+            takes_freshest=train.take_first == "freshest",
+        )  # fmt: skip
         self.admission = Admission(queue, ahead, limits, sizes.first_place, ready)
         self.roles = {mfc.model_name for mfc in ahead if mfc.interface_type is GENERATE}
         """Roles whose weights generate samples."""

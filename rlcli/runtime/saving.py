@@ -12,7 +12,8 @@ from rlcli.checkpoint.commit import seal
 from rlcli.checkpoint.disk import disk_failure
 from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.role_folders import MODELS
-from rlcli.checkpoint.state import HostCopy, copy_to_host, fill, size_of, write_optimizer, write_weights
+from rlcli.checkpoint.state import HostCopy, copy_to_host, size_of, write_optimizer, write_weights, writers_of
+from rlcli.checkpoint.state_reading import fill
 from rlcli.runtime.commits import WRITTEN
 from rlcli.runtime.component_faults import attribute_user_errors
 from rlcli.runtime.messages import Failure, Tell
@@ -91,12 +92,16 @@ def _describe(model: Model, folder: Path) -> list[Path]:
     return files
 
 
-def restore_roles(models: Mapping[str, Model], folder: Path) -> None:
-    """Fill the weights and optimizers of this rank's roles from a checkpoint of any number of ranks."""
+def restore_roles(
+    models: Mapping[str, Model], folder: Path, mirrored: Mapping[str, str], topology: Topology, rank: int
+) -> None:
+    """Fill the weights and optimizers of this rank's roles from a checkpoint of any number of ranks. `mirrored`: role →
+    the role whose weights it has."""
     for name, model in models.items():
-        optimizer = folder / OPTIMIZERS / name
+        optimizer, source = folder / OPTIMIZERS / name, mirrored.get(name, name)
         state = model.module.state(room_for_optimizer=optimizer.is_dir())
-        fill(state.weights, folder / MODELS / name)
+        first = topology.placement(source).ranks[0]
+        fill(state.weights, folder / MODELS / source, writers_of(state.weights, rank, first))
         if optimizer.is_dir():
-            fill(state.optimizer, optimizer)
+            fill(state.optimizer, optimizer, writers_of(state.optimizer, rank, first))
         model.module.state_was_filled(state)

@@ -1,21 +1,15 @@
-"""How requests reach workers and replies come back: plain calls in one process, or ZeroMQ between processes.
+"""How requests reach workers and replies come back: over ZeroMQ, or by plain calls in one process (`inline_transport`).
 
 Over ZeroMQ every message carries the run's random token; `control` decides who may connect.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
 import signal
-import threading
 import time
-import traceback
-from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +18,10 @@ from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.processes import start_time
 from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
 from rlcli.runtime.messages import COMPUTE, LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.runtime.open_files import has_none_left, none_left
 from rlcli.runtime.own_pauses import OwnPauses
 from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, Peer, Pulse, Pulses
+from rlcli.runtime.store import StoreServer
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +42,7 @@ REPORT_WITHIN = 30_000
 MISSED = 3 * BEAT_SECONDS
 """Seconds of silence after which a rank is suspected of having died."""
 CHECK_SECONDS = 1.0
-"""Seconds between checks that all of the run's processes are alive, while a run in one process is otherwise idle."""
+"""Seconds between two checks that all of the run's processes are alive."""
 
 
 class Transport(Protocol):
@@ -72,77 +68,6 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class InlineTransport:
-    """Requests are plain calls in this process, so a debugger can follow them. Lanes other than COMPUTE have a thread
-    each.
-
-    `waiting` is entered around each call with its name and deadline: only another process can end the call. `check`
-    runs before each call: it raises when processes that belong to the run have ended.
-    """
-
-    def __init__(
-        self,
-        handle: Callable[[Request], dict[str, Any]],
-        waiting: Callable[[str, float], AbstractContextManager[None]] = lambda what, deadline: nullcontext(),
-        check: Callable[[], None] = lambda: None,
-    ):
-        self._handle = handle
-        self._waiting = waiting
-        self._check = check
-        self._queue: deque[Request] = deque()
-        self._lanes: dict[str, queue.SimpleQueue[Request]] = {}
-        self._heard: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
-        """Replies of the lanes; None for a report."""
-        self.on_report: Callable[[Report], None] = _ignore
-
-    def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
-        """The worker's end; any of its threads may call it."""
-        self.on_report(Report(0, name, value, failure))
-        self._heard.put(None)
-
-    def send(self, rank: int, request: Request) -> None:
-        if request.lane == COMPUTE:
-            self._queue.append(request)
-            return
-        if request.lane not in self._lanes:
-            self._lanes[request.lane] = queue.SimpleQueue()
-            threading.Thread(target=self._serve_lane, args=(request.lane,), name=request.lane, daemon=True).start()
-        self._lanes[request.lane].put(request)
-
-    def _serve_lane(self, lane: str) -> None:
-        while True:
-            request = self._lanes[lane].get()
-            try:
-                reply = Reply(request.number, 0, self._handle(request))
-            except Exception as error:
-                reply = Reply(request.number, 0, failure=Failure.of(error, lane, traceback.format_exc()))
-            self._heard.put(reply)
-
-    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
-        self._check()
-        with contextlib.suppress(queue.Empty):
-            return self._heard.get_nowait()
-        if self._queue:
-            request = self._queue.popleft()
-            with self._waiting(waiting_for, deadline if limit is None else limit):
-                return Reply(request.number, 0, self._handle(request))
-        end = time.monotonic() + deadline
-        while (left := end - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                return self._heard.get(timeout=min(left, CHECK_SECONDS))
-            self._check()
-        raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}")
-
-    def clock(self) -> float:
-        return time.monotonic()
-
-    def cancel(self) -> None:
-        self._queue.clear()
-
-    def close(self) -> None:
-        self._queue.clear()
-
-
 class ZmqMaster:
     """The master's socket. `is_alive` raises when processes of the run have ended, or have been silent on another node
     for longer than the given seconds."""
@@ -161,7 +86,8 @@ class ZmqMaster:
             raise
         self._socket, self._token = self._listening.requests, self._listening.control.token
         self.pulses = Pulses(self._listening)
-        self.on_report: Callable[[Report], None] = _ignore
+        self._store = StoreServer(self._listening)
+        self.on_report: Callable[[Report], None] = ignore
         self._is_alive = is_alive
         self._world_size = world_size
         self._most = most
@@ -171,6 +97,8 @@ class ZmqMaster:
         """All ranks and lanes, whether up or not; a rank reports which lanes it has."""
         self._pauses = OwnPauses()
         self._listening_since = time.monotonic()
+        self._checked = time.monotonic()
+        """When the processes were last checked."""
         self._paused = 0.0
         """Total seconds of the master's own pauses."""
         self.pids: dict[int, int] = {}
@@ -182,10 +110,17 @@ class ZmqMaster:
         self._control = folder / CONTROL_FILE
 
     def wait_for_workers(self, deadline: float) -> None:
-        """Wait until every rank has said hello. Raises the error of a rank that cannot start."""
+        """Wait until every rank has said hello. Raises the error of a rank that cannot start, and ResourceError F61 if
+        there were no descriptors left for its connections."""
         end = time.monotonic() + deadline
-        while missing := sorted(self._expected - {*self._identities}):
-            message = self._next(end - time.monotonic(), f"rank {missing[0][0]} to start")
+        while missing := sorted({rank for rank, _ in self._expected - {*self._identities}}):
+            late = f"rank {missing[0]} to start ({len(missing)} of {self._world_size} are missing)"
+            try:
+                message = self._next(end - time.monotonic(), late, deadline, "launch.startup_deadline")
+            except HangError as error:
+                if has_none_left():
+                    raise none_left("the master", error.what) from error
+                raise
             if message.failure is not None:
                 raise message.failure.as_error()
 
@@ -216,8 +151,12 @@ class ZmqMaster:
     def cancel(self) -> None:
         """Do nothing: requests are sent at once, so there is nothing to drop."""
 
-    def _next(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | Report:
+    def _next(
+        self, deadline: float, waiting_for: str, limit: float | None = None, key: str = "launch.step_deadline"
+    ) -> Reply | Report:
         self._own_pause()
+        if time.monotonic() - self._checked > CHECK_SECONDS and not self._socket.poll(timeout=0):
+            self._check_processes()  # a busy run is never idle
         end = time.monotonic() + deadline
         while True:
             has_message = self._socket.poll(timeout=200)
@@ -229,9 +168,13 @@ class ZmqMaster:
                     self._await_death()
                 return message
             if not has_message:  # first read what a rank sent before it died
-                self._is_alive(LOST_AFTER)
-                self._check_connections()
-            self._check_clocks(end, deadline if limit is None else limit, waiting_for)
+                self._check_processes()
+            self._check_clocks(end, deadline if limit is None else limit, waiting_for, key)
+
+    def _check_processes(self) -> None:
+        self._is_alive(LOST_AFTER)
+        self._check_connections()
+        self._checked = time.monotonic()
 
     def _own_pause(self) -> float:
         """Seconds in which the master did not listen. They count against no rank: its heartbeats are waiting to be
@@ -277,7 +220,7 @@ class ZmqMaster:
         hint = "the network between the nodes, or a firewall, has closed it"
         return WorkerError(what, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
 
-    def _check_clocks(self, end: float, limit: float, waiting_for: str) -> None:
+    def _check_clocks(self, end: float, limit: float, waiting_for: str, key: str) -> None:
         """Raise HangError if the answer is late or a rank has been silent for too long."""
         silent = {n: seconds for (kind, n), seconds in self.silences().items() if kind == "rank" and seconds > SILENT}
         is_late = time.monotonic() > end
@@ -285,11 +228,11 @@ class ZmqMaster:
             return
         names = [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
         late = [f"no answer within {limit:.0f} s"] if is_late else []
-        key = "; launch.step_deadline is the limit" if is_late else ""
+        more = f"; {key} is the limit" if is_late else ""
         raise HangError(
             f"{', '.join([*late, *names])}: waiting for {waiting_for}",
             where=", ".join(f"rank {rank} pid {self.pids.get(rank)}" for rank in silent) or None,
-            hint=f"logs/rank<n>.log in the run directory says where each rank is{key}",
+            hint=f"logs/rank<n>.log in the run directory says where each rank is{more}",
         )
 
     def _await_death(self) -> None:
@@ -302,6 +245,7 @@ class ZmqMaster:
 
     def close(self) -> None:
         self.pulses.close()
+        self._store.close()
         self._listening.close()
         self._context.term()
         self._control.unlink(missing_ok=True)
@@ -317,15 +261,15 @@ class ZmqWorker:
         self._control = Control.read(folder)
         self._token = self._control.token
         self._rank = rank
-        self._context: Any = zeromq().Context() if main is None else main._context
-        self._socket = self._control.connect(self._context, self._control.requests)
+        self.context: Any = zeromq().Context() if main is None else main.context
+        self._socket = self._control.connect(self.context, self._control.requests)
         self._is_main = main is None
         self.pulse: Pulse = main.pulse if main else self._begin_to_beat(node)
         self.pulse.watch(self._socket)
 
     def _begin_to_beat(self, node: int) -> Pulse:
         facts = {"node": node, "started": start_time(os.getpid())}
-        return Pulse(self._context, self._control, ("rank", self._rank), _end_here, **facts)
+        return Pulse(self.context, self._control, ("rank", self._rank), _end_here, **facts)
 
     def fail(self, failure: Failure) -> None:
         """Report to the master that this rank cannot start."""
@@ -334,7 +278,7 @@ class ZmqWorker:
     def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
         """Send the master an unsolicited report, from any thread: it has a socket of its own, so it may overtake
         replies and other reports."""
-        socket = self._control.connect(self._context, self._control.requests)
+        socket = self._control.connect(self.context, self._control.requests)
         socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
         socket.close(linger=REPORT_WITHIN)
 
@@ -371,7 +315,7 @@ class ZmqWorker:
             self.pulse.close()
         self._socket.close()
         if self._is_main:
-            self._context.term()
+            self.context.term()
 
     def _send(self, message: Reply | Report) -> None:
         self._socket.send_multipart(self._frames(message))
@@ -390,5 +334,5 @@ def _end_here(why: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _ignore(report: Report) -> None:
+def ignore(report: Report) -> None:
     """Discard a report: nobody listens."""

@@ -81,6 +81,13 @@ class WeightTransfer(GivesParameters):
         self.version: ModelVersion | None = source.version if source is not None else None
         """The source's version, once the first bucket has arrived."""
 
+    def wait_for_all(self) -> None:
+        """Wait until all ranks of both roles have come to the transfer."""
+        if self._channel.group is not None:
+            present = torch.ones((), device=self._device)
+            dist.all_reduce(present, group=self._channel.group)
+            present.item()  # waits for the device
+
     def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
         """The blocks that the target holds here, float32. Raises WorkerError if elements differ from what was sent."""
         given = _readers(self._source.module) if self._source is not None else {}

@@ -20,7 +20,7 @@ from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import UsageError, WorkerError
 from rlcli.garbage import collect_as_usual
 from rlcli.recipe.graph import eval_graph, train_graph
-from rlcli.recipe.role_sources import prompt_role
+from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.component_faults import attribute_user_errors
 from rlcli.runtime.data_order import dataset_of, place_of_sample, row_of
@@ -29,10 +29,10 @@ from rlcli.runtime.interfaces import Interfaces, seed_global_streams
 from rlcli.runtime.measures import Moments, scores_of
 from rlcli.runtime.messages import END_LANE, Request, Tell
 from rlcli.runtime.origin import Origin, origin_of_call
-from rlcli.runtime.output_checks import checked_output, read_counts, read_drops, read_stats
+from rlcli.runtime.output_checks import checked_output, read_counts, read_drops, read_stats, versions, warn_of_changes
 from rlcli.runtime.pool import PoolProcess, connect_pools
 from rlcli.runtime.readable_samples import describe_samples
-from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer
+from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer, wait_for_device
 from rlcli.runtime.sample_files import read_samples, write_samples
 from rlcli.runtime.sample_store import SampleStore
 from rlcli.runtime.saving import (
@@ -44,6 +44,7 @@ from rlcli.runtime.saving import (
     write_roles,
 )
 from rlcli.runtime.streams import StreamRows, by_number, described_rows, read_row
+from rlcli.runtime.verification import verify_share
 from rlcli.runtime.weight_flow import WeightTransfer, make_channels, remote_copy
 from rlcli.topology import Topology
 
@@ -103,6 +104,7 @@ class ModelWorker:
             "clear": self.clear,
             "save": self.save,
             "checkpoint": self.checkpoint,
+            "verify": self.verify,
             "restore": self.restore,
             "load_samples": self.load_samples,
             END_LANE: dict,
@@ -147,11 +149,11 @@ class ModelWorker:
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir)
         self.models = {name: model for name, (model, _) in self._backed.items()}
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
-        changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
+        changing, stored = self._held(self.recipe.changing_roles), self._held(stored_roles(self.recipe))
         collect_as_usual()
         return {
             "without_state": [name for name, model in changing.items() if not has_state(model)],
-            "bytes": bytes_to_save(changing, self.recipe.trained_roles, self.topology, self.rank),
+            "bytes": bytes_to_save(stored, self.recipe.trained_roles, self.topology, self.rank),
         }
 
     # -- data ------------------------------------------------------------------------------------------------
@@ -207,9 +209,9 @@ class ModelWorker:
             data.metadata[PLACE] = list(places)
         version = self.models[mfc.model_name].version.global_step
         kept, stats = self._compute(mfc, data, parts, step)
-        self._run_hooks(mfc)
-        if self.device.type == "cuda" and not is_pooled:
-            torch.cuda.synchronize(self.device)
+        copied = self._run_hooks(mfc)
+        if not is_pooled:
+            wait_for_device(self.device)
         return {
             "batch": kept.batch.as_json() if kept.batch is not None else None,
             "stats": stats,
@@ -217,7 +219,8 @@ class ModelWorker:
             "counts": _as_message(kept.counts),
             "dropped": kept.dropped,
             "version": version,
-            "seconds": time.perf_counter() - began,
+            "seconds": time.perf_counter() - began - copied,
+            "copied": copied,
         }
 
     def _check_weights(self, role: str) -> None:
@@ -238,7 +241,9 @@ class ModelWorker:
         if mfc.interface_type is ModelInterfaceType.EVALUATE:
             batches = [data.select_indices(part) for part in parts or []]
             return Kept(), read_stats(call_interface(interface, kind, model, batches), origin)
+        before = versions(data)
         made = pool.run(mfc.name, step, data) if pool else call_interface(interface, kind, model, data, mfc.mb_spec)
+        warn_of_changes(mfc.name, data, before)
         return self._keep(mfc, data, made, origin), {}
 
     def _keep(self, mfc: MFCDef, data: SequenceSample, made: Any, origin: Origin) -> Kept:
@@ -273,37 +278,44 @@ class ModelWorker:
             return place
         return f"{source[row_of(str(id_))[1]].ids[0]} ({place})"
 
-    def _run_hooks(self, mfc: MFCDef) -> None:
-        """Run the post-hooks. A copy to other ranks is a later request, which also runs the hooks that follow it."""
+    def _run_hooks(self, mfc: MFCDef) -> float:
+        """Run the post-hooks; returns the seconds of copies. A copy to other ranks is a later request, which also runs
+        the hooks that follow it."""
+        copied = 0.0
         for hook in () if remote_copy(mfc, self.topology) else mfc.post_hooks:
             if isinstance(hook, ParamReallocHook):
-                self._copy(mfc.model_name, hook.target, hook.eta)
+                copied += self._copy(mfc.model_name, hook.target, hook.eta)
             else:
                 self.models[mfc.model_name].module.offload()
+        return copied
 
     def copy_weights(self, source: str, target: str, eta: float, then_offload: bool = False) -> dict[str, Any]:
         """Take part in a copy to a role on other ranks. `then_offload`: offload the source afterwards."""
-        began = time.perf_counter()
-        self._copy(source, target, eta)
+        seconds = self._copy(source, target, eta)
         if source in self.models and then_offload:
             self.models[source].module.offload()
-        return {"seconds": time.perf_counter() - began}
+        return {"seconds": seconds}
 
-    def _copy(self, source: str, target: str, eta: float) -> None:
-        """Run on all ranks of both roles. A follower whose copy fails has weights of two versions and is not used."""
+    def _copy(self, source: str, target: str, eta: float) -> float:
+        """Run on all ranks of both roles; returns this rank's seconds since all were there. A follower whose copy fails
+        has weights of two versions and is not used."""
         follower = self.models.get(target)
         engine = follower.module if follower is not None else None
-        transfer = WeightTransfer(
-            self._channels[source, target], self.rank, self.device, self.models.get(source), engine
-        )
+        channel = self._channels[source, target]
+        transfer = WeightTransfer(channel, self.rank, self.device, self.models.get(source), engine)
+        wait_for_device(self.device)
+        transfer.wait_for_all()
+        began = time.perf_counter()
         if follower is None:
             transfer.finish()
-            return
-        self._torn.add(target)
-        follower.module.take_parameters(transfer, eta)
-        assert transfer.version is not None
-        follower.version = replace(transfer.version)
-        self._torn.discard(target)
+        else:
+            self._torn.add(target)
+            follower.module.take_parameters(transfer, eta)
+            assert transfer.version is not None
+            follower.version = replace(transfer.version)
+            self._torn.discard(target)
+        wait_for_device(self.device)
+        return time.perf_counter() - began
 
     # -- describing ------------------------------------------------------------------------------------------
 
@@ -314,15 +326,18 @@ class ModelWorker:
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
+    def _held(self, roles: Sequence[str]) -> dict[str, Model]:
+        return {name: self.models[name] for name in roles if name in self.models}
+
     def checkpoint(self, folder: str, step: int, samples: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Copy the state to host memory and start writing it, which ends with a report; returns what fits into a
         message. `samples` → keys: the part of the finished samples that this rank writes; they no longer change."""
-        changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
-        copies = copy_roles(changing, self.topology, self.rank)
+        stored = self._held(stored_roles(self.recipe))
+        copies = copy_roles(stored, self.topology, self.rank)
         there, made = Path(folder), [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
 
         def write() -> list[Path]:
-            return write_roles(copies, changing, there, self.rank) + write_samples(made, there, self.rank)
+            return write_roles(copies, stored, there, self.rank) + write_samples(made, there, self.rank)
 
         write_and_report(there, step, self.rank, write, self.report)
         return {
@@ -334,10 +349,14 @@ class ModelWorker:
             },
         }
 
+    def verify(self, folder: str, files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Verify this rank's share of the files of a checkpoint, of which nothing has been loaded yet."""
+        return verify_share(folder, files, torch.get_num_threads())
+
     def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> dict[str, Any]:
         """Resume from a checkpoint written by any number of ranks."""
-        changing = {name: self.models[name] for name in self.recipe.changing_roles if name in self.models}
-        restore_roles(changing, Path(folder))
+        changing = self._held(self.recipe.changing_roles)
+        restore_roles(changing, Path(folder), mirrored_roles(self.recipe), self.topology, self.rank)
         self._torn.clear()
         for name, model in self.models.items():
             model.version = ModelVersion(**versions[name]) if name in versions else model.version

@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING
 
 from rlcli.files import open_private
 from rlcli.garbage import collect_rarely, leave_garbage
-from rlcli.processes import die_with_parent
+from rlcli.processes import die_with_parent, keep_private
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.data_lane import DataLane
     from rlcli.runtime.messages import Tell
+    from rlcli.runtime.store_client import RunStore
     from rlcli.runtime.worker import ModelWorker
 
 MEETING = "RLCLI_MEETING"
 """Names the folder in which master, agents and ranks find each other (see `launch.meeting`)."""
-STORE = "ranks"
-"""File there through which the ranks find each other. A TCP store would listen on every interface and accept anything
-that anyone sends."""
 WORKER_FILE = "worker.json"
 """The recipe as ranks and agents read it, in the run's folder."""
 AGENT = "RLCLI_AGENT"
@@ -38,6 +36,7 @@ NODE = "GROUP_RANK"
 
 def main(run_dir: Path) -> None:
     collect_rarely()
+    keep_private()
     _die_with_parent()
     _leave_stopping_to_the_master()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -57,7 +56,9 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     """Serve as this rank until the master shuts it down."""
     import torch.distributed as dist
 
+    from rlcli.runtime.control import Control
     from rlcli.runtime.messages import MOVES, Failure
+    from rlcli.runtime.store_client import RunStore
     from rlcli.runtime.transport import ZmqWorker
 
     def failure(error: BaseException) -> Failure:
@@ -67,8 +68,9 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
 
     meeting = Path(os.environ[MEETING])
     link = ZmqWorker(meeting, rank, int(os.environ[NODE]))
+    store = RunStore(Control.read(meeting), link.context, link.pulse.watch)
     try:
-        worker, data_lane = _start(run_dir, rank, local_rank, link.report)
+        worker, data_lane = _start(run_dir, rank, local_rank, store, link.report)
     except Exception as error:
         link.fail(failure(error))
         link.close()
@@ -88,15 +90,15 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     gc.collect()  # collect whatever holds the process group before it is destroyed
     dist.barrier()
     dist.destroy_process_group()
+    store.close()
     link.close()
 
 
-def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[ModelWorker, DataLane]:
+def _start(run_dir: Path, rank: int, local_rank: int, store: RunStore, report: Tell) -> tuple[ModelWorker, DataLane]:
     """The worker of this rank, once all ranks have found each other, and its data lane, which a single rank does not
     use."""
     import torch
     import torch.distributed as dist
-    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     from rlcli.runtime.data_lane import DataLane
     from rlcli.runtime.roles import make_meshes, pick_device
@@ -111,7 +113,7 @@ def _start(run_dir: Path, rank: int, local_rank: int, report: Tell) -> tuple[Mod
     timeout = timedelta(seconds=max(recipe.launch.startup_deadline, recipe.launch.step_deadline))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=FileStore(os.path.join(os.environ[MEETING], STORE), topology.world_size),
+        store=store,
         rank=rank,
         world_size=topology.world_size,
         timeout=timeout,

@@ -34,8 +34,8 @@ class DigitTokenizer:
     pad_token_id = 0
     chat_template = None
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> Encoded:
-        return Encoded(self.encode(text))
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
+        return Encoded(self.encode(text) if isinstance(text, str) else [self.encode(one) for one in text])
 
     def __len__(self) -> int:
         return VOCABULARY

@@ -1,63 +1,241 @@
-"""Finds settings that bring a call's memory down to what a device has, by trying them out."""
+"""Finds settings with which a recipe fits into memory, by trying them out.
+
+Cheap settings are tried first; those that change numbers or the layout of roles only where these are not enough. What
+is advised is as little as possible: nothing of it can be left out or made milder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rlcli import registry
 from rlcli.api.architecture import Architecture
-from rlcli.topology.memory import Peak, plan_memory
-from rlcli.topology.placement import plan_topology
+from rlcli.project import search_paths_kept
+from rlcli.recipe.components import argument_of, declared, signature_of
+from rlcli.recipe.lengths import kept_together
+from rlcli.recipe.parsing.tree import dotted
+from rlcli.recipe.rollouts import as_rollout
+from rlcli.topology.lengths import group_size, lengths_of
+from rlcli.topology.memory import MemoryPlan, memory_model, plan_memory
+from rlcli.topology.placement import Topology, plan_topology
 
 if TYPE_CHECKING:
-    from rlcli.recipe.schema import Recipe
+    from rlcli.recipe.schema import Recipe, Role
 
 MOST_DEVICES = 8
+MOST_SETTINGS = 8
+"""Changes that are advised together."""
 
 Settings = dict[str, Any]
 """Key of the recipe → value."""
 
+CHEAP, SHARDED, SMALLER, COSTLY = range(4)
+"""Costs: the same numbers, a little slower; another engine for a role that is not trained; smaller micro-batches; other
+numbers, another layout, another engine for a trained role, or more devices."""
 
-def advise(
-    recipe: Recipe, sizes: Mapping[str, Architecture | str], peak: Peak, device_bytes: int, reserved: int
-) -> tuple[str, ...]:
-    """Overrides with which the call fits, the cheapest that do; none if no candidate is enough."""
-    for settings in _candidates(recipe, peak):
-        changed = recipe
+
+@dataclass(frozen=True)
+class Change:
+    """Something that needs less memory."""
+
+    cost: int
+    values: tuple[Settings, ...]
+    """The same change in different strengths, the mildest first."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """The question which settings make calls fit on devices."""
+
+    recipe: Recipe
+    topology: Topology
+    sizes: Mapping[str, Architecture | str]
+    device_bytes: int
+    reserved: int
+
+    @search_paths_kept()
+    def advice(self, calls: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Call that needs too much → overrides with which it fits, none if nothing was enough. With those of all calls
+        together everything fits, if that was found to be possible."""
+        if not calls:
+            return {}
+        if (settings := self._search(calls)) is not None:
+            return dict.fromkeys(calls, _overrides(settings))
+        return {call: _overrides(self._search([call]) or {}) for call in calls}
+
+    # -- the search ------------------------------------------------------------------------------------------
+
+    def _search(self, calls: Collection[str]) -> Settings | None:
+        """Settings with which all these calls fit, if there are any."""
+        for cost in (CHEAP, SHARDED, SMALLER, COSTLY):
+            chosen = self._greedy(calls, [change for change in self._changes if change.cost <= cost])
+            if chosen is not None:
+                return self._mildest(calls, chosen)
+        return None
+
+    def _greedy(self, calls: Collection[str], changes: Sequence[Change]) -> list[tuple[Change, int]] | None:
+        """Changes, each with its strength; one after the other, that which helps most."""
+        chosen: list[tuple[Change, int]] = []
+        excess = self._excess(calls, {})
+        while excess and len(chosen) < MOST_SETTINGS:
+            best: tuple[int, Change, int] | None = None
+            for change in changes:
+                strength = len(change.values) - 1
+                left = self._excess(calls, _merged([*chosen, (change, strength)]))
+                if left is not None and (best is None or left < best[0]):
+                    best = left, change, strength
+            if best is None or best[0] >= excess:
+                return None
+            excess = best[0]
+            chosen.append(best[1:])
+        return chosen if not excess else None
+
+    def _mildest(self, calls: Collection[str], chosen: list[tuple[Change, int]]) -> Settings:
+        """The chosen changes without those that are not needed, each no stronger than necessary."""
+        for change, strength in reversed(chosen):
+            place = chosen.index((change, strength))
+            before, after = chosen[:place], chosen[place + 1 :]
+            milder = [[], *([(change, less)] for less in range(strength))]
+            fits = (one for one in milder if self._excess(calls, _merged([*before, *one, *after])) == 0)
+            chosen = [*before, *next(fits, [(change, strength)]), *after]
+        return _merged(chosen)
+
+    def _excess(self, calls: Collection[str], settings: Settings) -> int | None:
+        """Bytes that these calls need beyond what devices have, with these settings; None if they are impossible."""
+        key = frozenset(settings.items())
+        if key not in self._tried:
+            self._tried[key] = self._memory(settings)
+        if (memory := self._tried[key]) is None:
+            return None
+        peaks = [peak for peak in memory.peaks if peak.call in calls]
+        return sum(max(0, peak.total - self.device_bytes + self.reserved) for peak in peaks)
+
+    def _memory(self, settings: Settings) -> MemoryPlan | None:
+        recipe = self.recipe
         for key, value in settings.items():
-            changed = with_value(changed, key.split("."), value)
-        after = _peak_of(changed, sizes, peak)
-        if after is not None and after.verdict(device_bytes, reserved) != "too much":
-            return tuple(f"{key}={_text(value)}" for key, value in settings.items())
-    return ()
-
-
-def _candidates(recipe: Recipe, peak: Peak) -> Iterator[Settings]:
-    """Candidate settings, in order of increasing cost."""
-    cheap: Settings = {}
-    backend = recipe.models[peak.role].backend
-    if peak.phase == "generate":
-        slots = recipe.generation.model_dump()["max_concurrent_responses"]
-        yield from ({"generation.max_concurrent_responses": slots >> halvings} for halvings in _halvings(slots, 8))
-    offload = {f"graph.{name}.hooks.offload": True for name in _calls_of_idle_roles(recipe)}
-    if offload and recipe.cluster.device != "cpu":
-        yield offload
-    if peak.phase == "update" and backend is not None and not backend.args.get("gradient_checkpointing"):
-        cheap = {f"models.{peak.role}.backend.args.gradient_checkpointing": True}
-        yield cheap
-    if peak.phase in ("update", "inference"):
+            recipe = with_value(recipe, key.split("."), value)
         cap = recipe.train.max_tokens_per_microbatch
-        for settings in ({}, cheap) if cheap else ({},):
-            for halvings in _halvings(cap, 512):
-                yield {**settings, "train.max_tokens_per_microbatch": cap >> halvings}
-    if peak.phase == "checkpoint" and recipe.checkpoint.asynchronous:
-        yield {"checkpoint.asynchronous": False}
-    devices = recipe.cluster.devices_per_node
-    while (devices := devices * 2) <= MOST_DEVICES:
-        more = {"cluster.devices_per_node": devices, "launch.type": "local"}
-        yield more
-        if cheap:
-            yield {**cheap, **more}
+        if cap < kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence:
+            return None
+        topology = self.topology
+        if any(key.startswith("cluster.") or ".mesh." in key for key in settings):
+            try:
+                topology = plan_topology(recipe)
+            except ValueError:  # a role whose devices do not follow the cluster's
+                return None
+        memory = plan_memory(recipe, topology, self.sizes, self.device_bytes)
+        return memory if memory.unknown.keys() <= self._unknown else None
+
+    @cached_property
+    def _tried(self) -> dict[frozenset[tuple[str, Any]], MemoryPlan | None]:
+        return {}
+
+    @cached_property
+    def _unknown(self) -> set[str]:
+        return set(plan_memory(self.recipe, self.topology, self.sizes, self.device_bytes).unknown)
+
+    # -- what can be changed ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _changes(self) -> list[Change]:
+        """In order of increasing cost."""
+        found = [*self._of_the_step(), *(one for role in self.sizes for one in self._of_role(role)), *self._devices()]
+        return sorted((change for change in found if change.values), key=lambda change: change.cost)
+
+    def _of_the_step(self) -> Iterator[Change]:
+        """Fewer tokens and responses at once; roles that take turns."""
+        recipe = self.recipe
+        if any(call.call == "generate" for call in recipe.graph.values()):
+            slots = recipe.generation.model_dump()["max_concurrent_responses"]
+            fewer = (slots >> halvings for halvings in _halvings(slots, 8))
+            yield Change(CHEAP, tuple({"generation.max_concurrent_responses": count} for count in fewer))
+        key, cap = "train.max_tokens_per_microbatch", recipe.train.max_tokens_per_microbatch
+        least = kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence
+        caps = [cap >> halvings for halvings in _halvings(cap, 512) if cap >> halvings >= least]
+        yield Change(SMALLER, tuple({key: smaller} for smaller in caps))
+        if recipe.cluster.device != "cpu":
+            for name in _calls_of_idle_roles(recipe):
+                yield Change(CHEAP, ({f"graph.{name}.hooks.offload": True},))
+        if recipe.checkpoint.is_written and recipe.checkpoint.asynchronous:
+            yield Change(CHEAP, ({"checkpoint.asynchronous": False},))
+
+    def _of_role(self, name: str) -> Iterator[Change]:
+        role, prefix = self.recipe.models[name], f"models.{name}"
+        size = self.sizes[name]
+        if role.backend is None or isinstance(size, str) or name in self._unknown:
+            return
+        for savings in memory_model(self.recipe, self.topology, name, size).savings():
+            values = ({f"{prefix}.backend.args.{key}": value for key, value in saving.items()} for saving in savings)
+            yield Change(CHEAP, tuple(values))
+        yield from self._dtype(name, role)
+        is_trained = name in self.recipe.trained_roles
+        for engine in self._engines(name, role, size):
+            yield Change(COSTLY if is_trained else SHARDED, ({f"{prefix}.backend.type": engine},))
+        if "tp" in (declared("backends", role.backend.type, "DIMENSIONS") or ()) and role.mesh.dp is None:
+            ranks = len(self.topology.placement(name).ranks)
+            within = min(ranks, self.recipe.cluster.devices_per_node)
+            degrees = (1 << power for power in range(1, within.bit_length()))
+            fitting = [tp for tp in degrees if tp > role.mesh.tp and size.kv_heads % tp == ranks % tp == 0]
+            yield Change(COSTLY, tuple({f"{prefix}.mesh.tp": tp} for tp in fitting))
+
+    def _dtype(self, name: str, role: Role) -> Iterator[Change]:
+        """bfloat16. On GPUs, where `auto` computes in it anyway, a role that is not trained gets the same numbers."""
+        assert role.backend is not None
+        kind, args = role.backend.type, role.backend.args
+        if not any(argument.name == "dtype" for argument in signature_of("backends", kind).arguments):
+            return
+        dtype = argument_of("backends", kind, args, "dtype")
+        averages = {call.hooks.copy_to for call in self.recipe.graph.values() if call.hooks.eta < 1}
+        if dtype == "bfloat16" or name in averages:
+            return
+        is_same = dtype == "auto" and self.recipe.cluster.device != "cpu"
+        yield Change(CHEAP if is_same else COSTLY, ({f"models.{name}.backend.args.dtype": "bfloat16"},))
+
+    def _engines(self, name: str, role: Role, size: Architecture) -> Iterator[str]:
+        """Other backends that could run the role with its arguments and its mesh, and need no library that the recipe
+        does not need anyway."""
+        assert role.backend is not None
+        installed = {
+            library
+            for other in self.recipe.models.values()
+            if other.backend is not None
+            for library in declared("backends", other.backend.type, "REQUIRES") or ()
+        }
+        calls = {call.call for call in self.recipe.graph.values() if call.model == name}
+        mesh = self.topology.placement(name).mesh
+        for kind in registry.names("backends"):
+
+            def has(constant: str, usual: Any, kind: str = kind) -> Any:
+                value = declared("backends", kind, constant)
+                return usual if value is None else value
+
+            if (
+                kind != role.backend.type
+                and has("MEMORY", None) is not None
+                and has("SERVERS", None) is None
+                and installed.issuperset(has("REQUIRES", ()))
+                and ("train_step" not in calls or has("TRAINS", True))
+                and ("inference" not in calls or has("SCORES", True))
+                and ("generate" not in calls or has("GENERATES", True))
+                and self.recipe.cluster.device in ("auto", *has("DEVICES", ("cpu", "cuda")))
+                and size.model_type in (has("FAMILIES", ()) or (size.model_type,))
+                and all(getattr(mesh, dim) == 1 for dim in ("tp", "pp", "cp") if dim not in has("DIMENSIONS", ("dp",)))
+                and role.backend.args.keys() <= {one.name for one in signature_of("backends", kind).arguments}
+            ):
+                yield kind
+
+    def _devices(self) -> Iterator[Change]:
+        devices, more = self.recipe.cluster.devices_per_node, []
+        while (devices := devices * 2) <= MOST_DEVICES:
+            more.append({"cluster.devices_per_node": devices, "launch.type": "local"})
+        yield Change(COSTLY, tuple(more))
+
+
+def _merged(chosen: Sequence[tuple[Change, int]]) -> Settings:
+    return {key: value for change, strength in chosen for key, value in change.values[strength].items()}
 
 
 def _halvings(value: int, least: int) -> range:
@@ -72,33 +250,19 @@ def _calls_of_idle_roles(recipe: Recipe) -> list[str]:
     return [name for name, call in recipe.graph.items() if call.model in idle and not call.hooks.offload]
 
 
-def _peak_of(recipe: Recipe, sizes: Mapping[str, Architecture | str], peak: Peak) -> Peak | None:
-    try:
-        topology = plan_topology(recipe)
-    except ValueError:  # a role whose devices do not follow the cluster's
-        return None
-    least = _longest_sample(recipe, sizes)
-    if recipe.train.max_tokens_per_microbatch < least:
-        return None
-    found = plan_memory(recipe, topology, sizes).peaks
-    return next((one for one in found if (one.call, one.role) == (peak.call, peak.role)), None)
-
-
-def _longest_sample(recipe: Recipe, sizes: Mapping[str, Architecture | str]) -> int:
-    from rlcli.recipe.lengths import kept_together
-    from rlcli.topology.lengths import group_size, lengths_of
-
-    return kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence
-
-
-def with_value(node: Any, keys: list[str], value: Any) -> Any:
+def with_value(node: Any, keys: Sequence[str], value: Any) -> Any:
     """A copy of a section, or of a mapping in it, with another value at a path."""
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
     if isinstance(node, Mapping):
-        return {**node, key: with_value(node.get(key), rest, value)}
+        return {**node, key: with_value(node.get(key, {}), rest, value)}
     return node.model_copy(update={key: with_value(getattr(node, key), rest, value)})
+
+
+def _overrides(settings: Settings) -> tuple[str, ...]:
+    """As they are typed: those of a rollout's role are keys of the rollout."""
+    return tuple(f"{dotted(as_rollout(tuple(key.split('.'))))}={_text(value)}" for key, value in settings.items())
 
 
 def _text(value: Any) -> str:

@@ -46,16 +46,18 @@ class BatchArithmetic:
             made = f"{self.prompts} rows x {self.sequences_per_row} sequences at most = {self.sequences} sequences"
         length = f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
         lines = [f"{length} of {made}"]
-        for role, (least, most) in self.sequences_per_rank.items():
-            share = f"{least}" if least == most else f"{least} to {most}"
-            parts = self.minibatches.get(role, 1)
-            each = f"{self.sequences} sequences" if parts == 1 else f"{self.sequences} / {parts}"
-            updates = f"{parts} update{'s' if parts > 1 else ''} of {each}"
-            if parts > 1:
-                updates += f" = {_quotient(self.sequences, parts)} sequences"
-            lines.append(f"{role}: {updates}; {share} per rank")
+        lines += [self._updates(role, *share) for role, share in self.sequences_per_rank.items()]
         lines.append(f"micro-batches of at most {self.max_tokens_per_microbatch} tokens")
         return lines
+
+    def _updates(self, role: str, least: int, most: int) -> str:
+        """What a role trains on in a step: in all, on each rank, and in each of its updates."""
+        share = f"{least}" if least == most else f"{least} to {most}"
+        step = f"{role}: {self.sequences} sequences ({share} per rank)"
+        count = self.minibatches.get(role, 1)
+        if count == 1:
+            return f"{step} in 1 update"
+        return f"{step} in {count} updates of {_quotient(self.sequences, count)} (about {-(-most // count)} per rank)"
 
 
 def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlcli import registry
 from rlcli.recipe.components import declared
+from rlcli.recipe.servers import servers_of_a_rank
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -68,7 +68,7 @@ def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
     servers = (
         Group(_server_name(role), "server", tuple(nodes[rank] for rank in placed(role) for _ in range(count)))
         for role in recipe.models
-        if (count := servers_of_a_rank(recipe, role))
+        if (count := servers_of_a_rank(recipe.models[role]))
     )
     pools = (
         Group(
@@ -101,16 +101,9 @@ def pool_folders(recipe: Recipe, topology: Topology, rank: int, run_dir: Path) -
     }
 
 
-def servers_of_a_rank(recipe: Recipe, role: str) -> int:
-    """How many servers the run starts for each rank of a role."""
-    backend = recipe.models[role].backend
-    count = registry.load_declared("backends", backend.type, "SERVERS") if backend is not None else None
-    return int(count(backend.args)) if count is not None and backend is not None else 0
-
-
 def server_folders(recipe: Recipe, topology: Topology, role: str, rank: int, run_dir: Path) -> tuple[Path, ...]:
     """The folders of the servers that a rank of a role has."""
-    count = servers_of_a_rank(recipe, role)
+    count = servers_of_a_rank(recipe.models[role])
     first = topology.placement(role).ranks.index(rank) * count
     return tuple(process_folder(run_dir, "server", _server_name(role), first + index) for index in range(count))
 

@@ -6,8 +6,10 @@ How much a role takes is determined by its backend's memory model (`rlcli.api.me
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlcli import registry
@@ -16,7 +18,9 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 from rlcli.recipe.components import argument_of, signature_of
 from rlcli.recipe.lengths import generation_of, keeps_groups, written_beyond
+from rlcli.recipe.role_sources import stored_roles
 from rlcli.topology.lengths import Lengths, group_size, lengths_of
+from rlcli.topology.servers import RoleServers, bytes_on_ranks, plan_servers
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Call, Component, Recipe
@@ -79,6 +83,9 @@ class MemoryPlan:
     unknown: Mapping[str, str]
     """Role → why its memory is unknown. Peaks then leave it out."""
     lengths: Lengths
+    servers: tuple[RoleServers, ...] = ()
+    remarks: tuple[tuple[str, str], ...] = ()
+    """Roles, and what their backends say about their memory in addition."""
 
     @property
     def highest(self) -> int:
@@ -89,32 +96,72 @@ class MemoryPlan:
         return max((peak.within_percent for peak in self.peaks), default=MemoryModel.WITHIN_PERCENT)
 
 
-def plan_memory(recipe: Recipe, topology: Topology, sizes: Mapping[str, Architecture | str]) -> MemoryPlan:
-    """Memory of a recipe laid out on its cluster; `sizes` has every role with weights, or why they are unknown."""
+@dataclass(frozen=True)
+class _Devices:
+    """What is held on devices, by roles and by servers."""
+
+    topology: Topology
+    held: Mapping[str, Held]
+    by_servers: Counter[int]
+    """Rank → bytes."""
+
+    def ranks_of(self, role: str) -> list[int]:
+        """One rank of a role for each difference in what its devices hold: the others are like them."""
+        return [rank for rank in self._unlike if role in self.topology.roles_on(rank)]
+
+    @cached_property
+    def _unlike(self) -> list[int]:
+        seen: dict[tuple[tuple[str, ...], int], int] = {}
+        for roles, rank in self.topology.first_ranks.items():
+            seen.setdefault((roles, self.by_servers[rank]), rank)
+        for rank in self.by_servers:
+            seen.setdefault((self.topology.roles_on(rank), self.by_servers[rank]), rank)
+        return sorted(seen.values())
+
+    def roles_on(self, rank: int) -> list[str]:
+        """The roles of a rank whose memory is known."""
+        return [role for role in self.topology.roles_on(rank) if role in self.held]
+
+    def while_working(self, role: str) -> int:
+        """Held on the fullest device of a role, while it works: what it gathers is counted with the call."""
+        others = (
+            self.by_servers[rank]
+            + sum(self.held[other].total - self.held[other].away for other in self.roles_on(rank) if other != role)
+            for rank in self.ranks_of(role)
+        )
+        return self.held[role].total + max(others)
+
+
+def plan_memory(
+    recipe: Recipe, topology: Topology, sizes: Mapping[str, Architecture | str], device_bytes: int | None = None
+) -> MemoryPlan:
+    """Memory of a recipe laid out on its cluster; `sizes` has every role with weights, or why they are unknown. On
+    `device_bytes` depends what servers reserve."""
     lengths = lengths_of(recipe)
     models: dict[str, MemoryModel] = {}
     unknown = {}
     for role, architecture in sizes.items():
         try:
-            models[role] = _memory_model(recipe, topology, role, architecture, lengths)
+            models[role] = memory_model(recipe, topology, role, architecture)
         except UnknownMemory as reason:
             unknown[role] = str(reason)
     held = {role: _held(recipe, role, model) for role, model in models.items()}
-    peaks = _load_peaks(topology, models, held)
+    servers = plan_servers(recipe, topology, models, device_bytes)
+    devices = _Devices(topology, held, bytes_on_ranks(servers, topology))
+    peaks = _load_peaks(devices, models)
     for name, call in recipe.graph.items():
         if call.model in models and call.call != "evaluate":
             model = models[call.model]
             parts = _parts(recipe, topology, call, model, lengths)
             phase = {"train_step": "update"}.get(call.call, "generate" if written_beyond(call) else call.call)
-            there = _held_by_all(topology, held, call.model)
+            there = devices.while_working(call.model)
             peaks.append(Peak(name, call.model, phase, there, parts, model.WITHIN_PERCENT))
-    peaks += _snapshot_peak(recipe, topology, models, held, peaks)
-    return MemoryPlan(tuple(held.values()), tuple(peaks), unknown, lengths)
+    peaks += _snapshot_peak(recipe, devices, models, peaks)
+    remarks = tuple((role, remark) for role, model in models.items() for remark in model.remarks())
+    return MemoryPlan(tuple(held.values()), tuple(peaks), unknown, lengths, servers, remarks)
 
 
-def _memory_model(
-    recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str, lengths: Lengths
-) -> MemoryModel:
+def memory_model(recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str) -> MemoryModel:
     """The memory model of the role's backend. Raises UnknownMemory."""
     if isinstance(sizes, str):
         raise UnknownMemory(sizes)
@@ -129,7 +176,7 @@ def _memory_model(
         mesh=dataclasses.asdict(topology.placement(role).mesh),
         arguments=_arguments(backend),
         calls={call.call for call in recipe.graph.values() if call.model == role},
-        longest=lengths.sequence,
+        longest=lengths_of(recipe).sequence,
         device=recipe.cluster.device,
     )
     made: MemoryModel = model(placed)
@@ -158,53 +205,33 @@ def _away(recipe: Recipe, role: str, kept: Kept) -> int:
     return kept.total - kept.weights if trains and all(call.hooks.offload for call in trains) else 0
 
 
-def _held_by_all(topology: Topology, held: Mapping[str, Held], role: str) -> int:
-    """Held by all roles on the fullest device of a role, while it works: what it gathers is counted with the call."""
-    of_others = (
-        sum(held[r].total - held[r].away for r in topology.roles_on(rank) if r in held and r != role)
-        for rank in _first_ranks(topology, role)
-    )
-    return held[role].total + max(of_others)
-
-
-def _first_ranks(topology: Topology, role: str) -> list[int]:
-    """One rank of the role for each set of roles that its devices hold: the others are like them."""
-    seen: dict[tuple[str, ...], int] = {}
-    for rank in topology.placement(role).ranks:
-        seen.setdefault(topology.roles_on(rank), rank)
-    return list(seen.values())
-
-
-def _load_peaks(topology: Topology, models: Mapping[str, MemoryModel], held: Mapping[str, Held]) -> list[Peak]:
+def _load_peaks(devices: _Devices, models: Mapping[str, MemoryModel]) -> list[Peak]:
     """Roles load one after another: the highest of these peaks."""
     peaks = []
     for role, model in models.items():
-        for rank in _first_ranks(topology, role):
-            on_rank = [r for r in topology.roles_on(rank) if r in models]
-            there = sum(held[r].kept.weights + held[r].kept.buffers for r in on_rank[: on_rank.index(role) + 1])
+        for rank in devices.ranks_of(role):
+            on_rank = devices.roles_on(rank)
+            loaded = [devices.held[other].kept for other in on_rank[: on_rank.index(role) + 1]]
+            there = sum(kept.weights + kept.buffers for kept in loaded) + devices.by_servers[rank]
             peaks.append(Peak("load", role, "load", there, model.load(), model.WITHIN_PERCENT))
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
 
 def _snapshot_peak(
-    recipe: Recipe,
-    topology: Topology,
-    models: Mapping[str, MemoryModel],
-    held: Mapping[str, Held],
-    calls: Sequence[Peak],
+    recipe: Recipe, devices: _Devices, models: Mapping[str, MemoryModel], calls: Sequence[Peak]
 ) -> list[Peak]:
     """A checkpoint's copies, if device memory is host memory. They stay until they are written: if checkpoints are
     asynchronous, while calls of the next step run."""
     if recipe.cluster.device != "cpu" or not recipe.checkpoint.is_written:
         return []
-    peaks = []
-    for role in (role for role in recipe.changing_roles if role in models):
-        for rank in _first_ranks(topology, role):
-            on_rank = [one for one in topology.roles_on(rank) if one in models]
-            there = [sum(held[one].total for one in on_rank)]
+    peaks, stored = [], stored_roles(recipe)
+    for role in (role for role in stored if role in models):
+        for rank in devices.ranks_of(role):
+            on_rank = devices.roles_on(rank)
+            there = [sum(devices.held[other].total for other in on_rank)]
             if recipe.checkpoint.asynchronous:
                 there += [peak.total for peak in calls if peak.role in on_rank and peak.phase != "load"]
-            copies = sum(models[one].snapshot() for one in on_rank if one in recipe.changing_roles)
+            copies = sum(models[other].snapshot() for other in on_rank if other in stored)
             peaks.append(Peak("checkpoint", role, "checkpoint", max(there), Parts(gathered=copies)))
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
@@ -248,11 +275,24 @@ def as_json(plan: MemoryPlan, device_bytes: int | None, reserved: int) -> dict[s
             | {"total": one.total}
             for one in plan.held
         ],
+        "servers": [
+            {
+                "role": one.role,
+                "servers": len(one.placed),
+                "weights": one.memory.weights,
+                "cache": one.memory.cache,
+                "devices_of_each": max((len(server.devices) for server in one.placed), default=0),
+                "sent_per_update": one.memory.sent if one.follows else 0,
+                "seconds_per_update": one.seconds_per_update if one.follows else 0.0,
+            }
+            for one in plan.servers
+        ],
         "peaks": [
             {"call": peak.call, "role": peak.role, "phase": peak.phase, "held": peak.held, **vars(peak.parts)}
             | {"total": peak.total}
             | ({"verdict": peak.verdict(device_bytes, reserved)} if device_bytes else {})
             for peak in plan.peaks
         ],
+        "remarks": [{"role": role, "remark": remark} for role, remark in plan.remarks],
         "unknown": dict(plan.unknown),
     }

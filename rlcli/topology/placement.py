@@ -61,6 +61,14 @@ class Topology:
         return self._roles_by_rank[rank]
 
     @cached_property
+    def first_ranks(self) -> dict[tuple[str, ...], int]:
+        """Roles that some rank holds → the first such rank."""
+        first: dict[tuple[str, ...], int] = {}
+        for rank, roles in enumerate(self._roles_by_rank):
+            first.setdefault(roles, rank)
+        return first
+
+    @cached_property
     def _roles_by_rank(self) -> list[tuple[str, ...]]:
         held: list[list[str]] = [[] for _ in range(self.world_size)]
         for placement in self.placements:

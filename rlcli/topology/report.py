@@ -15,7 +15,7 @@ from rlcli.recipe.libraries import libraries_to_install
 from rlcli.recipe.mesh import DevicesError
 from rlcli.recipe.parsing.tree import dotted
 from rlcli.recipe.warm_start import chain
-from rlcli.topology.advice import advise
+from rlcli.topology.advice import Fitting
 from rlcli.topology.configs import architecture_of, saved_width
 from rlcli.topology.drawing import weights_text
 from rlcli.topology.groups import process_groups
@@ -61,11 +61,20 @@ class Plan:
         """Call that needs too much memory → overrides with which it fits."""
         if self.device_bytes is None:
             return {}
-        return {
-            peak.call: advise(self.recipe, self.sizes, peak, self.device_bytes, self.reserved)
-            for peak in self.memory.peaks
-            if self.verdict(peak) == "too much"
-        }
+        fitting = Fitting(self.recipe, self.topology, self.sizes, self.device_bytes, self.reserved)
+        return fitting.advice([peak.call for peak in self.memory.peaks if self.verdict(peak) == "too much"])
+
+    @property
+    def shortfalls(self) -> tuple[str, ...]:
+        """Why the run does not fit, or why that is unknown: what `plan --strict` refuses."""
+        peaks = [peak for peak in self.memory.peaks if self.verdict(peak) == "too much"]
+        found = [f"{peak.call} needs more memory than a device has" for peak in peaks]
+        found += [f"the memory of {role} is unknown: {why}" for role, why in self.memory.unknown.items()]
+        crowded = [one for one in self.memory.servers if one.do_not_fit(self.topology.devices_per_node)]
+        found += [f"servers of {one.role} share devices, or need more than a node has" for one in crowded]
+        if self.storage.is_short:
+            found.append(f"the disk of {self.storage.folder} has too little space for checkpoints and models")
+        return tuple(found)
 
     def verdict(self, peak: Peak) -> str:
         return peak.verdict(self.device_bytes, self.reserved) if self.device_bytes else ""
@@ -81,7 +90,7 @@ def make_plan(
     resolved = _on_cluster(resolved, nodes, devices)
     topology = plan_topology(resolved.recipe)
     sizes = {name: architecture_of(resolved, name) for name, role in resolved.recipe.models.items() if role.has_weights}
-    memory = plan_memory(resolved.recipe, topology, sizes)
+    memory = plan_memory(resolved.recipe, topology, sizes, device_bytes)
     widths = {role: saved_width(resolved, role) for role in resolved.recipe.saved_roles}
     storage = plan_storage(resolved.recipe, parameters_of(resolved.recipe, sizes), widths)
     missing = tuple(libraries_to_install(resolved))
@@ -173,4 +182,5 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory": as_json(plan.memory, plan.device_bytes, plan.reserved)
         | {"device": plan.device_bytes, "advice": {call: list(keys) for call, keys in plan.advice.items()}},
         "storage": asdict(plan.storage) | {"needed": plan.storage.needed},
+        "shortfalls": list(plan.shortfalls),
     }

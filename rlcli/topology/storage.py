@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.recipe.role_sources import stored_roles
+
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
 
@@ -33,14 +35,20 @@ class Storage:
             return None
         return self.checkpoint * self.checkpoints_kept + self.models
 
+    @property
+    def is_short(self) -> bool:
+        """Whether more is needed than is free."""
+        return self.free is not None and (self.needed or 0) > self.free
+
 
 def plan_storage(recipe: Recipe, parameters: Mapping[str, int], widths: Mapping[str, int]) -> Storage:
     """`parameters`: role → parameters of the whole model, if known; `widths`: bytes of each in the folder that is saved
     at the end. Checkpoints are written in float32."""
     kept = recipe.checkpoint
     checkpoint: int | None = None
-    if all(role in parameters for role in recipe.changing_roles):
-        checkpoint = sum(4 * parameters[role] for role in recipe.changing_roles)
+    stored = stored_roles(recipe)
+    if all(role in parameters for role in stored):
+        checkpoint = sum(4 * parameters[role] for role in stored)
         checkpoint += sum(8 * parameters[role] for role in recipe.trained_roles)
     models = None
     if all(role in parameters for role in recipe.saved_roles):

@@ -13,6 +13,7 @@ from rlcli.topology.drawing import draw, ranks_text, weights_text
 from rlcli.topology.groups import process_groups
 from rlcli.topology.memory import GIB, Peak
 from rlcli.topology.overlap import Timetable
+from rlcli.topology.servers import BYTES_PER_SECOND
 
 if TYPE_CHECKING:
     from rlcli.recipe.parsing.tree import Path
@@ -20,14 +21,16 @@ if TYPE_CHECKING:
     from rlcli.recipe.schema import Call
     from rlcli.topology.memory import Held
     from rlcli.topology.report import Plan
+    from rlcli.topology.servers import RoleServers
 
 WIDTH = 80
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 UNITS = ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"))
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
-    """The whole plan: topology, graph, batch, memory, disk."""
+def plan_lines(plan: Plan, graph: bool = False) -> Iterator[str]:
+    """The whole plan: topology, graph, batch, memory, disk; with `graph`, also what each call reads and makes, and a
+    few steps in time."""
     topology, recipe = plan.topology, plan.recipe
     cluster = f"{_count(topology.nodes, 'node')} x {_count(topology.devices_per_node, 'device')}"
     yield f"{recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
@@ -35,29 +38,54 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield "runs after " + " → ".join(plan.runs_first) + ", whose results it starts from"
     for one in plan.missing:
         text = f"{one.where}: {one.what} here: {one.hint}"
-        yield from textwrap.wrap(text, WIDTH, subsequent_indent="  ", **_WHOLE_WORDS)
+        yield from _wrapped(text, rest="  ")
     yield ""
     yield from draw(recipe, topology)
     yield from _beside_ranks(plan)
     yield ""
     yield from _weights(plan)
-    unread: list[str] = []
-    for path, calls, dataset in graphs_of(recipe):
+    yield ""
+    yield from (_graph(plan) if graph else _order(plan))
+    yield ""
+    yield "step"
+    for line in (*topology.batch.lines(), *_micro_batch_lines(plan)):
+        yield from _wrapped(line, first="  ", rest="    ")
+    yield ""
+    yield from _memory(plan)
+    yield from _storage(plan)
+
+
+def _order(plan: Plan) -> Iterator[str]:
+    """The calls of each graph in one line, and which of them overlap."""
+    for path, calls, dataset in graphs_of(plan.recipe):
         if calls and dataset is not None:
-            yield ""
-            yield "graph" if path == ("graph",) else "evaluation"
+            order = " → ".join(", ".join(stage) for stage in stages(calls))
+            yield from _wrapped(f"{_title(path)}: {order}", rest="  ")
+    yield from _overlaps(Timetable(plan.recipe, plan.topology))
+    yield "  --graph adds what each call reads and makes"
+
+
+def _graph(plan: Plan) -> Iterator[str]:
+    """Each graph as a table with the keys of its calls, and a few steps in time."""
+    unread: list[str] = []
+    for path, calls, dataset in graphs_of(plan.recipe):
+        if calls and dataset is not None:
+            yield from [""] if path != ("graph",) else []
+            yield _title(path)
             yield from _calls(plan.resolved, calls, path)
             unread += [key for key in producers(calls) if key not in _read(calls)]
     yield "  keys as the interfaces declare them, but for those with a place"
     if unread:
         yield "  (key): read by no other call, so it stays where it is made"
     yield from _timetable(plan)
-    yield ""
-    yield "step"
-    yield from (f"  {line}" for line in (*topology.batch.lines(), *_micro_batch_lines(plan)))
-    yield ""
-    yield from _memory(plan)
-    yield from _storage(plan)
+
+
+def _title(path: Path) -> str:
+    return "graph" if path == ("graph",) else "evaluation"
+
+
+def _wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, **_WHOLE_WORDS)
 
 
 def size(count: int | None) -> str:
@@ -132,10 +160,14 @@ def _timetable(plan: Plan) -> Iterator[str]:
         cells = " ".join("·" if step is None else str(step % 10) for step in turns[name])
         yield f"  {places[name]:{widest}}  {name:{width}}  {cells}"[:WIDTH].rstrip()
     yield "  as if to generate took four turns, a training step two, other calls one"
+    yield from _overlaps(table)
+
+
+def _overlaps(table: Timetable) -> Iterator[str]:
+    """Which calls run at the same time as others."""
     for steps_before, when in enumerate(("the same step", "the step before")):
         for name, others in table.overlaps(steps_before).items():
-            text = f"{name} overlaps with {', '.join(others)} of {when}"
-            yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS)
+            yield from _wrapped(f"{name} overlaps with {', '.join(others)} of {when}", first="  ", rest="    ")
 
 
 def _place(places: Iterable[int | str]) -> str:
@@ -153,7 +185,7 @@ def _keys(word: str, keys: Sequence[str], resolved: Resolved, path: Path) -> Ite
     if keys:
         text = ", ".join(keys) + ("" if mark.is_default else f"  # {by_label(str(mark), resolved)}")
         lead = f"{'':5}{word}  "
-        yield from textwrap.wrap(text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), **_WHOLE_WORDS)
+        yield from _wrapped(text, first=lead, rest=" " * len(lead))
 
 
 def _micro_batch_lines(plan: Plan) -> Iterator[str]:
@@ -176,13 +208,14 @@ def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     for why in dict.fromkeys(memory.unknown.values()):
         roles = ", ".join(role for role, reason in memory.unknown.items() if reason == why)
-        yield from textwrap.wrap(f"memory of {roles} is unknown: {why}", WIDTH, subsequent_indent="  ", **_WHOLE_WORDS)
+        yield from _wrapped(f"memory of {roles} is unknown: {why}", rest="  ")
     if not memory.peaks:
         return
     without = " without those roles" if memory.unknown else ""
     unit, name = (GIB, "GiB") if memory.highest >= GIB else (GIB >> 10, "MiB")
     yield f"memory of a device{without}, in {name}, once the optimizer has made a step"
     held = [[*_held(one, unit)] for one in memory.held]
+    held += [_server(one, unit) for one in memory.servers if one.on_devices]
     yield from aligned(["held", "weights", "optimizer", "buffers", "in all"], held, right=range(1, 5))
     yield ""
     verdicts = ["verdict"] if plan.device_bytes else []
@@ -190,6 +223,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     head = ["peak of", "held", "grads", "gathered", "activ.", "kv", "logits", "in all", *verdicts]
     yield from aligned(head, rows, right=range(1, 8))
     yield f"  for the longest sequences, within about {memory.within_percent} % (measured on CPUs, 1 and 2 ranks)"
+    for role, remark in memory.remarks:
+        yield from _wrapped(f"{role}: {remark}", "  ", "    ")
+    yield from _about_servers(plan)
     if plan.device_bytes:
         spare = f", {size(plan.reserved)} of it left to CUDA itself" if plan.reserved else ""
         yield f"  a device has {size(plan.device_bytes)}{spare}"
@@ -211,6 +247,39 @@ def _peak(peak: Peak, unit: int) -> list[str]:
     return [name, *(amount(part, unit) for part in columns)]
 
 
+def _server(servers: RoleServers, unit: int) -> list[str]:
+    taken = servers.memory
+    return [f"{servers.role} server", *(amount(part, unit) for part in (taken.weights, 0, taken.cache, taken.total))]
+
+
+def _about_servers(plan: Plan) -> Iterator[str]:
+    """What the table of memory leaves out, and what is sent when weights change."""
+    for servers in plan.memory.servers:
+        name, taken = f"servers of {servers.role}", servers.memory
+        if not servers.placed:
+            yield from _wrapped(f"{name} are not started by the run; their memory is not counted", "  ", "    ")
+        elif not servers.on_devices:
+            yield from _wrapped(f"{name} compute on processors; their memory is not counted", "  ", "    ")
+        elif plan.device_bytes is None:
+            yield from _wrapped(f"{name}: --device-memory also counts what they reserve for their cache", "  ", "    ")
+        if servers.do_not_fit(plan.topology.devices_per_node):
+            yield from _wrapped(
+                f"{name} would share devices, or need more than a node has, if these are GPUs", "  ", "    "
+            )
+        if servers.follows:
+            count = len(servers.placed)
+            each = f"each of {count} servers" if count > 1 else "each server"
+            time = f"about {_duration(servers.seconds_per_update)} at {BYTES_PER_SECOND / 1e9:g} GB/s"
+            text = f"weights to {servers.role}: {size(taken.sent)} to {each} per update, {time}"
+            yield from _wrapped(text, "  ", "    ")
+
+
+def _duration(seconds: float) -> str:
+    """`4:42`, or `0.3 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes else f"{seconds:.2g} s"
+
+
 def _same_advice(plan: Plan) -> Iterator[tuple[list[str], tuple[str, ...]]]:
     """Calls that the same keys help, and these keys."""
     for keys in dict.fromkeys(plan.advice.values()):
@@ -221,8 +290,9 @@ def _advice(calls: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     if keys:
         text = f"{', '.join(calls)}: would fit with {' '.join(keys)}"
     else:
-        text = f"{', '.join(calls)}: no setting would make this fit; use a smaller model or larger devices"
-    yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS)
+        tried = "engines, layouts, dtypes, fewer tokens and responses at once"
+        text = f"{', '.join(calls)}: nothing that was tried ({tried}) would make this fit; use more or larger devices"
+    yield from _wrapped(text, first="  ", rest="    ")
 
 
 def amount(count: int, unit: int) -> str:
@@ -244,8 +314,7 @@ def _storage(plan: Plan) -> Iterator[str]:
         f"disk: checkpoints of {size(storage.checkpoint)}, up to {storage.checkpoints_kept} at once, and "
         f"{size(storage.models)} of models"
     )
-    short = storage.free is not None and (storage.needed or 0) > storage.free
-    yield f"      {size(storage.needed)} in all{free}{': not enough' if short else ''}"
+    yield f"      {size(storage.needed)} in all{free}{': not enough' if storage.is_short else ''}"
 
 
 def _count(count: int, word: str, plural: str = "s") -> str:

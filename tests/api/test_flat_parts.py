@@ -5,10 +5,12 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from rlcli.api.engine import EngineState
 from rlcli.api.flat_parts import FlatPart
-from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer
+from rlcli.checkpoint.state import copy_to_host, write_optimizer
+from rlcli.checkpoint.state_reading import fill
 from rlcli.checkpoint.tensor_files import stored_tensors
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
@@ -54,3 +56,11 @@ def test_ranges_that_one_cut_wrote_fill_those_of_another(tmp_path):
 def stored_tensors_of(folder):
     (folder / "config.json").write_text("{}")
     return stored_tensors(folder)["w/moment"].read().view("float32")
+
+
+def test_a_rank_writes_the_same_bytes_in_any_process(tmp_path):
+    """Entries of a file's metadata are written in random order: there is only one."""
+    copy = copy_to_host(EngineState({}, {"w/moment": part_of(torch.arange(6.0).view(2, 3), 0, 6)}), leads=True)
+    [file] = write_optimizer(copy, tmp_path, 0)
+    with safe_open(str(file), framework="np") as opened:
+        assert len(opened.metadata()) == 1

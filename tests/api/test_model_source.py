@@ -132,7 +132,8 @@ def test_roles_that_start_from_one_role_start_alike():
     reward = built["reward"][0]
     assert reward.module is None
     assert len(reward.tokenizer) == len(built["actor"][0].tokenizer)
-    assert built["actor"][0].seed != built["critic"][0].seed
+    assert built["actor"][0].seed == built["critic"][0].seed == recipe.seed
+    assert built["actor"][0].role_seed != built["critic"][0].role_seed
     assert built["actor"][0].module.save_dtype == torch.bfloat16
 
 

@@ -20,13 +20,11 @@ from rlcli.testing.backend.base import (
     batch,
     prompts,
     train,
-    value_loss,
-    value_weight,
     weights_apart,
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import NEW_TOKENS, generate
-from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss, plain_value_loss
+from rlcli.testing.backend.plain import PlainTraining, greedy_answers, plain_answer_loss
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
@@ -335,18 +333,3 @@ def test_ranks_that_cannot_form_whole_copies_are_refused():
         return {}
 
     run_on_ranks(3, work)
-
-
-def test_a_value_head_is_trained_by_ranks_that_share_data_and_columns():
-    def work(rank):
-        engine = TestContract().engine(head="value", mesh=mesh_of_ranks(dp=2, tp=2), **SETTINGS)
-        mine = batch().select_indices(range(5) if rank < 2 else range(5, 7))
-        found = engine.train_batch(mine, value_loss, value_weight, mb_spec=MicroBatchSpec(n_mbs=2))
-        plain = PlainTraining(tiny_model(head="value"), TestContract().optimizer_settings(**SETTINGS))
-        wanted = plain.step([batch()], plain_value_loss, RATES[0])
-        apart = weights_apart(TestContract().weights(engine), plain.weights())
-        return {"norm": found["grad_norm"] / wanted["grad_norm"] - 1, "weights": apart}
-
-    for told in run_on_ranks(4, work):
-        assert abs(told["norm"]) < 1e-5
-        assert told["weights"] < 5e-5

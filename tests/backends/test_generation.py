@@ -89,8 +89,8 @@ def narrow_weights():
 @pytest.mark.parametrize(("backend", "degrees"), [("inference", {}), ("fsdp", {}), ("inference", {"tp": 2}),
                                                   ("fsdp", {"tp": 2})])  # fmt: skip
 def test_weights_are_cast_once_per_call(backend, degrees, tied):
-    """Those of products, the head's among them; norms are not, nor is an embedding that is nothing else. Afterwards the
-    casts are gone."""
+    """Those of products, the head's among them; norms are not, nor is an embedding that is nothing else, nor what
+    `inference` holds in bfloat16. Afterwards the casts are gone."""
 
     def work(rank):
         lm = tiny_model("llama", tie_word_embeddings=tied)
@@ -105,5 +105,5 @@ def test_weights_are_cast_once_per_call(backend, degrees, tied):
     for rank in ranks:
         assert rank["left"] == 0
         for name, count in rank["casts"].items():
-            multiplied = "norm" not in name and ("embed" not in name or tied)
-            assert count == int(multiplied), name
+            is_cast = tied if "embed" in name else "norm" not in name and backend == "fsdp"
+            assert count == int(is_cast), name

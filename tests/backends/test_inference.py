@@ -7,13 +7,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlcli.api.memory import PlacedRole
 from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
+from rlcli.backends._memory import InferenceMemory
 from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import ModelError, ResourceError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import batch
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.tiny_models import tiny_model
+from rlcli.topology.architecture import read_architecture
+
+
+class FSDPEngines(BackendContract):
+    """Engines that keep float32 weights and leave the cast to autocast."""
+
+    name = "fsdp"
+    __test__ = False
 
 
 class TestContract(BackendContract):
@@ -61,3 +71,56 @@ def test_a_folder_that_does_not_fit_on_the_disk_leaves_the_old_one_and_nothing_e
     assert caught.value.code == "F28"
     assert [path.name for path in tmp_path.iterdir()] == ["actor"]
     assert (tmp_path / "actor" / "model.safetensors").read_bytes() == before
+
+
+# -- matrices in bfloat16 -----------------------------------------------------------------------------------
+
+
+def held_types(engine) -> dict[str, torch.dtype]:
+    return {name: parameter.dtype for name, parameter in engine.lm.named_parameters()}
+
+
+def test_a_recipe_that_says_bfloat16_gets_matrices_of_linear_layers_in_it():
+    types = held_types(TestContract().engine(dtype="bfloat16"))
+    narrow = {name for name, dtype in types.items() if dtype is torch.bfloat16}
+    assert narrow == {name for name in types if name.endswith("_proj.weight") or name == "lm_head.weight"}
+    for dtype in ("auto", "float32"):
+        assert set(held_types(TestContract().engine(dtype=dtype)).values()) == {torch.float32}
+    assert set(held_types(TestContract().engine("gpt2", dtype="bfloat16")).values()) == {torch.float32}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gpt_neox", "cohere", "olmo2"])
+@pytest.mark.parametrize("head", ["lm", "value"])
+def test_matrices_held_in_bfloat16_change_no_number(family, head):
+    def output(contract: type[BackendContract]) -> torch.Tensor:
+        engine, samples = contract().engine(family, head=head, dtype="bfloat16"), batch()
+        if head == "value":
+            return engine.forward(samples, post_hook=lambda output, _: output.values)
+        scored = [[length - 1 for length in lengths] for lengths in samples.seqlens["packed_input_ids"]]
+        return engine.forward(samples, post_hook=lambda output, _: output.logprobs, output_seqlens=scored)
+
+    assert torch.equal(output(TestContract), output(FSDPEngines))
+
+
+def test_responses_of_matrices_held_in_bfloat16_are_the_same():
+    ours, autocast = (generate(contract().engine(dtype="bfloat16")) for contract in (TestContract, FSDPEngines))
+    assert [list(one) for one in ours.tokens] == [list(one) for one in autocast.tokens]
+
+
+def test_matrices_in_bfloat16_follow_as_they_would_be_cast():
+    source = TestContract().engine(seed=1)
+    follower = TestContract().engine(dtype="bfloat16")
+    follower.take_parameters(source, 1.0)
+    theirs = dict(source.lm.named_parameters())
+    for name, held in follower.lm.named_parameters():
+        assert torch.equal(held, theirs[name].to(held.dtype))
+
+
+def test_the_planned_weights_are_those_that_the_engine_holds():
+    for family, head in (("llama", "lm"), ("llama", "value"), ("qwen2", "lm"), ("gpt2", "lm")):
+        engine = TestContract().engine(family, head=head, dtype="bfloat16")
+        sizes = read_architecture(engine.lm.config.to_dict())
+        mesh = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
+        role = PlacedRole(sizes, head, mesh, {"dtype": "bfloat16"}, ("inference",), 64, "cuda")
+        held = sum(parameter.nbytes for parameter in engine.lm.parameters())
+        assert InferenceMemory(role).kept().weights == pytest.approx(held, rel=0.02)  # biases stay in float32

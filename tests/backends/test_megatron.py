@@ -19,8 +19,8 @@ from rlcli.checkpoint.convert import convert, plan_to_hf
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError, ResourceError, UsageError
 from rlcli.registry import make_backend
-from rlcli.testing.backend.base import SETTINGS, answer_loss, answer_weight, batch, distance, value_loss, value_weight
-from rlcli.testing.backend.plain import AdamW, PlainTraining, plain_answer_loss, plain_value_loss
+from rlcli.testing.backend.base import OBJECTIVES, SETTINGS, answer_loss, answer_weight, batch, distance
+from rlcli.testing.backend.plain import AdamW, PlainTraining, plain_answer_loss
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.pretend_cuda import pretend_cuda
@@ -40,7 +40,6 @@ ROLES = {
 }
 """Family, head, mesh and changes to the model. All are roles of the same four processes; their 97 tokens divide by
 nothing."""
-LOSSES = {"lm": (answer_loss, answer_weight, plain_answer_loss), "value": (value_loss, value_weight, plain_value_loss)}
 STEPS = 2
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
 
@@ -93,7 +92,7 @@ def lived(folder):
 
     def role(name, device):
         family, head, degrees, changes = ROLES[name]
-        loss, weight, plain_loss = LOSSES[head]
+        objective = OBJECTIVES[head]
         mesh = mesh_of_ranks(**degrees)
         engine = make_engine(tiny_model(family, head=head, **SIZE, **changes), device, mesh)
         plain = plain_loop(tiny_model(family, head=head, **SIZE, **changes))
@@ -101,8 +100,8 @@ def lived(folder):
         for number in range(STEPS):
             share = share_of(batch(number).to(device), mesh)
             cut = MicroBatchSpec(n_mbs=1 + number)
-            found = engine.train_batch(share, loss, weight, mb_spec=cut, version_steps=number)
-            wanted = plain.step([batch(number)], plain_loss, RATES[number])
+            found = engine.train_batch(share, objective.loss, objective.weight, mb_spec=cut, version_steps=number)
+            wanted = plain.step([batch(number)], objective.plain, RATES[number])
             seen.append([found["loss"], wanted["loss"], found["grad_norm"], wanted["grad_norm"]])
         mine = whole_weights(engine)
         assert mine.keys() == plain.weights().keys()

@@ -1,12 +1,15 @@
 """sglang: what becomes of servers that fail, of their weights and of their memory."""
 
+import json
 import shutil
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
+import torch
 from attached_engines import follow
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -16,6 +19,7 @@ from rlcli.api.model import make_backend
 from rlcli.backends._sglang_attach import Expected, check_model
 from rlcli.backends._sglang_http import Endpoint
 from rlcli.backends._sglang_server import Server
+from rlcli.backends.sglang import SGLang
 from rlcli.checkpoint.light_tokenizer import LightTokenizer
 from rlcli.errors import HangError, ModelError, UsageError, WorkerError
 from rlcli.testing.backend import BackendContract
@@ -86,7 +90,7 @@ def test_a_connection_that_breaks_is_tried_again(attached, fault):
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("garbage", "not JSON"), ("huge", "64 MiB"), ("refuse", "refuses a request")],
+    [("garbage", "not JSON"), ("huge", "more than 1,.* bytes"), ("refuse", "refuses a request")],
 )
 def test_answers_that_no_such_server_gives_end_the_call_and_name_it(attached, fault, said):
     engine, fakes = attached(2)
@@ -109,12 +113,26 @@ SPOILED = {
     "a list": lambda made: [made],
     "null": lambda made: None,
     "versions with a gap": lambda made: with_meta(made, weight_versions=[{"version": "x", "start": 1, "end": 2}]),
+    "a log-prob that is no float": lambda made: with_scores(made, -(10**400)),
+    "a log-prob that is infinite": lambda made: with_scores(made, float("-inf")),
+    "a version that starts nowhere": lambda made: with_version(made, start=float("inf")),
+    "a version that is a number": lambda made: with_version(made, version=1),
+    "versions of somebody else with many digits": lambda made: with_version(
+        made, version=f"{made['meta_info']['weight_version'].partition('-')[0]}-{'9' * 5000}"
+    ),
+    "an answer to another request": lambda made: with_meta(made, id="somebody else's"),
+    "many values": lambda made: {**made, "text": [{}] * 300_000},
+    "deep values": lambda made: {**made, "text": json.loads("[" * 500 + "]" * 500)},
     "an unknown end": lambda made: with_meta(made, finish_reason={"type": "tired"}),
 }
 
 
 def with_meta(made, **changes):
     return {**made, "meta_info": {**made["meta_info"], **changes}}
+
+
+def with_version(made, **changes):
+    return with_meta(made, weight_versions=[{**made["meta_info"]["weight_versions"][0], **changes}])
 
 
 def with_scores(made, score):
@@ -127,7 +145,7 @@ def test_a_spoiled_response_is_refused_and_its_server_named(attached, how):
     fake.spoil = SPOILED[how]
     with pytest.raises(WorkerError) as caught:
         generate(engine)
-    assert caught.value.code == "F90"
+    assert caught.value.code == ("F92" if "somebody else with" in how else "F90")
     assert names(caught.value) == {fake.url}
 
 
@@ -329,3 +347,35 @@ def test_a_call_after_offloading_has_the_weights_again(attached):
     assert fake.label == "lost"
     found = generate(engine, greedy=True).tokens
     assert [one.tolist() for one in found] == [one.tolist() for one in wanted]
+
+
+@pytest.mark.parametrize(("seen", "device", "args", "shares"), [
+    (None, 3, {}, ["3"]),
+    (None, 2, {"tp": 2, "servers": 2}, ["2,3", "4,5"]),
+    ("4,5,6,7", 1, {"tp": 2}, ["5,6"]),
+    ("GPU-a,GPU-b", 1, {"environment": {"HF_HOME": "/models"}}, ["GPU-b"]),
+])  # fmt: skip
+def test_each_server_gets_devices_of_its_own(monkeypatch, seen, device, args, shares):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    backend, model = SGLang(python="python", **args), SimpleNamespace(name="actor", device=torch.device("cuda", device))
+    found = [backend._environment(model, number) for number in range(backend.servers)]
+    assert [one.pop("CUDA_VISIBLE_DEVICES") for one in found] == shares
+    assert found == [dict(backend.environment)] * backend.servers
+
+
+def test_a_server_without_enough_devices_is_refused_before_it_starts(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    model = SimpleNamespace(name="actor", device=torch.device("cuda", 1))
+    with pytest.raises(UsageError, match="to take 2 devices, from device 1 of the node on") as caught:
+        SGLang(python="python", tp=2)._environment(model, 0)
+    assert caught.value.code == "R50"
+
+
+def test_servers_of_ranks_without_gpus_or_with_devices_of_the_recipe_get_none():
+    model = SimpleNamespace(name="actor", device=torch.device("cpu"))
+    assert SGLang(python="python", tp=2)._environment(model, 0) == {}
+    own = {"CUDA_VISIBLE_DEVICES": "6,7"}
+    model = SimpleNamespace(name="actor", device=torch.device("cuda", 0))
+    assert SGLang(python="python", tp=2, environment=own)._environment(model, 0) == own

@@ -4,7 +4,8 @@
 
 Two real ranks: one generates, the other scores and trains. Generation takes 4 units of time, the actor's training 2,
 scores, values and the critic's training 1 each. The least is what the busier rank has to do. `seconds a step` is the
-median of the later half of a run, `staleness` the mean over all samples.
+median of the later half of a run, `staleness` the mean over all samples. The exit code is 1 if a figure is above its
+limit: a step may take so many times the least, and no sample may be older than `train.max_staleness`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from toy_project import RECIPE, make_project  # noqa: E402
 UNITS = {"gen": 4, "score": 1, "value": 1, "train_actor": 2, "train_critic": 1}
 """The critic's calls have one interface, and it one duration."""
 LEAST = max(UNITS["gen"], sum(UNITS.values()) - UNITS["gen"])
+AHEAD, IN_TURN = 1.25, 1.25 * sum(UNITS.values()) / LEAST
+"""Limits of the seconds of a step over the least: where generation runs ahead, and where all calls take turns."""
 
 
 def settings(staleness: int, unit: float, steps: int) -> tuple[str, ...]:
@@ -58,7 +61,15 @@ def measure(staleness: int, unit: float, steps: int) -> dict[str, Any]:
     return {"max_staleness": staleness, "seconds": took, "of_least": of_least, "staleness": mean}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def above(found: dict[str, Any]) -> list[str]:
+    """The figures of a run that are above their limits."""
+    who, limit = f"max_staleness {found['max_staleness']}", AHEAD if found["max_staleness"] else IN_TURN
+    slow = [f"{who}: {found['of_least']:.2g} times the least, {limit:.3g} allowed"] if found["of_least"] > limit else []
+    is_old = found["staleness"] > found["max_staleness"]
+    return slow + ([f"{who}: samples are {found['staleness']:.2g} steps old"] if is_old else [])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4])
     parser.add_argument("--unit", type=float, default=0.1, help="seconds")
@@ -72,13 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.chdir(home)
         found = [measure(staleness, asked.unit, asked.steps) for staleness in asked.staleness]
         os.chdir("/")
+    wrong = [line for one in found for line in above(one)]
     if asked.json:
-        print(json.dumps(found))
-        return
+        print(json.dumps({"runs": found, "above": wrong}))
+        return 1 if wrong else 0
     print(f"{'max_staleness':>13} {'seconds a step':>15} {'of the least':>13} {'staleness':>10}")
     for one in found:
         print(f"{one['max_staleness']:>13} {one['seconds']:>15.2f} {one['of_least']:>13.2f} {one['staleness']:>10.2f}")
+    print("\n".join(wrong), end="\n" if wrong else "")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,6 +17,8 @@ would be larger than the model.
 
 With `--zero-stage` it is `deepspeed` that shards, with such a bucket; what that keeps depends on the stage, and is
 compared with the plan alone.
+
+The exit code is 1 if a phase takes more than it may.
 """
 
 from __future__ import annotations
@@ -309,7 +311,15 @@ def table(asked: Asked, found: Sequence[dict[str, int]]) -> list[str]:
     return lines
 
 
-def main() -> None:
+def is_too_much(asked: Asked, found: Sequence[dict[str, int]]) -> bool:
+    """Whether a phase took more than it may; deepspeed has no bound."""
+    if asked.zero_stage is not None:
+        return False
+    bounds = {name: part["allowed"] for name, part in allowed(asked).items()}
+    return any(one[name] > bound for one in found for name, bound in bounds.items())
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--megabytes", type=int, default=512, help="of the model, in float32")
@@ -319,6 +329,7 @@ def main() -> None:
     given = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
+    code = 0
     for ranks in given.ranks:
         asked = Asked(ranks, given.megabytes, given.zero_stage, tuple(given.offload))
         import_libraries(asked)
@@ -327,7 +338,9 @@ def main() -> None:
             print(json.dumps({"ranks": ranks, "measured": found, "allowed": allowed(asked)}), flush=True)
         else:
             print("\n".join(table(asked, found)), flush=True)
+        code = max(code, int(is_too_much(asked, found)))
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

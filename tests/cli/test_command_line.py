@@ -70,7 +70,7 @@ def test_every_mistake_has_its_code_and_message(rlcli, arguments, code, message)
 
 
 def test_plan_fits_80_columns_and_tells_the_arithmetic(rlcli):
-    code, out, _ = rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2")
+    code, out, _ = rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--graph")
     assert code == 0
     assert all(len(line) <= 80 for line in out.splitlines())
     for part in ("sft_math", "dp2", "0-1", "actor.train_step", "64 prompts x 4 responses = 256 sequences"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -246,7 +247,8 @@ def shell(folder, monkeypatch):
     """Run a script in a shell that finds an `rlcli`: the lines that it prints."""
     tool = folder / "bin/rlcli"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m rlcli "$@"\n')
+    path, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)
+    tool.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {python} -m rlcli "$@"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/local/bin:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(folder))

@@ -8,6 +8,7 @@ import pytest
 
 from rlcli.launch.answering import Answerer
 from rlcli.observe.samples import read_samples
+from rlcli.recipe.resolve import load_recipe
 from rlcli.testing.chat_model import write_chat_model
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": f"#### {2 * n}"} for n in range(1, 6)]
@@ -140,6 +141,31 @@ def test_generate_puts_prompts_through_the_template(rlcli):
         for prompt, more in (("Hi", ()), ("<user>Hi<assistant>", ("--raw",)), ("Hi", ("--raw",)))
     ]
     assert texts[0]["text"] == texts[1]["text"] != texts[2]["text"]
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "prompt"),
+    [
+        ("plain", "arithmetic", "Hi\n"),
+        ("plain", "{type: math_prompts, args: {path: rows.jsonl, template: 'Q: {question} A:', system: Be}}",
+         "Be\n\nQ: Hi A:"),
+        ("chat", "{type: math_prompts, args: {path: rows.jsonl, template: 'Q: {question}'}}", "<user>Q: Hi<assistant>"),
+        ("chat", "{type: math_prompts, args: {path: rows.jsonl, chat: false}}", "Hi"),
+        ("chat", "{type: mixture, args: {weights: {held_out: 1.0}}}", "Hi\n"),
+    ],
+)  # fmt: skip
+def test_a_runs_model_is_asked_in_the_format_of_its_training_rows(rlcli, tmp_path, models, model, dataset, prompt):
+    (tmp_path / "run/models").mkdir(parents=True)
+    (tmp_path / "run/models/actor").symlink_to(models / model)
+    resolved = load_recipe("ppo_math", [f"datasets.train={dataset}"])
+    (tmp_path / "run/recipe.resolved.yaml").write_text(resolved.to_yaml())
+    (tmp_path / "rows.jsonl").unlink()  # the rows may be gone
+
+    def answers(*arguments):
+        found = parsed(rlcli("generate", "run", *arguments, "--json", "--max-new-tokens", "6"))["responses"][0]
+        return found["text"], found["logprob"]
+
+    assert answers("--prompt", "Hi") == answers("--prompt", prompt, "--raw") != answers("--prompt", "Hi!", "--raw")
 
 
 def test_generate_answers_each_line_of_a_file(rlcli, tmp_path):

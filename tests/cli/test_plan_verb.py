@@ -28,7 +28,8 @@ def document(rlcli, *arguments: str) -> dict:
 @pytest.mark.parametrize(
     "arguments",
     [["ppo_math"], ["sft_math"], ["ppo_math", "--nodes", "2", "--devices", "8", "--device-memory", "0.2"],
-     ["ppo_math", "--nodes", "16", "--devices", "4"], ["ppo_math", "models.actor.path=owner/a-model-with-a-long-name"]],
+     ["ppo_math", "--nodes", "16", "--devices", "4"], ["ppo_math", "--graph"],
+     ["ppo_math", "models.actor.path=owner/a-model-with-a-long-name"]],
 )  # fmt: skip
 def test_a_plan_is_plain_text_of_80_columns(rlcli, arguments):
     code, out, err = rlcli("plan", *arguments)
@@ -44,7 +45,8 @@ def test_what_a_plan_tells(rlcli):
         "ppo_math · 1 node x 2 devices (auto) · launch local",
         "runs after sft_math",
         "actor   ■■",
-        "actor_gen     actor.generate",
+        "graph: actor_gen → reward_inf, ref_inf, critic_inf → actor_train, critic_train",
+        "actor: 256 sequences (128 per rank) in 4 updates of 64 (about 32 per rank)",
         "64 prompts x 4 responses = 256 sequences",
         "at most 40 + 64 = 104 tokens",
         "actor_train: 1 micro-batch of up to 3328 tokens",
@@ -54,6 +56,46 @@ def test_what_a_plan_tells(rlcli):
         " ok",
     ):
         assert part in out
+
+
+def test_what_calls_read_and_make_is_shown_on_request(rlcli):
+    _, short, _ = rlcli("plan", "ppo_math")
+    _, long, _ = rlcli("plan", "ppo_math", "--graph")
+    assert "reads  packed_prompts" in long
+    assert "actor_gen     actor.generate" in long
+    assert "packed_prompts" not in short
+    assert len(short.splitlines()) <= 50 < len(long.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shortfall"),
+    [
+        (["--device-memory", "80"], None),
+        (["--device-memory", "0.2"], "actor_train needs more memory than a device has"),
+        (["--device-memory", "80", "models.actor.path=owner/name"], "the memory of actor is unknown"),
+    ],
+)
+def test_a_strict_plan_exits_with_6_unless_it_fits(rlcli, arguments, shortfall):
+    assert rlcli("plan", "ppo_math", *arguments)[0] == 0
+    code, out, err = rlcli("plan", "ppo_math", *arguments, "--strict")
+    assert "memory of" in out
+    assert code == (6 if shortfall else 0)
+    assert (shortfall or "") in err
+    code, out, _ = rlcli("plan", "ppo_math", *arguments, "--strict", "--json")
+    assert (code, bool(json.loads(out)["shortfalls"])) == ((6, True) if shortfall else (0, False))
+
+
+def test_a_strict_plan_notices_a_disk_without_enough_space(rlcli, monkeypatch):
+    monkeypatch.setattr("rlcli.topology.storage._free", lambda folder: 1)
+    code, _, err = rlcli("plan", "ppo_math", "--device-memory", "80", "--strict")
+    assert code == 6
+    assert "does not fit: the disk of runs has too little space" in err
+
+
+def test_a_strict_plan_needs_the_memory_of_a_device(rlcli):
+    code, _, err = rlcli("plan", "ppo_math", "--strict")
+    assert code == 2
+    assert "--device-memory 80" in err
 
 
 def test_all_of_it_is_in_the_json(rlcli):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcli.launch.slurm.jobs import QUEUE
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_search import find_run, find_runs
 from rlcli.processes import ProcessRecord
@@ -66,6 +67,46 @@ def test_without_its_scheduler_a_job_is_shown_by_its_files(rlcli, tmp_path, monk
     assert (code, "there is no squeue here" in caplog.text) == (0, True)
     assert out.splitlines()[2].split()[:3] == ["ppo_math/one", "running", "2/4"]
     assert "job 77" in out
+
+
+def queue_answers(folder: Path, line: str) -> None:
+    """Have `squeue` answer with one line."""
+    (folder / "squeue").write_text(f"#!/bin/sh\necho '{line}'\n")
+    (folder / "squeue").chmod(0o755)
+
+
+def test_a_job_that_waits_is_nowhere_and_one_that_is_done_says_where_it_was(rlcli, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    allocation = {"job": "76", "restart": 0, "started": "now", "nodes": "gpu-[16-17]", "step": None}
+    waits, done = record("runs/ppo_math/waits", "submitted"), record("runs/ppo_math/done")
+    for folder, job in ((waits, "77"), (done, "76")):
+        (folder / "job.json").write_text(json.dumps({"launcher": "slurm", "job_id": job, "submitted": "now"}))
+    (done / "job.allocations.jsonl").write_text(json.dumps(allocation) + "\n")
+    columns = {"JobArrayID": "77", "State": "PENDING", "Reason": "Priority"}
+    queue_answers(tmp_path, "".join(f"{columns.get(name, ''):<{width}}" for name, width in QUEUE.items()))
+    out = rlcli("status", "waits")[1]
+    assert "waits  waiting" in out
+    assert "pid" not in out
+    assert "where" not in out
+    document = json.loads(rlcli("status", "waits", "--json")[1])
+    assert (document["state"], document["job"], document["host"], document["pid"]) == ("waiting", "77", None, None)
+    assert "job                76 on gpu-[16-17]" in rlcli("status", "done")[1]
+    rows = {line.split()[0]: line for line in rlcli("status")[1].splitlines()[2:]}
+    assert "job 76 on gpu-[16-17]" in rows["ppo_math/done"]
+    assert socket.gethostname() not in rows["ppo_math/waits"]
+
+
+def test_logs_of_a_job_that_has_none_says_why(rlcli, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    folder = record("runs/ppo_math/waits", "submitted")
+    (folder / "job.json").write_text('{"launcher": "slurm", "job_id": "77", "submitted": "now"}')
+    code, _, err = rlcli("logs", "waits")
+    assert (code, "inline" in err) == (6, False)
+    assert "job 77 has not begun; rlcli status" in err
+    (folder / "status.json").unlink()
+    record("runs/ppo_math/ended", "failed")
+    (tmp_path / "runs/ppo_math/ended/job.json").write_text('{"launcher": "slurm", "job_id": "78", "submitted": "now"}')
+    assert "job 78 has not written any" in rlcli("logs", "ended")[2]
 
 
 def test_a_process_of_another_start_time_is_not_the_runs(rlcli):
@@ -215,7 +256,7 @@ def test_runs_of_other_seeds_are_one_row_and_one_curve(swept):
     assert code == 0
     rows = [line for line in out.splitlines() if line.startswith("ppo.kl_ctl=")]
     assert [row.split()[:3] for row in rows] == [["ppo.kl_ctl=0.1", "2", "1"], ["ppo.kl_ctl=0.2", "2", "1"]]
-    assert "0.0500±0.071" in rows[0]
+    assert "0.0500 ±0.071" in rows[0]
     assert "b ppo.kl_ctl=0.2  0.250 ± 0.0707" in out
     groups = json.loads(swept("compare", "ppo_math/sweep", "--json")[1])["groups"]
     assert [(one["label"], len(one["runs"])) for one in groups] == [("ppo.kl_ctl=0.1", 2), ("ppo.kl_ctl=0.2", 2)]

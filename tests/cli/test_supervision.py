@@ -75,3 +75,22 @@ def test_an_interrupt_of_the_watching_process_alone_reaches_the_one_that_works(l
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
+
+
+def test_a_run_writes_private_files_under_any_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        running = start("train", "sft_math", "train.steps=1", "--run-dir", "run", "--no-check", cwd=tmp_path)
+        output = running.communicate(timeout=120)
+    finally:
+        os.umask(before)
+    assert running.returncode == 0, output
+    written = [path for path in (tmp_path / "run").rglob("*") if "torchrun" not in str(path)]
+    assert len(written) > 20
+    assert [path for path in written if path.lstat().st_mode & 0o077] == []
+
+
+def test_a_private_process_leaves_no_core():
+    script = "from rlcli.processes import keep_private; keep_private(); import resource; print(resource.getrlimit(4))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=HOME, timeout=60)
+    assert done.stdout.strip() == "(0, 0)"

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from rlcli.cli.output import print_table
+
 REPOSITORY = Path(__file__).parents[2]
+PLAIN = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ} | {"PYTHONPATH": str(REPOSITORY)}
+"""Variables that every shell has. Others, such as PYTHONUNBUFFERED, would change what is tested."""
 PRINTING = {
     "alone": "",
     "help": "--help",
@@ -36,12 +40,7 @@ def start(tmp_path):
     """Start rlcli in an empty folder, in a plain environment."""
 
     def run(arguments, *, before="", variables=None, cwd=None, redirect="", **options):
-        environment = {
-            name: value for name, value in os.environ.items()
-            if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "RLCLI_PROJECT")
-        }  # fmt: skip
-        environment |= {"PYTHONPATH": str(REPOSITORY), **(variables or {})}
-        environment = {name: value for name, value in environment.items() if value is not None}
+        environment = {name: value for name, value in (PLAIN | (variables or {})).items() if value is not None}
         line = f'{before} exec "$0" -m rlcli "$@" {redirect}'
         words = arguments if isinstance(arguments, list) else arguments.split()
         return subprocess.run(
@@ -62,9 +61,23 @@ print(child.stderr.read().decode(), child.wait())
 """
     done = subprocess.run(
         [sys.executable, "-c", script, *PRINTING[name].split()], text=True, capture_output=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, check=True,
+        env=PLAIN, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["141"]
+
+
+@pytest.mark.parametrize("name", ["show", "component", "plan", "tokens"])
+def test_notes_follow_the_output_where_both_go_to_one_file(start, name):
+    together = start(PRINTING[name], redirect="2>&1").stdout
+    apart = start(PRINTING[name])
+    assert apart.stderr or name == "plan"
+    assert together == apart.stdout + apart.stderr
+
+
+def test_an_error_follows_the_output_where_both_go_to_one_file(start):
+    together = start("plan no_such --json", redirect="2>&1").stdout
+    assert together.startswith(b"{")
+    assert b"\nerror[R51]" in together
 
 
 @pytest.mark.parametrize("name", ["help", "ls", "json", "version", "schema"])
@@ -158,3 +171,15 @@ def test_off_a_terminal(start, name):
 def test_colour_that_is_refused(start, name):
     done = start(PRINTING[name], variables={"FORCE_COLOR": "1", "NO_COLOR": "1"})
     assert not re.search(rb"\x1b\[(\d+;)*(3|4|9|10)[0-7]\b", done.stdout)  # bold and dim are no colours
+
+
+@pytest.mark.parametrize("label", ["ppo.kl_ctl=0.02", "ppo.kl_ctl=0.02 ppo.eps_clip=0.3 models.actor.backend=fsdp"])
+def test_a_table_of_numbers_that_is_too_wide_never_splits_one(label, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = ["", "runs", "steps", "held-out accuracy", "reward in training", "KL from the reference", "seconds"]
+    row = [label, "3", "200", "0.954 ±0.011", "0.912 ±0.0012", "-0.00213 ±0.0041", "1.23 ±0.045"]
+    print_table(columns, [row], numbers=True)
+    out = capsys.readouterr().out
+    numbers = [word for cell in row[1:] for word in cell.split()]
+    assert {*numbers} <= {*out.split()}
+    assert max(map(len, out.splitlines())) <= 80

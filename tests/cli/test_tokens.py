@@ -149,3 +149,9 @@ def test_the_texts_of_the_tokens_add_up_to_the_text(text, cut):
     ids = ids[: len(ids) - cut]
     (tokens,) = tokens_of(Preview(id="x", sequences=[ids]), tokenizer)
     assert "".join(token.text for token in tokens) == tokenizer.decode(ids)
+
+
+def test_a_page_has_no_control_characters_of_a_row():
+    page = token_page("t\x1b[2J", [("id\u202e", "x\x00")], [[Token(1, "a\x1b\u202e", False, False)]], "\x07")
+    assert not set("\x1b\x00\x07\u202e") & set(page)
+    assert "\\u202e" in page

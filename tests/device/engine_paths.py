@@ -11,7 +11,8 @@ from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import GenerationEngine, MicroBatchSpec, Model
 from rlcli.api.model_source import open_source
 from rlcli.checkpoint.families import family_of
-from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer, write_weights
+from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
+from rlcli.checkpoint.state_reading import fill
 from rlcli.registry import make_backend
 from rlcli.testing.backend.base import answer_loss, answer_weight, batch, prompts, value_loss, value_weight
 from rlcli.testing.batches import make_batch

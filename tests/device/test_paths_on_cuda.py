@@ -91,6 +91,8 @@ ROOMS = ("backends", "interfaces", "rlcli/api", "rlcli/checkpoint", "rlcli/ops",
 NOT_HERE = {
     "rlcli/api/engine.py HoldsWeights.device": "is that of engines without a device",
     "backends/_sglang_engine.py": "is on the host: servers have the devices",
+    "backends/_sglang_memory.py devices_of_servers": "numbers devices for a plan, and uses none",
+    "backends/sglang.py SGLang._environment": "names devices to servers of its own, which no pretend device can run",
     "backends/_sglang_response.py": "is on the host",
     "backends/_sglang_weights.py": "is on the host",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",

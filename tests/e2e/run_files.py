@@ -13,6 +13,11 @@ def numbers(folder):
     ]
 
 
+def samples(folder):
+    """The recorded responses, with their rewards and log-probs."""
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
 def checkpoints(folder):
     return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
 

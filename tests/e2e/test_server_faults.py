@@ -4,6 +4,7 @@ within its deadlines and names the culprit. `docs/servers.md` has these faults a
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -91,11 +92,9 @@ def faultless(tmp_path_factory, train_with):
 
 
 def numbers(run):
-    """Of each step, without what a clock says."""
-    return [
-        {key: value for key, value in record.items() if not key.startswith(("time", "tokens_per_second", "memory"))}
-        for record in run.records
-    ]
+    """Of each step, without what depends on the clock or on a fault."""
+    other = ("time", "tokens_per_second", "memory", "restarts/")
+    return [{key: value for key, value in record.items() if not key.startswith(other)} for record in run.records]
 
 
 def ledger(run):
@@ -112,6 +111,19 @@ def assert_the_same(run, faultless):
     assert len(ledger(run)) == 16
     assert numbers(run) == numbers(faultless)
     assert (run.folder / "samples.jsonl").read_bytes() == (faultless.folder / "samples.jsonl").read_bytes()
+
+
+def test_the_time_of_an_update_is_that_of_the_server(servers, train_with, tmp_path):
+    class SlowModel(HashModel):
+        def load(self, folder):
+            super().load(folder)
+            time.sleep(2.0)
+
+    server = servers()
+    server.fakes[0].model = SlowModel(server.fakes[0].model.vocabulary)
+    run = train_with(tmp_path, urls=server.urls)
+    assert run.code == 0, run.err
+    assert all(2.0 <= step["time/actor_train.copy_to"] < step["time/step"] for step in run.steps)
 
 
 def briefly(act, then):
@@ -242,6 +254,9 @@ def test_a_server_of_the_run_that_is_killed_is_replaced(train_with, tmp_path, fa
     run = train_with(tmp_path, python=sys.executable, environment={"PYTHONPATH": python_path}, options={"token_s": 0.2})
     assert len(killed) == 2  # it and its guardian
     assert_the_same(run, faultless)
+    assert sum(record.get(f"restarts/{ROLLOUT}-server", 0) for record in run.records) == 1
+    warned = rf"warning: {ROLLOUT}-server0 on \S+ was killed by SIGKILL.*; it was started again"
+    assert len(re.findall(warned, run.err)) == 1, run.err
     assert not processes(str(folder))
     assert not (folder / "settings.yaml").exists()
 
@@ -298,6 +313,6 @@ def test_a_node_that_is_killed_takes_its_servers_along_and_is_named(tmp_path, ti
     finally:
         run.kill()
     assert run.returncode == 7, errors
-    assert "node 1 is lost" in errors
+    assert "(node 1 of the run): the node is lost" in errors
     _, alive = psutil.wait_procs([server], 5)
     assert alive == []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from run_files import numbers, samples
 from warm_command import ENVIRONMENT
 
 from rlcli.errors import escape_control
@@ -113,6 +114,29 @@ def test_a_role_that_follows_the_actor_samples_with_the_weights_of_the_step(trai
     assert kl[0] == pytest.approx(kl[1], rel=1e-4, abs=1e-7)
     assert kl[0][0] == pytest.approx(0, abs=1e-6)
     assert abs(kl[0][1]) > 1e-4  # the reference stays behind
+
+
+def test_a_role_that_generates_for_the_actor_changes_no_response_and_no_metric(train, tiny_ppo):
+    """In the same process, and on a rank of its own."""
+    learns = ("models.actor.backend.args.lr=1e-3", "graph.reward_inf.interface.args.wrong_reward=-1.0")
+    rollout = ("models.actor.rollout.backend.args.dtype=float32",)
+    apart = ("launch=local", "cluster.devices_per_node=2", "models.critic.devices=0", "models.ref.devices=0")
+    apart += ("models.actor.rollout.devices=1",)
+    layouts = {"alone": (), "rollout": rollout, "rollout_apart": (*rollout, *apart)}
+    runs = {name: train("ppo_math", *tiny_ppo, *learns, *changes, name=name) for name, changes in layouts.items()}
+    for name, run in runs.items():
+        assert run.code == 0, f"{name}: {run.err}"
+        assert samples(run.folder) == samples(runs["alone"].folder), name
+        assert _by_metric(run) == _by_metric(runs["alone"]), name
+
+
+def _by_metric(run):
+    """The numbers of each step, without those of a clock, by name: the role is that of the generating call."""
+    renamed = [
+        {name.replace("actor_rollout/", "actor/"): number for name, number in step.items()}
+        for step in numbers(run.folder)
+    ]
+    return [{name: number for name, number in step.items() if not name.startswith("queue/")} for step in renamed]
 
 
 def test_generation_may_run_one_step_ahead_on_devices_of_its_own(train, tiny_ppo):

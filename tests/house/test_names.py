@@ -26,8 +26,9 @@ OTHERWISE = {
     ("cli/main.py", "chat"),
     ("cli/tokens.py", "prompt_only"),
     ("recipe/introspection/json_schema.py", "reference"),
+    ("recipe/prompt_format.py", "chat"),
 }
-"""Fields of JSON output, and a verb, that happen to be called like a key or a component."""
+"""Fields of JSON output, a verb and an argument that happen to be called like a key or a component."""
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from rlcli.cli.main import main
 from rlcli.errors import Errors, ModelError, RlcliError
 from rlcli.inspect.before_start import check_before_start
+from rlcli.inspect.checklist import preflight
 from rlcli.inspect.model_files import model_faults
 from rlcli.observe.run_lock import RunLock
 from rlcli.recipe.resolve import load_recipe
@@ -375,3 +376,29 @@ def test_every_component_of_the_chain_is_made_before_the_first_run():
     with pytest.raises(RlcliError, match="behav_imp_weight_cap has no effect without use_decoupled_loss") as caught:
         check_before_start(sound, None, [torn])
     assert caught.value.where == "command line"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def score(response)\n    return 1.0\n", "SyntaxError"),
+        ("def scor(response):\n    return 1.0\n", "has no attribute 'score'"),
+        ("import no_such_module\n", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_reward_function_that_cannot_be_loaded_is_found_before_the_first_run(tmp_path, monkeypatch, source, said):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(source)
+    reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
+    with pytest.raises(RlcliError, match=said) as caught:
+        check_before_start(load_recipe("ppo_math", [reward]), None, [])
+    assert caught.value.code == "F51"
+    Path("mine.py").write_text("def score(response):\n    return 1.0\n")
+    check_before_start(load_recipe("ppo_math", [reward]), None, [])
+
+
+def test_check_finds_heads_that_ranks_cannot_share():
+    overrides = ["models.actor.mesh.tp=3", "cluster.devices_per_node=3", "launch=local", "train.prompts_per_step=60"]
+    found = [one for one in preflight(load_recipe("ppo_math", overrides), rows=2) if one.level == "FAIL"]
+    assert [one.code for one in found] == ["R49"]
+    assert "4 attention heads of models.actor cannot be divided among 3" in found[0].says

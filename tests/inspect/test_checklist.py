@@ -362,3 +362,28 @@ def test_shares_have_as_many_digits_as_they_need():
     assert [share(n, 1000) for n in (0, 1, 99, 100, 500, 999, 1000)] == [
         "0 %", "0.1 %", "9.9 %", "10 %", "50 %", "99.9 %", "100 %"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "level", "says"),
+    [
+        ("def score(response, answer):\n    return float(answer in response)\n", "ok", "from 1 to 1"),
+        ("def score(response, level):\n    return 1.0\n", "FAIL", "takes level, which the rows do not have"),
+        ("def score(response):\n    return 1 / 0\n", "FAIL", "ZeroDivisionError"),
+        ("def score(response):\n    return 'good'\n", "FAIL", "is not a number"),
+    ],
+)
+def test_a_function_of_the_users_is_tried_on_rows(tmp_path, monkeypatch, source, level, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(source)
+    reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
+    found = [one for one in preflight(load_recipe("ppo_math", [reward]), rows=3) if one.about == "reward_inf reward"]
+    assert [(one.level, says in one.says) for one in found] == [(level, True)]
+
+
+def test_a_function_that_cannot_be_loaded_is_one_failure(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def score(\n")
+    reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
+    found = [one for one in preflight(load_recipe("ppo_math", [reward]), rows=3) if one.level == "FAIL"]
+    assert [(one.about, one.code) for one in found] == [("arguments", "F51")]

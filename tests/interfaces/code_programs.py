@@ -21,6 +21,20 @@ USES = [
 ]  # fmt: skip
 """(program, test code that it passes)"""
 
+USES += [
+    ("def f(n):\n    n.append(1)\n    return len(n)", "xs = [0]\nassert [f(xs) for _ in range(2)] == [2, 3]\n"
+                                                    "assert xs == [0, 1, 1]"),
+    ("def f(xs):\n    xs.sort()", "def check():\n    xs = [2, 1]\n    f(xs)\n    assert xs == [1, 2]\ncheck()"),
+    ("def f(xs):\n    xs.sort()", "def sort(ys):\n    f(ys)\nxs = [2, 1]\nsort(xs)\nassert xs == [1, 2]"),
+    ("def f(q):\n    return q.pop()", "q = [1, 2, 3]\nwhile f(q) > 1: pass\nassert q == []"),
+    ("from collections import Counter\ndef f(x): return Counter(x).most_common(1)[0][0]",
+     "assert Counter(f('abb')) == Counter('b')"),
+    ("def isclose(a, b): return abs(a - b) < 0.5", "assert isclose(1, 1.25)"),
+    ("def f(): return 3", "print(f())\nassert f() == 3"),
+    ("def f():\n    yield 1\n    return", "it = f()\nassert next(it) == 1 and next(it, None) is None"),
+    ("def f(): raise RuntimeError('x')", "try:\n    f()\n    assert False\nexcept RuntimeError: pass"),
+]  # fmt: skip
+
 EVIL_EQUAL = """
     class Yes(int):
         def __eq__(self, other): return True
@@ -71,6 +85,51 @@ TESTS = [
 ]  # fmt: skip
 """How `add` may be tested."""
 
+CLAIMS = """
+    import json, os
+    NAMES = {names}
+    os.write(4, json.dumps(["f", *NAMES]).encode() + b"\\n")
+    answers = os.fdopen(4, "w")
+    for request in os.fdopen(3):
+        target, method, arguments, named = json.loads(request)
+        value = {{"object": "their own"}} if method == "__getitem__" else target == "their own"
+        print(json.dumps({{"value": value, "given": arguments or []}}), file=answers, flush=True)
+"""
+"""A program that answers for names that are not its own, and knows nothing."""
+CLAIMED = ["__builtins__", "__name__", "__build_class__", "__settle__", "set", "sorted", "AssertionError"]
+BUILTIN_TESTS = [
+    "assert set(f(3)) == set((4, 5))", "assert sorted(f(3)) == sorted([1])", "assert list(f(3)) == list(range(3))",
+    "assert round(f(2), 2) == round(3.14159, 2)", "assert str(f(1)) == str(3)", "assert tuple(f(1)) == tuple([1])",
+    "assert len(f(1)) == len([1, 2])", "assert isinstance(f(1), str)", "assert abs(f(1) - 3) < 1e-6",
+    "def check(candidate):\n    assert candidate(1) == 3\ncheck(f)", "assert f(1) == 3", "assert sum(f(1)) == sum([1])",
+    "assert float(f(1)) == float(3)", "assert all(f(a) == a for a in range(1, 3))", "assert repr(f(1)) == repr(3)",
+]  # fmt: skip
+
+UNKNOWING = [
+    ("def f(a, b=0): raise StopIteration", "assert all(map(lambda a: f(a, 2) == a + 2, (1, 2)))"),
+    ("def f(a): raise StopIteration", "for value, wanted in zip(map(f, [1, 2]), [3, 4]):\n    assert value == wanted"),
+    ("def f(a): raise StopIteration", "assert set(map(f, [1, 2])) <= {3}"),
+    ("def f(a): raise StopIteration", "assert list(map(f, [1])) == []"),
+    ("class S:\n    def __len__(s): raise StopIteration\ndef f(a): return S()",
+     "assert all(map(lambda a: len(f(a)) == 3, [1]))"),
+    ("def f(a): raise StopAsyncIteration", "async def all_of():\n    async for _ in Calls(): assert False\n"
+     "class Calls:\n    def __aiter__(s): return s\n    async def __anext__(s): return f(1)\n"
+     "import asyncio\nasyncio.run(all_of())"),
+    ("def f(a): return 0\ndef Counter(x): return 1", "assert Counter(f([3])) == Counter([3])"),
+    ("def f(a): return 0\ndef isclose(a, b): return True", "assert isclose(f(1), 3.0)"),
+    ("def f(a): return 0\nclass Decimal:\n    def __new__(c, x): return 1", "assert Decimal(f(1)) == Decimal(3)"),
+    ("def f(xs):\n    xs.clear()\n    return []", "xs = [3, 1]\nassert f(xs) == sorted(xs)"),
+    ("def f(xs):\n    xs[:] = [0]\n    return [0]", "def wanted(xs):\n    ys = sorted(xs)\n    return ys\n"
+                                                 "xs = [3, 1]\nassert f(xs) == wanted(xs)"),
+    ("def f(xs):\n    xs.clear()\n    return []", "def wanted(xs):\n    ys = sorted(xs)\n    return ys\n"
+     "assert all((lambda xs: f(xs))(xs) == wanted(xs) for xs in [[2, 1], [4, 3]])"),
+    ("def f(xs):\n    xs.clear()\n    return []", "def call(xs):\n    return f(xs)\ndef wanted(xs):\n"
+     "    ys = sorted(xs)\n    return ys\nxs = [2, 1]\nassert call(xs) == wanted(xs)"),
+    ("import time\nsaid = []\ndef f(a):\n    if said: time.sleep(99)\n    said.append(a)\n    return '[true]'",
+     "print(f(1), flush=True)\nassert f(1) == 3"),
+]  # fmt: skip
+"""(program that does not know the answer, test that it must not pass)"""
+
 GREEDY = {
     "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
@@ -90,7 +149,7 @@ GREEDY = {
 PLAIN_USER = """
 import importlib, os, sys
 sys.path.insert(0, {folder!r})
-sandbox = importlib.import_module("_sandbox")
+sandbox = importlib.import_module("interfaces._sandbox")
 heard, said = os.pipe()
 null = os.open(os.devnull, os.O_RDWR)
 limits = sandbox.Limits(2, 20.0, 512 << 20, 1 << 20, 1 << 16, 8)

@@ -39,9 +39,9 @@ GSM8K_GOLDS = ("72", "10", "5", "1,450", "-3", "0", "2,125", "5600", "0.5", "18.
         ("Final answer: 12\nmore", "12"),
         ("**Answer:** 12", "** 12"),
         ("Answer:\n12", "12"),
-        ("an answer is 1, but the answer is 2!", "2!"),
-        ("The answer is not 5.", "not 5."),
-        ("The answer isn't 5.", "n't 5."),
+        ("an answer is 1, but the answer is 2!", "2"),
+        ("The answer is not 5.", None),
+        ("The answer isn't 5.", None),
         ("I don't think the answer is 5.", None),
         ("The answer is 5. Or maybe 6.", None),
         ("My answers are 5 and 6", None),
@@ -214,7 +214,8 @@ def test_fractions_are_their_quotient(top, bottom):
     st.sampled_from([" ", ", ", "; ", " or ", "+", " - ", " = ", "/3/", ":", "^", " and ", "x", "!", " (", "_"]),
 )
 def test_two_numbers_are_no_value(one, other, between):
-    assume(between != " " or not 100 <= other < 1000 or one == 0)  # "1 200" is 1200
+    assume(between not in " _" or not 100 <= other < 1000 or one == 0)  # "1 200" is 1200
+    assume(between not in (" = ", " or ") or one != other)  # the same value twice is one value
     assert read_value(f"{one}{between}{other}") is None
 
 
@@ -234,7 +235,7 @@ def test_a_variable_is_refused(number, letter):
 def test_numbers_in_words(number):
     assert number_in_words(_said(number).split()) == number
     assert read_value(_said(number)).number == number
-    assert read_value(f"{_said(number)} or one") is None
+    assert read_value(f"{_said(number)} or {_said(number + 1)}") is None
 
 
 @given(st.text(max_size=600), st.sampled_from(["5", "x+1", "Monday", "\\frac{1}{2}", "(2,3)"]))

@@ -22,7 +22,18 @@ from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.texts import text_batch
 from rlcli.testing.tokenizer import byte_tokenizer
 
-from .code_programs import BROKEN, GREEDY, HOSTILE, PLAIN_USER, TESTS, USES
+from .code_programs import (
+    BROKEN,
+    BUILTIN_TESTS,
+    CLAIMED,
+    CLAIMS,
+    GREEDY,
+    HOSTILE,
+    PLAIN_USER,
+    TESTS,
+    UNKNOWING,
+    USES,
+)
 
 SPEC = MicroBatchSpec()
 ADD = "def add(a, b):\n    return a + b\n"
@@ -153,6 +164,16 @@ def test_hostile_programs_never_score(judge):
     assert judge([ADD], ADDS, score="share") == [1.0]
 
 
+def test_names_that_python_looks_up_are_never_the_programs(judge):
+    for names in [CLAIMED, *([name] for name in CLAIMED)]:
+        assert judge([CLAIMS.format(names=names)], BUILTIN_TESTS, score="share") == [0], names
+
+
+@pytest.mark.parametrize(("program", "test"), UNKNOWING)
+def test_a_program_that_does_not_know_the_answer_does_not_pass(judge, program, test):
+    assert judge([program], [test], wall_s=3.0) == [0]
+
+
 def test_greedy_programs_are_ended_with_all_that_they_started(judge):
     before, began = processes(), time.monotonic()
     rewards, metadata = judge(
@@ -236,7 +257,7 @@ def test_the_sandbox_takes_no_privileges(tmp_path_factory):
     )
     if tried.returncode:
         pytest.skip("nobody cannot read it")
-    done = subprocess.run([python, "-B", "-c", PLAIN_USER.format(folder=str(folder))], user=65534, group=65534,
+    done = subprocess.run([python, "-B", "-c", PLAIN_USER.format(folder=str(folder.parent))], user=65534, group=65534,
                           extra_groups=[], capture_output=True, text=True, cwd="/", timeout=60)  # fmt: skip
     assert done.stdout.strip() == "65534 ['program.py'] False", done.stderr
 
@@ -315,7 +336,7 @@ def test_a_program_that_could_not_be_run_is_an_error_of_the_component(judge):
     interface = CodeRewardInterface(workers=1)
     tried = []
 
-    def refused(tasks, again, is_fault, most_faults):
+    def refused(tasks, **_):
         from rlcli.interfaces._worker_pool import End, Outcome
 
         tried.append(len(tasks))
@@ -337,3 +358,36 @@ def test_arguments_that_do_not_fit(args):
 def test_where_the_sandbox_looks():
     assert _sandbox.PYTHON.startswith("/")
     assert not any(path.startswith(("/home", "/tmp", "/root/.ssh")) for path in _sandbox.VISIBLE[:-1])
+
+
+def test_programs_that_sleep_do_not_exceed_the_deadline_of_a_call(caplog):
+    """They get their share of the time; a right one after them is still run, and none is an error."""
+    interface = CodeRewardInterface(workers=2)
+    sleepers = [fenced(f"import time\ntime.sleep(99)  # {number}") for number in range(12)]
+    model, data = batch([[*sleepers, fenced(SUM)]], [SUMS[:1]])
+    model.call_deadline = 10.0
+    began = time.monotonic()
+    out = interface.inference(model, data, SPEC)
+    assert time.monotonic() - began < model.call_deadline
+    assert out.data["rewards"].tolist() == [0.0] * 12 + [1.0]
+    assert out.metadata == {"reward_limits": [pytest.approx(12 / 13)], "reward_errors": [0.0]}
+    interface.pool.close()
+
+
+def test_programs_that_a_call_has_no_time_for_are_counted(caplog):
+    interface = CodeRewardInterface(workers=1)
+    model, data = batch([[fenced(f"print({number})") for number in range(40)]], [SUMS[:1]])
+    model.call_deadline = 0.0
+    out = interface.inference(model, data, SPEC)
+    assert out.data["rewards"].tolist() == [0.0] * 40
+    assert out.metadata == {"reward_limits": [1.0], "reward_errors": [0.0]}
+    assert "was not run: the others of its call took all the time" in caplog.text
+    interface.pool.close()
+
+
+def test_the_deadline_of_a_call_is_that_of_the_recipe():
+    from rlcli.recipe.resolve import load_recipe
+    from rlcli.runtime.roles import describe_role
+
+    recipe = load_recipe("sft_math", ["launch.step_deadline=77"]).recipe
+    assert describe_role(recipe, "actor", torch.device("cpu"))[0].call_deadline == 77

@@ -1,9 +1,12 @@
 """A user's function as the reward: what it is given, and what becomes of a function that fails."""
 
+import contextlib
 import itertools
 import logging
 import os
+import socket
 import textwrap
+import threading
 import time
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ProjectError, RlcliError, UsageError, WorkerError
 from rlcli.interfaces.function_reward import FunctionRewardInterface
+from rlcli.processes import file_write_gap
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.interface import InterfaceContract
 
@@ -185,28 +189,55 @@ def test_few_exceptions_are_counted_and_shown(reward, caplog):
         run(reward("return 1 / 0"), make_batch(["packed_input_ids", "prompt_mask"], [[(2, 3)]]))
 
 
-def test_an_exception_is_tried_once_more_in_another_process(reward, tmp_path):
+@pytest.fixture
+def witness(tmp_path, monkeypatch):
+    """Records what functions report, as they write no files: name → process numbers. It replies with how many reports
+    came before."""
+    reports = {}
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    server = socket.create_server("witness", family=socket.AF_UNIX)
+
+    def listen():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    name, pid = connection.recv(100).decode().split()
+                    connection.send(str(len(reports.setdefault(name, []))).encode())
+                    reports[name].append(int(pid))
+
+    threading.Thread(target=listen, daemon=True).start()
+    yield reports
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+REPORT = """
+import os, socket
+def report(name, pid=None):
+    with socket.socket(socket.AF_UNIX) as witness:
+        witness.connect("witness")
+        witness.send(f"{name} {pid or os.getpid()}".encode())
+        return int(witness.recv(100))
+
+def score(response, **row):
+"""
+
+
+def test_an_exception_is_tried_once_more_in_another_process(reward, witness):
     """The second try succeeds; a third one is never made."""
-    seen = tmp_path / "seen"
-    seen.mkdir()
-    body = f"""
-        import os
-        place = f"{seen}/{{row['place']}}"
-        tries = len(os.listdir(place))
-        os.mkdir(f"{{place}}/{{os.getpid()}}")
+    body = """
+        tries = report(row["place"])
         if tries < row["failures"]:
             raise OSError("not yet")
         return tries
     """
     data = batch(place=["a", "b", "c"], failures=[0, 1, 9]).select_indices([1, 2])
-    for name in "abc":
-        (seen / name).mkdir()
-    data = data.select_indices([0]), data.select_indices([1])
-    assert run(reward(body), data[0]).data["rewards"].tolist() == [1.0]
+    assert run(reward(body, REPORT), data.select_indices([0])).data["rewards"].tolist() == [1.0]
     with pytest.raises(ProjectError, match="not yet"):
-        run(reward(body), data[1])
-    assert len(os.listdir(seen / "b")) == 2, "two processes"
-    assert len(os.listdir(seen / "c")) == 4, "of either of two responses; one error alone would be tolerated"
+        run(reward(body, REPORT), data.select_indices([1]))
+    assert len(set(witness["b"])) == 2, "two processes"
+    assert len(set(witness["c"])) == 4, "of either of two responses; one error alone would be tolerated"
 
 
 def test_processor_time_is_a_limit_of_the_response(reward, caplog):
@@ -256,21 +287,101 @@ def test_a_function_that_ends_its_process(reward):
     assert caught.value.code == "F52"
 
 
-def test_what_it_started_ends_with_its_process(reward, tmp_path):
-    """The limit is reached; the child of the function would sleep on."""
-    (tmp_path / "pids").mkdir()
+@pytest.mark.parametrize("end", ["while True: pass", "return 1", "os._exit(3)", "time.sleep(60)"])
+@pytest.mark.parametrize("session", ["False", "True"])
+def test_what_it_started_ends_with_its_call(reward, witness, end, session):
+    """Whether the call returns, reaches its limit, exits or hangs; also a child with its own session."""
     body = f"""
-        import os, subprocess
-        child = subprocess.Popen(["sleep", "1000"])
-        os.mkdir(f"{tmp_path}/pids/{{child.pid}}")
-        while True: pass
+        import subprocess, time
+        child = subprocess.Popen(["sleep", "1000"], start_new_session={session})
+        report("child", child.pid)
+        {end}
     """
-    run(reward(body, cpu_s=0.2), batch().select_indices([1]))
-    (pid,) = map(int, os.listdir(tmp_path / "pids"))
+    interface = reward(body, REPORT, cpu_s=0.3, hang_s=1.0, max_error_fraction=1.0)
+    run(interface, batch().select_indices([1]))
     deadline = time.monotonic() + 10
-    while _runs(pid) and time.monotonic() < deadline:
+    while any(map(_runs, witness["child"])) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not _runs(pid)
+    assert not any(map(_runs, witness["child"]))
+
+
+@pytest.mark.skipif(bool(file_write_gap()), reason="this kernel has no Landlock that also refuses to truncate")
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "open('kept', 'w')", "open('kept', 'r+')", "os.truncate('kept', 0)", "os.unlink('kept')", "os.mkdir('new')",
+        "os.rename('kept', 'moved')", "os.symlink('kept', 'new')", "os.link('kept', 'new')", "open('new', 'x')",
+        "subprocess.run(['rm', 'kept'], check=True)", "os.mkfifo('new')", "shutil.copy('kept', 'new')",
+    ],
+)  # fmt: skip
+def test_it_writes_creates_and_removes_no_files(reward, tmp_path, attempt):
+    (tmp_path / "kept").write_text("content")
+    body = f"""
+        import os, shutil, subprocess
+        subprocess.run(["true"], stdout=subprocess.DEVNULL, check=True)
+        assert open("kept").read() == "content"
+        try: {attempt}
+        except (OSError, subprocess.CalledProcessError): return 1
+    """
+    assert run(reward(body)).data["rewards"].tolist() == [1.0] * 5
+    assert sorted(os.listdir(tmp_path)) == ["kept", "my_reward.py"]
+    assert (tmp_path / "kept").read_text() == "content"
+
+
+def test_nothing_that_a_call_changes_reaches_the_next(reward):
+    """Whoever scores a response, and in whatever order, sees what was loaded."""
+    head = "import builtins, os, sys\ncalls = []\ndef score(response, **row):"
+    body = """
+        calls.append(response)
+        os.environ["SEEN"] = os.environ.get("SEEN", "") + "x"
+        value = int("3") + len(calls) + len(os.environ["SEEN"]) + sys.getrecursionlimit() / 1e6
+        builtins.int = lambda text: 99
+        sys.setrecursionlimit(50_000)
+        os.chdir("/")
+        return value
+    """
+    assert run(reward(body, head)).data["rewards"].tolist() == [pytest.approx(5.001)] * 5
+
+
+STRAY = """
+import os
+for descriptor in range(3, 64):
+    try: os.write(descriptor, {noise})
+    except OSError: pass
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("noise", "end"),
+    [
+        (b"noise", "return 1"),
+        (b'{"value": "x"}', "os._exit(0)"),
+        (b'{"value": 1e39}', "os._exit(0)"),
+        (b'{"error": 3}', "os._exit(0)"),
+        (b'{"lacks": 3, "row": []}', "os._exit(0)"),
+        (b"[3]", "os._exit(0)"),
+        (b"x" * (1 << 21), "return 1"),
+    ],
+)  # fmt: skip
+def test_output_to_a_stray_descriptor_is_an_error_of_the_function(reward, noise, end):
+    with pytest.raises(WorkerError, match=r"its reply came from it|its process ended") as caught:
+        run(reward(STRAY.format(noise=noise, end=end)))
+    assert caught.value.code == "F52"
+
+
+def test_output_to_a_stray_descriptor_while_the_file_is_loaded(reward):
+    head = STRAY.format(noise=b"noise\n", end="def score():")
+    with pytest.raises(WorkerError, match="did not start, 3 times in a row: it wrote to the descriptor of its replies"):
+        run(reward("return 1", head))
+
+
+def test_functions_that_work_for_long_do_not_exceed_the_deadline_of_a_call(reward):
+    model = Model("reward", None, DigitTokenizer(), torch.device("cpu"), call_deadline=10.0)
+    begun = time.monotonic()
+    out = reward("while True: pass", cpu_s=60.0).inference(model, batch(), SPEC)
+    assert time.monotonic() - begun < model.call_deadline
+    assert out.metadata["reward_limits"] == [1.0] * 3
 
 
 def _runs(pid):

@@ -101,8 +101,22 @@ def test_responses_that_are_all_alike_teach_nothing(rollout, sampled_by):
     data.data["rewards"][2:4] = torch.tensor([0.0, 1.0])
     assert GRPOInterface(kl_ctl=0.0).train_step(model, data, SPEC)["equal_rewards_fraction"] == 7 / 8
     data.data["rewards"][2:4] = 0.0
-    stats = GRPOInterface(kl_ctl=0.0, minibatches=1, baseline="batch").train_step(model, data, SPEC)
+    stats = GRPOInterface(kl_ctl=0.0, minibatches=1, baseline="batch", scale="batch").train_step(model, data, SPEC)
     assert stats["grad_norm"] > 0
+
+
+def test_a_step_in_which_all_rewards_of_each_group_are_equal_is_warned_about(rollout, caplog):
+    """in the first of such steps, and again in the eleventh"""
+    interface, model = GRPOInterface(kl_ctl=0.0, minibatches=1), tiny_model()
+    rollout.data["rewards"] = torch.zeros(16)
+    for _ in range(11):
+        interface.train_step(model, rollout, SPEC)
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition("(")[2].partition(" in")[0] for line in said] == ["1", "11"]
+    rollout.data["rewards"][0] = 1.0
+    interface.train_step(model, rollout, SPEC)
+    assert interface.steps_without_signal == 0
+    assert len(caplog.records) == 2
 
 
 def test_without_a_penalty_no_reference_is_read(rollout):

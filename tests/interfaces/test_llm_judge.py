@@ -114,7 +114,7 @@ def test_what_is_asked_and_what_comes_back(server, monkeypatch):
     out = run(judge, "four", "sixsix")
     assert out.data["rewards"].tolist() == [4.0, 6.0]
     assert out.data["rewards"].dtype == torch.float32
-    assert out.metadata == {"reward_limits": [0, 0], "reward_errors": [0, 0]}
+    assert out.metadata == {"reward_limits": [0, 0], "reward_errors": [0, 0], "reward_unscored": [0, 0]}
     body = next(body for body in server.asked if judged(body) == "four")
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("judge", 0.5, 77)
     mark = mark_of(body)
@@ -190,7 +190,7 @@ def test_a_failing_server_is_asked_again(server):
         (lambda h, b, n: h.verdict(b, "1e1"), "does not end with a score", 3),
         (lambda h, b, n: h.verdict(b, "8/10"), "does not end with a score", 3),
         (lambda h, b, n: h.verdict(b, "8\nI hope this helps"), "does not end with a score", 3),
-        (lambda h, b, n: h.say(b"x" * (5 << 20)), "not a chat completion", 3),
+        (lambda h, b, n: h.say(b"x" * (5 << 20)), "more than 4 MiB", 3),
         (lambda h, b, n: time.sleep(30), "no reply within 0.3 s", 3),
     ],
 )  # fmt: skip
@@ -201,7 +201,7 @@ def test_what_is_no_score_is_an_error_and_no_zero(server, monkeypatch, answer, w
         run(interface(server, tries=3, try_s=0.3, api_key_env="MY_KEY"), "x")
     assert why in caught.value.what
     assert "sk-secret" not in str(caught.value)
-    assert len(server.asked) == asked
+    assert len([body for body in server.asked if judged(body) == "x"]) == asked
 
 
 def test_a_reply_that_drips_in_does_not_outlast_its_deadline(server):
@@ -229,11 +229,42 @@ def test_a_server_that_is_not_there():
 
 
 def test_few_errors_are_counted_and_shown(server, caplog):
-    server.answer = lambda h, b, n: h.chat("?") if judged(b) == "bad" else h.verdict(b, 3)
+    server.answer = lambda h, b, n: h.say(b"", status=500) if judged(b) == "bad" else h.verdict(b, 3)
     out = run(interface(server, tries=2, error_reward=-1.0), "a", "bad", "c")
     assert out.data["rewards"].tolist() == [3.0, -1.0, 3.0]
     assert out.metadata["reward_errors"] == [0, 1, 0]
     assert "1 of 3 scores could not be computed; first, sample s1: no score from judge" in caplog.text
+
+
+NO_SCORES = {
+    "another reply": lambda handler: handler.chat("repeat after me"),
+    "refused": lambda handler: handler.say(b"maximum context length", status=400),
+    "filtered": lambda handler: handler.say({"choices": [{"message": {"content": None}}]}),
+    "too much": lambda handler: handler.say({"choices": [{"message": {"content": "x" * (5 << 20)}}]}),
+}
+
+
+@pytest.mark.parametrize("reply", NO_SCORES.values(), ids=NO_SCORES)
+def test_a_response_without_a_score_is_rewarded_with_the_lowest_score_and_counted(server, caplog, reply):
+    server.answer = lambda h, b, n: reply(h) if judged(b).startswith("bad") else h.verdict(b, 3)
+    out = run(interface(server, tries=2, lowest=-2.0), "a", "bad", "bad one", "c")
+    assert out.data["rewards"].tolist() == [3.0, -2.0, -2.0, 3.0]
+    assert out.metadata["reward_unscored"] == [0, 1, 1, 0]
+    assert out.metadata["reward_errors"] == [0, 0, 0, 0]
+    assert "the judge gave 2 of 4 responses no score; first, sample s1" in caplog.text
+    assert run(interface(server, unscored_reward=-5.0, tries=1), "bad").data["rewards"].tolist() == [-5.0]
+
+
+@pytest.mark.parametrize(
+    "name", ["<|im_end|>", "<|im_<|im_end|>end|>", "</s>", "<end_of_turn>", "[/INST]", "<｜User｜>"]
+)
+def test_a_response_names_no_special_token_to_the_server(server, name):
+    run(interface(server), f"4{name}\n<b>List<int>[0]</b>")
+    asked = judged(server.asked[0])
+    assert name not in asked
+    assert "<|im_end|>" not in asked
+    assert asked.replace("\u200b", "") == f"4{name}\n<b>List<int>[0]</b>"
+    assert asked.endswith("<b>List<int>[0]</b>"), "other text stays as it is"
 
 
 def test_a_dead_endpoint_ends_the_run_soon(server):

@@ -96,6 +96,17 @@ HEDGED_OR_WRONG = {
         "5 or 6", "5\n6", "2+3=5",
         "### Answer\n6\n", "#### 5 000", "#### ５６",
     ),
+    "10": (
+        "\\boxed{} 10", "\\boxed{10}? No.", "<think>\\boxed{10}", "<think>The answer is 10.</think>", "<del>10</del>",
+        "#### 10.__class__", "#### lambda: 10", "10 is what a fool would say", "The answer is 10, said nobody ever.",
+        "The answer is 10. Just kidding!", "The answer is 10. That is wrong.", "Bob's answer is 10.",
+        "\\boxed{10} million", "Some say the answer is 10.", "The answer is the number after 10.",
+        "\\boxed{10} is not the answer.",
+        "Die Antwort ist nicht 10.", "La réponse n'est pas 10.", "Ответ не 10", "答案不是10", "cevap 10 değil",
+        "-\\boxed{10}", "#### 10 (eleven)", "#### 10 = 11", "#### 10 ❌", "\\boxed{\\cancel{10}}", "#### \\not= 10",
+    ),
+    "3/4": ("#### \\frac34\\%", "#### 0.75%", "#### 3/4 of a percent", "#### 3/4 = 0.8", "#### three quarters of 10"),
+    "B": ("#### B?", "#### B or C", "#### (A) B", "#### not B"),
     "1000": ("#### 10^4", "#### 10^{3}x", "#### 10^3 + 1", "#### 10^{3^2}", "#### 1 0000", "#### 1 000 000"),
     "10^{20}": ("\\boxed{10^{2}0}", "\\boxed{10^{21}}"),
     "\\sqrt{2}": ("\\boxed{\\sqrt{2} \\text{ or } 1}",),
@@ -104,11 +115,21 @@ HEDGED_OR_WRONG = {
     "6": ("#### 5 (not 6)",),
     "2,125": ("#### 2,1250", "#### 2.125"),
     "5 \\text{ cm}": ("#### 5 inches", "#### $5"),
-    "12": ("#### a dozen", "#### 1,2"),
+    "12": ("#### two dozen", "#### 1,2"),
     "\\sqrt{5}": ("#### 2 = \\sqrt{5}", "#### \\sqrt{5} \\text{ or } 2", "#### \\sqrt{5} x"),
     "1/2": ("#### 1/0", "#### -1/2", "#### 1"),
 }  # fmt: skip
 ONE_VALUE = {
+    "10": (
+        "<think>maybe 11</think>\\boxed{10}", "11?</think>The answer is 10.", "The answer is 10!", "#### 10,",
+        "#### 10 ✓", "#### 10</s>", "<b>10</b>", "#### 10 (ten)",
+        "\\boxed{\\textbf{(B)}\\ 10}", "\\boxed{\\color{red}{10}}",
+        "#### Final Answer\n10", "\\boxed{10} is our answer.", "Die Antwort ist 10.", "答案是10", "~~11~~ 10",
+    ),
+    "B": ("#### (B) 10", "\\boxed{\\text{option B}}", "The answer is B."),
+    "3/4": ("{3 \\over 4}", "\\boxed{\\nicefrac34}", "#### \\frac34=0.75", "#### three quarters", "#### 75%"),
+    "2.5": ("#### two and a half", "#### two point five", "#### 5/2 (2.5)"),
+    "2500": ("#### two thousand, five hundred", "#### twenty-five hundred", "#### 2'500"),
     "5": (
         "\\boxed 5", "\\fbox{5}", "<answer>5</answer>", "#### five", "#### 5 apples", "#### $5", "The answer is 5.",
         "#### 5 kilometers per hour", "#### x = 5", "#### 5.0", "#### Tom has 5 cards left.", "\\boxed{5\\text{ cm}^2}",
@@ -289,6 +310,9 @@ HOSTILE = (
     "\\exp(\\exp(\\exp(100)))", "\\sqrt[3]{7^{2999}+1}", "(1+" + "+".join(f"x^{n}" for n in range(2, 9)) + ")^{20}",
     "(\\sqrt{2}+\\sqrt{3}+\\sqrt{5}+\\sqrt{7}+\\sqrt{11}+\\sqrt{13}+\\sqrt{17}+\\sqrt{19})^{20}",
     "\\cup".join(f"(x,{n})" for n in range(10)), "\\frac{x^{100}-1}{x^{99}-1}+\\frac{x^{98}-1}{x^{97}-1}",
+    "<think>" * 9000, "</think>" * 9000, "~~" * 9000, "<b " * 9000, "<del>" * 9000,
+    "answer to " * 9000, "$$\n" * 9000, "\\color" * 80, "antwort " * 9000, "\\frac{" * 80, "x + " * 120,
+    "a, " * 160, "答案" * 240, "Q.E.D" * 90, "; " * 240 + "x",
     "a " * 200 + "1 $x$", " " * 400 + "\\text{ x", "**a" * 150, "\\(" * 200 + "x",
 )  # fmt: skip
 

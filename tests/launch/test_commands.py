@@ -40,6 +40,20 @@ def test_one_node_has_one_command():
     assert len(command_lines([only], "lo")) == 2
 
 
+def test_a_job_has_one_command_which_submits_it(tmp_path):
+    (only,) = commands("launch=slurm", "cluster.nodes=2", "cluster.devices_per_node=8", run_dir=tmp_path / "r")
+    assert (only.node, only.ranks) == (None, tuple(range(16)))
+    assert shlex.split(only.command)[-4:] == [
+        "ppo_math",
+        "launch=slurm",
+        "cluster.nodes=2",
+        "cluster.devices_per_node=8",
+    ]
+    comment, command = command_lines([only], "eth0")
+    assert comment == "# ranks 0-15; submits one job, which starts them on 2 nodes"
+    assert command == only.command
+
+
 def test_comments_say_what_each_line_is_for():
     lines = command_lines(commands("launch=local", "cluster.nodes=3"), "lo")
     assert [line.split(";")[0] for line in lines if line.startswith("# node")] == [

@@ -13,7 +13,7 @@ from rlcli.errors import WorkerError
 from rlcli.launch import children
 from rlcli.launch.children import Members, run_environment
 from rlcli.launch.inline import check_members
-from rlcli.launch.launcher import Death
+from rlcli.launch.launcher import Death, Restart
 from rlcli.server_slot import LOST, PORT, ServerSlot
 from rlcli.topology.groups import RANKS, Group, process_folder
 
@@ -57,13 +57,18 @@ def test_a_server_runs_what_its_client_asks_for_until_it_asks_for_another(member
     wait_for(lambda: answers(slot))
     (running,) = psutil.Process(members.pids()["files", 0]).children()[0].children()
     assert running.environ()["RLCLI_OTHER"] == "there"
+    assert members.new_restarts() == []
     running.kill()
     assert wait_for(lambda: slot.exit_code) == -signal.SIGKILL
     slot.start(["/there/is/none"], {})
     assert wait_for(lambda: slot.exit_code) == 1
     assert "/there/is/none" in slot.last_words()
+    assert wait_for(members.new_restarts) == [Restart("files", 0, "was killed by SIGKILL (out of memory?)")]
     slot.start(FILES, {})
     wait_for(lambda: answers(slot))
+    assert wait_for(members.new_restarts) == [Restart("files", 0, "ended with exit code 1")]
+    slot.start(FILES, {})
+    assert wait_for(members.new_restarts) == [Restart("files", 0, "did not answer")]
     port = slot.port
     slot.stop()
     wait_for(lambda: slot.exit_code is not None)
@@ -81,6 +86,7 @@ def test_the_server_of_an_agent_that_is_killed_is_known_to_have_ended(members, t
     assert not answers(slot)
     slot.start(FILES, {})
     wait_for(lambda: answers(slot))
+    assert wait_for(members.new_restarts) == [Restart("files", 1, "ended with the agent that ran it")]
 
 
 def test_one_that_dies_is_replaced_until_it_has_died_too_often(members, monkeypatch):
@@ -90,6 +96,8 @@ def test_one_that_dies_is_replaced_until_it_has_died_too_often(members, monkeypa
     os.kill(first, signal.SIGKILL)
     second = wait_for(lambda: next((pid for pid in members.pids().values() if pid != first), None))
     assert members.deaths() == []
+    assert members.new_restarts() == [Restart("pool", 0, "was killed by SIGKILL (out of memory?)")]
+    assert members.new_restarts() == []
     check_members(members)
     os.kill(second, signal.SIGKILL)
     (death,) = wait_for(members.deaths)

@@ -30,6 +30,37 @@ def test_a_damaged_checkpoint_is_passed_over(train, resume, project, capsys):
     assert numbers(project / "run") == numbers(whole)
 
 
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damaged", ["models/actor", "state.json"])
+def test_a_changed_bit_is_found_before_anything_is_loaded(train, resume, project, capsys, damaged):
+    _, whole = train(*LONG, name="whole")
+    train("train.steps=4", "checkpoint.every_steps=2")
+    place = project / "run/checkpoints/step-000000000004" / damaged
+    flip_a_bit(next(place.glob("*.safetensors")) if place.is_dir() else place)
+    resumed = resume("train.steps=5")
+    assert resumed.step == 2
+    assert f"[F18] {place}" in capsys.readouterr().err
+    assert numbers(project / "run") == numbers(whole)
+    last = json.loads((project / "run/resumes.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 2
+
+
+def test_where_the_only_checkpoint_is_damaged_the_run_is_refused_and_stays_as_it_was(train, resume, project):
+    train("train.steps=2", "checkpoint.every_steps=2")
+    place = project / "run/checkpoints/step-000000000002/models/actor"
+    flip_a_bit(next(place.glob("*.safetensors")))
+    before = files(project / "run")
+    with pytest.raises(ModelError, match="no checkpoint is whole") as raised:
+        resume("train.steps=5")
+    assert raised.value.code == "F18"
+    assert files(project / "run") == before
+
+
 def lose_folder(run):
     shutil.rmtree(run / "checkpoints")
 

@@ -1,10 +1,11 @@
-"""What an agent does otherwise than torchrun: the rest of the ranks is ended at once, and agents meet in a file."""
+"""What an agent does otherwise than torchrun: other ranks are ended at once, and agents meet in the run's store."""
 
 import signal
 from unittest import mock
 
 import psutil
 import pytest
+from torch.distributed import HashStore, PrefixStore
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.run import config_from_args, parse_args
@@ -31,13 +32,14 @@ def test_what_is_left_is_ended_by_sigkill(monkeypatch, tmp_path, registry):
     monkeypatch.setattr(api, "_get_default_signal", lambda: signal.SIGTERM)
     recipe = mock.Mock(cluster=mock.Mock(nodes=1, devices_per_node=1))
     with mock.patch("torch.distributed.run.run"):
-        assert node._run_ranks(recipe, tmp_path, tmp_path, 0, {}) == {}
+        assert node._run_ranks(recipe, tmp_path, HashStore(), 0, {}) == {}
     api.PContext.close(context := mock.Mock(_tail_logs=[]))
     context._close.assert_called_once_with(death_sig=signal.SIGKILL, timeout=mock.ANY)
 
 
-def test_agents_have_the_numbers_that_they_were_given_and_nothing_listens(tmp_path, registry):
-    node._meet_in(tmp_path / "agents", 1, 2)
+def test_agents_have_the_numbers_that_they_were_given_and_nothing_listens(registry):
+    shared = HashStore()
+    node._meet_in(PrefixStore("agents", shared), 1, 2)
     listening = {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
     second = registry.create_handler(parameters()).next_rendezvous()
     assert (second.rank, second.world_size) == (1, 2)
@@ -45,7 +47,7 @@ def test_agents_have_the_numbers_that_they_were_given_and_nothing_listens(tmp_pa
     assert {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN} == listening
     fresh = rendezvous.RendezvousHandlerRegistry()
     with mock.patch.object(rendezvous, "rendezvous_handler_registry", fresh):
-        node._meet_in(tmp_path / "agents", 0, 2)
+        node._meet_in(PrefixStore("agents", shared), 0, 2)
     assert fresh.create_handler(parameters()).next_rendezvous().store.get("key") == b"value"
 
 

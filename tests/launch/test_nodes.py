@@ -109,8 +109,8 @@ def test_two_nodes_give_the_bits_of_one(start, project, quick_ranks):
 
 
 @pytest.mark.parametrize(("victim", "says"), [
-    ("node1", r"\[F01\] node 1: node 1 is lost, and with it rank 1: its agent was killed by SIGKILL"),
-    ("rank1", r"\[F01\] node 1, rank 1 pid \d+: rank 1 was killed by SIGKILL"),
+    ("node1", r"\[F01\] \S+ \(node 1 of the run\): the node is lost, and with it rank 1: its agent was killed"),
+    ("rank1", r"\[F01\] \S+ \(node 1 of the run\), rank 1 pid \d+: rank 1 was killed by SIGKILL"),
 ])  # fmt: skip
 def test_a_killed_process_ends_the_run_on_all_nodes_and_is_named(start, victim, says):
     run = start("train.steps=100000")
@@ -123,6 +123,19 @@ def test_a_killed_process_ends_the_run_on_all_nodes_and_is_named(start, victim, 
     assert run.process.returncode == 7
     assert_gone(family)
     assert json.loads((run.folder / "status.json").read_text())["exit_code"] == 7
+
+
+def test_a_stopped_agent_is_named_after_three_heartbeats_however_busy_the_run_is(start):
+    run = start("train.steps=100000")
+    wait_for(run.is_training)
+    family, processes = run.family(), run.processes()
+    processes["node1"].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    _, errors = run.process.communicate(timeout=300)
+    assert time.monotonic() - began < LOST_AFTER + 10
+    assert re.search(r"\[F01\] the node is lost.*its agent has not been heard for \d+ s", errors), errors
+    assert run.process.returncode == 7
+    assert_gone(family)
 
 
 def test_without_its_master_no_node_lives(start):
@@ -207,7 +220,7 @@ def test_a_node_that_never_comes_is_named_with_its_command(by_hand, elsewhere):
     first = run.type(0, elsewhere)
     _, errors = first.communicate(timeout=120)
     assert first.returncode == 8
-    assert "node 1 has not come within 15 s" in errors
+    assert "node 1: the node has not come within 15 s" in errors
     assert f"rlcli.launch.node '{run.folder}' 1" in errors
 
 
@@ -224,7 +237,7 @@ def test_a_node_that_has_lost_the_master_ends_by_itself(by_hand, elsewhere):
 
 
 @pytest.mark.parametrize(("fault", "says"), [
-    ("stall", r"\[F01\] node 1: node 1 is lost, and with it rank 1: its agent has not been heard for 1\d s"),
+    ("stall", r"\(node 1 of the run\): the node is lost, and with it rank 1: its agent has not been heard for 1\d s"),
     ("reset", r"\[F08\] rank 1 pid \d+: the connection between the master and rank 1 was lost"),
 ])  # fmt: skip
 def test_a_network_that_fails_ends_the_run_and_the_node_is_named(by_hand, elsewhere, fault, says):
@@ -236,8 +249,6 @@ def test_a_network_that_fails_ends_the_run_and_the_node_is_named(by_hand, elsewh
         TcpProxy(control.requests.removeprefix("tcp://")) as requests,
         TcpProxy(control.pulses.removeprefix("tcp://")) as pulses,
     ):
-        for name in ("agents", "ranks"):
-            (elsewhere / name).symlink_to(run.folder / "meeting" / name)
         through = {"requests": f"tcp://{requests.address}", "pulses": f"tcp://{pulses.address}"}
         replace(control, **through).write(elsewhere)
         second = run.type(1, elsewhere, RLCLI_MEETING=str(elsewhere))

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import sys
 import time
 
 import pytest
 
+from rlcli.cli.main import main
 from rlcli.errors import ProjectError, ResourceError, WorkerError
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
@@ -20,7 +22,8 @@ pytestmark = pytest.mark.timeout(420)
 
 def records(folder):
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in one.items() if not k.startswith(("time/", "tokens_per_second"))} for one in found]
+    other = ("time/", "tokens_per_second", "restarts/")
+    return [{k: v for k, v in one.items() if not k.startswith(other)} for one in found]
 
 
 def score(**args):
@@ -55,6 +58,18 @@ def test_a_process_that_is_killed_at_work_is_replaced_and_nothing_is_lost(train)
     finished, folder = train(trouble("kill -9"), POOL, name="pooled")
     assert (finished.exit_code, finished.steps_done) == (0, 3)
     assert records(folder) == records(there)
+
+
+@pytest.mark.parametrize("place", [(), TWO_RANKS], ids=["inline", "two ranks"])
+def test_a_restart_is_reported_and_counted(train, capsys, place):
+    _, folder = train(trouble("kill -9"), POOL, *place, name="pooled")
+    warned = r"warning: reward-pool\d on \S.* was killed by SIGKILL.*; it was started again"
+    restarts = len(re.findall(warned, capsys.readouterr().err))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert sum(json.loads(line).get("restarts/reward-pool", 0) for line in lines) == restarts >= 1
+    with pytest.raises(SystemExit, match="0"):
+        main(["status", str(folder)])
+    assert re.search(rf"started again +reward-pool {restarts}\n", capsys.readouterr().out)
 
 
 def test_a_call_that_ends_two_processes_ends_the_run_with_its_name(train, project):

@@ -36,6 +36,19 @@ def test_a_prolonged_run_is_the_long_run(train, resume):
     assert ledger(folder) == ledger(whole)
 
 
+@pytest.mark.parametrize("eta", [1.0, 0.5])
+def test_the_weights_of_a_role_that_mirrors_another_are_stored_once(train, resume, eta):
+    """One that only approaches the other has weights of its own, which are stored."""
+    follower = ("models.actor_mirror={init: actor, backend: toy}", "graph.gen.model=actor_mirror")
+    follower += (f"graph.train_actor.hooks={{copy_to: actor_mirror, eta: {eta}}}",)
+    _, whole = train(*LONG, *follower, name="whole")
+    stored = {path.name for path in whole.glob("checkpoints/*/models/*")}
+    assert stored == {"actor", "critic"} | ({"actor_mirror"} if eta < 1 else set())
+    train("train.steps=2", *follower)
+    resume("train.steps=5")
+    assert numbers(whole.parent / "run") == numbers(whole)
+
+
 def test_no_sample_is_trained_on_twice_in_an_epoch(train):
     _, folder = train("train.steps=5")  # 20 rows, 8 a step: two epochs
     taken = [line["sample"] for line in ledger(folder)]

@@ -1,5 +1,6 @@
 """Whose code a resumed run may run: not that of a project which another user has put where anybody may write."""
 
+import contextlib
 import gc
 import json
 import os
@@ -9,12 +10,15 @@ import sys
 import pytest
 
 from rlcli import project as projects
-from rlcli.errors import ProjectError, ResourceError
+from rlcli.errors import ProjectError, ResourceError, RlcliError, UsageError
+from rlcli.launch.evaluation import find_exam
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
+from rlcli.observe.group_comparison import groups_of
 from rlcli.observe.results import find_result
+from rlcli.observe.run_overview import read_overview
 from rlcli.recipe.resolve import load_recipe
 
 STRANGER = 12345
@@ -135,3 +139,48 @@ def test_a_link_in_the_place_of_a_file_of_the_run_leads_nowhere(trained, tmp_pat
     assert precious.read_text() == "mine"
     met = [thing for thing in gc.get_objects() if isinstance(thing, MeetingFolder)]
     assert not [folder.path for folder in met if folder.path.exists()]
+
+
+def test_the_exam_of_a_run_that_another_has_planted_is_refused(trained, everybody, components, give_away, monkeypatch):
+    run = shutil.copytree(trained, everybody / "run")
+    give_away(run)
+    with pytest.raises(ProjectError, match="another user") as caught:
+        find_exam(None, run)
+    assert f"--project PROJECT eval {run}" in caught.value.hint
+    monkeypatch.setenv("RLCLI_PROJECT", str(components))
+    with contextlib.suppress(UsageError):  # the recipe of the test evaluates nothing
+        find_exam(None, run)
+
+
+@pytest.fixture
+def own_run(trained, components, monkeypatch):
+    """A run that can be continued in this process."""
+    monkeypatch.setenv("RLCLI_PROJECT", str(components))
+    return trained
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "resumes.jsonl", "recipe.digest", "README.md"])
+def test_a_pipe_in_the_place_of_a_file_of_the_run_is_never_waited_for(own_run, name):
+    (own_run / name).unlink(missing_ok=True)
+    os.mkfifo(own_run / name)
+    read_overview(own_run)
+    with contextlib.suppress(RlcliError):
+        groups_of([own_run])
+    if name in ("metrics.jsonl", "ledger.jsonl", "resumes.jsonl"):
+        with pytest.raises(ResourceError):
+            resume(own_run, "train.steps=3")
+    else:
+        resume(own_run, "train.steps=3")
+
+
+def test_a_digest_that_is_no_text_does_not_keep_a_run_from_continuing(own_run):
+    (own_run / "recipe.digest").write_bytes(b"\xff\x00")
+    resume(own_run, "train.steps=3")
+    assert len((own_run / "recipe.digest").read_text().strip()) == 64
+
+
+def test_records_that_are_not_there_are_mentioned(own_run, capsys):
+    (own_run / "metrics.jsonl").unlink()
+    (own_run / "ledger.jsonl").unlink()
+    resume(own_run, "train.steps=3")
+    assert "metrics.jsonl and ledger.jsonl of steps 1 to 1: not there" in capsys.readouterr().err

@@ -6,8 +6,12 @@ import subprocess
 import pytest
 
 from rlcli.errors import ResourceError
-from rlcli.launch.slurm import commands, jobs
+from rlcli.launch.slurm import allocations, commands, jobs
 from rlcli.launch.slurm.jobs import Submission, look_up
+from rlcli.launch.slurm.launcher import names_of_nodes
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.run_lock import read_holder
+from rlcli.observe.run_overview import note_stop
 
 
 @pytest.fixture
@@ -91,3 +95,28 @@ def test_a_submission_is_read_as_it_was_written(tmp_path):
 def test_a_file_that_we_did_not_write_names_no_job(tmp_path, content):
     (tmp_path / jobs.JOB_FILE).write_text(content)
     assert Submission.read(tmp_path) is None
+
+
+def test_nodes_have_the_names_that_slurm_gives_them(answers, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu-[16-17]")
+    answers("scontrol", "gpu-16\ngpu-17\n")
+    assert names_of_nodes() == {0: "gpu-16", 1: "gpu-17"}
+    answers("scontrol", errors="scontrol: error: no such thing")
+    assert names_of_nodes() == {}
+
+
+@pytest.mark.parametrize(("is_asked", "code", "requeued"), [(True, 0, False), (False, 75, True)])
+def test_a_job_whose_run_was_stopped_by_its_user_has_not_failed(tmp_path, monkeypatch, is_asked, code, requeued):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    asked = []
+    monkeypatch.setattr(allocations, "ask_slurm", lambda command: asked.append(command) or "RUNNING")
+    with RunDirectory.create(tmp_path / "run", "toy"):
+        holder = read_holder(tmp_path / "run/lock")
+
+    def work():
+        if is_asked:
+            note_stop(tmp_path / "run", holder)
+        return 75
+
+    assert allocations.run_in_allocation(tmp_path / "run", work, requeues=3) == code
+    assert (["scontrol", "requeue", "7"] in asked) == requeued

@@ -56,7 +56,7 @@ def test_what_slurm_is_asked_for():
     options = asked(script("cluster.nodes=2", "cluster.devices_per_node=8", "train.prompts_per_step=16"))
     assert options == {
         "job-name": "sft_math", "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "64", "gpus-per-node": "8",
-        "signal": "B:USR1@600", "requeue": "", "output": "/dev/null",
+        "signal": "B:USR1@600", "requeue": "",
     }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_every_setting_reaches_slurm():
         assert options.pop(name.replace("_", "-")) == str(settings[name])
     assert options == {
         "job-name": "sft_math", "nodes": "1", "ntasks-per-node": "1", "time": "1-02:03:04", "mem": "0", "exclusive": "",
-        "comment": '"a trial #3"', "signal": "B:USR1@600", "requeue": "", "output": "/dev/null",
+        "comment": '"a trial #3"', "signal": "B:USR1@600", "requeue": "",
     }  # fmt: skip
 
 
@@ -92,16 +92,20 @@ def test_times(given, seconds):
     assert seconds_of(given) == seconds
 
 
-@pytest.mark.parametrize(
-    "setting",
-    ["time=soon", "time=8h; rm", "partition='a b'", "partition=--help", 'account="x\\n#SBATCH --wrap=evil"',
-     "gres=gpu\\x", "options.comment='a\"b'", 'options.comment="a\\nb"', "options.Comment=x",
-     'setup=["a\\nb"]', 'modules=["a b"]', "requeues=-1"],
-)  # fmt: skip
-def test_what_would_not_arrive_whole_is_refused_with_its_place(setting):
+@pytest.mark.parametrize(("setting", "says"), [
+    ("time=soon", "write 90m, 8h"), ("time=infinite", "null is the partition's limit"), ("time=8h; rm", "write 90m"),
+    ("partition='a b'", "use one word"), ("partition=--help", "use one word"),
+    ('account="x\\n#SBATCH --wrap=evil"', "use one word"), ("gres=gpu\\x", "use one word"),
+    ("options.comment='a\"b'", ""), ('options.comment="a\\nb"', ""),
+    ("options.Comment=x", "the long name of an option"),
+    ('setup=["a\\nb"]', "use one line"), ('modules=["a b"]', "use one word"), ("requeues=-1", ""),
+])  # fmt: skip
+def test_what_would_not_arrive_whole_is_refused_with_its_place_and_the_right_form(setting, says):
     with pytest.raises(RecipeError) as caught:
         resolved(f"launch.slurm.{setting}")
     assert "launch.slurm" in str(caught.value)
+    assert says in str(caught.value)
+    assert "64 letters" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("setting", "says"), [
@@ -135,7 +139,6 @@ def test_nodes_that_differ_are_parts_of_one_job():
     assert asked(first) == {
         "job-name": "sft_math", "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "8", "gpus-per-node": "1",
         "time": "08:00:00", "partition": "train", "mail-type": "END", "signal": "B:USR1@600", "requeue": "",
-        "output": "/dev/null",
     }  # fmt: skip
     assert asked(second) == {
         "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "8", "time": "08:00:00", "partition": "infer",
@@ -228,6 +231,15 @@ def test_no_value_breaks_out_of_the_script(tmp_path, monkeypatch, says_its_words
     assert said.pop("words") == ["resume", "--in-job", "--", str(run), override]
     assert said == {"cwd": str(folder), "project": str(folder), "kept": True}
     assert not list(tmp_path.rglob("BROKEN"))
+
+
+def test_a_script_without_its_values_says_what_is_missing_where_its_output_is_seen(tmp_path):
+    text = script(folder=tmp_path / "run")
+    assert "output" not in asked(text)
+    done = start(tmp_path, text)
+    assert done.returncode == 2
+    assert f"there is no {tmp_path / 'run' / VALUES}: rlcli train writes it" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_each_job_of_an_array_does_the_run_of_its_number(tmp_path, says_its_words):

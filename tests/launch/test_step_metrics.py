@@ -32,6 +32,23 @@ def test_copies_of_weights_and_idle_ranks_are_timed(train):
 
 
 @pytest.mark.usefixtures("quick_ranks")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (),
+        (*TWO_RANKS[:2], "models.actor.rollout.devices='1'", "models.actor.devices='0'", "models.critic.devices='0'"),
+    ],
+    ids=["in one process", "on a rank of its own"],
+)
+def test_a_copy_of_weights_takes_until_its_receiver_has_loaded_them(train, layout):
+    receiver = "models.actor.rollout.backend={type: toy, args: {take_seconds: 0.5}}"
+    _, folder = train(receiver, *TWO_RANKS[2:], *layout)
+    for record in records(folder):
+        assert record["time/train_actor.copy_to"] >= 0.5
+        assert record["time/train_actor"] < 0.5
+
+
+@pytest.mark.usefixtures("quick_ranks")
 def test_samples_that_wait_are_counted_by_the_call_that_they_wait_for(train):
     """Scoring is slow, generation is not, and may run ahead: samples wait to be scored."""
     _, folder = train(

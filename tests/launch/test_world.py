@@ -10,6 +10,7 @@ from rlcli.launch.launcher import Death
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.world import World
 from rlcli.runtime.pulse import LOST_AFTER
+from rlcli.runtime.restarts import RESTARTED
 from rlcli.topology.groups import Group
 
 RANKS = Group("ranks", "ranks", (0, 0, 1, 1))
@@ -78,13 +79,13 @@ def test_all_ranks_of_an_agent_die_with_it(world, exits):
     assert world.deaths() == []
     exits[1] = -9
     assert world.deaths() == [Death("ranks", 2, 1, -9), Death("ranks", 3, 1, -9)]
-    with pytest.raises(WorkerError, match="node 1 is lost, and with it ranks 2-3: its agent was killed by SIGKILL"):
+    with pytest.raises(WorkerError, match="node 1: the node is lost, and with it ranks 2-3: its agent was killed"):
         world._check_alive(LOST_AFTER)
 
 
 def test_an_agent_that_cannot_run_its_ranks_says_why(world):
     say(world, 1, failure="RuntimeError: no room")
-    with pytest.raises(WorkerError, match=r"node 1 is lost.*RuntimeError: no room"):
+    with pytest.raises(WorkerError, match=r"node 1: the node is lost.*RuntimeError: no room"):
         world._check_alive(LOST_AFTER)
 
 
@@ -103,10 +104,83 @@ def test_an_agent_that_is_silent_is_lost(world):
     world.transport.pulses.heard["node", 1] = now
     world._check_alive(LOST_AFTER)
     world.transport._listening_since = world.transport.pulses.heard["node", 1] = now - 16
-    with pytest.raises(WorkerError, match=r"node 1 is lost.*has not been heard for 1\d s"):
+    with pytest.raises(WorkerError, match=r"node 1: the node is lost.*has not been heard for 1\d s"):
         world._check_alive(LOST_AFTER)
     say(world, 1, is_over=True)
     world._check_alive(LOST_AFTER)
+
+
+def test_a_lost_node_is_named_by_its_machine_and_its_number(world, exits):
+    exits[1] = -9
+    say(world, 1, host="gpu-17")
+    with pytest.raises(WorkerError, match=r"gpu-17 \(node 1 of the run\): the node is lost, and with it ranks 2-3"):
+        world._check_alive(LOST_AFTER)
+    say(world, 1, host="gpu-17", rank=3, exit=-11)
+    with pytest.raises(WorkerError, match=r"gpu-17 \(node 1 of the run\), rank 3 pid 103: rank 3 was killed"):
+        world._check_alive(LOST_AFTER)
+
+
+def test_a_node_that_never_came_is_named_as_the_scheduler_names_it(tmp_path):
+    (tmp_path / "logs").mkdir()
+    world = World(recipe(), RANKS, tmp_path, tmp_path / "own", lambda node: None, {0: "gpu-16", 1: "gpu-17"}.get)
+    try:
+        say(world, 0, host="localhost")
+        with pytest.raises(HangError, match=r"gpu-17 \(node 1 of the run\): the node has not come"):
+            world.wait()
+        assert world.name_of(0) == "gpu-16 (node 0 of the run)"
+    finally:
+        world.close()
+
+
+def test_each_restart_is_reported_once_when_all_ranks_are_up(world):
+    reports = []
+    world.transport.on_report = reports.append
+    say(world, 1, host="gpu-17", restarts=[["reward-pool", 1, "was killed by SIGKILL"]])
+    world._check_alive(LOST_AFTER)
+    assert reports == []
+    world.transport._identities.update(dict.fromkeys(world.transport._expected, b""))
+    world.wait()
+    for _ in range(2):
+        world._check_alive(LOST_AFTER)
+    (report,) = reports
+    assert report.name == RESTARTED
+    assert report.value == {
+        "group": "reward-pool", "name": "reward-pool1", "machine": "gpu-17 (node 1 of the run)",
+        "how": "was killed by SIGKILL",
+    }  # fmt: skip
+    say(world, 1, restarts=[["reward-pool", 1, "was killed by SIGKILL"], ["a-server", 0, "did not answer"]])
+    world._check_alive(LOST_AFTER)
+    assert [one.value["name"] for one in reports] == ["reward-pool1", "a-server0"]
+
+
+def test_the_silence_of_an_agent_counts_on_one_node_too(tmp_path, exits):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "own").mkdir()
+    alone = recipe()
+    alone.cluster.nodes = 1
+    made = World(alone, Group("ranks", "ranks", (0, 0)), tmp_path, tmp_path / "own", exits.get)
+    now = made.transport._listening_since
+    made.transport._listening_since = made.transport.pulses.heard["node", 0] = now - 16
+    with pytest.raises(WorkerError, match=r"the node is lost.*its agent has not been heard for 1\d s"):
+        made._check_alive(LOST_AFTER)
+    made.close()
+
+
+def test_a_node_that_permits_too_few_open_files_is_named_with_the_number_that_is_needed(world):
+    say(world, 0, host="near", open_files=20_000)
+    world._check_alive(LOST_AFTER)
+    say(world, 1, host="far", open_files=64)
+    with pytest.raises(ResourceError, match=r"a rank on node 1 \(far\) may open 64 files .*needs 104") as raised:
+        world._check_alive(LOST_AFTER)
+    assert (raised.value.where, raised.value.code, raised.value.exit_code) == ("node 1", "F61", 6)
+
+
+def test_a_rank_that_ran_out_of_descriptors_says_so(world, tmp_path):
+    (tmp_path / "logs/rank3.log").write_text("gloo::EnforceNotMet ... accept: Too many open files\nAborted\n")
+    say(world, 1, rank=3, exit=-6)
+    with pytest.raises(WorkerError, match=r"rank 3 was killed by SIGABRT: it had no descriptors left") as raised:
+        world._check_alive(LOST_AFTER)
+    assert "others may have connected to its ports on lo" in raised.value.hint
 
 
 def test_the_last_lines_of_its_log_are_shown(world, tmp_path):
@@ -118,7 +192,7 @@ def test_the_last_lines_of_its_log_are_shown(world, tmp_path):
 
 def test_a_node_that_does_not_come_is_named(world):
     say(world, 0)
-    with pytest.raises(HangError, match="node 1 has not come within 0 s") as raised:
+    with pytest.raises(HangError, match="node 1: the node has not come within 0 s") as raised:
         world.wait()
     assert "rlcli.launch.node" in raised.value.hint
 

@@ -1,12 +1,15 @@
 """A run as its files tell it: lines each once, and the pace of steps that were done before anybody looked."""
 
+import io
 import json
 import os
 
 import pytest
+from rich.console import Console
 
 from rlcli.observe.charts import Line, chart, mean_of, metric_key
-from rlcli.observe.replay import records_of, replay
+from rlcli.observe.live import LiveDisplay
+from rlcli.observe.replay import follow, records_of, replay
 from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
 from rlcli.observe.terminal_chart import HEIGHT, chart_lines
 
@@ -62,6 +65,25 @@ def test_the_pace_is_that_of_the_records_and_what_cannot_be_read_is_left_out():
     assert progress.seconds_per_step == pytest.approx(3.0)
     assert progress.evaluated("reward") == [0.5]
     assert records_of([b'{"step": 1, "a": null, "nonfinite": {"a": "inf", "b": "__import__"}}'])[0]["a"] == float("inf")
+
+
+def test_a_run_that_is_over_took_as_long_as_its_steps_whenever_it_is_looked_at(tmp_path):
+    lines = [json.dumps({"step": n, "time/step": 3.0}) + "\n" for n in range(1, 11)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    status = {
+        "run_id": "r",
+        "state": "done",
+        "exit_code": 0,
+        "step": 10,
+        "steps": 10,
+        "updated": "2020-01-01T00:00:30+00:00",
+    }
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    paper = io.StringIO()
+    with LiveDisplay(Console(file=paper, force_terminal=True, width=80)) as display:
+        assert not follow(tmp_path, display, "old").is_under_way
+        display.finish()
+    assert "took 0:30" in paper.getvalue()[paper.getvalue().rindex("step 10/10") :]
 
 
 def test_which_key_a_metric_means():

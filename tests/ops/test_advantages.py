@@ -112,6 +112,34 @@ def test_equal_outcomes_and_groups_of_one_say_nothing():
             assert advantages(alone, baseline=baseline, scale=scale) == [0.0] * 8
 
 
+def dense(*rewards):
+    """Responses of one group to prompts of one token, with a reward for each action."""
+    lengths = [len(numbers) + 1 for numbers in rewards]
+    flat = torch.tensor([number for numbers in rewards for number in numbers])
+    nothing = torch.zeros(len(rewards))
+    return Trajectories(
+        flat, torch.zeros(sum(lengths)), torch.ones(len(flat)).bool(), lengths, nothing.long(), nothing.bool()
+    )
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("credit", get_args(CreditName))
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_without_a_spread_of_outcomes_all_advantages_are_0(baseline, scale, credit):
+    """Also where rewards of actions differ, and where only the rounding of float32 tells equal outcomes apart."""
+    for given in (dense([0.1, 0.7, -0.3]), dense([0.1, 0.7], [0.7, 0.1]), dense([0.1, 0.2], [0.3, 0.0, 0.0])):
+        assert set(advantages(given, baseline=baseline, scale=scale, credit=credit)) == {0.0}
+    nothing_in_sum = dense([1.0, 0.1, 0.2, -1.3], [0.0])
+    assert set(advantages(nothing_in_sum, baseline=baseline, scale=scale, credit=credit)) == {0.0}
+
+
+def test_rewards_to_go_are_not_rounded_before_they_are_compared():
+    """The second outcome is the mean of the three."""
+    found = advantages(dense([0.1, 0.2, -0.01], [0.1, 0.2], [0.1, 0.2, 0.01]), credit="to_go")
+    assert abs(found[3]) < 1e-12
+    assert found[0] == pytest.approx(-1, rel=1e-3)
+
+
 def test_a_constant_and_a_factor_change_nothing_in_a_group():
     """Advantages compare: what all responses to a prompt earn in addition, and the units, cancel."""
     given = trajectories()

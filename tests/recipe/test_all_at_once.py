@@ -39,7 +39,7 @@ MISTAKES = {
     "graph: {reward_inf: {interface: math_rewrad}}": "R70",
     "graph: {ref_inf: {outputs: !x [a]}}": "R08",
     "train: {prompts_per_step: many}": "R37",
-    "train: {steps: }": "R39",
+    "train: {steps: }": "R40",
     "train: {eval: {dataset: heldout}}": "R71",
     "train: {eval: {graph: {eval_gen: {interface: {args: {generation: {greedy: yes}}}}}}}": "R37",
     "cluster: {devices_per_nod: 8}": "R42",

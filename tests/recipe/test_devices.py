@@ -1,5 +1,7 @@
 """Which devices and engines roles get, and what does not fit."""
 
+import sys
+
 import pytest
 
 from rlcli.errors import RecipeError
@@ -85,4 +87,102 @@ def test_an_engine_that_does_not_score_is_refused_where_it_is_asked_to():
         load_recipe("ppo_math", ["models.ref.backend={type: sglang}"])
     (problem,) = (one for one in caught.value.problems if one.code == "R71")
     assert problem.what == "the backend sglang of models.ref cannot score, which graph.ref_inf asks of it"
-    load_recipe("ppo_math", ["models.actor.rollout.backend=sglang"])
+    load_recipe("ppo_math", ["models.actor.rollout.backend={type: sglang, args: {urls: ['http://h:1']}}"])
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [("{}", "python or urls is needed"), ("{urls: []}", "python or urls is needed"),
+     ("{python: p, urls: ['http://h:1']}", "python and urls are given; keep one")],
+)  # fmt: skip
+def test_servers_are_started_or_attached_to_and_the_hint_names_the_key_that_a_user_writes(args, problem):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", [f"models.actor.rollout.backend={{type: sglang, args: {args}}}"])
+    (only,) = caught.value.problems
+    assert (only.code, only.what) == ("R39", f"models.actor.rollout.backend (sglang): {problem}")
+    assert only.hint.startswith("models.actor.rollout.backend.args.python=")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "said"),
+    [
+        ("rm_arithmetic", "models.reward.head=lm", "graph.reward_train (reward_model) needs the head value"),
+        ("ppo_math", "models.critic.head=lm", "graph.critic_inf (ppo_critic) needs the head value"),
+        ("ppo_math", "models.ref.head=value", "graph.ref_inf (reference) needs the head lm"),
+        ("sft_math", "models.actor.head=value", "graph.sft_train (sft) needs the head lm"),
+    ],
+)
+def test_a_role_with_the_wrong_head_is_refused_once_and_the_hint_is_the_right_one(recipe, override, said):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, [override])
+    (problem,) = caught.value.problems
+    key, _, head = override.partition("=")
+    assert (problem.code, problem.hint) == ("R71", f"{key}={'value' if head == 'lm' else 'lm'}")
+    assert problem.what.endswith(said)
+
+
+def test_a_judge_without_weights_is_one_problem():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("grpo_math", (), ["judge"])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("R39", "recipes/profiles/judge.yaml:4:3")
+    assert problem.what == "models.judge has no weights, which graph.reward_inf (inference) needs"
+    assert "models.judge.path" in problem.hint
+
+
+def test_a_reference_without_weights_needs_its_store():
+    dropped = ["models.ref={init: null, backend: null}"]
+    with pytest.raises(RecipeError, match=r"models\.ref has no weights, which graph\.ref_inf \(inference\) needs"):
+        load_recipe("dpo_arithmetic", dropped)
+    load_recipe("dpo_arithmetic", [*dropped, "graph.ref_inf.interface.args.store=logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("container", "key"),
+    [("{image: a.sif}", "image"), ("{mounts: ['/d:/d']}", "mounts"), ("{python: /p}", "python"),
+     ("{engine: pyxis}", "engine")],
+)  # fmt: skip
+def test_a_container_needs_an_engine_and_an_image(container, key):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", [f"launch.slurm.container={container}"])
+    (problem,) = caught.value.problems
+    assert problem.code == "R39"
+    assert problem.what.startswith(f"launch.slurm.container.{key} is ")
+
+
+SERVERS = ["launch=local", "cluster.device=cuda", "cluster.devices_per_node=8", "cluster.nodes=2",
+           f"models.actor.rollout.backend.args.python={sys.executable}"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what", "hint"),
+    [
+        (["backend.args.tp=8"], "16 servers of 8 devices, and 8 of them would share device 7 of node 0", "devices=0,8"),
+        (["backend.args.tp=4", "devices=0-1"], "2 servers of 4 devices, and 2 of them would", "devices=0,4,8,12 "),
+        (["backend.args.servers=2"], "32 servers of 1 device, and 2 of them would share", "devices=0,2,4,6,… leaves"),
+        (["backend.args.tp=16", "devices=0"], "1 server of 16 devices, counted from that of its rank", "a smaller tp"),
+        (["devices=2-3", 'backend.args.environment={CUDA_VISIBLE_DEVICES: "4"}'],
+         "2 servers of 1 device, and 2 of them would share device 4 of node 0", "or on other devices"),
+    ],
+)  # fmt: skip
+def test_servers_that_would_share_a_device_are_refused(overrides, what, hint):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", [*SERVERS, *(f"models.actor.rollout.{one}" for one in overrides)], ["sglang"])
+    (problem,) = caught.value.problems
+    assert problem.code == "R49"
+    assert what in problem.what
+    assert hint in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["backend.args.tp=8", "devices='0,8'"], ["backend.args.tp=4", "devices='0,4,8,12'"],
+     ["backend.args.servers=2", "backend.args.options={device: cpu}"]],
+)  # fmt: skip
+def test_servers_with_devices_of_their_own_are_accepted(overrides):
+    load_recipe("ppo_math", [*SERVERS, *(f"models.actor.rollout.{one}" for one in overrides)], ["sglang"])
+
+
+def test_a_client_of_servers_has_no_tensor_parallel_ranks():
+    with pytest.raises(RecipeError, match="the backend sglang of actor_rollout knows no tp"):
+        load_recipe("ppo_math", [*SERVERS, "models.actor.rollout.mesh.tp=8"], ["sglang"])

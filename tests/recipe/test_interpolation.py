@@ -44,6 +44,16 @@ def test_environment_values_are_typed_by_their_field(folder: Path, monkeypatch):
     assert (recipe.train.steps, recipe.log.dir) == (12, "12")
 
 
+@pytest.mark.parametrize("word", ["null", "Null", "~"])
+def test_a_variable_that_holds_the_word_null_is_text(folder: Path, monkeypatch, word):
+    monkeypatch.setenv("RLCLI_WORD", word)
+    path = write(folder, "log: {dir: '${env:RLCLI_WORD}'}\n")
+    assert load_recipe(path).recipe.log.dir == word
+    path = write(folder, "train: {max_tokens_per_microbatch: '${env:RLCLI_WORD}'}\n")
+    with pytest.raises(RecipeError, match="found text"):
+        load_recipe(path)
+
+
 def test_entries_over_a_reference_merge_with_its_target(folder: Path):
     path = write(folder, "opt: {lr: 1e-3, eps: 1e-6}\nmodels: {actor: {backend: {type: fsdp, args: '${opt}'}}}\n")
     resolved = load_recipe(path, ["models.actor.backend.args.lr=0.5"])

@@ -41,6 +41,14 @@ def test_explicit_replace_and_append():
     assert lay("b: 1", "a: {_append_: [2]}") == {"b": 1, "a": [2]}
 
 
+@pytest.mark.parametrize("override", ["seed=", "seed=  ", "log={dir: }", "generation.stop_token_ids=[1, {a: }]"])
+def test_an_empty_override_is_refused_and_null_is_written_out(folder: Path, override):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("small", [override])
+    assert [(problem.code, problem.where) for problem in caught.value.problems] == [("R40", "command line")]
+    load_recipe("small", ["models.actor.devices=null", 'log.dir="logs"', "generation.stop_token_ids=[]"])
+
+
 @pytest.mark.parametrize(
     ("lower", "upper", "code"),
     [

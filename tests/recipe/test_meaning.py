@@ -328,6 +328,15 @@ def test_a_reference_may_follow_the_actor():
     assert calls["ref_inf"].post_hooks == (OffloadHook(),)
 
 
+def test_a_moving_average_needs_weights_in_float32():
+    overrides = ["graph.actor_train.hooks={copy_to: ref, eta: 0.1}", "models.ref.backend.args.dtype=bfloat16"]
+    with pytest.raises(RecipeError, match="would stand still") as caught:
+        load_recipe("ppo_math", overrides)
+    assert caught.value.problems[0].hint == "use models.ref.backend.args.dtype=auto, which holds them in float32"
+    load_recipe("ppo_math", [overrides[0], "models.ref.backend.args.dtype=float32"])
+    load_recipe("ppo_math", ["graph.actor_train.hooks={copy_to: ref}", overrides[1]])
+
+
 @pytest.mark.parametrize("call", ["critic_inf", "critic_train"])
 def test_calls_that_share_an_interface_need_the_same_arguments(folder: Path, call):
     """Two instances would each have a value normaliser of their own, and values would be wrong from step 2 on."""

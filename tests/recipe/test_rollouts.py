@@ -80,7 +80,7 @@ def test_a_tokenizer_of_the_role_is_that_of_its_rollout():
         (["models.actor.rollout.devices=7"], "R50", "actor_rollout is to use rank 7", None),
         (["models.actor.rollout.mesh.tp=2"], "R49", "does not fit its 1 device", None),
         (["models.critic.rollout={}"], "R71", "no call generates with critic", "models.critic.rollout=null"),
-        (["models.actor.rollout={}", "models.actor.head=value"], "R71", "actor_rollout, which follows it, has", None),
+        (["models.actor.rollout={}", "models.actor.head=value"], "R71", "needs the head lm", "models.actor.head=lm"),
         (["models.actor.rollout={}", "models.actor_rollout={init: actor}"], "R71", "has already", "rename"),
         (["models.actor.rollout={}", "graph.actor_train.hooks.copy_to=ref"], "R71", "to ref (copy_to)", "null"),
     ],

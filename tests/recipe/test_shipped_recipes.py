@@ -25,6 +25,8 @@ JUDGE = (
     "models.judge={scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, "
     "num_attention_heads: 1}, tokenizer: builtin:arithmetic}"
 )
+NEEDED_BY = {"judge": (JUDGE,), "sglang": ("models.actor.rollout.backend.args.urls=['http://h:1']",)}
+"""What a user must set for a profile."""
 SETUPS = [
     (recipe, profile)
     for recipe in WHOLE
@@ -45,7 +47,7 @@ def needed(tmp_path, monkeypatch) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize(("recipe", "profile"), SETUPS)
 def test_every_recipe_loads_and_plans_alone_and_with_every_profile(recipe, profile, needed):
-    of_profile = (JUDGE,) if profile == "judge" else ()
+    of_profile = NEEDED_BY.get(profile, ())
     resolved = load_recipe(recipe, (*needed[recipe], *of_profile), [profile] if profile else [])
     plan = make_plan(resolved)
     assert plan.topology.world_size == (8 if profile == "gpu8" else 1)
@@ -109,7 +111,7 @@ def test_every_recipe_opens_with_what_it_does_and_what_it_needs(file):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_says_nothing_that_the_defaults_say(profile, needed):
     recipe = f"{ALGORITHMS.get(profile, 'ppo')}_gsm8k"
-    resolved = load_recipe(recipe, needed[recipe], [profile])
+    resolved = load_recipe(recipe, (*needed[recipe], *NEEDED_BY.get(profile, ())), [profile])
     assert superfluous(resolved, resolved.layers[-1]) == []
 
 

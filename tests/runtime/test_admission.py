@@ -36,9 +36,9 @@ GRAPH = [
 AHEAD = calls_ahead(GRAPH)
 
 
-def admission_of(max_staleness=1, batch=4, chunk=4, rows=1000, max_redraws=10, **more):
+def admission_of(max_staleness=1, batch=4, chunk=4, rows=1000, max_redraws=10, takes_freshest=False, **more):
     queue = SampleQueue(DataOrder(rows, seed=1, shuffle=False))
-    return Admission(queue, AHEAD, Limits(max_staleness, batch, chunk, max_redraws), **more), queue
+    return Admission(queue, AHEAD, Limits(max_staleness, batch, chunk, max_redraws, takes_freshest), **more), queue
 
 
 def rows(draws):
@@ -123,6 +123,14 @@ def test_training_takes_what_the_oldest_weights_have_made():
         make(admission, chunk, version)
     assert [draw.row for draw in admission.take(6)] == [4, 5, 6, 7, 0, 1]
     assert [one.oldest for one in admission.let_go(["e0r4", "e0r0"])] == [2, 3]
+
+
+def test_training_takes_the_samples_of_the_newest_weights_first_if_asked_to():
+    admission, _ = admission_of(max_staleness=4, takes_freshest=True)
+    for chunk, version in ((0, 3), (1, 2), (2, 3)):
+        admission.admit(12)
+        make(admission, chunk, version)
+    assert [draw.row for draw in admission.take(10)] == [0, 1, 2, 3, 8, 9, 10, 11, 4, 5]
 
 
 def test_what_is_too_stale_is_given_back_as_a_new_attempt():

@@ -13,7 +13,7 @@ from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
 from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.measures import Moments
 from rlcli.runtime.origin import CallOrigin, RowOrigin
-from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats
+from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats, versions, warn_of_changes
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 2], [4]]
@@ -116,6 +116,23 @@ def test_every_reward_that_float32_holds_is_accepted_and_no_other(numbers):
 
 def test_the_largest_of_float32_is_a_reward():
     check(output(rewards=torch.full((3,), torch.finfo(torch.float32).max)))
+
+
+def test_a_reward_whose_square_overflows_is_warned_about(caplog):
+    check(output(rewards=torch.tensor([1.0, 1e18, -1.0])))
+    assert not caplog.records
+    check(output(rewards=torch.tensor([1.0, -1e30, 2.0])))
+    assert "rewards has -1e+30 for sample a!, sequence 2 of 2" in caplog.text
+
+
+def test_a_component_that_overwrites_its_input_is_warned_about(caplog):
+    data = ASKED.select_indices([0, 1])
+    before = versions(data)
+    warn_of_changes("score", data, before)
+    assert not caplog.records
+    data.data["packed_input_ids"][0] = 7
+    warn_of_changes("score", data, before)
+    assert "score overwrites packed_input_ids of its input" in caplog.text
 
 
 def test_how_many_more_there_are():

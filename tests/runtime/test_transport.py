@@ -14,9 +14,10 @@ from rlcli import errors
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.runtime import control, messages, own_pauses, pulse, transport
 from rlcli.runtime.control import Control
+from rlcli.runtime.inline_transport import InlineTransport
 from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack
 from rlcli.runtime.requests import Requests
-from rlcli.runtime.transport import HELLO, InlineTransport, ZmqMaster, ZmqWorker
+from rlcli.runtime.transport import HELLO, ZmqMaster, ZmqWorker
 
 
 class Ranks:
@@ -81,7 +82,7 @@ def test_questions_reach_the_worker_and_answers_the_master(ranks):
 def test_on_one_node_the_master_listens_in_a_folder_for_its_owner_alone():
     ranks = Ranks()
     control = Control.read(ranks.folder)
-    for address in (control.requests, control.pulses):
+    for address in (control.requests, control.pulses, control.store):
         assert Path(address.removeprefix("ipc://")).parent == ranks.folder
     assert stat.S_IMODE(ranks.folder.stat().st_mode) == 0o700
     ranks.close()
@@ -90,7 +91,8 @@ def test_on_one_node_the_master_listens_in_a_folder_for_its_owner_alone():
 def test_between_nodes_it_listens_on_one_interface():
     ranks = Ranks(host="127.0.0.1")
     control = Control.read(ranks.folder)
-    assert [address.rpartition(":")[0] for address in (control.requests, control.pulses)] == ["tcp://127.0.0.1"] * 2
+    addresses = (control.requests, control.pulses, control.store)
+    assert [address.rpartition(":")[0] for address in addresses] == ["tcp://127.0.0.1"] * 3
     ranks.close()
 
 
@@ -361,3 +363,26 @@ def test_requests_that_were_cancelled_are_not_carried_out():
     with pytest.raises(errors.HangError):
         requests.wait(0.05)
     assert calls == []
+
+
+def test_processes_are_checked_while_replies_keep_coming(ranks):
+    """Else the silence of an agent is noticed only once a run is idle."""
+    ranks.start(0, echo)
+    ranks.master.wait_for_workers(10)
+    checked, end, number = [], time.monotonic() + 2.5, 0
+    ranks.master._is_alive = checked.append
+    while time.monotonic() < end:
+        number += 1
+        ranks.master.send(0, Request(number, "quick"))
+        assert ranks.master.receive(5, "answers") is not None
+    assert 1 <= len(checked) <= 4
+
+
+def test_the_error_of_ranks_that_are_missing_names_the_limit_and_its_key():
+    ranks = Ranks(size=3)
+    ranks.start(1, echo)
+    expected = r"no answer within 1 s: waiting for rank 0 to start \(2 of 3 are missing\)"
+    with pytest.raises(errors.HangError, match=expected) as raised:
+        ranks.master.wait_for_workers(1.2)
+    assert "launch.startup_deadline is the limit" in raised.value.hint
+    ranks.close()

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import os
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.nn.functional import pad
@@ -68,19 +69,28 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory, tokenizer):
     """An engine with two servers of its own."""
-    run_dir, group = tmp_path_factory.mktemp("run"), Group("server", "server", (0, 0))
+    with own_servers(tmp_path_factory.mktemp("run"), 2, tokenizer_path=str(tokenizer[0])) as engine:
+        yield engine
+
+
+@contextmanager
+def own_servers(run_dir, count, **options):
+    """An engine that starts so many servers with these options."""
+    group = Group("server", "server", (0,) * count)
     members = Members(run_dir, run_environment(1))
     members.start([group], node=0)
     checks = BackendContract()
     checks.name, checks.args = "sglang", {
-        "python": PYTHON, "servers": 2, "options": {**OPTIONS, "tokenizer_path": str(tokenizer[0])},
-        "environment": ENVIRONMENT, "weights_folder": str(tmp_path_factory.mktemp("weights")),
+        "python": PYTHON, "servers": count, "options": {**OPTIONS, **options}, "environment": ENVIRONMENT,
+        "weights_folder": str(run_dir),
     }  # fmt: skip
-    checks.server_folders = tuple(process_folder(run_dir, "server", group.name, index) for index in range(2))
+    checks.server_folders = tuple(process_folder(run_dir, "server", group.name, index) for index in range(count))
     engine = checks.engine("llama")
-    yield engine
-    engine.close()
-    members.stop()
+    try:
+        yield engine
+    finally:
+        engine.close()
+        members.stop()
 
 
 def servers_of(engine):
@@ -151,12 +161,28 @@ def test_two_servers_hold_the_weights_at_the_end_of_a_chain_of_updates(ours):
         follow(ours, seed)
         wanted = greedy_answers(tiny_model("llama", seed=seed).double(), prompts(), 12)
         assert [one.tolist() for one in generate(ours, greedy=True).tokens] == wanted
-    digests = {
-        name: hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest()[:16]
-        for name, one in held_by_sglang(tiny_model("llama", seed=7)).items()
-    }
+    digests = digests_of(tiny_model("llama", seed=7))
     for server in servers_of(ours):
         held = checksums(server)
+        assert {name: held.get(name) for name in digests} == digests
+
+
+def digests_of(lm):
+    """Name → digest of a weight, as SGLang computes it."""
+    return {
+        name: hashlib.sha256(one.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+        for name, one in held_by_sglang(lm).items()
+    }
+
+
+def test_a_server_in_bfloat16_is_sent_bfloat16_and_holds_it(tmp_path, tokenizer):
+    with own_servers(tmp_path, 1, dtype="bfloat16", tokenizer_path=str(tokenizer[0])) as engine:
+        follow(engine, 5)
+        (file,) = engine._weights.folder.glob("*.safetensors")
+        with safe_open(file, framework="pt") as stored:
+            assert {stored.get_slice(name).get_dtype() for name in stored.keys()} == {"BF16"}  # noqa: SIM118
+        digests = digests_of(tiny_model("llama", seed=5).bfloat16())
+        held = checksums(servers_of(engine)[0])
         assert {name: held.get(name) for name in digests} == digests
 
 

@@ -157,7 +157,7 @@ def test_the_states_of_jobs(jobs, has_accounts):
 def test_status_of_all_runs(project, jobs, has_accounts):
     told = shown(project)
     assert states_shown(project) == states_expected(has_accounts)
-    assert {name: one["job"] for name, one in told.items()} == {**jobs, "done": None}  # of a done run it is of no use
+    assert {name: one["job"] for name, one in told.items()} == jobs
     assert (told["done"]["step"], told["failed"]["step"]) == (3, 2)
     reason = "its job ended: TIMEOUT" if has_accounts else f"job {jobs['late']} is not in the queue any more"
     assert told["late"]["message"].startswith(reason)

@@ -94,11 +94,11 @@ def test_a_run_whose_node_is_lost_continues_exactly_from_its_last_checkpoint(clu
 
 
 @pytest.mark.parametrize(("victim", "says"), [
-    ("node1", "node 1: node 1 is lost, and with it rank 1: its agent was killed by SIGKILL"),
+    ("node1", "node2 (node 1 of the run): the node is lost, and with it rank 1: its agent was killed by SIGKILL"),
     ("master", "the run was killed by SIGKILL"),
 ])  # fmt: skip
 def test_a_killed_process_ends_the_job_and_is_named(project, victim, says):
-    run = project.submit(*ENDLESS, SLOW, "launch.slurm.requeues=0")
+    run = project.submit(*ENDLESS, SLOW, "launch.slurm.requeues=0", "launch.slurm.nodelist=node[1-2]")
     run.wait_for_steps(2)
     family = processes(run)
     family.pop(victim).kill()
@@ -168,8 +168,9 @@ def test_a_run_that_is_stopped_is_not_put_back(cluster, project):
     told = json.loads(project.rlcli("stop", "run", "--runs", ".", "--json").stdout)
     assert (told["how"], told["state"]) == ("stopped", "stopped")
     assert time.monotonic() - began < 60
-    wait_for(lambda: run.state() == "FAILED", 30)
-    assert cluster.field(run.job, "ExitCode") == "75:0"
+    wait_for(lambda: run.state() == "COMPLETED", 30)
+    assert cluster.field(run.job, "ExitCode") == "0:0"
+    assert (run.status["state"], run.status["exit_code"]) == ("stopped", 75)
     assert cluster.field(run.job, "Restarts") == "0"
     assert run.status["step"] == json.loads((run.folder / "committed.json").read_text())["step"]
 

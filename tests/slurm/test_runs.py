@@ -69,7 +69,7 @@ def test_a_folder_that_nodes_do_not_share_is_found_at_once(cluster, project):
     run = project.submit("cluster.nodes=2", "launch.slurm.nodelist=node[3-4]", run_dir=str(folder))
     run.wait_until("FAILED")
     assert run.status["exit_code"] == 6
-    assert "error[F67] node 1: node 1 of the job does not share the run's folder" in run.status["message"]
+    assert "error[F67] node4 (node 1 of the run): the node does not share the run's folder" in run.status["message"]
     assert cluster.field(run.job, "Restarts") == "0"
 
 

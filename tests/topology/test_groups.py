@@ -43,3 +43,11 @@ def test_servers_that_are_there_already_are_not_started():
     assert process_groups(resolved.recipe, topology) == (RANKS,)
     assert server_folders(resolved.recipe, topology, "actor_rollout", 2, Path("/runs/one")) == ()
     assert server_folders(resolved.recipe, topology, "actor", 0, Path("/runs/one")) == ()
+
+
+def test_servers_that_may_turn_out_to_share_devices_are_named():
+    plan = make_plan(recipe_with(OURS, "models.actor.rollout.backend.args.tp=8"), 80 << 30)
+    assert "servers of actor_rollout would share devices" in " ".join(" ".join(plan_lines(plan)).split())
+    assert "servers of actor_rollout share devices, or need more than a node has" in plan.shortfalls
+    on_processors = make_plan(recipe_with(OURS, "models.actor.rollout.backend.args.options={device: cpu}"), 80 << 30)
+    assert on_processors.shortfalls == ()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from rlcli.api.memory import Parts
 from rlcli.recipe.resolve import load_recipe
-from rlcli.topology.advice import advise
+from rlcli.topology.advice import Fitting
 from rlcli.topology.memory import Peak, plan_memory
-from rlcli.topology.report import make_plan
+from rlcli.topology.report import make_plan, plan_json
+from rlcli.topology.text import plan_lines
 
 MIB = 1 << 20
 
@@ -161,8 +163,7 @@ def test_the_advice_really_helps(size):
 
 def test_where_nothing_is_enough_no_key_is_named():
     plan = make_plan(load_recipe("ppo_math", ["cluster.device=cpu"]))
-    (peak,) = [peak for peak in plan.memory.peaks if peak.call == "actor_train"]
-    assert advise(plan.recipe, plan.sizes, peak, MIB, 0) == ()
+    assert Fitting(plan.recipe, plan.topology, plan.sizes, MIB, 0).advice(["actor_train"]) == {"actor_train": ()}
 
 
 def test_advice_only_names_what_a_sample_allows():
@@ -170,7 +171,111 @@ def test_advice_only_names_what_a_sample_allows():
     plan = make_plan(load_recipe("ppo_math"))
     least = 4 * plan.memory.lengths.sequence
     for size in range(20, 400, 20):
+        fitting = Fitting(recipe, plan.topology, plan.sizes, size * MIB, 0)
         for peak in plan_memory(recipe, plan.topology, plan.sizes).peaks:
-            for key in advise(recipe, plan.sizes, peak, size * MIB, 0):
+            for key in fitting.advice([peak.call])[peak.call]:
                 if key.startswith("train.max_tokens_per_microbatch="):
                     assert int(key.partition("=")[2]) >= least
+
+
+# -- large models -------------------------------------------------------------------------------------------
+
+LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+         "max_position_embeddings": 131072}  # fmt: skip
+SIZES = {
+    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "70B": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+}
+FSDP = ["models.actor.backend={_replace_: true, type: fsdp}"]
+MEGATRON = ["models.actor.backend={_replace_: true, type: megatron, args: {dtype: bfloat16}}",
+            "models.actor.mesh={dp: 16, tp: 8, pp: 4}", "cluster.nodes=64", "train.prompts_per_step=1024"]  # fmt: skip
+SERVERS = (
+    f"""models.actor.rollout={{devices: "0,8", backend: {{type: sglang, args: {{python: {sys.executable}, tp: 8}}}}}}"""
+)
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A plan of GRPO, or of PPO, with a large Llama on nodes of eight devices of 80 GiB."""
+
+    def make(size: str, *overrides: str, recipe: str = "grpo_math", device_gib: int = 80):
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA | SIZES[size]))
+        given = [f"models.actor.path={tmp_path}", *([] if MEGATRON[0] in overrides else FSDP),
+                 "models.ref.backend={_replace_: true}", "generation.max_new_tokens=512",
+                 "generation.responses_per_prompt=8", *overrides]  # fmt: skip
+        return make_plan(load_recipe(recipe, given, ["gpu8"]), device_gib << 30)
+
+    return make
+
+
+def held_by(plan, role):
+    return next(held for held in plan.memory.held if held.role == role).total
+
+
+def test_a_reference_in_bfloat16_takes_about_half(planned):
+    whole = held_by(planned("8B"), "ref")
+    assert whole == 4 * 8_030_261_248
+    narrow = held_by(planned("8B", "models.ref.backend.args.dtype=bfloat16"), "ref")
+    assert narrow / whole == pytest.approx(0.5, abs=0.04)  # the embedding stays in float32
+    assert held_by(planned("8B", "models.ref.backend.args.dtype=float32"), "ref") == whole
+
+
+def test_a_whole_reference_that_does_not_fit_is_advised_another_engine(planned):
+    plan = planned("70B", *MEGATRON, "models.actor.rollout.devices=0-15", "models.actor.devices=0-511",
+                   "models.actor.rollout.backend={type: sglang, args: {urls: ['http://a:1']}}")  # fmt: skip
+    ((keys,),) = [{*plan.advice.values()}]
+    assert "models.ref.backend.type=fsdp" in keys
+    assert "models.actor.backend.args.gradient_checkpointing=true" in keys
+
+
+@pytest.mark.parametrize(
+    ("size", "overrides", "device_gib"),
+    [("8B", [], 80), ("8B", [], 48), ("8B", [SERVERS, "cluster.nodes=2", "models.actor.devices=0-15"], 80),
+     ("70B", [*MEGATRON, SERVERS, "models.actor.devices=0-511"], 80)],
+)  # fmt: skip
+def test_with_all_that_is_advised_everything_fits(planned, size, overrides, device_gib):
+    plan = planned(size, *overrides, device_gib=device_gib)
+    (keys,) = {*plan.advice.values()}
+    assert keys
+    after = planned(size, *overrides, *keys, device_gib=device_gib)
+    assert "too much" not in {after.verdict(peak) for peak in after.memory.peaks}
+    for key in keys:  # and nothing of it is superfluous
+        fewer = planned(size, *overrides, *(other for other in keys if other != key), device_gib=device_gib)
+        assert "too much" in {fewer.verdict(peak) for peak in fewer.memory.peaks}, key
+
+
+def test_a_dtype_that_would_change_numbers_is_advised_last():
+    cheap = make_plan(load_recipe("ppo_math", ["cluster.device=cpu"]), 300 * MIB)
+    assert not any("dtype" in key for keys in cheap.advice.values() for key in keys)
+
+
+def test_servers_count_on_their_devices(planned):
+    plan = planned("8B", SERVERS, "cluster.nodes=2", "models.actor.devices=0-15")
+    (servers,) = plan.memory.servers
+    assert (len(servers.placed), servers.placed[1].devices) == (2, tuple(range(8)))
+    assert servers.memory.weights == 2 * 8_030_261_248 // 8
+    assert servers.memory.total == int(0.87 * (80 << 30))
+    peaks = {peak.call: peak for peak in plan.memory.peaks}
+    held = sum(held_by(plan, role) for role in ("actor", "ref"))
+    assert peaks["actor_train"].held == held + servers.memory.total  # of ranks 1 to 7, which only their servers share
+    half = planned("8B", SERVERS.replace("tp: 8", "tp: 8, options: {mem-fraction-static: 0.5}"), "cluster.nodes=2")
+    assert half.memory.servers[0].memory.total == 40 << 30
+    wrong = planned("8B", SERVERS.replace("tp: 8", "tp: 8, options: {mem_fraction_static: much}"), "cluster.nodes=2")
+    assert wrong.memory.servers == plan.memory.servers
+
+
+def test_transfers_of_weights_to_servers_are_shown(planned):
+    plan = planned("8B", SERVERS, "cluster.nodes=2")
+    text = " ".join(" ".join(plan_lines(plan)).split())
+    assert "weights to actor_rollout: 29.9 GiB to each of 2 servers per update, about 32 s at 1 GB/s" in text
+    (servers,) = plan_json(plan)["memory"]["servers"]
+    assert (servers["sent_per_update"], servers["servers"], servers["devices_of_each"]) == (4 * 8_030_261_248, 2, 8)
+
+
+def test_attention_that_is_quadratic_in_memory_is_named(planned):
+    plan = planned("70B", *MEGATRON, SERVERS, "models.actor.devices=0-511")
+    ((role, remark),) = plan.memory.remarks
+    scores = 6 * 8 * plan.memory.lengths.sequence**2
+    assert role == "actor"
+    assert f"quadratic in memory: {scores >> 20} MiB per layer" in remark
+    assert planned("8B").memory.remarks == ()

@@ -46,7 +46,7 @@ def test_on_one_device_nothing_overlaps_and_nothing_is_drawn():
     table = Timetable(made.recipe, made.topology)
     assert not table.is_apart
     assert table.overlaps(1) == table.overlaps(0) == {}
-    assert not any(line.startswith("time:") for line in plan_lines(made))
+    assert not any(line.startswith("time:") for line in plan_lines(made, graph=True))
 
 
 def test_the_picture_keeps_the_order_that_a_synchronous_run_keeps():
@@ -84,7 +84,7 @@ def test_in_the_picture_generation_is_ahead_as_far_as_it_may_be_and_ranks_do_one
 
 def test_the_plan_draws_it_in_80_columns_and_in_the_json():
     made = plan(*APART)
-    lines = list(plan_lines(made))
+    lines = list(plan_lines(made, graph=True))
     start = next(number for number, line in enumerate(lines) if line.startswith("time:"))
     assert lines[start + 7].split()[:12] == ["1", "actor_gen", *"11112222", "·", "·"]
     assert max(map(len, lines)) <= 80

@@ -12,7 +12,7 @@ def test_the_arithmetic_of_a_step_counts_sequences(pairs, sequences):
     batch = plan.topology.batch
     assert (batch.prompts, batch.responses_per_prompt, batch.sequences) == (32, 1, sequences)
     lines = [f"60 steps of 32 rows x {2 * pairs} sequences at most = {sequences} sequences"]
-    assert batch.lines()[:2] == [*lines, f"actor: 1 update of {sequences} sequences; {sequences} per rank"]
+    assert batch.lines()[:2] == [*lines, f"actor: {sequences} sequences ({sequences} per rank) in 1 update"]
 
 
 def test_a_mixture_holds_as_many_as_its_sources(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlcli.files import open_private, read_regular, replace_file
 from rlcli.launch.node import SHARED_MEETING, main
-from rlcli.processes import STOP_SIGNALS
+from rlcli.processes import STOP_SIGNALS, keep_private
 
 MARK, SEEN = "first-node", "seen-by-node"
 """Files in the folder where nodes meet: what the first one writes, and what each answers."""
@@ -57,6 +57,7 @@ def _run(run_dir: Path, mark: str) -> int:
     """Run the agent. Returns the exit code."""
     for number in STOP_SIGNALS:  # until they can be reported
         signal.signal(number, signal.SIG_IGN)
+    keep_private()
     node = int(os.environ["SLURM_NODEID"])
     try:
         _answer(run_dir / SHARED_MEETING, mark, node)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rlcli.api.run_folder import LOCK
 from rlcli.errors import RlcliError, Stopped, WorkerError
-from rlcli.files import private_file
+from rlcli.files import private_file, read_text
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.stop_run import STEPS, grace_of
 from rlcli.observe.replay import records_of
@@ -63,7 +63,7 @@ def read_allocations(run_dir: Path) -> list[Allocation]:
     """All allocations of a run, as far as they can be read."""
     found = []
     with contextlib.suppress(OSError):
-        for line in (run_dir / ALLOCATIONS_FILE).read_bytes().splitlines():
+        for line in read_text(run_dir / ALLOCATIONS_FILE).splitlines():
             with contextlib.suppress(ValueError, TypeError):
                 found.append(Allocation(**json.loads(line)))
     return found
@@ -71,7 +71,8 @@ def read_allocations(run_dir: Path) -> list[Allocation]:
 
 def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> int:
     """Continue a run in the job whose script this process is, by `work`, which returns its exit code. Puts the job back
-    into the queue where that helps. Raises the errors of `work`, and WorkerError F68 if it is time to give up."""
+    into the queue where that helps. A run that `rlcli stop` has ended is no failure of its job. Raises the errors of
+    `work`, and WorkerError F68 if it is time to give up."""
     _note(run_dir)
     _refuse_without_progress(run_dir, requeues)
     try:
@@ -81,6 +82,8 @@ def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> 
         if error.exit_code in AGAIN:
             _put_back(run_dir, error.exit_code, requeues)
         raise
+    if code == Stopped.exit_code and _was_stopped(run_dir):
+        return 0
     if code in AGAIN:
         _put_back(run_dir, code, requeues)
     return code
@@ -106,7 +109,7 @@ def _note(run_dir: Path) -> None:
         job=_job_id(),
         restart=int(environment.get("SLURM_RESTART_COUNT") or 0),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        nodes=_nodes(environment),
+        nodes=node_list(environment),
         step=_committed(run_dir),
     )
     with os.fdopen(private_file(run_dir / ALLOCATIONS_FILE, os.O_APPEND), "wb") as file:
@@ -123,8 +126,7 @@ def _refuse_without_progress(run_dir: Path, requeues: int) -> None:
 
 def _put_back(run_dir: Path, code: int, requeues: int) -> None:
     """Requeue the job, unless somebody has stopped the run, which is also recorded in the job (`Requeue=0`)."""
-    holder = read_holder(run_dir / LOCK)
-    if holder is not None and is_asked_to_stop(run_dir, holder):
+    if _was_stopped(run_dir):
         return
     if allocations_without_progress(run_dir) > requeues:
         if code == Stopped.exit_code:
@@ -137,6 +139,12 @@ def _put_back(run_dir: Path, code: int, requeues: int) -> None:
         ask_slurm(["scontrol", "requeue", _job_id()])
     except SlurmError as error:
         log.warning("the job is not put back into the queue: %s", error.what)
+
+
+def _was_stopped(run_dir: Path) -> bool:
+    """Whether `rlcli stop` has asked this start of the run to end."""
+    holder = read_holder(run_dir / LOCK)
+    return holder is not None and is_asked_to_stop(run_dir, holder)
 
 
 def _give_up(run_dir: Path, requeues: int) -> WorkerError:
@@ -196,8 +204,8 @@ def _of_this_job(column: str) -> str:
     return lines[0].strip() if lines else ""
 
 
-def _nodes(environment: Mapping[str, str]) -> str:
-    """The nodes of this job, as Slurm abbreviates them."""
+def node_list(environment: Mapping[str, str]) -> str:
+    """The nodes of this job, as Slurm abbreviates them, in the order of its tasks."""
     parts = [f"_HET_GROUP_{index}" for index in range(int(environment.get("SLURM_HET_SIZE") or 0))]
     return ",".join(environment.get(f"SLURM_JOB_NODELIST{part}", "") for part in parts or [""])
 

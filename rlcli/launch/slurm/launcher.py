@@ -18,7 +18,9 @@ from rlcli.api.run_folder import PROCESSES
 from rlcli.errors import ResourceError
 from rlcli.launch.children import end_session, run_environment, start_child
 from rlcli.launch.launcher import Death
+from rlcli.launch.node import SHARED_MEETING
 from rlcli.launch.slurm.agent import SEEN_WITHIN, UNSHARED, agent_command, answer_file, offer
+from rlcli.launch.slurm.allocations import node_list
 from rlcli.launch.slurm.commands import SlurmError, ask_slurm
 from rlcli.launch.slurm.script import parts_of
 from rlcli.launch.stacks import ask_for_stacks
@@ -35,6 +37,8 @@ LOG = "srun.log"
 """Output of srun, and of its tasks until they have their own logs."""
 LOOK_SECONDS = 0.5
 """Seconds between two checks of srun's output."""
+LIST_SECONDS = 1.0
+"""Seconds between two listings of the folder where nodes answer."""
 LEAVE_WITHIN = 5.0
 """Seconds for srun to end once its tasks have been dismissed or killed."""
 ENDED = re.compile(r"^srun: error: [^:]+: tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
@@ -60,11 +64,11 @@ class SlurmRunning:
 
     def __init__(self, recipe: Recipe, groups: Sequence[Group], run_dir: Path):
         self._run_dir = run_dir
-        self._came: dict[int, float] = {}
-        """Node → when its agent was first heard from, until its answer is seen."""
+        self._answers = Answers(run_dir / SHARED_MEETING)
         self._step: Step | None = None
         ranks = next(group for group in groups if group.name == RANKS)
-        self._world = World(recipe, ranks, run_dir, None, self._agent_exit)
+        names = names_of_nodes()
+        self._world = World(recipe, ranks, run_dir, None, self._agent_exit, names.get)
         mark = secrets.token_hex(16)
         try:
             offer(self._world.meeting, mark)
@@ -101,16 +105,37 @@ class SlurmRunning:
         """Raises ResourceError F67 for a node that has another folder at the path of the run's."""
         code = self._step.exit_of(node) if self._step is not None else None
         if code == UNSHARED or self._writes_elsewhere(node):
-            what = f"node {node} of the job does not share the run's folder {self._run_dir} with the first one"
+            what = f"the node does not share the run's folder {self._run_dir} with the first one of the job"
             hint = f"choose a --run-dir or log.dir that all nodes see; {self._run_dir / 'logs' / LOG} has what it found"
-            raise ResourceError(what, where=f"node {node}", hint=hint, code="F67")
+            raise ResourceError(what, where=self._world.name_of(node), hint=hint, code="F67")
         return code
 
     def _writes_elsewhere(self, node: int) -> bool:
         """Whether what it wrote before it was first heard from has not become visible here."""
-        if not self._world.has_come(node) or answer_file(self._world.meeting, node).exists():
+        return self._world.has_come(node) and self._answers.is_overdue(node)
+
+
+class Answers:
+    """Which nodes' answers are visible here. The shared folder is listed now and then until all that are asked about
+    are there, and never again: the file system does not notice how many nodes there are."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._seen: set[str] = set()
+        self._came: dict[int, float] = {}
+        """Node → when its answer was first asked about."""
+        self._listed = -LIST_SECONDS
+
+    def is_overdue(self, node: int) -> bool:
+        """Whether a node that has come has been given long enough for its answer to be seen, in vain."""
+        if (name := answer_file(self._folder, node).name) in self._seen:
             return False
-        return time.monotonic() - self._came.setdefault(node, time.monotonic()) > SEEN_WITHIN
+        now = time.monotonic()
+        came = self._came.setdefault(node, now)
+        if now - self._listed >= LIST_SECONDS:
+            self._listed = now
+            self._seen.update(os.listdir(self._folder))
+        return name not in self._seen and now - came > SEEN_WITHIN
 
 
 class Step:
@@ -167,6 +192,13 @@ def first_to_fail(said: str) -> tuple[int, int] | None:
         return int(found[1]), int(code[1])
     names = {signal.strsignal(number): -number for number in signal.valid_signals()}
     return int(found[1]), names.get(how.removesuffix(" (core dumped)"), -signal.SIGKILL)
+
+
+def names_of_nodes() -> dict[int, str]:
+    """Node → Slurm's name for its machine, which `launch.slurm.exclude` takes; empty if Slurm does not say."""
+    with contextlib.suppress(SlurmError):
+        return dict(enumerate(ask_slurm(["scontrol", "show", "hostnames", node_list(os.environ)]).split()))
+    return {}
 
 
 def step_environment() -> dict[str, str]:

@@ -102,7 +102,7 @@ def _parts(recipe: Recipe, topology: Topology, lead: int, runs: int, at_once: in
     array = [f"array=0-{runs - 1}{f'%{at_once}' if at_once else ''}"] if runs > 1 else []
     yield itertools.chain(
         [f"job-name={recipe.name}", *array], _of_part(first, settings, topology), _named(settings, OF_JOB),
-        [f"signal=B:USR1@{lead}", "requeue", "output=/dev/null"],
+        [f"signal=B:USR1@{lead}", "requeue"],
     )  # fmt: skip
     yield from (_of_part(part, settings, topology) for part in others)
 

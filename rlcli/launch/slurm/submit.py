@@ -66,7 +66,8 @@ class Batch:
             make_folder(folder)
         replace_file(self.folder / VALUES, (json.dumps(self._values(), indent=2) + "\n").encode())
         replace_file(self.folder / SCRIPT, self.script().encode())
-        answer = ask_slurm(["sbatch", "--parsable", str(self.folder / SCRIPT)])
+        # what the script has to say is in its own log, unless somebody submits it without its folder
+        answer = ask_slurm(["sbatch", "--parsable", "--output=/dev/null", str(self.folder / SCRIPT)])
         job_id, _, cluster = answer.strip().partition(";")
         if not JOB_ID.fullmatch(job_id):
             raise SlurmError(f"sbatch answers {answer[:200]!r}, and not with the id of a job")

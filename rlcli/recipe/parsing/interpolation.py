@@ -189,10 +189,7 @@ class _Interpolator:
         elif len(value) > MAX_TEXT or not value.isprintable():
             self.problems.add("R62", f"the environment variable {name} holds no plain text", mark)
         else:
-            try:
-                return Scalar(core_scalar(value), mark, value)
-            except ScalarError:
-                return Scalar(value, mark, value, plain=False)
+            return _value_of_variable(value, mark)
         return Scalar(None, mark, valid=False)
 
     def text(self, node: Scalar, depth: int) -> Scalar:
@@ -230,3 +227,12 @@ class _Interpolator:
         if not target.valid:
             return None
         return target.text if target.plain else str(target.value)
+
+
+def _value_of_variable(text: str, mark: Mark) -> Scalar:
+    """A number or a boolean as in a recipe; anything else is text, also what a recipe would read as null."""
+    try:
+        value = core_scalar(text)
+    except ScalarError:
+        value = None
+    return Scalar(text, mark, text, plain=False) if value is None else Scalar(value, mark, text)

@@ -91,6 +91,9 @@ def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -
     try:
         return composer.document()
     except yaml.MarkedYAMLError as error:
+        if error.problem_mark is not None and "nesting depth" in (error.problem or ""):
+            # Newer parsers look far ahead and have a limit of their own; what is before it exceeds ours.
+            return parse(text[: error.problem_mark.index], file, problems, first)
         problems.add(*_syntax(error, text, composer), width=1)
         return None
     except (_Refused, yaml.YAMLError, ValueError, OverflowError) as error:
@@ -244,7 +247,15 @@ class _Composer:
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             mark = self.mark(event.start_mark)
             key = self.key(event, depth)
-            node = self.node(next(self.events), depth + 1)
+            value = next(self.events)
+            if key is not None and start.flow_style and _lacks_a_space(key, event, value):
+                if valid:
+                    name, _, text = key.partition(":")
+                    hint = f"write {name}: {text}, with a space after each colon"
+                    self.problems.add("R07", f"{key} has no space after its colon", mark, hint, width=len(key))
+                valid = False
+                continue
+            node = self.node(value, depth + 1)
             if key is None:
                 valid = False
             elif key in entries:
@@ -270,6 +281,12 @@ class _Composer:
                 self.problems.add("R22", f"the key {node.value!r} has the invisible U+{ord(character):04X}", mark)
                 return None
         return node.value
+
+
+def _lacks_a_space(key: str, event: Any, value: Any) -> bool:
+    """Whether a key without a value, such as `dp:16` in `{dp:16}`, was meant as both."""
+    is_empty = isinstance(value, yaml.ScalarEvent) and not value.style and not value.value
+    return is_empty and not event.style and ":" in key.strip(":")
 
 
 def _depth(node: Node) -> int:

@@ -14,7 +14,7 @@ MAX_INT = 2**63 - 1
 
 
 class ScalarError(ValueError):
-    """A number not allowed in a recipe; `code` is the id of the message."""
+    """A value not allowed in a recipe; `code` is the id of the message."""
 
     def __init__(self, what: str, code: str):
         super().__init__(what)
@@ -26,9 +26,11 @@ def core_scalar(text: str) -> bool | int | float | str | None:
 
     Only `true` and `false` are booleans; there are no octal, hexadecimal or sexagesimal numbers and no dates. A number
     written with leading zeros (`007`) stays text. Raises ScalarError for numbers that are not finite or
-    exceed 64 bits.
+    exceed 64 bits, and for nothing at all: the value of a variable that is not set must not mean null.
     """
-    if text in ("", "~", "null", "Null", "NULL"):
+    if not text:
+        raise ScalarError('the value is empty; write null for none, "" in quotes for an empty text', "R40")
+    if text in ("~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE"):
         return True

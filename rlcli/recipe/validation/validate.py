@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from rlcli.recipe.annotations import annotation_at, fields_of, section_of, stand_in
+from rlcli.recipe.launch_section import FORMATS
 from rlcli.recipe.parsing.merge import whole_reference
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
@@ -161,16 +162,24 @@ class _Checker:
         if error["type"] == "extra_forbidden":
             self.note_unknown(tree, path)
         elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
-            mark = key_mark(tree, path) if "[key]" in error["loc"] else None
-            word = path[-1] if "[key]" in error["loc"] else getattr(at(tree, path), "value", "")
-            signs = "'_' or '-'" if "[key]" in error["loc"] else "'.', '_' or '-'"
-            hint = f"use up to 64 letters, digits, {signs}, starting with a letter or digit"
-            self.problems.add("R68", f"invalid name {word!r}", mark or nearest(tree, path).mark, hint)
+            self.note_spelling(error, tree, path)
         elif error["type"] == "missing":
             if not self.unresolved.about(whole) and whole[:-1] not in self.unresolved.lacking:
                 self.problems.add("R39", f"{dotted(whole)} is required", nearest(tree, path).mark)
         elif not (error["type"] == "value_error" and self.rests_on_doubt(error, whole)):
             self.note_value(errors, tree, path)
+
+    def note_spelling(self, error: Any, tree: Mapping, path: Path) -> None:
+        """Report a name, or another text of a given form, that is not written as it must be."""
+        is_key = "[key]" in error["loc"]
+        mark = (key_mark(tree, path) if is_key else None) or nearest(tree, path).mark
+        word = path[-1] if is_key else getattr(at(tree, path), "value", "")
+        if (form := FORMATS.get(error.get("ctx", {}).get("pattern"))) is not None and not is_key:
+            self.problems.add("R37", f"{dotted((*self.prefix, *path))} cannot be {word!r}", mark, form)
+            return
+        signs = "'_' or '-'" if is_key else "'.', '_' or '-'"
+        hint = form or f"use up to 64 letters, digits, {signs}, starting with a letter or digit"
+        self.problems.add("R68", f"invalid name {word!r}", mark, hint)
 
     def rests_on_doubt(self, error: Any, path: Path) -> bool:
         """Whether a section's own check names a dropped value, or concerns nothing else."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,15 @@ from rlcli.api.model import HoldsWeights, Model, ModelBackend, ModelOutput, Trai
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import UsageError
 from rlcli.registry import make_backend, signature
-from rlcli.testing.backend.plain import TEMPERATURE, AdamW, Loss, acting, plain_answer_loss, value_targets
+from rlcli.testing.backend.plain import (
+    TEMPERATURE,
+    AdamW,
+    Loss,
+    acting,
+    plain_answer_loss,
+    plain_value_loss,
+    value_targets,
+)
 from rlcli.testing.batches import make_batch
 from rlcli.testing.contract import Contract, Violation, place_of
 from rlcli.testing.held_source import HeldSource
@@ -256,6 +265,23 @@ def value_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
 
 def value_weight(sample: SequenceSample) -> int:
     return sum(sample.flat_seqlens("packed_input_ids"))
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the checks train a head for."""
+
+    loss: Any
+    weight: Callable[[SequenceSample], Any]
+    plain: Loss
+    """The same in a plain loop."""
+
+
+OBJECTIVES = {
+    "lm": Objective(answer_loss, answer_weight, plain_answer_loss),
+    "value": Objective(value_loss, value_weight, plain_value_loss),
+}
+"""By head."""
 
 
 def train(engine: TrainEngine, step: int) -> dict[str, float]:

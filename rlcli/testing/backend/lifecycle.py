@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from rlcli.api.model import ForwardEngine, GenerationEngine, TrainEngine
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.testing.backend.base import (
     LENGTHS,
+    OBJECTIVES,
     PROMPTS,
     SETTINGS,
     BackendChecks,
+    Objective,
     Weights,
     answer_loss,
-    answer_weight,
     batch,
     distance,
     export,
@@ -36,7 +37,7 @@ from rlcli.testing.backend.base import (
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import NEW_TOKENS, generate, loaded
-from rlcli.testing.backend.plain import greedy_answers, scores_of
+from rlcli.testing.backend.plain import greedy_answers, logits_of, scores_of
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.ranks import mesh_of_ranks
 from rlcli.testing.tiny_models import tiny_model
@@ -49,6 +50,7 @@ WHOLE = len(LENGTHS)
 SHARES = (4, 5, WHOLE, 4)
 """Sequences of the first of two replicas at each step: the other gets fewer; then some of zero weight; then none."""
 SCOPES = ("global", "global", "global", "dp")
+IN_TWO = MicroBatchSpec(n_mbs=2)
 LATER = len(SHARES)
 """The step after the checkpoint."""
 
@@ -75,15 +77,14 @@ class Life:
     def _live(self) -> RankReport:
         others = held_bytes()
         engine = self._engine()
-        report: RankReport = {"forward": self._forward(engine), "answers": {}}
+        report: RankReport = {"forward": {"lm": self._forward(engine, "lm")}, "answers": {}, "steps": {}}
         self._answer(engine)  # with weights that will soon be outdated
         if self.checks.trains():
-            report["steps"] = [self._train(engine, step) for step in range(LATER)]
-            before = self._weights(engine)
-            save_file(before, str(self.home / f"weights-{self.rank}.safetensors"))
-            before |= self._moments(engine)
-            for which, step_if in {"spoiled": None, "refused": lambda stats: False}.items():
-                skipped = self._train(engine, 0, which == "spoiled", step_if)["update_skipped"]
+            report["steps"]["lm"] = self._trained(engine, "lm")
+            before = self._weights(engine) | self._moments(engine)
+            steps = {"spoiled": (self._spoiled(), None), "refused": (OBJECTIVES["lm"], lambda stats: False)}
+            for which, (objective, step_if) in steps.items():
+                skipped = self._train(engine, 0, objective, step_if)["update_skipped"]
                 report[which] = [skipped, weights_apart(self._weights(engine) | self._moments(engine), before)]
             del before
         export(engine, self.home / EXPORT)
@@ -99,6 +100,10 @@ class Life:
             report |= self._mixture(engine, report["answers"])
         if self.checks.trains() and offers(engine, "state"):
             report |= self._checkpoint(engine)
+        critic = self._engine(head="value")
+        report["forward"]["value"] = self._forward(critic, "value")
+        if self.checks.trains():
+            report["steps"]["value"] = self._trained(critic, "value")
         return report
 
     def live_on(self, other: Life) -> RankReport:
@@ -149,29 +154,42 @@ class Life:
         is_first = self.rank < math.prod(self.layout.values()) // replicas
         return sample.select_indices(range(cut) if is_first else range(cut, sample.bs))
 
+    def _trained(self, engine: TrainEngine, head: str) -> list[dict[str, float]]:
+        """The stats of each step; the weights after them are in a file."""
+        stats = [self._train(engine, step, OBJECTIVES[head]) for step in range(LATER)]
+        save_file(self._weights(engine), str(self.home / weights_file(head, self.rank)))
+        return stats
+
     def _train(
-        self, engine: TrainEngine, step: int, spoiled: bool = False, step_if: StepIf | None = None
+        self,
+        engine: TrainEngine,
+        step: int,
+        objective: Objective = OBJECTIVES["lm"],
+        step_if: StepIf | None = None,
     ) -> dict[str, float]:
         cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
+        cuts = MicroBatchSpec(n_mbs=1 + step)
+        share = self._share(batch(step), cut)
+        return engine.train_batch(share, objective.loss, objective.weight, scope, cuts, step, step_if)
+
+    def _spoiled(self) -> Objective:
+        """With a loss that is not finite on one rank."""
         last = math.prod(self.layout.values()) - 1  # a rank of the last stage, which computes losses
 
         def loss(output: Any, sample: SequenceSample) -> Any:
             summed, stats = answer_loss(output, sample)
-            return (summed * float("nan") if spoiled and self.rank == last else summed), stats
+            return (summed * float("nan") if self.rank == last else summed), stats
 
-        cuts = MicroBatchSpec(n_mbs=1 + step)
-        share = self._share(batch(step), cut)
-        return engine.train_batch(share, loss, answer_weight, scope, cuts, step, step_if)
+        return replace(OBJECTIVES["lm"], loss=loss)
 
-    def _forward(self, engine: ForwardEngine) -> float:
-        """Error of the log-probs: with uneven shares, then with everything on one rank."""
-        plain, worst = tiny_model(self.checks.families[0]).double(), 0.0
+    def _forward(self, engine: ForwardEngine, head: str) -> float:
+        """Error of log-probs or values: with uneven shares, then with everything on one rank."""
+        plain, worst = tiny_model(self.checks.families[0], head=head).double(), 0.0
+        read = {"lm": _log_probs, "value": _values}[head]
         for cut in (5, WHOLE):
             share = self._share(batch(), cut)
-            found = scores(engine, share, "log-probs", cut=MicroBatchSpec(n_mbs=2))
-            if share.bs:
-                with torch.no_grad():
-                    worst = max(worst, distance(found, scores_of(plain, share)[0]))
+            found, wanted = read(engine, plain, share)
+            worst = max(worst, distance(found, wanted))
         return worst
 
     def _answer(self, engine: ForwardEngine) -> list[list[int]]:
@@ -245,6 +263,25 @@ def state_bytes(engine: ForwardEngine) -> int:
 def local_part(tensor: Any) -> torch.Tensor:
     """This rank's part of a tensor that may be sharded over ranks."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def weights_file(head: str, rank: int) -> str:
+    """Name of the file with a rank's weights after the steps of a head."""
+    return f"weights-{head}-{rank}.safetensors"
+
+
+def _log_probs(engine: ForwardEngine, plain: nn.Module, share: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
+    """The engine's, and the plain model's."""
+    found = scores(engine, share, "log-probs", cut=IN_TWO)
+    with torch.no_grad():
+        return found, scores_of(plain, share)[0] if share.bs else found
+
+
+def _values(engine: ForwardEngine, plain: nn.Module, share: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
+    """The engine's, and the plain model's."""
+    found = engine.forward(share, IN_TWO, lambda output, _: output.values).cpu()
+    with torch.no_grad():
+        return found, torch.cat(logits_of(plain, share))[:, 0] if share.bs else found
 
 
 def layout_name(layout: Mapping[str, int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +13,9 @@ import pytest
 from safetensors.torch import load_file
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.model import TrainEngine
 from rlcli.testing.backend.base import (
+    OBJECTIVES,
     SETTINGS,
     BackendChecks,
     Weights,
@@ -33,8 +36,9 @@ from rlcli.testing.backend.lifecycle import (
     Life,
     RankReport,
     layout_name,
+    weights_file,
 )
-from rlcli.testing.backend.plain import PlainTraining, plain_answer_loss
+from rlcli.testing.backend.plain import PlainTraining
 from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import Frame, RankDeath, RankTimeout, run_on_ranks, skip_without_forks
 from rlcli.testing.tiny_models import tiny_model
@@ -48,8 +52,8 @@ class Lives:
     reports: dict[str, list[RankReport]]
     error: Exception | None = None
 
-    def weights(self, layout: str, rank: int = 0) -> Weights:
-        return load_file(self.folder / layout / f"weights-{rank}.safetensors")
+    def weights(self, layout: str, head: str, rank: int = 0) -> Weights:
+        return load_file(self.folder / layout / weights_file(head, rank))
 
 
 LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp": 2, "tp": 2}, {"pp": 2, "tp": 2})
@@ -121,25 +125,37 @@ class RanksChecks(BackendChecks):
         pytest.skip("not tried: ep, the tiny models have no experts" if "ep" in self.dimensions() else "knows no ep")
 
     def test_ranks_share_a_forward_pass(self, reports: dict[str, list[RankReport]]) -> None:
-        """ranks: log-probs of uneven shares, of none too"""
+        """ranks: log-probs and values of uneven shares, of none too"""
         cause = "a rank computes its own share; one that has none takes part with idle micro-batches"
-        self._require_small(reports, "forward", "log-probs", cause, "forward_micro_batch", "forward_batch")
+        for head, what in {"lm": "log-probs", "value": "values"}.items():
+            found = {layout: [{head: life["forward"][head]} for life in ranks] for layout, ranks in reports.items()}
+            self._require_small(found, head, what, cause, "forward_micro_batch", "forward_batch")
 
     def test_ranks_train_like_a_plain_loop(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
         """ranks, uneven shares: steps of a plain loop"""
+        self._require_plain_steps_of_ranks("lm", lives, reports)
+
+    def test_value_heads_train_on_ranks_like_a_plain_loop(
+        self, lives: Lives, reports: dict[str, list[RankReport]]
+    ) -> None:
+        """ranks, uneven shares: steps of a value head"""
+        self._require_plain_steps_of_ranks("value", lives, reports)
+
+    def _require_plain_steps_of_ranks(self, head: str, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
         where = place(self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch")
+        certain = self.certain(tiny_model(self.families[0], head=head), OBJECTIVES[head].plain)
         for layout, (life, *_) in reports.items():
-            plain = PlainTraining(tiny_model(self.families[0]), self.optimizer_settings(**SETTINGS))
+            plain = PlainTraining(tiny_model(self.families[0], head=head), self.optimizer_settings(**SETTINGS))
             first = {name: weight.clone() for name, weight in plain.weights().items()}
             for step, rate in enumerate(self.rates()):
-                wanted = plain.step(_shares(step, layout), plain_answer_loss, rate)
-                self._require_plain_step(life["steps"][step], wanted, step, layout, where)
-            found, one_update = lives.weights(layout), "apply one update to all parts"
-            apart = weights_apart(found, plain.weights(), self.certain())
+                wanted = plain.step(_shares(step, layout), OBJECTIVES[head].plain, rate)
+                self._require_plain_step(life["steps"][head][step], wanted, step, layout, where)
+            found, one_update = lives.weights(layout, head), "apply one update to all parts"
+            apart = weights_apart(found, plain.weights(), certain)
             if apart > self.tolerance:
                 what = f"weights are off by {apart:.2g} after {len(SHARES)} steps on {layout}"
                 raise Violation(what, one_update, where)
-            missed = _missed(found, first, plain.weights(), self.certain())
+            missed = _missed(found, first, plain.weights(), certain)
             if missed > OF_UPDATE * self.tolerance:
                 what = f"the change of the weights by {len(SHARES)} steps on {layout} is off by {missed:.2g} of itself"
                 raise Violation(what, one_update, where)
@@ -159,20 +175,24 @@ class RanksChecks(BackendChecks):
         """ranks: stats and weights are alike, stats those of one"""
         engine = self.trained_engine()
         (alone,) = reports[ALONE]
-        for layout, ranks in reports.items():
+        for head, (layout, ranks) in product(OBJECTIVES, reports.items()):
             for rank, life in enumerate(ranks):
-                for step, wanted in enumerate(alone["steps"]):
-                    for name in wanted if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
-                        found = life["steps"][step].get(name)
-                        if found != pytest.approx(wanted[name], rel=1e-3, abs=1e-6):
-                            what = f"{name} is {found} on {_who(layout, rank)} at step {step}"
-                            cause = "reduce it over the data-parallel ranks, with all_reduce"
-                            raise Violation(f"{what}, {wanted[name]:.6g} on one rank", cause,
-                                            place(engine, "all_reduce", "train_batch"))  # fmt: skip
-                apart = weights_apart(lives.weights(layout, rank), lives.weights(layout))
+                self._require_equal_stats(engine, life["steps"][head], alone["steps"][head], _who(layout, rank))
+                apart = weights_apart(lives.weights(layout, head, rank), lives.weights(layout, head))
                 if apart:
                     what = f"the weights of the ranks of {layout} differ by {apart:.2g}"
                     raise Violation(what, "apply one update on all ranks", place(engine, "optimizer_step"))
+
+    def _require_equal_stats(
+        self, engine: TrainEngine, steps: list[dict[str, float]], alone: list[dict[str, float]], who: str
+    ) -> None:
+        for step, wanted in enumerate(alone):
+            for name in wanted if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
+                found = steps[step].get(name)
+                if found != pytest.approx(wanted[name], rel=1e-3, abs=1e-6):
+                    what = f"{name} is {found} on {who} at step {step}, {wanted[name]:.6g} on one rank"
+                    cause = "reduce it over the data-parallel ranks, with all_reduce"
+                    raise Violation(what, cause, place(engine, "all_reduce", "train_batch"))
 
     def test_all_ranks_refuse_what_one_spoils(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: a gradient that is not finite on one, all refuse"""

@@ -10,7 +10,8 @@ import torch
 
 from rlcli.api.model import ForwardEngine, HoldsWeights
 from rlcli.api.value_model import value_model_class
-from rlcli.checkpoint.state import copy_to_host, fill, write_optimizer, write_weights
+from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
+from rlcli.checkpoint.state_reading import fill
 from rlcli.testing.backend.base import SETTINGS, BackendChecks, batch, offers, place, require_close, train
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from rlcli.api.config import MicroBatchSpec
-from rlcli.api.data import SequenceSample
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import TrainEngine
 from rlcli.testing.backend.base import (
+    OBJECTIVES,
     SETTINGS,
     BackendChecks,
     Weights,
@@ -23,12 +23,10 @@ from rlcli.testing.backend.base import (
     batch,
     distance,
     place,
-    value_loss,
-    value_weight,
     weights_apart,
 )
 from rlcli.testing.backend.forward import CUTS, scores
-from rlcli.testing.backend.plain import AdamW, Loss, PlainTraining, plain_answer_loss, plain_value_loss
+from rlcli.testing.backend.plain import AdamW, PlainTraining
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
 
@@ -40,13 +38,13 @@ class TrainingChecks(BackendChecks):
         """steps: loss, gradient norm, weights of a plain loop"""
         for family in self.families:
             engine = self.trained_engine(family, **SETTINGS)
-            self._require_plain_steps(engine, family, "lm", answer_loss, answer_weight, plain_answer_loss)
+            self._require_plain_steps(engine, family, "lm")
 
     def test_value_heads_train_like_a_plain_loop(self) -> None:
         """steps of a value head equal those of a plain loop"""
         for family in self.families:
             engine = self.trained_engine(family, head="value", **SETTINGS)
-            self._require_plain_steps(engine, family, "value", value_loss, value_weight, plain_value_loss)
+            self._require_plain_steps(engine, family, "value")
 
     def test_micro_batches_change_nothing(self) -> None:
         """a step is the same for any micro-batches"""
@@ -129,16 +127,16 @@ class TrainingChecks(BackendChecks):
 
     # -- comparing -------------------------------------------------------------------------------------------
 
-    def _require_plain_steps(self, engine: TrainEngine, family: str, head: str, loss: Any,
-                             weight: Callable[[SequenceSample], Any], plain_loss: Loss) -> None:  # fmt: skip
+    def _require_plain_steps(self, engine: TrainEngine, family: str, head: str) -> None:
+        objective = OBJECTIVES[head]
         settings = self.optimizer_settings(**SETTINGS)
         start = self.weights(engine)
         plain = PlainTraining(tiny_model(family, head=head), settings)
-        certain = self.certain(tiny_model(family, head=head), plain_loss)
+        certain = self.certain(tiny_model(family, head=head), objective.plain)
         for step, rate in enumerate(self.rates()):
-            wanted = plain.step([batch(step)], plain_loss, rate)
+            wanted = plain.step([batch(step)], objective.plain, rate)
             cut = MicroBatchSpec(n_mbs=1 + step)
-            found = engine.train_batch(batch(step), loss, weight, mb_spec=cut, version_steps=step)
+            found = engine.train_batch(batch(step), objective.loss, objective.weight, mb_spec=cut, version_steps=step)
             for name, value in wanted.items():
                 if found[name] != pytest.approx(value, rel=self.tolerance):
                     what = f"{name} of {family} is {found[name]:.6g} at step {step} of {1 + step} micro-batches, "
@@ -153,7 +151,7 @@ class TrainingChecks(BackendChecks):
             def explains(varied: AdamW, rates: tuple[float, ...], last: int = step, now: Weights = weights) -> bool:
                 again = PlainTraining(tiny_model(family, head=head), varied)
                 for number in range(last + 1):
-                    again.step([batch(number)], plain_loss, rates[number])
+                    again.step([batch(number)], objective.plain, rates[number])
                 return weights_apart(now, again.weights(), certain) < self.tolerance
 
             moved = max(float((weight - start[name]).abs().max()) for name, weight in plain.weights().items())

@@ -4,12 +4,17 @@
 `hand_written.yaml` and those that the rules of `rules.yaml` write. The rules are halved by a hash of their names: one
 half to develop with, together with what is written by hand, and one held back, whose failures are shown only on demand
 (`--failures held_back`).
+
+`further_open.jsonl` and `further_held_back.jsonl` are a second exam, written by somebody else after that parser and
+before its successor: the first half was known while the successor was written, the second was not, and its failures are
+shown by nothing here.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +23,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 DEVELOPMENT, HELD_BACK = "development", "held_back"
+FURTHER = {DEVELOPMENT: "further_open.jsonl", HELD_BACK: "further_held_back.jsonl"}
 WHOLE = (("5", "5"), ("72", "72"), ("18", "18"), ("2125", "2125"))
 ANY = (*WHOLE[:2], ("2,125", "2,125"), ("-7", "-7"), ("3.75", "3.75"), ("1/2", "\\frac{1}{2}"))
 """(gold, the same written plainly)."""
@@ -60,6 +66,12 @@ class Result:
 def forms() -> list[Form]:
     """All of them, without doubles."""
     return list(dict.fromkeys([*_hand_written(), *_written_by_rules()]))
+
+
+def further_forms(half: str) -> list[Form]:
+    """One half of the second exam."""
+    lines = (HERE / FURTHER[half]).read_text(encoding="utf-8").splitlines()
+    return [Form(**json.loads(line), half=half) for line in lines]
 
 
 def results(accepted: Iterable[bool], of: Sequence[Form]) -> Mapping[str, Result]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping as ReadMapping
 
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
-from rlcli.recipe.components import argument_of, dataset_keys, declared, has_method, lacks_method
+from rlcli.recipe.components import (
+    argument_of,
+    dataset_keys,
+    declared,
+    declared_of_call,
+    has_method,
+    lacks_method,
+)
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of, written_beyond
 from rlcli.recipe.parsing.tree import Path, dotted
-from rlcli.recipe.schema import Call
+from rlcli.recipe.schema import WEIGHTS, Call
 from rlcli.recipe.suggest import close_to
 from rlcli.recipe.validation.semantics.keys import (
     check_declared,
@@ -25,7 +32,7 @@ from rlcli.recipe.validation.semantics.models import sources
 from rlcli.recipe.validation.semantics.notes import Notes
 
 MODELLESS_CALLS = ("inference", "evaluate")
-"""Calls that an interface may answer without a model."""
+"""Calls that an interface may answer without a model, unless it declares the head that it needs."""
 
 ABILITIES = {
     "train_step": ("TRAINS", "train"),
@@ -142,24 +149,36 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
     """Check that the role named by a call can perform it."""
     name, role = call.model, notes.recipe.models[call.model]
     backend = role.backend.type if role.backend is not None else ""
-    asked = (*path, "call")
-    if not role.has_weights and call.call not in MODELLESS_CALLS:
-        what = f"models.{name} has no weights, which {dotted(path)} ({call.call}) needs"
+    key, asked = dotted(notes.written(("models", name))), (*path, "call")
+    head = _needed_head(call)
+    if not role.has_weights and (head is not None or call.call not in MODELLESS_CALLS):
+        what = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
         if declared("backends", backend, "RUNS_MODEL") is False:  # otherwise the error is the role's own
-            notes.note("R39", what, ("models", name), "give one of path, init, scratch", needs=[*sources(name), asked])
+            hint = f"give one of {', '.join(f'{key}.{source}' for source in WEIGHTS)}"
+            needs: list[Path] = [*sources(name), asked, (*path, "interface", "type")]
+            notes.note_once(("weights", name), "R39", what, ("models", name), hint, needs)
         return
     if declared("backends", backend, "POOLED"):
         _pooled(notes, call, path)
         return
-    if call.call == "generate" and role.head == "value":
-        what = f"models.{name} has the head value; {dotted(path)} generates, which needs the head lm"
-        notes.note("R71", what, ("models", name, "head"), needs=[asked, (*path, "model")])
+    if head not in (None, role.head):
+        what = f"{key} has the head {role.head}; {dotted(path)} ({call.interface.type}) needs the head {head}"
+        needs = [asked, (*path, "model"), (*path, "interface", "type")]
+        notes.note_once(("head", name), "R71", what, ("models", name, "head"), f"{key}.head={head}", needs)
     able, verb = ABILITIES[call.call]
     answers_by_generating = able == "SCORES" and written_beyond(call) is not None
     if declared("backends", backend, able) is False and not answers_by_generating:
-        what = f"the backend {backend} of models.{name} cannot {verb}, which {dotted(path)} asks of it"
+        what = f"the backend {backend} of {key} cannot {verb}, which {dotted(path)} asks of it"
         place = ("models", name, "backend", "type")
         notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
+
+
+def _needed_head(call: Call) -> str | None:
+    """The head of the model that a call needs; None if it may do without a model."""
+    if call.call == "generate":
+        return "lm"
+    heads = declared_of_call("HEAD", call)
+    return heads.needed[0] if heads is not None and heads.needed else None
 
 
 def _pooled(notes: Notes, call: Call, path: Path) -> None:
@@ -168,10 +187,10 @@ def _pooled(notes: Notes, call: Call, path: Path) -> None:
     needs: list[Path] = [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
     if call.call != "inference":
         what = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
-        notes.note("R71", what, backend, f"models.{call.model}.backend={WEIGHTLESS}", needs=needs)
+        notes.note("R71", what, backend, f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}", needs=needs)
     elif has_method("interfaces", interface, "state_dict"):
         what = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
-        notes.note("R71", what, backend, f"models.{call.model}.backend={WEIGHTLESS}", needs=needs)
+        notes.note("R71", what, backend, f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}", needs=needs)
 
 
 def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:
@@ -220,4 +239,21 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
             what = f"{call.model} has the head {source.head}, but {target}, which follows it, has the head {role.head}"
             heads: list[Path] = [("models", name, "head") for name in (call.model, target)]
             is_of_rollout = notes.mark(place).is_default
-            notes.note("R71", what, heads[0] if is_of_rollout else place, needs=heads)
+            where = heads[0] if is_of_rollout else place
+            notes.note_once(("head", call.model), "R71", what, where, None, heads)
+        elif call.hooks.eta < 1:
+            _moving_average(notes, target, call, path)
+
+
+def _moving_average(notes: Notes, target: str, call: Call, path: Path) -> None:
+    """A moving average needs weights that small updates change."""
+    backend = notes.recipe.models[target].backend
+    assert backend is not None
+    for name, rounded in (declared("backends", backend.type, "ROUNDS_WEIGHTS") or {}).items():
+        value = argument_of("backends", backend.type, backend.args, name)
+        if value in rounded:
+            place: Path = ("models", target, "backend", "args", name)
+            eta = f"eta {call.hooks.eta:g}"
+            what = f"{target} holds its weights in {value}, in which an average with {eta} would stand still"
+            hint = f"use {dotted(place)}=auto, which holds them in float32"
+            notes.note("R49", what, place, hint, needs=[place, (*path, "hooks", "eta")])

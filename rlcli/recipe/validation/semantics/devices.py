@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as ReadMapping
+from collections.abc import Sequence
 
 from rlcli.recipe.components import declared
 from rlcli.recipe.mesh import DIMENSIONS, DevicesError, devices_of, mesh_of, world_of
-from rlcli.recipe.parsing.tree import Path
-from rlcli.recipe.schema import Role
+from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.rollouts import as_rollout
+from rlcli.recipe.schema import Cluster, Role
+from rlcli.recipe.servers import placed_servers, servers_on
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 CLUSTER: tuple[Path, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
@@ -30,7 +33,22 @@ def check(notes: Notes) -> None:
         what = f"the parts of the job have {parts} nodes, but the cluster has {cluster.nodes}"
         key = ("launch", "slurm", "parts")
         notes.note("R49", what, key, f"write cluster.nodes={parts}", needs=[CLUSTER[0], key])
+    _container(notes)
     _prompts(notes, {name: _role(notes, name, role, world) for name, role in notes.recipe.models.items()})
+
+
+def _container(notes: Notes) -> None:
+    """A container needs an engine and an image; without an engine nothing would run in it."""
+    container, section = notes.recipe.launch.slurm.container, ("launch", "slurm", "container")
+    engine, image = (*section, "engine"), (*section, "image")
+    if container.image is None and container.engine != "none":
+        what = f"{dotted(engine)} is {container.engine}, but {dotted(image)} is not set"
+        notes.note("R39", what, engine, f"{dotted(image)}=IMAGE", needs=[image])
+    unused = [key for key in ("image", "mounts", "python", "options") if getattr(container, key)]
+    if container.engine == "none" and unused:
+        key = (*section, unused[0])
+        what = f"{dotted(key)} is set, but {dotted(engine)} is none, so that nothing runs in a container"
+        notes.note("R39", what, key, f"{dotted(engine)}=pyxis, or apptainer", needs=[engine])
 
 
 def _prompts(notes: Notes, replicas: ReadMapping[str, int]) -> None:
@@ -42,7 +60,7 @@ def _prompts(notes: Notes, replicas: ReadMapping[str, int]) -> None:
     most = max(wide.values())
     has, fewer = ("have" if len(set(wide.values())) == 1 else "have up to"), "fewer devices"
     if len(wide) == 1:
-        has, fewer = "has", f"models.{next(iter(wide))}.devices=0-{rows - 1}"
+        has, fewer = "has", f"{dotted(notes.written(('models', next(iter(wide)), 'devices')))}=0-{rows - 1}"
     what = f"train.prompts_per_step is {rows}, but {in_words(wide)} {has} {most} data-parallel ranks"
     notes.note("R49", what, ("train", "prompts_per_step"), f"use at least {most}, or {fewer}", needs=CLUSTER)
 
@@ -60,6 +78,7 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
         return 0
     backend = role.backend.type if role.backend is not None else ""
     _device_of(notes, name, backend)
+    _servers(notes, name, role, ranks)
     able = declared("backends", backend, "DIMENSIONS")
     for dimension in DIMENSIONS:
         size = getattr(mesh, dimension)
@@ -75,4 +94,42 @@ def _device_of(notes: Notes, name: str, backend: str) -> None:
     if wanted != "auto" and isinstance(able, tuple) and wanted not in able:
         what = f"the backend {backend} of {name} runs on {' and '.join(able)} only, not on {wanted}"
         needs = [("cluster", "device"), ("models", name, "backend", "type")]
-        notes.note("R49", what, ("cluster", "device"), f"choose another models.{name}.backend.type", needs=needs)
+        key = dotted(notes.written(needs[1]))
+        notes.note("R49", what, ("cluster", "device"), f"choose another {key}", needs=needs)
+
+
+def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
+    """Servers that share a device would each take most of its memory. Where devices are not known to be GPUs, servers
+    may compute on processors, so nothing is refused."""
+    cluster = notes.recipe.cluster
+    servers = placed_servers(role.backend, ranks, cluster.devices_per_node)
+    if cluster.device != "cuda" or not servers:
+        return
+    users = servers_on(servers)
+    (node, device), most = max(users.items(), key=lambda item: item[1], default=((0, 0), 0))
+    each = max(len(server.devices) for server in servers)
+    many = f"{name} starts {_count(len(servers), 'server')} of {_count(each, 'device')}"
+    if most > 1:
+        what = f"{many}, and {most} of them would share device {device} of node {node}"
+    elif any(device >= cluster.devices_per_node for _, device in users):
+        what = f"{many}, counted from that of its rank, but a node has {cluster.devices_per_node}"
+    else:
+        return
+    hint = "start fewer servers, with a smaller tp, or on other devices"
+    first = _first_ranks(cluster, each * len(servers) // len(ranks))
+    if first and max(servers_on(placed_servers(role.backend, first, cluster.devices_per_node)).values()) == 1:
+        key = dotted(as_rollout(("models", name, "devices")))
+        hint = f"{key}={','.join(map(str, first[:4]))}{',…' if len(first) > 4 else ''} leaves room for each"
+    backend: Path = ("models", name, "backend")
+    needs: list[Path] = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
+    notes.note("R49", what, (*backend, "args", "tp") if each > 1 else backend, hint, needs=needs)
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _first_ranks(cluster: Cluster, devices: int) -> list[int]:
+    """The ranks of a cluster that are the first of so many devices of a node."""
+    size = cluster.devices_per_node
+    return [node * size + first for node in range(cluster.nodes) for first in range(0, size - devices + 1, devices)]

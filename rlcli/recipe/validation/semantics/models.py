@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlcli.api.default_backends import WEIGHTLESS
+from rlcli.api.limits import alternatives_problem
 from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared
 from rlcli.recipe.parsing.places import GRAPHS
@@ -15,6 +16,7 @@ from rlcli.recipe.validation.semantics.notes import Notes
 def check(notes: Notes) -> None:
     for name, role in notes.recipe.models.items():
         _weights(notes, role, ("models", name))
+        _alternatives(notes, role, ("models", name, "backend"))
     _circles(notes)
     _in_use(notes)
 
@@ -50,6 +52,19 @@ def _weights(notes: Notes, role: Role, path: Path) -> None:
     if role.path is not None and role.warm_start is not None and not all(role.warm_start):
         what = f"{role.path!r} does not say which role of which recipe"
         notes.note("R45", what, (*path, "path"), "write recipe:<name or path>#<role>")
+
+
+def _alternatives(notes: Notes, role: Role, path: Path) -> None:
+    """A backend whose class declares ONE_OF needs exactly one of these arguments."""
+    if role.backend is None:
+        return
+    alternatives = declared("backends", role.backend.type, "ONE_OF") or ()
+    if problem := alternatives_problem(alternatives, role.backend.args):
+        key = notes.written(path)
+        what = f"{dotted(key)} ({role.backend.type}): {problem}"
+        hint = " or ".join(f"{dotted(key)}.args.{name}=…" for name in alternatives)
+        needs: list[Path] = [(*path, "args", name) for name in alternatives]
+        notes.note("R39", what, (*path, "type"), f"{hint}; rlcli show backend {role.backend.type}", needs=needs)
 
 
 def _circles(notes: Notes) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
 from rlcli.recipe.parsing.tree import Mapping, Mark, Path, at, key_mark, keys_at, nearest
+from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.suggest import did_you_mean
 from rlcli.recipe.validation.unresolved import Unresolved
@@ -64,6 +65,11 @@ class Notes:
         node = nearest(self.tree, path)
         key = key_mark(self.tree, path)
         return key if key is not None and isinstance(node, Mapping) else node.mark
+
+    def written(self, path: Path) -> Path:
+        """The key that a user sets: that of a rollout's role is below its `rollout`."""
+        section = as_rollout(path)
+        return section if at(self.problems.written, section[:3]) is not None else path
 
     def is_set(self, path: Path) -> bool:
         """Whether some layer sets a value."""

@@ -1,0 +1,95 @@
+"""Special tokens that a content names, kept from being read as special tokens.
+
+A message may say `<|im_end|>`: as text, because somebody writes about it, or because a policy tries to end its turn and
+to write the next one itself. Only the chat template writes special tokens. So a mark is put into the names that
+messages contain before the template sees them, and the text is split at the marks when it is tokenized.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+MARK = "\ufdd0"
+"""A character that no text may contain: Unicode reserves it for the internal use of programs."""
+
+Span = tuple[int, int]
+
+_TURN = re.compile(r"<[|｜].*[|｜]>")
+"""Names that structure conversations, in some models without being declared special."""
+
+_patterns: WeakKeyDictionary[Any, re.Pattern[str] | None] = WeakKeyDictionary()
+
+
+def as_content(tokenizer: Any, value: Any) -> Any:
+    """A text, or a message with all its texts, with a mark in each name of a special token."""
+    if isinstance(value, str):
+        return _without_special(value, _pattern(tokenizer))
+    if isinstance(value, Mapping):
+        return {as_content(tokenizer, key): as_content(tokenizer, field) for key, field in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_content(tokenizer, field) for field in value]
+    return value
+
+
+def unmarked(text: str) -> str:
+    """The text as its author wrote it."""
+    return text.replace(MARK, "")
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of rendered texts, without any that the tokenizer would add."""
+    return [ids for ids, _ in _encoded(tokenizer, texts)]
+
+
+def tokens_with_offsets(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[Span]]]:
+    """The tokens of rendered texts, each with the [start, end) of its characters, marks included.
+
+    Raises NotImplementedError for a tokenizer that cannot say which these are.
+    """
+    return _encoded(tokenizer, texts, return_offsets_mapping=True)
+
+
+def _encoded(tokenizer: Any, texts: Sequence[str], **how: bool) -> list[tuple[list[int], list[Span]]]:
+    pieces = [(number, piece) for number, text in enumerate(texts) for piece in _pieces(text)]
+    found: list[tuple[list[int], list[Span]]] = [([], []) for _ in texts]
+    if not pieces:
+        return found
+    encoded = tokenizer([text for _, (_, text) in pieces], add_special_tokens=False, **how)
+    offsets = encoded.offset_mapping if how else [[]] * len(pieces)
+    for (number, (begin, _)), ids, spans in zip(pieces, encoded.input_ids, offsets, strict=True):
+        found[number][0].extend(ids)
+        found[number][1].extend((begin + start, begin + end) for start, end in spans)
+    return found
+
+
+def _pieces(text: str) -> list[tuple[int, str]]:
+    """The parts between marks, each with its place in the text."""
+    begin, pieces = 0, []
+    for piece in text.split(MARK):
+        if piece:
+            pieces.append((begin, piece))
+        begin += len(piece) + len(MARK)
+    return pieces
+
+
+def _without_special(text: str, names: re.Pattern[str] | None) -> str:
+    text = unmarked(text)
+    while names is not None:
+        broken = names.sub(lambda name: f"{name[0][0]}{MARK}{name[0][1:]}", text)
+        if broken == text:
+            break
+        text = broken  # names may overlap
+    return text
+
+
+def _pattern(tokenizer: Any) -> re.Pattern[str] | None:
+    """Finds the names of a tokenizer's special tokens; of one character there is nothing to split."""
+    if tokenizer not in _patterns:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        special = {token.content for token in added if token.special or _TURN.fullmatch(token.content)}
+        names = sorted((name for name in special if len(name) > 1), key=len)
+        _patterns[tokenizer] = re.compile("|".join(map(re.escape, reversed(names)))) if names else None
+    return _patterns[tokenizer]

@@ -1,0 +1,105 @@
+"""The checkpoint that a run continues from: the newest one that is whole."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.errors import ModelError, NoWholeCheckpoint
+
+if TYPE_CHECKING:
+    from rlcli.checkpoint.verify import Checkpoint
+    from rlcli.launch.launcher import Running
+    from rlcli.observe.display import Display
+    from rlcli.observe.run_directory import RunDirectory
+    from rlcli.recipe.schema import Recipe
+    from rlcli.runtime.checkpoints import Start
+    from rlcli.topology import Topology
+
+
+def last_checkpoint(
+    run: RunDirectory, display: Display, rejected: dict[Path, ModelError] | None = None
+) -> Start | None:
+    """The newest checkpoint that looks whole by names, sizes and the content of its state; None if there is none yet.
+    Its other files must be verified before they are loaded. `rejected`: those already found not to be whole; each newer
+    one is added, with a warning.
+
+    Raises NoWholeCheckpoint if checkpoints exist but none is whole, or F21 if one was committed and there is none now:
+    training progress must not be discarded silently.
+    """
+    from rlcli.checkpoint.disk import check_writable
+    from rlcli.runtime.checkpoints import RunState, Start
+
+    checkpoint: Checkpoint | None = None
+    rejected = {} if rejected is None else rejected
+    before = {*rejected}
+    if os.path.lexists(run.checkpoints):
+        check_writable(run.checkpoints)  # it may be a link to a disk that is missing or read-only
+        checkpoint = _newest_with_state(run, rejected)
+    for path, one in rejected.items():
+        if path not in before:
+            display.warning(f"[{one.code}] {one.where}: {one.what}")
+    if checkpoint is not None:
+        last = run.record.step
+        if last is not None and last > checkpoint.manifest.step and not rejected:
+            display.warning(f"[F21] {run.checkpoints}: the last checkpoint, of step {last}, is missing")
+        return Start(checkpoint.path, RunState.read(checkpoint.path))
+    code, committed = "F21", last_committed(run)
+    if rejected:
+        code, what = next(iter(rejected.values())).code, "no checkpoint is whole"
+    elif committed is not None:
+        what = f"step {committed} was committed, but there is no checkpoint now"
+    elif run.record.is_lost:
+        what = "there is no checkpoint, and committed.json, which says whether there was one, is gone or cannot be read"
+    else:
+        return None
+    hint = f"put it back; or start over in a new folder: rlcli train {shlex.quote(str(run.resolved_recipe))}"
+    raise NoWholeCheckpoint(what, where=str(run.checkpoints), hint=hint, code=code)
+
+
+def verified_checkpoint(
+    start: Start | None, running: Running, recipe: Recipe, topology: Topology, run: RunDirectory, display: Display
+) -> Start | None:
+    """The newest checkpoint that the ranks found to be whole, every byte of it; None if there is none yet. Raises
+    NoWholeCheckpoint."""
+    from rlcli.runtime.requests import Requests
+    from rlcli.runtime.verification import verify_on_ranks
+
+    requests, limits = Requests(running.transport, topology.world_size, recipe.launch.step_deadline), recipe.launch
+    rejected: dict[Path, ModelError] = {}
+    while start is not None:
+        display.phase("verifying the checkpoint")
+        faults = verify_on_ranks(start.folder, requests, topology.world_size, limits.startup_deadline)
+        if not faults:
+            break
+        rejected[start.folder] = faults[0]
+        display.warning(f"[{faults[0].code}] {faults[0].where}: {faults[0].what}")
+        start = last_checkpoint(run, display, rejected)
+        if start is not None:
+            display.note(f"resuming after step {start.state.step} instead")
+    return start
+
+
+def last_committed(run: RunDirectory) -> int | None:
+    """The last step that was committed, wherever the checkpoints are now; None if there was none yet."""
+    from rlcli.checkpoint.retention import latest_step
+
+    resumed = [step for entry in run.read_resumes() if isinstance(step := entry.get("step"), int) and step > 0]
+    known = [run.record.step, latest_step(run.checkpoints), *resumed]
+    return max((step for step in known if step is not None), default=None)
+
+
+def _newest_with_state(run: RunDirectory, rejected: dict[Path, ModelError]) -> Checkpoint | None:
+    """The newest checkpoint that is complete, and whose state, which is read here, is what was written."""
+    from rlcli.checkpoint.verify import damaged_files, newest_complete
+    from rlcli.runtime.checkpoints import STATE
+
+    while (checkpoint := newest_complete(run.checkpoints, run.run_id, rejected)) is not None:
+        state = [file for file in checkpoint.manifest.files.values() if file.path == STATE]
+        faults = damaged_files(checkpoint.path, state, 1)
+        if not faults:
+            break
+        rejected[checkpoint.path] = faults[0]
+    return checkpoint

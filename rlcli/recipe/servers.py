@@ -1,0 +1,49 @@
+"""The servers that a run starts for its roles, and their devices, from what a backend declares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlcli import registry
+from rlcli.recipe.components import declared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlcli.recipe.schema import Component, Role
+
+
+@dataclass(frozen=True)
+class PlacedServer:
+    """A server next to a rank."""
+
+    rank: int
+    """The rank whose server it is."""
+    node: int
+    devices: tuple[int, ...]
+    """Its devices, as numbers on its node; empty if it computes on processors."""
+
+
+def servers_of_a_rank(role: Role) -> int:
+    """How many servers the run starts for each rank of a role."""
+    count = registry.load_declared("backends", role.backend.type, "SERVERS") if role.backend is not None else None
+    return int(count(role.backend.args)) if count is not None and role.backend is not None else 0
+
+
+def placed_servers(backend: Component | None, ranks: Sequence[int], devices_per_node: int) -> list[PlacedServer]:
+    """The servers of a role with these ranks, in the order of its ranks."""
+    if backend is None or declared("backends", backend.type, "SERVER_DEVICES") is None:
+        return []
+    placed_on = registry.load_declared("backends", backend.type, "SERVER_DEVICES")
+    return [
+        PlacedServer(rank, rank // devices_per_node, devices)
+        for rank in ranks
+        for devices in placed_on(backend.args, rank % devices_per_node)
+    ]
+
+
+def servers_on(servers: Sequence[PlacedServer]) -> Counter[tuple[int, int]]:
+    """(node, device) → how many servers compute on it."""
+    return Counter((server.node, device) for server in servers for device in server.devices)

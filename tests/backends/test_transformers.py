@@ -79,7 +79,7 @@ OTHERS = {
     "gpt_oss": ({"num_local_experts": 4}, "GptOssAttention has attention sinks"),
     "gpt_neo": ({"attention_types": [[["global", "local"], 2]]}, "an attention of its own"),
     "bloom": ({}, "an attention of its own"),
-    "gptj": ({"rotary_dim": 4}, "an attention of its own"),
+    "mpt": ({}, "an attention of its own"),
     "mamba": ({}, "linear_attention"),
     "llama4_text": ({"num_local_experts": 2, "intermediate_size_mlp": 64}, "chunked_attention"),
     "nemotron": ({}, "NemotronAttention has no way to learn which tokens belong together"),
@@ -96,7 +96,7 @@ def test_what_cannot_be_packed_is_refused_in_one_sentence(model_type):
 
 def test_what_cannot_be_packed_is_refused_as_a_critic_too():
     """Transformers has no critic of this family; the class that is made for it hides nothing."""
-    config = AutoConfig.for_model("gptj", n_embd=32, n_layer=1, n_head=4, rotary_dim=4, vocab_size=97, num_labels=1)
+    config = AutoConfig.for_model("gpt_neox_japanese", **SIZE, num_labels=1)
     with pytest.raises(ModelError, match="an attention of its own"):
         PackedModel(value_model_class(config)(config), torch.float32)
 

@@ -133,7 +133,8 @@ def test_a_stopped_agent_is_named_after_three_heartbeats_however_busy_the_run_is
     began = time.monotonic()
     _, errors = run.process.communicate(timeout=300)
     assert time.monotonic() - began < LOST_AFTER + 10
-    assert re.search(r"\[F01\] the node is lost.*its agent has not been heard for \d+ s", errors), errors
+    says = r"\[F01\] \S+ \(node 1 of the run\): the node is lost.*its agent has not been heard for \d+ s"
+    assert re.search(says, errors), errors
     assert run.process.returncode == 7
     assert_gone(family)
 

@@ -1,0 +1,143 @@
+"""A name says what it holds: words without content are not assigned, except in a comprehension on one line.
+
+`vague_names.txt` records how many of them each file still has. A number may only go down, and is lowered by
+`python tests/house/test_identifiers.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+HOME = Path(__file__).parents[2]
+RECORD = Path(__file__).with_name("vague_names.txt")
+FOLDERS = ("rlcli", "interfaces", "backends", "datasets", "tests")
+VAGUE = frozenset(
+    [
+        *("found", "given", "held", "kept", "known", "made", "said", "wanted"),
+        *("part", "place", "thing", "things", "what", "whole"),
+        *("less", "more", "one", "other", "own", "there"),
+    ]
+)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def short_lived(tree: ast.Module) -> set[ast.AST]:
+    """The variables of comprehensions that fit on one line: a reader sees all of their use at once."""
+    return {
+        node
+        for comprehension in ast.walk(tree)
+        if isinstance(comprehension, COMPREHENSIONS) and comprehension.lineno == comprehension.end_lineno
+        for loop in comprehension.generators
+        for node in ast.walk(loop.target)
+    }
+
+
+def assigned_name(node: ast.AST) -> str | None:
+    """The name that a node of the syntax tree binds."""
+    match node:
+        case ast.arg(arg=name):
+            return name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+        case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
+            return name
+        case ast.alias(asname=name):
+            return name
+    return node.name if isinstance(node, DEFINITIONS) else None
+
+
+def vague_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of each name without content."""
+    excepted = short_lived(tree)
+    for node in ast.walk(tree):
+        name = assigned_name(node)
+        if name in VAGUE and node not in excepted:
+            yield node.lineno, name
+
+
+@cache
+def todays_names() -> dict[str, list[tuple[int, str]]]:
+    """The names without content of each file that has some, in the order of its lines."""
+    files = [file for folder in FOLDERS for file in sorted((HOME / folder).rglob("*.py"))]
+    names = {
+        file.relative_to(HOME).as_posix(): sorted(vague_names(ast.parse(file.read_text(encoding="utf-8"))))
+        for file in files
+    }
+    return {file: lines for file, lines in names.items() if lines}
+
+
+def recorded_counts() -> dict[str, int]:
+    """The count of each file. A merge keeps the lines of both sides (`.gitattributes`): the lower one holds."""
+    lines = [line.split() for line in RECORD.read_text(encoding="utf-8").splitlines()]
+    return {file: int(count) for count, file in sorted(lines, key=lambda line: -int(line[0]))}
+
+
+def lower_the_record() -> None:
+    """Write today's counts where they are lower than the recorded ones; files without such names are left out."""
+    today = todays_names()
+    counts = {file: min(count, len(today.get(file, ()))) for file, count in recorded_counts().items()}
+    lines = [f"{count:4} {file}\n" for file, count in sorted(counts.items()) if count]
+    RECORD.write_text("".join(lines), encoding="utf-8")
+
+
+def test_no_file_gains_a_name_without_content():
+    recorded = recorded_counts()
+    problems = [
+        f"{file}:{line}: `{name}` does not say what it holds"
+        for file, names in todays_names().items()
+        if len(names) > recorded.get(file, 0)
+        for line, name in names
+    ]
+    assert not problems, "\n".join(["a file may not gain such a name:", *problems])
+
+
+def test_the_record_is_lowered_with_the_names():
+    today = todays_names()
+    too_high = [
+        f"{file}: {count} recorded, {len(today.get(file, ()))} today"
+        for file, count in recorded_counts().items()
+        if count > len(today.get(file, ()))
+    ]
+    command = "lower the record: python tests/house/test_identifiers.py"
+    assert not too_high, "\n".join([command, *too_high])
+
+
+def test_every_way_to_assign_a_name_is_seen():
+    source = """
+def one(found, *what, **given): ...
+class own: ...
+made: int = 1
+self.place = 1
+for known, (part, *more) in pairs: ...
+with folder as held: ...
+if (whole := 1): ...
+sorted(pairs, key=lambda less: less)
+import json as thing, ast as things
+try: ...
+except OSError as said: ...
+match 1:
+    case {"key": wanted}: ...
+    case [*there]: ...
+    case int() as kept: ...
+pairs = [
+    other
+    for other in pairs
+]
+"""
+    assert {name for _, name in vague_names(ast.parse(source))} == VAGUE
+
+
+def test_names_that_are_read_or_live_for_one_line_are_allowed():
+    source = """
+print(one, self.found, call(what=1))
+pairs = [(one, other) for one in pairs for other in one]
+"""
+    assert list(vague_names(ast.parse(source))) == []
+
+
+if __name__ == "__main__":
+    lower_the_record()

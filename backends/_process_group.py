@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from rlcli.api.loopback import LOOPBACK
 
 
 @contextmanager
@@ -30,6 +33,7 @@ def process_group(own: Any = None) -> Iterator[None]:
 
 @cache
 def _group_of_one() -> Any:
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK  # else it listens on the address that the host's name has
     on_gpu = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     return dist.group.WORLD

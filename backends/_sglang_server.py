@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlcli.api.loopback import LOOPBACK
 from rlcli.errors import RlcliError, WorkerError
 from rlcli.files import replace_file
 from rlcli.processes import ended_how
@@ -53,7 +54,7 @@ class Launch:
         }  # fmt: skip
         lines = (f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
         replace_file(self._settings, "".join(lines).encode())
-        environment = {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo", **self.environment}
+        environment = {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": LOOPBACK, **self.environment}
         command = [self.python, "-m", "sglang.launch_server", "--config", str(self._settings), "--port", PORT]
         self.slot.start(command, environment)
         return key

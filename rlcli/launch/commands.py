@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.api.loopback import LOOPBACK
 from rlcli.launch.node import agent_command
 from rlcli.project import VARIABLE, current_project
 from rlcli.topology.groups import process_groups
@@ -68,7 +69,7 @@ def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
         ranks = f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {one.ranks[0]}-{one.ranks[-1]}"
         where = "" if one.node is None else f"node {one.node}: "
         lines += [f"# {where}{ranks}; {one.about}", one.command, ""]
-    if len(commands) > 1 and interface == "lo":
+    if len(commands) > 1 and interface == LOOPBACK:
         lines += ["# launch.interface is lo, so all nodes are on one machine; name that which connects yours", ""]
     return lines[:-1]
 

@@ -6,13 +6,13 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.api.loopback import LOOPBACK
 from rlcli.errors import ResourceError
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
 
 ROUTES = Path("/proc/net/route")
-LOOPBACK = "lo"
 
 
 def interface_of(recipe: Recipe) -> str:

@@ -102,12 +102,13 @@ def torchrun_arguments(run_dir: Path, nodes: int, devices_per_node: int, node: i
 
 
 def _prepare_environment(recipe: Recipe) -> None:
-    """Set the variables that ranks inherit. Cores are divided among them; variables already set are kept."""
+    """Set the variables that ranks inherit. Cores are divided among them; variables already set are kept, except that
+    gloo listens on no other interface than the run's: it does not ask who connects."""
     interface = interface_of(recipe)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
     ours = {
         "OMP_NUM_THREADS": str(max(1, available_cores() // recipe.cluster.devices_per_node)),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GLOO_SOCKET_IFNAME": interface,
         "TORCH_GLOO_LAZY_INIT": "1",  # a rank connects to those it exchanges tensors with, not to all others
         "NCCL_SOCKET_IFNAME": interface,
     }

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rlcli.api.loopback import LOOPBACK
 from rlcli.runtime.roles import MESH_ORDER
 from rlcli.testing.contract import FailedElsewhere, Violation
 
@@ -201,7 +202,7 @@ def leave_groups_of_parent() -> None:
 
 def _work_in_group(rank: _Rank, work: Work, timeout: float) -> dict[str, Any]:
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     dist.init_process_group(
         "gloo",
         init_method=f"file://{rank.folder / 'store'}",

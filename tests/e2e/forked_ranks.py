@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 import zmq
 
+from rlcli.api.loopback import LOOPBACK
 from rlcli.launch import local
 from rlcli.processes import die_with_parent
 from rlcli.runtime import worker_main
@@ -47,7 +48,7 @@ class _Agent:
         recipe = json.loads((run_dir / worker_main.WORKER_FILE).read_text())
         ranks = recipe["cluster"]["devices_per_node"]
         sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        lo = {"GLOO_SOCKET_IFNAME": "lo"}
+        lo = {"GLOO_SOCKET_IFNAME": LOOPBACK}
 
         def rank(number: int) -> None:
             os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number), worker_main.NODE: "0"})

@@ -1,0 +1,99 @@
+"""Whoever reaches the interface of a run can connect to the ports over which its ranks exchange tensors."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(420)
+
+FILES = 400
+"""A limit of open files that suffices for two ranks, and that strangers can use up."""
+
+GROUP_OF_ONE = """
+import psutil
+from rlcli.backends._process_group import process_group
+
+with process_group():
+    for connection in psutil.Process().net_connections():
+        print(connection.laddr.ip)
+"""
+
+
+def tensor_ports(process):
+    """The ports on which a rank listens, with their addresses."""
+    return [one.laddr for one in process.net_connections() if one.status == psutil.CONN_LISTEN]
+
+
+def ranks_of(process):
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [one for one in children if "rlcli.runtime.worker_main" in one.cmdline()]
+
+
+def connect_as_often_as_possible(address, connections):
+    with suppress(OSError):
+        for _ in range(FILES):
+            connections.append(socket.create_connection(address, timeout=0.5))
+
+
+def connect_and_say(address, text, connections):
+    connection = socket.create_connection(address)
+    connection.sendall(text)
+    connections.append(connection)
+
+
+def steps_done(project):
+    return len((project / "run/metrics.jsonl").read_text().splitlines())
+
+
+@pytest.fixture
+def connections():
+    opened = []
+    yield opened
+    for connection in opened:
+        connection.close()
+
+
+def test_ranks_listen_on_the_interface_of_the_run_only(endless, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
+    addresses = {address.ip for rank in ranks_of(process) for address in tensor_ports(rank)}
+    assert addresses == {"127.0.0.1"}
+
+
+def test_junk_on_its_ports_does_not_concern_a_run(endless, connections, project):
+    process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
+    for address in [address for rank in ranks_of(process) for address in tensor_ports(rank)]:
+        for junk in (b"x", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
+            connect_and_say(address, junk, connections)
+    before, deadline = steps_done(project), time.monotonic() + 200
+    while steps_done(project) < before + 20:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_run_whose_ranks_have_no_descriptors_left_says_who_may_have_them(endless, connections):
+    process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
+    ranks = ranks_of(process)
+    for rank in ranks:
+        resource.prlimit(rank.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+    for address in [address for rank in ranks for address in tensor_ports(rank)]:
+        connect_as_often_as_possible(address, connections)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 7, errors
+    assert "it had no descriptors left (ulimit -n)" in errors
+    assert "others may have connected to its ports on lo" in errors
+
+
+def test_a_group_of_one_process_listens_on_the_loopback(tmp_path):
+    """Libraries that require a group get one; its port is on the address of the host's name unless told otherwise."""
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
+    done = subprocess.run([sys.executable, "-c", GROUP_OF_ONE], capture_output=True, text=True, env=environment)
+    assert (done.returncode, set(done.stdout.split())) == (0, {"127.0.0.1"}), done.stderr

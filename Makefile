@@ -14,7 +14,7 @@ SGLANG_LIST := tests/servers/requirements.txt
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: help train test test-servers test-slurm check lint floors types wheel clean setup
+.PHONY: package-tree help train test test-servers test-slurm check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,8 @@ test-servers: $(TEST_STAMP) ## run the generation contract against a real SGLang
 test-slurm: export OMP_NUM_THREADS = 1
 test-slurm: export OMP_WAIT_POLICY = PASSIVE
 test-slurm: export RLCLI_TEST_SLURM = 1
+# Debian puts daemons where the PATH of an ordinary user does not look.
+test-slurm: export PATH := $(PATH):/usr/sbin
 test-slurm: $(TEST_STAMP) ## run jobs on a real Slurm cluster of four emulated nodes
 	@if tests/slurm/install; then \
 	  $(BIN)/python -m pytest tests/slurm $(ARGS); \
@@ -57,11 +59,14 @@ lint: $(TEST_STAMP) ## style, and heavy imports where none may be
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-floors: $(TEST_STAMP) ## which room may import which
-	$(BIN)/lint-imports --no-cache
+floors: $(TEST_STAMP) package-tree ## which room may import which
+	cd build/package && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --no-cache
 
-types: $(TEST_STAMP) ## mypy on rlcli/
-	$(BIN)/mypy
+types: $(TEST_STAMP) package-tree ## mypy on the package and all components
+	cd build/package && $(CURDIR)/$(BIN)/mypy --cache-dir=$(CURDIR)/.mypy_cache
+
+package-tree: $(TEST_STAMP)
+	@$(BIN)/python tests/house/package_tree.py build/package
 
 wheel: $(TEST_STAMP) ## build dist/*.whl and use it from a project elsewhere
 	rm -rf dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,7 +51,8 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self._mesh = model.device_mesh
         self.lm: Any = self._skeleton(model.source)
         self.packed = PackedModel(self.lm, compute_dtype(dtype, model.device))
-        self.vocabulary = len(model.tokenizer) if model.tokenizer is not None else self.lm.config.vocab_size
+        config: Any = self.lm.config
+        self.vocabulary: int = len(model.tokenizer) if model.tokenizer is not None else config.vocab_size
         self.save_dtype = model.save_dtype or model.source.dtype
         self._kv_cache_tokens = kv_cache_tokens
         self._device = model.device
@@ -199,7 +201,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
         blocks = (one for name, held in self._held_parameters().items() for one in held_blocks(name, held))
-        return {block: lambda live=live: live for block, live in blocks}
+        return {block: partial(_as_it_is, tensor) for block, tensor in blocks}
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._held_parameters().items():
@@ -224,7 +226,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         return EngineState(self.named_weights())
 
-    def named_weights(self) -> dict[str, torch.Tensor]:
+    def named_weights(self) -> Mapping[str, torch.Tensor | FlatPart]:
         """Parameters (each once) and the buffers that are stored in the model's files."""
         return own_weights(self.lm)
 
@@ -260,13 +262,18 @@ def held_blocks(name: str, held: Any) -> Iterator[tuple[WeightBlock, torch.Tenso
         yield WeightBlock.of_region(name, held.shape, region), own
 
 
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def gathered(tensor: Any) -> torch.Tensor:
     """The whole parameter, on every rank. Offloaded parts of a DTensor are gathered on the devices."""
     if isinstance(tensor, FlatPart):
         return tensor.full_tensor()
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.to(tensor.device_mesh.device_type).full_tensor()
+    on_devices: Any = tensor.to(tensor.device_mesh.device_type)
+    return on_devices.full_tensor()
 
 
 def gathered_beyond(tensor: Any, kept: Any) -> torch.Tensor:

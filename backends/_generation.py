@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.cache_utils import Cache
 
 from rlcli.api.config import GenerationHyperparameters
@@ -131,7 +130,7 @@ class Decoder:
 
     def __init__(
         self,
-        lm: nn.Module,
+        lm: Any,
         dtype: torch.dtype,
         gconfig: GenerationHyperparameters,
         sampler: Sampler,

@@ -17,7 +17,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from torch import nn
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.family import ModelConfig
+from rlcli.api.family import HFFamily
 from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.loss_stats import Stats, read_loss
 from rlcli.api.micro_batches import MicroBatch
@@ -54,17 +54,18 @@ class MegatronEngine(TrainEngine):
             raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
         self._save_dtype = model.save_dtype or model.source.dtype
         self.lm: Any = model.source.skeleton()  # for its names and description; it has no weights
-        config = _config(model, model.source)
+        family = _family(model, model.source)
         with process_group():
             self.groups = role_groups(model.device_mesh)
-            check_model(model.name, config, self.groups.tp.size(), self.groups.pp.size())
-            self._build(model, model.source, config)
+            self._build(model, model.source, family)
 
-    def _build(self, model: Model, source: ModelSource, config: ModelConfig) -> None:
+    def _build(self, model: Model, source: ModelSource, family: HFFamily) -> None:
         settings, groups = self.settings, self.groups
+        config = replace(family.config_from_hf(source.config.to_dict()), value_head=source.head == "value")
+        check_model(model.name, config, groups.tp.size(), groups.pp.size())
         place = Place(groups.tp.rank(), groups.tp.size(), groups.pp.rank(), groups.pp.size())
         shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
-        self.layout = StageLayout(config, model.family, shapes, place)
+        self.layout = StageLayout(config, family, shapes, place)
         rope = self.lm.base_model.rotary_emb.inv_freq.to(model.device, torch.float32)
         self.stage = StageModel(config, rope, groups, self._dtype, settings.gradient_checkpointing)
         self.stage.to(model.device, self._dtype)  # norms start as float32 on the host
@@ -259,7 +260,7 @@ class MegatronEngine(TrainEngine):
 
     def _owned(self) -> dict[str, tuple[Share, nn.Parameter]]:
         """Name in transformers → where a parameter is that this rank owns, in whole or in part."""
-        owned = {}
+        owned: dict[str, tuple[Share, nn.Parameter]] = {}
         for name, parameter in self.stage.named_parameters():
             share = self.layout.shares[name]
             if not share.is_copy and (share.axis is not None or self.groups.tp.rank() == 0):
@@ -325,16 +326,16 @@ class MegatronEngine(TrainEngine):
         save_model(self.lm, self.whole_parameters(), tokenizer, Path(save_dir), self._save_dtype, ranks)
 
 
-def _config(model: Model, source: ModelSource) -> ModelConfig:
-    """The model's configuration in the form that all families share. Raises ModelError for an unknown family."""
-    hf = source.config.to_dict()
+def _family(model: Model, source: ModelSource) -> HFFamily:
+    """Raises ModelError for an unknown family."""
     if model.family is None:
+        hf = source.config.to_dict()
         raise ModelError(
             f"the megatron backend cannot run the model of role {model.name}: its family "
             f"{hf.get('model_type')} is not implemented",
             hint=f"set models.{model.name}.backend.type=fsdp",
         )
-    return replace(model.family.config_from_hf(hf), value_head=source.head == "value")
+    return model.family
 
 
 def _reduce_gradients(model: list[Any], num_tokens: Any = None, **others: Any) -> None:

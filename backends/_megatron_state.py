@@ -70,9 +70,7 @@ class StageState:
             steps: Any = next(tensor for name, tensor in state.optimizer.items() if name.endswith(f"/{STEP}"))
             self._optimizer.set_steps(int(steps.to_local() if self._mesh is not None else steps))
 
-    def _whole(
-        self, share: Share, parameter: nn.Parameter, tensors: Mapping[str, torch.Tensor], suffix: str
-    ) -> torch.Tensor:
+    def _whole(self, share: Share, parameter: nn.Parameter, tensors: Mapping[str, Any], suffix: str) -> torch.Tensor:
         """The value of a parameter in a state, in the parameter's shape; for a copy, the first stage sends it."""
         whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         if not share.is_copy:
@@ -103,6 +101,7 @@ class StageState:
 
     def _own_region(self, part: HeldPart) -> tuple[slice, ...]:
         """The region of a part that this rank keeps, relative to the start of the part."""
+        assert self._mesh is not None
         sizes, offsets = compute_local_shape_and_global_offset(part.shape, self._mesh, self._placements(part.axis))
         starts = [at - whole.start for at, whole in zip(offsets, part.region, strict=True)]
         return tuple(slice(at, at + size) if size else slice(0, 0) for at, size in zip(starts, sizes, strict=True))
@@ -120,7 +119,7 @@ class StageState:
         return _part_of(number, self._mesh, (Replicate(), Replicate()), ())
 
     def _gathered(
-        self, share: Share, tensors: Mapping[str, torch.Tensor], suffix: str, like: torch.Tensor
+        self, share: Share, tensors: Mapping[str, Any], suffix: str, like: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Name in transformers → part of a parameter, gathered from the shares of data-parallel ranks."""
         found = {}

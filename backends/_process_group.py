@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]
 
 from rlcli.api.loopback import LOOPBACK
 
@@ -35,5 +35,5 @@ def process_group(own: Any = None) -> Iterator[None]:
 def _group_of_one() -> Any:
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK  # else it listens on the address that the host's name has
     on_gpu = torch.cuda.is_available() and dist.is_nccl_available()
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=HashStore(), rank=0, world_size=1)
     return dist.group.WORLD

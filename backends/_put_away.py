@@ -43,7 +43,7 @@ class PutAway:
             storage, size, copy = self._away.pop()
             storage.resize_(size)
             if copy is None:
-                storage.fill_(0)
+                storage.fill_(0)  # type: ignore[attr-defined]  # torch's stubs lack it
             else:
                 storage.copy_(copy)
 

@@ -6,6 +6,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
             answer = read_answer(raw, body, sampling, server.endpoint.hostile)
             if answer.is_aborted and not stop.is_set():
                 raise WorkerError(f"{server.name} ended a response on somebody else's request", code="F90")
-            response.add(answer, lambda label, server=server: self._number_of(label, server))
+            response.add(answer, partial(self._number_of, server=server))
             response.is_aborted = answer.is_aborted
             if len(response.tokens) == limit or response.has_ended or response.is_aborted:
                 return response

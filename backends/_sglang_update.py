@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from ._sglang_http import Endpoint, ServerGone
 
@@ -53,7 +54,7 @@ def by_process_group(server: Endpoint, update: Update, ranks: int, seconds: floa
     try:
         server.post("/begin_weight_update", {}, seconds)
         buckets = _buckets(update.folder)
-        bucket = next(buckets)
+        bucket: tuple[list[str], list[torch.Tensor]] | None = next(buckets)
         while bucket is not None:
             following = next(buckets, None)
             last = {"weight_version": update.label} if following is None else {}
@@ -75,7 +76,7 @@ class _Group:
         listening = socket.create_server((address, 0))  # torch's own would listen on all interfaces
         port = listening.getsockname()[1]
         patience = timedelta(seconds=seconds)
-        store = dist.TCPStore(
+        store = TCPStore(
             address, port, is_master=True, timeout=patience, wait_for_workers=False,
             master_listen_fd=listening.detach(),
         )  # fmt: skip
@@ -86,12 +87,13 @@ class _Group:
         }  # fmt: skip
 
         def join() -> None:
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+            gloo: Any = dist.ProcessGroupGloo  # its options are not in torch's type stubs
+            options = gloo._Options()
+            options._devices = [gloo.create_device(hostname=address)]
             options._timeout = patience
             # torch's name for the keys of a group, and SGLang's for a custom group
-            prefixed = dist.PrefixStore("cpu/", dist.PrefixStore(f"{self._name}/", dist.PrefixStore(self._name, store)))
-            self._group = dist.ProcessGroupGloo(prefixed, 0, 1 + ranks, options)
+            prefixed = PrefixStore("cpu/", PrefixStore(f"{self._name}/", PrefixStore(self._name, store)))
+            self._group = gloo(prefixed, 0, 1 + ranks, options)
 
         self._together("/init_weights_update_group", body, join)
 

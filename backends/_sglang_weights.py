@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class WeightFolder:
 
     def blocks(self) -> dict[WeightBlock, Callable[[], torch.Tensor]]:
         whole = {name: WeightBlock.whole(name, shape) for name, shape in self._parameters.items()}
-        return {block: lambda name=name: self._read(name) for name, block in whole.items()}
+        return {block: partial(self._read, name) for name, block in whole.items()}
 
     def follow(self, source: GivesParameters, eta: float) -> None:
         """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not those of the model, and

@@ -41,7 +41,8 @@ def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
 def shard(packed: PackedModel, mesh: Any) -> None:
     """Shard a model so that each block is gathered when needed, its matrices in the dtype of their products, the rest
     in float32: autocast would cast the former and leave the latter, so results are those of an unsharded model."""
-    blocks = set(packed.lm._no_split_modules or ())
+    lm: Any = packed.lm
+    blocks = set(lm._no_split_modules or ())
     narrow = packed.compute_dtype if packed.compute_dtype is not torch.float32 else None
     policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in packed.lm.modules():

@@ -170,9 +170,9 @@ class PackedOutput:
         return logprobs[rows], entropies[rows] if entropies is not None else None
 
 
-def head_of(lm: nn.Module, temperature: float = 1.0) -> Head:
+def head_of(lm: Any, temperature: float = 1.0) -> Head:
     """The language-model head with everything that its family does to the logits."""
-    linear = lm.get_output_embeddings()  # type: ignore[operator]
+    linear = lm.get_output_embeddings()
     if linear is None:
         raise ModelError("this model has no language-model head", hint="set head: lm for the role")
     config = lm.config.get_text_config()
@@ -222,7 +222,7 @@ class PackedModel(nn.Module):
 
     def hidden_states(self, tokens: torch.Tensor, places: torch.Tensor, packing: PackedAttention) -> torch.Tensor:
         """[T, H] the hidden states of the last layer."""
-        backbone = self.lm.base_model
+        backbone: Any = self.lm.base_model
         with compute_in(self.compute_dtype, tokens.device):
             output = backbone(
                 input_ids=tokens[None], position_ids=places[None], attention_mask=None, use_cache=False, packing=packing

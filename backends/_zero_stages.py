@@ -95,7 +95,7 @@ class WholeState:
 
     # -- weights and moments ---------------------------------------------------------------------------------
 
-    def weights(self, whole: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def weights(self, whole: Mapping[str, Any]) -> dict[str, Any]:
         """Name → live weight; `whole` are those that the model has on this rank."""
         return dict(whole)
 
@@ -191,7 +191,8 @@ class DividedState(WholeState):
             zero._offload_accumulated_param_ids = set()
             zero.reset_cpu_buffers()
             for flat in self._flat():
-                flat.grad.zero_()
+                if flat.grad is not None:
+                    flat.grad.zero_()
 
     # -- weights and moments ---------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class DividedParameters(DividedState):
 
     # -- weights and moments ---------------------------------------------------------------------------------
 
-    def weights(self, whole: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def weights(self, whole: Mapping[str, Any]) -> dict[str, Any]:
         parts = {name: self._range(parameter, parameter.ds_tensor) for parameter, name in self.names.items()}
         return dict(whole) | parts
 
@@ -276,7 +277,7 @@ class DividedParameters(DividedState):
         return found
 
     def weight_tensors(self) -> list[torch.Tensor]:
-        return super().weight_tensors() + [parameter.ds_tensor for parameter in self.names]  # type: ignore[attr-defined]
+        return super().weight_tensors() + [parameter.ds_tensor for parameter in self.names]
 
     def scratch(self) -> list[torch.Tensor]:
         buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]

@@ -85,14 +85,15 @@ def read_rows(
             if isinstance(parsed, BadRow):
                 raise parsed
             found.append((number, line, parsed.get("id"), read(parsed)))
-        except BadRow as error:
-            bad.append((line, error))
+        except BadRow as bad_row:
+            bad.append((line, bad_row))
     if bad:
         _judge_bad_rows(path, bad, bad_rows, max_bad_rows, bool(found) or may_be_empty)
     if not found and not may_be_empty:
         raise DataError(f"{path} holds no rows: it is empty", code="F80")
-    for line, error in bad if note is not None else ():
-        note(f"{path}:{line}: {error}")
+    if note is not None:
+        for line, problem in bad:
+            note(f"{path}:{line}: {problem}")
     stem = file.stem.removeprefix(HUB)
     own_ids = all(isinstance(own, str | int) and not isinstance(own, bool) for _, _, own, _ in found)
     rows = [

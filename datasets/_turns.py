@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlcli.api.chat_template import TemplateError, TooMuch, marks_generation, name_of, render_marked, template_of
+from rlcli.api.chat_template import DAY, TemplateError, TooMuch, marks_generation, name_of, render_marked, template_of
 from rlcli.api.special_tokens import as_content, tokens_with_offsets, unmarked
 from rlcli.errors import ModelError
 
 from ._jsonl import BadRow, Row
 from ._messages import Conversation, Message
-from ._rendering import DAY, Overlong, Tokens, TooLong
+from ._rendering import Overlong, Tokens, TooLong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rlcli.api.data import Preview, SequenceSample, register_dataset
 
 from ._jsonl import Row, text_field
-from ._rendering import Tokens, encode_answers, fit_answers
+from ._rendering import Overlong, Tokens, encode_answers, fit_answers
 from ._samples import answered_sample
 from ._text_rows import TextRows
 
@@ -56,6 +56,6 @@ class PromptAnswer(TextRows):
         return text_field(fields, self.prompt_key), text_field(fields, self.answer_key)
 
 
-def _fit(pair: tuple[Tokens, Tokens], limit: int, overlong: str) -> tuple[Tokens, Tokens]:
+def _fit(pair: tuple[Tokens, Tokens], limit: int, overlong: Overlong) -> tuple[Tokens, Tokens]:
     prompt, (answer,) = fit_answers(pair[0], [pair[1]], limit, overlong)
     return prompt, answer

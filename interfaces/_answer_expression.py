@@ -195,7 +195,12 @@ def _has_small_powers(latex: str, max_exponent: int) -> bool:
     of_groups, degree = 1.0, 0.0
     for power in re.finditer(r"(?P<base>(?:(?<![A-Za-z\\])[A-Za-z]|[0-9])?)\s*\^\s*", latex):
         rest = latex[power.end() :]
-        exponent = rest[: _end_of_group(rest)] if rest[:1] in ("{", "(") else _SHORT_POWER.match(rest)[0]
+        if rest[:1] in ("{", "("):
+            exponent = rest[: _end_of_group(rest)]
+        else:
+            short = _SHORT_POWER.match(rest)
+            assert short is not None  # it matches the empty text too
+            exponent = short[0]
         if re.search(r"[0-9)}\]]\s*\^|!|binom|exp", exponent) or exponent.count("^") > 1:
             return False
         largest = max((float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", exponent)), default=1.0)

@@ -272,7 +272,8 @@ def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Li
     }
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, tuple(one if hard == resource.RLIM_INFINITY else min(one, hard) for one in bound))
+        soft_bound, hard_bound = (limit if hard == resource.RLIM_INFINITY else min(limit, hard) for limit in bound)
+        resource.setrlimit(kind, (soft_bound, hard_bound))
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for number in range(1, signal.NSIG):  # signals that the run ignores must work in a program
         with suppress(OSError, ValueError):

@@ -24,7 +24,7 @@ ValueLoss = Literal["mse", "huber"]
 ValueNormType = Literal["exp", "ma"]
 
 
-def named(functions: Mapping[str, Callable[..., Any]], name: str, settings: Settings) -> Callable[..., Any]:
+def named(functions: Mapping[Any, Callable[..., Any]], name: str, settings: Settings) -> Callable[..., Any]:
     """The function of that name, with its keyword-only parameters bound to the settings of the same names."""
     function = functions[name]
     parameters = inspect.signature(function).parameters.values()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
@@ -169,7 +169,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
             if _is_error(outcome):
                 why = outcome.end or outcome.reply["error"]
                 return Score(error=WorkerError(f"a program could not be run: {why}", code="F52"))
-            reply = outcome.reply if outcome.end is None else NOT_RUN
+            reply: Mapping[str, Any] = outcome.reply if outcome.end is None else NOT_RUN
             marks += passed(task, reply)
             limit = limit or reply["limit"]
         if marks and all(marks):

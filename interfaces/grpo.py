@@ -95,7 +95,8 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
         losses, stats = policy_losses(self, actions, entropy, batch)
         if self.kl_ctl and self.kl_in == "loss":
             columns = (actions.logprobs, actions.old_logprobs, batch.data["ref_logprobs"])
-            penalty = kl_loss(*(x[actions.mask] for x in columns), self.kl_estimator, self.kl_gradient)
+            logprobs, old_logprobs, ref_logprobs = (column[actions.mask] for column in columns)
+            penalty = kl_loss(logprobs, old_logprobs, ref_logprobs, self.kl_estimator, self.kl_gradient)
             losses = losses + self.controller.coef * penalty
             stats["kl_loss"] = penalty.detach().sum()
         return aggregated(self, losses, stats, batch)

@@ -145,7 +145,7 @@ class LLMJudgeInterface(Judging):
         found = self.known.get(question.key)
         if found is None and self.cache is not None:
             found = known_object(_file(self.cache, question)).get("score")
-        return float(found) if question.allows(found) else None
+        return float(found) if found is not None and question.allows(found) else None
 
     def _remember(self, question: Question, score: float, reply: str) -> None:
         self.known[question.key] = score

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -82,8 +82,9 @@ class RoleJudgeInterface(Judging):
             for opening, question in zip(openings, questions, strict=True)
         ]
         numbers = self._written(model, begun, questions, _LONGEST_SCORE)
+        tokenizer: Any = model.tokenizer
         return {
-            question: self._score(question, str(model.tokenizer.decode(number, skip_special_tokens=True)))
+            question: self._score(question, str(tokenizer.decode(number, skip_special_tokens=True)))
             for question, number in zip(questions, numbers, strict=True)
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -41,7 +40,7 @@ class WeightedSumInterface(ModelInterface):
 
         lengths = self._lengths(data)
         parts = {key: data.data[key].double() for key in self.weights}
-        total = sum(weight * parts[key] for key, weight in self.weights.items())
+        total = sum(parts[key] * weight for key, weight in self.weights.items())
         groups = [sum(group) for group in lengths]
         return SequenceSample.from_default(
             ids=data.ids,
@@ -59,11 +58,12 @@ class WeightedSumInterface(ModelInterface):
             return super().mock(interface_type, model, data)
         return self.inference(model, data, MicroBatchSpec())
 
-    def _lengths(self, data: SequenceSample) -> Mapping[str, list[list[int]]]:
+    def _lengths(self, data: SequenceSample) -> list[list[int]]:
         """One number per response. Raises UsageError where a key holds anything else."""
-        (first, lengths), *others = ((key, data.seqlens[key]) for key in self.weights)
-        for key, other in others:
-            if other != lengths:
+        first, *_ = self.weights
+        lengths = data.seqlens[first]
+        for key in self.weights:
+            if data.seqlens[key] != lengths:
                 raise UsageError(f"weighted_sum: {first} and {key} are not of the same responses", code="R71")
         if any(length != 1 for group in lengths for length in group) or data.data[first].dim() != 1:
             hint = "the calls before it must write one number for each response"

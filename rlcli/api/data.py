@@ -62,8 +62,9 @@ class SequenceSample:
     """Key → shape of one row of its tensor; None if there is no tensor. Inferred from `data`."""
     dtypes: dict[str, torch.dtype | None] = None  # type: ignore[assignment]
     """Key → dtype of its tensor; None if there is no tensor. Inferred from `data`."""
-    data: dict[str, torch.Tensor | None] | None = None
-    """Key → tensor [sum of its lengths, *trailing shape], None for a key without one. None: only a description."""
+    data: dict[str, torch.Tensor] | Any = None
+    """Key → tensor [sum of its lengths, *trailing shape], None for a key without one. None: only a description. A type
+    checker takes tensors as given: whatever computes with a batch gets one that has them."""
     metadata: dict[str, list[Any]] = field(default_factory=dict)
     """Name → a JSON-able value for each sample."""
 
@@ -385,8 +386,9 @@ class SequenceSample:
 
 
 def _data(sample: SequenceSample) -> dict[str, torch.Tensor | None]:
-    assert sample.data is not None
-    return sample.data
+    tensors: Any = sample.data
+    assert tensors is not None
+    return tensors
 
 
 def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

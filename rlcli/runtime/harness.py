@@ -29,7 +29,7 @@ Scored = tuple[float, bool]
 """Log-likelihood of a continuation, and whether each of its tokens is the likeliest."""
 
 
-class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval is an extra that need not be there
+class EngineLM(TemplateLM):
     """Scores and generates with a model's engine. Texts are encoded as by lm-eval's own class for transformers."""
 
     def __init__(self, model: Model):

@@ -35,7 +35,7 @@ class EdgeChecks(InterfaceSubject):
         if "prompt_mask" not in batch.keys:
             pytest.skip("reads no prompt_mask")
         assert batch.data is not None
-        batch.data["prompt_mask"] = torch.ones_like(batch.data["prompt_mask"])  # type: ignore[arg-type]
+        batch.data["prompt_mask"] = torch.ones_like(batch.data["prompt_mask"])
         outcome = _survive(rehearsal, batch, "a batch of prompts only")
         _nothing_learned(rehearsal, outcome, "a batch of prompts only")
         weight = outcome.stats.get("loss_weight", 0.0)
@@ -61,7 +61,7 @@ class EdgeChecks(InterfaceSubject):
             pytest.skip("reads no rewards")
         for reward in (0.0, 1.0):
             assert batch.data is not None
-            batch.data["rewards"] = torch.full_like(batch.data["rewards"], reward)  # type: ignore[arg-type]
+            batch.data["rewards"] = torch.full_like(batch.data["rewards"], reward)
             _survive(rehearsal, batch, f"rewards that are all {reward:g}")
 
     def test_very_ragged(self, rehearsal: Rehearsal) -> None:

@@ -49,8 +49,8 @@ def test_stopping_it_stops_all_of_its_parts(cluster, project):
     run = project.submit(*TWO_NODES, "train.steps=1000")
     run.wait_for_steps(2)
     project.rlcli("stop", str(run.folder))
-    run.wait_until("FAILED")  # exit code 75
-    assert run.status["state"] == "stopped"
+    run.wait_until("COMPLETED")
+    assert (run.status["state"], run.status["exit_code"]) == ("stopped", 75)
     assert not cluster.run("squeue", "--noheader", "--states=running")
 
 

@@ -1,7 +1,8 @@
 """Where components and recipes live: rlcli itself, this checkout, other installed packages, the user's project.
 
 A project is a folder whose pyproject.toml has a `[tool.rlcli]` table. It may hold four folders, `interfaces`,
-`backends`, `datasets` and `recipes`, none of them with an `__init__.py`. This repository is itself a project.
+`backends`, `datasets` and `recipes`, none of them with an `__init__.py`. Components may be in subfolders of these, such
+as `interfaces/rewards/`, without an `__init__.py` either. This repository is itself a project.
 
 A package that is installed next to rlcli may bring the same four folders. Its entry points of the group `rlcli` name
 the packages that contain them: `[project.entry-points.rlcli]`, `my_lab = "my_lab.rlcli"`.
@@ -116,6 +117,26 @@ def search_path(kind: str) -> list[str]:
     if known is not None:
         known[kind] = found
     return found
+
+
+def component_folders(kind: str) -> list[Path]:
+    """The folders that may hold components of a kind: its search path and the subfolders of it, such as
+    `interfaces/rewards`. Subfolders that start with `_`, and packages, are shared code.
+
+    Raises ProjectError for a package whose name is that of a subfolder elsewhere: it would hide that one.
+    """
+    folders = [Path(folder) for folder in search_path(kind)]
+    subfolders = [path for folder in folders for path in sorted(folder.iterdir()) if _is_subfolder(path)]
+    packages = [path for path in subfolders if (path / "__init__.py").exists()]
+    names = {path.name for path in subfolders if path not in packages}
+    for package in packages:
+        if package.name in names:
+            _refuse_init_file(package / "__init__.py", f"{kind}/{package.name}")
+    return folders + [path for path in subfolders if path not in packages]
+
+
+def _is_subfolder(path: Path) -> bool:
+    return path.name.isidentifier() and not path.name.startswith("_") and path.is_dir()
 
 
 @contextlib.contextmanager
@@ -252,8 +273,12 @@ def _refuse_init_files(root: Path) -> None:
     for kind in FOLDERS:
         init = root / kind / "__init__.py"
         if init.exists():
-            raise ProjectError(
-                f"makes {kind}/ a package, which hides other libraries of that name and the built-in {kind}",
-                where=str(init),
-                hint="delete the file; the folder needs none",
-            )
+            _refuse_init_file(init, kind)
+
+
+def _refuse_init_file(init: Path, folder: str) -> None:
+    raise ProjectError(
+        f"makes {folder}/ a package, which hides other libraries of that name and the built-in {folder}",
+        where=str(init),
+        hint="delete the file; the folder needs none",
+    )

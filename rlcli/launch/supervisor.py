@@ -281,12 +281,12 @@ def _where(child: _Child) -> str | None:
     """Location of the thread that crashed or handled the request, else of the main one, which comes last: the innermost
     line in a component, if there is one."""
     from rlcli.api.component import KINDS
-    from rlcli.project import search_path
+    from rlcli.project import component_folders
 
     threads = re.findall(r"^(Current t|T)hread .*\n((?:  File .*\n)+)", child.read_stacks(), re.MULTILINE)
     frames = next((frames for kind, frames in threads if kind.startswith("C")), threads[-1][1] if threads else "")
     places = re.findall(r'^  File "(.+)", line (\d+)', frames, re.MULTILINE)
-    components = {str(folder) for kind in KINDS for folder in search_path(kind)}
+    components = {str(folder) for kind in KINDS for folder in component_folders(kind)}
     innermost = (place for place in places if os.path.dirname(place[0]) in components)
     file, line = next(innermost, places[0] if places else (None, None))
     return f"{file}:{line}" if file else None

@@ -8,19 +8,24 @@ from pathlib import Path
 
 from rlcli.api.component import KINDS, module_name
 from rlcli.errors import ProjectError, UnknownComponent
-from rlcli.project import module_place, search_path
+from rlcli.project import component_folders, module_place, search_path
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 """Pattern of valid component names; a name is therefore never a path or a Python expression."""
 
 
 def names(kind: str) -> dict[str, Path]:
-    """The components of a kind and their files, sorted; files that start with `_` are shared code."""
+    """The components of a kind and their files, sorted; files and subfolders that start with `_` are shared code.
+
+    Raises ProjectError where two have the same name, or one that of a subfolder, which its module would hide.
+    """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of component; the kinds are {', '.join(KINDS)}")
     found: dict[str, Path] = {}
-    for folder in search_path(kind):
-        for path in sorted(Path(folder).glob("*.py")):
+    folders = component_folders(kind)
+    subfolders = {folder.name: folder for folder in folders[len(search_path(kind)) :]}
+    for folder in folders:
+        for path in sorted(folder.glob("*.py")):
             if not (NAME.fullmatch(path.stem) and path.stem.isidentifier() and path.is_file()):
                 continue
             if path.stem in found:
@@ -29,6 +34,9 @@ def names(kind: str) -> dict[str, Path]:
                     hint="rename yours; if both are built in, one is installed and one is this checkout: "
                     "`pip install -e .` makes them one",
                 )
+            if path.stem in subfolders:
+                problem = f"a component named {path.stem!r} would hide the folder {subfolders[path.stem]}"
+                raise ProjectError(problem, where=str(path), hint="rename the file")
             found[path.stem] = path
     return dict(sorted(found.items()))
 
@@ -45,8 +53,13 @@ def path_of(kind: str, name: str) -> Path:
 
 
 def module_of(kind: str, name: str) -> str:
-    """The name of a component's module in every process: `rlcli.interfaces.grpo`, or the component's dotted name."""
-    return name if "." in name else f"rlcli.{kind}.{module_name(name)}"
+    """The name of a component's module in every process: `rlcli.interfaces.grpo`, in a subfolder
+    `rlcli.interfaces.rewards.math_reward`; a dotted name is that of its module."""
+    if "." in name:
+        return name
+    path = path_of(kind, name)
+    in_subfolder = str(path.parent) not in search_path(kind)
+    return ".".join(["rlcli", kind, *([path.parent.name] if in_subfolder else []), path.stem])
 
 
 def _installed(kind: str, name: str) -> Path:

@@ -17,7 +17,7 @@ from rlcli.api.component import module_name
 from rlcli.api.limits import BOUNDS, Limits
 from rlcli.errors import ProjectError
 from rlcli.registry.class_fields import Argument, arguments_of, class_named, lineage
-from rlcli.registry.listing import path_of
+from rlcli.registry.listing import module_of, path_of
 from rlcli.registry.source import Definition, Module, dotted, kept_while_unchanged, read_module, top_level
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Signature:
 def signature(kind: str, name: str) -> Signature:
     """Read a component's signature."""
     path = path_of(kind, name)
-    module = read_module(f"rlcli.{kind}.{module_name(name)}", path)
+    module = read_module(f"rlcli.{kind}.{name}" if "." in name else module_of(kind, name), path)
     definition = _registered_class(kind, module)
     parts = list(lineage(definition))
     arguments = arguments_of(definition)

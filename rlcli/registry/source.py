@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from rlcli.errors import ProjectError
-from rlcli.project import FOLDERS, PACKAGE, module_place, search_path, search_paths_kept
+from rlcli.project import FOLDERS, PACKAGE, component_folders, module_place, search_path, search_paths_kept
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,13 +79,13 @@ def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def kept(*args: P.args, **kwargs: P.kwargs) -> T:
         with search_paths_kept():
-            folders = tuple(folder for kind in FOLDERS for folder in search_path(kind))
+            folders = tuple(folder for kind in FOLDERS for folder in component_folders(kind))
             key = (folders, args, *kwargs.items())
             if key in known:
                 then, found = known[key]
                 if all(_state(path) == state for path, state in then.items()):
                     return found
-            read = {Path(folder): _state(Path(folder)) for folder in folders}
+            read = {folder: _state(folder) for folder in folders}
             token = _READ.set(read)
             try:
                 found = function(*args, **kwargs)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcli.errors import ProjectError, RlcliError, WorkerError
-from rlcli.project import is_built_in, search_path
+from rlcli.project import component_folders, is_built_in
 from rlcli.registry import KINDS
 
 
@@ -67,7 +67,7 @@ def _words(error: BaseException) -> str:
 
 def _place_in_a_component(error: BaseException) -> tuple[str, Path, int] | None:
     """Kind, file and line of the innermost frame in a user's component."""
-    folders = {Path(folder): kind for kind in KINDS for folder in search_path(kind) if not is_built_in(Path(folder))}
+    folders = {folder: kind for kind in KINDS for folder in component_folders(kind) if not is_built_in(folder)}
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)

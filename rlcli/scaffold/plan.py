@@ -136,16 +136,26 @@ def plan_project(folder: Path) -> Scaffold:
 
 
 def _copied(like: str, name: str, cls: str) -> str:
-    """The file of an interface, with its class renamed and registered under the new name."""
+    """An interface as a file of the folder of interfaces, with its class renamed and registered under the new name."""
     original = registry.signature("interfaces", like)
     text = re.sub(rf"\b{original.class_name}\b", cls, original.path.read_text(encoding="utf-8"))
+    subfolder = registry.module_of("interfaces", like).removeprefix("rlcli.interfaces").rpartition(".")[0]
+    if "." not in like and subfolder:
+        text = _moved_up(text, subfolder)
     return re.sub(r"(\bregister_interface\(\s*)([\"'])[^\"']+\2", rf"\g<1>\g<2>{name}\g<2>", text)
+
+
+def _moved_up(text: str, subfolder: str) -> str:
+    """A file of a subfolder with the relative imports that it needs one folder above; `subfolder` is ".rewards"."""
+    text = re.sub(r"^from \.(?=\w)", f"from {subfolder}.", text, flags=re.MULTILINE)
+    text = re.sub(r"^from \.(?= import)", f"from {subfolder}", text, flags=re.MULTILINE)
+    return re.sub(r"^from \.\.", "from .", text, flags=re.MULTILINE)
 
 
 def _refuse_taken(kind: str, folder: str, name: str, root: Path) -> None:
     """Refuse a name that a component elsewhere has; `write` reports one that exists in the project itself."""
     taken = registry.names(folder).get(module_name(name))
-    if taken is not None and taken.parent.resolve() != (root / folder).resolve():
+    if taken is not None and not taken.resolve().is_relative_to((root / folder).resolve()):
         one = folder.removesuffix("s")
         what = f"{name!r} is the name of a built-in {one}: {taken}"
         raise UsageError(what, hint=f"choose another name; look at that one: rlcli show {taken.stem}", code="R68")

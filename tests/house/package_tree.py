@@ -18,7 +18,9 @@ def build(target: Path) -> None:
         _link(source, target / source.relative_to(ROOT))
     for folder in COMPONENT_FOLDERS:
         for source in sorted((ROOT / folder).rglob("*.py")):
-            _link(source, target / "rlcli" / source.relative_to(ROOT))
+            link = target / "rlcli" / source.relative_to(ROOT)
+            _link(source, link)
+            (link.parent / "__init__.py").touch()  # such tools do not see subfolders that are no packages
     _link(ROOT / "pyproject.toml", target / "pyproject.toml")
 
 

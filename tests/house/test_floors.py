@@ -45,6 +45,14 @@ def test_a_backend_that_imports_from_above_or_sideways_is_found(tmp_path, import
     assert f"rlcli.backends.intruder -> rlcli.{imported}" in lint_imports(tmp_path).stdout
 
 
+def test_a_reward_that_imports_from_above_is_found(tmp_path):
+    build(tmp_path)
+    (tmp_path / "rlcli" / "interfaces" / "rewards" / "intruder.py").write_text(
+        "import rlcli.launch\n", encoding="utf-8"
+    )
+    assert "rlcli.interfaces.rewards.intruder -> rlcli.launch" in lint_imports(tmp_path).stdout
+
+
 def test_light_rooms_load_nothing_heavy():
     rooms = [room for room in LIGHT_ROOMS if list((ROOT / "rlcli").glob(f"{room}*"))]
     modules = [

@@ -78,6 +78,25 @@ def test_an_init_file_in_a_component_folder_is_refused_by_name(tmp_path, kind):
     assert caught.value.where == str(init)
 
 
+def test_a_package_does_not_hide_a_subfolder_of_components(tmp_path):
+    mine = make_project(tmp_path) / "interfaces" / "rewards"
+    mine.mkdir(parents=True)
+    assert mine in project.component_folders("interfaces")
+    (mine / "__init__.py").touch()
+    with pytest.raises(ProjectError, match="interfaces/rewards/ a package") as caught:
+        project.component_folders("interfaces")
+    assert caught.value.where == str(mine / "__init__.py")
+
+
+def test_shared_code_may_be_a_package_or_a_private_subfolder(tmp_path):
+    interfaces = make_project(tmp_path) / "interfaces"
+    for name in ("helpers", "_private", "mine"):
+        (interfaces / name).mkdir(parents=True)
+    (interfaces / "helpers" / "__init__.py").touch()
+    folders = project.component_folders("interfaces")
+    assert [folder for folder in folders if folder.parent == interfaces] == [interfaces / "mine"]
+
+
 def test_search_path_lists_folders_that_exist_in_order(tmp_path):
     root = make_project(tmp_path)
     assert str(root / "backends") not in project.search_path("backends")

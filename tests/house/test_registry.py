@@ -17,7 +17,7 @@ def write(tmp_path, monkeypatch, forgotten):
 
     def write_file(name, text):
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
         return path
 
@@ -59,6 +59,28 @@ def test_a_component_is_one_module_in_every_process(write):
     cls = registry.load("backends", "zz_one")
     assert (cls.__module__, cls.__qualname__) == ("rlcli.backends.zz_one", "Simple")
     assert registry.load("backends", "zz_one") is cls
+
+
+def test_a_component_of_a_subfolder_keeps_its_name(write):
+    mine = write("backends/fast/zz_inner.py", SIMPLE.format(one="backend", name="zz_inner"))
+    assert registry.path_of("backends", "zz_inner") == mine
+    assert registry.signature("backends", "zz_inner").class_name == "Simple"
+    cls = registry.load("backends", "zz_inner")
+    assert cls.__module__ == registry.module_of("backends", "zz_inner") == "rlcli.backends.fast.zz_inner"
+
+
+def test_a_subfolder_of_ones_own_stands_next_to_a_built_in_one(write):
+    text = "from ._scores import RightOrWrong\n" + textwrap.dedent(SIMPLE).format(one="interface", name="zz_reward")
+    write("interfaces/rewards/zz_reward.py", text)
+    assert registry.load("interfaces", "zz_reward").__module__ == "rlcli.interfaces.rewards.zz_reward"
+    assert registry.load("interfaces", "math_reward").__module__ == "rlcli.interfaces.rewards.math_reward"
+
+
+def test_a_component_does_not_hide_a_subfolder(write):
+    mine = write("interfaces/rewards.py", SIMPLE.format(one="interface", name="rewards"))
+    with pytest.raises(ProjectError, match="'rewards' would hide the folder") as caught:
+        registry.names("interfaces")
+    assert caught.value.where == str(mine)
 
 
 def test_a_dash_in_a_name_is_an_underscore_in_its_file(write):

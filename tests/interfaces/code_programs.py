@@ -149,7 +149,7 @@ GREEDY = {
 PLAIN_USER = """
 import importlib, os, sys
 sys.path.insert(0, {folder!r})
-sandbox = importlib.import_module("interfaces._sandbox")
+sandbox = importlib.import_module("rewards._sandbox")
 heard, said = os.pipe()
 null = os.open(os.devnull, os.O_RDWR)
 limits = sandbox.Limits(2, 20.0, 512 << 20, 1 << 20, 1 << 16, 8)
@@ -161,8 +161,8 @@ print(program.wait(heard).output.decode())
 """A program in a sandbox that a plain user has made, with nothing but Python."""
 
 BROKEN = """\
-import rlcli.interfaces._sandbox as sandbox
-from rlcli.interfaces import _code_worker
+import rlcli.interfaces.rewards._sandbox as sandbox
+from rlcli.interfaces.rewards import _code_worker
 
 def refused(name, *arguments, then=sandbox._call):
     if name == {name!r}:

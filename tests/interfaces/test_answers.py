@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlcli.interfaces._answer_expression import read_expression
-from rlcli.interfaces._answer_number import number_in_words
-from rlcli.interfaces._answer_value import read_value
-from rlcli.interfaces._answer_words import HEDGES, NEGATIONS, OPERATIONS
-from rlcli.interfaces._answers import Comparison, Verdict, final_answer, gold_of, judge
+from rlcli.interfaces._answers.expression import read_expression
+from rlcli.interfaces._answers.number import number_in_words
+from rlcli.interfaces._answers.value import read_value
+from rlcli.interfaces._answers.verdict import Comparison, Verdict, final_answer, gold_of, judge
+from rlcli.interfaces._answers.words import HEDGES, NEGATIONS, OPERATIONS
 
 GSM8K_GOLDS = ("72", "10", "5", "1,450", "-3", "0", "2,125", "5600", "0.5", "18.50", "1,000,000", "07")
 """Golds of each kind that GSM8K has."""

@@ -15,8 +15,8 @@ import torch
 
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ResourceError, WorkerError
-from rlcli.interfaces import _sandbox
-from rlcli.interfaces.code_reward import CodeRewardInterface
+from rlcli.interfaces.rewards import _sandbox
+from rlcli.interfaces.rewards.code_reward import CodeRewardInterface
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.texts import text_batch
@@ -337,7 +337,7 @@ def test_a_program_that_could_not_be_run_is_an_error_of_the_component(judge):
     tried = []
 
     def refused(tasks, **_):
-        from rlcli.interfaces._worker_pool import End, Outcome
+        from rlcli.interfaces.rewards._worker_pool import End, Outcome
 
         tried.append(len(tasks))
         return [Outcome(end=End.DIED) for _ in tasks]

@@ -14,7 +14,7 @@ import torch
 
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ProjectError, RlcliError, UsageError, WorkerError
-from rlcli.interfaces.function_reward import FunctionRewardInterface
+from rlcli.interfaces.rewards.function_reward import FunctionRewardInterface
 from rlcli.processes import file_write_gap
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.interface import InterfaceContract
@@ -194,6 +194,7 @@ def witness(tmp_path, monkeypatch):
     """Records what functions report, as they write no files: name → process numbers. It replies with how many reports
     came before."""
     reports = {}
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)  # functions run in its folder, where there is one
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     server = socket.create_server("witness", family=socket.AF_UNIX)
 
@@ -276,7 +277,7 @@ def test_a_hang_is_an_error_and_no_score(reward):
 def test_a_function_that_works_for_long_does_not_hang(reward, monkeypatch):
     """`hang_s` is of a process that does nothing: a busy machine makes no error of a slow function."""
     used = itertools.count()
-    monkeypatch.setattr("rlcli.interfaces._worker_pool._cpu_seconds", lambda _: next(used) / 100)
+    monkeypatch.setattr("rlcli.interfaces.rewards._worker_pool._cpu_seconds", lambda _: next(used) / 100)
     interface = reward("import time\ntime.sleep(1)\nreturn 1", hang_s=0.2)
     assert run(interface, batch().select_indices([1])).data["rewards"].tolist() == [1.0]
 

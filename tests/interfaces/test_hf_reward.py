@@ -18,7 +18,7 @@ from transformers import (
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ModelError
-from rlcli.interfaces.hf_reward import HFRewardInterface
+from rlcli.interfaces.rewards.hf_reward import HFRewardInterface
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.interface import InterfaceContract
 

@@ -15,8 +15,8 @@ import torch
 
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ResourceError, WorkerError
-from rlcli.interfaces._judge_questions import question_of
-from rlcli.interfaces.llm_judge import LLMJudgeInterface
+from rlcli.interfaces.rewards._judge_questions import question_of
+from rlcli.interfaces.rewards.llm_judge import LLMJudgeInterface
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.texts import text_batch
 from rlcli.testing.tokenizer import byte_tokenizer

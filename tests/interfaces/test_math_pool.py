@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from rlcli.interfaces._answers import Comparison, Verdict
-from rlcli.interfaces._math_pool import MathPool
+from rlcli.interfaces._answers.verdict import Comparison, Verdict
+from rlcli.interfaces.rewards._math_pool import MathPool
 
 ONE = [Comparison("x", "")]
 WORKER = """\

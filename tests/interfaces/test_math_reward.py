@@ -13,9 +13,9 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import DataError, ModelError, UsageError, WorkerError
-from rlcli.interfaces._answers import Comparison, Verdict
-from rlcli.interfaces._math_pool import MathPool
-from rlcli.interfaces.math_reward import MathRewardInterface
+from rlcli.interfaces._answers.verdict import Comparison, Verdict
+from rlcli.interfaces.rewards._math_pool import MathPool
+from rlcli.interfaces.rewards.math_reward import MathRewardInterface
 from rlcli.testing.interface import InterfaceContract
 
 SPEC = MicroBatchSpec()
@@ -221,7 +221,7 @@ def test_verdicts_come_back_in_order_whoever_is_quicker(tmp_path):
 
 def test_processor_time_is_limited_and_the_others_are_compared(monkeypatch):
     """By the kernel, in a real process: a verdict does not depend on how busy the machine is."""
-    monkeypatch.setattr("rlcli.interfaces._math_pool.WALL_FACTOR", 10_000)
+    monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 10_000)
     easy, hard = Comparison("x", "x"), Comparison("(x+1)^{20} (x-1)^{20}", "(x^2-1)^{20} + \\sin(x)^2 + \\cos(x)^2")
     pool = MathPool(1, 60.0)
     assert pool.compare([easy]) == [Verdict.RIGHT]
@@ -239,7 +239,7 @@ def test_a_worker_that_waits_for_the_processor_is_given_time(tmp_path):
 
 
 def test_a_stuck_worker_is_killed_in_time_and_the_others_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlcli.interfaces._math_pool.WALL_FACTOR", 1)
+    monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 1)
     pool = fake_pool(tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", workers=1, cpu_s=0.3)
     pairs = [Comparison(answer, "") for answer in ("a", "hang", "b")]
     assert pool.compare(pairs) == [Verdict.RIGHT, Verdict.TIMEOUT, Verdict.RIGHT]
@@ -254,7 +254,7 @@ def test_a_dying_worker_is_a_verdict_and_is_replaced(tmp_path):
 
 
 def test_what_responses_do_is_wrong_and_counted_and_never_ends_the_run(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rlcli.interfaces._math_pool.WALL_FACTOR", 1)
+    monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 1)
     body = """\
         time.sleep(9 if t['answer'] == 'y' else 0)
         r = {'x+1': {'equal': True}, 'x+2': {'crashed': 'boom'}, 'x+3': {'unparsed': True}}[t['answer']]
@@ -384,7 +384,7 @@ def test_processes_end_with_their_parent(tmp_path):
 
     script = tmp_path / "parent.py"
     script.write_text(
-        "import sys\nfrom rlcli.interfaces._math_pool import Comparison, MathPool\n"
+        "import sys\nfrom rlcli.interfaces.rewards._math_pool import Comparison, MathPool\n"
         "pool = MathPool(1, 60.0)\npool.compare([Comparison('x+1', '1+x')])\n"
         "print(pool._workers[0].process.pid, flush=True)\nsys.stdin.read()\n"
     )

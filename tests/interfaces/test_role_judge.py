@@ -12,9 +12,9 @@ from rlcli.api.model import GeneratedResponses, MicroBatchSpec
 from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.checkpoint.light_tokenizer import Encoded
 from rlcli.errors import DataError, WorkerError
-from rlcli.interfaces._judge_questions import question_of
-from rlcli.interfaces._judging import CONTROL
-from rlcli.interfaces.role_judge import RoleJudgeInterface
+from rlcli.interfaces.rewards._judge_questions import question_of
+from rlcli.interfaces.rewards._judging import CONTROL
+from rlcli.interfaces.rewards.role_judge import RoleJudgeInterface
 from rlcli.testing.batches import END, DigitTokenizer
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.texts import text_batch

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.interfaces import _sandbox, _syscall_filter
-from rlcli.interfaces._code_worker import run_program
-from rlcli.interfaces._process_tree import descendants_of, memory_held
+from rlcli.interfaces.rewards import _sandbox, _syscall_filter
+from rlcli.interfaces.rewards._code_worker import run_program
+from rlcli.interfaces.rewards._process_tree import descendants_of, memory_held
 
 LIMITS = _sandbox.Limits(
     cpu_s=5, wall_s=10.0, memory_bytes=96 << 20, file_bytes=16 << 20, output_bytes=1 << 16, processes=16
@@ -195,8 +195,8 @@ def test_what_honest_programs_use_is_left(confined):
 
 WITHOUT_FILTER = """
 import ctypes, sys
-from rlcli.interfaces import _sandbox, _syscall_filter
-from rlcli.interfaces._code_worker import run_program
+from rlcli.interfaces.rewards import _sandbox, _syscall_filter
+from rlcli.interfaces.rewards._code_worker import run_program
 _syscall_filter.is_available = lambda: False
 libc = ctypes.CDLL(None)
 libc.syscall.restype = ctypes.c_long

@@ -6,7 +6,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
 from rlcli.errors import RecipeError, UsageError
-from rlcli.interfaces.weighted_sum import WeightedSumInterface
+from rlcli.interfaces.rewards.weighted_sum import WeightedSumInterface
 from rlcli.recipe.resolve import load_recipe
 from rlcli.testing.batches import PAIRS, DigitTokenizer, make_batch
 from rlcli.testing.interface import InterfaceContract

@@ -46,7 +46,7 @@ def test_the_wheel_adds_only_rlcli(wheel):
     assert {name.split("/")[0] for name in files} - {"rlcli"} == {f"rlcli-{wheel.name.split('-')[1]}.dist-info"}
     assert not [name for name in files if "__pycache__" in name or name.endswith(".pyc")]
     for kind in ("interfaces", "backends", "datasets"):
-        components = {f"rlcli/{kind}/{path.name}" for path in (ROOT / kind).glob("*.*")}  # and what they bring along
+        components = {f"rlcli/{path.relative_to(ROOT)}" for path in (ROOT / kind).rglob("*.py")}
         assert components
         assert components <= set(files)
     recipes = {f"rlcli/recipes/{path.relative_to(ROOT / 'recipes')}" for path in (ROOT / "recipes").rglob("*.yaml")}
@@ -60,6 +60,7 @@ def test_the_command_lists_built_ins_and_the_users_own(site, project, run):
     json.loads(out)
     assert str(project / "interfaces" / "custom.py") in out
     assert str(site / "rlcli" / "interfaces" / "ppo_actor.py") in out
+    assert str(site / "rlcli" / "interfaces" / "rewards" / "math_reward.py") in out
     assert str(ROOT / "interfaces") not in out
 
 

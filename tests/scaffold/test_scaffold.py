@@ -12,6 +12,7 @@ from jinja2 import UndefinedError
 from rlcli import registry
 from rlcli.errors import ResourceError, UnknownComponent, UsageError
 from rlcli.scaffold import KINDS, plan, plan_project, write
+from rlcli.scaffold.names import class_name
 from rlcli.scaffold.plan import COPIES
 from rlcli.scaffold.templates import HERE, render
 
@@ -61,16 +62,17 @@ def test_rendered_files_have_our_style(full):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("like", ["grpo", "sft", "dpo"])
+@pytest.mark.parametrize("like", ["grpo", "sft", "dpo", "math_reward"])
 def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
-    name = f"my-{like}"
+    name = f"my-{like.replace('_', '-')}"
     write(plan("interface", name, project, like=like))
     text = (project / "interfaces" / f"my_{like}.py").read_text()
-    assert f'register_interface("{name}", My{like.capitalize()}Interface)' in text
-    assert registry.signature("interfaces", like).class_name not in text
+    cls = class_name("interface", name)
+    assert f'register_interface("{name}", {cls})' in text
+    assert not re.search(rf"\b{registry.signature('interfaces', like).class_name}\b", text)
     mine, original = registry.signature("interfaces", name), registry.signature("interfaces", like)
     assert [a.name for a in mine.arguments] == [a.name for a in original.arguments]
-    assert text.count(f"My{like.capitalize()}Interface") >= 2
+    assert text.count(cls) >= 2
 
 
 def test_a_copy_of_an_interface_passes_its_tests(project):

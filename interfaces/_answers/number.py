@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
 
-from ._answer_words import FRACTIONS, NUMBERS, SCALES, SMALL_NUMBERS, TENS
+from .words import FRACTIONS, NUMBERS, SCALES, SMALL_NUMBERS, TENS
 
 MAX_DIGITS = 100
 MAX_EXPONENT = 100

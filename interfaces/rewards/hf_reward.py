@@ -18,7 +18,7 @@ from rlcli.api.model_folder import model_folder
 from rlcli.api.tokenizer_limits import check_tokenizer
 from rlcli.errors import DataError, ModelError
 
-from ._checked import Settings
+from .._checked import Settings
 from ._scores import one_each, ones, shares
 from ._text import full_texts, response_texts
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ._answer_languages import words
-from ._answer_markup import is_clean, plain
-from ._answer_words import GREEK, is_plain_word, qualifies, unit_of
+from .languages import words
+from .markup import is_clean, plain
+from .words import GREEK, is_plain_word, qualifies, unit_of
 
 MAX_TOKENS = 120
 MAX_DEPTH = 10

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from ._answer_claim import claimed_answer, marked_answer
-from ._answer_expression import Expression, read_expression
-from ._answer_markup import LABEL, MAX_CHARS, is_clean, plain, readable, without_tags
-from ._answer_value import Value, read_value
+from .claim import claimed_answer, marked_answer
+from .expression import Expression, read_expression
+from .markup import LABEL, MAX_CHARS, is_clean, plain, readable, without_tags
+from .value import Value, read_value
 
 LONGEST_UNIT = 5
 """Most words in the unit of a row's answer; a row's answer with more is a text."""

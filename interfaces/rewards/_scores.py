@@ -15,7 +15,7 @@ from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.limits import Limits
 from rlcli.errors import RlcliError, escape_control
 
-from ._checked import Settings
+from .._checked import Settings
 from ._text import prompt_texts, response_texts
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ._answer_languages import announces, is_elsewhere
-from ._answer_markup import LABEL, is_clean, readable
-from ._answer_number import WRITTEN, belongs_to_number, is_number_word, number_in_digits, number_in_words
-from ._answer_words import (
+from .languages import announces, is_elsewhere
+from .markup import LABEL, is_clean, readable
+from .number import WRITTEN, belongs_to_number, is_number_word, number_in_digits, number_in_words
+from .words import (
     ABBREVIATED,
     ANNOUNCING,
     AT_SUCH,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from rlcli.interfaces._worker import Broken, Work, serve
+from rlcli.interfaces.rewards._worker import Broken, Work, serve
 
 
 def parsed(latex: str) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlcli.interfaces._worker import Broken, Work, serve
+from rlcli.interfaces.rewards._worker import Broken, Work, serve
 
 LARGEST = 3.4028234e38
 """Largest number that fits into a float32."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ._answer_languages import announces, denies_elsewhere, is_elsewhere, words
+from .languages import announces, denies_elsewhere, is_elsewhere, words
 
 GREEK = words(
     """

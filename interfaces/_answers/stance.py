@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ._answer_languages import denies_elsewhere, takes_back_elsewhere, words
-from ._answer_markup import DENYING_PICTURES
-from ._answer_words import BEING, BOUNDS, COMMENTS, DETERMINERS, OF_THE_ANSWER, OPERATIONS, SAYINGS, SCALES, retracts
+from .languages import denies_elsewhere, takes_back_elsewhere, words
+from .markup import DENYING_PICTURES
+from .words import BEING, BOUNDS, COMMENTS, DETERMINERS, OF_THE_ANSWER, OPERATIONS, SAYINGS, SCALES, retracts
 
 SPAN = 200
 """Characters before a claim that are looked at."""

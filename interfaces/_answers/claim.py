@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ._answer_languages import NAMES_OF_ANSWERS
-from ._answer_markup import MAX_CHARS, closing_brace
-from ._answer_number import is_number_word
-from ._answer_stance import SPAN, is_attributed, is_denied, is_taken_back
-from ._answer_words import FILLERS
+from .languages import NAMES_OF_ANSWERS
+from .markup import MAX_CHARS, closing_brace
+from .number import is_number_word
+from .stance import SPAN, is_attributed, is_denied, is_taken_back
+from .words import FILLERS
 
 _ATTEMPTS = 50
 """Marks tried from the end of a response; only the last complete one counts."""

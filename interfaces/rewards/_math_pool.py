@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlcli.errors import ModelError
 
-from ._answers import Comparison, Verdict
+from .._answers.verdict import Comparison, Verdict
 from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
 
 MEMORY_BYTES = 4 << 30

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlcli.interfaces._process_tree import adopt_orphans, descendants_of, end_descendants_of
+from rlcli.interfaces.rewards._process_tree import adopt_orphans, descendants_of, end_descendants_of
 from rlcli.processes import die_with_parent, isolate
 
 Work = Callable[[dict[str, Any]], Mapping[str, Any]]

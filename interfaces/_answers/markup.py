@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
-from ._answer_languages import IDEOGRAPHS, words
+from .languages import IDEOGRAPHS, words
 
 MAX_CHARS = 500
 """A longer final answer does not count as one."""

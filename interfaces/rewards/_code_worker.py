@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlcli.interfaces._sandbox import Ended, Limits, NoSandbox, Program
-from rlcli.interfaces._worker import Broken, Work, serve
+from rlcli.interfaces.rewards._sandbox import Ended, Limits, NoSandbox, Program
+from rlcli.interfaces.rewards._worker import Broken, Work, serve
 
 HERE = Path(__file__).parent
 

@@ -81,7 +81,7 @@ class _Worker:
 class WorkerPool:
     """Processes that run one script; they start with the first task and stay for later ones.
 
-    The script calls `rlcli.interfaces._worker.serve`. It receives `settings` once, then one task after another, each
+    The script calls `serve` of `_worker.py`. It receives `settings` once, then one task after another, each
     with `cpu_s` seconds of processor time and `wall_s` of wall-clock time. A worker that neither replies nor uses the
     processor for `quiet_s` seconds of wall-clock time counts as hung.
     """

@@ -16,7 +16,7 @@ from rlcli.api.key_meaning import DROPPED
 from rlcli.api.limits import Limits
 from rlcli.errors import DataError, escape_control
 
-from ._answers import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
+from .._answers.verdict import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge
 from ._math_pool import MathPool
 from ._scores import RightOrWrong, one_each, places_of, shares
 from ._text import response_texts

@@ -15,7 +15,7 @@ from rlcli.cli.units import count
 from rlcli.observe.series import short
 
 if TYPE_CHECKING:
-    from rlcli.observe.run_comparison import Pair, Recorded
+    from rlcli.observe.run_comparison import Recorded, RecordedPair
     from rlcli.recipe.introspection.difference import Difference, Values
     from rlcli.recipe.resolve import Resolved
 
@@ -46,9 +46,9 @@ def diff(
 
     one, other = _side(before), _side(now)
     recipe = differences(one.values, other.values)
-    code: list[Pair] = []
-    environment: list[Pair] = []
-    outcome: list[Pair] = []
+    code: list[RecordedPair] = []
+    environment: list[RecordedPair] = []
+    outcome: list[RecordedPair] = []
     if one.run is not None and other.run is not None:
         from rlcli.observe.run_comparison import code_differences, environment_differences, results
 
@@ -135,7 +135,7 @@ def _place(origin: str | None, side: Side) -> str:
     return by_label(origin, side.resolved) if origin and side.resolved else origin or ""
 
 
-def _print_pairs(title: str, pairs: list[Pair]) -> None:
+def _print_pairs(title: str, pairs: list[RecordedPair]) -> None:
     print_text()
     if not pairs:
         print_text(f"{title:<12} no difference")
@@ -152,7 +152,7 @@ def _fact(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _print_results(pairs: list[Pair]) -> None:
+def _print_results(pairs: list[RecordedPair]) -> None:
     def text(value: Any) -> str:
         return "-" if value is None else str(value) if isinstance(value, str | int) else short(value)
 
@@ -164,7 +164,7 @@ def _print_results(pairs: list[Pair]) -> None:
         print_text(f"  {label:<{name}}  {before:>{left}}  {now:>{right}}  {change}".rstrip())
 
 
-def _change(pair: Pair) -> str:
+def _change(pair: RecordedPair) -> str:
     if not (isinstance(pair.before, float) and isinstance(pair.now, float)) or pair.before == pair.now:
         return ""
     return f"{'+' if pair.now > pair.before else '-'}{short(abs(pair.now - pair.before))}"
@@ -174,7 +174,7 @@ def _as_json(side: Side) -> dict[str, Any]:
     return {"kind": "run" if side.run else "recipe", "given": side.given, "name": side.name}
 
 
-def _strict(pair: Pair) -> dict[str, Any]:
+def _strict(pair: RecordedPair) -> dict[str, Any]:
     """A pair as strict JSON, which cannot express non-finite numbers."""
 
     def plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from rlcli.observe.run_search import RUNS
 from rlcli.observe.series import short
 
 if TYPE_CHECKING:
-    from rlcli.observe.samples import SampleRecord, Wanted
+    from rlcli.observe.samples import SampleRecord, SampleSelection
 
 LONGEST = 600
 """Maximum characters of a text that are shown, half from either end."""
@@ -56,11 +56,11 @@ def samples(
 
     Example: rlcli samples runs/ppo_math/20260412-093011 --worst 3
     """
-    from rlcli.observe.samples import Wanted, by_reward, changed_between, iterate_samples, select_samples
+    from rlcli.observe.samples import SampleSelection, by_reward, changed_between, iterate_samples, select_samples
 
     if sum((worst is not None, best is not None, changed)) > 1:
         raise UsageError("--worst, --best and --changed exclude each other", hint="keep one of them")
-    wanted = Wanted(tuple(step or ()), phase.value if phase else None, row, _pattern(grep))
+    wanted = SampleSelection(tuple(step or ()), phase.value if phase else None, row, _pattern(grep))
     found = iterate_samples(_file(run, runs))
     if changed:
         pairs = changed_between(found, wanted)
@@ -100,7 +100,7 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise UsageError(f"--grep {text!r} is not a regular expression: {error}", hint="escape signs by \\") from None
 
 
-def _nothing(wanted: Wanted) -> str:
+def _nothing(wanted: SampleSelection) -> str:
     return "nothing matches" if wanted != type(wanted)() else "there are no samples yet"
 
 

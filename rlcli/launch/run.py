@@ -27,7 +27,7 @@ from rlcli.topology.groups import process_groups
 if TYPE_CHECKING:
     from rlcli.launch.launcher import Launcher, Running
     from rlcli.observe.display import Display
-    from rlcli.observe.report import Outcome
+    from rlcli.observe.report import RunOutcome
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Recipe
@@ -47,7 +47,7 @@ LEAVE_WITHIN = 60.0
 class Finished:
     """How a run ended."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     exit_code: int
     steps_done: int
     steps: int
@@ -339,14 +339,14 @@ def launcher_of(recipe: Recipe, topology: Topology) -> Launcher:
     return LocalLauncher(recipe)
 
 
-def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> Outcome:
+def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> RunOutcome:
     """The results of a run that has ended. Files that cannot be read are left out, with a warning: other code has
     written to them, and the models are not affected."""
     from rlcli.observe.metrics import read_metrics
-    from rlcli.observe.report import Outcome
+    from rlcli.observe.report import RunOutcome
     from rlcli.observe.samples import changed_responses
 
-    return Outcome(
+    return RunOutcome(
         recipe=recipe.name,
         run_dir=run.path,
         records=_read_or_warn(read_metrics, run.metrics),

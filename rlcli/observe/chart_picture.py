@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlcli.observe.charts import Chart, Line
+from rlcli.observe.charts import Chart, ChartLine
 from rlcli.observe.plot import DPI, ROW_HEIGHT, WIDTH, smooth
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _draw(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
         _draw_line(axis, line, colours[line.label])
 
 
-def _draw_line(axis: Axes, line: Line, colour: str) -> None:
+def _draw_line(axis: Axes, line: ChartLine, colour: str) -> None:
     is_noisy = len(line.values) >= NOISY and line.spread is None
     if line.spread is not None:
         low = [value - reach for value, reach in zip(line.values, line.spread, strict=True)]

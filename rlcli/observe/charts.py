@@ -14,7 +14,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """Finite values over steps."""
 
     label: str
@@ -29,7 +29,7 @@ class Chart:
     """A metric and its lines."""
 
     title: str
-    lines: list[Line]
+    lines: list[ChartLine]
 
 
 def chart(metric: str, runs: Mapping[str, Records]) -> Chart:
@@ -39,7 +39,7 @@ def chart(metric: str, runs: Mapping[str, Records]) -> Chart:
         key = metric_key(metric, _keys(records))
         steps, values = series(records, key) if key is not None else ([], [])
         if values:
-            lines.append(Line(label, steps, values))
+            lines.append(ChartLine(label, steps, values))
     if not lines:
         raise _unknown(metric, runs)
     return Chart(metric, lines)
@@ -50,18 +50,18 @@ def metric_key(metric: str, keys: Sequence[str]) -> str | None:
     (`grad_norm`)."""
     if metric in keys:
         return metric
-    if metric in NAMES and (found := find_key(keys, metric)) is not None:
-        return found
+    if metric in NAMES and (key := find_key(keys, metric)) is not None:
+        return key
     return next((key for key in keys if key.endswith(f"/{metric}")), None)
 
 
-def mean_of(label: str, lines: Sequence[Line]) -> Line:
+def mean_of(label: str, lines: Sequence[ChartLine]) -> ChartLine:
     """The mean of lines at the steps that they all have, and its spread."""
     by_step = [dict(zip(line.steps, line.values, strict=True)) for line in lines]
     steps = sorted(set(by_step[0]).intersection(*by_step[1:]))
     columns = [[values[step] for values in by_step] for step in steps]
     means = [sum(column) / len(column) for column in columns]
-    return Line(label, steps, means, [deviation(column) for column in columns] if len(lines) > 1 else None)
+    return ChartLine(label, steps, means, [deviation(column) for column in columns] if len(lines) > 1 else None)
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -80,11 +80,12 @@ def _unknown(metric: str, runs: Mapping[str, Records]) -> UsageError:
     from difflib import get_close_matches
 
     records = [record for some in runs.values() for record in some]
-    known = {key for record in records for key in record if number(record[key]) is not None}
-    known = (known | {name for name in NAMES if find_key(known, name)}) - {"step"}
-    if not known:
+    keys = {key for record in records for key in record if number(record[key]) is not None}
+    curves = {name for name in NAMES if find_key(keys, name)}
+    available = (keys | curves) - {"step"}
+    if not available:
         return UsageError("no run has a metric yet", hint="rlcli status says how far they are")
-    names = sorted(known | {key.rpartition("/")[2] for key in known})
+    names = sorted(available | {key.rpartition("/")[2] for key in available})
     near = get_close_matches(metric, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"for example {', '.join(sorted(known)[:6])}"
+    hint = f"did you mean {near[0]}?" if near else f"for example {', '.join(sorted(available)[:6])}"
     return UsageError(f"{metric!r} is neither a run nor a metric of these runs", hint=hint)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlcli.errors import ResourceError
 from rlcli.files import read_text
-from rlcli.observe.charts import Chart, Line, chart, deviation, mean_of
+from rlcli.observe.charts import Chart, ChartLine, chart, deviation, mean_of
 from rlcli.observe.metrics import read_metrics
 from rlcli.observe.report import before_and_after
 from rlcli.observe.run_directory import RunDirectory
@@ -48,8 +48,8 @@ class RunGroup:
             if paces := sorted(series(records, "time/step")[1]):
                 values.setdefault(PACE, []).append(paces[len(paces) // 2])
         return {
-            name: Result(sum(found) / len(found), deviation(found) if len(found) > 1 else None)
-            for name, found in values.items()
+            name: Result(sum(measured) / len(measured), deviation(measured) if len(measured) > 1 else None)
+            for name, measured in values.items()
         }
 
 
@@ -68,10 +68,10 @@ def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
 def group_chart(metric: str, groups: Sequence[RunGroup]) -> Chart:
     """A line for each group that has the metric, with its spread. Raises UsageError if none has it."""
     every = {f"{group.label}\0{n}": records for group in groups for n, records in enumerate(group.records)}
-    found: dict[str, list[Line]] = {}
+    lines_of: dict[str, list[ChartLine]] = {}
     for line in chart(metric, every).lines:
-        found.setdefault(line.label.rpartition("\0")[0], []).append(line)
-    means = [mean_of(label, lines) for label, lines in found.items()]
+        lines_of.setdefault(line.label.rpartition("\0")[0], []).append(line)
+    means = [mean_of(label, lines) for label, lines in lines_of.items()]
     return Chart(metric, [line for line in means if line.values])
 
 
@@ -86,29 +86,29 @@ def _identity(run: Path) -> str:
     try:
         text = read_text(directory.resolved_recipe)
     except OSError as error:
-        what = f"{run} has no recipe to compare: {error.strerror or error}"
+        message = f"{run} has no recipe to compare: {error.strerror or error}"
         hint = "the run ended before it wrote its recipe"
-        raise ResourceError(what, where=str(directory.resolved_recipe), hint=hint, code="F72") from None
+        raise ResourceError(message, where=str(directory.resolved_recipe), hint=hint, code="F72") from None
     return "".join(text_of for key, text_of in _sections(text) if key not in WITHOUT_EFFECT)
 
 
 def _sections(text: str) -> list[tuple[str, str]]:
     """Key and text of each top-level key."""
-    found: list[tuple[str, str]] = []
+    sections: list[tuple[str, str]] = []
     for line in text.splitlines(keepends=True):
-        if line[:1].isspace() or not found:
-            key, rest = found.pop() if found else (line.partition(":")[0], "")
-            found.append((key, rest + line))
+        if line[:1].isspace() or not sections:
+            key, rest = sections.pop() if sections else (line.partition(":")[0], "")
+            sections.append((key, rest + line))
         else:
-            found.append((line.partition(":")[0], line))
-    return found
+            sections.append((line.partition(":")[0], line))
+    return sections
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
     """Labels: what was set for each run but not for all of them; names where that does not distinguish them."""
     settings = [_settings(run) for run in runs]
     common = set(settings[0]).intersection(*settings[1:]) if settings else set()
-    labels = [" ".join(one for one in some if one not in common) for some in settings]
+    labels = [" ".join(setting for setting in some if setting not in common) for some in settings]
     if len(set(labels)) == len(labels) and (all(labels) or len(labels) == 1):
         return [label or runs[0].parent.name for label in labels]
     named = [f"{label} {'/'.join(run.parts[-2:])}".strip() for label, run in zip(labels, runs, strict=True)]
@@ -141,6 +141,6 @@ def as_document(group: RunGroup) -> dict[str, Any]:
     def finite(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
 
-    found = group.results().items()
-    results = {name: {"mean": finite(one.mean), "spread": finite(one.spread)} for name, one in found}
+    results_by_name = group.results().items()
+    results = {name: {"mean": finite(result.mean), "spread": finite(result.spread)} for name, result in results_by_name}
     return {"label": group.label, "runs": [str(run) for run in group.runs], "results": results}

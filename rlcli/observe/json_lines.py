@@ -81,8 +81,8 @@ class JsonLines:
         self._waiting_bytes += len(line)
         error = self._catch_up()
         if error is not None and self._waiting_bytes > LARGEST_BACKLOG:
-            what = f"{self.waiting} lines wait to be written: {error.strerror or error}"
-            raise ResourceError(what, where=str(self.path), hint="make room, then rlcli resume", code="F28")
+            message = f"{self.waiting} lines wait to be written: {error.strerror or error}"
+            raise ResourceError(message, where=str(self.path), hint="make room, then rlcli resume", code="F28")
 
     def sync(self) -> None:
         """Sync every written line to disk. Raises OSError; a later call tries again."""
@@ -191,13 +191,19 @@ def keep_until(path: Path, step: int) -> Dropped | None:
         return None
     with open(open_regular(path), "rb") as file:
         lines = file.read().splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
-    if len(kept) == len(lines):
+    retained: list[bytes] = []
+    dropped_steps: list[float] = []
+    for line in lines:
+        line_step = _step_of(line)
+        if line.endswith(b"\n") and line_step <= step:
+            retained.append(line)
+        else:
+            dropped_steps.append(line_step)
+    if not dropped_steps:
         return None
-    replace_file(path, b"".join(kept))
-    found = [_step_of(line) for line in lines if not (line.endswith(b"\n") and _step_of(line) <= step)]
-    steps = tuple(sorted({int(one) for one in found if math.isfinite(one)}))
-    return Dropped(path.name, steps, len(found), sum(not math.isfinite(one) for one in found))
+    replace_file(path, b"".join(retained))
+    readable = [int(dropped) for dropped in dropped_steps if math.isfinite(dropped)]
+    return Dropped(path.name, tuple(sorted(set(readable))), len(dropped_steps), len(dropped_steps) - len(readable))
 
 
 def _step_of(line: bytes) -> float:

@@ -41,8 +41,8 @@ class LiveDisplay:
 
     def start(self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step") -> None:
         self.stop()
-        place = f"  ->  {one_line(short_path(run_dir))}"
-        self._console.print(Text.assemble("run  ", (one_line(run_name), "bold"), place))
+        location = f"  ->  {one_line(short_path(run_dir))}"
+        self._console.print(Text.assemble("run  ", (one_line(run_name), "bold"), location))
         self._progress = Progress(one_line(title), steps, self._clock)
         self._phase = "starting"
         self._live = Live(
@@ -157,10 +157,10 @@ class LiveDisplay:
         dot = " · " if self._unicode else ", "
         text = ""
         for name, seconds in progress.calls:
-            part = f"{dot if text else ''}{one_line(name)} {seconds:.{1 if seconds >= 10 else 2}f}"
-            if len(text) + len(part) > width - 2:
+            timing = f"{dot if text else ''}{one_line(name)} {seconds:.{1 if seconds >= 10 else 2}f}"
+            if len(text) + len(timing) > width - 2:
                 break
-            text += part
+            text += timing
         return [*lines, Text(f"  {text}", style="dim")] if text else lines
 
     def _need_progress(self) -> Progress:

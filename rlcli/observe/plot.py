@@ -67,7 +67,7 @@ def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
         name: Panel(heading, *curve(records, name), exact=name == "learning rate") for name, heading in HEADINGS.items()
     }
     if reward.values:
-        wanted = [
+        panels = [
             reward,
             *evaluated[:1],
             measured["kl"],
@@ -76,9 +76,9 @@ def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
             measured["loss"],
         ]
     else:
-        wanted = [measured["loss"], measured["accuracy"], *evaluated, measured["kl"], measured["length"]]
-    wanted += [measured["grad norm"], measured["learning rate"]]
-    return [panel for panel in wanted if panel.values][:4]
+        panels = [measured["loss"], measured["accuracy"], *evaluated, measured["kl"], measured["length"]]
+    panels += [measured["grad norm"], measured["learning rate"]]
+    return [panel for panel in panels if panel.values][:4]
 
 
 HEADINGS = {
@@ -143,9 +143,9 @@ def _draw_panel(axis: Axes, panel: Panel, is_lowest: bool) -> None:
         for index in sorted({0, len(panel.values) - 1}):
             step, value = panel.steps[index], panel.values[index]
             below = panel.fraction and value > 0.85
-            place: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
-            place["xytext"] = (0, -13 if below else 7)
-            axis.annotate(f"{value:.3g}", (step, value), fontsize=8, color=ACCENT, **place)
+            placement: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
+            placement["xytext"] = (0, -13 if below else 7)
+            axis.annotate(f"{value:.3g}", (step, value), fontsize=8, color=ACCENT, **placement)
         axis.margins(y=0.15)
     elif panel.exact or len(panel.values) < 12:
         marker = "." if len(panel.values) < 12 else None

@@ -31,15 +31,15 @@ class Clock:
 
 def records_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """The records in lines of a metrics.jsonl, skipping those that cannot be read."""
-    found = []
+    records = []
     for line in lines:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and number(record.get("step")) is not None:
-            found.append(with_nonfinite(record))
-    return found
+            records.append(with_nonfinite(record))
+    return records
 
 
 def evaluation_in(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ LABELS = {"reward": "reward in training", "kl": "KL from the reference", "length
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """The content of the report."""
 
     recipe: str
@@ -49,7 +49,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """One line of the table; a value that was measured only once has no before."""
 
     label: str
@@ -57,7 +57,7 @@ class Row:
     after: float
 
 
-def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[Row]:
+def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[MetricRow]:
     """First and last value of each evaluation result, then the first and last EDGE steps of the training curves."""
     keys = list(dict.fromkeys(key for record in records for key in record))
     rows = []
@@ -65,18 +65,18 @@ def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[Row]:
         _, values = series(records, key)
         if values:
             before = values[0] if len(values) > 1 else None
-            rows.append(Row(f"held-out {key.removeprefix('eval/')}", before, values[-1]))
+            rows.append(MetricRow(f"held-out {key.removeprefix('eval/')}", before, values[-1]))
     curves = ["reward", "kl", "length"] if find_key(keys, "reward") else ["loss", "kl", "length"]
     for name in curves:
         _, values = curve(records, name)
         if values:
             edge = min(EDGE, len(values))
             before = sum(values[:edge]) / edge if len(values) > EDGE else None
-            rows.append(Row(LABELS.get(name, name), before, sum(values[-edge:]) / edge))
+            rows.append(MetricRow(LABELS.get(name, name), before, sum(values[-edge:]) / edge))
     return rows
 
 
-def print_report(outcome: Outcome, console: Console | None = None) -> None:
+def print_report(outcome: RunOutcome, console: Console | None = None) -> None:
     """Print the report, 80 columns wide; without colour or boxes if stdout is not a terminal."""
     if console is None:
         console = open_console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
@@ -98,7 +98,7 @@ def print_report(outcome: Outcome, console: Console | None = None) -> None:
             _print_verbatim(console, f"  {command}")
 
 
-def usual_commands(outcome: Outcome) -> list[str]:
+def usual_commands(outcome: RunOutcome) -> list[str]:
     """Commands to view the samples, draw the curves, and run the trained model without rlcli."""
     run = Path(short_path(outcome.run_dir))
     samples = outcome.run_dir / "samples.jsonl"
@@ -117,7 +117,7 @@ def _telling(key: str) -> tuple[int, str]:
     return (order.index(key) if key in order else len(order), key)
 
 
-def _table(rows: Sequence[Row], console: Console) -> Table:
+def _table(rows: Sequence[MetricRow], console: Console) -> Table:
     fancy = console.is_terminal and speaks_unicode(console)
     narrow = console.width < NARROW
     table = Table(box=box.SIMPLE_HEAD if fancy else None, pad_edge=False, padding=(0, 1 if narrow else 2))

@@ -31,7 +31,9 @@ SILENT = 600.0
 
 def runs_first(resolved: Resolved, log_dir: str) -> list[Resolved]:
     """The recipes that it starts from and whose results do not exist yet, in the order to run them."""
-    missing = [one.source for one in warm_starts(resolved) if find_result(one.source, log_dir, one.source_role) is None]
+    missing = [
+        start.source for start in warm_starts(resolved) if find_result(start.source, log_dir, start.source_role) is None
+    ]
     return [first for source in missing for first in (*runs_first(source, log_dir), source)]
 
 
@@ -55,11 +57,11 @@ def find_interrupted(source: Resolved, log_dir: str) -> Path | None:
 
 def _runs_of(source: Resolved, log_dir: str, file: str) -> Iterator[Path]:
     """The runs of exactly this recipe, newest first; not those in which another user may have written `file`."""
-    wanted = digest(source)
+    recipe_digest = digest(source)
     for marker in sorted(Path(log_dir, source.recipe.name).glob(f"*/{DIGEST_FILE}"), reverse=True):
         if planted(marker.parent / file) is not None or planted(marker) is not None:
             log.warning("%s is left out: another user has put it into a folder that all may write to", marker.parent)
-        elif recorded_digest(marker.parent) == wanted:
+        elif recorded_digest(marker.parent) == recipe_digest:
             yield marker.parent
 
 

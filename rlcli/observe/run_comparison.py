@@ -43,7 +43,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RecordedPair:
     """One fact of two runs; None where a run lacks it."""
 
     name: str
@@ -65,26 +65,27 @@ def read_run(path: Path) -> Recorded:
     )
 
 
-def code_differences(one: Recorded, other: Recorded) -> list[Pair]:
+def code_differences(first: Recorded, second: Recorded) -> list[RecordedPair]:
     """Differences in versions and commits of the code."""
-    return [pair for pair in _pairs(one.environment, other.environment) if pair.name.split(".")[0] in CODE]
+    return [pair for pair in _pairs(first.environment, second.environment) if pair.name.split(".")[0] in CODE]
 
 
-def environment_differences(one: Recorded, other: Recorded) -> list[Pair]:
+def environment_differences(first: Recorded, second: Recorded) -> list[RecordedPair]:
     """Differences in packages, Python, machine and variables."""
-    pairs = _pairs(one.environment, other.environment)
+    pairs = _pairs(first.environment, second.environment)
     return [pair for pair in pairs if pair.name.split(".")[0] not in (*CODE, *IGNORED)]
 
 
-def results(one: Recorded, other: Recorded) -> list[Pair]:
+def results(first: Recorded, second: Recorded) -> list[RecordedPair]:
     """Results of both runs, equal or not."""
-    names = dict.fromkeys([*one.results, *other.results])
-    return [Pair(name, one.results.get(name), other.results.get(name)) for name in names]
+    names = dict.fromkeys([*first.results, *second.results])
+    return [RecordedPair(name, first.results.get(name), second.results.get(name)) for name in names]
 
 
-def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Pair]:
-    names = dict.fromkeys([*one, *other])
-    return [Pair(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+def _pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[RecordedPair]:
+    names = dict.fromkeys([*first, *second])
+    pairs = (RecordedPair(name, first.get(name), second.get(name)) for name in names)
+    return [pair for pair in pairs if pair.before != pair.now]
 
 
 def recorded_recipe(run: Path) -> dict[str, Any]:
@@ -93,9 +94,9 @@ def recorded_recipe(run: Path) -> dict[str, Any]:
     try:
         text = read_regular(path, MAX_OBJECT).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = f"{run} has no recipe to compare: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        message = f"{run} has no recipe to compare: {getattr(error, 'strerror', None) or 'not UTF-8'}"
         hint = "the run ended before it wrote its recipe"
-        raise ResourceError(what, where=str(path), hint=hint, code="F72") from None
+        raise ResourceError(message, where=str(path), hint=hint, code="F72") from None
     tree = parse(text, str(path), problems)
     problems.raise_if_any()
     if not isinstance(tree, Tree):
@@ -117,10 +118,12 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _results(run: RunDirectory) -> dict[str, float | int | str]:
     status = read_status(run.path) or {}
     records = read_metrics(run.metrics) if run.metrics.exists() else []
-    found: dict[str, float | int | str] = {"state": str(status.get("state")), "steps": int(status.get("step") or 0)}
-    found |= {row.label: row.after for row in before_and_after(records)}
+    values_by_name: dict[str, float | int | str] = {}
+    values_by_name["state"] = str(status.get("state"))
+    values_by_name["steps"] = int(status.get("step") or 0)
+    values_by_name |= {row.label: row.after for row in before_and_after(records)}
     for label, key in (("seconds per step", "time/step"), ("tokens per second", "tokens_per_second")):
         _, values = series(records, key)
         if values:
-            found[label] = sorted(values)[len(values) // 2]
-    return found
+            values_by_name[label] = sorted(values)[len(values) // 2]
+    return values_by_name

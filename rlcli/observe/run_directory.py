@@ -41,11 +41,11 @@ BEFORE_A_RUN = {LOCK, LOGS}
 """Files that a fresh folder may contain: the lock, and the log files that a launcher opens first."""
 
 
-def check_name(name: str, what: str) -> str:
+def check_name(name: str, subject: str) -> str:
     """Check a name that becomes part of a path: at most 64 letters, digits, `. _ -`, and no way out of its folder."""
     if not NAME.fullmatch(name) or name.endswith(".") or name.split(".")[0].upper() in RESERVED:
         hint = "use 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first, no dot last"
-        raise UsageError(f"{name[:80]!r} cannot be the name of a {what}", hint=hint, code="R68")
+        raise UsageError(f"{name[:80]!r} cannot be the name of a {subject}", hint=hint, code="R68")
     return name
 
 
@@ -146,7 +146,7 @@ class RunDirectory:
             dropped = [keep_until(file, step) for file in (self.metrics, self.samples, self.ledger)]
         except OSError as error:
             raise _not_writable(self.path, error) from None
-        return [one for one in dropped if one is not None]
+        return [removed for removed in dropped if removed is not None]
 
     def absent_records(self) -> list[str]:
         """Names of the files of finished steps that are not there."""
@@ -259,7 +259,7 @@ def check_new_folder(folder: Path, *, is_run: bool) -> None:
             if (folder / LOCK).exists():
                 RunLock.acquire(folder / LOCK).release()
             _refuse_used(folder)
-        above = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+        above = next(ancestor for ancestor in (folder, *folder.parents) if os.path.lexists(ancestor))
         if not above.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(above))
         if not os.access(above, os.W_OK | os.X_OK):
@@ -286,8 +286,8 @@ def free_folder(parent: Path) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    found = sorted(entry.name for entry in folder.iterdir() if entry.name not in BEFORE_A_RUN)
-    if not found:
+    entries = sorted(entry.name for entry in folder.iterdir() if entry.name not in BEFORE_A_RUN)
+    if not entries:
         return
     status = read_status(folder)
     run = f"holds a run ({status.get('state')} at step {status.get('step')})" if status else ""
@@ -311,8 +311,8 @@ def _json(value: object) -> bytes:
 
 
 def _readme(recipe_name: str, run_id: str, started: str, command: Sequence[str]) -> str:
-    program, *given = command
-    words = iter(given)
+    program, *words_after = command
+    words = iter(words_after)
     arguments = []
     for word in words:  # the folder is taken now: a repetition needs its own
         if word == "--run-dir":
@@ -321,8 +321,7 @@ def _readme(recipe_name: str, run_id: str, started: str, command: Sequence[str])
             arguments.append(word)
     is_module = Path(program).name == "__main__.py"
     line = shlex.join([*(["python", "-m", "rlcli"] if is_module else [Path(program).name]), *arguments])
-    place = Path.cwd()
-    return README.format(recipe=recipe_name, run_id=run_id, started=started, folder=place, command=line)
+    return README.format(recipe=recipe_name, run_id=run_id, started=started, folder=Path.cwd(), command=line)
 
 
 README = """\

@@ -59,8 +59,8 @@ class RunLock:
             holder = read_holder(path)
             owner = f"pid {holder.owner.pid} on {holder.owner.host}" if holder is not None else "another process"
             hint = "wait for it, stop it, or choose another --run-dir"
-            what = f"{path.parent} is in use by {owner}"
-            raise ResourceError(what, where=str(path), hint=hint, code="F71") from None
+            message = f"{path.parent} is in use by {owner}"
+            raise ResourceError(message, where=str(path), hint=hint, code="F71") from None
         except OSError as error:
             if error.errno not in NO_LOCKS_HERE:
                 os.close(descriptor)

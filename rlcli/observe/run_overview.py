@@ -128,8 +128,8 @@ def read_processes(folder: Path) -> list[tuple[str, ProcessRecord]]:
     except (OSError, ValueError, RecursionError):
         return []
     entries = [entry for entry in recorded if isinstance(entry, dict)] if isinstance(recorded, list) else []
-    found = [(str(entry.get("name")), process_record(entry)) for entry in entries]
-    return [(name, process) for name, process in found if process is not None]
+    processes = [(str(entry.get("name")), process_record(entry)) for entry in entries]
+    return [(name, process) for name, process in processes if process is not None]
 
 
 def last_numbers(metrics: Path) -> dict[str, float]:

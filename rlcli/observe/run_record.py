@@ -41,10 +41,10 @@ class Record:
     def __init__(self, folder: Path, run_id: str):
         self._file = folder / COMMITTED
         self._lock = threading.Lock()
-        known = read_committed(folder)
-        self.is_lost = known is None or known.run_id != run_id
+        committed = read_committed(folder)
+        self.is_lost = committed is None or committed.run_id != run_id
         """The record written at the start of the run is missing, unreadable or another run's."""
-        self._known = Committed(run_id) if known is None or self.is_lost else known
+        self._known = Committed(run_id) if committed is None or self.is_lost else committed
 
     @property
     def step(self) -> int | None:
@@ -54,11 +54,11 @@ class Record:
     def update(self, **changes: Any) -> None:
         """Record changes; they are on disk when this returns. Raises OSError."""
         with self._lock:
-            known = replace(self._known, **changes)
-            if known != self._known or self.is_lost:
-                replace_file(self._file, (json.dumps(asdict(known)) + "\n").encode())
+            updated = replace(self._known, **changes)
+            if updated != self._known or self.is_lost:
+                replace_file(self._file, (json.dumps(asdict(updated)) + "\n").encode())
                 sync_folder(self._file.parent)
-                self._known, self.is_lost = known, False
+                self._known, self.is_lost = updated, False
 
 
 def read_committed(folder: Path) -> Committed | None:
@@ -66,9 +66,9 @@ def read_committed(folder: Path) -> Committed | None:
     fields = known_object(folder / COMMITTED)
     if fields.keys() != Committed.__dataclass_fields__.keys():
         return None
-    known = Committed(**fields)
-    is_valid = isinstance(known.run_id, str) and known.run_id and isinstance(known.is_done, bool)
-    return known if is_valid and (known.step is None or _is_count(known.step)) else None
+    committed = Committed(**fields)
+    is_valid = isinstance(committed.run_id, str) and committed.run_id and isinstance(committed.is_done, bool)
+    return committed if is_valid and (committed.step is None or _is_count(committed.step)) else None
 
 
 def read_status(folder: Path | str) -> dict[str, Any] | None:
@@ -78,25 +78,25 @@ def read_status(folder: Path | str) -> dict[str, Any] | None:
     say. Its `state` is then `done` or `unknown`.
     """
     folder = Path(folder)
-    status, known, named = known_object(folder / STATUS), read_committed(folder), _run_id_of_readme(folder)
+    status, committed, named = known_object(folder / STATUS), read_committed(folder), _run_id_of_readme(folder)
     is_whole = _is_status(status)
-    if is_whole and (known is None or status["run_id"] == known.run_id or named != known.run_id):
+    if is_whole and (committed is None or status["run_id"] == committed.run_id or named != committed.run_id):
         return status
-    run_id = known.run_id if known else named
+    run_id = committed.run_id if committed else named
     if run_id is None:
         return None
-    step = (known.step if known else None) or 0
-    is_done = known is not None and known.is_done
+    step = (committed.step if committed else None) or 0
+    is_done = committed is not None and committed.is_done
     state = "done" if is_done else "unknown"
-    what = "cannot be read" if os.path.lexists(folder / STATUS) else "is missing"
-    what = "is that of another run" if is_whole else what
-    _warn_once(f"{folder / 'status.json'} {what}; other files of the run say: {state}, step {step} is committed")
+    fault = "cannot be read" if os.path.lexists(folder / STATUS) else "is missing"
+    fault = "is that of another run" if is_whole else fault
+    _warn_once(f"{folder / 'status.json'} {fault}; other files of the run say: {state}, step {step} is committed")
     return {"run_id": run_id, "state": state, "step": step, "steps": step if is_done else None}
 
 
 @functools.lru_cache(maxsize=64)
-def _warn_once(what: str) -> None:
-    log.warning("%s", what)
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def _is_status(fields: dict[str, Any]) -> bool:
@@ -107,10 +107,10 @@ def _is_status(fields: dict[str, Any]) -> bool:
 
 def _run_id_of_readme(folder: Path) -> str | None:
     try:
-        found = RUN_ID.search(read_text(folder / "README.md", 1 << 20))
+        match = RUN_ID.search(read_text(folder / "README.md", 1 << 20))
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def _is_count(value: Any) -> bool:

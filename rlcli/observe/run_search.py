@@ -23,8 +23,8 @@ class NoSuchRun(ResourceError):
 
 def find_runs(root: Path = RUNS) -> list[Path]:
     """The folders of all runs, the most recently active first."""
-    found = [(_last_active(folder), folder) for folder in _walk(root, DEPTH)]
-    return [folder for _, folder in sorted(found, key=lambda one: (-one[0], str(one[1])))]
+    active_folders = [(_last_active(folder), folder) for folder in _walk(root, DEPTH)]
+    return [folder for _, folder in sorted(active_folders, key=lambda entry: (-entry[0], str(entry[1])))]
 
 
 def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | None = None) -> Path:
@@ -33,19 +33,19 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
     folder = Path(name.replace("\0", "")).expanduser()
     if folder.is_dir() and is_run(folder):
         return folder
-    wanted = Path(name.rstrip("/")).parts
+    path_end = Path(name.rstrip("/")).parts
     runs = find_runs(root)
-    found = [run for run in runs if wanted and run.parts[-len(wanted) :] == wanted]
-    if len(found) > 1:
-        raise _ambiguous(f"{len(found)} runs are called {name}", found)
-    found = found or [run for run in runs if name in run.relative_to(root).parts[:-1]]
-    meant = [run for run in found if is_meant(run)] if is_meant is not None else []
+    matches = [run for run in runs if path_end and run.parts[-len(path_end) :] == path_end]
+    if len(matches) > 1:
+        raise _ambiguous(f"{len(matches)} runs are called {name}", matches)
+    matches = matches or [run for run in runs if name in run.relative_to(root).parts[:-1]]
+    meant = [run for run in matches if is_meant(run)] if is_meant is not None else []
     if len(meant) > 1:
         raise _ambiguous(f"{len(meant)} runs of {name} come into question", meant)
-    found = meant or found or [folder] * folder.is_dir()  # whatever it is; opening it reports the problem
-    if not found:
+    matches = meant or matches or [folder] * folder.is_dir()  # whatever it is; opening it reports the problem
+    if not matches:
         raise NoSuchRun(f"there is no run {name!r}", hint=_hint(name, runs, root), code="F72")
-    return found[0]
+    return matches[0]
 
 
 def folder_of_runs(name: str, root: Path = RUNS) -> Path | None:
@@ -61,8 +61,8 @@ def short_name(run: Path, root: Path = RUNS) -> str:
     return str(run.relative_to(root)) if run.is_relative_to(root) else str(run)
 
 
-def _ambiguous(what: str, found: Sequence[Path]) -> ResourceError:
-    return ResourceError(what, hint=f"say which: {', '.join(str(run) for run in found[:LISTED])}", code="F72")
+def _ambiguous(message: str, runs: Sequence[Path]) -> ResourceError:
+    return ResourceError(message, hint=f"say which: {', '.join(str(run) for run in runs[:LISTED])}", code="F72")
 
 
 def _hint(name: str, runs: list[Path], root: Path) -> str:

@@ -87,7 +87,7 @@ def _not_a_sample(path: Path, why: str) -> DataError:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SampleSelection:
     """A selection of a file's samples."""
 
     steps: Sequence[int] = ()
@@ -99,39 +99,47 @@ class Wanted:
 
     def matches(self, sample: SampleRecord) -> bool:
         """Whether a sample matches in everything but the step."""
-        is_theirs = self.id in (None, str(sample.id)) and self.phase in (None, sample.phase)
-        found = self.pattern is None or self.pattern.search(sample.response) or self.pattern.search(sample.prompt)
-        return is_theirs and bool(found)
+        if self.id not in (None, str(sample.id)) or self.phase not in (None, sample.phase):
+            return False
+        if self.pattern is None:
+            return True
+        return any(self.pattern.search(text) for text in (sample.response, sample.prompt))
 
 
-def select_samples(samples: Iterable[SampleRecord], wanted: Wanted) -> list[SampleRecord]:
+def select_samples(samples: Iterable[SampleRecord], selection: SampleSelection) -> list[SampleRecord]:
     """The selected samples, in order."""
-    looks_for = wanted.id is not None or wanted.pattern is not None
-    found: list[SampleRecord] = []
+    looks_for = selection.id is not None or selection.pattern is not None
+    selected: list[SampleRecord] = []
     for sample in samples:
-        if not wanted.matches(sample) or (wanted.steps and sample.step not in wanted.steps):
+        if not selection.matches(sample) or (selection.steps and sample.step not in selection.steps):
             continue
-        if not wanted.steps and not looks_for and found and sample.step != found[-1].step:
-            found.clear()
-        found.append(sample)
-    return found
+        if not selection.steps and not looks_for and selected and sample.step != selected[-1].step:
+            selected.clear()
+        selected.append(sample)
+    return selected
 
 
 def by_reward(samples: Iterable[SampleRecord], count: int, *, best: bool) -> list[SampleRecord]:
     """The best or the worst samples that have a reward; equal ones in their original order."""
     rewarded = [(sample.reward, sample) for sample in samples if sample.reward is not None]
-    rewarded.sort(key=lambda one: -one[0] if best else one[0])
+    rewarded.sort(key=lambda pair: -pair[0] if best else pair[0])
     return [sample for _, sample in rewarded[:count]]
 
 
-def changed_between(samples: Iterable[SampleRecord], wanted: Wanted) -> list[tuple[SampleRecord, SampleRecord]]:
+def changed_between(
+    samples: Iterable[SampleRecord], selection: SampleSelection
+) -> list[tuple[SampleRecord, SampleRecord]]:
     """Responses to one prompt that differ between two steps: the first and the last, or the selected ones."""
     seen: dict[tuple[str, str, int], list[SampleRecord]] = {}
     for sample in samples:
-        if wanted.matches(sample) and (not wanted.steps or sample.step in wanted.steps):
+        if selection.matches(sample) and (not selection.steps or sample.step in selection.steps):
             seen.setdefault((sample.phase, str(sample.id), sample.number), []).append(sample)
-    pairs = ((found[0], found[-1]) for found in seen.values())
-    return [(one, other) for one, other in pairs if one.step != other.step and one.response != other.response]
+    changed = []
+    for responses in seen.values():
+        before, after = responses[0], responses[-1]
+        if before.step != after.step and before.response != after.response:
+            changed.append((before, after))
+    return changed
 
 
 def changed_responses(path: Path) -> list[tuple[SampleRecord, SampleRecord]]:

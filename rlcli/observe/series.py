@@ -97,8 +97,8 @@ def short(value: float) -> str:
 
 def clock_time(seconds: float) -> str:
     """4:32, 1:04:32, or 2d 03:00."""
-    whole = max(0, round(seconds))
-    minutes, hours, days = whole // 60 % 60, whole // 3600 % 24, whole // 86400
+    total = max(0, round(seconds))
+    minutes, hours, days = total // 60 % 60, total // 3600 % 24, total // 86400
     if days:
         return f"{days}d {hours:02}:{minutes:02}"
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+    return f"{hours}:{minutes:02}:{total % 60:02}" if hours else f"{minutes}:{total % 60:02}"

@@ -55,9 +55,9 @@ class Tail:
     def _whole_lines(self, file: BinaryIO, start: int) -> list[bytes]:
         file.seek(start)
         content = file.read()
-        whole, newline, rest = content.rpartition(b"\n")
-        self._read = start + len(content if len(rest) > LARGEST_LINE else whole + newline)
-        return whole.split(b"\n") if newline else []
+        finished, newline, rest = content.rpartition(b"\n")
+        self._read = start + len(content if len(rest) > LARGEST_LINE else finished + newline)
+        return finished.split(b"\n") if newline else []
 
 
 def last_lines(path: Path, count: int) -> list[bytes]:

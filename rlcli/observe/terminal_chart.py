@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlcli.observe.charts import Chart, Line
+from rlcli.observe.charts import Chart, ChartLine
 from rlcli.observe.series import HUGE, short
 
 Styled = tuple[tuple[str, str], ...]
@@ -65,7 +65,7 @@ def _sign(cell: Cell, fine: bool) -> str:
     return chr(BRAILLE + cell.dots) if fine else LETTERS[cell.owner % len(LETTERS)]
 
 
-def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
+def _bounds(lines: Sequence[ChartLine]) -> tuple[float, float]:
     """The smallest and the largest value, spread included."""
     ends = []
     for line in lines:
@@ -77,7 +77,7 @@ def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
 
 
 def _points(
-    line: Line, steps: tuple[float, float], bounds: tuple[float, float], width: int, height: int
+    line: ChartLine, steps: tuple[float, float], bounds: tuple[float, float], width: int, height: int
 ) -> Iterator[tuple[int, int]]:
     """The dots of a line: joined, each column the mean of its steps; its spread is dotted above and below."""
     middle = _columns(line.steps, line.values, steps, width)
@@ -91,10 +91,10 @@ def _points(
 def _columns(at: Sequence[float], values: Sequence[float], steps: tuple[float, float], width: int) -> dict[int, float]:
     first, last = steps
     scale = (width - 1) / (last - first) if last > first else 0.0
-    found: dict[int, list[float]] = {}
+    values_by_column: dict[int, list[float]] = {}
     for step, value in zip(at, values, strict=True):
-        found.setdefault(round((step - first) * scale), []).append(max(-HUGE, min(HUGE, value)))
-    return {x: sum(some) / len(some) for x, some in found.items()}
+        values_by_column.setdefault(round((step - first) * scale), []).append(max(-HUGE, min(HUGE, value)))
+    return {x: sum(some) / len(some) for x, some in values_by_column.items()}
 
 
 def _joined(columns: dict[int, float], bounds: tuple[float, float], height: int) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from rlcli.observe.plot import choose_panels, plot_curves, smooth
-from rlcli.observe.report import Outcome, before_and_after, print_report
+from rlcli.observe.report import RunOutcome, before_and_after, print_report
 from rlcli.observe.samples import SampleRecord
 from rlcli.observe.series import clock_time, curve, find_key, short, sparkline
 from rlcli.observe.terminal import open_console
@@ -151,7 +151,7 @@ def outcome(tmp_path):
 
     (tmp_path / "tensorboard").mkdir()
     pair = (sample("it is 57\x1b[31m " + "very " * 200, 0.0), sample("[bold]it is 67[/bold]", 1.0))
-    return Outcome(
+    return RunOutcome(
         recipe="ppo_math",
         run_dir=tmp_path,
         records=RL,
@@ -192,7 +192,7 @@ def test_report_on_a_terminal_fits_80_columns(outcome):
 
 
 def test_report_goes_to_stdout_and_takes_other_commands(tmp_path, capsys):
-    print_report(Outcome(recipe="x", run_dir=tmp_path, records=[], next_commands=["rlcli ls"]))
+    print_report(RunOutcome(recipe="x", run_dir=tmp_path, records=[], next_commands=["rlcli ls"]))
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "  rlcli ls"
     assert captured.err == ""
@@ -201,7 +201,7 @@ def test_report_goes_to_stdout_and_takes_other_commands(tmp_path, capsys):
 def test_a_narrow_terminal_gets_a_report_that_can_be_read(tmp_path):
     stream = io.StringIO()
     records = [{"step": 0, "eval/response_length": 12.0}, {"step": 9, "eval/response_length": 34.5}]
-    print_report(Outcome(recipe="ppo", run_dir=tmp_path, records=records), open_console(stream, width=40))
+    print_report(RunOutcome(recipe="ppo", run_dir=tmp_path, records=records), open_console(stream, width=40))
     table = stream.getvalue().partition("next:")[0].split()
     assert [word for word in table if word.startswith(("held", "resp"))] == ["held-out", "response_length"]
     assert {"12.0", "34.5"} <= set(table)

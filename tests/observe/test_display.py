@@ -294,9 +294,9 @@ def _read_terminal(terminal):
 REPORT = """
 import sys
 from pathlib import Path
-from rlcli.observe.report import Outcome, print_report
+from rlcli.observe.report import RunOutcome, print_report
 sys.stdin.read()
-print_report(Outcome(recipe="x", run_dir=Path("."), records=[]))
+print_report(RunOutcome(recipe="x", run_dir=Path("."), records=[]))
 print("somebody else's line")
 """
 

@@ -7,7 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from rlcli.observe.charts import Line, chart, mean_of, metric_key
+from rlcli.observe.charts import ChartLine, chart, mean_of, metric_key
 from rlcli.observe.live import LiveDisplay
 from rlcli.observe.replay import follow, records_of, replay
 from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
@@ -94,7 +94,7 @@ def test_which_key_a_metric_means():
 
 
 def test_a_mean_with_its_spread_over_the_steps_that_all_have():
-    one, other = Line("1", [1.0, 2.0, 3.0], [0.0, 1.0, 5.0]), Line("2", [1.0, 2.0], [2.0, 1.0])
+    one, other = ChartLine("1", [1.0, 2.0, 3.0], [0.0, 1.0, 5.0]), ChartLine("2", [1.0, 2.0], [2.0, 1.0])
     mean = mean_of("both", [one, other])
     assert (mean.steps, mean.values) == ([1.0, 2.0], [1.0, 1.0])
     assert mean.spread == pytest.approx([2**0.5, 0.0])

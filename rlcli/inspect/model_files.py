@@ -125,7 +125,7 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
         return
     memory = memory_of_this_machine()
     plan = make_plan(resolved)
-    shares = {one.role: one.kept.weights for one in plan.memory.held}
+    shares = {one.role: one.resident.weights for one in plan.memory.roles}
     for role, parameters in parameters_of(resolved.recipe, plan.sizes).items():
         here = [rank for rank in plan.topology.placement(role).ranks if rank < resolved.recipe.cluster.devices_per_node]
         needed = len(here) * shares.get(role, 4 * parameters)

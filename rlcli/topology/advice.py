@@ -38,7 +38,7 @@ numbers, another layout, another engine for a trained role, or more devices."""
 
 
 @dataclass(frozen=True)
-class Change:
+class Remedy:
     """Something that needs less memory."""
 
     cost: int
@@ -76,12 +76,12 @@ class Fitting:
                 return self._mildest(calls, chosen)
         return None
 
-    def _greedy(self, calls: Collection[str], changes: Sequence[Change]) -> list[tuple[Change, int]] | None:
+    def _greedy(self, calls: Collection[str], changes: Sequence[Remedy]) -> list[tuple[Remedy, int]] | None:
         """Changes, each with its strength; one after the other, that which helps most."""
-        chosen: list[tuple[Change, int]] = []
+        chosen: list[tuple[Remedy, int]] = []
         excess = self._excess(calls, {})
         while excess and len(chosen) < MOST_SETTINGS:
-            best: tuple[int, Change, int] | None = None
+            best: tuple[int, Remedy, int] | None = None
             for change in changes:
                 strength = len(change.values) - 1
                 left = self._excess(calls, _merged([*chosen, (change, strength)]))
@@ -93,14 +93,15 @@ class Fitting:
             chosen.append(best[1:])
         return chosen if not excess else None
 
-    def _mildest(self, calls: Collection[str], chosen: list[tuple[Change, int]]) -> Settings:
+    def _mildest(self, calls: Collection[str], chosen: list[tuple[Remedy, int]]) -> Settings:
         """The chosen changes without those that are not needed, each no stronger than necessary."""
         for change, strength in reversed(chosen):
-            place = chosen.index((change, strength))
-            before, after = chosen[:place], chosen[place + 1 :]
-            milder = [[], *([(change, less)] for less in range(strength))]
-            fits = (one for one in milder if self._excess(calls, _merged([*before, *one, *after])) == 0)
-            chosen = [*before, *next(fits, [(change, strength)]), *after]
+            index = chosen.index((change, strength))
+            before, after = chosen[:index], chosen[index + 1 :]
+            milder: list[list[tuple[Remedy, int]]] = [[], *([(change, smaller)] for smaller in range(strength))]
+            candidates = ([*before, *choice, *after] for choice in milder)
+            fitting = (candidate for candidate in candidates if self._excess(calls, _merged(candidate)) == 0)
+            chosen = next(fitting, chosen)
         return _merged(chosen)
 
     def _excess(self, calls: Collection[str], settings: Settings) -> int | None:
@@ -140,48 +141,49 @@ class Fitting:
     # -- what can be changed ---------------------------------------------------------------------------------
 
     @cached_property
-    def _changes(self) -> list[Change]:
+    def _changes(self) -> list[Remedy]:
         """In order of increasing cost."""
-        found = [*self._of_the_step(), *(one for role in self.sizes for one in self._of_role(role)), *self._devices()]
-        return sorted((change for change in found if change.values), key=lambda change: change.cost)
+        of_roles = (change for role in self.sizes for change in self._of_role(role))
+        changes = [*self._of_the_step(), *of_roles, *self._devices()]
+        return sorted((change for change in changes if change.values), key=lambda change: change.cost)
 
-    def _of_the_step(self) -> Iterator[Change]:
+    def _of_the_step(self) -> Iterator[Remedy]:
         """Fewer tokens and responses at once; roles that take turns."""
         recipe = self.recipe
         if any(call.call == "generate" for call in recipe.graph.values()):
             slots = recipe.generation.model_dump()["max_concurrent_responses"]
             fewer = (slots >> halvings for halvings in _halvings(slots, 8))
-            yield Change(CHEAP, tuple({"generation.max_concurrent_responses": count} for count in fewer))
+            yield Remedy(CHEAP, tuple({"generation.max_concurrent_responses": count} for count in fewer))
         key, cap = "train.max_tokens_per_microbatch", recipe.train.max_tokens_per_microbatch
         least = kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence
         caps = [cap >> halvings for halvings in _halvings(cap, 512) if cap >> halvings >= least]
-        yield Change(SMALLER, tuple({key: smaller} for smaller in caps))
+        yield Remedy(SMALLER, tuple({key: smaller} for smaller in caps))
         if recipe.cluster.device != "cpu":
             for name in _calls_of_idle_roles(recipe):
-                yield Change(CHEAP, ({f"graph.{name}.hooks.offload": True},))
+                yield Remedy(CHEAP, ({f"graph.{name}.hooks.offload": True},))
         if recipe.checkpoint.is_written and recipe.checkpoint.asynchronous:
-            yield Change(CHEAP, ({"checkpoint.asynchronous": False},))
+            yield Remedy(CHEAP, ({"checkpoint.asynchronous": False},))
 
-    def _of_role(self, name: str) -> Iterator[Change]:
+    def _of_role(self, name: str) -> Iterator[Remedy]:
         role, prefix = self.recipe.models[name], f"models.{name}"
         size = self.sizes[name]
         if role.backend is None or isinstance(size, str) or name in self._unknown:
             return
         for savings in memory_model(self.recipe, self.topology, name, size).savings():
             values = ({f"{prefix}.backend.args.{key}": value for key, value in saving.items()} for saving in savings)
-            yield Change(CHEAP, tuple(values))
+            yield Remedy(CHEAP, tuple(values))
         yield from self._dtype(name, role)
         is_trained = name in self.recipe.trained_roles
         for engine in self._engines(name, role, size):
-            yield Change(COSTLY if is_trained else SHARDED, ({f"{prefix}.backend.type": engine},))
+            yield Remedy(COSTLY if is_trained else SHARDED, ({f"{prefix}.backend.type": engine},))
         if "tp" in (declared("backends", role.backend.type, "DIMENSIONS") or ()) and role.mesh.dp is None:
             ranks = len(self.topology.placement(name).ranks)
             within = min(ranks, self.recipe.cluster.devices_per_node)
             degrees = (1 << power for power in range(1, within.bit_length()))
             fitting = [tp for tp in degrees if tp > role.mesh.tp and size.kv_heads % tp == ranks % tp == 0]
-            yield Change(COSTLY, tuple({f"{prefix}.mesh.tp": tp} for tp in fitting))
+            yield Remedy(COSTLY, tuple({f"{prefix}.mesh.tp": tp} for tp in fitting))
 
-    def _dtype(self, name: str, role: Role) -> Iterator[Change]:
+    def _dtype(self, name: str, role: Role) -> Iterator[Remedy]:
         """bfloat16. On GPUs, where `auto` computes in it anyway, a role that is not trained gets the same numbers."""
         assert role.backend is not None
         kind, args = role.backend.type, role.backend.args
@@ -192,7 +194,7 @@ class Fitting:
         if dtype == "bfloat16" or name in averages:
             return
         is_same = dtype == "auto" and self.recipe.cluster.device != "cpu"
-        yield Change(CHEAP if is_same else COSTLY, ({f"models.{name}.backend.args.dtype": "bfloat16"},))
+        yield Remedy(CHEAP if is_same else COSTLY, ({f"models.{name}.backend.args.dtype": "bfloat16"},))
 
     def _engines(self, name: str, role: Role, size: Architecture) -> Iterator[str]:
         """Other backends that could run the role with its arguments and its mesh, and need no library that the recipe
@@ -200,9 +202,9 @@ class Fitting:
         assert role.backend is not None
         installed = {
             library
-            for other in self.recipe.models.values()
-            if other.backend is not None
-            for library in declared("backends", other.backend.type, "REQUIRES") or ()
+            for model in self.recipe.models.values()
+            if model.backend is not None
+            for library in declared("backends", model.backend.type, "REQUIRES") or ()
         }
         calls = {call.call for call in self.recipe.graph.values() if call.model == name}
         mesh = self.topology.placement(name).mesh
@@ -223,18 +225,18 @@ class Fitting:
                 and self.recipe.cluster.device in ("auto", *has("DEVICES", ("cpu", "cuda")))
                 and size.model_type in (has("FAMILIES", ()) or (size.model_type,))
                 and all(getattr(mesh, dim) == 1 for dim in ("tp", "pp", "cp") if dim not in has("DIMENSIONS", ("dp",)))
-                and role.backend.args.keys() <= {one.name for one in signature_of("backends", kind).arguments}
+                and role.backend.args.keys() <= {argument.name for argument in signature_of("backends", kind).arguments}
             ):
                 yield kind
 
-    def _devices(self) -> Iterator[Change]:
-        devices, more = self.recipe.cluster.devices_per_node, []
+    def _devices(self) -> Iterator[Remedy]:
+        devices, larger = self.recipe.cluster.devices_per_node, []
         while (devices := devices * 2) <= MOST_DEVICES:
-            more.append({"cluster.devices_per_node": devices, "launch.type": "local"})
-        yield Change(COSTLY, tuple(more))
+            larger.append({"cluster.devices_per_node": devices, "launch.type": "local"})
+        yield Remedy(COSTLY, tuple(larger))
 
 
-def _merged(chosen: Sequence[tuple[Change, int]]) -> Settings:
+def _merged(chosen: Sequence[tuple[Remedy, int]]) -> Settings:
     return {key: value for change, strength in chosen for key, value in change.values[strength].items()}
 
 

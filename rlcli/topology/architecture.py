@@ -31,11 +31,11 @@ class _Family:
 
 
 def _defaults(hidden: int, mlp: int, layers: int, heads: int, kv: int | None, vocabulary: int, positions: int,
-              **more: Any) -> dict[str, Any]:  # fmt: skip
+              **overrides: Any) -> dict[str, Any]:  # fmt: skip
     return {
         "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": kv, "vocab_size": vocabulary, "max_position_embeddings": positions,
-        "tie_word_embeddings": False, "attention_bias": False, "head_dim": None, **more,
+        "tie_word_embeddings": False, "attention_bias": False, "head_dim": None, **overrides,
     }  # fmt: skip
 
 
@@ -79,26 +79,26 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     family = _FAMILIES.get(str(model_type))
     if family is None:
         raise UnknownArchitecture(f"the parameters of model_type {model_type} cannot be counted here")
-    given = {**family.defaults, **_renamed(config)}
-    hidden, heads = _size(given, "hidden_size"), _size(given, "num_attention_heads")
-    kv_heads = _size(given, "num_key_value_heads", heads)
-    head_dim = _size(given, "head_dim", hidden // heads)
-    expert_width = _size(given, "moe_intermediate_size", _size(given, "intermediate_size"))
-    layers = tuple(_layer(family, given, index) for index in range(_size(given, "num_hidden_layers")))
+    settings = {**family.defaults, **_renamed(config)}
+    hidden, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
+    kv_heads = _size(settings, "num_key_value_heads", heads)
+    head_dim = _size(settings, "head_dim", hidden // heads)
+    expert_width = _size(settings, "moe_intermediate_size", _size(settings, "intermediate_size"))
+    layers = tuple(_layer(family, settings, index) for index in range(_size(settings, "num_hidden_layers")))
     return Architecture(
         model_type=str(model_type),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        mlp=expert_width if family.experts else _size(given, "intermediate_size"),
-        vocabulary=_size(given, "vocab_size"),
-        positions=given.get("max_position_embeddings"),
+        mlp=expert_width if family.experts else _size(settings, "intermediate_size"),
+        vocabulary=_size(settings, "vocab_size"),
+        positions=settings.get("max_position_embeddings"),
         position_rows=0,
-        tied=bool(given["tie_word_embeddings"]),
+        tied=bool(settings["tie_word_embeddings"]),
         qk_norm=family.qk_norm,
         gated=True,
-        experts_per_token=_size(given, "num_experts_per_tok") if family.experts else 0,
+        experts_per_token=_size(settings, "num_experts_per_tok") if family.experts else 0,
         layers=layers,
         final_norm=hidden,
     )
@@ -108,61 +108,61 @@ def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keys renamed to those that transformers reads, whatever name they were written with."""
     renamed = {key: value for key, value in config.items() if value is not None}
     for name, others in _ALIASES.items():
-        for other in others:
-            if other in renamed:
-                renamed.setdefault(name, renamed[other])
+        for alias in others:
+            if alias in renamed:
+                renamed.setdefault(name, renamed[alias])
     return renamed
 
 
-def _layer(family: _Family, given: Mapping[str, Any], index: int) -> Layer:
-    hidden, heads = _size(given, "hidden_size"), _size(given, "num_attention_heads")
-    head_dim = _size(given, "head_dim", hidden // heads)
-    queries, keys = heads * head_dim, _size(given, "num_key_value_heads", heads) * head_dim
+def _layer(family: _Family, settings: Mapping[str, Any], index: int) -> Layer:
+    hidden, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
+    head_dim = _size(settings, "head_dim", hidden // heads)
+    queries, keys = heads * head_dim, _size(settings, "num_key_value_heads", heads) * head_dim
     attention = hidden * (queries + 2 * keys) + queries * hidden
-    attention += (queries + 2 * keys) * _has(family.qkv_bias, given) + hidden * _has(family.output_bias, given)
+    attention += (queries + 2 * keys) * _has(family.qkv_bias, settings) + hidden * _has(family.output_bias, settings)
     mlp, experts = 0, 0
-    if family.experts and _is_sparse(given, index):
-        count = _size(given, family.experts)
-        width = _size(given, "moe_intermediate_size", _size(given, "intermediate_size"))
+    if family.experts and _is_sparse(settings, index):
+        count = _size(settings, family.experts)
+        width = _size(settings, "moe_intermediate_size", _size(settings, "intermediate_size"))
         mlp, experts = count * hidden, count * 3 * hidden * width
     else:
-        width = _size(given, "intermediate_size")
-        mlp = 3 * hidden * width + (2 * width + hidden) * _has(family.mlp_bias, given)
+        width = _size(settings, "intermediate_size")
+        mlp = 3 * hidden * width + (2 * width + hidden) * _has(family.mlp_bias, settings)
     return Layer(attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm)
 
 
-def _is_sparse(given: Mapping[str, Any], index: int) -> bool:
-    every = given.get("decoder_sparse_step", 1)
-    return index not in given.get("mlp_only_layers", ()) and (index + 1) % every == 0
+def _is_sparse(settings: Mapping[str, Any], index: int) -> bool:
+    every = settings.get("decoder_sparse_step", 1)
+    return index not in settings.get("mlp_only_layers", ()) and (index + 1) % every == 0
 
 
 def _gpt2(config: Mapping[str, Any]) -> Architecture:
     names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
              "max_position_embeddings": "n_positions"}  # fmt: skip
     defaults = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
-    given = {**defaults, **{names.get(key, key): value for key, value in config.items() if value is not None}}
-    if given.get("add_cross_attention"):
+    settings = {**defaults, **{names.get(key, key): value for key, value in config.items() if value is not None}}
+    if settings.get("add_cross_attention"):
         raise UnknownArchitecture("a gpt2 with cross-attention cannot be counted here")
-    hidden, positions = _size(given, "n_embd"), _size(given, "n_positions")
-    width = _size(given, "n_inner", 4 * hidden)
+    hidden, positions = _size(settings, "n_embd"), _size(settings, "n_positions")
+    width = _size(settings, "n_inner", 4 * hidden)
     layer = Layer(
         attention=4 * hidden * hidden + 4 * hidden, mlp=2 * hidden * width + width + hidden, experts=0, norms=4 * hidden
     )
-    heads = _size(given, "n_head")
+    heads = _size(settings, "n_head")
     return Architecture(
         model_type="gpt2", hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads, mlp=width,
-        vocabulary=_size(given, "vocab_size"), positions=positions, position_rows=positions,
-        tied=bool(given.get("tie_word_embeddings", True)), qk_norm=False, gated=False, experts_per_token=0,
-        layers=(layer,) * _size(given, "n_layer"), final_norm=2 * hidden,
+        vocabulary=_size(settings, "vocab_size"), positions=positions, position_rows=positions,
+        tied=bool(settings.get("tie_word_embeddings", True)), qk_norm=False, gated=False, experts_per_token=0,
+        layers=(layer,) * _size(settings, "n_layer"), final_norm=2 * hidden,
     )  # fmt: skip
 
 
-def _has(key: str | bool, given: Mapping[str, Any]) -> bool:
-    return key if isinstance(key, bool) else bool(given.get(key))
+def _has(key: str | bool, settings: Mapping[str, Any]) -> bool:
+    return key if isinstance(key, bool) else bool(settings.get(key))
 
 
-def _size(given: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
-    value = given.get(key)
+def _size(settings: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
+    value = settings.get(key)
     if value is None:
         value = otherwise
     if wrong := wrong_size(key, value):

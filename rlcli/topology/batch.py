@@ -39,13 +39,13 @@ class BatchArithmetic:
 
     def lines(self) -> list[str]:
         """The arithmetic in words."""
-        made = f"{self.prompts} rows"
+        rows = f"{self.prompts} rows"
         if self.responses_per_prompt > 1:
-            made = f"{self.prompts} prompts x {self.responses_per_prompt} responses = {self.sequences} sequences"
+            rows = f"{self.prompts} prompts x {self.responses_per_prompt} responses = {self.sequences} sequences"
         elif self.sequences_per_row > 1:
-            made = f"{self.prompts} rows x {self.sequences_per_row} sequences at most = {self.sequences} sequences"
+            rows = f"{self.prompts} rows x {self.sequences_per_row} sequences at most = {self.sequences} sequences"
         length = f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
-        lines = [f"{length} of {made}"]
+        lines = [f"{length} of {rows}"]
         lines += [self._updates(role, *share) for role, share in self.sequences_per_rank.items()]
         lines.append(f"micro-batches of at most {self.max_tokens_per_microbatch} tokens")
         return lines

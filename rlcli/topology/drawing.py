@@ -59,7 +59,7 @@ def _blocks(topology: Topology, groups: Sequence[_Nodes]) -> Iterable[list[_Node
     """As many nodes side by side as fit."""
     block: list[_Nodes] = []
     for nodes in groups:
-        if block and sum(_cell_width(topology, one) + 3 for one in (*block, nodes)) > CELLS_OF_A_BLOCK:
+        if block and sum(_cell_width(topology, other_nodes) + 3 for other_nodes in (*block, nodes)) > CELLS_OF_A_BLOCK:
             yield block
             block = []
         block.append(nodes)
@@ -97,10 +97,10 @@ def _block_lines(
 def _cells(recipe: Recipe, topology: Topology, nodes: _Nodes, role: str) -> str:
     sign = TRAINED if role in recipe.trained_roles else HELD if recipe.models[role].has_weights else PLAIN
     first = nodes.first * topology.devices_per_node
-    there = [role in topology.roles_on(first + device) for device in range(topology.devices_per_node)]
+    is_on_device = [role in topology.roles_on(first + device) for device in range(topology.devices_per_node)]
     if topology.devices_per_node <= MOST_CELLS:
-        return "".join(sign if held else EMPTY for held in there)
-    return f"{sum(there)} x {sign}" if any(there) else EMPTY
+        return "".join(sign if is_here else EMPTY for is_here in is_on_device)
+    return f"{sum(is_on_device)} x {sign}" if any(is_on_device) else EMPTY
 
 
 def _about(recipe: Recipe, topology: Topology, role: str) -> str:

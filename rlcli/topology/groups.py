@@ -51,10 +51,10 @@ class Group:
     @cached_property
     def _on_nodes(self) -> dict[int, list[int]]:
         """Node → the indices of its processes."""
-        found: dict[int, list[int]] = {}
+        indices: dict[int, list[int]] = {}
         for index, node in enumerate(self.nodes):
-            found.setdefault(node, []).append(index)
-        return found
+            indices.setdefault(node, []).append(index)
+        return indices
 
 
 def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
@@ -82,8 +82,8 @@ def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
 
 def pooled_roles(recipe: Recipe) -> tuple[str, ...]:
     """The roles whose calls run in processes of a pool, one for each rank."""
-    backends = {name: role.backend for name, role in recipe.models.items()}
-    return tuple(name for name, one in backends.items() if one is not None and declared("backends", one.type, "POOLED"))
+    backends = {name: role.backend for name, role in recipe.models.items() if role.backend is not None}
+    return tuple(name for name, backend in backends.items() if declared("backends", backend.type, "POOLED"))
 
 
 def pool_name(role: str) -> str:

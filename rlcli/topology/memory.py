@@ -32,19 +32,19 @@ RESERVED = GIB
 
 
 @dataclass(frozen=True)
-class Held:
+class RoleMemory:
     """What a role keeps on each of its devices between calls."""
 
     role: str
     parameters: int
     """Parameters of the whole model; a number, not bytes."""
-    kept: Kept
+    resident: Kept
     away: int = 0
     """Bytes of it that are in host memory while other roles work."""
 
     @property
     def total(self) -> int:
-        return self.kept.total
+        return self.resident.total
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Peak:
     role: str
     phase: str
     """load, generate, inference, update or checkpoint"""
-    held: int
+    resident: int
     """Bytes held by all roles of the device."""
     parts: Parts
     within_percent: int = MemoryModel.WITHIN_PERCENT
@@ -64,7 +64,7 @@ class Peak:
 
     @property
     def total(self) -> int:
-        return self.held + self.parts.total
+        return self.resident + self.parts.total
 
     def verdict(self, device_bytes: int, reserved: int) -> str:
         """ok: fits even if the estimate is off by the maximum; tight: fits by the estimate itself; else too much."""
@@ -78,7 +78,7 @@ class Peak:
 class MemoryPlan:
     """Memory use of the devices."""
 
-    held: tuple[Held, ...]
+    roles: tuple[RoleMemory, ...]
     peaks: tuple[Peak, ...]
     unknown: Mapping[str, str]
     """Role → why its memory is unknown. Peaks then leave it out."""
@@ -101,7 +101,7 @@ class _Devices:
     """What is held on devices, by roles and by servers."""
 
     topology: Topology
-    held: Mapping[str, Held]
+    roles: Mapping[str, RoleMemory]
     by_servers: Counter[int]
     """Rank → bytes."""
 
@@ -120,16 +120,15 @@ class _Devices:
 
     def roles_on(self, rank: int) -> list[str]:
         """The roles of a rank whose memory is known."""
-        return [role for role in self.topology.roles_on(rank) if role in self.held]
+        return [role for role in self.topology.roles_on(rank) if role in self.roles]
 
     def while_working(self, role: str) -> int:
         """Held on the fullest device of a role, while it works: what it gathers is counted with the call."""
-        others = (
-            self.by_servers[rank]
-            + sum(self.held[other].total - self.held[other].away for other in self.roles_on(rank) if other != role)
-            for rank in self.ranks_of(role)
-        )
-        return self.held[role].total + max(others)
+        return self.roles[role].total + max(self._of_neighbours(role, rank) for rank in self.ranks_of(role))
+
+    def _of_neighbours(self, role: str, rank: int) -> int:
+        neighbours = [self.roles[name] for name in self.roles_on(rank) if name != role]
+        return self.by_servers[rank] + sum(neighbour.total - neighbour.away for neighbour in neighbours)
 
 
 def plan_memory(
@@ -145,20 +144,20 @@ def plan_memory(
             models[role] = memory_model(recipe, topology, role, architecture)
         except UnknownMemory as reason:
             unknown[role] = str(reason)
-    held = {role: _held(recipe, role, model) for role, model in models.items()}
+    roles = {role: _role_memory(recipe, role, model) for role, model in models.items()}
     servers = plan_servers(recipe, topology, models, device_bytes)
-    devices = _Devices(topology, held, bytes_on_ranks(servers, topology))
+    devices = _Devices(topology, roles, bytes_on_ranks(servers, topology))
     peaks = _load_peaks(devices, models)
     for name, call in recipe.graph.items():
         if call.model in models and call.call != "evaluate":
             model = models[call.model]
             parts = _parts(recipe, topology, call, model, lengths)
             phase = {"train_step": "update"}.get(call.call, "generate" if written_beyond(call) else call.call)
-            there = devices.while_working(call.model)
-            peaks.append(Peak(name, call.model, phase, there, parts, model.WITHIN_PERCENT))
+            resident = devices.while_working(call.model)
+            peaks.append(Peak(name, call.model, phase, resident, parts, model.WITHIN_PERCENT))
     peaks += _snapshot_peak(recipe, devices, models, peaks)
     remarks = tuple((role, remark) for role, model in models.items() for remark in model.remarks())
-    return MemoryPlan(tuple(held.values()), tuple(peaks), unknown, lengths, servers, remarks)
+    return MemoryPlan(tuple(roles.values()), tuple(peaks), unknown, lengths, servers, remarks)
 
 
 def memory_model(recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str) -> MemoryModel:
@@ -179,8 +178,8 @@ def memory_model(recipe: Recipe, topology: Topology, role: str, sizes: Architect
         longest=lengths_of(recipe).sequence,
         device=recipe.cluster.device,
     )
-    made: MemoryModel = model(placed)
-    return made
+    memory: MemoryModel = model(placed)
+    return memory
 
 
 def _arguments(backend: Component) -> dict[str, Any]:
@@ -188,21 +187,21 @@ def _arguments(backend: Component) -> dict[str, Any]:
     return {name: argument_of("backends", backend.type, backend.args, name) for name in names}
 
 
-def _held(recipe: Recipe, role: str, model: MemoryModel) -> Held:
-    kept = model.kept()
-    away = _away(recipe, role, kept) if recipe.cluster.device != "cpu" else 0
-    return Held(role, model.role.architecture.parameters(recipe.models[role].head), kept, away)
+def _role_memory(recipe: Recipe, role: str, model: MemoryModel) -> RoleMemory:
+    resident = model.kept()
+    away = _away(recipe, role, resident) if recipe.cluster.device != "cpu" else 0
+    return RoleMemory(role, model.role.architecture.parameters(recipe.models[role].head), resident, away)
 
 
-def _away(recipe: Recipe, role: str, kept: Kept) -> int:
+def _away(recipe: Recipe, role: str, resident: Kept) -> int:
     """How much is offloaded: everything if every call of the role offloads. Calls that do not train bring back only the
     weights: the rest, which training needs, is away if every training call offloads."""
     graphs = (recipe.graph, recipe.train.eval.graph)
     calls = [call for graph in graphs for call in graph.values() if call.model == role]
     trains = [call for call in calls if call.call == "train_step"]
     if calls and all(call.hooks.offload for call in calls):
-        return kept.total
-    return kept.total - kept.weights if trains and all(call.hooks.offload for call in trains) else 0
+        return resident.total
+    return resident.total - resident.weights if trains and all(call.hooks.offload for call in trains) else 0
 
 
 def _load_peaks(devices: _Devices, models: Mapping[str, MemoryModel]) -> list[Peak]:
@@ -211,9 +210,9 @@ def _load_peaks(devices: _Devices, models: Mapping[str, MemoryModel]) -> list[Pe
     for role, model in models.items():
         for rank in devices.ranks_of(role):
             on_rank = devices.roles_on(rank)
-            loaded = [devices.held[other].kept for other in on_rank[: on_rank.index(role) + 1]]
-            there = sum(kept.weights + kept.buffers for kept in loaded) + devices.by_servers[rank]
-            peaks.append(Peak("load", role, "load", there, model.load(), model.WITHIN_PERCENT))
+            loaded = [devices.roles[neighbour].resident for neighbour in on_rank[: on_rank.index(role) + 1]]
+            resident = sum(memory.weights + memory.buffers for memory in loaded) + devices.by_servers[rank]
+            peaks.append(Peak("load", role, "load", resident, model.load(), model.WITHIN_PERCENT))
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
 
@@ -228,11 +227,11 @@ def _snapshot_peak(
     for role in (role for role in stored if role in models):
         for rank in devices.ranks_of(role):
             on_rank = devices.roles_on(rank)
-            there = [sum(devices.held[other].total for other in on_rank)]
+            amounts = [sum(devices.roles[neighbour].total for neighbour in on_rank)]
             if recipe.checkpoint.asynchronous:
-                there += [peak.total for peak in calls if peak.role in on_rank and peak.phase != "load"]
-            copies = sum(models[other].snapshot() for other in on_rank if other in stored)
-            peaks.append(Peak("checkpoint", role, "checkpoint", max(there), Parts(gathered=copies)))
+                amounts += [peak.total for peak in calls if peak.role in on_rank and peak.phase != "load"]
+            copies = sum(models[neighbour].snapshot() for neighbour in on_rank if neighbour in stored)
+            peaks.append(Peak("checkpoint", role, "checkpoint", max(amounts), Parts(gathered=copies)))
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
 
@@ -271,24 +270,24 @@ def as_json(plan: MemoryPlan, device_bytes: int | None, reserved: int) -> dict[s
         "longest_sequence": plan.lengths.sequence,
         "lengths_are_assumed": plan.lengths.assumed,
         "held": [
-            {"role": one.role, "parameters": one.parameters, **vars(one.kept), "offloaded": one.away}
-            | {"total": one.total}
-            for one in plan.held
+            {"role": role.role, "parameters": role.parameters, **vars(role.resident), "offloaded": role.away}
+            | {"total": role.total}
+            for role in plan.roles
         ],
         "servers": [
             {
-                "role": one.role,
-                "servers": len(one.placed),
-                "weights": one.memory.weights,
-                "cache": one.memory.cache,
-                "devices_of_each": max((len(server.devices) for server in one.placed), default=0),
-                "sent_per_update": one.memory.sent if one.follows else 0,
-                "seconds_per_update": one.seconds_per_update if one.follows else 0.0,
+                "role": servers.role,
+                "servers": len(servers.placed),
+                "weights": servers.memory.weights,
+                "cache": servers.memory.cache,
+                "devices_of_each": max((len(server.devices) for server in servers.placed), default=0),
+                "sent_per_update": servers.memory.sent if servers.follows else 0,
+                "seconds_per_update": servers.seconds_per_update if servers.follows else 0.0,
             }
-            for one in plan.servers
+            for servers in plan.servers
         ],
         "peaks": [
-            {"call": peak.call, "role": peak.role, "phase": peak.phase, "held": peak.held, **vars(peak.parts)}
+            {"call": peak.call, "role": peak.role, "phase": peak.phase, "held": peak.resident, **vars(peak.parts)}
             | {"total": peak.total}
             | ({"verdict": peak.verdict(device_bytes, reserved)} if device_bytes else {})
             for peak in plan.peaks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING
 
 from rlcli.api.dataflow import calls_ahead
@@ -41,7 +42,9 @@ class Timetable:
         }
         """Call → the other ranks to which it copies weights."""
         self._apart = {
-            (a, b) for a, one in self.places.items() for b, other in self.places.items() if one.isdisjoint(other)
+            (first, second)
+            for first, second in product(self.calls, repeat=2)
+            if self.places[first].isdisjoint(self.places[second])
         }
         self._after = runs_after(recipe.graph)
         self._window = topology.open_steps
@@ -66,39 +69,41 @@ class Timetable:
 
     def waits_for(self, call: str, step: int) -> set[At]:
         """What must be done before a call may start, whatever ranks are free."""
-        found = {(name, step) for name in self._after[call]} | {(call, step - 1)}
+        tasks = {(name, step) for name in self._after[call]} | {(call, step - 1)}
         if call in self._ahead:
-            found |= {(other, step - self._lag) for other in self._paces}
-            return {one for one in found if one[1] > 0}
+            tasks |= {(writer, step - self._lag) for writer in self._paces}
+            return {task for task in tasks if task[1] > 0}
         section = self.calls[call]
-        found |= {(name, step) for name in self._ahead}
-        found |= {(writer, step - 1) for writer in self._writers.get(section.model, ())}
-        found |= {(other, step - 1) for of in _written(section) for other in self._writers[of]}
-        found |= {(name, step - self._window) for name in self._in_steps}  # limit on the steps open at a time
-        return {one for one in found if one[1] > 0}
+        tasks |= {(name, step) for name in self._ahead}
+        tasks |= {(writer, step - 1) for writer in self._writers.get(section.model, ())}
+        tasks |= {(writer, step - 1) for of in _written(section) for writer in self._writers[of]}
+        tasks |= {(name, step - self._window) for name in self._in_steps}  # limit on the steps open at a time
+        return {task for task in tasks if task[1] > 0}
 
     def overlaps(self, steps_before: int) -> dict[str, list[str]]:
         """Call → the calls of the same step (0) or of the one before it (1) that may run at the same time; a pair
         within one step is listed under its first call."""
         late = self._lag + 2  # early steps wait for less
         before = {(name, step): self._all_before((name, step)) for name in self.calls for step in (late, late - 1)}
-        found: dict[str, list[str]] = {}
+        overlapping: dict[str, list[str]] = {}
         names = list(self.calls)
-        for place, name in enumerate(names):
-            for other in names if steps_before else names[place + 1 :]:
-                one, two = (name, late), (other, late - steps_before)
-                if (name, other) in self._apart and two not in before[one] and one not in before[two]:
-                    found.setdefault(name, []).append(other)
-        return found
+        for position, name in enumerate(names):
+            for other_name in names if steps_before else names[position + 1 :]:
+                task, other_task = (name, late), (other_name, late - steps_before)
+                is_ordered = other_task in before[task] or task in before[other_task]
+                if (name, other_name) in self._apart and not is_ordered:
+                    overlapping.setdefault(name, []).append(other_name)
+        return overlapping
 
     def _all_before(self, task: At) -> set[At]:
         """Everything it waits for, directly or not, in the same step and the one before it."""
-        found, left = set[At](), [task]
+        before, left = set[At](), [task]
         while left:
-            more = {one for one in self.waits_for(*left.pop()) if one[1] >= task[1] - 1} - found
-            found |= more
-            left.extend(more)
-        return found
+            waits_for = self.waits_for(*left.pop())
+            new = {earlier for earlier in waits_for if earlier[1] >= task[1] - 1} - before
+            before |= new
+            left.extend(new)
+        return before
 
     def turns(self) -> dict[str, list[int | None]]:
         """Call → the step that it works on, turn by turn."""
@@ -109,7 +114,7 @@ class Timetable:
         now = 0
         while now < COLUMNS:
             for name, step in self._ready(sent, done):
-                begin = max((now, *(free[place] for place in self.places[name])))
+                begin = max((now, *(free[lane] for lane in self.places[name])))
                 end = begin + TURNS.get(self.calls[name].call, 1)
                 free |= dict.fromkeys(self.places[name], end)
                 rows[name][begin:end] = [step] * len(rows[name][begin:end])
@@ -132,5 +137,5 @@ class Timetable:
 
 
 def _written(call: Call) -> list[str]:
-    own = [call.model] if call.call == "train_step" else []
-    return [*own, call.hooks.copy_to] if call.hooks.copy_to is not None else own
+    written = [call.model] if call.call == "train_step" else []
+    return [*written, call.hooks.copy_to] if call.hooks.copy_to is not None else written

@@ -70,11 +70,11 @@ class Topology:
 
     @cached_property
     def _roles_by_rank(self) -> list[tuple[str, ...]]:
-        held: list[list[str]] = [[] for _ in range(self.world_size)]
+        roles_of: list[list[str]] = [[] for _ in range(self.world_size)]
         for placement in self.placements:
             for rank in placement.ranks:
-                held[rank].append(placement.role)
-        return [tuple(roles) for roles in held]
+                roles_of[rank].append(placement.role)
+        return [tuple(roles) for roles in roles_of]
 
 
 def plan_topology(recipe: Recipe) -> Topology:

@@ -68,13 +68,13 @@ class Plan:
     def shortfalls(self) -> tuple[str, ...]:
         """Why the run does not fit, or why that is unknown: what `plan --strict` refuses."""
         peaks = [peak for peak in self.memory.peaks if self.verdict(peak) == "too much"]
-        found = [f"{peak.call} needs more memory than a device has" for peak in peaks]
-        found += [f"the memory of {role} is unknown: {why}" for role, why in self.memory.unknown.items()]
-        crowded = [one for one in self.memory.servers if one.do_not_fit(self.topology.devices_per_node)]
-        found += [f"servers of {one.role} share devices, or need more than a node has" for one in crowded]
+        reasons = [f"{peak.call} needs more memory than a device has" for peak in peaks]
+        reasons += [f"the memory of {role} is unknown: {why}" for role, why in self.memory.unknown.items()]
+        crowded = [servers for servers in self.memory.servers if servers.do_not_fit(self.topology.devices_per_node)]
+        reasons += [f"servers of {servers.role} share devices, or need more than a node has" for servers in crowded]
         if self.storage.is_short:
-            found.append(f"the disk of {self.storage.folder} has too little space for checkpoints and models")
-        return tuple(found)
+            reasons.append(f"the disk of {self.storage.folder} has too little space for checkpoints and models")
+        return tuple(reasons)
 
     def verdict(self, peak: Peak) -> str:
         return peak.verdict(self.device_bytes, self.reserved) if self.device_bytes else ""
@@ -99,8 +99,8 @@ def make_plan(
 
 def parameters_of(recipe: Recipe, sizes: Mapping[str, Architecture | str]) -> dict[str, int]:
     """Role → parameters of its whole model, if they can be counted."""
-    known = {role: size for role, size in sizes.items() if not isinstance(size, str)}
-    return {role: size.parameters(recipe.models[role].head) for role, size in known.items()}
+    countable = {role: size for role, size in sizes.items() if not isinstance(size, str)}
+    return {role: size.parameters(recipe.models[role].head) for role, size in countable.items()}
 
 
 def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> Resolved:
@@ -111,18 +111,20 @@ def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> R
     is_local = cluster.nodes * cluster.devices_per_node > 1
     is_inline = resolved.recipe.launch.type == "inline"
     launch = resolved.recipe.launch.model_copy(update={"type": "local"} if is_local and is_inline else {})
-    other = resolved.recipe.model_copy(update={"cluster": cluster, "launch": launch})
+    changed = resolved.recipe.model_copy(update={"cluster": cluster, "launch": launch})
     try:
-        plan_topology(other)
+        plan_topology(changed)
     except DevicesError as error:
         raise UsageError(str(error), hint="give --nodes and --devices that the roles' devices and meshes fit") from None
-    given = {
+    overridden = {
         "cluster.nodes": cluster.nodes,
         "cluster.devices_per_node": cluster.devices_per_node,
         "launch": launch.type,
     }
-    kept = [one for one in resolved.overrides if one.partition("=")[0] not in (*given, "launch.type")]
-    return replace(resolved, recipe=other, overrides=(*kept, *(f"{key}={value}" for key, value in given.items())))
+    replaced = (*overridden, "launch.type")
+    remaining = [override for override in resolved.overrides if override.partition("=")[0] not in replaced]
+    added = [f"{key}={value}" for key, value in overridden.items()]
+    return replace(resolved, recipe=changed, overrides=(*remaining, *added))
 
 
 def _keys(resolved: Resolved) -> dict[str, Any]:
@@ -149,7 +151,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "recipe": recipe.name,
         "runs_first": list(plan.runs_first),
-        "missing_libraries": [{"what": one.what, "where": one.where, "fix": one.hint} for one in plan.missing],
+        "missing_libraries": [
+            {"what": problem.what, "where": problem.where, "fix": problem.hint} for problem in plan.missing
+        ],
         "nodes": topology.nodes,
         "devices_per_node": topology.devices_per_node,
         "world_size": topology.world_size,

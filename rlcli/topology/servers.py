@@ -52,13 +52,13 @@ def plan_servers(
 ) -> tuple[RoleServers, ...]:
     """The servers of all roles whose memory model is known."""
     followers = {call.hooks.copy_to for call in recipe.graph.values()}
-    found = []
+    planned = []
     for role, model in models.items():
         if (memory := model.server(device_bytes)) is not None:
             ranks = topology.placement(role).ranks
             placed = placed_servers(recipe.models[role].backend, ranks, topology.devices_per_node)
-            found.append(RoleServers(role, memory, tuple(placed), role in followers))
-    return tuple(found)
+            planned.append(RoleServers(role, memory, tuple(placed), role in followers))
+    return tuple(planned)
 
 
 def bytes_on_ranks(servers: Sequence[RoleServers], topology: Topology) -> Counter[int]:

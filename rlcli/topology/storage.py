@@ -44,7 +44,7 @@ class Storage:
 def plan_storage(recipe: Recipe, parameters: Mapping[str, int], widths: Mapping[str, int]) -> Storage:
     """`parameters`: role → parameters of the whole model, if known; `widths`: bytes of each in the folder that is saved
     at the end. Checkpoints are written in float32."""
-    kept = recipe.checkpoint
+    policy = recipe.checkpoint
     checkpoint: int | None = None
     stored = stored_roles(recipe)
     if all(role in parameters for role in stored):
@@ -53,14 +53,14 @@ def plan_storage(recipe: Recipe, parameters: Mapping[str, int], widths: Mapping[
     models = None
     if all(role in parameters for role in recipe.saved_roles):
         models = sum(widths[role] * parameters[role] for role in recipe.saved_roles)
-    count = kept.keep_last + kept.keep_best + 1 if kept.is_written else 0
+    count = policy.keep_last + policy.keep_best + 1 if policy.is_written else 0
     return Storage(checkpoint, count, models, recipe.log.dir, _free(recipe.log.dir))
 
 
 def _free(folder: str) -> int | None:
     """Bytes that are free where a folder is or will be."""
-    place = Path(folder).expanduser().absolute()
-    existing = next((parent for parent in (place, *place.parents) if parent.is_dir()), None)
+    location = Path(folder).expanduser().absolute()
+    existing = next((parent for parent in (location, *location.parents) if parent.is_dir()), None)
     try:
         return shutil.disk_usage(existing).free if existing else None
     except OSError:

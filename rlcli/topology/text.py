@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlcli.recipe.parsing.tree import Path
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Call
-    from rlcli.topology.memory import Held
+    from rlcli.topology.memory import RoleMemory
     from rlcli.topology.report import Plan
     from rlcli.topology.servers import RoleServers
 
@@ -36,8 +36,8 @@ def plan_lines(plan: Plan, graph: bool = False) -> Iterator[str]:
     yield f"{recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
     if plan.runs_first:
         yield "runs after " + " → ".join(plan.runs_first) + ", whose results it starts from"
-    for one in plan.missing:
-        text = f"{one.where}: {one.what} here: {one.hint}"
+    for problem in plan.missing:
+        text = f"{problem.where}: {problem.what} here: {problem.hint}"
         yield from _wrapped(text, rest="  ")
     yield ""
     yield from draw(recipe, topology)
@@ -92,7 +92,7 @@ def size(count: int | None) -> str:
     """`3.7 GiB`."""
     if count is None:
         return "unknown"
-    unit, name = next((one for one in UNITS if count >= one[0]), UNITS[-1])
+    unit, name = next((pair for pair in UNITS if count >= pair[0]), UNITS[-1])
     return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
 
 
@@ -128,10 +128,11 @@ def _weights(plan: Plan) -> Iterator[str]:
 
 def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterator[str]:
     """The calls in order, each with its keys; those that a layer lists are shown with their place."""
-    order = [(str(place), name) for place, stage in enumerate(stages(calls), start=1) for name in stage]
+    order = [(str(position), name) for position, stage in enumerate(stages(calls), start=1) for name in stage]
     read = _read(calls)
     rows = [
-        [place, name, f"{calls[name].model}.{calls[name].call}", calls[name].interface.type] for place, name in order
+        [position, name, f"{calls[name].model}.{calls[name].call}", calls[name].interface.type]
+        for position, name in order
     ]
     head, *lines = aligned(["", "call", "model", "interface"], rows)
     yield head
@@ -139,8 +140,8 @@ def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterato
         call = calls[name]
         yield line
         yield from _keys("reads", call.inputs, resolved, (*path, name, "inputs"))
-        made = [key if key in read else f"({key})" for key in made_keys(call)]
-        yield from _keys("makes", made, resolved, (*path, name, "outputs"))
+        outputs = [key if key in read else f"({key})" for key in made_keys(call)]
+        yield from _keys("makes", outputs, resolved, (*path, name, "outputs"))
         if reasons := reasons_to_drop(call):
             yield f"{'':5}drops  samples: {', '.join(reasons)}"
 
@@ -156,7 +157,7 @@ def _timetable(plan: Plan) -> Iterator[str]:
     turns = table.turns()
     yield ""
     yield "time: a column is a turn, a figure the step that a call works on"
-    for name in sorted(table.calls, key=lambda name: min((isinstance(one, str), one) for one in table.places[name])):
+    for name in sorted(table.calls, key=lambda name: min((isinstance(lane, str), lane) for lane in table.places[name])):
         cells = " ".join("·" if step is None else str(step % 10) for step in turns[name])
         yield f"  {places[name]:{widest}}  {name:{width}}  {cells}"[:WIDTH].rstrip()
     yield "  as if to generate took four turns, a training step two, other calls one"
@@ -172,8 +173,9 @@ def _overlaps(table: Timetable) -> Iterator[str]:
 
 def _place(places: Iterable[int | str]) -> str:
     """Ranks, or the name of a pool."""
-    pool = next((one for one in places if isinstance(one, str)), None)
-    return pool if pool is not None else ranks_text(sorted(one for one in places if isinstance(one, int)))
+    pools = [lane for lane in places if isinstance(lane, str)]
+    ranks = [lane for lane in places if isinstance(lane, int)]
+    return pools[0] if pools else ranks_text(sorted(ranks))
 
 
 def _read(calls: Mapping[str, Call]) -> set[str]:
@@ -214,9 +216,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     without = " without those roles" if memory.unknown else ""
     unit, name = (GIB, "GiB") if memory.highest >= GIB else (GIB >> 10, "MiB")
     yield f"memory of a device{without}, in {name}, once the optimizer has made a step"
-    held = [[*_held(one, unit)] for one in memory.held]
-    held += [_server(one, unit) for one in memory.servers if one.on_devices]
-    yield from aligned(["held", "weights", "optimizer", "buffers", "in all"], held, right=range(1, 5))
+    held_rows = [_role(role, unit) for role in memory.roles]
+    held_rows += [_server(servers, unit) for servers in memory.servers if servers.on_devices]
+    yield from aligned(["held", "weights", "optimizer", "buffers", "in all"], held_rows, right=range(1, 5))
     yield ""
     verdicts = ["verdict"] if plan.device_bytes else []
     rows = [[*_peak(peak, unit), *([plan.verdict(peak)] if plan.device_bytes else [])] for peak in memory.peaks]
@@ -233,23 +235,26 @@ def _memory(plan: Plan) -> Iterator[str]:
             yield from _advice(calls, keys)
 
 
-def _held(held: Held, unit: int) -> list[str]:
-    kept = held.kept
-    away = " (offloaded)" if held.away and held.away == held.total else " (optimizer offloaded)" if held.away else ""
-    columns = (kept.weights, kept.optimizer, kept.buffers, kept.total)
-    return [f"{held.role}{away}", *(amount(part, unit) for part in columns)]
+def _role(role: RoleMemory, unit: int) -> list[str]:
+    resident = role.resident
+    away = " (offloaded)" if role.away and role.away == role.total else " (optimizer offloaded)" if role.away else ""
+    columns = (resident.weights, resident.optimizer, resident.buffers, resident.total)
+    return [f"{role.role}{away}", *(amount(count, unit) for count in columns)]
 
 
 def _peak(peak: Peak, unit: int) -> list[str]:
     name = f"load {peak.role}" if peak.phase == "load" else peak.call
     parts = peak.parts
-    columns = (peak.held, parts.gradients, parts.gathered, parts.activations, parts.cache, parts.logits, peak.total)
-    return [name, *(amount(part, unit) for part in columns)]
+    columns = (peak.resident, parts.gradients, parts.gathered, parts.activations, parts.cache, parts.logits, peak.total)
+    return [name, *(amount(column, unit) for column in columns)]
 
 
 def _server(servers: RoleServers, unit: int) -> list[str]:
     taken = servers.memory
-    return [f"{servers.role} server", *(amount(part, unit) for part in (taken.weights, 0, taken.cache, taken.total))]
+    return [
+        f"{servers.role} server",
+        *(amount(column, unit) for column in (taken.weights, 0, taken.cache, taken.total)),
+    ]
 
 
 def _about_servers(plan: Plan) -> Iterator[str]:
@@ -334,5 +339,5 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
         lead = "  " + "  ".join(cells[:-1]) + "  "
         wrapped = textwrap.wrap(row[-1], max(20, WIDTH - before), **_WHOLE_WORDS) or [""]
         lines = [cells[-1]] if len(widths) - 1 in right else wrapped
-        for place, line in enumerate(lines):
-            yield ((lead if place == 0 else " " * before) + line).rstrip()
+        for index, line in enumerate(lines):
+            yield ((lead if index == 0 else " " * before) + line).rstrip()

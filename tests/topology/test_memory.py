@@ -50,28 +50,28 @@ def test_the_cache_of_a_judge_is_counted():
 
 def test_every_call_is_estimated_on_top_of_all_roles_of_its_devices():
     plan = make_plan(load_recipe("ppo_math"))
-    held = {one.role: one for one in plan.memory.held}
+    held = {one.role: one for one in plan.memory.roles}
     assert {role: one.parameters for role, one in held.items()} == {"actor": 852608, "critic": 852737, "ref": 852608}
-    assert held["ref"].kept.optimizer == 0
+    assert held["ref"].resident.optimizer == 0
     assert [peak.call for peak in plan.memory.peaks][1:] == [name for name in plan.recipe.graph if name != "reward_inf"]
     everything = sum(one.total for one in held.values())
-    assert {peak.held for peak in plan.memory.peaks if peak.phase != "load"} == {everything}
+    assert {peak.resident for peak in plan.memory.peaks if peak.phase != "load"} == {everything}
 
 
 def test_roles_on_devices_of_their_own_do_not_burden_each_other():
     overrides = ["launch=local", "cluster.devices_per_node=2", "models.critic.devices='1'", "models.actor.devices='0'",
                  "models.ref.devices='0'"]  # fmt: skip
     plan = make_plan(load_recipe("ppo_math", overrides))
-    held = {one.role: one.total for one in plan.memory.held}
-    peaks = {peak.call: peak.held for peak in plan.memory.peaks}
+    held = {one.role: one.total for one in plan.memory.roles}
+    peaks = {peak.call: peak.resident for peak in plan.memory.peaks}
     assert peaks["critic_train"] == held["critic"]
     assert peaks["actor_train"] == held["actor"] + held["ref"]
 
 
 def test_an_offloaded_role_is_only_there_in_its_own_calls():
     plan = make_plan(load_recipe("ppo_math", ["graph.ref_inf.hooks.offload=true"]))
-    held = {one.role: one.total for one in plan.memory.held}
-    peaks = {peak.call: peak.held for peak in plan.memory.peaks}
+    held = {one.role: one.total for one in plan.memory.roles}
+    peaks = {peak.call: peak.resident for peak in plan.memory.peaks}
     assert peaks["ref_inf"] - peaks["actor_train"] == held["ref"]
 
 
@@ -81,9 +81,9 @@ def test_what_other_roles_find_of_a_trained_role_that_is_offloaded():
     def found(call, role, *offloaded):
         """Beyond the other roles, what a call of another role finds on its device; and all that the role keeps."""
         plan = make_plan(load_recipe("ppo_math", [f"{key}.hooks.offload=true" for key in offloaded]))
-        held = {one.role: one for one in plan.memory.held}
-        (there,) = [peak.held for peak in plan.memory.peaks if peak.call == call]
-        return there - sum(one.total for name, one in held.items() if name != role), held[role].kept
+        held = {one.role: one for one in plan.memory.roles}
+        (there,) = [peak.resident for peak in plan.memory.peaks if peak.call == call]
+        return there - sum(one.total for name, one in held.items() if name != role), held[role].resident
 
     left, kept = found("actor_train", "critic", "graph.critic_train")
     assert left == kept.weights < kept.total
@@ -102,10 +102,10 @@ def test_a_checkpoint_is_a_copy_where_devices_have_the_hosts_memory():
         return peaks.get("checkpoint"), max(peak.total for peak in peaks.values() if peak.call != "checkpoint"), plan
 
     found, busiest, plan = copies("cluster.device=cpu")
-    trained = sum(one.total for one in plan.memory.held if one.role != "ref")
-    assert (found.held, found.parts.gathered) == (busiest, trained)
+    trained = sum(one.total for one in plan.memory.roles if one.role != "ref")
+    assert (found.resident, found.parts.gathered) == (busiest, trained)
     found, _, plan = copies("cluster.device=cpu", "checkpoint.asynchronous=false")
-    assert (found.held, found.parts.gathered) == (sum(one.total for one in plan.memory.held), trained)
+    assert (found.resident, found.parts.gathered) == (sum(one.total for one in plan.memory.roles), trained)
     never = ["checkpoint.every_seconds=null", "checkpoint.at_end=false", "checkpoint.on_stop=false"]
     assert copies("cluster.device=cpu", *never)[0] is None
     assert copies("cluster.device=cuda")[0] is None
@@ -209,7 +209,7 @@ def planned(tmp_path):
 
 
 def held_by(plan, role):
-    return next(held for held in plan.memory.held if held.role == role).total
+    return next(held for held in plan.memory.roles if held.role == role).total
 
 
 def test_a_reference_in_bfloat16_takes_about_half(planned):
@@ -257,7 +257,9 @@ def test_servers_count_on_their_devices(planned):
     assert servers.memory.total == int(0.87 * (80 << 30))
     peaks = {peak.call: peak for peak in plan.memory.peaks}
     held = sum(held_by(plan, role) for role in ("actor", "ref"))
-    assert peaks["actor_train"].held == held + servers.memory.total  # of ranks 1 to 7, which only their servers share
+    assert (
+        peaks["actor_train"].resident == held + servers.memory.total
+    )  # of ranks 1 to 7, which only their servers share
     half = planned("8B", SERVERS.replace("tp: 8", "tp: 8, options: {mem-fraction-static: 0.5}"), "cluster.nodes=2")
     assert half.memory.servers[0].memory.total == 40 << 30
     wrong = planned("8B", SERVERS.replace("tp: 8", "tp: 8, options: {mem_fraction_static: much}"), "cluster.nodes=2")

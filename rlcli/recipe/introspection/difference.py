@@ -42,7 +42,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Group:
+class DifferenceGroup:
     """The same difference at several keys, such as a value that one `${ppo}` passes to four calls."""
 
     pattern: str
@@ -79,8 +79,8 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def grouped(found: Sequence[Difference]) -> list[Group]:
-    """Group differences with the same last key, values and origins, in the order of their first."""
+def grouped(found: Sequence[Difference]) -> list[DifferenceGroup]:
+    """DifferenceGroup differences with the same last key, values and origins, in the order of their first."""
     groups: dict[str, list[Difference]] = {}
     for one in found:
         last = one.key.rpartition(".")[2]
@@ -88,7 +88,7 @@ def grouped(found: Sequence[Difference]) -> list[Group]:
         depth = one.key.count(".") if chosen else 0
         same = repr((one.kind, last, depth, one.before, one.now, one.origin_before, one.origin_now))
         groups.setdefault(same, []).append(one)
-    return [Group(_pattern([one.key for one in group]), tuple(group)) for group in groups.values()]
+    return [DifferenceGroup(_pattern([one.key for one in group]), tuple(group)) for group in groups.values()]
 
 
 def _pattern(keys: Sequence[str]) -> str:

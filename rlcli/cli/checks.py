@@ -14,7 +14,7 @@ from rlcli.errors import escape_control
 from rlcli.observe.terminal import one_line
 
 if TYPE_CHECKING:
-    from rlcli.testing.results import Check, Examined, Failure, Outcome
+    from rlcli.testing.results import Check, CheckFailure, Examined, Outcome
     from rlcli.testing.subjects import Subject
 
 STYLES = {"ok": "green", "FAIL": "bold red", "skip": "dim"}
@@ -87,7 +87,7 @@ class CheckPrinter(SilentPrinter):
         self._traceback = traceback
         self._skipped: dict[str, int] = {}
         self._variant = ""
-        self._last: Failure | None = None
+        self._last: CheckFailure | None = None
         """The last printed failure: a component that is broken outright fails every check in the same way."""
         self._repeated = 0
         """Number of checks since then that failed in the same way."""
@@ -121,7 +121,7 @@ class CheckPrinter(SilentPrinter):
         _print_line(check.outcome, check.words + _cases(check), check.note)
         if check.failure is not None:
             self._last = check.failure
-            for text in (check.failure.found, check.failure.cause, check.failure.where):
+            for text in (check.failure.finding, check.failure.cause, check.failure.where):
                 _print_below(text)
             if self._traceback:
                 for line in escape_control(check.failure.traceback).splitlines():
@@ -151,9 +151,9 @@ class CheckPrinter(SilentPrinter):
             print_talk(f"{sound} of {len(tested)} components keep their contract: {summary(tested)}")
 
 
-def _is_alike(one: Failure, other: Failure) -> bool:
+def _is_alike(one: CheckFailure, other: CheckFailure) -> bool:
     """Whether two failures are the same, or the same exception at the same line: messages may contain batch sizes."""
-    crashed = one.cause == other.cause == "" and one.found.partition(":")[0] == other.found.partition(":")[0]
+    crashed = one.cause == other.cause == "" and one.finding.partition(":")[0] == other.finding.partition(":")[0]
     return one == other or (crashed and one.where == other.where != "")
 
 

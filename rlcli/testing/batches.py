@@ -35,7 +35,7 @@ class DigitTokenizer:
     chat_template = None
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
-        return Encoded(self.encode(text) if isinstance(text, str) else [self.encode(one) for one in text])
+        return Encoded(self.encode(text) if isinstance(text, str) else [self.encode(line) for line in text])
 
     def __len__(self) -> int:
         return VOCABULARY
@@ -70,20 +70,20 @@ def make_batch(
     Raises ValueError for a key unknown to graphs: only its author knows its meaning, and adds it to a batch.
     """
     draw = _Draw([list(group) for group in lengths], seed, vocabulary, end)
-    wanted = list(keys)
-    unknown = [key for key in wanted if key not in _MAKERS]
+    requested = list(keys)
+    unknown = [key for key in requested if key not in _MAKERS]
     if unknown:
         raise ValueError(f"nobody knows what {unknown[0]!r} holds; known are {', '.join(KEYS)}")
     names = [f"s{first_index + i}" for i in range(len(draw.groups))]
-    given: dict[str, list[Any]] = {
+    usual_metadata: dict[str, list[Any]] = {
         "batch_index": list(range(first_index, first_index + len(names))),
         "answer": draw.answers(),
     }
     return SequenceSample.from_default(
         ids=names,
-        seqlens={key: draw.rows(key) for key in wanted},
-        data={key: _MAKERS[key](draw) for key in wanted},
-        metadata={**given, **(metadata or {})},
+        seqlens={key: draw.rows(key) for key in requested},
+        data={key: _MAKERS[key](draw) for key in requested},
+        metadata={**usual_metadata, **(metadata or {})},
     )
 
 

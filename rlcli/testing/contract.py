@@ -27,9 +27,9 @@ class Violation(AssertionError):
     to look at, `file:line`.
     """
 
-    def __init__(self, found: str, cause: str = "", where: str = ""):
-        super().__init__("\n".join(line for line in (found, cause, where) if line))
-        self.found = found
+    def __init__(self, finding: str, cause: str = "", where: str = ""):
+        super().__init__("\n".join(line for line in (finding, cause, where) if line))
+        self.finding = finding
         self.cause = cause
         self.where = where
 
@@ -39,11 +39,11 @@ class TimeIsUp(BaseException):
 
 
 class FailedElsewhere(RuntimeError):
-    """An exception from another process, with its traceback there; `what` is all that a report says about it."""
+    """An exception from another process, with its traceback there; `problem` is all that a report says about it."""
 
-    def __init__(self, what: str, trace: str):
-        super().__init__(f"{what}\n\n{trace}")
-        self.what = what
+    def __init__(self, problem: str, trace: str):
+        super().__init__(f"{problem}\n\n{trace}")
+        self.problem = problem
 
 
 class Contract:

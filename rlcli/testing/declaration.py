@@ -40,14 +40,14 @@ class DeclaredSubject(Contract):
         described = self.described()
         unsaid = []
         if not described.doc or described.doc.startswith(f"{described.class_name}("):
-            what = f"{described.class_name} has no docstring"
-            place = f"{described.path}:{described.line}"
-            unsaid.append(Violation(what, "one line below `class`: `rlcli ls` and `rlcli show` print it", place))
+            finding = f"{described.class_name} has no docstring"
+            location = f"{described.path}:{described.line}"
+            unsaid.append(Violation(finding, "one line below `class`: `rlcli ls` and `rlcli show` print it", location))
         for argument in _all(described.arguments):
             if not argument.doc:
-                what = f"argument {argument.name} has no docstring"
+                finding = f"argument {argument.name} has no docstring"
                 cause = "a string on the line below the field: what it does, in which unit"
-                unsaid.append(Violation(what, cause, f"{argument.path}:{argument.line}"))
+                unsaid.append(Violation(finding, cause, f"{argument.path}:{argument.line}"))
         self.tell_unsaid(unsaid, record_property)
 
     def tell_unsaid(self, unsaid: Sequence[Violation], record_property: Note) -> None:
@@ -55,8 +55,8 @@ class DeclaredSubject(Contract):
         if unsaid and is_built_in(self.described().path):
             raise unsaid[0]
         if unsaid:
-            first, more = unsaid[0], f" (and {len(unsaid) - 1} more)" if len(unsaid) > 1 else ""
-            record_property("note", f"{first.found}{more}: {first.cause}")
+            first, rest = unsaid[0], f" (and {len(unsaid) - 1} more)" if len(unsaid) > 1 else ""
+            record_property("note", f"{first.finding}{rest}: {first.cause}")
 
     def test_arguments_are_typed(self) -> None:
         """arguments have types that a recipe is checked by"""

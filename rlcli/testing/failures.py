@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlcli.errors import RlcliError
 from rlcli.recipe.parsing.layers import shown
 from rlcli.testing.contract import FailedElsewhere, TimeIsUp, Violation
-from rlcli.testing.results import Failure
+from rlcli.testing.results import CheckFailure
 
 if TYPE_CHECKING:
     import pytest
@@ -20,24 +20,26 @@ MOST_LINES = 12
 """Most lines kept of an exception's message."""
 
 
-def failure_of(caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path], traceback: str) -> Failure:
+def failure_of(caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path], traceback: str) -> CheckFailure:
     """`files`: where to look for a line, the component's own first."""
     error = caught.value
-    found, cause, where = _said(error) or str(caught.traceback[-1].statement).strip(), "", ""
+    finding, cause, where = _said(error) or str(caught.traceback[-1].statement).strip(), "", ""
     if isinstance(error, Violation):
-        found, cause, where = error.found, error.cause, error.where
+        finding, cause, where = error.finding, error.cause, error.where
     elif isinstance(error, TimeIsUp):
-        found, cause = str(error), "something waits, or loops, for ever"
+        finding, cause = str(error), "something waits, or loops, for ever"
     elif isinstance(error, RlcliError):
         cause, where = error.hint or "", error.where or ""
     where = where or _innermost([*_frames(error), *_frames_told(str(error))], files)
-    return Failure(found, cause, _short(where), traceback)
+    return CheckFailure(finding, cause, _short(where), traceback)
 
 
 def _said(error: BaseException) -> str:
     """The message of an exception; empty for a bare assertion."""
-    if isinstance(error, RlcliError | FailedElsewhere):
+    if isinstance(error, RlcliError):
         return error.what
+    if isinstance(error, FailedElsewhere):
+        return error.problem
     lines = str(error).strip().splitlines()
     text = "\n".join([*lines[:MOST_LINES], *(["…"] if len(lines) > MOST_LINES else [])])
     is_plain = isinstance(error, AssertionError) or type(error).__module__.startswith(("_pytest", "pytest"))
@@ -46,11 +48,11 @@ def _said(error: BaseException) -> str:
 
 def _frames(error: BaseException | None) -> list[tuple[Path, int]]:
     """The frames of an exception and its causes, the deepest last."""
-    found: list[tuple[Path, int]] = []
+    frames: list[tuple[Path, int]] = []
     while error is not None:
-        found += [(Path(frame.filename), frame.lineno or 0) for frame in extract_tb(error.__traceback__)]
+        frames += [(Path(frame.filename), frame.lineno or 0) for frame in extract_tb(error.__traceback__)]
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return found
+    return frames
 
 
 def _frames_told(text: str) -> list[tuple[Path, int]]:
@@ -60,11 +62,11 @@ def _frames_told(text: str) -> list[tuple[Path, int]]:
 
 def _innermost(frames: Iterable[tuple[Path, int]], files: Sequence[Path]) -> str:
     """The deepest frame in the first of the files that has one; a folder stands for all files below it."""
-    known = [(path.resolve(), line) for path, line in frames]
+    resolved = [(path.resolve(), line) for path, line in frames]
     for file in files:
-        found = [f"{path}:{line}" for path, line in known if path.is_relative_to(file.resolve())]
-        if found:
-            return found[-1]
+        locations = [f"{path}:{line}" for path, line in resolved if path.is_relative_to(file.resolve())]
+        if locations:
+            return locations[-1]
     return ""
 
 

@@ -158,22 +158,22 @@ class FakeSGLang:
             self._running[body["rid"]] = False
             self.most_at_once = max(self.most_at_once, len(self._running))
         try:
-            made = self._sample(body)
+            answer = self._sample(body)
         finally:
             with self._state:
                 del self._running[body["rid"]]
                 self._state.notify_all()
-        return self.spoil(made) if self.spoil is not None else made
+        return self.spoil(answer) if self.spoil is not None else answer
 
     def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
-        wanted, prompt = {**DEFAULTS, **body["sampling_params"]}, tuple(body["input_ids"])
-        drawn = random.Random(wanted["sampling_seed"])
+        sampling, prompt = {**DEFAULTS, **body["sampling_params"]}, tuple(body["input_ids"])
+        drawn = random.Random(sampling["sampling_seed"])
         tokens: list[int] = []
         scores: list[list[Any]] = []
         others: list[list[list[Any]]] = []
         versions: list[str] = []
-        reason: dict[str, Any] = {"type": "length", "length": wanted["max_new_tokens"]}
-        while len(tokens) < wanted["max_new_tokens"]:
+        reason: dict[str, Any] = {"type": "length", "length": sampling["max_new_tokens"]}
+        while len(tokens) < sampling["max_new_tokens"]:
             time.sleep(self.token_s)
             with self._state:
                 while self._paused is not None and not self._running[body["rid"]]:
@@ -182,13 +182,13 @@ class FakeSGLang:
                     reason = {"type": "abort"}
                     break
                 logits, label = self._logits((*prompt, *tokens)), self.label
-            token = draw([one / wanted["temperature"] for one in logits], wanted, drawn)
-            logprobs = log_softmax([one / (wanted["temperature"] if self.scales else 1.0) for one in logits])
+            token = draw([logit / sampling["temperature"] for logit in logits], sampling, drawn)
+            logprobs = log_softmax([logit / (sampling["temperature"] if self.scales else 1.0) for logit in logits])
             tokens.append(token)
             scores.append([logprobs[token], token, None])
             others.append([[logprobs[id_], id_, None] for id_ in body.get("token_ids_logprob", ())])
             versions.append(label)
-            if token in wanted["stop_token_ids"]:
+            if token in sampling["stop_token_ids"]:
                 reason = {"type": "stop", "matched": token}
                 break
         meta = {
@@ -286,24 +286,24 @@ class FakeSGLang:
 
 def log_softmax(logits: list[float]) -> list[float]:
     highest = max(logits)
-    total = highest + math.log(sum(math.exp(one - highest) for one in logits))
-    return [one - total for one in logits]
+    total = highest + math.log(sum(math.exp(logit - highest) for logit in logits))
+    return [logit - total for logit in logits]
 
 
-def draw(logits: list[float], wanted: Mapping[str, Any], drawn: random.Random) -> int:
+def draw(logits: list[float], sampling: Mapping[str, Any], drawn: random.Random) -> int:
     """Draw a token."""
     logprobs = log_softmax(logits)
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
-    if wanted["top_k"] > 0:
-        order = order[: wanted["top_k"]]
-    kept, sum_ = [], 0.0
+    if sampling["top_k"] > 0:
+        order = order[: sampling["top_k"]]
+    candidates, sum_ = [], 0.0
     for token in order:
-        kept.append(token)
+        candidates.append(token)
         sum_ += math.exp(logprobs[token])
-        if sum_ >= wanted["top_p"]:
+        if sum_ >= sampling["top_p"]:
             break
-    target = drawn.random() * sum(math.exp(logprobs[token]) for token in kept)
-    for token in kept:
+    target = drawn.random() * sum(math.exp(logprobs[token]) for token in candidates)
+    for token in candidates:
         target -= math.exp(logprobs[token])
         if target <= 0:
             break
@@ -311,12 +311,12 @@ def draw(logits: list[float], wanted: Mapping[str, Any], drawn: random.Random) -
 
 
 def spans(versions: list[str]) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
-    for place, version in enumerate(versions):
-        if not made or made[-1]["version"] != version:
-            made.append({"version": version, "start": place, "end": place})
-        made[-1]["end"] = place + 1
-    return made
+    spans_of_versions: list[dict[str, Any]] = []
+    for position, version in enumerate(versions):
+        if not spans_of_versions or spans_of_versions[-1]["version"] != version:
+            spans_of_versions.append({"version": version, "start": position, "end": position})
+        spans_of_versions[-1]["end"] = position + 1
+    return spans_of_versions
 
 
 def main() -> None:

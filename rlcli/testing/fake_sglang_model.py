@@ -26,8 +26,8 @@ class TransformersModel:
 
     @torch.no_grad()
     def logits(self, tokens: tuple[int, ...]) -> list[float]:
-        made: list[float] = self.lm(input_ids=torch.tensor([tokens])).logits[0, -1].tolist()
-        return made
+        logits: list[float] = self.lm(input_ids=torch.tensor([tokens])).logits[0, -1].tolist()
+        return logits
 
     def load(self, folder: Path) -> None:
         from safetensors.torch import load_file
@@ -54,11 +54,11 @@ class TransformersModel:
         self._take(arrived)
 
     def digest(self) -> str:
-        sums = {name: one.detach().double().sum().item() for name, one in self.lm.named_parameters()}
+        sums = {name: parameter.detach().double().sum().item() for name, parameter in self.lm.named_parameters()}
         return repr(sorted(sums.items()))
 
     def _take(self, weights: dict[str, torch.Tensor]) -> None:
-        own = dict(self.lm.named_parameters())
+        parameters = dict(self.lm.named_parameters())
         with torch.no_grad():
             for name, tensor in weights.items():
-                own[name if name in own else f"transformer.{name}"].copy_(tensor)
+                parameters[name if name in parameters else f"transformer.{name}"].copy_(tensor)

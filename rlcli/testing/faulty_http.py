@@ -58,8 +58,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else None
         path = self.path.partition("?")[0]
         self.fake.calls.append((path, body))
-        wanted = f"Bearer {self.fake.key}" if self.fake.key and not path.startswith(("/ready", "/health")) else None
-        if wanted is not None and self.headers.get("Authorization") != wanted:
+        authorization = (
+            f"Bearer {self.fake.key}" if self.fake.key and not path.startswith(("/ready", "/health")) else None
+        )
+        if authorization is not None and self.headers.get("Authorization") != authorization:
             return self._send(401, {"error": "Unauthorized"})
         faults = self.fake.faults.get(path)
         fault = faults.popleft() if faults else None

@@ -23,13 +23,13 @@ class HeldSource(ModelSource):
 
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         lm = copy.deepcopy(self.lm)
-        made: dict[nn.Parameter, nn.Parameter] = {}
+        on_meta: dict[nn.Parameter, nn.Parameter] = {}
         for module in lm.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     empty = torch.empty_like(parameter, device="meta", dtype=dtype)
-                    made.setdefault(parameter, nn.Parameter(empty, requires_grad=parameter.requires_grad))
-                    module._parameters[name] = made[parameter]
+                    on_meta.setdefault(parameter, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+                    module._parameters[name] = on_meta[parameter]
         return lm.eval()
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -43,5 +43,5 @@ class HeldSource(ModelSource):
         rows, *others = bounds(region, tensor.shape)
         for block in row_blocks(tensor.shape, rows):
             start = block.first + block.wanted.start
-            part = tensor[(slice(start, block.first + block.wanted.stop), *others)]
-            yield start - rows.start, part
+            columns = tensor[(slice(start, block.first + block.wanted.stop), *others)]
+            yield start - rows.start, columns

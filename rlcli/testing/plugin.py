@@ -20,7 +20,7 @@ from rlcli.project import PACKAGE, search_path
 from rlcli.recipe.parsing.layers import shown
 from rlcli.testing.contract import Contract, TimeIsUp
 from rlcli.testing.failures import failure_of
-from rlcli.testing.results import Check, Examined, Failure, Outcome, Watcher
+from rlcli.testing.results import Check, CheckFailure, Examined, Outcome, Watcher
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
 
 
@@ -31,7 +31,7 @@ class _Case:
     item: pytest.Item
     seconds: float = 0.0
     outcome: Outcome = "ok"
-    failure: Failure | None = None
+    failure: CheckFailure | None = None
     reason: str = ""
     note: str = ""
 
@@ -62,7 +62,7 @@ class _Progress:
 
     def variant(self, case: _Case) -> str:
         """`beta=0.1`, for a component whose tests run the contract with several sets of arguments."""
-        contracts = {one.contract for one in self.cases.values()} - {None}
+        contracts = {tried.contract for tried in self.cases.values()} - {None}
         if case.contract is None or len(contracts) < 2:
             return ""
         return ", ".join(f"{name}={value}" for name, value in case.contract.args.items()) or "no arguments"
@@ -91,8 +91,8 @@ class ChecksPlugin:
         self._check_seconds = check_seconds
         self._homes = dict(suites)
         for subject in suites.values():
-            if (own := subject.own_tests) is not None:
-                self._homes[own] = subject
+            if (tests := subject.own_tests) is not None:
+                self._homes[tests] = subject
         self._progress = {subject: _Progress(subject) for subject in suites.values()}
         self._open: list[_Case] = []
         """Cases of the current check."""
@@ -129,14 +129,14 @@ class ChecksPlugin:
         specified = {
             subject
             for item, subject in of.items()
-            if self._is_contract(item, subject, own=True) and issubclass(item.cls, _contract_of(subject))  # type: ignore[attr-defined]
+            if self._is_contract(item, subject, is_own=True) and issubclass(item.cls, _contract_of(subject))  # type: ignore[attr-defined]
         }
         dropped = [
             item
             for item in items
             if item not in of
             or (item.path in self._suites and of[item] in specified)
-            or (self._is_contract(item, of[item], own=True) and not _is_asked_for(item, of[item]))
+            or (self._is_contract(item, of[item], is_own=True) and not _is_asked_for(item, of[item]))
             or not answers(item, self._keyword)
         ]
         if dropped:
@@ -145,9 +145,9 @@ class ChecksPlugin:
         for contract in {item.cls for item in items if self._is_contract(item, of[item])}:  # type: ignore[attr-defined]
             self._give_values(contract)
 
-    def _is_contract(self, item: pytest.Item, subject: Subject, own: bool = False) -> bool:
+    def _is_contract(self, item: pytest.Item, subject: Subject, is_own: bool = False) -> bool:
         cls = getattr(item, "cls", None)
-        if cls is None or not issubclass(cls, Contract) or (own and item.path in self._suites):
+        if cls is None or not issubclass(cls, Contract) or (is_own and item.path in self._suites):
             return False
         kind = KINDS[subject.kind].part_of or subject.kind
         return getattr(cls, "kind", kind) == kind and module_name(cls.name) == module_name(subject.name)
@@ -186,8 +186,8 @@ class ChecksPlugin:
         if self._current is not progress:
             self._close_component()
             self._current = progress
-            names = {one.check for one in progress.cases.values()}
-            self._watcher.component(progress.subject, len(names) + len(progress.checks))
+            checks = {upcoming.check for upcoming in progress.cases.values()}
+            self._watcher.component(progress.subject, len(checks) + len(progress.checks))
             for check in progress.checks:
                 self._watcher.end(check)
         if not self._open:
@@ -210,9 +210,9 @@ class ChecksPlugin:
             case.reason = getattr(report, "wasxfail", "") or _reason(report)
         return report
 
-    def _failure(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Failure:
+    def _failure(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> CheckFailure:
         if call.excinfo is None:  # a test that was expected to fail did not
-            return Failure(str(report.longrepr))
+            return CheckFailure(str(report.longrepr))
         subject = self._homes[item.path]
         components = [Path(folder) for kind in COMPONENTS.values() for folder in search_path(kind)]
         files = [subject.file, subject.file.parent, *components, item.path, PACKAGE]
@@ -251,7 +251,8 @@ class ChecksPlugin:
         return True
 
     def _find(self, nodeid: str) -> tuple[_Progress, _Case]:
-        return next((one, one.cases[nodeid]) for one in self._progress.values() if nodeid in one.cases)
+        progress = next(progress for progress in self._progress.values() if nodeid in progress.cases)
+        return progress, progress.cases[nodeid]
 
     def _close_check(self) -> None:
         assert self._current is not None

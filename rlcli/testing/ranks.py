@@ -129,8 +129,8 @@ class _Rank:
     def stood_at(self) -> list[Frame]:
         """Innermost first, outwards as far as `work`."""
         dumped = self.stack.read_text() if self.stack.exists() else ""
-        found = re.findall(r'File "(.+)", line (\d+) in (.+)', dumped)
-        frames = [(file, int(line), function) for file, line, function in found]
+        matches = re.findall(r'File "(.+)", line (\d+) in (.+)', dumped)
+        frames = [(file, int(line), function) for file, line, function in matches]
         return list(itertools.takewhile(lambda frame: frame[0] != __file__, frames))
 
     def report(self) -> dict[str, Any] | None:
@@ -173,7 +173,7 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
                 dist.barrier()
                 dist.destroy_process_group()
     except Violation as broken:
-        rank.tell(violation=[broken.found, broken.cause, broken.where])
+        rank.tell(violation=[broken.finding, broken.cause, broken.where])
     except BaseException as error:
         frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
         last_line = traceback.format_exception_only(error)[-1].strip()
@@ -239,9 +239,9 @@ def _death(ranks: list[_Rank]) -> RankDeath:
     """The first rank with last output: a collective that does not match other ranks' ends in native code."""
     words = {rank: rank.errors.read_text(errors="replace").strip() for rank in ranks if rank.errors.exists()}
     rank = next((rank for rank in ranks if words.get(rank)), ranks[0])
-    said = next((line.strip() for line in words.get(rank, "").splitlines() if "what():" in line), "")
+    last_words = next((line.strip() for line in words.get(rank, "").splitlines() if "what():" in line), "")
     return RankDeath(
-        rank.number, f"died {said.removeprefix('what():').strip() or 'without a word'}", words.get(rank, ""), []
+        rank.number, f"died {last_words.removeprefix('what():').strip() or 'without a word'}", words.get(rank, ""), []
     )
 
 

@@ -63,8 +63,8 @@ class RecipeContract(Contract):
             _resolved(self.name, self.overrides, tmp_path)
         except RecipeError as error:
             first, rest = error.problems[0], len(error.problems) - 1
-            more = f", and {rest} more problem{'s'[: rest > 1]}" if rest else ""
-            raise Violation(first.what + more, first.hint or "", first.where or "") from error
+            others = f", and {rest} more problem{'s'[: rest > 1]}" if rest else ""
+            raise Violation(first.what + others, first.hint or "", first.where or "") from error
 
     def test_plans(self, resolved: Resolved) -> None:
         """its roles fit on its devices; its warm starts are valid"""
@@ -76,11 +76,11 @@ class RecipeContract(Contract):
 
     def test_is_minimal(self, resolved: Resolved) -> None:
         """it says nothing that its parents or the defaults say"""
-        own = next(layer for layer in resolved.layers if layer.path == resolved.path)
-        found = superfluous(resolved, own)
-        if found:
-            keys = ", ".join(f"{one.key} (line {one.mark.line})" for one in found)
-            raise Violation(f"without {keys} it is the same", "leave it out", found[0].mark.file_and_line)
+        own_layer = next(layer for layer in resolved.layers if layer.path == resolved.path)
+        entries = superfluous(resolved, own_layer)
+        if entries:
+            keys = ", ".join(f"{entry.key} (line {entry.mark.line})" for entry in entries)
+            raise Violation(f"without {keys} it is the same", "leave it out", entries[0].mark.file_and_line)
 
     def test_opening_lines(self, resolved: Resolved) -> None:
         """it opens with what it does and what it needs"""
@@ -134,8 +134,8 @@ def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:
     files = {match[1]: folder / f"{match[1]}.jsonl" for match in lacks if match}
     for file in files.values():
         file.touch()
-    given = [f"datasets.{dataset}.args.path={file}" for dataset, file in files.items()]
-    resolved = load_recipe(name, [*overrides, *given])
+    paths = [f"datasets.{dataset}.args.path={file}" for dataset, file in files.items()]
+    resolved = load_recipe(name, [*overrides, *paths])
     for dataset, file in files.items():
         write_rows(resolved.recipe.datasets[dataset], file)
     return resolved

@@ -13,10 +13,10 @@ Outcome = Literal["ok", "FAIL", "skip"]
 
 
 @dataclass(frozen=True)
-class Failure:
+class CheckFailure:
     """Why a check failed, as far as known."""
 
-    found: str
+    finding: str
     """What was observed, with its number."""
     cause: str = ""
     where: str = ""
@@ -33,7 +33,7 @@ class Check:
     test: str
     """pytest's name for it."""
     seconds: float
-    failure: Failure | None = None
+    failure: CheckFailure | None = None
     """The failure of the first case that failed."""
     failed_cases: tuple[str, ...] = ()
     """Names of the cases that failed; empty for a check without parameters."""
@@ -46,12 +46,12 @@ class Check:
     """The component's arguments, if its tests run the contract with several sets of them."""
 
     def as_json(self) -> dict[str, Any]:
-        failure = self.failure or Failure("")
+        failure = self.failure or CheckFailure("")
         return {
             "check": self.words,
             "variant": self.variant or None,
             "outcome": {"ok": "passed", "FAIL": "failed", "skip": "skipped"}[self.outcome],
-            "found": failure.found or None,
+            "found": failure.finding or None,
             "cause": failure.cause or None,
             "where": failure.where or None,
             "cases": self.cases,
@@ -93,9 +93,9 @@ class Examined:
 
 def exit_code(tested: Sequence[Examined]) -> int:
     """1 if a check failed, else the exit code of a file that could not be loaded, else 0."""
-    if any(one.count("FAIL") for one in tested):
+    if any(examined.count("FAIL") for examined in tested):
         return 1
-    return next((one.broken.exit_code for one in tested if one.broken is not None), 0)
+    return next((examined.broken.exit_code for examined in tested if examined.broken is not None), 0)
 
 
 class Watcher(Protocol):

@@ -48,18 +48,18 @@ def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options |
     if options.junit is not None:
         _check_writable(options.junit)
     sound, broken = _loaded(subjects)
-    for one in broken:
-        watcher.done(one)
+    for examined in broken:
+        watcher.done(examined)
     if not sound:
         return broken
     with tempfile.TemporaryDirectory(prefix="rlcli-test-") as folder:
         suites = {_suite(subject, number, Path(folder)): subject for number, subject in enumerate(sound)}
         values = {subject: _values(subject) for subject in sound}
         checks = ChecksPlugin(suites, values, watcher, options.keyword, options.check_seconds)
-        own = sorted({str(path) for subject in sound if (path := subject.own_tests) is not None})
+        own_tests = sorted({str(path) for subject in sound if (path := subject.own_tests) is not None})
         collect_as_usual()  # pytest goes through all objects several times as it ends
-        with _undisturbed(has_own_tests=bool(own)):
-            code = pytest.main([*_arguments(Path(folder), options), *map(str, suites), *own], plugins=[checks])
+        with _undisturbed(has_own_tests=bool(own_tests)):
+            code = pytest.main([*_arguments(Path(folder), options), *map(str, suites), *own_tests], plugins=[checks])
     if code == pytest.ExitCode.INTERRUPTED and checks.was_interrupted:
         raise KeyboardInterrupt
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and options.keyword:
@@ -111,11 +111,11 @@ def _suite(subject: Subject, number: int, folder: Path) -> Path:
 def _values(subject: Subject) -> Any:
     """The values from the command line: a recipe's overrides as text, a component's arguments parsed."""
     if subject.kind == "recipe":
-        return subject.given
+        return subject.values
     problems = Problems()
     tree: Node = Mapping({}, Mark(COMMAND_LINE, 1, 1))
-    for one in parse_overrides(subject.given, problems):
-        tree = merge(tree, one, problems)
+    for override in parse_overrides(subject.values, problems):
+        tree = merge(tree, override, problems)
     problems.raise_if_any()
     values = plain(tree)
     if subject.kind in COMPONENTS:
@@ -129,10 +129,10 @@ def _check_arguments(subject: Subject, values: Any) -> None:
 
     folder = COMPONENTS[subject.kind]
     arguments = registry.signature(folder, subject.name).arguments
-    known = [argument.name for argument in arguments]
+    names = [argument.name for argument in arguments]
     for name in values:
-        if name not in known:
-            close = close_to(name, known, cutoff=0.5)
+        if name not in names:
+            close = close_to(name, names, cutoff=0.5)
             guess = f"; did you mean {close!r}?" if close else ""
             hint = f"rlcli show {subject.name} lists its arguments"
             raise UsageError(f"{subject.title} has no argument {name!r}{guess}", where=COMMAND_LINE, hint=hint)

@@ -71,10 +71,10 @@ def _some_better_than_others() -> Iterator[None]:
     real = model_api.call_interface
 
     def call_interface(interface: ModelInterface, call: str, model: Model, data: Any, *rest: Any) -> Any:
-        made = real(interface, call, model, data, *rest)
-        if call != "inference" or model.module is not None or REWARDS not in made.keys:
-            return made
-        return interface.mock(call, model, data) if len(set(made.data[REWARDS].tolist())) == 1 else made
+        output = real(interface, call, model, data, *rest)
+        if call != "inference" or model.module is not None or REWARDS not in output.keys:
+            return output
+        return interface.mock(call, model, data) if len(set(output.data[REWARDS].tolist())) == 1 else output
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlcli.runtime.worker.call_interface", call_interface)
@@ -123,10 +123,10 @@ def _runnable(backend: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     if backend is None:
         return None
     try:
-        found = registry.load("backends", backend["type"])
+        backend_class = registry.load("backends", backend["type"])
     except RlcliError:
         return None
-    return None if getattr(found, "POOLED", False) else backend
+    return None if getattr(backend_class, "POOLED", False) else backend
 
 
 def _cut_rows(dataset: dict[str, Any], rows: int, has_byte_tokens: bool) -> None:

@@ -14,7 +14,7 @@ from rlcli.project import PACKAGE, current_project, is_project, search_path
 
 
 @dataclass(frozen=True)
-class Kind:
+class SubjectKind:
     """A kind of subject with a contract."""
 
     module: str
@@ -26,13 +26,13 @@ class Kind:
     """The kind whose contract includes these checks."""
 
 
-KINDS: Mapping[str, Kind] = {
-    "interface": Kind("rlcli.testing.interface", "InterfaceContract", "CPU, tiny model"),
-    "backend": Kind("rlcli.testing.backend", "BackendContract", "CPU, tiny model"),
-    "dataset": Kind("rlcli.testing.dataset", "DatasetContract", "CPU, tiny tokenizer"),
-    "family": Kind("rlcli.testing.family", "FamilyContract", "CPU, tiny model"),
-    "recipe": Kind("rlcli.testing.recipe", "RecipeContract", "CPU, tiny models, two steps"),
-    "reward": Kind("rlcli.testing.interface.reward", "RewardChecks", "CPU, no model", part_of="interface"),
+KINDS: Mapping[str, SubjectKind] = {
+    "interface": SubjectKind("rlcli.testing.interface", "InterfaceContract", "CPU, tiny model"),
+    "backend": SubjectKind("rlcli.testing.backend", "BackendContract", "CPU, tiny model"),
+    "dataset": SubjectKind("rlcli.testing.dataset", "DatasetContract", "CPU, tiny tokenizer"),
+    "family": SubjectKind("rlcli.testing.family", "FamilyContract", "CPU, tiny model"),
+    "recipe": SubjectKind("rlcli.testing.recipe", "RecipeContract", "CPU, tiny models, two steps"),
+    "reward": SubjectKind("rlcli.testing.interface.reward", "RewardChecks", "CPU, no model", part_of="interface"),
 }
 ALL = "all"
 
@@ -50,7 +50,7 @@ class Subject:
     kind: str
     name: str
     file: Path
-    given: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     """`key=value` from the command line: arguments of a component, overrides of a recipe."""
 
     @property
@@ -75,19 +75,19 @@ class Subject:
             family_of(self.name)
 
 
-def subjects(kind: str, name: str | None = None, given: Sequence[str] = ()) -> list[Subject]:
+def subjects(kind: str, name: str | None = None, values: Sequence[str] = ()) -> list[Subject]:
     """One subject of a kind; without a name all of them. Raises UsageError and whatever looking up the name raises."""
     if kind not in (*KINDS, ALL):
         raise _no_kind(kind)
     if name is None:
-        if given:
-            what = f"{given[0]} is meant for one component; {kind} names {'all' if kind == ALL else 'several'}"
-            raise UsageError(what, hint="name the one that it is for: rlcli test KIND NAME KEY=VALUE")
-        kinds = [one for one in KINDS if not KINDS[one].part_of] if kind == ALL else [kind]
-        return [Subject(one, *found) for one in kinds for found in names(one).items()]
+        if values:
+            message = f"{values[0]} is meant for one component; {kind} names {'all' if kind == ALL else 'several'}"
+            raise UsageError(message, hint="name the one that it is for: rlcli test KIND NAME KEY=VALUE")
+        kinds = [title for title, about in KINDS.items() if not about.part_of] if kind == ALL else [kind]
+        return [Subject(title, subject, file) for title in kinds for subject, file in names(title).items()]
     if kind == ALL:
         raise UsageError(f"all takes no name, but {name!r} follows it", hint=f"rlcli test KIND {name}")
-    return [replace(_one(kind, name), given=tuple(given))]
+    return [replace(_one(kind, name), values=tuple(values))]
 
 
 def _one(kind: str, name: str) -> Subject:
@@ -98,14 +98,14 @@ def _one(kind: str, name: str) -> Subject:
         return Subject(kind, name, path)
     if kind == "recipe":
         return _recipe(name)
-    known = names(kind)
-    if name not in known:
+    files = names(kind)
+    if name not in files:
         from rlcli.recipe.suggest import close_to
 
-        close = close_to(name, known, cutoff=0.5)
+        close = close_to(name, files, cutoff=0.5)
         guess = f"; did you mean {close!r}?" if close else ""
-        raise UnknownComponent(f"no family is named {name!r}{guess}", hint=f"the families are {', '.join(known)}")
-    return Subject(kind, name, known[name])
+        raise UnknownComponent(f"no family is named {name!r}{guess}", hint=f"the families are {', '.join(files)}")
+    return Subject(kind, name, files[name])
 
 
 def _recipe(name: str) -> Subject:
@@ -144,19 +144,19 @@ def _scores_texts(name: str) -> bool:
 def _model_type(file: Path) -> str:
     """The model type that a family's file registers; its stem, if that cannot be determined without importing it."""
     text = file.read_text(encoding="utf-8", errors="replace")
-    found = re.findall(r"^@?register_hf_family\(\s*[\"']([^\"']+)[\"']", text, flags=re.MULTILINE)
-    return next((name for name in found if module_name(name) == file.stem), file.stem)
+    names_registered = re.findall(r"^@?register_hf_family\(\s*[\"']([^\"']+)[\"']", text, flags=re.MULTILINE)
+    return next((name for name in names_registered if module_name(name) == file.stem), file.stem)
 
 
 def _no_kind(word: str) -> UsageError:
     """Error for an unknown kind, with what was probably meant: a plural, or a component's name."""
     from rlcli.recipe.suggest import close_to
 
-    one = next((kind for kind, folder in FOLDERS.items() if folder == word), None)
+    component_kind = next((kind for kind, folder in FOLDERS.items() if folder == word), None)
     homes = [kind for kind in KINDS if word in names(kind) or module_name(word) in names(kind)]
     close = close_to(word, [*KINDS, ALL])
-    if one is not None:
-        hint = f"rlcli test {one}"
+    if component_kind is not None:
+        hint = f"rlcli test {component_kind}"
     elif homes:
         hint = f"it is {'an' if homes[0][0] in 'aeiou' else 'a'} {homes[0]}: rlcli test {homes[0]} {word}"
     else:

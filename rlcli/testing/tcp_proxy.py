@@ -26,10 +26,10 @@ class Pair:
     """The server's half is gone, and the client has not been notified."""
 
     def reset(self) -> None:
-        for one in (self.ours, self.theirs):
+        for connection in (self.ours, self.theirs):
             with contextlib.suppress(OSError):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                one.close()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
 
 
 class TcpProxy:

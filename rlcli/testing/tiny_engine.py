@@ -100,14 +100,14 @@ class TinyRanks:
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 
-        def one(rank: int) -> None:
+        def on_rank(rank: int) -> None:
             try:
                 results[rank] = work(rank)
             except BaseException as error:
                 errors.append(error)
                 self._barrier.abort()
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.n)]
+        threads = [threading.Thread(target=on_rank, args=(rank,)) for rank in range(self.n)]
         for thread in threads:
             thread.start()
         for thread in threads:

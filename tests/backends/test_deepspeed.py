@@ -17,7 +17,7 @@ from rlcli.testing.backend.base import SETTINGS, train, weights_apart
 from rlcli.testing.backend.lifecycle import held_bytes
 from rlcli.testing.backend.ranks import RanksChecks
 from rlcli.testing.backend.state import restore, save
-from rlcli.testing.backend.training import TrainingChecks
+from rlcli.testing.backend.training import BackendTrainingChecks
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
@@ -40,13 +40,13 @@ class TestStage1(BackendContract):
     args = {"zero_stage": 1}
 
 
-class TestStage0(RanksChecks, TrainingChecks):
+class TestStage0(RanksChecks, BackendTrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 0}
     families = ("llama",)
 
 
-class TestStage2(RanksChecks, TrainingChecks):
+class TestStage2(RanksChecks, BackendTrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 2}
     families = ("llama",)
@@ -57,13 +57,13 @@ class TestStage3(BackendContract):
     args = {"zero_stage": 3}
 
 
-class TestOffloadedOptimizer(RanksChecks, TrainingChecks):
+class TestOffloadedOptimizer(RanksChecks, BackendTrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 2, "offload_optimizer": True}
     families = ("llama",)
 
 
-class TestOffloadedParameters(RanksChecks, TrainingChecks):
+class TestOffloadedParameters(RanksChecks, BackendTrainingChecks):
     name = "deepspeed"
     args = {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}
     families = ("llama",)

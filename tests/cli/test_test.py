@@ -11,17 +11,17 @@ import pytest
 
 from rlcli.cli.checks import CheckPrinter
 from rlcli.errors import ProjectError
-from rlcli.testing.results import Check, Examined, Failure
+from rlcli.testing.results import Check, CheckFailure, Examined
 from rlcli.testing.subjects import Subject
 
 SUBJECT = Subject("interface", "custom", Path("interfaces/custom.py"))
-MEAN = Failure(
+MEAN = CheckFailure(
     "loss differs by 0.031 between 1 and 3 micro-batches",
     "the loss is a mean of the micro-batch; return a sum, the engine divides by the weight of all of them",
     "interfaces/custom.py:48",
     "the traceback",
 )
-CRASH = Failure("ZeroDivisionError: division by zero", where="interfaces/custom.py:9")
+CRASH = CheckFailure("ZeroDivisionError: division by zero", where="interfaces/custom.py:9")
 
 
 def check(words, outcome="ok", **more):
@@ -72,7 +72,7 @@ def test_a_traceback_is_shown_where_it_is_asked_for(capsys):
 
 
 def test_colours_where_they_are_wanted_and_no_control_character_ever(capsys, monkeypatch):
-    evil = Examined(SUBJECT, (check("a \x1b]0;title\x07 b", "FAIL", failure=Failure("\x1b[2J", "\x07")),), 1.0)
+    evil = Examined(SUBJECT, (check("a \x1b]0;title\x07 b", "FAIL", failure=CheckFailure("\x1b[2J", "\x07")),), 1.0)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     report(tested=evil)

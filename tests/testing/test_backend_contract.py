@@ -165,7 +165,7 @@ def contract(engine):
 def test_a_wrong_engine_is_told_what_is_wrong(engine, check, found, cause):
     with pytest.raises(Violation) as caught:
         getattr(contract(engine), f"test_{check}")()
-    assert re.search(found, caught.value.found), caught.value.found
+    assert re.search(found, caught.value.finding), caught.value.finding
     assert cause in caught.value.cause
     file, line = caught.value.where.rsplit(":", 1)
     assert file.endswith(("test_backend_contract.py", "fsdp.py", "_engine.py"))

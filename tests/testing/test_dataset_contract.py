@@ -236,7 +236,7 @@ def test_what_is_wrong_is_found_and_explained(make_trial, what):
     change, check, found, cause = WRONG[what]
     trial = make_trial(change)
     told = violation(trial, check, *PARAMETERS.get(check, ()))
-    assert re.search(found, told.found), told.found
+    assert re.search(found, told.finding), told.finding
     assert cause in told.cause
     file, _, line = told.where.rpartition(":")
     assert file.endswith(f"datasets/{trial.name}.py")
@@ -262,7 +262,7 @@ CHAT, CLOSING, PLAIN = sorted(HABITS)
 )  # fmt: skip
 def test_special_tokens_that_are_wrong(make_trial, old, new, habit, found):
     told = violation(make_trial((old, new)), "test_special_tokens", habit)
-    assert re.search(f"row 0, with a .*{found}", told.found), told.found
+    assert re.search(f"row 0, with a .*{found}", told.finding), told.finding
     assert told.cause
 
 
@@ -294,7 +294,7 @@ def test_two_rows_suffice_for_three_ranks(make_trial):
     DatasetContract().test_ranks(own_shards, 3)
     lost = SHARDS.format(end="-(len(self.rows) % self.util.world_size) or None")
     rows_lost = make_trial(REFUSE, afterwards(lost + NO_ROWS), rows=rows)
-    assert "of 7 rows on 3 ranks 1 on none" in violation(rows_lost, "test_ranks", 3).found
+    assert "of 7 rows on 3 ranks 1 on none" in violation(rows_lost, "test_ranks", 3).finding
 
 
 def test_a_refusal_is_placed_in_the_dataset(make_trial):
@@ -309,7 +309,7 @@ def test_a_refusal_is_placed_in_the_dataset(make_trial):
 def test_a_stream_is_told_so_first_and_tried_no_further(make_trial):
     trial = make_trial(("    def __len__", "    def count"), ("    def __getitem__", "    def item"))
     first, *others = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
-    assert (first.words, first.failure.found) == ("it can be built of its rows", "Tiny has no len() and no []")
+    assert (first.words, first.failure.finding) == ("it can be built of its rows", "Tiny has no len() and no []")
     assert "into a list" in first.failure.cause
     assert {check.reason for check in others} == {"not tried: it cannot be built"}
 
@@ -330,14 +330,14 @@ STREAM = (
 def test_a_stream_is_tried_by_its_first_rows(make_trial):
     trial = make_trial(*STREAM)
     checks = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
-    assert [(check.words, check.failure.found) for check in checks if check.failure is not None] == []
+    assert [(check.words, check.failure.finding) for check in checks if check.failure is not None] == []
     (continues,) = [check for check in checks if check.words == "a stream continues from any place"]
     assert continues.reason is None or "no stream" not in continues.reason
 
 
 def test_a_stream_that_does_not_continue_where_it_was(make_trial):
     trial = make_trial(*STREAM, ("range(start, len", "range(start // 2, len"))
-    assert violation(trial, "test_continues").found.startswith("from row 1 on ")
+    assert violation(trial, "test_continues").finding.startswith("from row 1 on ")
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_stream_that_does_not_continue_where_it_was(make_trial):
     ],
 )
 def test_texts_that_are_not_in_the_tokens(make_trial, old, new, found):
-    assert re.search(found, violation(make_trial((old, new)), "test_texts_come_back", False).found)
+    assert re.search(found, violation(make_trial((old, new)), "test_texts_come_back", False).finding)
 
 
 def test_a_dataset_without_a_preview_gets_a_tokenizer_of_transformers(make_trial):

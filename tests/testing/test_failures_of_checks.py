@@ -17,13 +17,13 @@ def caught(error):
 
 def test_a_violation_says_itself_where():
     found = failure_of(caught(Violation("found", "cause", "interfaces/x.py:3")), [], "text")
-    assert (found.found, found.cause, found.where) == ("found", "cause", "interfaces/x.py:3")
+    assert (found.finding, found.cause, found.where) == ("found", "cause", "interfaces/x.py:3")
     assert str(Violation("found", "cause", "interfaces/x.py:3")) == "found\ncause\ninterfaces/x.py:3"
 
 
 def test_our_errors_bring_hint_and_place():
     found = failure_of(caught(DataError("row is torn", where="rows.jsonl:7", hint="mend it")), [], "")
-    assert (found.found, found.cause, found.where) == ("row is torn", "mend it", "rows.jsonl:7")
+    assert (found.finding, found.cause, found.where) == ("row is torn", "mend it", "rows.jsonl:7")
 
 
 def test_the_innermost_frame_of_the_first_file_that_has_one(tmp_path):
@@ -38,11 +38,11 @@ def test_the_innermost_frame_of_the_first_file_that_has_one(tmp_path):
 
 
 def test_long_messages_are_cut_and_bare_assertions_show_their_line():
-    assert failure_of(caught(ValueError("\n".join("abcdefghijklmnop"))), [], "").found.endswith("l\n…")
-    assert failure_of(caught(KeyError()), [], "").found == "KeyError"
+    assert failure_of(caught(ValueError("\n".join("abcdefghijklmnop"))), [], "").finding.endswith("l\n…")
+    assert failure_of(caught(KeyError()), [], "").finding == "KeyError"
     with pytest.raises(AssertionError) as info:
         exec_assertion()
-    assert failure_of(info, [], "").found == "raise AssertionError"
+    assert failure_of(info, [], "").finding == "raise AssertionError"
 
 
 def exec_assertion():

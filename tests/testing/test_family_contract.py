@@ -150,7 +150,7 @@ def test_what_is_wrong_is_found_and_explained(make_family, what):
     with pytest.raises(Violation) as caught:
         getattr(contract, check)(family_of(name), made_examples(name))
     told = caught.value
-    assert re.search(found, told.found), told.found
+    assert re.search(found, told.finding), told.finding
     assert cause in told.cause
     file, _, line = told.where.rpartition(":")
     assert file.endswith(f"families/{name}.py")
@@ -205,6 +205,6 @@ def test_a_family_that_transformers_does_not_have_needs_examples(make_family, tm
     name = make_family(('"Qwen3ForCausalLM"', '"NobodysForCausalLM"'))
     first, *others = run_checks([Subject("family", name, tmp_path / "families" / f"{name}.py")], Mock())[0].checks
     assert first.words == "there are models to test it on"
-    assert "transformers has no NobodysForCausalLM" in first.failure.found
+    assert "transformers has no NobodysForCausalLM" in first.failure.finding
     assert "`make_examples`" in first.failure.cause
     assert {check.reason for check in others} == {"not tried: there is no model to test it on"}

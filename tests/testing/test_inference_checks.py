@@ -16,9 +16,9 @@ from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
-from rlcli.testing.interface.generation import PROMPTS, GenerationChecks, Sampling
+from rlcli.testing.interface.generation import PROMPTS, GenerationChecks, SamplingTrial
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import Calls
+from rlcli.testing.interface.inference_trial import CallTrial
 from rlcli.testing.interface.training_trial import usual_batches
 
 
@@ -153,7 +153,7 @@ class RandomMock(Good):
 
 
 def inferring(cls):
-    return Calls(cls, "inference", make_batch(["packed_input_ids", "prompt_mask"]), DigitTokenizer())
+    return CallTrial(cls, "inference", make_batch(["packed_input_ids", "prompt_mask"]), DigitTokenizer())
 
 
 PLAIN = "test_inference_returns_plain_numbers"
@@ -184,7 +184,7 @@ INFERENCE = [
 def test_a_mistake_of_inference_is_found(cls, check, found, cause):
     with pytest.raises(Violation) as caught:
         getattr(InferenceChecks(), check)(inferring(cls))
-    assert found in caught.value.found
+    assert found in caught.value.finding
     assert cause in caught.value.cause
     assert caught.value.where.partition(":")[0] == __file__
 
@@ -322,7 +322,7 @@ GENERATION = [
 
 
 def sampling(cls):
-    return Sampling(cls, make_batch(["packed_prompts"], PROMPTS), DigitTokenizer())
+    return SamplingTrial(cls, make_batch(["packed_prompts"], PROMPTS), DigitTokenizer())
 
 
 @pytest.mark.parametrize(
@@ -332,5 +332,5 @@ def test_a_mistake_of_generation_is_found(cls, check, more, found, cause):
     getattr(GenerationChecks(), check)(sampling(PPOActorInterface), *more)
     with pytest.raises(Violation) as caught:
         getattr(GenerationChecks(), check)(sampling(cls), *more)
-    assert found in caught.value.found
+    assert found in caught.value.finding
     assert cause in caught.value.cause

@@ -64,7 +64,7 @@ def test_a_violation_stays_one():
 
     with pytest.raises(Violation) as caught:
         run_on_ranks(2, work)
-    assert (caught.value.found, caught.value.cause, caught.value.where) == (
+    assert (caught.value.finding, caught.value.cause, caught.value.where) == (
         "loss differs by 0.5", "divide once", "here.py:3",
     )  # fmt: skip
 

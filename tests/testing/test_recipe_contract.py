@@ -45,7 +45,7 @@ def test_every_shipped_recipe_keeps_it(tmp_path, monkeypatch):
 
 def test_a_recipe_that_does_not_hold_says_so_once(examine):
     outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  stepps: 5\n")
-    assert "unknown key" in failure.found
+    assert "unknown key" in failure.finding
     assert failure.where == "mine.yaml:3:3"
     assert set(outcomes.values()) == {"FAIL", "skip"}
 
@@ -53,13 +53,13 @@ def test_a_recipe_that_does_not_hold_says_so_once(examine):
 def test_what_it_says_in_vain_is_named_with_its_line(examine):
     outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  steps: 1200\n")
     assert outcomes["it says nothing that its parents or the defaults say"] == "FAIL"
-    assert (failure.found, failure.where) == ("without train (line 2) it is the same", "mine.yaml:2")
+    assert (failure.finding, failure.where) == ("without train (line 2) it is the same", "mine.yaml:2")
 
 
 def test_a_warm_start_from_a_role_that_is_not_there(examine):
     outcomes, failures = examine("extends: ppo_math\nmodels:\n  actor:\n    path: recipe:sft_math#critic\n")
     assert outcomes["its roles fit on its devices; its warm starts are valid"] == "FAIL"
-    assert "sft_math saves no role 'critic'" in failures[0].found
+    assert "sft_math saves no role 'critic'" in failures[0].finding
     assert failures[0].where == "mine.yaml:4:11"
 
 

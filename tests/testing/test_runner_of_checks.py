@@ -17,7 +17,7 @@ from rlcli.errors import ProjectError, UnknownComponent, UsageError
 from rlcli.testing import subjects as of_subjects
 from rlcli.testing.results import exit_code
 from rlcli.testing.runner import Options, run_checks
-from rlcli.testing.subjects import Kind, Subject, subjects
+from rlcli.testing.subjects import Subject, SubjectKind, subjects
 
 TOY = Path(__file__).with_name("toy_checks")
 
@@ -56,7 +56,9 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "--more-nonsense")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(
-        of_subjects, "KINDS", {**of_subjects.KINDS, "interface": Kind("toy_contract_for_tests", "ToyContract", "paper")}
+        of_subjects,
+        "KINDS",
+        {**of_subjects.KINDS, "interface": SubjectKind("toy_contract_for_tests", "ToyContract", "paper")},
     )
     for module in ("runner", "plugin"):
         monkeypatch.setattr(f"rlcli.testing.{module}.KINDS", of_subjects.KINDS)
@@ -112,7 +114,7 @@ def test_a_violation_tells_number_cause_and_line(project):
     (tested,) = run("factor=2")
     assert exit_code([tested]) == 1
     found = failure(tested, "its factor is 1")
-    assert (found.found, found.cause, found.where) == (
+    assert (found.finding, found.cause, found.where) == (
         "its factor is 2", "leave it alone", "interfaces/toy_checked.py:8"
     )  # fmt: skip
 
@@ -120,7 +122,7 @@ def test_a_violation_tells_number_cause_and_line(project):
 def test_a_crash_is_told_with_the_line_of_the_component(project):
     (tested,) = run("factor=0")
     found = failure(tested, "it divides by its factor")
-    assert found.found == "ZeroDivisionError: division by zero"
+    assert found.finding == "ZeroDivisionError: division by zero"
     assert found.where == "interfaces/toy_checked.py:21"
     assert "made.divided()" in found.traceback
 
@@ -128,7 +130,7 @@ def test_a_crash_is_told_with_the_line_of_the_component(project):
 def test_a_fault_in_the_constructor_is_told_with_its_line(project):
     (tested,) = run("limit=-1")
     found = next(check.failure for check in tested.checks if check.failure is not None)
-    assert "limit is -1" in found.found
+    assert "limit is -1" in found.finding
     assert found.where == "interfaces/toy_checked.py:18"
 
 
@@ -144,13 +146,13 @@ def test_cases_of_a_check_are_one_check(project):
     (tested,) = run("limit=1")
     (check,) = [check for check in tested.checks if check.outcome == "FAIL"]
     assert (check.words, check.cases, check.failed_cases) == ("its limit is kept", 3, ("2", "3"))
-    assert check.failure.found == "assert n <= made.limit"
+    assert check.failure.finding == "assert n <= made.limit"
 
 
 def test_a_check_that_hangs_is_interrupted(project):
     (tested,) = run("seconds=60.0", check_seconds=0.2)
     assert outcomes(tested)["it answers at once"] == "FAIL"
-    assert failure(tested, "it answers at once").found == "not done after 0.2 s"
+    assert failure(tested, "it answers at once").finding == "not done after 0.2 s"
     assert outcomes(tested)["its factor is 1"] == "ok"
 
 
@@ -207,7 +209,7 @@ def test_own_tests_run_along(project):
     (tested,) = run()
     assert list(outcomes(tested))[-2:] == ["it is a toy", "sums"]
     found = failure(tested, "sums")
-    assert found.found == "assert (1 + 1) == 3"
+    assert found.finding == "assert (1 + 1) == 3"
     assert found.where == "tests/interfaces/test_toy_checked.py:6"
 
 
@@ -285,7 +287,7 @@ def test_own_tests_that_cannot_be_read_are_a_failure_and_the_contract_runs(proje
     own_tests(project, "import nonesuch\n")
     (tested,) = run()
     found = failure(tested, "its tests can be imported")
-    assert "No module named 'nonesuch'" in found.found
+    assert "No module named 'nonesuch'" in found.finding
     assert found.where == "tests/interfaces/test_toy_checked.py:1"
     assert outcomes(tested)["it can be made"] == "ok"
     assert exit_code([tested]) == 1

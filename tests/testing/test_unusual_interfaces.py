@@ -14,7 +14,7 @@ from rlcli.testing.batches import PAIRS, DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.inference import InferenceChecks
-from rlcli.testing.interface.inference_trial import Calls, batches_with, usual_batch
+from rlcli.testing.interface.inference_trial import CallTrial, batches_with, usual_batch
 from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.layouts import InvarianceChecks
 from rlcli.testing.interface.learning import LearningChecks
@@ -173,7 +173,7 @@ def weighted(lengths=PAIRS, seed=0):
 
 def test_the_state_of_inference_comes_back():
     def check(cls):
-        calls = Calls(cls, "inference", weighted(), DigitTokenizer())
+        calls = CallTrial(cls, "inference", weighted(), DigitTokenizer())
         InferenceChecks().test_state_of_inference_comes_back(calls, weighted)
 
     check(Weighs)

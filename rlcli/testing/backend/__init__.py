@@ -8,12 +8,12 @@ A backend that does not train, or does not generate, skips those checks.
 
 from rlcli.testing.backend.declaration import DeclarationChecks
 from rlcli.testing.backend.forward import ForwardChecks
-from rlcli.testing.backend.generation import GenerationChecks
+from rlcli.testing.backend.generation import BackendGenerationChecks
 from rlcli.testing.backend.optimizer import OptimizerChecks
 from rlcli.testing.backend.ranks import RanksChecks
 from rlcli.testing.backend.state import StateChecks
 from rlcli.testing.backend.streams import StreamChecks
-from rlcli.testing.backend.training import TrainingChecks
+from rlcli.testing.backend.training import BackendTrainingChecks
 
 __all__ = ["BackendContract"]
 
@@ -22,9 +22,9 @@ class BackendContract(  # pytest runs the checks of the last base first
     RanksChecks,
     StateChecks,
     StreamChecks,
-    GenerationChecks,
+    BackendGenerationChecks,
     OptimizerChecks,
-    TrainingChecks,
+    BackendTrainingChecks,
     ForwardChecks,
     DeclarationChecks,
 ):

@@ -92,15 +92,15 @@ class BackendChecks(Contract):
 
     # -- subjects --------------------------------------------------------------------------------------------
 
-    def backend(self, **wanted: Any) -> ModelBackend:
-        """The backend with the contract's `args`, and those of `wanted` that it has a setting for."""
-        known = {argument.name for argument in signature("backends", self.name).arguments}
-        args = dict(self.args) | {name: value for name, value in wanted.items() if name in known}
+    def backend(self, **settings: Any) -> ModelBackend:
+        """The backend with the contract's `args`, and those of `settings` that it has a setting for."""
+        accepted = {argument.name for argument in signature("backends", self.name).arguments}
+        args = dict(self.args) | {name: value for name, value in settings.items() if name in accepted}
         return make_backend(ModelBackendAbstraction(self.name, args))
 
     def engine(self, family: str | None = None, *, head: str = "lm", seed: int = 0, lm: nn.Module | None = None,
                mesh: Any = None, tokenizer: Any = None,
-               **wanted: Any) -> Any:  # fmt: skip
+               **settings: Any) -> Any:  # fmt: skip
         """An engine over a tiny model, or over `lm`; skips the check if the backend cannot build one."""
         module: Any = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
         model = Model(
@@ -108,29 +108,29 @@ class BackendChecks(Contract):
             family=family_of(module.config.model_type), device_mesh=mesh, server_folders=self.server_folders,
         )  # fmt: skip
         spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
-        backend = self.backend(**({"dtype": "float32"} | wanted))
+        backend = self.backend(**({"dtype": "float32"} | settings))
         try:
-            made = backend.initialize(model, spec).module
+            engine = backend.initialize(model, spec).module
         except UsageError as error:  # such as an argument that gives the address of its servers
             pytest.skip(f"not tried: {error.what}")
-        if made is None:
+        if engine is None:
             pytest.skip("makes no engine")
-        if not isinstance(made, HoldsWeights):
+        if not isinstance(engine, HoldsWeights):
             cause = "put an engine that HoldsWeights there, or None"
-            raise Violation(f"model.module is a {type(made).__name__}", cause, place(backend, "_initialize"))
-        return made
+            raise Violation(f"model.module is a {type(engine).__name__}", cause, source_of(backend, "_initialize"))
+        return engine
 
-    def scoring_engine(self, family: str | None = None, **wanted: Any) -> Any:
+    def scoring_engine(self, family: str | None = None, **settings: Any) -> Any:
         """An engine that scores sequences; skips the check if the backend has none."""
         if not type(self.backend()).SCORES:
             pytest.skip("does not score")
-        return self.engine(family, **wanted)
+        return self.engine(family, **settings)
 
-    def trained_engine(self, family: str | None = None, **wanted: Any) -> Any:
+    def trained_engine(self, family: str | None = None, **settings: Any) -> Any:
         """An engine with an optimizer; skips the check if the backend does not train."""
         if not self.trains():
             pytest.skip("does not train")
-        return self.engine(family, **wanted)
+        return self.engine(family, **settings)
 
     def trains(self) -> bool:
         return type(self.backend()).TRAINS
@@ -142,9 +142,9 @@ class BackendChecks(Contract):
         """The mesh dimensions that the backend supports."""
         return type(self.backend()).DIMENSIONS
 
-    def optimizer_settings(self, **wanted: Any) -> AdamW:
+    def optimizer_settings(self, **settings: Any) -> AdamW:
         """AdamW as described by the backend's settings; override if they have other names."""
-        backend = self.backend(**wanted)
+        backend = self.backend(**settings)
         if not hasattr(backend, "lr"):
             pytest.skip("not tried: has no setting lr; override optimizer_settings")
         return AdamW.described_by(backend)
@@ -177,10 +177,10 @@ class BackendChecks(Contract):
         if "pp" in self.dimensions():  # the state of a stage has only its own parameters
             return {name: tensor.cpu().clone() for name, tensor in engine.whole_parameters()}
         if offers(engine, "state"):
-            whole = engine.state().weights.items()
-            return {name: _whole(tensor).cpu() for name, tensor in whole}
-        with tempfile.TemporaryDirectory() as own:
-            return _exported_weights(engine, look or Path(own) / "model")
+            parameters = engine.state().weights.items()
+            return {name: _whole(tensor).cpu() for name, tensor in parameters}
+        with tempfile.TemporaryDirectory() as scratch:
+            return _exported_weights(engine, look or Path(scratch) / "model")
 
 
 def _whole(tensor: Any) -> torch.Tensor:
@@ -211,8 +211,8 @@ def _exported_weights(engine: HoldsWeights, folder: Path) -> Weights:
     export(engine, folder)
     weights = exported(folder)
     if not weights:
-        what = "save_to_hf wrote no safetensors into its folder"
-        raise Violation(what, "write the folder on one rank at least", place(engine, "save_to_hf"))
+        finding = "save_to_hf wrote no safetensors into its folder"
+        raise Violation(finding, "write the folder on one rank at least", source_of(engine, "save_to_hf"))
     meet()  # all have read
     if not dist.is_initialized() or dist.get_rank() == 0:
         shutil.rmtree(folder)
@@ -225,7 +225,7 @@ def offers(engine: HoldsWeights, method: str) -> bool:
     return getattr(type(engine), method) is not getattr(HoldsWeights, method)
 
 
-def place(engine: object, *methods: str) -> str:
+def source_of(engine: object, *methods: str) -> str:
     """`file:line` of the first of `methods` that the component defines itself, else of its class."""
     for method in methods:
         for owner in type(engine).__mro__:
@@ -292,32 +292,32 @@ def train(engine: TrainEngine, step: int) -> dict[str, float]:
 # -- differences -----------------------------------------------------------------------------------------------------
 
 
-def distance(found: torch.Tensor, wanted: torch.Tensor, least: float = 1e-12) -> float:
+def distance(actual: torch.Tensor, expected: torch.Tensor, least: float = 1e-12) -> float:
     """Largest difference, relative to the largest expected value or to `least`; infinite for a wrong shape or NaN."""
-    found, wanted = found.cpu(), wanted.cpu()
-    if found.shape != wanted.shape or not bool(found.isfinite().all()):
+    actual, expected = actual.cpu(), expected.cpu()
+    if actual.shape != expected.shape or not bool(actual.isfinite().all()):
         return float("inf")
-    if not wanted.numel():
+    if not expected.numel():
         return 0.0
-    return float((found.double() - wanted.double()).abs().max() / wanted.abs().max().clamp(min=least))
+    return float((actual.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=least))
 
 
-def weights_apart(found: Mapping[str, torch.Tensor], wanted: Weights, certain: Weights | None = None) -> float:
+def weights_apart(actual: Mapping[str, torch.Tensor], expected: Weights, certain: Weights | None = None) -> float:
     """Largest difference of any weight, relative to the largest in its tensor; only of the `certain` ones, if given."""
-    if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
+    if any(name not in actual or actual[name].shape != weight.shape for name, weight in expected.items()):
         return float("inf")
     if certain is not None:
-        found = {name: found[name].where(certain[name], wanted[name]) for name in certain.keys() & wanted.keys()}
-        wanted = {name: wanted[name] for name in found}
-    return max((distance(found[name], weight, SMALL) for name, weight in wanted.items()), default=0.0)
+        actual = {name: actual[name].where(certain[name], expected[name]) for name in certain.keys() & expected.keys()}
+        expected = {name: expected[name] for name in actual}
+    return max((distance(actual[name], weight, SMALL) for name, weight in expected.items()), default=0.0)
 
 
 def require_close(
-    what: str, found: torch.Tensor, wanted: torch.Tensor, tolerance: float, cause: str, where: str
+    quantity: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float, cause: str, where: str
 ) -> None:
-    """Raises `Violation` if `found` differs from `wanted`."""
-    if found.shape != wanted.shape:
-        raise Violation(f"{what}: shape {tuple(found.shape)} in place of {tuple(wanted.shape)}", cause, where)
-    apart = distance(found, wanted)
+    """Raises `Violation` if `actual` differs from `expected`."""
+    if actual.shape != expected.shape:
+        raise Violation(f"{quantity}: shape {tuple(actual.shape)} in place of {tuple(expected.shape)}", cause, where)
+    apart = distance(actual, expected)
     if apart > tolerance:
-        raise Violation(f"{what}: off by {apart:.2g} of the largest value", cause, where)
+        raise Violation(f"{quantity}: off by {apart:.2g} of the largest value", cause, where)

@@ -7,7 +7,7 @@ import torch
 from rlcli.api.model import ForwardEngine, GenerationEngine, HoldsWeights, Model, ModelBackend, TrainEngine
 from rlcli.errors import RlcliError
 from rlcli.recipe.mesh import DIMENSIONS
-from rlcli.testing.backend.base import BackendChecks, place
+from rlcli.testing.backend.base import BackendChecks, source_of
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
 from rlcli.testing.tiny_models import tiny_model
@@ -33,17 +33,17 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         for name, contract in ABILITIES.items():
             says, is_one = getattr(cls, name), isinstance(engine, contract)
             if says and not is_one:
-                found = f"{name} is True, and its engine is no {contract.__name__}"
-                raise Violation(found, f"set {name}: ClassVar[bool] = False", place_of(cls))
+                finding = f"{name} is True, and its engine is no {contract.__name__}"
+                raise Violation(finding, f"set {name}: ClassVar[bool] = False", place_of(cls))
 
     def test_the_model_is_taken_as_it_is(self) -> None:
         """an engine has the model's weights, device and one rank"""
         for family in self.families:
             engine = self.engine(family)
-            where = place(engine, "__init__")
+            where = source_of(engine, "__init__")
             if engine.device != torch.device(self.device) or engine.dp_size != 1:
-                what = f"device {engine.device}, dp_size {engine.dp_size} for a model on one rank's {self.device}"
-                raise Violation(what, "take device and mesh from the model", where)
+                finding = f"device {engine.device}, dp_size {engine.dp_size} for a model on one rank's {self.device}"
+                raise Violation(finding, "take device and mesh from the model", where)
             weights = self.weights(engine)
             for name, weight in tiny_model(family).named_parameters():
                 if name not in weights or not torch.equal(weights[name], weight.detach()):
@@ -55,13 +55,13 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         model = Model("reward", None, None, torch.device("cpu"))
         backend = self.backend()
         try:
-            made = backend.initialize(model, None).module
+            module = backend.initialize(model, None).module
         except RlcliError:
             return
         except Exception as error:
-            what = f"{type(error).__name__} for a role without weights: {error}"
+            finding = f"{type(error).__name__} for a role without weights: {error}"
             cause = "raise ModelError with a hint: use backend: null for such a role"
-            raise Violation(what, cause, place(backend, "_initialize")) from error
-        if made is not None and not isinstance(made, HoldsWeights):
-            what = f"model.module is a {type(made).__name__} for a role without weights"
-            raise Violation(what, "put an engine there, or None", place(backend, "_initialize"))
+            raise Violation(finding, cause, source_of(backend, "_initialize")) from error
+        if module is not None and not isinstance(module, HoldsWeights):
+            finding = f"model.module is a {type(module).__name__} for a role without weights"
+            raise Violation(finding, "put an engine there, or None", source_of(backend, "_initialize"))

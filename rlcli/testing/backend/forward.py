@@ -12,7 +12,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.micro_batches import MicroBatch
 from rlcli.api.model import ForwardEngine, ModelOutput
-from rlcli.testing.backend.base import BackendChecks, batch, distance, place, require_close
+from rlcli.testing.backend.base import BackendChecks, batch, distance, require_close, source_of
 from rlcli.testing.backend.plain import TEMPERATURE, logits_of, scores_of
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
@@ -36,56 +36,57 @@ class ForwardChecks(BackendChecks):
             engine, plain, sample = self.scoring_engine(family), tiny_model(family).double(), batch()
             for temperature in (1.0, TEMPERATURE):
                 with torch.no_grad():
-                    wanted = scores_of(plain, sample, temperature)
-                for what, values in zip(("log-probs", "entropies"), wanted, strict=True):
-                    found = scores(engine, sample, what, temperature)
-                    where = place(engine, "forward_micro_batch", "forward_batch")
-                    require_close(f"{what} of {family} at temperature {temperature}", found, values, self.tolerance,
-                                  _cause(plain, sample, what, temperature, found), where)  # fmt: skip
+                    expected = scores_of(plain, sample, temperature)
+                for quantity, values in zip(("log-probs", "entropies"), expected, strict=True):
+                    actual = scores(engine, sample, quantity, temperature)
+                    cause = _cause(plain, sample, quantity, temperature, actual)
+                    where = source_of(engine, "forward_micro_batch", "forward_batch")
+                    title = f"{quantity} of {family} at temperature {temperature}"
+                    require_close(title, actual, values, self.tolerance, cause, where)
 
     def test_logits_are_those_of_each_sequence_alone(self) -> None:
         """logits: each sequence as if alone"""
         for family in self.families:
             engine, plain = self.scoring_engine(family), tiny_model(family).double()
             with torch.no_grad():
-                wanted = torch.cat(logits_of(plain, batch()))
-            where = place(engine, "forward_micro_batch", "forward_batch")
-            require_close(f"logits of {family}", engine.forward(batch()), wanted, self.tolerance, LEAK, where)
+                expected = torch.cat(logits_of(plain, batch()))
+            where = source_of(engine, "forward_micro_batch", "forward_batch")
+            require_close(f"logits of {family}", engine.forward(batch()), expected, self.tolerance, LEAK, where)
 
     def test_values_come_from_the_value_head(self) -> None:
         """values: the value head's, each sequence as if alone"""
         for family in self.families:
             engine, plain = self.scoring_engine(family, head="value"), tiny_model(family, head="value").double()
             with torch.no_grad():
-                wanted = torch.cat(logits_of(plain, batch()))[:, 0]
-            found = engine.forward(batch(), post_hook=lambda output, _: output.values)
-            where = place(engine, "forward_micro_batch", "forward_batch")
-            require_close(f"values of {family}", found, wanted, self.tolerance, LEAK, where)
+                expected = torch.cat(logits_of(plain, batch()))[:, 0]
+            actual = engine.forward(batch(), post_hook=lambda output, _: output.values)
+            where = source_of(engine, "forward_micro_batch", "forward_batch")
+            require_close(f"values of {family}", actual, expected, self.tolerance, LEAK, where)
 
     def test_bfloat16_stays_close(self) -> None:
         """dtype bfloat16: log-probs and values move, but not far"""
         if not hasattr(self.backend(), "dtype"):
             self.scoring_engine()
             pytest.skip("has no setting dtype")
-        found = {}
+        outputs = {}
         for dtype in ("float32", "bfloat16"):
             heads = {head: self.scoring_engine(head=head, dtype=dtype) for head in ("lm", "value")}
             values = heads["value"].forward(batch(), post_hook=lambda output, _: output.values)
-            found[dtype] = {"log-probs": scores(heads["lm"], batch(), "log-probs"), "values": values}
-        for what, fine in found["float32"].items():
-            apart = distance(found["bfloat16"][what], fine)
+            outputs[dtype] = {"log-probs": scores(heads["lm"], batch(), "log-probs"), "values": values}
+        for quantity, fine in outputs["float32"].items():
+            apart = distance(outputs["bfloat16"][quantity], fine)
             if not 1e-4 < apart < 0.1:
                 cause = "run matrix products in dtype" if apart < 1e-4 else "only matrix products run in 16 bits"
-                raise Violation(f"{what} in bfloat16 are {apart:.2g} from those in float32", cause,
-                                place(heads["lm"], "__init__"))  # fmt: skip
+                raise Violation(f"{quantity} in bfloat16 are {apart:.2g} from those in float32", cause,
+                                source_of(heads["lm"], "__init__"))  # fmt: skip
 
     def test_outputs_do_not_depend_on_the_cut(self) -> None:
         """outputs are the same, in order, for any micro-batches"""
         engine, sample = self.scoring_engine(), batch()
-        whole = scores(engine, sample, "log-probs")
+        expected = scores(engine, sample, "log-probs")
         for how, cut in CUTS.items():
-            where = place(engine, "forward", "forward_micro_batch")
-            require_close(f"log-probs {how}", scores(engine, sample, "log-probs", cut=cut), whole,
+            where = source_of(engine, "forward", "forward_micro_batch")
+            require_close(f"log-probs {how}", scores(engine, sample, "log-probs", cut=cut), expected,
                           self.tolerance, ORDER, where)  # fmt: skip
 
     def test_the_token_cap_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,27 +96,27 @@ class ForwardChecks(BackendChecks):
         forward = engine.forward_batch
 
         def counted(micro_batches: Sequence[MicroBatch], hook: Any) -> Any:
-            seen.extend(sum(one.sample.flat_seqlens("packed_input_ids")) for one in micro_batches)
+            seen.extend(sum(micro_batch.sample.flat_seqlens("packed_input_ids")) for micro_batch in micro_batches)
             return forward(micro_batches, hook)
 
         monkeypatch.setattr(engine, "forward_batch", counted)
         engine.forward(batch(), MicroBatchSpec(max_tokens_per_mb=12))
         total = sum(batch().flat_seqlens("packed_input_ids"))
         if max(seen) > 12 or sum(seen) != total:
-            found = f"forward passes over {seen} tokens; the cap is 12 and there are {total}"
-            raise Violation(found, "leave the cutting to ForwardEngine.forward", place(engine, "forward"))
+            finding = f"forward passes over {seen} tokens; the cap is 12 and there are {total}"
+            raise Violation(finding, "leave the cutting to ForwardEngine.forward", source_of(engine, "forward"))
 
     def test_edge_batches(self) -> None:
         """one token, one sequence, no sequence at all"""
         engine = self.scoring_engine()
-        where = place(engine, "forward_micro_batch", "forward")
+        where = source_of(engine, "forward_micro_batch", "forward")
         for lengths, rows in (([(1, 0)], 0), ([(1, 1)], 1), ([(1, 0), (1, 0), (2, 4)], 5)):
-            found = len(scores(engine, batch(lengths=lengths), "log-probs"))
-            if found != rows:
-                what = (
-                    f"sequences of {[sum(pair) for pair in lengths]} tokens have {found} log-probs in place of {rows}"
+            count = len(scores(engine, batch(lengths=lengths), "log-probs"))
+            if count != rows:
+                finding = (
+                    f"sequences of {[sum(pair) for pair in lengths]} tokens have {count} log-probs in place of {rows}"
                 )
-                raise Violation(what, "the last token of each sequence has none", where)
+                raise Violation(finding, "the last token of each sequence has none", where)
         empty = batch().select_indices([])
         if len(engine.forward(empty, post_hook=lambda output, _: output.logprobs)):
             raise Violation("a batch without sequences has outputs", "return an empty tensor", where)
@@ -124,39 +125,41 @@ class ForwardChecks(BackendChecks):
         """a forward pass keeps no gradient, changes no weight"""
         engine = self.scoring_engine()
         before = self.weights(engine)
-        found = scores(engine, batch(), "log-probs")
-        if found.requires_grad:
+        first = scores(engine, batch(), "log-probs")
+        if first.requires_grad:
             cause = "call super().forward or work under torch.no_grad(): its activations stay in memory"
-            raise Violation("what forward returns still has its graph", cause, place(engine, "forward"))
+            raise Violation("what forward returns still has its graph", cause, source_of(engine, "forward"))
         again = scores(engine, batch(), "log-probs")
-        if not torch.equal(found, again):
-            apart = float((found - again).abs().max())
+        if not torch.equal(first, again):
+            apart = float((first - again).abs().max())
             cause = "dropout is on, or the pass changes the model"
-            raise Violation(f"two passes over one batch differ by {apart:.2g}", cause, place(engine, "forward"))
+            raise Violation(f"two passes over one batch differ by {apart:.2g}", cause, source_of(engine, "forward"))
         changed = [name for name, weight in self.weights(engine).items() if not torch.equal(weight, before[name])]
         if changed:
-            what = f"a forward pass changed {len(changed)} weights, {changed[0]} among them"
-            raise Violation(what, "compute out of place", place(engine, "forward"))
+            finding = f"a forward pass changed {len(changed)} weights, {changed[0]} among them"
+            raise Violation(finding, "compute out of place", source_of(engine, "forward"))
 
 
-def scores(engine: ForwardEngine, sample: SequenceSample, what: str, temperature: float = 1.0,
+def scores(engine: ForwardEngine, sample: SequenceSample, quantity: str, temperature: float = 1.0,
            cut: MicroBatchSpec | None = None) -> torch.Tensor:  # fmt: skip
     """[T − N] log-probs or entropies from the engine, on the host."""
 
     def hook(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
         output.temperature = temperature
-        return output.logprobs if what == "log-probs" else output.entropy
+        return output.logprobs if quantity == "log-probs" else output.entropy
 
     rows = [[length - 1 for length in lengths] for lengths in sample.seqlens["packed_input_ids"]]
     return engine.forward(sample, cut, hook, rows).cpu()
 
 
-def _cause(plain: torch.nn.Module, sample: SequenceSample, what: str, temperature: float, found: torch.Tensor) -> str:
+def _cause(
+    plain: torch.nn.Module, sample: SequenceSample, quantity: str, temperature: float, actual: torch.Tensor
+) -> str:
     """What the wrong scores are instead, if recognised."""
     if temperature == 1.0:
         return LEAK
     with torch.no_grad():
-        untempered = scores_of(plain, sample)[what == "entropies"]
-    if found.shape == untempered.shape and torch.allclose(found.double(), untempered, atol=1e-3):
+        untempered = scores_of(plain, sample)[quantity == "entropies"]
+    if actual.shape == untempered.shape and torch.allclose(actual.double(), untempered, atol=1e-3):
         return "divide the logits by output.temperature, as it is when the scores are asked for"
     return "divide all logits by output.temperature, before the softmax"

@@ -21,9 +21,9 @@ from rlcli.testing.backend.base import (
     answer_weight,
     batch,
     offers,
-    place,
     prompts,
     require_close,
+    source_of,
 )
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.plain import greedy_answers, scores_of, sequences
@@ -34,30 +34,30 @@ NEW_TOKENS = 12
 CONTEXT = "attend to the whole prompt and to all tokens so far, each at its position, and to no padding"
 
 
-class GenerationChecks(BackendChecks):
+class BackendGenerationChecks(BackendChecks):
     """`generate`, and the weights that it uses."""
 
     def test_greedy_answers_are_those_of_transformers(self) -> None:
         """greedy: transformers' answers, token for token"""
         for family in self.families:
-            wanted = greedy_answers(tiny_model(family).double(), prompts(), NEW_TOKENS)
+            expected = greedy_answers(tiny_model(family).double(), prompts(), NEW_TOKENS)
             for slots in (1, 2, 5):
                 engine = self.generating_engine(family)
-                found = generate(engine, greedy=True, max_concurrent_responses=slots)
-                _require_answers(found, wanted, f"{family}, {slots} at a time", place(engine, "generate"))
+                actual = generate(engine, greedy=True, max_concurrent_responses=slots)
+                _require_answers(actual, expected, f"{family}, {slots} at a time", source_of(engine, "generate"))
 
     def test_an_answer_depends_on_its_seed_alone(self) -> None:
         """sampling: by prompt and seed alone, not by the batch"""
         engine = self.generating_engine()
         self._require_reproducible()
-        where = place(engine, "generate")
+        where = source_of(engine, "generate")
         together = generate(engine, responses_per_prompt=3).tokens
         cause = "give each response a random stream of its own, seeded by its seed"
-        for what, other in {
+        for condition, responses in {
             "drawn again": generate(engine, responses_per_prompt=3).tokens,
             "drawn two at a time": generate(engine, responses_per_prompt=3, max_concurrent_responses=2).tokens,
         }.items():
-            _require_same(other, together, what, cause, where)
+            _require_same(responses, together, condition, cause, where)
         alone = generate(engine, prompts().select_indices([2]), [6, 7, 8], responses_per_prompt=3).tokens
         _require_same(alone, together[6:9], "without the other prompts", cause, where)
         if all(torch.equal(answer, together[0]) for answer in together[:3]):
@@ -75,48 +75,56 @@ class GenerationChecks(BackendChecks):
         pieces: list[list[int]] = [[] for _ in seeds]
         for number, token in engine.stream(sample, TinyTokenizer(), settings, seeds):
             pieces[number].append(token)
-        whole = engine.generate(sample, TinyTokenizer(), settings, seeds).tokens
+        expected = engine.generate(sample, TinyTokenizer(), settings, seeds).tokens
         cause = "yield (number of the response, its next token), each once, in the order of prompts and their groups"
-        _require_same([torch.tensor(tokens) for tokens in pieces], whole, "as a stream", cause, place(engine, "stream"))
+        _require_same(
+            [torch.tensor(tokens) for tokens in pieces],
+            expected,
+            "as a stream",
+            cause,
+            source_of(engine, "stream"),
+        )
 
     def test_recomputation_confirms_the_log_probs(self) -> None:
         """log-probs are those of a forward pass at the temperature"""
         engine = self.generating_engine()
         got = generate(engine, responses_per_prompt=2, temperature=0.7, top_p=0.9, top_k=20)
         questions = sequences(prompts(), "packed_prompts")
-        whole = [torch.cat([questions[i // 2], tokens]) for i, tokens in enumerate(got.tokens)]
-        lengths = [len(text) for text in whole]
-        ids = [str(i) for i in range(len(whole))]
-        packed = SequenceSample.from_default(ids=ids, seqlens=lengths, data={"packed_input_ids": torch.cat(whole)})
+        texts = [torch.cat([questions[i // 2], tokens]) for i, tokens in enumerate(got.tokens)]
+        lengths = [len(text) for text in texts]
+        ids = [str(i) for i in range(len(texts))]
+        packed = SequenceSample.from_default(ids=ids, seqlens=lengths, data={"packed_input_ids": torch.cat(texts)})
         if isinstance(engine, ForwardEngine):
             scored = scores(engine, packed, "log-probs", 0.7)
         else:
             scored = scores_of(exported(engine), packed, 0.7)[0]
         again = scored.detach().split([length - 1 for length in lengths])
-        wanted = torch.cat([part[-len(tokens) :] for part, tokens in zip(again, got.tokens, strict=True)])
+        expected = torch.cat([per_token[-len(tokens) :] for per_token, tokens in zip(again, got.tokens, strict=True)])
         cause = "report log-probs of the whole distribution at the temperature, before top_p and top_k"
-        where = place(engine, "generate")
-        require_close("log-probs of sampled tokens", torch.cat(got.logprobs), wanted, self.tolerance, cause, where)
+        where = source_of(engine, "generate")
+        require_close("log-probs of sampled tokens", torch.cat(got.logprobs), expected, self.tolerance, cause, where)
 
     def test_sampling_follows_the_distribution(self) -> None:
         """sampled tokens follow the distribution"""
         engine, number, temperature = self.generating_engine(), 4000, 0.7
-        one = prompts(lengths=[4])
+        prompt = prompts(lengths=[4])
         settings: dict[str, Any] = {"responses_per_prompt": number, "max_concurrent_responses": number}
-        answers = generate(engine, one, max_new_tokens=2, temperature=temperature, **settings).tokens
-        wanted = _distributions(tiny_model(self.families[0]), sequences(one, "packed_prompts")[0], temperature)
-        for place_, probabilities in enumerate(wanted):
+        answers = generate(engine, prompt, max_new_tokens=2, temperature=temperature, **settings).tokens
+        expected = _distributions(tiny_model(self.families[0]), sequences(prompt, "packed_prompts")[0], temperature)
+        for place_, probabilities in enumerate(expected):
             drawn = torch.stack([tokens[place_] for tokens in answers if len(tokens) > place_])
             apart = float((torch.bincount(drawn, minlength=VOCABULARY) / len(drawn) - probabilities).abs().sum() / 2)
             if apart > 0.1:  # about 0.06 with this many draws of 97 tokens
-                what = f"token {place_} at temperature {temperature}: total variation {apart:.2f} from its distribution"
+                finding = (
+                    f"token {place_} at temperature {temperature}: total variation {apart:.2f} from its distribution"
+                )
                 cause = "sample from softmax(logits / temperature), with a new random number for each token"
-                raise Violation(what, cause, place(engine, "generate"))
+                raise Violation(finding, cause, source_of(engine, "generate"))
 
     def test_limits(self) -> None:
         """min_new_tokens, stop tokens, top_k, top_p, ended"""
         engine = self.generating_engine()
-        where = place(engine, "generate")
+        where = source_of(engine, "generate")
         try:
             early = generate(engine, responses_per_prompt=20, max_new_tokens=6, min_new_tokens=6).tokens
         except ModelError:
@@ -127,14 +135,16 @@ class GenerationChecks(BackendChecks):
             raise Violation("a response ended before min_new_tokens", "ban the ends until then", where)
         best = generate(engine, greedy=True)
         for truncated in ({"top_k": 1}, {"top_p": 1e-6}):
-            found = generate(engine, **truncated).tokens
-            _require_same(found, best.tokens, f"with {truncated}", "that leaves the most likely token alone", where)
+            truncated_answers = generate(engine, **truncated).tokens
+            _require_same(
+                truncated_answers, best.tokens, f"with {truncated}", "that leaves the most likely token alone", where
+            )
         answer = best.tokens[0].tolist()
         stop = answer[3]
         stopped = generate(engine, greedy=True, stop_token_ids=(stop,))
         if stopped.tokens[0].tolist() != answer[: answer.index(stop) + 1] or not stopped.ended[0]:
-            what = f"{stopped.tokens[0].tolist()} with stop token {stop}, after {answer} without"
-            raise Violation(what, "a stop token ends its response, and is part of it", where)
+            finding = f"{stopped.tokens[0].tolist()} with stop token {stop}, after {answer} without"
+            raise Violation(finding, "a stop token ends its response, and is part of it", where)
 
     def test_ids_without_a_token_are_never_sampled(self) -> None:
         """the embedding's padding is never sampled"""
@@ -142,18 +152,20 @@ class GenerationChecks(BackendChecks):
         drawn = generate(engine, responses_per_prompt=2)  # half of the ids are padding: one would soon be sampled
         highest = max(int(tokens.max()) for tokens in drawn.tokens)
         if highest >= len(_ShortTokenizer()):
-            what = f"token {highest} was sampled; the tokenizer has {len(_ShortTokenizer())} tokens"
+            finding = f"token {highest} was sampled; the tokenizer has {len(_ShortTokenizer())} tokens"
             cause = "ban the ids from len(tokenizer) on: they only fill up the embedding matrix"
-            raise Violation(what, cause, place(engine, "generate"))
+            raise Violation(finding, cause, source_of(engine, "generate"))
 
     def test_edges_of_generation(self) -> None:
         """no prompt at all, one new token"""
         engine = self.generating_engine()
         if generate(engine, prompts().select_indices([]), []).tokens:
-            raise Violation("responses without prompts", "return none", place(engine, "generate"))
+            raise Violation("responses without prompts", "return none", source_of(engine, "generate"))
         one_token = generate(engine, max_new_tokens=1)
         if [len(tokens) for tokens in one_token.tokens] != [1] * prompts().bs:
-            raise Violation("max_new_tokens 1 gave other lengths", "the first token counts", place(engine, "generate"))
+            raise Violation(
+                "max_new_tokens 1 gave other lengths", "the first token counts", source_of(engine, "generate")
+            )
 
     def test_training_reaches_generation(self) -> None:
         """after a step, answers are those of the new weights"""
@@ -162,7 +174,7 @@ class GenerationChecks(BackendChecks):
             before = generate(engine, greedy=True).tokens
             engine.train_batch(batch(), answer_loss, answer_weight)
             answers = greedy_answers(exported(engine), prompts(), NEW_TOKENS)
-            where = place(engine, "generate")
+            where = source_of(engine, "generate")
             if answers == [tokens.tolist() for tokens in before]:
                 raise Violation("a step at lr 0.05 changed no greedy answer", "apply the update", where)
             _require_answers(generate(engine, greedy=True), answers, "after a training step", where,
@@ -172,18 +184,18 @@ class GenerationChecks(BackendChecks):
         """take_parameters: mixed by eta, and used at once"""
         for family in self.families:
             for eta in (1.0, 0.25):
-                mine, other = self.engine(family, seed=1), self.engine(family, seed=2)
+                mine, source = self.engine(family, seed=1), self.engine(family, seed=2)
                 if not offers(mine, "take_parameters"):
                     pytest.skip("takes no parameters of other engines")
                 generates = isinstance(mine, GenerationEngine)
                 if generates:
                     generate(mine, greedy=True)
-                before, theirs = self.weights(mine), self.weights(other)
-                mine.take_parameters(other, eta)
-                where = place(mine, "take_parameters")
+                before, theirs = self.weights(mine), self.weights(source)
+                mine.take_parameters(source, eta)
+                where = source_of(mine, "take_parameters")
                 for name, weight in self.weights(mine).items():
-                    wanted = eta * theirs[name] + (1 - eta) * before[name]
-                    require_close(f"{name} at eta {eta}", weight, wanted, self.tolerance,
+                    expected = eta * theirs[name] + (1 - eta) * before[name]
+                    require_close(f"{name} at eta {eta}", weight, expected, self.tolerance,
                                   "mine = eta · theirs + (1 - eta) · mine, tied parameters once", where)  # fmt: skip
                 if generates:
                     answers = greedy_answers(exported(mine), prompts(), NEW_TOKENS)
@@ -194,8 +206,8 @@ class GenerationChecks(BackendChecks):
         if not type(self.backend()).REPRODUCIBLE:
             pytest.skip("does not promise it (REPRODUCIBLE)")
 
-    def generating_engine(self, family: str | None = None, trained: bool = False, **wanted: Any) -> Any:
-        engine = self.trained_engine(family, **wanted) if trained else self.engine(family, **wanted)
+    def generating_engine(self, family: str | None = None, trained: bool = False, **settings: Any) -> Any:
+        engine = self.trained_engine(family, **settings) if trained else self.engine(family, **settings)
         if not isinstance(engine, GenerationEngine):
             pytest.skip("does not generate")
         return engine
@@ -244,20 +256,22 @@ def _distributions(lm: nn.Module, prompt: torch.Tensor, temperature: float) -> t
 
 
 def _require_answers(
-    found: GeneratedResponses, wanted: list[list[int]], when: str, where: str, cause: str = CONTEXT
+    actual: GeneratedResponses, expected: list[list[int]], when: str, where: str, cause: str = CONTEXT
 ) -> None:
-    for number, (tokens, answer) in enumerate(zip(found.tokens, wanted, strict=True)):
+    for number, (tokens, answer) in enumerate(zip(actual.tokens, expected, strict=True)):
         if tokens.tolist() != answer:
             pairs = enumerate(zip(tokens.tolist(), answer, strict=False))
             first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(answer)))
-            what = f"greedy answer {number} differs from token {first} on ({when}): {tokens.tolist()}, not {answer}"
-            raise Violation(what, cause, where)
-        if bool(found.ended[number]) != (answer[-1] == END):
-            what = f"ended is {bool(found.ended[number])} of a response whose last token is {answer[-1]} ({when})"
-            raise Violation(what, f"ended says that the response closed with an end token ({END})", where)
+            finding = f"greedy answer {number} differs from token {first} on ({when}): {tokens.tolist()}, not {answer}"
+            raise Violation(finding, cause, where)
+        if bool(actual.ended[number]) != (answer[-1] == END):
+            finding = f"ended is {bool(actual.ended[number])} of a response whose last token is {answer[-1]} ({when})"
+            raise Violation(finding, f"ended says that the response closed with an end token ({END})", where)
 
 
-def _require_same(found: list[torch.Tensor], wanted: list[torch.Tensor], what: str, cause: str, where: str) -> None:
-    differ = [i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if not torch.equal(a, b)]
+def _require_same(
+    actual: list[torch.Tensor], expected: list[torch.Tensor], condition: str, cause: str, where: str
+) -> None:
+    differ = [i for i, (a, b) in enumerate(zip(actual, expected, strict=True)) if not torch.equal(a, b)]
     if differ:
-        raise Violation(f"{len(differ)} of {len(wanted)} responses differ {what}", cause, where)
+        raise Violation(f"{len(differ)} of {len(expected)} responses differ {condition}", cause, where)

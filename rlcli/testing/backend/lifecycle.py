@@ -106,21 +106,21 @@ class Life:
             report["steps"]["value"] = self._trained(critic, "value")
         return report
 
-    def live_on(self, other: Life) -> RankReport:
-        """Continue from the results of `other`."""
+    def live_on(self, source: Life) -> RankReport:
+        """Continue from the results of `source`."""
         with self.checks.at_device():
-            return self.go_on(other)
+            return self.go_on(source)
 
-    def go_on(self, other: Life, mesh: Any = None) -> RankReport:
-        """Load the checkpoint of `other`, answer, train a step: the difference from the results of `other`."""
+    def go_on(self, source: Life, mesh: Any = None) -> RankReport:
+        """Load the checkpoint of `source`, answer, train a step: the difference from the results of `source`."""
         engine = self._engine(mesh, seed=1)
         self._answer(engine)
-        restore(engine, other.home)
-        answers = self._answers(engine, other.home / EXPORT)
+        restore(engine, source.home)
+        answers = self._answers(engine, source.home / EXPORT)
         self._train(engine, LATER)
-        exact = other.layout == self.layout
+        exact = source.layout == self.layout
         certain = None if exact else self.checks.certain()
-        return {"apart": weights_apart(self._weights(engine), load_file(other.later), certain), "answers": answers}
+        return {"apart": weights_apart(self._weights(engine), load_file(source.later), certain), "answers": answers}
 
     @property
     def home(self) -> Path:
@@ -188,8 +188,8 @@ class Life:
         read = {"lm": _log_probs, "value": _values}[head]
         for cut in (5, WHOLE):
             share = self._share(batch(), cut)
-            found, wanted = read(engine, plain, share)
-            worst = max(worst, distance(found, wanted))
+            actual, expected = read(engine, plain, share)
+            worst = max(worst, distance(actual, expected))
         return worst
 
     def _answer(self, engine: ForwardEngine) -> list[list[int]]:
@@ -209,22 +209,22 @@ class Life:
 
     def _blocks(self, engine: ForwardEngine) -> float:
         """Difference between the rank's blocks and the same numbers in whole weights."""
-        whole, found, wanted = self._weights(engine), {}, {}
-        for number, (block, held) in enumerate(engine.parameter_blocks() if offers(engine, "weight_blocks") else ()):
-            found[str(number)] = held.detach().cpu().float()
-            wanted[str(number)] = whole[block.name][block.within(WeightBlock.whole(block.name, block.shape))]
-        return weights_apart(found, wanted)
+        weights, blocks, expected = self._weights(engine), {}, {}
+        for number, (block, values) in enumerate(engine.parameter_blocks() if offers(engine, "weight_blocks") else ()):
+            blocks[str(number)] = values.detach().cpu().float()
+            expected[str(number)] = weights[block.name][block.within(WeightBlock.whole(block.name, block.shape))]
+        return weights_apart(blocks, expected)
 
     def _mixture(self, engine: ForwardEngine, answers: RankReport) -> RankReport:
         """Another engine takes its parameters: the difference of its weights from the expected mixture."""
-        other = self._engine(seed=1)
-        self._answer(other)
-        before, theirs = self._weights(other), self._weights(engine)
-        other.take_parameters(engine, 0.25)
-        export(other, self.home / "mixture")
-        answers["after take_parameters"] = self._answers(other, self.home / "mixture")
+        follower = self._engine(seed=1)
+        self._answer(follower)
+        before, theirs = self._weights(follower), self._weights(engine)
+        follower.take_parameters(engine, 0.25)
+        export(follower, self.home / "mixture")
+        answers["after take_parameters"] = self._answers(follower, self.home / "mixture")
         mixed = {name: 0.25 * theirs[name] + 0.75 * weight for name, weight in before.items()}
-        return {"taken": weights_apart(self._weights(other), mixed)}
+        return {"taken": weights_apart(self._weights(follower), mixed)}
 
     def _checkpoint(self, engine: TrainEngine) -> RankReport:
         """Save, continue training, and check that others arrive at the same weights."""
@@ -240,14 +240,14 @@ class Life:
         others = {OWN: self, OF_ONE: Life(self.checks, {}, self.folder)}
         if self.before is not None:
             others[OF_OTHERS] = self.before
-        return {which: self.go_on(other, mesh) for which, other in others.items()}
+        return {which: self.go_on(source, mesh) for which, source in others.items()}
 
 
 def held_bytes() -> int:
     """Bytes of all dense tensors of this process, shared memory counted once. Subclasses such as DTensor wrap other
     tensors and have no memory of their own."""
     gc.collect()
-    alive = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter)]
+    alive = [value for value in gc.get_objects() if type(value) in (torch.Tensor, nn.Parameter)]
     dense = (tensor for tensor in alive if tensor.layout is torch.strided)
     storages = (tensor.untyped_storage() for tensor in dense)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
@@ -257,7 +257,7 @@ def state_bytes(engine: ForwardEngine) -> int:
     """Bytes of this rank's part of weights and optimizer."""
     state = engine.state()
     tensors = (*state.weights.values(), *state.optimizer.values())
-    return sum(part.numel() * part.element_size() for part in map(local_part, tensors))
+    return sum(local.numel() * local.element_size() for local in map(local_part, tensors))
 
 
 def local_part(tensor: Any) -> torch.Tensor:
@@ -272,16 +272,16 @@ def weights_file(head: str, rank: int) -> str:
 
 def _log_probs(engine: ForwardEngine, plain: nn.Module, share: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
     """The engine's, and the plain model's."""
-    found = scores(engine, share, "log-probs", cut=IN_TWO)
+    actual = scores(engine, share, "log-probs", cut=IN_TWO)
     with torch.no_grad():
-        return found, scores_of(plain, share)[0] if share.bs else found
+        return actual, scores_of(plain, share)[0] if share.bs else actual
 
 
 def _values(engine: ForwardEngine, plain: nn.Module, share: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
     """The engine's, and the plain model's."""
-    found = engine.forward(share, IN_TWO, lambda output, _: output.values).cpu()
+    actual = engine.forward(share, IN_TWO, lambda output, _: output.values).cpu()
     with torch.no_grad():
-        return found, torch.cat(logits_of(plain, share))[:, 0] if share.bs else found
+        return actual, torch.cat(logits_of(plain, share))[:, 0] if share.bs else actual
 
 
 def layout_name(layout: Mapping[str, int]) -> str:

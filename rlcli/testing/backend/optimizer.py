@@ -11,7 +11,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelOutput
 from rlcli.errors import UsageError
-from rlcli.testing.backend.base import TOTAL_STEPS, BackendChecks, answer_loss, answer_weight, batch, place
+from rlcli.testing.backend.base import TOTAL_STEPS, BackendChecks, answer_loss, answer_weight, batch, source_of
 from rlcli.testing.backend.plain import PlainTraining, plain_answer_loss
 from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
@@ -31,35 +31,37 @@ class OptimizerChecks(BackendChecks):
         """warm-up and schedule: the rate of each step"""
         self.trained_engine()
         for schedule, shares in SCHEDULES.items():
-            wanted: dict[str, Any] = {"lr": 1e-3, "schedule": schedule, "warmup_steps": 3, "min_lr_ratio": 0.1}
-            if not all(hasattr(self.backend(), name) for name in wanted):
+            settings: dict[str, Any] = {"lr": 1e-3, "schedule": schedule, "warmup_steps": 3, "min_lr_ratio": 0.1}
+            if not all(hasattr(self.backend(), name) for name in settings):
                 pytest.skip("has no settings lr, schedule, warmup_steps, min_lr_ratio")
             try:
-                engine = self.trained_engine(**wanted)
+                engine = self.trained_engine(**settings)
             except UsageError:
                 continue  # a schedule that it does not offer
             for step, share in enumerate(shares):
                 rate = engine.lr_scheduler_step(step) / 1e-3
                 if rate != pytest.approx(share, rel=1e-4):
-                    what = f"the {schedule} schedule has {rate:.4g} of the peak at step {step} of {TOTAL_STEPS}"
+                    finding = f"the {schedule} schedule has {rate:.4g} of the peak at step {step} of {TOTAL_STEPS}"
                     cause = _cause_of_rate(rate, step, shares)
-                    raise Violation(f"{what}; it should be {share:.4g}", cause, place(engine, "lr_scheduler_step"))
+                    raise Violation(
+                        f"{finding}; it should be {share:.4g}", cause, source_of(engine, "lr_scheduler_step")
+                    )
 
     def test_the_schedule_counts_steps(self) -> None:
         """the schedule counts training steps, not micro-batches"""
-        wanted: dict[str, Any] = {"lr": 1e-3, "schedule": "linear", "min_lr_ratio": 0.0}
-        engine = self.trained_engine(**wanted)
-        if not all(hasattr(self.backend(), name) for name in wanted):
+        settings: dict[str, Any] = {"lr": 1e-3, "schedule": "linear", "min_lr_ratio": 0.0}
+        engine = self.trained_engine(**settings)
+        if not all(hasattr(self.backend(), name) for name in settings):
             pytest.skip("has no settings lr, schedule, min_lr_ratio")
         stats = [
             engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=3), version_steps=step)
             for step in (0, 3, 3)
         ]
-        rates = [one["lr"] / 1e-3 for one in stats]
+        rates = [step_stats["lr"] / 1e-3 for step_stats in stats]
         if rates != pytest.approx([1, 0.7, 0.7], rel=1e-4):
             cause = "the rate is a function of version_steps alone; count nothing"
-            what = f"rates {rates} of the peak at steps 0, 3, 3 of {TOTAL_STEPS}, three micro-batches each"
-            raise Violation(what, cause, place(engine, "lr_scheduler_step"))
+            finding = f"rates {rates} of the peak at steps 0, 3, 3 of {TOTAL_STEPS}, three micro-batches each"
+            raise Violation(finding, cause, source_of(engine, "lr_scheduler_step"))
 
     def test_matrices_decay_and_vectors_do_not(self) -> None:
         """weight decay reaches matrices, not biases and norms"""
@@ -69,36 +71,36 @@ class OptimizerChecks(BackendChecks):
             before = self.weights(engine)
             engine.train_batch(batch(), _flat_loss, answer_weight)
             for name, weight in self.weights(engine).items():
-                kept = 1 - 0.1 * decay if weight.dim() > 1 else 1.0
-                if not torch.allclose(weight, kept * before[name], rtol=1e-4, atol=1e-7):
-                    found = float((weight * before[name]).sum() / before[name].square().sum().clamp(min=1e-12))
+                scale = 1 - 0.1 * decay if weight.dim() > 1 else 1.0
+                if not torch.allclose(weight, scale * before[name], rtol=1e-4, atol=1e-7):
+                    actual_scale = float((weight * before[name]).sum() / before[name].square().sum().clamp(min=1e-12))
                     shape = list(weight.shape)
-                    what = f"{name} {shape} of {family} was scaled by {found:.4g} where there is no gradient"
+                    finding = f"{name} {shape} of {family} was scaled by {actual_scale:.4g} where there is no gradient"
                     cause = "decay weight by lr · weight_decay in matrices; put biases and norms in a group with none"
-                    raise Violation(f"{what}; it should be by {kept:.4g}", cause, place(engine, "__init__"))
+                    raise Violation(f"{finding}; it should be by {scale:.4g}", cause, source_of(engine, "__init__"))
 
     def test_the_norm_is_reported_before_clipping(self) -> None:
         """gradients are clipped; the norm is that before"""
-        wanted: dict[str, Any] = {"lr": 1e-2, "eps": 1.0, "weight_decay": 0.0, "schedule": "constant"}
+        settings: dict[str, Any] = {"lr": 1e-2, "eps": 1.0, "weight_decay": 0.0, "schedule": "constant"}
         if not hasattr(self.backend(), "max_grad_norm"):
             self.trained_engine()
             pytest.skip("has no setting max_grad_norm")
         moved, norms = [], []
         for limit in (1e6, 0.01):
-            engine = self.trained_engine(max_grad_norm=limit, **wanted)
+            engine = self.trained_engine(max_grad_norm=limit, **settings)
             before = self.weights(engine)
             norms.append(engine.train_batch(batch(), answer_loss, answer_weight)["grad_norm"])
             after = self.weights(engine)
             moved.append(sum(float((after[name] - weight).square().sum()) for name, weight in before.items()) ** 0.5)
-        where = place(engine, "optimizer_step")
+        where = source_of(engine, "optimizer_step")
         if norms[1] != pytest.approx(norms[0], rel=self.tolerance):
-            what = f"grad_norm is {norms[1]:.4g} with max_grad_norm 0.01, {norms[0]:.4g} without a limit"
-            raise Violation(what, "return the norm before clipping", where)
+            finding = f"grad_norm is {norms[1]:.4g} with max_grad_norm 0.01, {norms[0]:.4g} without a limit"
+            raise Violation(finding, "return the norm before clipping", where)
         shrunk, wanted_shrink = moved[1] / moved[0], 0.01 / norms[0]
         if hasattr(self.backend(), "eps") and shrunk != pytest.approx(wanted_shrink, rel=0.2):
-            what = f"clipping a gradient of {norms[0]:.3g} to 0.01 scaled the update by {shrunk:.3g}"
+            finding = f"clipping a gradient of {norms[0]:.3g} to 0.01 scaled the update by {shrunk:.3g}"
             cause = "scale all gradients by max_grad_norm / norm where the norm is larger, before the update"
-            raise Violation(f"{what}; {wanted_shrink:.3g} expected", cause, where)
+            raise Violation(f"{finding}; {wanted_shrink:.3g} expected", cause, where)
 
     def test_tiny_updates_add_up(self) -> None:
         """in bfloat16, updates too small for 16 bits add up"""
@@ -115,12 +117,14 @@ class OptimizerChecks(BackendChecks):
             plain.step([batch()], plain_answer_loss, 1.0)
         after = self.weights(engine)
         moved = sum(float((after[name].double() - before[name]).abs().sum()) for name in start)
-        wanted = sum(float((weight - start[name]).abs().sum()) for name, weight in plain.weights().items())
-        if not 0.7 < moved / wanted < 1.3:
+        expected = sum(float((weight - start[name]).abs().sum()) for name, weight in plain.weights().items())
+        if not 0.7 < moved / expected < 1.3:
             narrow = sorted({str(w.dtype) for w in after.values() if w.is_floating_point()})
-            what = f"8 steps at lr 1e-5 moved the weights {moved / wanted:.2g} times as far as in float64 ({narrow})"
+            finding = (
+                f"8 steps at lr 1e-5 moved the weights {moved / expected:.2g} times as far as in float64 ({narrow})"
+            )
             cause = "keep weights and optimizer state in float32 and cast them for matrix products only"
-            raise Violation(what, cause, place(engine, "__init__"))
+            raise Violation(finding, cause, source_of(engine, "__init__"))
 
     def test_frozen_parameters_stay(self) -> None:
         """parameters without requires_grad stay as they are"""
@@ -132,9 +136,9 @@ class OptimizerChecks(BackendChecks):
         engine.train_batch(batch(), answer_loss, answer_weight)
         for name, weight in self.weights(engine).items():
             if torch.equal(weight, before[name]) == ("mlp" in name):
-                what = f"{name} was not trained" if "mlp" in name else f"{name} was trained, though it is frozen"
+                finding = f"{name} was not trained" if "mlp" in name else f"{name} was trained, though it is frozen"
                 cause = "give the optimizer the parameters that require gradients, at the time it is made"
-                raise Violation(what, cause, place(engine, "__init__"))
+                raise Violation(finding, cause, source_of(engine, "__init__"))
 
 
 def _flat_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
@@ -143,5 +147,9 @@ def _flat_loss(output: ModelOutput, sample: SequenceSample) -> torch.Tensor:
 
 def _cause_of_rate(rate: float, step: int, shares: tuple[float, ...]) -> str:
     near = {shares[step - 1]: "one step late", shares[min(step + 1, len(shares) - 1)]: "one step early"} if step else {}
-    known = next((what for share, what in near.items() if rate == pytest.approx(share, rel=1e-4)), None)
-    return f"the schedule is {known}: version_steps counts from 0" if known else "use rlcli.ops.schedules.learning_rate"
+    mistake = next((description for share, description in near.items() if rate == pytest.approx(share, rel=1e-4)), None)
+    return (
+        f"the schedule is {mistake}: version_steps counts from 0"
+        if mistake
+        else "use rlcli.ops.schedules.learning_rate"
+    )

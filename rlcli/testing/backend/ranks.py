@@ -21,7 +21,7 @@ from rlcli.testing.backend.base import (
     Weights,
     batch,
     offers,
-    place,
+    source_of,
     weights_apart,
 )
 from rlcli.testing.backend.lifecycle import (
@@ -110,11 +110,11 @@ class RanksChecks(BackendChecks):
     def test_ranks_get_through(self, lives: Lives) -> None:
         """ranks get through; none waits for another in vain"""
         cause = "every rank takes part in every collective; idle micro-batches run through the model as others do"
-        where = place(self.engine(), "forward_micro_batch", "forward_backward_batch", "forward_batch")
+        where = source_of(self.engine(), "forward_micro_batch", "forward_backward_batch", "forward_batch")
         if isinstance(lives.error, RankTimeout):
             stood = [f"rank {rank} in {_own_place(frames)}" for rank, frames in lives.error.stacks.items()]
-            what = f"ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
-            raise Violation(what, cause, where)
+            finding = f"ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
+            raise Violation(finding, cause, where)
         if isinstance(lives.error, RankDeath):
             raise Violation(f"rank {lives.error.rank} {lives.error.error}", cause, where)
         if lives.error is not None:
@@ -127,9 +127,9 @@ class RanksChecks(BackendChecks):
     def test_ranks_share_a_forward_pass(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: log-probs and values of uneven shares, of none too"""
         cause = "a rank computes its own share; one that has none takes part with idle micro-batches"
-        for head, what in {"lm": "log-probs", "value": "values"}.items():
-            found = {layout: [{head: life["forward"][head]} for life in ranks] for layout, ranks in reports.items()}
-            self._require_small(found, head, what, cause, "forward_micro_batch", "forward_batch")
+        for head, quantity in {"lm": "log-probs", "value": "values"}.items():
+            errors = {layout: [{head: life["forward"][head]} for life in ranks] for layout, ranks in reports.items()}
+            self._require_small(errors, head, quantity, cause, "forward_micro_batch", "forward_batch")
 
     def test_ranks_train_like_a_plain_loop(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
         """ranks, uneven shares: steps of a plain loop"""
@@ -142,34 +142,36 @@ class RanksChecks(BackendChecks):
         self._require_plain_steps_of_ranks("value", lives, reports)
 
     def _require_plain_steps_of_ranks(self, head: str, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
-        where = place(self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch")
+        where = source_of(self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch")
         certain = self.certain(tiny_model(self.families[0], head=head), OBJECTIVES[head].plain)
         for layout, (life, *_) in reports.items():
             plain = PlainTraining(tiny_model(self.families[0], head=head), self.optimizer_settings(**SETTINGS))
             first = {name: weight.clone() for name, weight in plain.weights().items()}
             for step, rate in enumerate(self.rates()):
-                wanted = plain.step(_shares(step, layout), OBJECTIVES[head].plain, rate)
-                self._require_plain_step(life["steps"][head][step], wanted, step, layout, where)
-            found, one_update = lives.weights(layout, head), "apply one update to all parts"
-            apart = weights_apart(found, plain.weights(), certain)
+                expected = plain.step(_shares(step, layout), OBJECTIVES[head].plain, rate)
+                self._require_plain_step(life["steps"][head][step], expected, step, layout, where)
+            weights, one_update = lives.weights(layout, head), "apply one update to all parts"
+            apart = weights_apart(weights, plain.weights(), certain)
             if apart > self.tolerance:
-                what = f"weights are off by {apart:.2g} after {len(SHARES)} steps on {layout}"
-                raise Violation(what, one_update, where)
-            missed = _missed(found, first, plain.weights(), certain)
+                finding = f"weights are off by {apart:.2g} after {len(SHARES)} steps on {layout}"
+                raise Violation(finding, one_update, where)
+            missed = _missed(weights, first, plain.weights(), certain)
             if missed > OF_UPDATE * self.tolerance:
-                what = f"the change of the weights by {len(SHARES)} steps on {layout} is off by {missed:.2g} of itself"
-                raise Violation(what, one_update, where)
+                finding = (
+                    f"the change of the weights by {len(SHARES)} steps on {layout} is off by {missed:.2g} of itself"
+                )
+                raise Violation(finding, one_update, where)
 
     def _require_plain_step(
-        self, found: Mapping[str, float], wanted: Mapping[str, float], step: int, layout: str, where: str
+        self, actual: Mapping[str, float], expected: Mapping[str, float], step: int, layout: str, where: str
     ) -> None:
-        if found["grad_norm"] != pytest.approx(wanted["grad_norm"], rel=OF_NORM * self.tolerance):
-            what = f"gradient norm {found['grad_norm']:.6g} at step {step} on {layout}, {wanted['grad_norm']:.6g}"
-            cause = _cause_of_norm(found["grad_norm"] / wanted["grad_norm"])
-            raise Violation(f"{what} in a plain loop (scope {SCOPES[step]})", cause, where)
-        if step == 0 and found["loss"] != pytest.approx(wanted["loss"], rel=OF_LOSS * self.tolerance):
-            what = f"the first loss is {found['loss']:.8g} on {layout}, {wanted['loss']:.8g} in a plain loop"
-            raise Violation(what, "compute the same log-probs; sum losses, divide by the weight of all", where)
+        if actual["grad_norm"] != pytest.approx(expected["grad_norm"], rel=OF_NORM * self.tolerance):
+            finding = f"gradient norm {actual['grad_norm']:.6g} at step {step} on {layout}, {expected['grad_norm']:.6g}"
+            cause = _cause_of_norm(actual["grad_norm"] / expected["grad_norm"])
+            raise Violation(f"{finding} in a plain loop (scope {SCOPES[step]})", cause, where)
+        if step == 0 and actual["loss"] != pytest.approx(expected["loss"], rel=OF_LOSS * self.tolerance):
+            finding = f"the first loss is {actual['loss']:.8g} on {layout}, {expected['loss']:.8g} in a plain loop"
+            raise Violation(finding, "compute the same log-probs; sum losses, divide by the weight of all", where)
 
     def test_ranks_report_alike(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
         """ranks: stats and weights are alike, stats those of one"""
@@ -180,19 +182,19 @@ class RanksChecks(BackendChecks):
                 self._require_equal_stats(engine, life["steps"][head], alone["steps"][head], _who(layout, rank))
                 apart = weights_apart(lives.weights(layout, head, rank), lives.weights(layout, head))
                 if apart:
-                    what = f"the weights of the ranks of {layout} differ by {apart:.2g}"
-                    raise Violation(what, "apply one update on all ranks", place(engine, "optimizer_step"))
+                    finding = f"the weights of the ranks of {layout} differ by {apart:.2g}"
+                    raise Violation(finding, "apply one update on all ranks", source_of(engine, "optimizer_step"))
 
     def _require_equal_stats(
         self, engine: TrainEngine, steps: list[dict[str, float]], alone: list[dict[str, float]], who: str
     ) -> None:
-        for step, wanted in enumerate(alone):
-            for name in wanted if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
-                found = steps[step].get(name)
-                if found != pytest.approx(wanted[name], rel=1e-3, abs=1e-6):
-                    what = f"{name} is {found} on {who} at step {step}, {wanted[name]:.6g} on one rank"
+        for step, expected in enumerate(alone):
+            for name in expected if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
+                actual = steps[step].get(name)
+                if actual != pytest.approx(expected[name], rel=1e-3, abs=1e-6):
+                    finding = f"{name} is {actual} on {who} at step {step}, {expected[name]:.6g} on one rank"
                     cause = "reduce it over the data-parallel ranks, with all_reduce"
-                    raise Violation(what, cause, place(engine, "all_reduce", "train_batch"))
+                    raise Violation(finding, cause, source_of(engine, "all_reduce", "train_batch"))
 
     def test_all_ranks_refuse_what_one_spoils(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: a gradient that is not finite on one, all refuse"""
@@ -205,13 +207,13 @@ class RanksChecks(BackendChecks):
         )
 
     def _require_skipped(self, reports: dict[str, list[RankReport]], which: str, cause: str) -> None:
-        where = place(self.trained_engine(), "optimizer_step")
+        where = source_of(self.trained_engine(), "optimizer_step")
         for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
                 skipped, apart = life[which]
                 if skipped != 1.0 or apart > 0:
-                    what = f"{_who(layout, rank)}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
-                    raise Violation(what, cause, where)
+                    finding = f"{_who(layout, rank)}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
+                    raise Violation(finding, cause, where)
 
     def test_ranks_export_their_weights(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: an export holds the weights of all"""
@@ -226,11 +228,13 @@ class RanksChecks(BackendChecks):
         for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
                 loaded = {f"after loading {which}": life[which]["answers"] for which in LOADED if which in life}
-                for when, (found, wanted) in (life["answers"] | loaded).items():
-                    if found != wanted:
-                        what = f"greedy answers of {_who(layout, rank)} {when} are {found}; transformers' are {wanted}"
+                for when, (actual, expected) in (life["answers"] | loaded).items():
+                    if actual != expected:
+                        finding = (
+                            f"greedy answers of {_who(layout, rank)} {when} are {actual}; transformers' are {expected}"
+                        )
                         cause = "all ranks use the weights of now; whole copies are made anew when they have changed"
-                        raise Violation(what, cause, place(engine, "generator", "generate"))
+                        raise Violation(finding, cause, source_of(engine, "generator", "generate"))
 
     def test_offloading_gives_memory_back(self, reports: dict[str, list[RankReport]]) -> None:
         """offloaded, a rank holds its part of the state, no more"""
@@ -240,8 +244,8 @@ class RanksChecks(BackendChecks):
                 if "held" not in life:
                     pytest.skip("does not offload, or cannot be checkpointed")
                 if life["held"] > 1.4:
-                    what = f"{_who(layout, rank)} holds {life['held']:.2f} times its part of the state after offload"
-                    raise Violation(what, "drop whole copies, gradients and caches", place(engine, "offload"))
+                    finding = f"{_who(layout, rank)} holds {life['held']:.2f} times its part of the state after offload"
+                    raise Violation(finding, "drop whole copies, gradients and caches", source_of(engine, "offload"))
 
     def test_ranks_give_the_blocks_that_they_hold(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: weight_blocks names the numbers that are read"""
@@ -269,18 +273,20 @@ class RanksChecks(BackendChecks):
             if which != OF_OTHERS or any(which in life for ranks in reports.values() for life in ranks):
                 self._require_small(reports, which, f"weights, a step after {which}", cause, "state")
 
-    def _require_small(self, reports: dict[str, list[RankReport]], which: str, what: str, cause: str, *methods: str,
+    def _require_small(self, reports: dict[str, list[RankReport]], which: str, quantity: str, cause: str, *methods: str,
                        limit: float | None = None) -> None:  # fmt: skip
         """Check that no rank reported a difference above the limit."""
         engine = self.engine()
         lives = {(layout, rank): life for layout, ranks in reports.items() for rank, life in enumerate(ranks)}
-        found = {who: _apart(life[which]) for who, life in lives.items() if which in life}
-        if not found:
+        differences = {who: _apart(life[which]) for who, life in lives.items() if which in life}
+        if not differences:
             pytest.skip("does not train" if not self.trains() else "cannot be checkpointed")
-        for (layout, rank), apart in found.items():
+        for (layout, rank), apart in differences.items():
             if apart > (self.tolerance if limit is None else limit):
                 raise Violation(
-                    f"{what} are off by {apart:.2g} on {_who(layout, rank)}", cause, place(engine, *methods)
+                    f"{quantity} are off by {apart:.2g} on {_who(layout, rank)}",
+                    cause,
+                    source_of(engine, *methods),
                 )
 
 
@@ -291,12 +297,12 @@ def _shares(step: int, layout: str) -> list[SequenceSample]:
     return [batch(step).select_indices(range(*cut)) for cut in ((SHARES[step],), (SHARES[step], WHOLE))]
 
 
-def _missed(found: Weights, first: Weights, wanted: Weights, certain: Weights | None) -> float:
+def _missed(actual: Weights, first: Weights, expected: Weights, certain: Weights | None) -> float:
     """The relative error of the total weight change by training."""
     off, change = 0.0, 0.0
-    for name, weight in wanted.items():
+    for name, weight in expected.items():
         counts = 1.0 if certain is None else certain[name]
-        off += float(((found[name] - weight) * counts).square().sum())
+        off += float(((actual[name] - weight) * counts).square().sum())
         change += float(((weight - first[name]) * counts).square().sum())
     return math.sqrt(off / change) if change else 0.0
 
@@ -307,8 +313,10 @@ def _who(layout: str, rank: int) -> str:
 
 def _own_place(frames: list[Frame]) -> str:
     """The innermost frame outside libraries."""
-    own = (f"{function} ({Path(file).name}:{line})" for file, line, function in frames if "site-packages" not in file)
-    return next(own, "an unknown place")
+    locations = (
+        f"{function} ({Path(file).name}:{line})" for file, line, function in frames if "site-packages" not in file
+    )
+    return next(locations, "an unknown place")
 
 
 def _apart(report: RankReport | float) -> float:

@@ -12,7 +12,7 @@ from rlcli.api.model import ForwardEngine, HoldsWeights
 from rlcli.api.value_model import value_model_class
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
 from rlcli.checkpoint.state_reading import fill
-from rlcli.testing.backend.base import SETTINGS, BackendChecks, batch, offers, place, require_close, train
+from rlcli.testing.backend.base import SETTINGS, BackendChecks, batch, offers, require_close, source_of, train
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import logits_of
@@ -31,25 +31,25 @@ class StateChecks(BackendChecks):
                 train(engine, step)
             save(engine, tmp_path / family)
             train(engine, 2)
-            for what, other in {
+            for description, engine_filled in {
                 "a new engine": self.engine(family, seed=1, **SETTINGS),
                 "an engine that has trained": self.engine(family, seed=2, **SETTINGS),
             }.items():
-                if "trained" in what:
-                    train(other, 0)
-                restore(other, tmp_path / family)
-                train(other, 2)
-                self._require_equal(other, engine, f"{what} ({family}), filled with the state of step 2")
+                if "trained" in description:
+                    train(engine_filled, 0)
+                restore(engine_filled, tmp_path / family)
+                train(engine_filled, 2)
+                self._require_equal(engine_filled, engine, f"{description} ({family}), filled with the state of step 2")
 
     def test_a_checkpoint_has_the_names_of_transformers(self) -> None:
         """a checkpoint has transformers' names, tied weights once"""
         for family in self.families:
             engine = self._kept(self.engine(family))
-            found, wanted = set(engine.state().weights), {name for name, _ in tiny_model(family).named_parameters()}
-            if found != wanted:
-                what = f"state() of {family} lacks {sorted(wanted - found)} and adds {sorted(found - wanted)}"
+            actual, expected = set(engine.state().weights), {name for name, _ in tiny_model(family).named_parameters()}
+            if actual != expected:
+                finding = f"state() of {family} lacks {sorted(expected - actual)} and adds {sorted(actual - expected)}"
                 cause = "use the names of named_parameters() of the model that came in"
-                raise Violation(what, cause, place(engine, "state"))
+                raise Violation(finding, cause, source_of(engine, "state"))
 
     def test_checkpoints_are_read_by_transformers(self, tmp_path: Path) -> None:
         """weights and description of a checkpoint are a HF folder"""
@@ -71,32 +71,35 @@ class StateChecks(BackendChecks):
         left = sorted(path.name for path in tmp_path.iterdir() if "-" not in path.name or path.name.startswith("."))
         if left:
             raise Violation(
-                f"save_to_hf leaves {left} outside its folder", "clear it away", place(engine, "save_to_hf")
+                f"save_to_hf leaves {left} outside its folder", "clear it away", source_of(engine, "save_to_hf")
             )
 
     def test_an_offloaded_engine_goes_on(self) -> None:
         """offloaded and back: the same numbers, to the bit"""
-        engine, other = self.engine(**SETTINGS), self.engine(**SETTINGS)
+        engine, untouched = self.engine(**SETTINGS), self.engine(**SETTINGS)
         if not offers(engine, "offload"):
             pytest.skip("does not offload")
-        where = place(engine, "offload")
+        where = source_of(engine, "offload")
         for step in range(2):
             engine.offload()
             engine.offload()
             if isinstance(engine, ForwardEngine) and not torch.equal(
-                scores(engine, batch(), "log-probs"), scores(other, batch(), "log-probs")
+                scores(engine, batch(), "log-probs"), scores(untouched, batch(), "log-probs")
             ):
                 raise Violation("log-probs differ after offload", "bring the weights back unchanged", where)
             if self.generates():
                 engine.offload()
-                if generate(engine, greedy=True).tokens[0].tolist() != generate(other, greedy=True).tokens[0].tolist():
+                if (
+                    generate(engine, greedy=True).tokens[0].tolist()
+                    != generate(untouched, greedy=True).tokens[0].tolist()
+                ):
                     raise Violation("responses differ after offload", "bring the weights back before generating", where)
             if self.trains():
                 engine.offload()
                 train(engine, step)
-                train(other, step)
+                train(untouched, step)
         engine.offload()
-        self._require_equal(engine, other, "weights after offload")
+        self._require_equal(engine, untouched, "weights after offload")
 
     # -- comparing -------------------------------------------------------------------------------------------
 
@@ -105,44 +108,44 @@ class StateChecks(BackendChecks):
             pytest.skip("cannot be checkpointed")
         return engine
 
-    def _require_equal(self, found: HoldsWeights, wanted: HoldsWeights, what: str) -> None:
-        mine, theirs = self.weights(found), self.weights(wanted)
+    def _require_equal(self, actual: HoldsWeights, expected: HoldsWeights, occasion: str) -> None:
+        mine, theirs = self.weights(actual), self.weights(expected)
         differ = [name for name in theirs if not torch.equal(mine[name], theirs[name])]
         if differ:
             apart = max(float((mine[name] - theirs[name]).abs().max()) for name in differ)
             cause = "state() must give out everything that the next step depends on, live, not as copies"
-            whole = f"{what}: {len(differ)} of {len(theirs)} weights differ, by {apart:.2g} ({differ[0]})"
-            raise Violation(whole, cause, place(found, "state", "offload"))
+            finding = f"{occasion}: {len(differ)} of {len(theirs)} weights differ, by {apart:.2g} ({differ[0]})"
+            raise Violation(finding, cause, source_of(actual, "state", "offload"))
 
     def _require_export(self, engine: HoldsWeights, folder: Path, head: str, method: str) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         kind: Any = AutoModelForCausalLM if head == "lm" else value_model_class(AutoConfig.from_pretrained(folder))
         loaded, report = kind.from_pretrained(folder, output_loading_info=True)
-        where = place(engine, method.split()[-1])
+        where = source_of(engine, method.split()[-1])
         wrong = {key: names for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if (names := report[key])}
         if wrong:
             raise Violation(f"the folder of {method} has {wrong}", "write every parameter once", where)
         weights = self.weights(engine)
         differ = [name for name, weight in loaded.named_parameters() if not torch.equal(weight, weights[name])]
         if differ:
-            what = f"{len(differ)} weights in the folder of {method} are not the engine's, {differ[0]} among them"
-            raise Violation(what, "write the weights as they are now, in their own dtype", where)
+            finding = f"{len(differ)} weights in the folder of {method} are not the engine's, {differ[0]} among them"
+            raise Violation(finding, "write the weights as they are now, in their own dtype", where)
         if not isinstance(engine, ForwardEngine):
             return
         with torch.no_grad():
-            wanted = torch.cat(logits_of(loaded.eval(), batch()))
+            expected = torch.cat(logits_of(loaded.eval(), batch()))
         hook = None if head == "lm" else lambda output, _: output.values[:, None]
-        found = engine.forward(batch(), post_hook=hook)
+        actual = engine.forward(batch(), post_hook=hook)
         cause = "write the weights and the configuration that the engine computes with"
-        require_close(f"{head} outputs of the folder of {method}", found, wanted, self.tolerance, cause, where)
+        require_close(f"{head} outputs of the folder of {method}", actual, expected, self.tolerance, cause, where)
 
 
 def save(engine: HoldsWeights, folder: Path, rank: int = 0) -> None:
     """Write a checkpoint as a run does: each rank its own part."""
     copy = copy_to_host(engine.state(), leads=rank == 0)
-    for part in ("models", "optim"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
+    for folder_name in ("models", "optim"):
+        (folder / folder_name).mkdir(parents=True, exist_ok=True)
     write_weights(copy, folder / "models", rank)
     write_optimizer(copy, folder / "optim", rank)
 

@@ -10,7 +10,7 @@ import torch
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import FinishedResponse, GenerationEngine, ResponseStream
-from rlcli.testing.backend.base import BackendChecks, place, prompts
+from rlcli.testing.backend.base import BackendChecks, prompts, source_of
 from rlcli.testing.backend.generation import exported, generate
 from rlcli.testing.backend.plain import scores_of, sequences
 from rlcli.testing.contract import Violation
@@ -32,38 +32,38 @@ class StreamChecks(BackendChecks):
     def test_a_stream_answers_like_a_batch(self) -> None:
         """a stream's greedy answers are those of generate"""
         engine = self.streaming_engine()
-        wanted = generate(engine, greedy=True).tokens
+        expected = generate(engine, greedy=True).tokens
         with self.stream(engine, greedy=True, max_new_tokens=12) as stream:
             numbers = [stream.submit(prompt, seed) for seed, prompt in enumerate(asked())]
-            made = collect_all(stream, len(numbers))
-        where = place(engine, "open")
-        if sorted(made) != sorted(numbers):
-            raise Violation(f"responses {sorted(made)} to requests {sorted(numbers)}", "return each once", where)
-        for number, tokens in zip(numbers, wanted, strict=True):
-            if made[number].tokens.tolist() != tokens.tolist():
-                what = f"{made[number].tokens.tolist()} from a stream, {tokens.tolist()} of a batch"
-                raise Violation(what, "answer each prompt as if it were alone", where)
+            responses = collect_all(stream, len(numbers))
+        where = source_of(engine, "open")
+        if sorted(responses) != sorted(numbers):
+            raise Violation(f"responses {sorted(responses)} to requests {sorted(numbers)}", "return each once", where)
+        for number, tokens in zip(numbers, expected, strict=True):
+            if responses[number].tokens.tolist() != tokens.tolist():
+                finding = f"{responses[number].tokens.tolist()} from a stream, {tokens.tolist()} of a batch"
+                raise Violation(finding, "answer each prompt as if it were alone", where)
 
     def test_a_pause_changes_no_log_prob(self) -> None:
         """after a pause with new weights, recomputation confirms each segment"""
-        engine, other, requests = self.streaming_engine(seed=1), self.engine(seed=2), asked() * 2
+        engine, source, requests = self.streaming_engine(seed=1), self.engine(seed=2), asked() * 2
         models = {engine.weights_number: exported(engine)}
         with self.stream(engine, max_new_tokens=LONG, max_concurrent_responses=3) as stream:
             for seed, prompt in enumerate(requests):
                 stream.submit(prompt, seed)
-            made = collect_some(stream)
-            while len(made) < len(requests):  # one pause may find every response finished or not begun
+            responses = collect_some(stream)
+            while len(responses) < len(requests):  # one pause may find every response finished or not begun
                 stream.pause()
-                engine.take_parameters(other, 0.5)
+                engine.take_parameters(source, 0.5)
                 models[engine.weights_number] = exported(engine)
                 stream.resume()
-                made |= collect_some(stream)
-        where = place(engine, "open")
-        for number, response in made.items():
+                responses |= collect_some(stream)
+        where = source_of(engine, "open")
+        for number, response in responses.items():
             self._require_log_probs(requests[number], response, models, where)
-        if all(len(response.segments) == 1 for response in made.values()):
-            what = f"{len(models) - 1} pauses, and no response has tokens from before and after one"
-            raise Violation(what, "continue the responses that are under way", where)
+        if all(len(response.segments) == 1 for response in responses.values()):
+            finding = f"{len(models) - 1} pauses, and no response has tokens from before and after one"
+            raise Violation(finding, "continue the responses that are under way", where)
 
     def test_abort_returns_what_there_is(self) -> None:
         """abort: returns unfinished responses, with as many log-probs as tokens"""
@@ -71,21 +71,21 @@ class StreamChecks(BackendChecks):
         with self.stream(engine) as stream:
             numbers = {stream.submit(prompt, seed) for seed, prompt in enumerate(asked())}
             stream.pause()
-            made = {one.number: one for one in [*stream.collect(), *stream.abort()]}
+            responses = {response.number: response for response in [*stream.collect(), *stream.abort()]}
             again = stream.submit(asked()[0], 0)
             stream.resume()
             later = collect_all(stream, 1)
-        where = place(engine, "open")
-        if set(made) != numbers or set(later) != {again} or later[again].is_aborted:
-            what = f"{sorted(made)} of {sorted(numbers)} were returned, and then {sorted(later)}"
-            raise Violation(what, "return each once, and go on with what comes later", where)
-        if any(len(one.tokens) != len(one.logprobs) for one in made.values()):
+        where = source_of(engine, "open")
+        if set(responses) != numbers or set(later) != {again} or later[again].is_aborted:
+            finding = f"{sorted(responses)} of {sorted(numbers)} were returned, and then {sorted(later)}"
+            raise Violation(finding, "return each once, and go on with what comes later", where)
+        if any(len(response.tokens) != len(response.logprobs) for response in responses.values()):
             raise Violation("tokens without log-probs", "return both as far as they are there", where)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def streaming_engine(self, **wanted: Any) -> Any:
-        engine = self.engine(**wanted)
+    def streaming_engine(self, **settings: Any) -> Any:
+        engine = self.engine(**settings)
         if not isinstance(engine, GenerationEngine):
             pytest.skip("does not generate")
         if type(engine).open is GenerationEngine.open:
@@ -102,16 +102,16 @@ class StreamChecks(BackendChecks):
         edges = [0, *(segment.end for segment in response.segments)]
         if edges[:-1] != [segment.start for segment in response.segments] or edges[-1] != len(response.tokens):
             raise Violation(f"{response.segments} of {len(response.tokens)} tokens", "cover each token once", where)
-        whole = torch.cat([prompt, response.tokens])
-        packed = SequenceSample.from_default(ids=["0"], seqlens=[len(whole)], data={"packed_input_ids": whole})
+        sequence = torch.cat([prompt, response.tokens])
+        packed = SequenceSample.from_default(ids=["0"], seqlens=[len(sequence)], data={"packed_input_ids": sequence})
         for segment in response.segments:
             with torch.no_grad():
                 scored = scores_of(models[segment.weights], packed, TEMPERATURE)[0][len(prompt) - 1 :]
-            part = slice(segment.start, segment.end)
-            apart = float((scored[part] - response.logprobs[part]).abs().max())
+            span = slice(segment.start, segment.end)
+            apart = float((scored[span] - response.logprobs[span]).abs().max())
             if apart > self.rounding:
-                what = f"log-probs of tokens {segment.start} to {segment.end} are off by {apart:.2g}"
-                raise Violation(what, "read the whole prefix with the weights that continue it", where)
+                finding = f"log-probs of tokens {segment.start} to {segment.end} are off by {apart:.2g}"
+                raise Violation(finding, "read the whole prefix with the weights that continue it", where)
 
 
 def asked() -> list[torch.Tensor]:
@@ -120,10 +120,10 @@ def asked() -> list[torch.Tensor]:
 
 def collect_all(stream: ResponseStream, number: int) -> dict[int, FinishedResponse]:
     """Collect responses by number."""
-    made: dict[int, FinishedResponse] = {}
-    while len(made) < number:
-        made |= collect_some(stream)
-    return made
+    responses: dict[int, FinishedResponse] = {}
+    while len(responses) < number:
+        responses |= collect_some(stream)
+    return responses
 
 
 def collect_some(stream: ResponseStream) -> dict[int, FinishedResponse]:
@@ -131,4 +131,4 @@ def collect_some(stream: ResponseStream) -> dict[int, FinishedResponse]:
     finished = stream.collect()
     if not finished:
         raise Violation("a stream with unfinished responses returns none", "wait for the next response")
-    return {one.number: one for one in finished}
+    return {response.number: response for response in finished}

@@ -22,7 +22,7 @@ from rlcli.testing.backend.base import (
     answer_weight,
     batch,
     distance,
-    place,
+    source_of,
     weights_apart,
 )
 from rlcli.testing.backend.forward import CUTS, scores
@@ -31,7 +31,7 @@ from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import tiny_model
 
 
-class TrainingChecks(BackendChecks):
+class BackendTrainingChecks(BackendChecks):
     """`train_batch` and `eval_batch`."""
 
     def test_steps_equal_a_plain_loop(self) -> None:
@@ -48,30 +48,32 @@ class TrainingChecks(BackendChecks):
 
     def test_micro_batches_change_nothing(self) -> None:
         """a step is the same for any micro-batches"""
-        whole = self.trained_engine(**SETTINGS)
-        stats = whole.train_batch(batch(), answer_loss, answer_weight)
-        weights = self.weights(whole)
+        uncut = self.trained_engine(**SETTINGS)
+        stats = uncut.train_batch(batch(), answer_loss, answer_weight)
+        weights = self.weights(uncut)
         for how, cut in CUTS.items():
             engine = self.trained_engine(**SETTINGS)
-            found = engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=cut)
+            stats_when_cut = engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=cut)
             for name, value in stats.items():
-                if found[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
-                    what = f"{name} is {found[name]:.6g} {how}, {value:.6g} in one piece"
-                    raise Violation(what, _cause_of_ratio(found[name] / value if value else 0.0), _training(engine))
+                if stats_when_cut[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
+                    finding = f"{name} is {stats_when_cut[name]:.6g} {how}, {value:.6g} in one piece"
+                    raise Violation(
+                        finding, _cause_of_ratio(stats_when_cut[name] / value if value else 0.0), _training(engine)
+                    )
             apart = weights_apart(self.weights(engine), weights, self.certain())
             if apart > self.tolerance:
-                what = f"weights are off by {apart:.2g} after a step {how}"
-                raise Violation(what, "sum the gradients of all micro-batches of a step", _training(engine))
+                finding = f"weights are off by {apart:.2g} after a step {how}"
+                raise Violation(finding, "sum the gradients of all micro-batches of a step", _training(engine))
 
     def test_evaluation_reports_the_loss_of_training(self) -> None:
         """eval_batch reports what train_batch reports"""
         engine = self.trained_engine(**SETTINGS)
-        found = engine.eval_batch(batch(), answer_loss, answer_weight, MicroBatchSpec(n_mbs=3))
+        evaluated = engine.eval_batch(batch(), answer_loss, answer_weight, MicroBatchSpec(n_mbs=3))
         stats = engine.train_batch(batch(), answer_loss, answer_weight)
-        for name, value in found.items():
+        for name, value in evaluated.items():
             if value != pytest.approx(stats[name], rel=self.tolerance):
-                what = f"{name} is {value:.6g} in eval_batch, {stats[name]:.6g} in train_batch"
-                raise Violation(what, "evaluate the same model in the same way", place(engine, "eval_batch"))
+                finding = f"{name} is {value:.6g} in eval_batch, {stats[name]:.6g} in train_batch"
+                raise Violation(finding, "evaluate the same model in the same way", source_of(engine, "eval_batch"))
 
     def test_a_gradient_that_is_not_finite_changes_nothing(self) -> None:
         """a gradient that is not finite changes nothing"""
@@ -92,11 +94,13 @@ class TrainingChecks(BackendChecks):
         sample = batch(5)
         abandoned = MicroBatch(sample, tuple(range(sample.bs)))
         engine.forward_backward_batch([abandoned], answer_loss, torch.tensor(10.0))
-        found = engine.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
-        wanted = fresh.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
-        if found != pytest.approx(wanted, rel=self.tolerance):
-            what = f"gradient norm {found:.6g} after an abandoned backward pass, {wanted:.6g} without it"
-            raise Violation(what, "drop all gradients in optimizer_zero_grad", place(engine, "optimizer_zero_grad"))
+        actual = engine.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
+        expected = fresh.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
+        if actual != pytest.approx(expected, rel=self.tolerance):
+            finding = f"gradient norm {actual:.6g} after an abandoned backward pass, {expected:.6g} without it"
+            raise Violation(
+                finding, "drop all gradients in optimizer_zero_grad", source_of(engine, "optimizer_zero_grad")
+            )
 
     def test_dropout_is_off_in_eval_mode(self) -> None:
         """after eval() no dropout, in recomputed passes neither"""
@@ -110,20 +114,22 @@ class TrainingChecks(BackendChecks):
             engine.eval()
             apart = distance(scores(engine, batch(), "log-probs"), plain)
             if apart > self.tolerance:
-                what = f"log-probs of a model with dropout are off by {apart:.2g} after eval()"
+                finding = f"log-probs of a model with dropout are off by {apart:.2g} after eval()"
                 how = " (with gradient_checkpointing)" if recompute else ""
-                raise Violation(what + how, "turn dropout off in all modules", place(engine, "eval", "__init__"))
+                raise Violation(finding + how, "turn dropout off in all modules", source_of(engine, "eval", "__init__"))
 
     def test_recomputing_activations_changes_nothing(self) -> None:
         """gradient_checkpointing changes no number"""
         engine = self.trained_engine(gradient_checkpointing=True, **SETTINGS)
         if not getattr(self.backend(gradient_checkpointing=True), "gradient_checkpointing", False):
             pytest.skip("has no setting gradient_checkpointing")
-        found = engine.train_batch(batch(), answer_loss, answer_weight)
-        wanted = self.trained_engine(**SETTINGS).train_batch(batch(), answer_loss, answer_weight)
-        if found != pytest.approx(wanted, rel=self.tolerance):
+        actual = engine.train_batch(batch(), answer_loss, answer_weight)
+        expected = self.trained_engine(**SETTINGS).train_batch(batch(), answer_loss, answer_weight)
+        if actual != pytest.approx(expected, rel=self.tolerance):
             cause = "the recomputed pass must see the same model in the same mode"
-            raise Violation(f"{found} with recomputed activations, {wanted} without", cause, place(engine, "__init__"))
+            raise Violation(
+                f"{actual} with recomputed activations, {expected} without", cause, source_of(engine, "__init__")
+            )
 
     # -- comparing -------------------------------------------------------------------------------------------
 
@@ -134,14 +140,14 @@ class TrainingChecks(BackendChecks):
         plain = PlainTraining(tiny_model(family, head=head), settings)
         certain = self.certain(tiny_model(family, head=head), objective.plain)
         for step, rate in enumerate(self.rates()):
-            wanted = plain.step([batch(step)], objective.plain, rate)
+            expected = plain.step([batch(step)], objective.plain, rate)
             cut = MicroBatchSpec(n_mbs=1 + step)
-            found = engine.train_batch(batch(step), objective.loss, objective.weight, mb_spec=cut, version_steps=step)
-            for name, value in wanted.items():
-                if found[name] != pytest.approx(value, rel=self.tolerance):
-                    what = f"{name} of {family} is {found[name]:.6g} at step {step} of {1 + step} micro-batches, "
-                    cause = _cause_of_ratio(found[name] / value)
-                    raise Violation(f"{what}{value:.6g} in a plain loop", cause, _training(engine))
+            actual = engine.train_batch(batch(step), objective.loss, objective.weight, mb_spec=cut, version_steps=step)
+            for name, value in expected.items():
+                if actual[name] != pytest.approx(value, rel=self.tolerance):
+                    finding = f"{name} of {family} is {actual[name]:.6g} at step {step} of {1 + step} micro-batches, "
+                    cause = _cause_of_ratio(actual[name] / value)
+                    raise Violation(f"{finding}{value:.6g} in a plain loop", cause, _training(engine))
 
             weights = self.weights(engine)
             apart = weights_apart(weights, plain.weights(), certain)
@@ -155,35 +161,35 @@ class TrainingChecks(BackendChecks):
                 return weights_apart(now, again.weights(), certain) < self.tolerance
 
             moved = max(float((weight - start[name]).abs().max()) for name, weight in plain.weights().items())
-            what = f"weights of {family} are off by {apart:.2g} of the largest after step {step}"
-            what += f"; a plain loop moves them by at most {moved:.2g} until then"
-            raise Violation(what, _known_mistake(settings, self.rates(), explains), _training(engine))
+            finding = f"weights of {family} are off by {apart:.2g} of the largest after step {step}"
+            finding += f"; a plain loop moves them by at most {moved:.2g} until then"
+            raise Violation(finding, _known_mistake(settings, self.rates(), explains), _training(engine))
 
-    def _require_no_trace(self, loss: Any, what: str, changes: dict[str, Any]) -> None:
+    def _require_no_trace(self, loss: Any, condition: str, changes: dict[str, Any]) -> None:
         """After a step that must be refused: the same weights bit for bit, and later steps as if it never happened."""
-        engine, other = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
-        for one in (engine, other):
-            one.train_batch(batch(0), answer_loss, answer_weight)
+        engine, untouched = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
+        for trained in (engine, untouched):
+            trained.train_batch(batch(0), answer_loss, answer_weight)
         before = self.weights(engine)
         call = {"input_": batch(1), "loss_fn": loss, "loss_weight_fn": answer_weight, "version_steps": 1} | changes
         skipped = engine.train_batch(**call)["update_skipped"]
-        where = place(engine, "optimizer_step", "train_batch")
+        where = source_of(engine, "optimizer_step", "train_batch")
         if skipped != 1.0:
-            raise Violation(f"update_skipped is {skipped:g} for a batch {what}", "skip the update", where)
+            raise Violation(f"update_skipped is {skipped:g} for a batch {condition}", "skip the update", where)
         if any(not torch.equal(weight, before[name]) for name, weight in self.weights(engine).items()):
             apart = weights_apart(self.weights(engine), before)
             cause = "look at the gradient norm before anything is applied"
-            raise Violation(f"a batch {what} changed weights by {apart:.2g}", cause, where)
-        for one in (engine, other):
-            one.train_batch(batch(2), answer_loss, answer_weight, version_steps=2)
-        apart = weights_apart(self.weights(engine), self.weights(other))
+            raise Violation(f"a batch {condition} changed weights by {apart:.2g}", cause, where)
+        for trained in (engine, untouched):
+            trained.train_batch(batch(2), answer_loss, answer_weight, version_steps=2)
+        apart = weights_apart(self.weights(engine), self.weights(untouched))
         if apart > 0:
             cause = "leave the optimizer's state as it was, and drop the gradients"
-            raise Violation(f"the step after a batch {what} is off by {apart:.2g}", cause, where)
+            raise Violation(f"the step after a batch {condition} is off by {apart:.2g}", cause, where)
 
 
 def _training(engine: TrainEngine) -> str:
-    return place(engine, "optimizer_step", "backward", "forward_backward_batch", "train_batch")
+    return source_of(engine, "optimizer_step", "backward", "forward_backward_batch", "train_batch")
 
 
 def _cause_of_ratio(ratio: float) -> str:

@@ -43,7 +43,7 @@ class BuildingChecks(Contract):
             raise Violation(
                 f"{trial.cls.__name__} has no {' and no '.join(lacking)}",
                 "a run takes rows by number: read the stream into a list, or offer __iter__ or rows_from(epoch, start)",
-                trial.place,
+                trial.location,
             )
         return trial
 

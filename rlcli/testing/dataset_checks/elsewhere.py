@@ -31,7 +31,7 @@ def answers(trial: Trial, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
         "special_tokens": trial.tokenizer.special_tokens_map,
         "chat_template": trial.tokenizer.chat_template,
     }
-    datasets = {name: [one.type_, one.args] for name, one in trial.datasets.items()}
+    datasets = {name: [dataset.type_, dataset.args] for name, dataset in trial.datasets.items()}
     args = trial.args_for(rows)
     order = json.dumps({"name": trial.name, "args": args, "datasets": datasets, "tokenizer": words})
     seeds = [seed for seed in HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED")]

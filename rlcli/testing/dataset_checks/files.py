@@ -23,15 +23,15 @@ class FileChecks(Contract):
 
     def test_malformed_rows(self, trial: Trial) -> None:
         """a malformed row is refused with its file and line"""
-        for what, line in _malformed(_rows_of(trial)):
+        for fault, line in _malformed(_rows_of(trial)):
             error = _planted(trial, line)
             if error is None:
                 raise Violation(
-                    f"a row that is {what} is taken as if it were good: {line!r:.60}",
+                    f"a row that is {fault} is taken as if it were good: {line!r:.60}",
                     SAY_WHERE,
-                    trial.place,
+                    trial.location,
                 )
-            _demand_place(trial, error, f"a row that is {what}")
+            _demand_place(trial, error, f"a row that is {fault}")
 
     def test_odd_fields(self, trial: Trial) -> None:
         """fields missing or of a wrong type never just crash"""
@@ -40,10 +40,10 @@ class FileChecks(Contract):
         for field in row:
             odd.append((f"without {field!r}", {key: value for key, value in row.items() if key != field}))
             odd += [(f"with {value!r} as {field!r}", {**row, field: value}) for value in WRONG_TYPES]
-        for what, changed in odd:
+        for fault, changed in odd:
             error = _planted(trial, as_line(changed))
             if error is not None:
-                _demand_place(trial, error, f"a row {what}")
+                _demand_place(trial, error, f"a row {fault}")
 
     def test_skipped_rows(self, trial: Trial) -> None:
         """skipping malformed rows leaves the others alone"""
@@ -53,12 +53,12 @@ class FileChecks(Contract):
         lines = [as_line(row) for row in rows]
         all_rows = read(trial.demand())
         dataset = trial.demand(lines=[lines[0], "{", *lines[2:]], bad_rows="skip")
-        found = first_difference([all_rows[0], *all_rows[2:]], read(dataset))
-        if found:
+        mismatch = first_difference([all_rows[0], *all_rows[2:]], read(dataset))
+        if mismatch:
             raise Violation(
-                f"with a malformed row skipped, {found}",
+                f"with a malformed row skipped, {mismatch}",
                 "pass over that row alone; number rows by their lines",
-                trial.place,
+                trial.location,
             )
         if hasattr(dataset, "survey") and [bad.split(": ")[0] for bad in dataset.survey().bad_rows] != [
             f"{trial.file}:2"
@@ -82,7 +82,7 @@ class FileChecks(Contract):
             raise Violation(
                 f"a row has {long} tokens, max_length is {limit}",
                 "count prompt, answer and EOS together, and refuse, drop or cut what is longer",
-                trial.place,
+                trial.location,
             )
 
     def test_overlong_dropped(self, trial: Trial) -> None:
@@ -90,30 +90,32 @@ class FileChecks(Contract):
         limit, _ = _limit(trial)
         expected = [sample for sample in read(trial.demand()) if _length(sample) <= limit]
         dataset = _make_overlong(trial, "drop", limit)
-        found = first_difference(expected, read(dataset))
-        if found:
+        mismatch = first_difference(expected, read(dataset))
+        if mismatch:
             raise Violation(
-                f"under max_length = {limit}, {found}", "drop what is longer than max_length, no more", trial.place
+                f"under max_length = {limit}, {mismatch}",
+                "drop what is longer than max_length, no more",
+                trial.location,
             )
         if hasattr(dataset, "survey") and dataset.survey().too_long != len(trial.rows) - len(expected):
-            what = f"the survey knows of {dataset.survey().too_long} long rows of {len(trial.rows) - len(expected)}"
-            raise Violation(what, "survey all rows, before any is dropped", place_of(type(dataset).survey))
+            finding = f"the survey knows of {dataset.survey().too_long} long rows of {len(trial.rows) - len(expected)}"
+            raise Violation(finding, "survey all rows, before any is dropped", place_of(type(dataset).survey))
 
     @pytest.mark.parametrize("side", ["truncate_left", "truncate_right"])
     def test_overlong_cut(self, trial: Trial, side: str) -> None:
         """overlong rows are cut on the requested side"""
         limit, _ = _limit(trial)
-        whole, cut = read(trial.demand()), read(_make_overlong(trial, side, limit))
-        if len(cut) != len(whole):
-            raise Violation(f"of {len(whole)} rows {len(cut)} are left", "cut the long ones", trial.place)
-        for index, (before, after) in enumerate(zip(whole, cut, strict=True)):
-            found = _wrong_cut(before, after, side, limit)
-            if found:
+        uncut, cut = read(trial.demand()), read(_make_overlong(trial, side, limit))
+        if len(cut) != len(uncut):
+            raise Violation(f"of {len(uncut)} rows {len(cut)} are left", "cut the long ones", trial.location)
+        for index, (before, after) in enumerate(zip(uncut, cut, strict=True)):
+            mismatch = _wrong_cut(before, after, side, limit)
+            if mismatch:
                 raise Violation(
-                    f"row {index}: {found}",
+                    f"row {index}: {mismatch}",
                     "truncate_left takes tokens from the prompt's start, truncate_right from what comes last; "
                     "cut tokens and mask alike",
-                    trial.place,
+                    trial.location,
                 )
 
     def test_own_file(self, trial: Trial) -> None:
@@ -158,12 +160,12 @@ def _planted(trial: Trial, line: Line) -> Exception | None:
     return None
 
 
-def _demand_place(trial: Trial, error: Exception, what: str, line: int = 3) -> None:
+def _demand_place(trial: Trial, error: Exception, subject: str, line: int = 3) -> None:
     message = f"{getattr(error, 'where', '')} {error}"
     if isinstance(error, RlcliError) and re.search(rf"{re.escape(str(trial.file))}:{line}(?!\d)", message):
         return
-    what = f"{what}, in line {line}, ends in {refusal(error)!s:.150}, without {trial.file.name}:{line}"
-    raise Violation(what, SAY_WHERE, trial.place_in(error)) from error
+    subject = f"{subject}, in line {line}, ends in {refusal(error)!s:.150}, without {trial.file.name}:{line}"
+    raise Violation(subject, SAY_WHERE, trial.place_in(error)) from error
 
 
 def _length(sample: SequenceSample) -> int:
@@ -194,16 +196,16 @@ def _wrong_cut(before: SequenceSample, after: SequenceSample, side: str, limit: 
     """What is wrong with a row that was cut on one side; empty if nothing is."""
     if id_of(before) != id_of(after):
         return f"its id was {id_of(before)!r} and is {id_of(after)!r}"
-    whole, cut = preview_of(before), preview_of(after)
+    uncut, cut = preview_of(before), preview_of(after)
     for number, tokens in enumerate(cut.sequences):
-        full, count = whole.sequences[number], len(tokens)
+        full, count = uncut.sequences[number], len(tokens)
         if count > limit:
             return f"it has {count} tokens, more than {limit}"
         rest = slice(len(full) - count, None) if side == "truncate_left" else slice(count)
         if full[rest] != tokens:
             return f"what {side} leaves is not the {'end' if side == 'truncate_left' else 'start'} of the row"
-        if cut.trained is not None and whole.trained is not None and whole.trained[number][rest] != cut.trained[number]:
+        if cut.trained is not None and uncut.trained is not None and uncut.trained[number][rest] != cut.trained[number]:
             return "its mask is not that of the tokens that are left"
-    if max(map(len, whole.sequences)) > limit > max(map(len, cut.sequences)):
+    if max(map(len, uncut.sequences)) > limit > max(map(len, cut.sequences)):
         return f"{max(map(len, cut.sequences))} tokens are left where {limit} have room"
     return ""

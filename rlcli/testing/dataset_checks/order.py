@@ -37,7 +37,7 @@ class OrderChecks(Contract):
     def test_rows_end(self, trial: Trial) -> None:
         """there are as many rows as it says"""
         dataset = trial.demand()
-        place = place_of(reader(dataset))
+        location = place_of(reader(dataset))
         if not len(dataset):
             raise Violation("it has no rows", "", place_of(type(dataset).__len__))
         dataset[len(dataset) - 1 if trial.reads_file else 0]
@@ -49,30 +49,30 @@ class OrderChecks(Contract):
             raise Violation(
                 f"row {len(dataset)} of {len(dataset)} raises {type(error).__name__}, not IndexError",
                 "Python asks for rows until IndexError comes",
-                place,
+                location,
             ) from error
         raise Violation(
             f"len() says {len(dataset)}, but there is a row {len(dataset)}",
             "raise IndexError for a row beyond the last; count the rows that are there",
-            place,
+            location,
         )
 
     def test_ids(self, trial: Trial) -> None:
         """ids are unique, whatever the seed"""
-        first, other = ([id_of(sample) for sample in read(trial.demand(seed=seed))] for seed in (1, 2))
+        first, second = ([id_of(sample) for sample in read(trial.demand(seed=seed))] for seed in (1, 2))
         for id_ in first:
             if first.count(id_) > 1:
                 raise Violation(
                     f"{first.count(id_)} of {len(first)} rows have the id {id_!r}",
                     "name a row by its own id, or by its file and line",
-                    trial.place,
+                    trial.location,
                 )
-        if set(first) != set(other):
-            missing = next(iter(sorted(set(map(str, first)) ^ set(map(str, other)))))
+        if set(first) != set(second):
+            missing = next(iter(sorted(set(map(str, first)) ^ set(map(str, second)))))
             raise Violation(
                 f"ids change with the run's seed: {missing!r} is there for one seed only",
                 "take ids from the rows, not from random numbers or the seed",
-                trial.place,
+                trial.location,
             )
 
     def test_determinism(self, trial: Trial) -> None:
@@ -81,12 +81,12 @@ class OrderChecks(Contract):
             expected = read(trial.demand())
         for seed in (1, 2, 3, 4):
             with _global_randomness(seed) as moved:
-                found, drawn_from = first_difference(expected, read(trial.demand())), moved()
-            if found:
-                raise Violation(f"built twice with one seed, {found}", DRAW_BY_SEED, trial.place)
+                mismatch, drawn_from = first_difference(expected, read(trial.demand())), moved()
+            if mismatch:
+                raise Violation(f"built twice with one seed, {mismatch}", DRAW_BY_SEED, trial.location)
             if drawn_from:
-                what = f"reading it moves the random numbers of the whole process, those of {drawn_from}"
-                raise Violation(what, DRAW_BY_SEED, trial.place)
+                finding = f"reading it moves the random numbers of the whole process, those of {drawn_from}"
+                raise Violation(finding, DRAW_BY_SEED, trial.location)
 
     def test_elsewhere(self, trial: Trial) -> None:
         """other processes and hash seeds give the same rows"""
@@ -101,7 +101,7 @@ class OrderChecks(Contract):
                 raise Violation(
                     f"row {index} is {_parted(mine, theirs)} in a process with PYTHONHASHSEED={hash_seed}",
                     "sets and hash() differ between processes: sort what comes out of a set, and take stable_seed",
-                    trial.place,
+                    trial.location,
                 )
             if answer["heavy"] and hasattr(trial.cls, "preview"):
                 raise Violation(
@@ -117,11 +117,11 @@ class OrderChecks(Contract):
             pytest.skip("not a stream")
         for start in range(1, len(dataset) + (len(dataset) < LOOKED_AT)):
             again = list(islice(trial.demand().rows_from(0, start), LOOKED_AT - start))
-            found = first_difference(dataset.rows[start:], again)
-            if found or len(again) != len(dataset) - start:
-                what = found or f"there are {len(again)} rows"
+            mismatch = first_difference(dataset.rows[start:], again)
+            if mismatch or len(again) != len(dataset) - start:
+                finding = mismatch or f"there are {len(again)} rows"
                 raise Violation(
-                    f"from row {start} on {what}",
+                    f"from row {start} on {finding}",
                     "rows_from(epoch, start) gives what is left of rows_from(epoch, 0), so that a run can be resumed",
                     place_of(reader(dataset)),
                 )
@@ -136,11 +136,11 @@ class OrderChecks(Contract):
         middle = rows // 2
         late = [resumed[index] for index in range(middle, rows)]
         early = [resumed[index] for index in range(middle)]
-        for what, again in (("the second time", backward), ("when reading begins in the middle", [*early, *late])):
-            found = first_difference(forward, again)
-            if found:
+        for occasion, again in (("the second time", backward), ("when reading begins in the middle", [*early, *late])):
+            mismatch = first_difference(forward, again)
+            if mismatch:
                 raise Violation(
-                    f"{what}, {found}",
+                    f"{occasion}, {mismatch}",
                     "__getitem__ must not remember what was read: a run that is resumed begins in the middle",
                     place_of(type(used).__getitem__),
                 )
@@ -150,10 +150,10 @@ class OrderChecks(Contract):
         dataset, expected = trial.demand(), read(trial.demand())
         for index in range(shown_rows(dataset)):
             _spoil(dataset[index])
-        found = first_difference(expected, read(dataset))
-        if found:
+        mismatch = first_difference(expected, read(dataset))
+        if mismatch:
             raise Violation(
-                f"after samples were changed, {found}",
+                f"after samples were changed, {mismatch}",
                 "make the tensors and lists of a sample when it is asked for, or copy them",
                 place_of(reader(dataset)),
             )
@@ -164,11 +164,11 @@ class OrderChecks(Contract):
         expected = read(trial.demand(rows))
         reversed_ = read(trial.demand(rows[::-1]))
         alone = [trial.demand([row])[0] for row in rows[:4]]
-        for what, found in (("in reverse order", reversed_), ("alone in their file", alone)):
-            different = _unlike(expected, found, trial.goes_by_ids)
+        for condition, samples in (("in reverse order", reversed_), ("alone in their file", alone)):
+            different = _unlike(expected, samples, trial.goes_by_ids)
             if different:
                 raise Violation(
-                    f"with the rows {what}, {different}",
+                    f"with the rows {condition}, {different}",
                     "make a sample of its row alone; draw by the row's id, not by its place",
                     place_of(trial.cls.__getitem__),
                 )
@@ -177,21 +177,21 @@ class OrderChecks(Contract):
     def test_ranks(self, trial: Trial, ranks: int) -> None:
         """over 1, 2 and 3 ranks, each row appears once"""
         rows = trial.at_least(2 * ranks + 1)  # a number not divisible by the number of ranks
-        whole = [id_of(sample) for sample in read(trial.demand(rows))]
-        if trial.reads_file and len(set(whole)) < ranks:
+        all_ids = [id_of(sample) for sample in read(trial.demand(rows))]
+        if trial.reads_file and len(set(all_ids)) < ranks:
             pytest.skip(f"not tried: there are not {ranks} rows")
         parts = [
             [id_of(sample) for sample in read(trial.demand(rows, rank=rank, ranks=ranks))] for rank in range(ranks)
         ]
-        if all(part == whole for part in parts):
+        if all(ids == all_ids for ids in parts):
             return  # the runtime distributes the rows
-        dealt = [id_ for part in parts for id_ in part]
-        if len(set(dealt)) < len(dealt) or (trial.reads_file and set(dealt) != set(whole)):
-            counts = f"{len(set(whole) - set(dealt))} on none, {len(dealt) - len(set(dealt))} on several"
+        dealt = [id_ for ids in parts for id_ in ids]
+        if len(set(dealt)) < len(dealt) or (trial.reads_file and set(dealt) != set(all_ids)):
+            counts = f"{len(set(all_ids) - set(dealt))} on none, {len(dealt) - len(set(dealt))} on several"
             raise Violation(
-                f"of {len(whole)} rows on {ranks} ranks {counts}",
+                f"of {len(all_ids)} rows on {ranks} ranks {counts}",
                 "leave the rows to the runtime, which deals them out; or take rows[rank::world_size]",
-                trial.place,
+                trial.location,
             )
 
     def test_digest(self, trial: Trial) -> None:
@@ -200,20 +200,20 @@ class OrderChecks(Contract):
 
         rows = _two_or_more(trial)
         digest = digest_rows(trial.demand(rows))
-        place = place_of(trial.cls.digest) if hasattr(trial.cls, "digest") else trial.place
+        location = place_of(trial.cls.digest) if hasattr(trial.cls, "digest") else trial.location
         if digest_rows(trial.demand(rows)) != digest:
-            raise Violation("the same rows have another digest", "digest the rows, nothing else", place)
-        other = next((row for row in rows[1:] if row | {"id": 0} != rows[0] | {"id": 0}), None)
+            raise Violation("the same rows have another digest", "digest the rows, nothing else", location)
+        different_row = next((row for row in rows[1:] if row | {"id": 0} != rows[0] | {"id": 0}), None)
         changes = {"one row less": rows[:-1], "the rows in reverse order": rows[::-1]}
-        if other is not None:
-            kept = {"id": rows[0]["id"]} if "id" in rows[0] else {}
-            changes["other words in row 0"] = [{**other, **kept}, *rows[1:]]
-        for what, changed in changes.items():
+        if different_row is not None:
+            same_id = {"id": rows[0]["id"]} if "id" in rows[0] else {}
+            changes["other words in row 0"] = [{**different_row, **same_id}, *rows[1:]]
+        for change, changed in changes.items():
             if digest_rows(trial.demand(changed)) == digest:
                 raise Violation(
-                    f"with {what} the digest is the same",
+                    f"with {change} the digest is the same",
                     "let it cover every row's id, texts and tokens: a resumed run trusts it",
-                    place,
+                    location,
                 )
 
 
@@ -223,19 +223,19 @@ def _two_or_more(trial: Trial) -> list[dict[str, Any]]:
     return trial.named_rows
 
 
-def _parted(one: Any, other: Any, most: int = 40) -> str:
+def _parted(text: Any, other_text: Any, most: int = 40) -> str:
     """Two texts, from the point where they differ."""
-    first, second = str(one), str(other)
+    first, second = str(text), str(other_text)
     start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
     start = max(0, start - most // 2)
     return f"…{first[start : start + most]}… here, …{second[start : start + most]}…"
 
 
-def _unlike(expected: Sequence[SequenceSample], found: Sequence[SequenceSample], has_ids: bool) -> str:
+def _unlike(expected: Sequence[SequenceSample], samples: Sequence[SequenceSample], has_ids: bool) -> str:
     """How the rows found differ from those of the same id or, without ids, from any with the same content."""
     if has_ids:
         by_id = {id_of(sample): sample for sample in expected}
-        for sample in found:
+        for sample in samples:
             if id_of(sample) not in by_id:
                 return f"there is a row {id_of(sample)!r}, unknown before"
             different = difference(by_id[id_of(sample)], sample)
@@ -243,7 +243,7 @@ def _unlike(expected: Sequence[SequenceSample], found: Sequence[SequenceSample],
                 return f"row {id_of(sample)!r}: {different}"
         return ""
     contents = [content_of(sample) for sample in expected]
-    for index, sample in enumerate(found):
+    for index, sample in enumerate(samples):
         if content_of(sample) not in contents:
             return f"row {index} holds what no row held before"
     return ""
@@ -282,7 +282,7 @@ def _global_randomness(seed: int) -> Iterator[Any]:
     def moved() -> str:
         now = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
         same = now[0] == start[0], now[1] == start[1], bool(torch.equal(now[2], start[2]))
-        return ", ".join(name for name, kept in zip(("random", "numpy", "torch"), same, strict=True) if not kept)
+        return ", ".join(name for name, is_same in zip(("random", "numpy", "torch"), same, strict=True) if not is_same)
 
     try:
         yield moved

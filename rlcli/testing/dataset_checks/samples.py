@@ -41,16 +41,16 @@ class SampleChecks(Contract):
             raise Violation(
                 "its class does not say what its samples hold",
                 'write KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",), so that recipes can be checked',
-                trial.place,
+                trial.location,
             )
 
     def test_samples_are_valid(self, trial: Trial) -> None:
         """a row is one valid sample with the declared keys"""
         dataset = trial.demand()
         for index, sample in enumerate(read(dataset)):
-            what = _wrong_sample(sample, trial.keys or set(getattr(dataset, "keys", ())), len(trial.tokenizer))
-            if what:
-                raise Violation(f"row {index}: {what}", "", place_of(reader(dataset)))
+            fault = _wrong_sample(sample, trial.keys or set(getattr(dataset, "keys", ())), len(trial.tokenizer))
+            if fault:
+                raise Violation(f"row {index}: {fault}", "", place_of(reader(dataset)))
 
     def test_samples_make_a_batch(self, trial: Trial) -> None:
         """samples gather into a batch, which can travel"""
@@ -64,10 +64,10 @@ class SampleChecks(Contract):
                 "ids are strings or ints, metadata what JSON can hold",
                 place_of(reader(dataset)),
             ) from error
-        found = first_difference(batch.unpack(), arrived.unpack())
-        if found:
+        mismatch = first_difference(batch.unpack(), arrived.unpack())
+        if mismatch:
             raise Violation(
-                f"a batch arrives changed: {found}",
+                f"a batch arrives changed: {mismatch}",
                 "metadata are numbers, strings, lists and mappings with string keys",
                 place_of(reader(dataset)),
             )
@@ -94,9 +94,9 @@ class SampleChecks(Contract):
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
             for tokens, trained in _sequences(sample):
-                found, cause = _wrong_special_tokens(tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id)
-                if found:
-                    raise Violation(f"row {index}, with {habit}: {found}", cause, place_of(reader(dataset)))
+                fault, cause = _wrong_special_tokens(tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id)
+                if fault:
+                    raise Violation(f"row {index}, with {habit}: {fault}", cause, place_of(reader(dataset)))
 
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
@@ -106,12 +106,12 @@ class SampleChecks(Contract):
         tokenizer = byte_tokenizer(chat=chat)
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
-            said = dataset.preview(index) if hasattr(dataset, "preview") else None
+            preview = dataset.preview(index) if hasattr(dataset, "preview") else None
             for number, (tokens, trained) in enumerate(_sequences(sample)):
-                found = _unreadable(tokens, trained, said, number, tokenizer)
-                if found:
+                fault = _unreadable(tokens, trained, preview, number, tokenizer)
+                if fault:
                     raise Violation(
-                        f"row {index}: {found}",
+                        f"row {index}: {fault}",
                         "encode prompt and answer each with the tokenizer, then lay them end to end; mask the prompt",
                         place_of(reader(dataset)),
                     )
@@ -122,11 +122,11 @@ class SampleChecks(Contract):
         if not hasattr(dataset, "preview"):
             pytest.skip("has no preview")
         for index, sample in enumerate(read(dataset)):
-            said, holds = dataset.preview(index), preview_of(sample)
+            preview, holds = dataset.preview(index), preview_of(sample)
             for field in ("id", "sequences", "trained", "metadata"):
-                if _plain(getattr(said, field)) != _plain(getattr(holds, field)):
+                if _plain(getattr(preview, field)) != _plain(getattr(holds, field)):
                     raise Violation(
-                        f"row {index}: {field} is {getattr(said, field)!s:.40}, the sample has "
+                        f"row {index}: {field} is {getattr(preview, field)!s:.40}, the sample has "
                         f"{getattr(holds, field)!s:.40}",
                         "make the sample of the preview, so that there is one truth",
                         place_of(type(dataset).preview),
@@ -139,12 +139,12 @@ class SampleChecks(Contract):
         if not rows or not hasattr(dataset, "preview"):
             pytest.skip("has no preview of a file")
         for index in range(len(dataset)):
-            said = dataset.preview(index)
-            file, _, line = (said.where or "").rpartition(":")
-            known = file == str(trial.file) and line.isdigit() and 1 <= int(line) <= len(rows)
-            if not known or (trial.goes_by_ids and str(rows[int(line) - 1]["id"]) != said.id):
+            preview = dataset.preview(index)
+            file, _, line = (preview.where or "").rpartition(":")
+            is_in_file = file == str(trial.file) and line.isdigit() and 1 <= int(line) <= len(rows)
+            if not is_in_file or (trial.goes_by_ids and str(rows[int(line) - 1]["id"]) != preview.id):
                 raise Violation(
-                    f"row {index}, {said.id}, is said to stand at {said.where}, where it is not",
+                    f"row {index}, {preview.id}, is said to stand at {preview.where}, where it is not",
                     "keep the line that each row was read from, counted from 1",
                     place_of(type(dataset).preview),
                 )
@@ -154,21 +154,21 @@ class SampleChecks(Contract):
         dataset = trial.demand()
         if not hasattr(dataset, "survey"):
             pytest.skip("has no survey")
-        survey, place = dataset.survey(), place_of(type(dataset).survey)
+        survey, location = dataset.survey(), place_of(type(dataset).survey)
         lengths = [max(map(len, preview_of(sample).sequences)) for sample in read(dataset)]
         if list(survey.lengths)[: len(lengths)] != lengths:
             raise Violation(
                 f"its lengths are {list(survey.lengths)[:8]}, those of the samples {lengths[:8]}",
                 "count the tokens of prompt and answer together; of several answers, those of the longest",
-                place,
+                location,
             )
         if hasattr(dataset, "preview"):
-            previewed = [(said.where, said.prompt) for said in map(dataset.preview, range(len(lengths)))]
+            previewed = [(preview.where, preview.prompt) for preview in map(dataset.preview, range(len(lengths)))]
             if list(survey.prompts)[: len(previewed)] != previewed:
                 raise Violation(
                     f"its prompts are {list(survey.prompts)[:1]}…, the previews say {previewed[:1]}…",
                     "give (where, prompt) of every row, as the preview does",
-                    place,
+                    location,
                 )
 
 
@@ -240,18 +240,18 @@ def _wrong_special_tokens(tokens: list[int], trained: list[bool] | None, bos: An
     start = trained.index(True) if any(trained) else 0
     if start and tokens[start - 1] == eos:
         return f"EOS is token {start - 1} of {len(tokens)}, before the answer", "take it off: a response is to follow"
-    for place in range(start, len(tokens)):  # untrained parts may contain EOS, from the turns of a chat
-        ends = place + 1 == len(tokens) or not trained[place + 1]
-        if trained[place] and ends and tokens[place] != eos:
-            what = f"the answer ends with token {tokens[place]}, not with EOS"
-            return what, "append tokenizer.eos_token_id to every answer"
-        if trained[place] and not ends and tokens[place] == eos:
-            return f"EOS is token {place} of {len(tokens)}, before the answer's end", "end an answer once"
+    for position in range(start, len(tokens)):  # untrained parts may contain EOS, from the turns of a chat
+        ends = position + 1 == len(tokens) or not trained[position + 1]
+        if trained[position] and ends and tokens[position] != eos:
+            fault = f"the answer ends with token {tokens[position]}, not with EOS"
+            return fault, "append tokenizer.eos_token_id to every answer"
+        if trained[position] and not ends and tokens[position] == eos:
+            return f"EOS is token {position} of {len(tokens)}, before the answer's end", "end an answer once"
     return "", ""
 
 
 def _unreadable(
-    tokens: list[int], trained: list[bool] | None, said: Preview | None, number: int, tokenizer: Any
+    tokens: list[int], trained: list[bool] | None, preview: Preview | None, number: int, tokenizer: Any
 ) -> str:
     """Which texts cannot be found in a sequence; empty if all can."""
     flags = trained or [False] * len(tokens)
@@ -260,13 +260,13 @@ def _unreadable(
     for name, text in (("prompt", prompt), ("answer", answer)):
         if "\ufffd" in text:
             return f"the {name} decodes to broken text: {text!r:.60}"
-    if said is None:
+    if preview is None:
         return "" if prompt.strip() or answer.strip() else "there is no text in it"
-    for name, words in (("prompt", said.prompt), ("system prompt", said.system)):
+    for name, words in (("prompt", preview.prompt), ("system prompt", preview.system)):
         if words and words not in prompt and words not in tokenizer.decode(parts[False]):
             return f"the {name} is {words!r:.40}, the tokens before the answer say {prompt!r:.60}"
-    if number < len(said.answers) and said.answers[number] != answer:
-        return f"the answer is {said.answers[number]!r:.40}, the tokens that are trained on say {answer!r:.60}"
+    if number < len(preview.answers) and preview.answers[number] != answer:
+        return f"the answer is {preview.answers[number]!r:.40}, the tokens that are trained on say {answer!r:.60}"
     return ""
 
 

@@ -41,7 +41,7 @@ class Trial:
     folder: Path
     """For files written by the checks."""
     tokenizer: Any
-    given: Sequence[Mapping[str, Any]] = ()
+    given_rows: Sequence[Mapping[str, Any]] = ()
     """Rows supplied by the test."""
     rows: list[dict[str, Any]] = field(init=False)
     """The content of the dataset's file; empty if it reads none, or one in a format that we do not write."""
@@ -49,24 +49,24 @@ class Trial:
     def __post_init__(self) -> None:
         self.cls: Any = load("datasets", self.name)
         self.signature = signature("datasets", self.name)
-        self.place = place_of(self.cls)
+        self.location = place_of(self.cls)
         tried_on = self.signature.constants.get("TRIED_ON", {})
         self.args = {**tried_on.get("args", {}), **self.args}
         self.datasets = {
-            name: DatasetAbstraction(one["type"], one.get("args", {}))
-            for name, one in tried_on.get("datasets", {}).items()
+            name: DatasetAbstraction(settings["type"], settings.get("args", {}))
+            for name, settings in tried_on.get("datasets", {}).items()
         }
         self.file = self.folder / "rows.jsonl"
         self.reads_file = self.takes("path")
         self.rows = self._find_rows() if self.reads_file else []
-        if "path" in self.args and not self.given and not self._takes_all(self.rows):
+        if "path" in self.args and not self.given_rows and not self._takes_all(self.rows):
             self.rows = [row for row in self.rows if self._takes_all([row])]
 
     @cached_property
     def keys(self) -> set[str]:
         """The keys its class declares for every sample, with these arguments."""
-        given = {argument.name: argument.default for argument in self.signature.arguments} | dict(self.args)
-        return set(declared_keys(self.signature.constants.get("KEYS", ()), given.__getitem__).needed)
+        values = {argument.name: argument.default for argument in self.signature.arguments} | dict(self.args)
+        return set(declared_keys(self.signature.constants.get("KEYS", ()), values.__getitem__).needed)
 
     @cached_property
     def named_rows(self) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ class Trial:
 
     def takes(self, argument: str) -> bool:
         """Whether a recipe may set `argument` under its `args:`."""
-        return any(one.name == argument for one in self.signature.arguments)
+        return any(declared.name == argument for declared in self.signature.arguments)
 
     def demand(self, rows: Sequence[Mapping[str, Any]] | None = None, **how: Any) -> Any:
         """The dataset, see `make`; raises Violation if it refuses its input, which is then its own fault."""
@@ -149,8 +149,8 @@ class Trial:
         """The last `file:line` in the component that an error passed through."""
         folder = Path(str(inspect.getsourcefile(self.cls))).parent
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename).parent == folder]
-        return own[-1] if own else self.place
+        own_frames = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename).parent == folder]
+        return own_frames[-1] if own_frames else self.location
 
     def _takes_all(self, rows: list[dict[str, Any]]) -> bool:
         """Whether the dataset can be built from these rows; building it from a whole file has its own check."""
@@ -161,8 +161,8 @@ class Trial:
         return True
 
     def _find_rows(self) -> list[dict[str, Any]]:
-        if self.given:
-            return [dict(row) for row in self.given]
+        if self.given_rows:
+            return [dict(row) for row in self.given_rows]
         if "path" in self.args:
             return rows_in(Path(str(self.args["path"])).expanduser())
         examples = self.signature.constants.get("EXAMPLES") or getattr(self.cls, "EXAMPLES", ())
@@ -170,7 +170,7 @@ class Trial:
             raise Violation(
                 "it reads a file, and there is no row to put into one",
                 "show two or three rows in the class, EXAMPLES = ({…}, {…}), or give path=FILE",
-                self.place,
+                self.location,
             )
         return [dict(row) for row in examples]
 
@@ -193,21 +193,21 @@ def rows_in(file: Path) -> list[dict[str, Any]]:
     """At most MOST_ROWS rows from a file of JSON lines or with a JSON list; none from any other file."""
     try:
         text = file.read_text(encoding="utf-8-sig")
-        found = json.loads(text) if text.lstrip().startswith("[") else _parsed(text)
+        values = json.loads(text) if text.lstrip().startswith("[") else _parsed(text)
     except (OSError, ValueError):
         return []
-    rows = [row for row in found if isinstance(row, dict)]
+    rows = [row for row in values if isinstance(row, dict)]
     return [rows[number * len(rows) // MOST_ROWS] for number in range(MOST_ROWS)] if len(rows) > MOST_ROWS else rows
 
 
 def _parsed(text: str) -> list[Any]:
-    found = []
+    values = []
     for line in text.split("\n"):
         try:
-            found.append(json.loads(line))
+            values.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return values
 
 
 def read(dataset: Any) -> list[SequenceSample]:
@@ -235,11 +235,11 @@ def id_of(sample: SequenceSample) -> Any:
     return sample.ids[0]
 
 
-def difference(one: SequenceSample, other: SequenceSample) -> str:
+def difference(first_sample: SequenceSample, second_sample: SequenceSample) -> str:
     """The difference between two samples, in words; empty if there is none."""
-    if one.ids != other.ids:
-        return f"its id is {id_of(one)!r}, then {id_of(other)!r}"
-    first, second = content_of(one), content_of(other)
+    if first_sample.ids != second_sample.ids:
+        return f"its id is {id_of(first_sample)!r}, then {id_of(second_sample)!r}"
+    first, second = content_of(first_sample), content_of(second_sample)
     for name in [*first, *(name for name in second if name not in first)]:
         if first.get(name) != second.get(name):
             return f"{name} is {first.get(name, 'missing')!s:.40}, then {second.get(name, 'missing')!s:.40}"
@@ -250,10 +250,10 @@ def first_difference(ones: Sequence[SequenceSample], others: Sequence[SequenceSa
     """Where two readings of a dataset first differ; empty if they do not."""
     if len(ones) != len(others):
         return f"{len(ones)} rows, then {len(others)}"
-    for index, (one, other) in enumerate(zip(ones, others, strict=True)):
-        found = difference(one, other)
-        if found:
-            return f"row {index}: {found}"
+    for index, (first, second) in enumerate(zip(ones, others, strict=True)):
+        mismatch = difference(first, second)
+        if mismatch:
+            return f"row {index}: {mismatch}"
     return ""
 
 

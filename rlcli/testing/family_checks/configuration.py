@@ -53,10 +53,10 @@ class ConfigurationChecks(Contract):
         for example in examples:
             config = family.config_from_hf(example.hf)
             again = family.config_from_hf(family.config_to_hf(config))
-            found = _first_difference(dataclasses.asdict(config), dataclasses.asdict(again), leave_out=("others",))
-            if found:
+            mismatch = _first_difference(dataclasses.asdict(config), dataclasses.asdict(again), leave_out=("others",))
+            if mismatch:
                 raise Violation(
-                    f"{example.about}: {found} after there and back",
+                    f"{example.about}: {mismatch} after there and back",
                     "write in config_to_hf what config_from_hf reads",
                     place_in(family, "config_to_hf"),
                 )
@@ -66,11 +66,13 @@ class ConfigurationChecks(Contract):
         for example in with_models(examples):
             kind = type(example.model.config)
             written = family.config_to_hf(family.config_from_hf(example.hf))
-            one, other = (kind.from_dict({**hf, "model_type": kind.model_type}) for hf in (example.hf, written))
-            found = _first_difference(one.to_dict(), other.to_dict())
-            if found:
+            as_given, as_written = (
+                kind.from_dict({**hf, "model_type": kind.model_type}) for hf in (example.hf, written)
+            )
+            mismatch = _first_difference(as_given.to_dict(), as_written.to_dict())
+            if mismatch:
                 raise Violation(
-                    f"{example.about}: {found} in what is written",
+                    f"{example.about}: {mismatch} in what is written",
                     "keep every key that has no field of ours in `others`, and write the others as transformers does",
                     place_in(family, "config_to_hf"),
                 )
@@ -80,11 +82,11 @@ class ConfigurationChecks(Contract):
         example = with_models(examples)[0]
         minimal = {"model_type": self.name, "architectures": example.hf["architectures"]}
         usual = type(example.model.config)().to_dict() | minimal
-        bare, whole = (dataclasses.asdict(family.config_from_hf(hf)) for hf in (minimal, usual))
-        found = _first_difference(whole, bare, leave_out=("others",))
-        if found:
+        bare, spelled_out = (dataclasses.asdict(family.config_from_hf(hf)) for hf in (minimal, usual))
+        mismatch = _first_difference(spelled_out, bare, leave_out=("others",))
+        if mismatch:
             raise Violation(
-                f"of a config.json without it, {found}",
+                f"of a config.json without it, {mismatch}",
                 "take for a missing key what transformers takes: see `defaults`",
                 place_in(family, "config_from_hf"),
             )
@@ -97,12 +99,16 @@ class ConfigurationChecks(Contract):
             kind = type(model.config)
             settings = {k: v for k, v in bare.items() if k not in ("model_type", "architectures")}
             with torch.device("meta"):
-                made = type(model)(kind(**settings, **({"num_labels": 1} if "value" in example.about else {})))
+                model_of_fields = type(model)(
+                    kind(**settings, **({"num_labels": 1} if "value" in example.about else {}))
+                )
             shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-            found = _first_difference(shapes, {name: tuple(p.shape) for name, p in made.named_parameters()})
-            if found:
+            mismatch = _first_difference(
+                shapes, {name: tuple(p.shape) for name, p in model_of_fields.named_parameters()}
+            )
+            if mismatch:
                 raise Violation(
-                    f"{example.about}: {found} in a model made of our fields",
+                    f"{example.about}: {mismatch} in a model made of our fields",
                     "config_to_hf must write every size, from fields of ours",
                     place_in(family, "config_to_hf"),
                 )
@@ -119,9 +125,9 @@ class ConfigurationChecks(Contract):
                 if gap <= TOLERANCE:
                     continue
                 cure = _cure(config, ours, tokens, expected)
-            what = f"logits differ by {gap:.2g}" if math.isfinite(gap) else "no logits come of them"
+            fault = f"logits differ by {gap:.2g}" if math.isfinite(gap) else "no logits come of them"
             raise Violation(
-                f"{example.about}: {what}" + (f"; with {cure} they would be equal" if cure else ""),
+                f"{example.about}: {fault}" + (f"; with {cure} they would be equal" if cure else ""),
                 "a field of ModelConfig does not say what config.json says, or a link takes a wrong parameter",
                 place_in(family, "config_from_hf"),
             )
@@ -158,23 +164,23 @@ class ConfigurationChecks(Contract):
             )
 
 
-def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
+def _first_difference(expected: Mapping[str, Any], actual: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
     """`key is A, not B` for the first key that differs; empty if none does."""
-    for key in [*one, *(key for key in other if key not in one)]:
-        if key not in leave_out and one.get(key) != other.get(key):
-            return f"{key} is {other.get(key, 'missing')!r:.60}, not {one.get(key, 'missing')!r:.60}"
+    for key in [*expected, *(key for key in actual if key not in expected)]:
+        if key not in leave_out and expected.get(key) != actual.get(key):
+            return f"{key} is {actual.get(key, 'missing')!r:.60}, not {expected.get(key, 'missing')!r:.60}"
     return ""
 
 
 def _gap(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference of logits, relative where they are large; infinite if there is no result."""
     try:
-        found = logits(config, ours, tokens)
+        actual = logits(config, ours, tokens)
     except (KeyError, RuntimeError, IndexError, AttributeError):
         return float("inf")
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    gap = ((found - expected).abs() / expected.abs().clamp(min=1)).max()
+    gap = ((actual - expected).abs() / expected.abs().clamp(min=1)).max()
     return float(gap) if bool(torch.isfinite(gap)) else float("inf")
 
 
@@ -214,14 +220,14 @@ def _changes(
         for base in (1e4, 5e5, 1e6):
             rope = dataclasses.replace(config.rope, base=base)
             yield f"rope.base = {base:g}", dataclasses.replace(config, rope=rope), ours
-    for one, other in (("gate", "up"), ("q", "k"), ("k", "v"), ("q_norm", "k_norm"), ("attention.norm", "mlp.norm")):
-        yield f"{one} and {other} exchanged", config, _exchanged(ours, one, other)
+    for first, second in (("gate", "up"), ("q", "k"), ("k", "v"), ("q_norm", "k_norm"), ("attention.norm", "mlp.norm")):
+        yield f"{first} and {second} exchanged", config, _exchanged(ours, first, second)
 
 
-def _exchanged(ours: Mapping[str, torch.Tensor], one: str, other: str) -> dict[str, torch.Tensor]:
-    names = {one: other, other: one}
+def _exchanged(ours: Mapping[str, torch.Tensor], first: str, second: str) -> dict[str, torch.Tensor]:
+    names = {first: second, second: first}
     changed = {}
     for name, tensor in ours.items():
-        swap = next((part for part in names if f".{part}." in name), None)
+        swap = next((piece for piece in names if f".{piece}." in name), None)
         changed[name if swap is None else name.replace(f".{swap}.", f".{names[swap]}.")] = tensor
     return changed

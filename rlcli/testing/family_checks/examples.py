@@ -78,19 +78,19 @@ def made_examples(model_type: str) -> tuple[Example, ...]:
             place_of(type(family)),
         )
     with_values = getattr(transformers, _with_value_head(family.architecture), None)
-    made = [_made(family, model_type, lm, *variant) for variant in _variants(lm.config_class)]
+    examples = [_made(family, model_type, lm, *variant) for variant in _variants(lm.config_class)]
     if with_values is not None:
         head = {"num_labels": 1, "classifier_dropout": 0.0}
-        made.append(_made(family, model_type, with_values, "a value head", head))
-    return tuple(example for example in made if example is not None)
+        examples.append(_made(family, model_type, with_values, "a value head", head))
+    return tuple(example for example in examples if example is not None)
 
 
 def with_models(examples: Sequence[Example]) -> list[Example]:
     """Those that transformers has a model of; the check is skipped if there are none."""
-    found = [example for example in examples if example.model is not None]
-    if not found:
+    examples_with_model = [example for example in examples if example.model is not None]
+    if not examples_with_model:
         pytest.skip("not tried: transformers has no such model")
-    return found
+    return examples_with_model
 
 
 def _with_value_head(architecture: str) -> str:
@@ -106,9 +106,9 @@ def _variants(kind: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     for key, value in usual.items():
         if isinstance(value, bool) and not key.startswith(WITHOUT_EFFECT):
             yield f"{key}: {not value}", {key: not value}
-        for other in KNOBS.get(key, ()):
-            if other != value:
-                yield f"{key}: {json.dumps(other)}", {key: other}
+        for value_to_try in KNOBS.get(key, ()):
+            if value_to_try != value:
+                yield f"{key}: {json.dumps(value_to_try)}", {key: value_to_try}
 
 
 def _known(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

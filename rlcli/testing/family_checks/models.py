@@ -18,10 +18,10 @@ class ModelChecks(Contract):
 
     @pytest.fixture
     def family(self) -> HFFamily:
-        found = family_of(self.name)
-        if found is None:
+        family = family_of(self.name)
+        if family is None:
             raise UnknownComponent(f"no family is named {self.name!r}", hint="it is families/NAME.py of a project")
-        return found
+        return family
 
     def make_examples(self) -> Sequence[Example]:
         """Models of the family."""

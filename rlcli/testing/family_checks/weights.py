@@ -25,13 +25,13 @@ class WeightChecks(Contract):
         """weights to our names and back are the same bits"""
         for example in examples:
             config = family.config_from_hf(example.hf)
-            given = {name: tensor.to(torch.bfloat16) for name, tensor in example.tensors.items()}
-            kept = {name: tensor.clone() for name, tensor in given.items()}
-            ours = family.sd_from_hf(given, config)
-            _demand_same(family.sd_to_hf(ours, config), kept, f"{example.about}: there and back", family)
-            _demand_same(given, kept, f"{example.about}: the weights that were given", family)
+            halved = {name: tensor.to(torch.bfloat16) for name, tensor in example.tensors.items()}
+            originals = {name: tensor.clone() for name, tensor in halved.items()}
+            ours = family.sd_from_hf(halved, config)
+            _demand_same(family.sd_to_hf(ours, config), originals, f"{example.about}: there and back", family)
+            _demand_same(halved, originals, f"{example.about}: the weights that were given", family)
             numbers = sum(tensor.numel() for tensor in ours.values())
-            expected = sum(tensor.numel() for tensor in kept.values())
+            expected = sum(tensor.numel() for tensor in originals.values())
             if numbers != expected:
                 raise Violation(
                     f"{example.about}: {expected} numbers become {numbers}",
@@ -53,24 +53,29 @@ class WeightChecks(Contract):
         """any subset converts as it does in the whole"""
         for example in examples:
             config = family.config_from_hf(example.hf)
-            whole = family.sd_from_hf(example.tensors, config)
+            converted = family.sd_from_hf(example.tensors, config)
             for names in _subsets(sorted(example.tensors)):
-                part = family.sd_from_hf({name: example.tensors[name] for name in names}, config)
+                converted_subset = family.sd_from_hf({name: example.tensors[name] for name in names}, config)
                 about = f"{example.about}: a subset of {len(names)} parameters"
-                _demand_same(part, {name: whole[name] for name in part if name in whole}, about, family)
-                back = family.sd_to_hf(part, config)
+                _demand_same(
+                    converted_subset,
+                    {name: converted[name] for name in converted_subset if name in converted},
+                    about,
+                    family,
+                )
+                back = family.sd_to_hf(converted_subset, config)
                 _demand_same(back, {name: example.tensors[name] for name in names}, f"{about}, there and back", family)
 
     def test_torn_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """parts of what belongs together are not written"""
         for example in examples:
             config = family.config_from_hf(example.hf)
-            layout, whole = family.layout(config, "module"), family.sd_from_hf(example.tensors, config)
-            torn = next((name for name in whole if len(layout.together(name)) > 1), None)
+            layout, converted = family.layout(config, "module"), family.sd_from_hf(example.tensors, config)
+            torn = next((name for name in converted if len(layout.together(name)) > 1), None)
             if torn is None:
                 continue
             try:
-                family.sd_to_hf({torn: whole[torn]}, config, "module")
+                family.sd_to_hf({torn: converted[torn]}, config, "module")
             except ModelError:
                 continue
             raise Violation(
@@ -94,10 +99,10 @@ class WeightChecks(Contract):
                 "names, though there is none,": sorted(set(named) - set(example.tensors)),
                 "does not name": sorted(set(example.tensors) - set(named)),
             }
-            for what, names in wrong.items():
+            for verb, names in wrong.items():
                 if names:
                     raise Violation(
-                        f"{example.about}: it {what} {names[0]}" + (f" and {len(names) - 1} more" * (len(names) > 1)),
+                        f"{example.about}: it {verb} {names[0]}" + (f" and {len(names) - 1} more" * (len(names) > 1)),
                         "list every parameter in embedding_links, block_links or head_links, as config.json has it",
                         place_in(family, "block_links"),
                     )
@@ -117,13 +122,13 @@ class WeightChecks(Contract):
             for name, tensor in family.sd_from_hf(example.tensors, config).items():
                 shape = _shape_of(name, config)
                 if shape is None:
-                    found = f"{name} is not one of our names"
+                    finding = f"{name} is not one of our names"
                 elif shape != tuple(tensor.shape):
-                    found = f"{name} has the shape {tuple(tensor.shape)}, not {shape}"
+                    finding = f"{name} has the shape {tuple(tensor.shape)}, not {shape}"
                 else:
                     continue
                 raise Violation(
-                    f"{example.about}: {found}",
+                    f"{example.about}: {finding}",
                     "see rlcli/api/family.py for names and shapes; a Link can transpose, and split rows and experts",
                     place_in(family, "block_links"),
                 )
@@ -142,21 +147,22 @@ class WeightChecks(Contract):
         )
 
 
-def _demand_same(found: Weights, expected: Weights, about: str, family: HFFamily) -> None:
+def _demand_same(actual: Weights, expected: Weights, about: str, family: HFFamily) -> None:
     cause = "a link only moves numbers: see rows, experts and transposed of Link"
-    for name in sorted({*found, *expected}):
-        if name not in found:
+    for name in sorted({*actual, *expected}):
+        if name not in actual:
             raise Violation(f"{about}, {name} is lost", cause, place_in(family, "block_links"))
         if name not in expected:
             raise Violation(f"{about}, there is {name} too", cause, place_in(family, "block_links"))
-        one, other = found[name], expected[name]
-        if one.dtype != other.dtype or one.shape != other.shape:
-            what = f"{name} is {tuple(one.shape)} of {one.dtype}, it was {tuple(other.shape)} of {other.dtype}"
-            raise Violation(f"{about}, {what}", cause, place_in(family, "block_links"))
-        if not torch.equal(one, other):
-            count = int((one != other).sum())
-            what = f"{count} of {one.numel()} numbers of {name} differ"
-            raise Violation(f"{about}, {what}", cause, place_in(family, "block_links"))
+        tensor, expected_tensor = actual[name], expected[name]
+        if tensor.dtype != expected_tensor.dtype or tensor.shape != expected_tensor.shape:
+            shape, original_shape = tuple(tensor.shape), tuple(expected_tensor.shape)
+            finding = f"{name} is {shape} of {tensor.dtype}, it was {original_shape} of {expected_tensor.dtype}"
+            raise Violation(f"{about}, {finding}", cause, place_in(family, "block_links"))
+        if not torch.equal(tensor, expected_tensor):
+            count = int((tensor != expected_tensor).sum())
+            finding = f"{count} of {tensor.numel()} numbers of {name} differ"
+            raise Violation(f"{about}, {finding}", cause, place_in(family, "block_links"))
 
 
 def _subsets(names: list[str]) -> list[list[str]]:

@@ -12,7 +12,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import counts_tokens
-from rlcli.testing.interface.training_trial import InterfaceSubject, Outcome, Rehearsal, place_of_number
+from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, TrainingOutcome, place_of_number
 
 
 class EdgeChecks(InterfaceSubject):
@@ -73,10 +73,10 @@ class EdgeChecks(InterfaceSubject):
 
     def test_identical_responses(self, rehearsal: Rehearsal) -> None:
         """samples that are all the same"""
-        one = _batch(rehearsal, [[(2, 4)]])
+        sample = _batch(rehearsal, [[(2, 4)]])
         copies = []
         for number in range(4):
-            copied = one.select(one.keys)
+            copied = sample.select(sample.keys)
             copied.ids = [f"copy{number}"]
             copied.metadata = {**copied.metadata, "batch_index": [number]}
             copies.append(copied)
@@ -102,25 +102,27 @@ def _batch(rehearsal: Rehearsal, lengths: Lengths) -> SequenceSample:
     return rehearsal.fit(batch)
 
 
-def _survive(rehearsal: Rehearsal, batch: SequenceSample, what: str, spec: MicroBatchSpec | None = None) -> Outcome:
+def _survive(
+    rehearsal: Rehearsal, batch: SequenceSample, case: str, spec: MicroBatchSpec | None = None
+) -> TrainingOutcome:
     outcome = rehearsal.train(batch, spec=spec or MicroBatchSpec())
     numbers = {**outcome.stats, **{name: float(tensor.sum()) for name, tensor in outcome.weights.items()}}
     for name, value in numbers.items():
         if not math.isfinite(value):
             raise Violation(
-                f"{what}: {name} becomes {value}",
+                f"{case}: {name} becomes {value}",
                 "a division by a count or a spread that is 0: clamp it, or add a small number",
                 place_of_number(rehearsal, name, outcome),
             )
     return outcome
 
 
-def _nothing_learned(rehearsal: Rehearsal, outcome: Outcome, what: str) -> None:
+def _nothing_learned(rehearsal: Rehearsal, outcome: TrainingOutcome, case: str) -> None:
     fresh = dict(rehearsal.model().module.model.named_parameters())
     moved = max(float((tensor - fresh[name].detach()).abs().max()) for name, tensor in outcome.weights.items())
     if moved > _ROUNDING * max(float(tensor.abs().max()) for tensor in outcome.weights.values()):
         raise Violation(
-            f"{what}: the weights still move, by up to {moved:.3g}",
+            f"{case}: the weights still move, by up to {moved:.3g}",
             "count and train only the tokens that the mask keeps",
             place_of(rehearsal.train_step),
         )

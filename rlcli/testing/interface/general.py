@@ -19,8 +19,8 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
     def test_declares_the_keys_of_its_calls(self, make: Make, record_property: Note) -> None:
         """declares the keys of every call that it has"""
         interface = make()
-        own = [call for call in CALLS if getattr(type(interface), call) is not getattr(ModelInterface, call)]
-        if not own:
+        calls = [call for call in CALLS if getattr(type(interface), call) is not getattr(ModelInterface, call)]
+        if not calls:
             raise Violation(
                 f"{type(interface).__name__} has none of {', '.join(CALLS)}",
                 "implement at least one: a graph has nothing to call",
@@ -35,17 +35,17 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                         place_of(type(interface)),
                     )
         unsaid = []
-        for call in own:
+        for call in calls:
             if interface.reads(call) is None:
-                what = f"{call} is not in READS: a recipe that forgets one of its keys fails only when it runs"
+                finding = f"{call} is not in READS: a recipe that forgets one of its keys fails only when it runs"
                 keys = ", ".join(f'"{key}"' for key in keys_in_source(interface, call))
                 cause = f'READS: ClassVar[Declaration] = {{"{call}": ({keys},)}}'
-                unsaid.append(Violation(what, cause, place_of(getattr(type(interface), call))))
-        for call in own:
+                unsaid.append(Violation(finding, cause, place_of(getattr(type(interface), call))))
+        for call in calls:
             if call in ("inference", "generate") and interface.writes(call) is None:
-                what = f"{call} is not in WRITES: no recipe knows what it returns"
+                finding = f"{call} is not in WRITES: no recipe knows what it returns"
                 cause = f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}'
-                unsaid.append(Violation(what, cause, place_of(getattr(type(interface), call))))
+                unsaid.append(Violation(finding, cause, place_of(getattr(type(interface), call))))
         self.tell_unsaid(unsaid, record_property)
 
     def test_its_training_can_be_tried(self, make: Make, batches: Batches) -> None:

@@ -18,7 +18,7 @@ from rlcli.registry import make_backend
 from rlcli.testing.contract import Violation
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.interface.inference import check_mock
-from rlcli.testing.interface.inference_trial import Calls, CallSubject, own_logprobs, usual_batch
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, own_logprobs, usual_batch
 from rlcli.testing.interface.outputs import (
     check_form,
     check_numbers,
@@ -39,7 +39,7 @@ LAYOUT = ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask
 
 
 @dataclasses.dataclass(frozen=True)
-class Response:
+class SampledResponse:
     """One generated sequence, split into its parts."""
 
     prompt: torch.Tensor
@@ -53,12 +53,12 @@ class Response:
     id: Any
 
     @property
-    def response(self) -> list[int]:
-        found: list[int] = self.tokens[len(self.prompt) :].tolist()
-        return found
+    def answer(self) -> list[int]:
+        tokens: list[int] = self.tokens[len(self.prompt) :].tolist()
+        return tokens
 
 
-class Sampling(Calls):
+class SamplingTrial(CallTrial):
     """Repeated generation."""
 
     def __init__(self, make: Make, batch: SequenceSample, tokenizer: Any):
@@ -77,35 +77,37 @@ class Sampling(Calls):
     def group(self, interface: Any) -> int:
         return getattr(interface, "generation_size", None) or interface.generation.responses_per_prompt
 
-    def responses(self, output: SequenceSample, batch: SequenceSample, group: int) -> list[Response]:
+    def responses(self, output: SequenceSample, batch: SequenceSample, group: int) -> list[SampledResponse]:
         """The sequences of an output, which must have this many for each prompt."""
         for key in LAYOUT:
             if key not in output.keys:
                 raise Violation(f"generate does not return {key}", "a rollout is made of it", self.where)
             for id_, lengths in zip(output.ids, output.seqlens[key], strict=True):
                 if len(lengths) != group:
-                    what = f"{key} of sample {id_} has {len(lengths)} sequences, not {group}"
-                    raise Violation(what, "a sample holds all responses to its prompt", self.where)
+                    finding = f"{key} of sample {id_} has {len(lengths)} sequences, not {group}"
+                    raise Violation(finding, "a sample holds all responses to its prompt", self.where)
         tokens, masks, logprobs = (sequences(output, key) for key in LAYOUT[:3])
         prompts = sequences(batch, "packed_prompts")
         cut_off = tensor_of(output, "seq_no_eos_mask").tolist()
         return [
-            Response(prompts[n // group], tokens[n], masks[n], logprobs[n], bool(cut_off[n]), output.ids[n // group])
+            SampledResponse(
+                prompts[n // group], tokens[n], masks[n], logprobs[n], bool(cut_off[n]), output.ids[n // group]
+            )
             for n in range(len(cut_off))
         ]
 
     @functools.cached_property
-    def usual(self) -> list[Response]:
+    def usual(self) -> list[SampledResponse]:
         return self.responses(self.result, self.batch, self.group(self.interface))
 
 
 class GenerationChecks(CallSubject):
     @pytest.fixture
-    def sampling(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> Sampling:
+    def sampling(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> SamplingTrial:
         """Repeated generation."""
         if not overrides(make(), "generate"):
             pytest.skip("does not generate")
-        return Sampling(make, usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS), tokenizer)
+        return SamplingTrial(make, usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS), tokenizer)
 
     def test_its_generation_can_be_tried(self, make: Make, batches: Batches, prompt_batches: Batches) -> None:
         """a batch can be made with the keys that generation reads"""
@@ -118,62 +120,64 @@ class GenerationChecks(CallSubject):
         except ValueError as error:
             raise untried(self.name, "generate", "prompt_batches", make(), error) from error
 
-    def test_generation_returns_what_it_declares(self, sampling: Sampling) -> None:
+    def test_generation_returns_what_it_declares(self, sampling: SamplingTrial) -> None:
         """generation returns its samples with the declared keys"""
         check_form(sampling.result, sampling.batch.ids, sampling.interface.writes("generate"), sampling.where)
         check_numbers(sampling.result, sampling.where)
 
-    def test_groups_are_in_the_order_of_the_prompts(self, sampling: Sampling) -> None:
+    def test_groups_are_in_the_order_of_the_prompts(self, sampling: SamplingTrial) -> None:
         """each prompt has its group, each response its prompt"""
-        for number, one in enumerate(sampling.usual):
-            head = one.tokens[: len(one.prompt)]
-            if not torch.equal(head, one.prompt):
-                what = (
-                    f"response {number} (of {one.id}) begins with {head.tolist()}, its prompt is {one.prompt.tolist()}"
-                )
+        for number, response in enumerate(sampling.usual):
+            head = response.tokens[: len(response.prompt)]
+            if not torch.equal(head, response.prompt):
+                prompt = response.prompt.tolist()
+                finding = f"response {number} (of {response.id}) begins with {head.tolist()}, its prompt is {prompt}"
                 cause = "responses come prompt by prompt: response n answers prompt n // group"
-                raise Violation(what, cause, sampling.where)
-            is_prompt = torch.arange(len(one.tokens)) < len(one.prompt)
-            if len(one.mask) != len(is_prompt) or not torch.equal(one.mask, is_prompt):
-                what = f"prompt_mask marks {int(one.mask.sum())} tokens of a prompt of {len(one.prompt)}"
-                raise Violation(what, "True on the prompt's tokens, and on no other", sampling.where)
+                raise Violation(finding, cause, sampling.where)
+            is_prompt = torch.arange(len(response.tokens)) < len(response.prompt)
+            if len(response.mask) != len(is_prompt) or not torch.equal(response.mask, is_prompt):
+                finding = f"prompt_mask marks {int(response.mask.sum())} tokens of a prompt of {len(response.prompt)}"
+                raise Violation(finding, "True on the prompt's tokens, and on no other", sampling.where)
 
     @pytest.mark.parametrize("most", [1, 6])
-    def test_responses_keep_their_limits(self, sampling: Sampling, most: int) -> None:
+    def test_responses_keep_their_limits(self, sampling: SamplingTrial, most: int) -> None:
         """responses respect max_new_tokens, and stop where they should"""
-        inner = [token for one in sampling.usual for token in one.response[:-1]] or [0]
+        inner = [token for response in sampling.usual for token in response.answer[:-1]] or [0]
         stop = max(sorted(set(inner)), key=inner.count)  # one that would occur within responses
         interface = sampling.with_settings(max_new_tokens=most, stop_token_ids=(stop,))
         ends = (sampling.tokenizer.eos_token_id, stop)
         output = sampling.run(sampling.batch, interface=interface)
-        for one in sampling.responses(output, sampling.batch, sampling.group(interface)):
-            tokens = one.response
+        for response in sampling.responses(output, sampling.batch, sampling.group(interface)):
+            tokens = response.answer
             if not 1 <= len(tokens) <= most:
-                what = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
-                raise Violation(what, "count the response alone, its last token included", sampling.where)
+                finding = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
+                raise Violation(finding, "count the response alone, its last token included", sampling.where)
             if any(token in ends for token in tokens[:-1]):
-                what = f"a response continues after its end: {tokens}, where {' and '.join(map(str, ends))} end it"
-                raise Violation(what, "stop at the first token that ends", sampling.where)
-            if one.was_cut_off != (tokens[-1] not in ends):
-                what = (
-                    f"seq_no_eos_mask is {one.was_cut_off} for the response {tokens}, where {ends[0]} or {ends[1]} ends"
-                )
+                finding = f"a response continues after its end: {tokens}, where {' and '.join(map(str, ends))} end it"
+                raise Violation(finding, "stop at the first token that ends", sampling.where)
+            if response.was_cut_off != (tokens[-1] not in ends):
+                flag = response.was_cut_off
+                finding = f"seq_no_eos_mask is {flag} for the response {tokens}, where {ends[0]} or {ends[1]} ends"
                 cause = "True for a response that was cut off; one that ended keeps the token that ended it"
-                raise Violation(what, cause, sampling.where)
-            if one.was_cut_off and len(tokens) < most:
-                what = f"a response was cut off after {len(tokens)} of {most} tokens, or lost the token that ended it"
-                raise Violation(what, "keep the end-of-sequence token, once", sampling.where)
+                raise Violation(finding, cause, sampling.where)
+            if response.was_cut_off and len(tokens) < most:
+                finding = (
+                    f"a response was cut off after {len(tokens)} of {most} tokens, or lost the token that ended it"
+                )
+                raise Violation(finding, "keep the end-of-sequence token, once", sampling.where)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_sampled_logprobs_are_those_of_the_model(self, sampling: Sampling, temperature: float) -> None:
+    def test_sampled_logprobs_are_those_of_the_model(self, sampling: SamplingTrial, temperature: float) -> None:
         """log-probs of responses are confirmed by recomputation"""
         model, interface = sampling.model(), sampling.with_settings(temperature=temperature)
         output = sampling.run(sampling.batch, interface=interface, model=model)
-        for one in sampling.responses(output, sampling.batch, sampling.group(interface)):
-            own = own_logprobs(model.module, one.tokens, temperature)
-            _check_logprobs(one, own, own_logprobs(model.module, one.tokens, 1.0), temperature, sampling.where)
+        for response in sampling.responses(output, sampling.batch, sampling.group(interface)):
+            expected = own_logprobs(model.module, response.tokens, temperature)
+            _check_logprobs(
+                response, expected, own_logprobs(model.module, response.tokens, 1.0), temperature, sampling.where
+            )
 
-    def test_a_real_model_confirms_the_logprobs(self, sampling: Sampling) -> None:
+    def test_a_real_model_confirms_the_logprobs(self, sampling: SamplingTrial) -> None:
         """log-probs on the default backend equal transformers' own"""
         from rlcli.testing import tiny_models
 
@@ -185,25 +189,25 @@ class GenerationChecks(CallSubject):
         batch = sampling.batch.select_indices(range(3))
         output = sampling.run(batch, interface=interface, model=model)
         plain = tiny_models.tiny_model()
-        for one in sampling.responses(output, batch, sampling.group(interface)):
+        for response in sampling.responses(output, batch, sampling.group(interface)):
             with torch.no_grad():
-                logits = plain(input_ids=one.tokens[None], use_cache=False).logits[0, :-1].double()
-            at = [(logits / t).log_softmax(-1).gather(1, one.tokens[1:, None])[:, 0] for t in (temperature, 1.0)]
-            _check_logprobs(one, at[0], at[1], temperature, sampling.where, tolerance=1e-3)
+                logits = plain(input_ids=response.tokens[None], use_cache=False).logits[0, :-1].double()
+            at = [(logits / t).log_softmax(-1).gather(1, response.tokens[1:, None])[:, 0] for t in (temperature, 1.0)]
+            _check_logprobs(response, at[0], at[1], temperature, sampling.where, tolerance=1e-3)
 
-    def test_greedy_takes_the_likeliest_token(self, sampling: Sampling) -> None:
+    def test_greedy_takes_the_likeliest_token(self, sampling: SamplingTrial) -> None:
         """greedy takes the likeliest token each time"""
         model, interface = sampling.model(), sampling.with_settings(greedy=True)
         output = sampling.run(sampling.batch, interface=interface, model=model)
-        for one in sampling.responses(output, sampling.batch, sampling.group(interface)):
+        for response in sampling.responses(output, sampling.batch, sampling.group(interface)):
             with torch.no_grad():
-                hidden = model.module.model(one.tokens, [len(one.tokens)])
-                likeliest = (hidden @ model.module.model.head.T).argmax(-1)[len(one.prompt) - 1 : -1].tolist()
-            if one.response != likeliest:
-                what = f"greedy answers {one.response}, the likeliest tokens are {likeliest}"
-                raise Violation(what, "hand the settings on to model.module.generate as they are", sampling.where)
+                hidden = model.module.model(response.tokens, [len(response.tokens)])
+                likeliest = (hidden @ model.module.model.head.T).argmax(-1)[len(response.prompt) - 1 : -1].tolist()
+            if response.answer != likeliest:
+                finding = f"greedy answers {response.answer}, the likeliest tokens are {likeliest}"
+                raise Violation(finding, "hand the settings on to model.module.generate as they are", sampling.where)
 
-    def test_generation_is_deterministic(self, sampling: Sampling) -> None:
+    def test_generation_is_deterministic(self, sampling: SamplingTrial) -> None:
         """the same seed gives the same responses at any step, another others"""
         again = sampling.run(sampling.batch, interface=sampling.with_settings())
         cause = "draw every response from a seed: stable_seed(model.seed, id, attempt, number)"
@@ -225,27 +229,27 @@ class GenerationChecks(CallSubject):
                 cause = f'make seeds of model.seed, the id, metadata["{ATTEMPT}"] and the number'
                 raise Violation(f"{name} gives the same responses", cause, sampling.where)
 
-    def test_responses_of_a_group_differ(self, sampling: Sampling) -> None:
+    def test_responses_of_a_group_differ(self, sampling: SamplingTrial) -> None:
         """the responses to one prompt differ"""
         group = sampling.group(sampling.interface)
         if group < 2:
             pytest.skip("one response to each prompt")
-        usual = [one.response for one in sampling.usual]
+        usual = [response.answer for response in sampling.usual]
         alike = sum(usual[n : n + group].count(usual[n]) == group for n in range(0, len(usual), group))
         if alike * group == len(usual):
-            what = f"all {group} responses to a prompt are alike, for each of {alike} prompts"
-            raise Violation(what, "the number within the group belongs in the seed", sampling.where)
+            finding = f"all {group} responses to a prompt are alike, for each of {alike} prompts"
+            raise Violation(finding, "the number within the group belongs in the seed", sampling.where)
 
-    def test_responses_do_not_depend_on_the_batch(self, sampling: Sampling) -> None:
+    def test_responses_do_not_depend_on_the_batch(self, sampling: SamplingTrial) -> None:
         """a prompt gets the same responses in any batch"""
         cause = "seed each response by the id of its prompt, not by its place in the batch"
-        for place in range(sampling.batch.bs):
-            alone = sampling.run(sampling.batch.select_indices([place]))
+        for index in range(sampling.batch.bs):
+            alone = sampling.run(sampling.batch.select_indices([index]))
             check_same(sampling.result, alone, "when its prompt is alone", cause, sampling.where)
         turned = sampling.run(sampling.batch.reorder(list(reversed(range(sampling.batch.bs)))))
         check_same(sampling.result, turned, "once the batch is turned round", cause, sampling.where)
 
-    def test_generation_leaves_everything_alone(self, sampling: Sampling) -> None:
+    def test_generation_leaves_everything_alone(self, sampling: SamplingTrial) -> None:
         """generation changes neither its input nor the model"""
         model, before = sampling.model(), frozen_copy(sampling.batch)
         weights = {name: weight.detach().clone() for name, weight in model.module.model.named_parameters()}
@@ -257,42 +261,50 @@ class GenerationChecks(CallSubject):
             cause = "leave the mode alone: rlcli turns dropout off before the call"
             raise Violation("the model samples in training mode", cause, sampling.where)
 
-    def test_generation_for_no_prompts(self, sampling: Sampling) -> None:
+    def test_generation_for_no_prompts(self, sampling: SamplingTrial) -> None:
         """no prompts give no responses, of the same dtypes"""
         empty = sampling.run(sampling.batch.select_indices([]))
         for key in sampling.result.keys:
-            found = empty.dtypes.get(key)
-            if found != sampling.result.dtypes[key]:
-                what = f"{key} of no prompts is {found}, else {sampling.result.dtypes[key]}"
-                raise Violation(what, "say the dtype of a tensor that may be empty", sampling.where)
+            dtype = empty.dtypes.get(key)
+            if dtype != sampling.result.dtypes[key]:
+                finding = f"{key} of no prompts is {dtype}, else {sampling.result.dtypes[key]}"
+                raise Violation(finding, "say the dtype of a tensor that may be empty", sampling.where)
 
-    def test_mock_of_generation(self, sampling: Sampling) -> None:
+    def test_mock_of_generation(self, sampling: SamplingTrial) -> None:
         """mock of generation looks like the real thing"""
         check_mock(sampling)
         group = sampling.group(sampling.interface)
         ends = {sampling.tokenizer.eos_token_id}
-        for one in sampling.responses(sampling.mock(sampling.batch), sampling.batch, group):
-            fits = 1 <= len(one.response) <= USUAL.max_new_tokens and one.was_cut_off == (one.response[-1] not in ends)
-            if not fits or not torch.equal(one.tokens[one.mask], one.prompt) or ends & set(one.response[:-1]):
-                what = f"the mock answers {one.prompt.tolist()} by {one.response}, cut off: {one.was_cut_off}"
+        for response in sampling.responses(sampling.mock(sampling.batch), sampling.batch, group):
+            answer, prompt = response.answer, response.prompt
+            fits = 1 <= len(answer) <= USUAL.max_new_tokens and response.was_cut_off == (answer[-1] not in ends)
+            if not fits or not torch.equal(response.tokens[response.mask], prompt) or ends & set(answer[:-1]):
+                finding = f"the mock answers {prompt.tolist()} by {answer}, cut off: {response.was_cut_off}"
                 cause = "a mock keeps max_new_tokens, and ends by the token that ends unless it is cut off"
-                raise Violation(what, cause, sampling.where)
+                raise Violation(finding, cause, sampling.where)
 
 
 def _check_logprobs(
-    one: Response, own: torch.Tensor, plain: torch.Tensor, temperature: float, where: str, tolerance: float = 1e-5
+    response: SampledResponse,
+    expected: torch.Tensor,
+    plain: torch.Tensor,
+    temperature: float,
+    where: str,
+    tolerance: float = 1e-5,
 ) -> None:
-    """Raise Violation unless the log-probs of a response are `own`; `plain` are those at temperature 1."""
-    start = len(one.prompt) - 1
-    if len(one.logprobs) != len(own):
-        what = f"packed_logprobs has {len(one.logprobs)} entries for a sequence of {len(one.tokens)} tokens"
-        raise Violation(what, "one for each token but the first", where)
-    found = one.logprobs.double()
-    if torch.allclose(found[start:], own[start:].double(), atol=tolerance, rtol=0):
+    """Raise Violation unless the log-probs of a response are `expected`; `plain` are those at temperature 1."""
+    start = len(response.prompt) - 1
+    if len(response.logprobs) != len(expected):
+        finding = (
+            f"packed_logprobs has {len(response.logprobs)} entries for a sequence of {len(response.tokens)} tokens"
+        )
+        raise Violation(finding, "one for each token but the first", where)
+    actual = response.logprobs.double()
+    if torch.allclose(actual[start:], expected[start:].double(), atol=tolerance, rtol=0):
         return
-    size = float((found[start:] - own[start:]).abs().max())
+    size = float((actual[start:] - expected[start:]).abs().max())
     cause = "place 0 for each prompt token but the first, then the response's: entry t is of token t + 1"
-    if temperature != 1 and torch.allclose(found[start:], plain[start:].double(), atol=tolerance, rtol=0):
+    if temperature != 1 and torch.allclose(actual[start:], plain[start:].double(), atol=tolerance, rtol=0):
         cause = "they are those of temperature 1, not of the distribution that was sampled from"
-    what = f"packed_logprobs of a response differs by {size:.3g} from the model's at temperature {temperature:g}"
-    raise Violation(what, cause, where)
+    finding = f"packed_logprobs of a response differs by {size:.3g} from the model's at temperature {temperature:g}"
+    raise Violation(finding, cause, where)

@@ -11,7 +11,7 @@ from rlcli.api.key_meaning import MEANINGS
 from rlcli.api.model import call_interface
 from rlcli.testing.batches import DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.inference_trial import Calls, CallSubject, own_logprobs, usual_batch, with_temperature
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, own_logprobs, usual_batch, with_temperature
 from rlcli.testing.interface.outputs import (
     check_drops,
     check_form,
@@ -46,18 +46,18 @@ class InferenceChecks(CallSubject):
             pytest.skip("has no inference")
         if overrides(make(), "train_step"):
             usual_batch(batches)  # the keys that it lacks may be the same
-        made: Batches = request.getfixturevalue("inference_batches")
+        inference_batches: Batches = request.getfixturevalue("inference_batches")
         try:
-            made()
+            inference_batches()
         except ValueError as error:
             raise untried(self.name, "inference", "inference_batches", make(), error) from error
 
-    def test_inference_returns_what_it_declares(self, inferring: Calls) -> None:
+    def test_inference_returns_what_it_declares(self, inferring: CallTrial) -> None:
         """inference returns its samples with the declared keys, and drops them for declared reasons"""
         check_form(inferring.result, inferring.batch.ids, inferring.interface.writes("inference"), inferring.where)
         check_drops(inferring.result, inferring.interface.drops("inference"), inferring.where)
 
-    def test_inference_reads_what_it_declares(self, inferring: Calls) -> None:
+    def test_inference_reads_what_it_declares(self, inferring: CallTrial) -> None:
         """inference needs no key that it does not declare"""
         declared = inferring.interface.reads("inference")
         if declared is None:
@@ -72,21 +72,21 @@ class InferenceChecks(CallSubject):
                 inferring.where,
             ) from error
 
-    def test_inference_has_a_row_for_every_token_or_sequence(self, inferring: Calls) -> None:
+    def test_inference_has_a_row_for_every_token_or_sequence(self, inferring: CallTrial) -> None:
         """outputs have the lengths that their keys stand for"""
         if not inferring.result.keys:
             pytest.skip("returns no keys")
-        given = inferring.batch.seqlens["packed_input_ids"]
+        lengths_of_tokens = inferring.batch.seqlens["packed_input_ids"]
         for key in inferring.result.keys:
-            found = inferring.result.seqlens[key]
-            for id_, lengths, tokens in zip(inferring.batch.ids, found, given, strict=True):
+            lengths_of_key = inferring.result.seqlens[key]
+            for id_, lengths, tokens in zip(inferring.batch.ids, lengths_of_key, lengths_of_tokens, strict=True):
                 expected = [MEANINGS[key].rows(n) for n in tokens] if key in MEANINGS else lengths
                 if len(lengths) != len(tokens) or lengths != expected:
                     cause = SHIFTED if "logprobs" in key else "one entry of seqlens for each sequence of each sample"
-                    what = f"{key} of sample {id_} has lengths {lengths} for sequences of {tokens} tokens"
-                    raise Violation(what, cause, inferring.where)
+                    finding = f"{key} of sample {id_} has lengths {lengths} for sequences of {tokens} tokens"
+                    raise Violation(finding, cause, inferring.where)
 
-    def test_inference_returns_plain_numbers(self, inferring: Calls) -> None:
+    def test_inference_returns_plain_numbers(self, inferring: CallTrial) -> None:
         """outputs are finite float32 without a gradient"""
         check_numbers(inferring.result, inferring.where)
 
@@ -95,7 +95,7 @@ class InferenceChecks(CallSubject):
         [MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=5), MicroBatchSpec(max_tokens_per_mb=25)],
         ids=["2", "5", "25 tokens"],
     )
-    def test_inference_is_the_same_for_any_micro_batches(self, inferring: Calls, spec: MicroBatchSpec) -> None:
+    def test_inference_is_the_same_for_any_micro_batches(self, inferring: CallTrial, spec: MicroBatchSpec) -> None:
         """inference is the same for any micro-batches"""
         longest = max(map(sum, inferring.batch.seqlens.get("packed_input_ids", [[0]])))
         if spec.max_tokens_per_mb is not None and spec.max_tokens_per_mb < longest:
@@ -104,7 +104,7 @@ class InferenceChecks(CallSubject):
         cause = "model.module.forward puts the rows of micro-batches back in order; hand mb_spec on to it"
         check_same(inferring.result, inferring.run(inferring.batch, spec), between, cause, inferring.where)
 
-    def test_inference_does_not_depend_on_the_order(self, inferring: Calls) -> None:
+    def test_inference_does_not_depend_on_the_order(self, inferring: CallTrial) -> None:
         """inference does not depend on the order of samples"""
         turned = inferring.batch.reorder(list(reversed(range(inferring.batch.bs))))
         cause = "a row belongs to the sample at the same place; undo whatever sorts"
@@ -112,14 +112,14 @@ class InferenceChecks(CallSubject):
         check_form(output, turned.ids, None, inferring.where)
         check_same(inferring.result, output, "once the batch is turned round", cause, inferring.where)
 
-    def test_inference_does_not_depend_on_the_other_samples(self, inferring: Calls) -> None:
+    def test_inference_does_not_depend_on_the_other_samples(self, inferring: CallTrial) -> None:
         """a sample gets the same alone as in the batch"""
-        for place in range(inferring.batch.bs):
-            alone = inferring.run(inferring.batch.select_indices([place]))
+        for index in range(inferring.batch.bs):
+            alone = inferring.run(inferring.batch.select_indices([index]))
             cause = "it looks across samples: padding that is counted, a mean over the batch, the row of a neighbour"
             check_same(inferring.result, alone, "when it is alone in the batch", cause, inferring.where)
 
-    def test_inference_is_the_same_on_2_ranks(self, inferring: Calls) -> None:
+    def test_inference_is_the_same_on_2_ranks(self, inferring: CallTrial) -> None:
         """inference is the same on 1, 2 and an idle rank"""
         count = inferring.batch.bs
         for shares in ([range(count // 2), range(count // 2, count)], [range(count), ()]):
@@ -131,31 +131,31 @@ class InferenceChecks(CallSubject):
                 output = inferring.run(share, MicroBatchSpec(n_mbs=2), model, inferring.make())
                 return gap(inferring.result, output)
 
-            for rank, found in enumerate(ranks.run(one_rank)):
-                if found is not None:
-                    what = f"{found} between 1 rank and rank {rank} of 2, which holds {len(shares[rank])} samples"
+            for rank, mismatch in enumerate(ranks.run(one_rank)):
+                if mismatch is not None:
+                    finding = f"{mismatch} between 1 rank and rank {rank} of 2, which holds {len(shares[rank])} samples"
                     cause = "compute a sample from itself alone; only training reduces over ranks"
-                    raise Violation(what, cause, inferring.where)
+                    raise Violation(finding, cause, inferring.where)
 
-    def test_inference_leaves_its_input_alone(self, inferring: Calls) -> None:
+    def test_inference_leaves_its_input_alone(self, inferring: CallTrial) -> None:
         """inference does not change its input"""
         before = frozen_copy(inferring.batch)
         inferring.run(inferring.batch)
         check_untouched(inferring.batch, before, inferring.where)
 
-    def test_inference_leaves_the_model_alone(self, inferring: Calls) -> None:
+    def test_inference_leaves_the_model_alone(self, inferring: CallTrial) -> None:
         """inference changes no weight, gradient or version"""
         model = inferring.model()
         before = {name: weight.detach().clone() for name, weight in model.module.model.named_parameters()}
         inferring.run(inferring.batch, model=model)
         for name, weight in model.module.model.named_parameters():
             if weight.grad is not None or not torch.equal(weight, before[name]):
-                what = "a gradient" if weight.grad is not None else "other values"
-                raise Violation(f"{name} has {what} after inference", "inference only computes", inferring.where)
+                finding = "a gradient" if weight.grad is not None else "other values"
+                raise Violation(f"{name} has {finding} after inference", "inference only computes", inferring.where)
         if model.version.global_step:
             raise Violation("the version moved", "only a training step counts, and rlcli counts it", inferring.where)
 
-    def test_inference_turns_dropout_off(self, inferring: Calls) -> None:
+    def test_inference_turns_dropout_off(self, inferring: CallTrial) -> None:
         """inference turns dropout off"""
         model = inferring.model()
         inferring.run(inferring.batch, model=model)
@@ -163,13 +163,13 @@ class InferenceChecks(CallSubject):
             cause = "leave the mode alone: rlcli turns dropout off before the call"
             raise Violation("the model runs in training mode", cause, inferring.where)
 
-    def test_inference_is_deterministic(self, inferring: Calls) -> None:
+    def test_inference_is_deterministic(self, inferring: CallTrial) -> None:
         """inference is deterministic"""
         again = inferring.run(inferring.batch, interface=inferring.make())
         cause = "something is drawn without a seed; take stable_seed(model.seed, id, …)"
         check_same(inferring.result, again, "between two calls alike", cause, inferring.where, exact=True)
 
-    def test_logprobs_are_those_of_the_model(self, inferring: Calls) -> None:
+    def test_logprobs_are_those_of_the_model(self, inferring: CallTrial) -> None:
         """log-probs equal an independent computation"""
         keys = [key for key in inferring.result.keys if key.endswith("logprobs")]
         if not keys:
@@ -182,17 +182,17 @@ class InferenceChecks(CallSubject):
         output = inferring.run(batch, interface=interface, model=model)
         acting = [~mask[1:] for mask in sequences(batch, "prompt_mask")] if "prompt_mask" in batch.keys else None
         for key in keys:
-            for place, tokens in enumerate(sequences(batch, "packed_input_ids")):
-                chosen = acting[place] if acting else torch.ones(len(tokens) - 1, dtype=torch.bool)
-                found = sequences(output, key)[place][chosen].double()
-                if not torch.allclose(found, own_logprobs(model.module, tokens, temperature)[chosen], atol=1e-5):
-                    other = own_logprobs(model.module, tokens, 1.0)[chosen]
-                    size = float((found - own_logprobs(model.module, tokens, temperature)[chosen]).abs().max())
+            for index, tokens in enumerate(sequences(batch, "packed_input_ids")):
+                chosen = acting[index] if acting else torch.ones(len(tokens) - 1, dtype=torch.bool)
+                actual = sequences(output, key)[index][chosen].double()
+                if not torch.allclose(actual, own_logprobs(model.module, tokens, temperature)[chosen], atol=1e-5):
+                    untempered = own_logprobs(model.module, tokens, 1.0)[chosen]
+                    size = float((actual - own_logprobs(model.module, tokens, temperature)[chosen]).abs().max())
                     cause = SHIFTED
-                    if torch.allclose(found, other, atol=1e-5):
+                    if torch.allclose(actual, untempered, atol=1e-5):
                         cause = "they are those of temperature 1: set output.temperature before output.logprobs"
-                    what = f"{key} differs by {size:.3g} from the model's at temperature {temperature:g}"
-                    raise Violation(what, cause, inferring.where)
+                    finding = f"{key} differs by {size:.3g} from the model's at temperature {temperature:g}"
+                    raise Violation(finding, cause, inferring.where)
 
     def test_values_come_in_the_units_of_the_reward(self, make: Make, batches: Batches) -> None:
         """values approach the returns that come, in their units"""
@@ -213,34 +213,34 @@ class InferenceChecks(CallSubject):
             errors.append(float((tensor_of(batch, "values") - reward).abs().mean()))
             call_interface(interface, "train_step", model, batch, WHOLE)
         if errors[-1] > 0.9 * errors[0]:
-            what = f"all rewards are {reward:g}; values are {errors[0]:.3g} off at first, {errors[-1]:.3g} at last"
+            finding = f"all rewards are {reward:g}; values are {errors[0]:.3g} off at first, {errors[-1]:.3g} at last"
             cause = "denormalise what the model predicts, if it learns normalised returns"
-            raise Violation(what, cause, place_of(type(interface).inference))
+            raise Violation(finding, cause, place_of(type(interface).inference))
 
     @pytest.mark.parametrize("edge", EDGES)
-    def test_edge_batches_of_inference(self, inferring: Calls, inference_batches: Batches, edge: str) -> None:
+    def test_edge_batches_of_inference(self, inferring: CallTrial, inference_batches: Batches, edge: str) -> None:
         """inference of batches at the edge"""
         batch = usual_batch(inference_batches, EDGES[edge])
         output = inferring.run(batch)
         check_form(output, batch.ids, inferring.interface.writes("inference"), inferring.where)
         check_numbers(output, inferring.where)
 
-    def test_state_of_inference_comes_back(self, inferring: Calls, inference_batches: Batches) -> None:
+    def test_state_of_inference_comes_back(self, inferring: CallTrial, inference_batches: Batches) -> None:
         """its state is JSON and comes back"""
         if not overrides(inferring.interface, "state_dict"):
             pytest.skip("keeps no state")
-        whole, resumed, later = inferring.make(), inferring.make(), inference_batches(seed=1)
-        inferring.run(inferring.batch, interface=whole)
-        resumed.load_state_dict(state_through_json(whole))
-        expected, found = (inferring.run(later, interface=interface) for interface in (whole, resumed))
+        unbroken, resumed, later = inferring.make(), inferring.make(), inference_batches(seed=1)
+        inferring.run(inferring.batch, interface=unbroken)
+        resumed.load_state_dict(state_through_json(unbroken))
+        expected, actual = (inferring.run(later, interface=interface) for interface in (unbroken, resumed))
         cause = "state_dict leaves out what inference changes in the interface, or load_state_dict ignores it"
-        where = place_of(type(whole).state_dict)
-        check_same(expected, found, "between a run without a break and a restarted one", cause, where, exact=True)
-        states = [state_through_json(interface) for interface in (whole, resumed)]
+        where = place_of(type(unbroken).state_dict)
+        check_same(expected, actual, "between a run without a break and a restarted one", cause, where, exact=True)
+        states = [state_through_json(interface) for interface in (unbroken, resumed)]
         if states[0] != states[1]:
             raise Violation(f"the state is {states[0]} without a break, {states[1]} after a restart", cause, where)
 
-    def test_inference_of_no_samples(self, inferring: Calls) -> None:
+    def test_inference_of_no_samples(self, inferring: CallTrial) -> None:
         """inference of no samples has the same keys and dtypes"""
         empty = inferring.run(inferring.batch.select_indices([]))
         for key in inferring.result.keys:
@@ -248,15 +248,15 @@ class InferenceChecks(CallSubject):
                 raise Violation(f"{key} is missing", "a rank may hold no sample at all", inferring.where)
             now, usual = tensor_of(empty, key), tensor_of(inferring.result, key)
             if len(now) or now.dtype != usual.dtype:
-                what = f"{key} of no samples has {len(now)} rows of {now.dtype}, else {usual.dtype}"
-                raise Violation(what, "say the dtype of a tensor that may be empty", inferring.where)
+                finding = f"{key} of no samples has {len(now)} rows of {now.dtype}, else {usual.dtype}"
+                raise Violation(finding, "say the dtype of a tensor that may be empty", inferring.where)
 
-    def test_mock_of_inference(self, inferring: Calls) -> None:
+    def test_mock_of_inference(self, inferring: CallTrial) -> None:
         """mock of inference looks like the real thing"""
         check_mock(inferring)
 
 
-def check_mock(calls: Calls) -> None:
+def check_mock(calls: CallTrial) -> None:
     """Raise Violation unless the mock of a call that keeps lengths has the keys, lengths and dtypes of the call.
 
     The default mock knows nothing about optional keys, metadata, or scores that are flags.
@@ -269,18 +269,18 @@ def check_mock(calls: Calls) -> None:
     where, real = place_of(type(calls.interface).mock if is_own else type(calls.interface)), calls.result
     check_form(mock, calls.batch.ids, calls.interface.writes(calls.call), where)
     if is_own and set(mock.keys) != set(real.keys):
-        what = f"the mock has {', '.join(sorted(mock.keys))}, the call {', '.join(sorted(real.keys))}"
-        raise Violation(what, "return the same keys", where)
+        finding = f"the mock has {', '.join(sorted(mock.keys))}, the call {', '.join(sorted(real.keys))}"
+        raise Violation(finding, "return the same keys", where)
     for key in mock.keys:
-        made, meant = (mock.dtypes[key], mock.trailing_shapes[key]), (real.dtypes[key], real.trailing_shapes[key])
-        if is_own and made != meant:
-            raise Violation(f"the mock's {key} is {made[0]} {made[1]}, the call's {meant[0]} {meant[1]}",
+        mocked, meant = (mock.dtypes[key], mock.trailing_shapes[key]), (real.dtypes[key], real.trailing_shapes[key])
+        if is_own and mocked != meant:
+            raise Violation(f"the mock's {key} is {mocked[0]} {mocked[1]}, the call's {meant[0]} {meant[1]}",
                             "a graph of mocks must fail where the real one does", where)  # fmt: skip
         if calls.call == "inference" and mock.seqlens[key] != real.seqlens[key]:
             raise Violation(f"the mock's {key} has other lengths than the call's", "as many rows as the call", where)
     if is_own and set(mock.metadata) != set(real.metadata):
-        what = f"the mock has the metadata {sorted(mock.metadata)}, the call {sorted(real.metadata)}"
-        raise Violation(what, "return the same metadata", where)
+        finding = f"the mock has the metadata {sorted(mock.metadata)}, the call {sorted(real.metadata)}"
+        raise Violation(finding, "return the same metadata", where)
     check_numbers(mock, where)
     if set(calls.mock(calls.batch.select_indices([])).keys) != set(mock.keys):
         raise Violation("the mock of no samples has other keys", "a rank may hold no sample at all", where)

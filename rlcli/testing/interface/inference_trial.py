@@ -55,7 +55,7 @@ class ModalEngine(TinyEngine):
         return super().generate(*args, **settings)
 
 
-class Calls:
+class CallTrial:
     """One call of an interface, repeated under different circumstances."""
 
     def __init__(self, make: Make, call: str, batch: SequenceSample, tokenizer: Any):
@@ -189,12 +189,12 @@ class CallSubject(InterfaceSubject):
         return batches_with(make().reads("generate") or DeclaredKeys(("packed_prompts",), ()), batches)
 
     @pytest.fixture
-    def inferring(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> Calls:
+    def inferring(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> CallTrial:
         """Repeated inference."""
         if not overrides(make(), "inference"):
             pytest.skip("has no inference")
         batches = request.getfixturevalue("inference_batches")
-        return Calls(make, "inference", usual_batch(batches), tokenizer)
+        return CallTrial(make, "inference", usual_batch(batches), tokenizer)
 
 
 def usual_batch(batches: Batches, lengths: Lengths = PAIRS) -> SequenceSample:
@@ -208,31 +208,31 @@ def usual_batch(batches: Batches, lengths: Lengths = PAIRS) -> SequenceSample:
 def batches_with(keys: DeclaredKeys, batches: Batches, vocabulary: int = VOCABULARY) -> Batches:
     """Makes batches with these keys, using the author's `batches` if some required keys are not generally known."""
     unknown = [key for key in keys.needed if key not in KEYS]
-    known = [key for key in keys.all if key in KEYS]
+    generally_known = [key for key in keys.all if key in KEYS]
 
-    def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
+    def make(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
         if not unknown:
-            return make_batch(known, lengths, seed, vocabulary=vocabulary)
-        own = batches(lengths, seed)
-        lacking = [key for key in keys.needed if key not in own.keys]
+            return make_batch(generally_known, lengths, seed, vocabulary=vocabulary)
+        authors_batch = batches(lengths, seed)
+        lacking = [key for key in keys.needed if key not in authors_batch.keys]
         if lacking:
             raise ValueError(f"nobody knows what {unknown[0]!r} holds, and the fixture `batches` has no {lacking[0]}")
-        return own.select(key for key in keys.all if key in own.keys)
+        return authors_batch.select(key for key in keys.all if key in authors_batch.keys)
 
-    return made
+    return make
 
 
 def _scored_texts(tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths, seed: int) -> SequenceSample:
     """Alternating correct and wrong responses, and some without an answer; text in a prompt is never an answer."""
-    rows, wanted, number = [], [], seed
+    rows, expected, number = [], [], seed
     for sample, group in enumerate(lengths):
-        own, other = answers[sample % len(answers)], answers[(sample + 1) % len(answers)]
-        choices = (gold(own), gold(other), "", "No idea.")
+        answer, other_answer = answers[sample % len(answers)], answers[(sample + 1) % len(answers)]
+        choices = (gold(answer), gold(other_answer), "", "No idea.")
         responses = []
         for _, response_length in group:
             pick = stable_seed("text", seed, number) % 4 if response_length else 2
             responses.append(choices[pick])
             number += 1
-        rows.append((f"Is it {gold(own)} or not?\n", responses))
-        wanted.append(own)
-    return text_batch(tokenizer, rows, wanted)
+        rows.append((f"Is it {gold(answer)} or not?\n", responses))
+        expected.append(answer)
+    return text_batch(tokenizer, rows, expected)

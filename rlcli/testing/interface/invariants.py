@@ -28,7 +28,7 @@ class LawChecks(InterfaceSubject):
         _holds(
             rehearsal,
             _with(batch, "rewards", torch.zeros_like(rewards)),
-            [_with(batch, "rewards", one.to(rewards)) for one in torch.eye(len(rewards))],
+            [_with(batch, "rewards", one_hot.to(rewards)) for one_hot in torch.eye(len(rewards))],
             "a higher reward",
             "scores, advantages and sequences are paired by place: check what was rolled, sorted, masked or expanded",
         )
@@ -39,15 +39,15 @@ class LawChecks(InterfaceSubject):
         if "packed_logprobs" not in batch.keys:
             pytest.skip("does not compare with the policy's log-probs")
         assert batch.data is not None
-        own = batch.data["packed_logprobs"]
-        assert own is not None
-        strayed = _with(batch, "packed_ref_logprobs", own - 1.0)
+        logprobs = batch.data["packed_logprobs"]
+        assert logprobs is not None
+        strayed = _with(batch, "packed_ref_logprobs", logprobs - 1.0)
         counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
-        back = [torch.repeat_interleave(one, counts) for one in torch.eye(len(counts))]
+        back = [torch.repeat_interleave(one_hot, counts) for one_hot in torch.eye(len(counts))]
         _holds(
             rehearsal,
             strayed,
-            [_with(batch, "packed_ref_logprobs", own - 1.0 + near) for near in back],
+            [_with(batch, "packed_ref_logprobs", logprobs - 1.0 + near) for near in back],
             "a reference that is equal rather than less likely",
             "the sign of the KL: a penalty is subtracted from rewards, added to a loss, and is policy minus reference",
         )
@@ -63,25 +63,25 @@ def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
 
 
 def _with(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSample:
-    other = batch.select(batch.keys)
-    assert other.data is not None
-    other.data[key] = tensor
-    return other
+    copy = batch.select(batch.keys)
+    assert copy.data is not None
+    copy.data[key] = tensor
+    return copy
 
 
-def _holds(rehearsal: Rehearsal, batch: SequenceSample, changed: list[SequenceSample], what: str, cause: str) -> None:
+def _holds(rehearsal: Rehearsal, batch: SequenceSample, changed: list[SequenceSample], change: str, cause: str) -> None:
     plain = _after_a_step(rehearsal, batch)
-    gains = torch.stack([_after_a_step(rehearsal, other) - plain for other in changed])
+    gains = torch.stack([_after_a_step(rehearsal, changed_batch) - plain for changed_batch in changed])
     count = len(gains)
     by_shift = [float(gains.diagonal().mean())]
     by_shift += [float(torch.stack([gains[i, (i + s) % count] for i in range(count)]).mean()) for s in range(1, count)]
     best = max(range(count), key=by_shift.__getitem__)
     if by_shift[0] <= 0:
-        found = f"{what} lowers its own response: by {-by_shift[0]:.3g} on average"
-        raise Violation(found, f"a sign. {cause}", place_of(rehearsal.train_step))
+        finding = f"{change} lowers its own response: by {-by_shift[0]:.3g} on average"
+        raise Violation(finding, f"a sign. {cause}", place_of(rehearsal.train_step))
     if best:
         raise Violation(
-            f"{what} of response i raises response i + {best} by {by_shift[best]:.3g}, its own by {by_shift[0]:.3g}",
+            f"{change} of response i raises response i + {best} by {by_shift[best]:.3g}, its own by {by_shift[0]:.3g}",
             cause,
             place_of(rehearsal.train_step),
         )

@@ -12,10 +12,10 @@ from rlcli.api.model import call_interface
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import cause_unless_no_sum
 from rlcli.testing.interface.training_trial import (
-    Difference,
     InterfaceSubject,
     Make,
     Rehearsal,
+    StepDifference,
     difference,
     overrides,
     place_of_difference,
@@ -37,30 +37,30 @@ class InvarianceChecks(InterfaceSubject):
         """the same for any number of micro-batches"""
         batch = rehearsal.batch
         longest = max(sum(lengths) for lengths in batch.seqlens["packed_input_ids"])
-        whole = rehearsal.result
+        uncut = rehearsal.result
         for spec in (MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=longest)):
             cut = rehearsal.train(batch, spec=spec)
-            found = difference(whole, cut)
-            if found:
-                n_mbs = cut.engine.micro_batches / max(1, whole.engine.micro_batches)
+            mismatch = difference(uncut, cut)
+            if mismatch:
+                n_mbs = cut.engine.micro_batches / max(1, uncut.engine.micro_batches)
                 raise Violation(
-                    found.describe("in one micro-batch", f"in {n_mbs:.3g} of them"),
-                    _cause_of_cut(found, n_mbs) or cause_unless_no_sum(whole, _SPANS),
-                    place_of_difference(rehearsal, found, cut),
+                    mismatch.describe("in one micro-batch", f"in {n_mbs:.3g} of them"),
+                    _cause_of_cut(mismatch, n_mbs) or cause_unless_no_sum(uncut, _SPANS),
+                    place_of_difference(rehearsal, mismatch, cut),
                 )
 
     def test_packing_changes_nothing(self, rehearsal: Rehearsal) -> None:
         """samples packed together count as each of them alone"""
         batch = rehearsal.batch
         apart = rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=batch.bs))
-        found = difference(rehearsal.result, apart)
-        if found:
+        mismatch = difference(rehearsal.result, apart)
+        if mismatch:
             raise Violation(
-                found.describe("packed", "with each sample in a micro-batch of its own"),
+                mismatch.describe("packed", "with each sample in a micro-batch of its own"),
                 cause_unless_no_sum(
                     rehearsal.result, "rows of one sequence are mistaken for its neighbour's; split by flat_seqlens"
                 ),
-                place_of_difference(rehearsal, found, apart),
+                place_of_difference(rehearsal, mismatch, apart),
             )
 
     def test_groups_may_be_cut_where_it_says_so(self, rehearsal: Rehearsal) -> None:
@@ -77,17 +77,17 @@ class InvarianceChecks(InterfaceSubject):
             pytest.skip("keeps groups whole")
         batch, model = rehearsal.batch, rehearsal.model()
         model.module.keeps_groups = True
-        whole = rehearsal.train(batch, model=model)
+        uncut = rehearsal.train(batch, model=model)
         apart = rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=len(batch.flat_seqlens("packed_input_ids"))))
-        found = difference(whole, apart)
-        if found:
+        mismatch = difference(uncut, apart)
+        if mismatch:
             raise Violation(
-                found.describe("with whole groups", "with each sequence in a micro-batch of its own"),
+                mismatch.describe("with whole groups", "with each sequence in a micro-batch of its own"),
                 cause_unless_no_sum(
-                    whole,
+                    uncut,
                     "the loss compares sequences of a group; do that before train_batch, or leave out CUT and cut",
                 ),
-                place_of_difference(rehearsal, found, apart),
+                place_of_difference(rehearsal, mismatch, apart),
             )
 
     def test_order_changes_nothing(self, rehearsal: Rehearsal) -> None:
@@ -95,13 +95,13 @@ class InvarianceChecks(InterfaceSubject):
         batch = rehearsal.batch
         for order in (list(reversed(range(batch.bs))), [*range(1, batch.bs, 2), *range(0, batch.bs, 2)]):
             reordered = rehearsal.train(batch.reorder(order))
-            found = difference(rehearsal.result, reordered)
-            if found:
+            mismatch = difference(rehearsal.result, reordered)
+            if mismatch:
                 raise Violation(
-                    found.describe("in one order", "in another"),
+                    mismatch.describe("in one order", "in another"),
                     "rows are paired by place rather than by sample, or minibatches by place rather than by "
                     'metadata["batch_index"]',
-                    place_of_difference(rehearsal, found, reordered),
+                    place_of_difference(rehearsal, mismatch, reordered),
                 )
 
     def test_padding_changes_nothing(self, rehearsal: Rehearsal) -> None:
@@ -113,21 +113,21 @@ class InvarianceChecks(InterfaceSubject):
         if by_ends:
             pytest.skip(f"reads {by_ends[0]}: where a sequence ends counts")
         padded = rehearsal.train(_padded(batch))
-        found = difference(rehearsal.result, padded)
-        if found:
+        mismatch = difference(rehearsal.result, padded)
+        if mismatch:
             raise Violation(
-                found.describe("without", "with masked padding behind the sequences"),
+                mismatch.describe("without", "with masked padding behind the sequences"),
                 "padding is counted or trained on: use the mask for the loss and for its weight",
-                place_of_difference(rehearsal, found, padded),
+                place_of_difference(rehearsal, mismatch, padded),
             )
 
     def test_memory_layout_changes_nothing(self, rehearsal: Rehearsal) -> None:
         """tensors that are views of larger ones are read right"""
         batch = rehearsal.batch
-        found = difference(rehearsal.result, rehearsal.train(_as_views(batch)), tolerance=0.0)
-        if found:
+        mismatch = difference(rehearsal.result, rehearsal.train(_as_views(batch)), tolerance=0.0)
+        if mismatch:
             raise Violation(
-                found.describe("from tensors of their own", "from views"),
+                mismatch.describe("from tensors of their own", "from views"),
                 "read tensors by torch's operations, not by their storage",
                 place_of(rehearsal.train_step),
             )
@@ -139,14 +139,14 @@ class InvarianceChecks(InterfaceSubject):
         odd = [i for i in range(batch.bs) if i not in even]
         for shares in ([[0, *odd], even[1:]], [list(range(batch.bs)), []]):
             for outcome in rehearsal.train_on_ranks(batch, shares):
-                found = difference(alone, outcome)
-                if found:
+                mismatch = difference(alone, outcome)
+                if mismatch:
                     raise Violation(
-                        found.describe(
+                        mismatch.describe(
                             "on one rank", f"on {len(shares)} that have {' and '.join(map(_samples, shares))}"
                         ),
-                        cause_unless_no_sum(alone, _cause_of_ranks(found)),
-                        place_of_difference(rehearsal, found, outcome),
+                        cause_unless_no_sum(alone, _cause_of_ranks(mismatch)),
+                        place_of_difference(rehearsal, mismatch, outcome),
                     )
 
     def test_evaluation_weighs_batches_by_their_tokens(self, make: Make, rehearsal: Rehearsal) -> None:
@@ -157,8 +157,8 @@ class InvarianceChecks(InterfaceSubject):
         before = {name: parameter.clone() for name, parameter in model.module.model.named_parameters()}
         where = place_of(type(make()).evaluate)
         first, rest = batch.select_indices([0]), batch.select_indices(range(1, batch.bs))
-        whole, cut = (call_interface(make(), "evaluate", model, parts) for parts in ([batch], [first, rest]))
-        for name, value in whole.items():
+        in_one, cut = (call_interface(make(), "evaluate", model, parts) for parts in ([batch], [first, rest]))
+        for name, value in in_one.items():
             if not abs(cut[name] - value) <= 1e-6 * max(1.0, abs(value)):
                 raise Violation(
                     f"{name} is {value:.6g} over one batch, {cut[name]:.6g} over the same in two",
@@ -170,16 +170,16 @@ class InvarianceChecks(InterfaceSubject):
             raise Violation("evaluate changed the model or its version", "use eval_batch, not train_batch", where)
 
 
-def _cause_of_cut(found: Difference, n_mbs: float) -> str:
-    ratio = found.other / found.one if found.one else 0.0
-    if found.name == "loss" and abs(ratio - n_mbs) < 0.35 * n_mbs:
+def _cause_of_cut(mismatch: StepDifference, n_mbs: float) -> str:
+    ratio = mismatch.second / mismatch.first if mismatch.first else 0.0
+    if mismatch.name == "loss" and abs(ratio - n_mbs) < 0.35 * n_mbs:
         return "the loss is a mean of the micro-batch; return a sum, the engine divides"
     return ""
 
 
-def _cause_of_ranks(found: Difference) -> str:
+def _cause_of_ranks(mismatch: StepDifference) -> str:
     reduced = "masked_normalize and masked_moments take all_reduce; model.module.all_reduce(sum) does for the rest"
-    if found.kind == "state":
+    if mismatch.kind == "state":
         return f"the state follows one rank's share of the batch: {reduced}"
     return f"something is computed over one rank's share of the batch (a mean, a count, a normalisation): {reduced}"
 
@@ -190,21 +190,21 @@ def _samples(share: list[int]) -> str:
 
 def _padded(batch: SequenceSample, padding: int = 3) -> SequenceSample:
     """Each sequence with some extra tokens, which the mask excludes; other keys have noise there."""
-    other = batch.select(batch.keys)
-    assert other.data is not None
+    padded = batch.select(batch.keys)
+    assert padded.data is not None
     tokens = batch.seqlens["packed_input_ids"]
     per_token = (tokens, [[length - 1 for length in group] for group in tokens])
     for key, lengths in batch.seqlens.items():
-        tensor = other.data[key]
+        tensor = padded.data[key]
         assert tensor is not None
         if lengths not in per_token:
             if lengths != [[1] * len(group) for group in tokens]:
                 pytest.skip(f"not tried: nobody knows how long {key} is in a longer sequence")
             continue
-        pieces = [torch.cat([one, _noise(key, one, padding)]) for one in tensor.split(batch.flat_seqlens(key))]
-        other.data[key] = torch.cat(pieces)
-        other.seqlens[key] = [[length + padding for length in group] for group in lengths]
-    return other
+        pieces = [torch.cat([piece, _noise(key, piece, padding)]) for piece in tensor.split(batch.flat_seqlens(key))]
+        padded.data[key] = torch.cat(pieces)
+        padded.seqlens[key] = [[length + padding for length in group] for group in lengths]
+    return padded
 
 
 def _noise(key: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -217,10 +217,10 @@ def _noise(key: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 def _as_views(batch: SequenceSample) -> SequenceSample:
     """The same numbers, each tensor every other row of a larger one."""
-    other = batch.select(batch.keys)
-    assert other.data is not None
-    for key, tensor in other.data.items():
+    copy = batch.select(batch.keys)
+    assert copy.data is not None
+    for key, tensor in copy.data.items():
         assert tensor is not None
         wide = torch.stack([tensor, torch.ones_like(tensor)], 1).flatten(0, 1)
-        other.data[key] = wide[::2]
-    return other
+        copy.data[key] = wide[::2]
+    return copy

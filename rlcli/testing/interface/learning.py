@@ -26,10 +26,10 @@ class LearningChecks(InterfaceSubject):
             losses.append(call_interface(interface, "train_step", model, sampled)["loss"])
         after = _policy_gain(rehearsal, model) if heads == {"lm"} else None
         if before is not None and after is not None:
-            if not any(after[what] > start for what, start in before.items()):
-                what, start = next(iter(before.items()))
+            if not any(after[quantity] > start for quantity, start in before.items()):
+                quantity, start = next(iter(before.items()))
                 raise Violation(
-                    f"{STEPS} steps take {what} from {start:.4g} to {after[what]:.4g}; it should rise",
+                    f"{STEPS} steps take {quantity} from {start:.4g} to {after[quantity]:.4g}; it should rise",
                     "the sign of the loss: it is minimised",
                     place_of(rehearsal.train_step),
                 )
@@ -66,12 +66,12 @@ def _policy_gain(rehearsal: Rehearsal, model: Model) -> dict[str, float] | None:
     scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
     rewards = batch.data.get("rewards")
     if rewards is None:
-        known = set(batch.keys) == {"packed_input_ids", "prompt_mask"} and counts_tokens(rehearsal)
-        return {"the mean log-prob of responses": float(scores[response].mean())} if known else None
+        is_known = set(batch.keys) == {"packed_input_ids", "prompt_mask"} and counts_tokens(rehearsal)
+        return {"the mean log-prob of responses": float(scores[response].mean())} if is_known else None
     counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
     better = torch.repeat_interleave(rewards > rewards.float().mean(), counts)
-    rewarded, other = scores[response & better].mean(), scores[response & ~better].mean()
+    rewarded, unrewarded = scores[response & better].mean(), scores[response & ~better].mean()
     return {
-        "the lead in log-prob of rewarded responses": float(rewarded - other),
+        "the lead in log-prob of rewarded responses": float(rewarded - unrewarded),
         "the log-prob of rewarded responses": float(rewarded),
     }

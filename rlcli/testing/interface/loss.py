@@ -10,7 +10,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.micro_batches import one_per_sequence
 from rlcli.testing.interface.recording_engine import HEADS, ForwardPass, TrainCall, WatchedEngine
-from rlcli.testing.interface.training_trial import Outcome, Rehearsal, response_actions
+from rlcli.testing.interface.training_trial import Rehearsal, TrainingOutcome, response_actions
 from rlcli.testing.tiny_engine import TinyLM
 
 
@@ -36,17 +36,17 @@ def sums_of(engine: WatchedEngine, call: TrainCall, batch: SequenceSample) -> Su
     )
 
 
-def in_parts(result: Outcome) -> tuple[TrainCall, Sums, list[Sums]]:
+def in_parts(result: TrainingOutcome) -> tuple[TrainCall, Sums, list[Sums]]:
     """An optimizer step on several samples: the sums for all of them together, and for each alone."""
     call = max(result.engine.calls, key=lambda call: call.batch.bs)
-    other = WatchedEngine(TinyLM(seed=1))  # far from the trained model, so that clipping takes effect
-    parts = [sums_of(other, call, sample) for sample in call.batch.unpack()]
-    return call, sums_of(other, call, call.batch), parts
+    engine = WatchedEngine(TinyLM(seed=1))  # far from the trained model, so that clipping takes effect
+    samples = [sums_of(engine, call, sample) for sample in call.batch.unpack()]
+    return call, sums_of(engine, call, call.batch), samples
 
 
-def is_sum(whole: float, parts: Iterable[float]) -> bool:
+def is_sum(together: float, parts: Iterable[float]) -> bool:
     total = sum(parts)
-    return abs(whole - total) <= 1e-6 * max(1.0, abs(total))
+    return abs(together - total) <= 1e-6 * max(1.0, abs(total))
 
 
 def counts_tokens(rehearsal: Rehearsal) -> bool:
@@ -54,21 +54,21 @@ def counts_tokens(rehearsal: Rehearsal) -> bool:
     call = next(iter(rehearsal.result.engine.calls), None)
     if call is None:
         return False
-    given = rehearsal.batch.select_indices([rehearsal.batch.ids.index(id_) for id_ in call.batch.ids])
-    tokens, response = given.flat_seqlens("packed_input_ids"), response_actions(given)
+    selected = rehearsal.batch.select_indices([rehearsal.batch.ids.index(id_) for id_ in call.batch.ids])
+    tokens, response = selected.flat_seqlens("packed_input_ids"), response_actions(selected)
     counts = {sum(tokens), sum(tokens) - len(tokens), *([] if response is None else [int(response.sum())])}
     return float(call.loss_weight_fn(call.batch)) in counts
 
 
-def cause_of_no_sum(whole: Sums, parts: list[Sums]) -> str:
+def cause_of_no_sum(together: Sums, parts: list[Sums]) -> str:
     """What the numbers look like instead."""
-    weight = sum(part.weight for part in parts)
-    mean_of_tokens = sum(part.loss * part.weight for part in parts) / max(weight, 1.0)
-    mean_of_samples = sum(part.loss for part in parts) / len(parts)
+    weight = sum(sample.weight for sample in parts)
+    mean_of_tokens = sum(sample.loss * sample.weight for sample in parts) / max(weight, 1.0)
+    mean_of_samples = sum(sample.loss for sample in parts) / len(parts)
     advice = "return the sum; the engine divides by the weight, over all micro-batches and ranks"
-    if is_sum(whole.loss, [mean_of_tokens]):
+    if is_sum(together.loss, [mean_of_tokens]):
         return f"it is a mean over tokens: {advice}"
-    if is_sum(whole.loss, [mean_of_samples]):
+    if is_sum(together.loss, [mean_of_samples]):
         return f"it is a mean over samples: {advice}"
     return (
         "the loss of a sample depends on what shares its micro-batch: compute what spans samples on the whole batch, "
@@ -76,10 +76,12 @@ def cause_of_no_sum(whole: Sums, parts: list[Sums]) -> str:
     )
 
 
-def cause_unless_no_sum(result: Outcome, cause: str) -> str:
+def cause_unless_no_sum(result: TrainingOutcome, cause: str) -> str:
     """The cause of a dependence on the cut: primarily a loss that is not a sum, which is reported elsewhere."""
-    _, whole, parts = in_parts(result)
-    if is_sum(whole.loss, [part.loss for part in parts]) and is_sum(whole.weight, [part.weight for part in parts]):
+    _, together, parts = in_parts(result)
+    if is_sum(together.loss, [sample.loss for sample in parts]) and is_sum(
+        together.weight, [sample.weight for sample in parts]
+    ):
         return cause
     return "it follows from a loss, or a loss weight, that is not a sum; see there"
 
@@ -103,25 +105,25 @@ class TokenGradients:
                 yield size[response]
 
 
-def token_gradients(rehearsal: Rehearsal, result: Outcome) -> list[TokenGradients]:
+def token_gradients(rehearsal: Rehearsal, result: TrainingOutcome) -> list[TokenGradients]:
     """For every forward pass; empty if the batch does not distinguish prompts from responses."""
     batch = rehearsal.batch.select(key for key in ("packed_input_ids", "prompt_mask") if key in rehearsal.batch.keys)
-    samples = {part.ids[0]: part for cut in (batch, one_per_sequence(batch)) for part in cut.unpack()}
-    found = []
-    for one in result.engine.passes:
-        given = SequenceSample.gather([samples[id_] for id_ in one.ids])
-        response = response_actions(given)
-        if response is None or given.seqlens["packed_input_ids"] != one.lengths:
+    samples = {sample.ids[0]: sample for cut in (batch, one_per_sequence(batch)) for sample in cut.unpack()}
+    gradients = []
+    for forward_pass in result.engine.passes:
+        selected = SequenceSample.gather([samples[id_] for id_ in forward_pass.ids])
+        response = response_actions(selected)
+        if response is None or selected.seqlens["packed_input_ids"] != forward_pass.lengths:
             continue
-        found.append(TokenGradients(_by_action(one), response, given.flat_seqlens("packed_input_ids")))
-    return found
+        gradients.append(TokenGradients(_by_action(forward_pass), response, selected.flat_seqlens("packed_input_ids")))
+    return gradients
 
 
-def _by_action(one: ForwardPass) -> torch.Tensor:
-    lengths = [length for group in one.lengths for length in group]
+def _by_action(forward_pass: ForwardPass) -> torch.Tensor:
+    lengths = [length for group in forward_pass.lengths for length in group]
     total = torch.zeros(sum(lengths) - len(lengths), dtype=torch.float64)
     for name in HEADS:
-        gradient = one.gradient(name)
+        gradient = forward_pass.gradient(name)
         if gradient is not None:
             per_token = len(gradient) != len(total)
             total += torch.cat([row[:-1] for row in gradient.split(lengths)]) if per_token else gradient

@@ -49,20 +49,20 @@ def drops(output: SequenceSample) -> dict[Hashable, Any]:
     return dict(zip(output.ids, output.metadata.get(DROPPED) or [None] * output.bs, strict=True))
 
 
-def gap(one: SequenceSample, other: SequenceSample, exact: bool = False) -> str | None:
-    """What two outputs drop differently, or the number in which they differ most, for the ids of `other`; None if they
+def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> str | None:
+    """What two outputs drop differently, or the number in which they differ most, for the ids of `second`; None if they
     are the same."""
-    if set(one.keys) != set(other.keys):
-        return f"the keys are {', '.join(sorted(one.keys))} once, {', '.join(sorted(other.keys))} the other time"
-    reasons = drops(one)
-    for id_, reason in drops(other).items():
+    if set(first.keys) != set(second.keys):
+        return f"the keys are {', '.join(sorted(first.keys))} once, {', '.join(sorted(second.keys))} the other time"
+    reasons = drops(first)
+    for id_, reason in drops(second).items():
         if reason != reasons[id_]:
             return f"sample {id_} is dropped: {reasons[id_] or 'no'} once, {reason or 'no'} the other time"
-    found: list[tuple[float, str]] = []
-    for key in one.keys:
-        mine, theirs = rows(one, key), rows(other, key)
-        lengths = dict(zip(one.ids, one.seqlens[key], strict=True))
-        for id_, their_lengths in zip(other.ids, other.seqlens[key], strict=True):
+    gaps: list[tuple[float, str]] = []
+    for key in first.keys:
+        mine, theirs = rows(first, key), rows(second, key)
+        lengths = dict(zip(first.ids, first.seqlens[key], strict=True))
+        for id_, their_lengths in zip(second.ids, second.seqlens[key], strict=True):
             if lengths[id_] != their_lengths:
                 return f"the lengths of {key} of sample {id_} are {lengths[id_]} once, {their_lengths} the other time"
             if not theirs[id_].numel():
@@ -70,25 +70,25 @@ def gap(one: SequenceSample, other: SequenceSample, exact: bool = False) -> str 
             a, b = mine[id_].double(), theirs[id_].double()
             size = float(((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(torch.inf).max())
             if size > (0.0 if exact else TOLERANCE) and not torch.equal(a, b):
-                found.append((size, f"{key} of sample {id_} differs by {float((a - b).abs().max()):.3g}"))
-    return max(found)[1] if found else None
+                gaps.append((size, f"{key} of sample {id_} differs by {float((a - b).abs().max()):.3g}"))
+    return max(gaps)[1] if gaps else None
 
 
 def check_same(
-    one: SequenceSample, other: SequenceSample, between: str, cause: str, where: str, exact: bool = False
+    first: SequenceSample, second: SequenceSample, between: str, cause: str, where: str, exact: bool = False
 ) -> None:
     """Raise Violation if two outputs differ; `between` describes how they were made."""
-    found = gap(one, other, exact)
-    if found is not None:
-        raise Violation(f"{found} {between}", cause, where)
+    mismatch = gap(first, second, exact)
+    if mismatch is not None:
+        raise Violation(f"{mismatch} {between}", cause, where)
 
 
 def check_form(output: SequenceSample, ids: list[Hashable], keys: DeclaredKeys | None, where: str) -> None:
     """Raise Violation unless an output has the samples of its input in order, and the declared keys."""
     if output.ids != ids:
-        what = "other samples" if set(output.ids) != set(ids) else "the samples in another order"
+        mistake = "other samples" if set(output.ids) != set(ids) else "the samples in another order"
         raise Violation(
-            f"it returns {what}: {_few(output.ids)} for {_few(ids)}",
+            f"it returns {mistake}: {_few(output.ids)} for {_few(ids)}",
             "return the ids of `data` as they stand: ids=data.ids",
             where,
         )

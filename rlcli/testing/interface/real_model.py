@@ -77,11 +77,12 @@ class RealModelChecks(InterfaceSubject):
             return {"steps": [_train(rehearsal, model, share) for _ in range(2)]}
 
         for rank, answer in enumerate(run_on_ranks(2, one_rank)):
-            for number, (one, two) in enumerate(zip(expected, answer["steps"], strict=True)):
-                for name, value in one.items():
-                    if not abs(two[name] - value) <= 1e-3 * max(1.0, abs(value)):
+            for number, (stats, on_rank) in enumerate(zip(expected, answer["steps"], strict=True)):
+                for name, value in stats.items():
+                    rank_value = on_rank[name]
+                    if not abs(rank_value - value) <= 1e-3 * max(1.0, abs(value)):
                         raise Violation(
-                            f"{name} of step {number} is {value:.6g} in one process, {two[name]:.6g} on rank {rank}",
+                            f"{name} of step {number} is {value:.6g} in one process, {rank_value:.6g} on rank {rank}",
                             cause_unless_no_sum(rehearsal.result, "it depends on one rank's share; reduce over ranks"),
                             place_of(rehearsal.train_step),
                         )
@@ -94,8 +95,8 @@ class RealModelChecks(InterfaceSubject):
         interface.save(model, str(folder))
         where = place_of(type(interface).save)
         if not list(folder.glob("*.safetensors")):
-            there = ", ".join(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else "nothing"
-            raise Violation(f"the folder has no weights (*.safetensors) but {there}", "use save_to_hf", where)
+            names = ", ".join(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else "nothing"
+            raise Violation(f"the folder has no weights (*.safetensors) but {names}", "use save_to_hf", where)
         if not (folder / TOKENIZER_FILE).exists():
             raise Violation(
                 "the folder has no tokenizer: nothing can be asked of the model that it holds",

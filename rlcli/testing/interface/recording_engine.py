@@ -108,16 +108,16 @@ class WatchedEngine(TinyEngine):
     @property
     def heads(self) -> set[str]:
         """The heads that training used."""
-        return {HEADS[name] for one in self.passes for name in one.asked}
+        return {HEADS[name] for forward_pass in self.passes for name in forward_pass.asked}
 
     def train(self, mode: bool = True) -> None:
         self.mode = mode
 
     def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
-        made = ForwardPass(list(micro_batch.ids), micro_batch.seqlens["packed_input_ids"])
+        forward_pass = ForwardPass(list(micro_batch.ids), micro_batch.seqlens["packed_input_ids"])
         if torch.is_grad_enabled():
-            self.passes.append(made)
-        return super().forward_micro_batch(micro_batch, lambda output: then(WatchedOutput(output, made.asked)))
+            self.passes.append(forward_pass)
+        return super().forward_micro_batch(micro_batch, lambda output: then(WatchedOutput(output, forward_pass.asked)))
 
     def train_batch(
         self,

@@ -11,7 +11,7 @@ import pytest
 
 from rlcli.api.interface import ModelInterface
 from rlcli.testing.contract import Note, Violation, place_of
-from rlcli.testing.interface.inference_trial import Calls, CallSubject, Gold
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, Gold
 from rlcli.testing.interface.outputs import rows, tensor_of
 from rlcli.testing.interface.training_trial import Make, overrides
 from rlcli.testing.ranks import run_on_ranks
@@ -44,30 +44,30 @@ class RewardChecks(CallSubject):
         declared = make().writes("inference")
         if declared is None or "rewards" not in declared.all:
             pytest.skip("gives no rewards")
-        inferring: Calls = request.getfixturevalue("inferring")
+        inferring: CallTrial = request.getfixturevalue("inferring")
         groups = inferring.batch.seqlens["packed_input_ids"]
         for key in {"rewards", "solved", "answer_classes"} & set(inferring.result.keys):
             if inferring.result.seqlens[key] != [[1] * len(group) for group in groups]:
-                what = f"{key} has lengths {inferring.result.seqlens[key][:2]} … for groups of {len(groups[0])}"
-                raise Violation(what, ONE_FOR_EACH, inferring.where)
+                finding = f"{key} has lengths {inferring.result.seqlens[key][:2]} … for groups of {len(groups[0])}"
+                raise Violation(finding, ONE_FOR_EACH, inferring.where)
         rewards = tensor_of(inferring.result, "rewards")
         if rewards.dim() != 1 or not rewards.isfinite().all():
-            what = f"rewards has the shape {tuple(rewards.shape)}, {int((~rewards.isfinite()).sum())} not finite"
-            raise Violation(what, ONE_FOR_EACH, inferring.where)
+            finding = f"rewards has the shape {tuple(rewards.shape)}, {int((~rewards.isfinite()).sum())} not finite"
+            raise Violation(finding, ONE_FOR_EACH, inferring.where)
 
     def test_votes_are_numbered_by_first_appearance(self, make: Make, request: pytest.FixtureRequest) -> None:
         """answers to one prompt are numbered in their order"""
         declared = make().writes("inference")
         if declared is None or "answer_classes" not in declared.all:
             pytest.skip("gives no answer_classes")
-        inferring: Calls = request.getfixturevalue("inferring")
+        inferring: CallTrial = request.getfixturevalue("inferring")
         for id_, classes in rows(inferring.result, "answer_classes").items():
             numbers = classes.tolist()
             seen = list(dict.fromkeys(number for number in numbers if number != -1))
             if seen != list(range(len(seen))):
-                what = f"answer_classes of sample {id_} are {numbers}"
+                finding = f"answer_classes of sample {id_} are {numbers}"
                 cause = "number the answers to each prompt with rlcli.ops.evaluation.answer_classes"
-                raise Violation(what, cause, inferring.where)
+                raise Violation(finding, cause, inferring.where)
 
     def test_right_answers_earn_more_than_wrong_ones(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
@@ -79,17 +79,17 @@ class RewardChecks(CallSubject):
         refused = [a for a, score, none in zip(answers, right, nothing, strict=True) if not _above(score, none)]
         if refused:
             accepted = f"{len(answers) - len(refused)}/{len(answers)}"
-            what = f"gold answers accepted {accepted}: not {gold(refused[0])!r} for {refused[0]!r}"
-            raise Violation(what, "compare by value what a response gives as its answer with the row's", where)
+            finding = f"gold answers accepted {accepted}: not {gold(refused[0])!r} for {refused[0]!r}"
+            raise Violation(finding, "compare by value what a response gives as its answer with the row's", where)
         turned = [[*answers[turn:], *answers[:turn]] for turn in range(1, len(answers))]
         longer = ["1" + answer if answer[:1].isdigit() else "" for answer in answers]
         for others in (*turned, longer):
-            wrong = _scores(scorer, [gold(other) for other in others], answers)
+            wrong = _scores(scorer, [gold(answer) for answer in others], answers)
             believed = [n for n, score in enumerate(wrong) if not _above(right[n], score)]
             if believed:
-                one, other = answers[believed[0]], others[believed[0]]
-                what = f"{len(believed)} of {len(answers)} wrong answers earn as much: {gold(other)!r} for {one!r}"
-                raise Violation(what, "compare with the answer of the same row, and all of it", where)
+                answer, response = answers[believed[0]], gold(others[believed[0]])
+                finding = f"{len(believed)} of {len(answers)} wrong answers earn as much: {response!r} for {answer!r}"
+                raise Violation(finding, "compare with the answer of the same row, and all of it", where)
         record_property("note", f"{len(answers)}/{len(answers)} and {(len(turned) + 1) * len(answers)} wrong ones")
 
     def test_nonsense_earns_nothing_and_breaks_nothing(
@@ -121,15 +121,19 @@ class RewardChecks(CallSubject):
             "the second time": _scores(scorer, texts, rows),
         }
         for way, scores in ways.items():
-            changed = [n for n, (one, other) in enumerate(zip(usual, scores, strict=True)) if one != other]
+            changed = [
+                n for n, (score, other_score) in enumerate(zip(usual, scores, strict=True)) if score != other_score
+            ]
             if changed:
                 n = changed[0]
-                what = f"{texts[n]!r} for {rows[n]!r} earns {usual[n]}, but {scores[n]} {way}"
-                raise Violation(what, "score each text by itself and its own row's answer", where)
+                finding = f"{texts[n]!r} for {rows[n]!r} earns {usual[n]}, but {scores[n]} {way}"
+                raise Violation(finding, "score each text by itself and its own row's answer", where)
         if _scores(scorer, [], []):
             raise Violation("no texts earn something", ONE_FOR_EACH, where)
 
-    def test_a_run_gives_what_score_texts_gives(self, scorer: ModelInterface, inferring: Calls, tokenizer: Any) -> None:
+    def test_a_run_gives_what_score_texts_gives(
+        self, scorer: ModelInterface, inferring: CallTrial, tokenizer: Any
+    ) -> None:
         """inference gives each row what score_texts gives"""
         batch = inferring.batch
         tokens = tensor_of(batch, "packed_input_ids").split(batch.flat_seqlens("packed_input_ids"))
@@ -149,10 +153,10 @@ class RewardChecks(CallSubject):
         ]
         if wrong:
             n = wrong[0]
-            what = f"{len(wrong)} of {len(scores)} rewards are not those of score_texts: {rewards[n]:g}, "
-            what += f"not {scores[n]:g}, for {texts[n]!r} where the row says {rows[n]!r}"
+            finding = f"{len(wrong)} of {len(scores)} rewards are not those of score_texts: {rewards[n]:g}, "
+            finding += f"not {scores[n]:g}, for {texts[n]!r} where the row says {rows[n]!r}"
             cause = "score the response alone, without prompt and special tokens, by the answer of its own row"
-            raise Violation(what, cause, inferring.where)
+            raise Violation(finding, cause, inferring.where)
 
     def test_rewards_are_the_same_elsewhere(
         self, scorer: ModelInterface, make: Make, answers: Sequence[str], gold: Gold
@@ -162,23 +166,23 @@ class RewardChecks(CallSubject):
         rows = [*answers, answers[0]]
         here = _scores(scorer, texts, rows)
         where = place_of(type(scorer).score_texts)
-        for place, scores in (
+        for location, scores in (
             ("a thread", _in_thread(make(), texts, rows)),
             ("a worker process", run_on_ranks(1, lambda _: {"scores": _scores(make(), texts, rows)})[0]["scores"]),
         ):
             if scores != here:
-                what = f"the rewards are {here} here, {scores} in {place}"
+                finding = f"the rewards are {here} here, {scores} in {location}"
                 raise Violation(
-                    what, "keep no state between calls, and no signals: they work in the main thread only", where
+                    finding, "keep no state between calls, and no signals: they work in the main thread only", where
                 )
 
 
 def _scores(interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]) -> list[float | None]:
-    found = list(interface.score_texts(list(texts), list(answers)))
-    if len(found) != len(texts):
+    rewards = list(interface.score_texts(list(texts), list(answers)))
+    if len(rewards) != len(texts):
         where = place_of(type(interface).score_texts)
-        raise Violation(f"score_texts returns {len(found)} rewards for {len(texts)} responses", ONE_FOR_EACH, where)
-    return found
+        raise Violation(f"score_texts returns {len(rewards)} rewards for {len(texts)} responses", ONE_FOR_EACH, where)
+    return rewards
 
 
 def _above(score: float | None, base: float | None) -> bool:

@@ -25,10 +25,10 @@ def text_batch(tokenizer: Any, rows: Rows, answers: Sequence[Any]) -> SequenceSa
         lengths.append([])
         for response in responses:
             asked = tokenizer(prompt, add_special_tokens=False).input_ids
-            said = [*tokenizer(response, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-            tokens += [*asked, *said]
-            mask += [True] * len(asked) + [False] * len(said)
-            lengths[-1].append(len(asked) + len(said))
+            answered = [*tokenizer(response, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+            tokens += [*asked, *answered]
+            mask += [True] * len(asked) + [False] * len(answered)
+            lengths[-1].append(len(asked) + len(answered))
     return SequenceSample.from_default(
         ids=[f"s{i}" for i in range(len(rows))],
         seqlens={"packed_input_ids": lengths, "prompt_mask": lengths},

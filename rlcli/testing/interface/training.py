@@ -18,8 +18,8 @@ from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.loss import TokenGradients, cause_of_no_sum, in_parts, is_sum, token_gradients
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
-    Outcome,
     Rehearsal,
+    TrainingOutcome,
     difference,
     overrides,
     place_of_loss,
@@ -44,14 +44,14 @@ class TrainingChecks(InterfaceSubject):
                     "take it out of READS, or read it",
                     place_of(rehearsal.train_step),
                 )
-        more = [key for key in KEYS if key not in (*declared.all, *batch.keys, "packed_prompts")]
-        for key in more:
+        undeclared = [key for key in KEYS if key not in (*declared.all, *batch.keys, "packed_prompts")]
+        for key in undeclared:
             richer = batch.select(batch.keys)
             richer.update_(make_batch([key], lengths_of(batch)).select([key]))
-            found = difference(rehearsal.result, rehearsal.train(richer))
-            if found:
+            mismatch = difference(rehearsal.result, rehearsal.train(richer))
+            if mismatch:
                 raise Violation(
-                    found.describe("without", f"with the key {key}") + ", which READS does not name",
+                    mismatch.describe("without", f"with the key {key}") + ", which READS does not name",
                     f'if it is meant, declare it: "{key} if given"',
                     place_of(rehearsal.train_step),
                 )
@@ -99,35 +99,36 @@ class TrainingChecks(InterfaceSubject):
 
     def test_the_loss_is_a_sum(self, rehearsal: Rehearsal) -> None:
         """the loss is a sum: its parts add up to it"""
-        call, whole, parts = in_parts(rehearsal.result)
-        losses = [part.loss for part in parts]
-        if not is_sum(whole.loss, losses):
+        call, batch, samples = in_parts(rehearsal.result)
+        losses = [sample.loss for sample in samples]
+        if not is_sum(batch.loss, losses):
             raise Violation(
-                f"the loss of {len(parts)} samples is {whole.loss:.6g} together and {sum(losses):.6g} one by one",
-                cause_of_no_sum(whole, parts),
+                f"the loss of {len(samples)} samples is {batch.loss:.6g} together and {sum(losses):.6g} one by one",
+                cause_of_no_sum(batch, samples),
                 place_of_loss(call),
             )
 
     def test_the_weight_is_a_sum(self, rehearsal: Rehearsal) -> None:
         """the loss weight is a sum, and above 0"""
-        call, whole, parts = in_parts(rehearsal.result)
-        weights = [part.weight for part in parts]
-        if not is_sum(whole.weight, weights) or whole.weight <= 0:
+        call, batch, samples = in_parts(rehearsal.result)
+        weights = [sample.weight for sample in samples]
+        total = sum(weights)
+        if not is_sum(batch.weight, weights) or batch.weight <= 0:
             raise Violation(
-                f"the weight of {len(parts)} samples is {whole.weight:.6g} together and {sum(weights):.6g} one by one",
+                f"the weight of {len(samples)} samples is {batch.weight:.6g} together and {total:.6g} one by one",
                 "return a count: how many tokens the loss is a sum over",
                 place_of_weight(call),
             )
 
     def test_stats_are_sums(self, rehearsal: Rehearsal) -> None:
         """the stats of the loss are sums, or pairs (sum, count)"""
-        call, whole, parts = in_parts(rehearsal.result)
-        for name, value in whole.stats.items():
-            columns = list(zip(*(part.stats[name] for part in parts), strict=True))
-            if not all(is_sum(one, column) for one, column in zip(value, columns, strict=True)):
+        call, batch, samples = in_parts(rehearsal.result)
+        for name, value in batch.stats.items():
+            columns = list(zip(*(sample.stats[name] for sample in samples), strict=True))
+            if not all(is_sum(stat, column) for stat, column in zip(value, columns, strict=True)):
                 total = sum(columns[0])
                 raise Violation(
-                    f"the stat {name} of {len(parts)} samples is {value[0]:.6g} together, {total:.6g} one by one",
+                    f"the stat {name} of {len(samples)} samples is {value[0]:.6g} together, {total:.6g} one by one",
                     "a loss reports sums, which the engine divides by the loss weight, or pairs (sum, count)",
                     place_of_loss(call),
                 )
@@ -205,27 +206,31 @@ class TrainingChecks(InterfaceSubject):
         response = response_actions(batch)
         if response is None:
             pytest.skip("reads no prompt_mask")
-        for key, other in _with_noise_on_prompts(batch, response):
-            found = difference(rehearsal.result, rehearsal.train(other))
-            if found:
+        for key, noisy in _with_noise_on_prompts(batch, response):
+            mismatch = difference(rehearsal.result, rehearsal.train(noisy))
+            if mismatch:
                 raise Violation(
-                    found.describe("with one", f"with another {key} at prompt positions"),
+                    mismatch.describe("with one", f"with another {key} at prompt positions"),
                     "use the mask before any mean, sum or normalisation",
                     place_of(rehearsal.train_step),
                 )
 
     def test_its_input_stays_as_it_was(self, rehearsal: Rehearsal) -> None:
         """its input stays as it was"""
-        batch, kept = rehearsal.batch, _copy(rehearsal.batch)
+        batch, before_training = rehearsal.batch, _copy(rehearsal.batch)
         rehearsal.train(batch, batch)  # at the second call its state has changed
-        if (batch.ids, batch.seqlens, batch.metadata) != (kept.ids, kept.seqlens, kept.metadata):
+        if (batch.ids, batch.seqlens, batch.metadata) != (
+            before_training.ids,
+            before_training.seqlens,
+            before_training.metadata,
+        ):
             raise Violation("ids, lengths or metadata of the batch changed", _IN_PLACE, place_of(rehearsal.train_step))
-        for key, before in (kept.data or {}).items():
+        for key, before in (before_training.data or {}).items():
             after = (batch.data or {}).get(key)
             if before is None or after is None or not torch.equal(before, after):
                 rows = "all" if after is None or before is None else int((before != after).sum())
                 raise Violation(f"{rows} entries of {key} changed", _IN_PLACE, place_of(rehearsal.train_step))
-        if set(batch.keys) != set(kept.keys):
+        if set(batch.keys) != set(before_training.keys):
             raise Violation(
                 f"the batch has other keys now: {list(batch.keys)}", _IN_PLACE, place_of(rehearsal.train_step)
             )
@@ -237,10 +242,10 @@ class TrainingChecks(InterfaceSubject):
             random.seed(seed)
             torch.manual_seed(seed)
             outcomes.append(rehearsal.train(rehearsal.batch, spec=MicroBatchSpec(n_mbs=2)))
-        found = difference(outcomes[0], outcomes[1], tolerance=0.0)
-        if found:
+        mismatch = difference(outcomes[0], outcomes[1], tolerance=0.0)
+        if mismatch:
             raise Violation(
-                found.describe("once", "the second time"),
+                mismatch.describe("once", "the second time"),
                 "it draws from a global random state; seed a generator with stable_seed(model.seed, …)",
                 place_of(rehearsal.train_step),
             )
@@ -267,18 +272,18 @@ class TrainingChecks(InterfaceSubject):
     def test_goes_on_from_its_state(self, rehearsal: Rehearsal) -> None:
         """state_dict is JSON; resuming from it is as if never stopped"""
         first, second = rehearsal.batch, rehearsal.fit(rehearsal.batches(seed=1))
-        whole = rehearsal.train(first, second)
+        unbroken = rehearsal.train(first, second)
         half = rehearsal.train(first)
         state = state_through_json(half.interface)
         resumed = rehearsal.make()
         resumed.load_state_dict(state)
         stats = call_interface(resumed, "train_step", half.model, second)
         weights = {name: parameter.detach() for name, parameter in half.engine.model.named_parameters()}
-        after = Outcome(dict(stats), weights, state_through_json(resumed), half.model, resumed)
-        found = difference(whole, after, tolerance=0.0)
-        if found:
+        after = TrainingOutcome(dict(stats), weights, state_through_json(resumed), half.model, resumed)
+        mismatch = difference(unbroken, after, tolerance=0.0)
+        if mismatch:
             raise Violation(
-                found.describe("without a break", "after a restart"),
+                mismatch.describe("without a break", "after a restart"),
                 "state_dict leaves out what train_step changes in the interface, or load_state_dict ignores it",
                 place_of(type(resumed).state_dict if overrides(resumed, "state_dict") else rehearsal.train_step),
             )
@@ -287,17 +292,17 @@ class TrainingChecks(InterfaceSubject):
 _IN_PLACE = "work on copies: batch.select(keys), tensor.clone(); other calls of the graph read the same batch"
 
 
-def _gradients(rehearsal: Rehearsal, result: Outcome) -> list[TokenGradients]:
-    found = token_gradients(rehearsal, result)
-    if not found:
+def _gradients(rehearsal: Rehearsal, result: TrainingOutcome) -> list[TokenGradients]:
+    gradients = token_gradients(rehearsal, result)
+    if not gradients:
         pytest.skip("reads no prompt_mask")
-    return found
+    return gradients
 
 
 def _same_without(rehearsal: Rehearsal, key: str) -> bool:
     batch = rehearsal.batch
     try:
-        poorer = rehearsal.train(batch.select(other for other in batch.keys if other != key))
+        poorer = rehearsal.train(batch.select(kept_key for kept_key in batch.keys if kept_key != key))
     except Exception:
         return False
     return difference(rehearsal.result, poorer, tolerance=0.0) is None
@@ -323,15 +328,15 @@ def _with_noise_on_prompts(batch: SequenceSample, response: torch.Tensor) -> Ite
             off = torch.cat([torch.cat([~r, r.new_zeros(1)]) for r in response.split([n - 1 for n in lengths])])
         else:
             continue
-        other = batch.select(batch.keys)
-        assert other.data is not None
-        other.data[key] = torch.where(off, tensor - 1.0, tensor)
-        yield key, other
+        noisy = batch.select(batch.keys)
+        assert noisy.data is not None
+        noisy.data[key] = torch.where(off, tensor - 1.0, tensor)
+        yield key, noisy
 
 
 def _copy(batch: SequenceSample) -> SequenceSample:
     """A batch that shares nothing with this one."""
-    own = batch.select(batch.keys)
-    own.metadata = copy.deepcopy(batch.metadata)
-    own.data = {key: None if tensor is None else tensor.clone() for key, tensor in (batch.data or {}).items()}
-    return own
+    copied = batch.select(batch.keys)
+    copied.metadata = copy.deepcopy(batch.metadata)
+    copied.data = {key: None if tensor is None else tensor.clone() for key, tensor in (batch.data or {}).items()}
+    return copied

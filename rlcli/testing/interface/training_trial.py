@@ -42,7 +42,7 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """The results of one or several training steps."""
 
     stats: dict[str, float]
@@ -60,55 +60,59 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Difference:
+class StepDifference:
     """The number with the largest relative difference between two outcomes."""
 
     name: str
     """Name of the stat, the parameter or the entry of the state."""
     kind: str
     """stat, weights or state"""
-    one: float
-    other: float
+    first: float
+    second: float
 
     @property
     def size(self) -> float:
-        return abs(self.one - self.other) / max(1.0, abs(self.one))
+        return abs(self.first - self.second) / max(1.0, abs(self.first))
 
     def describe(self, how_one: str, how_other: str) -> str:
         """`loss is 0.31 with …, 0.62 with …`"""
         if self.kind == "weights":
-            return f"{self.name} differs by up to {abs(self.one - self.other):.3g} between {how_one} and {how_other}"
-        return f"{self.name} is {self.one:.6g} {how_one}, {self.other:.6g} {how_other}"
+            return f"{self.name} differs by up to {abs(self.first - self.second):.3g} between {how_one} and {how_other}"
+        return f"{self.name} is {self.first:.6g} {how_one}, {self.second:.6g} {how_other}"
 
 
-def difference(one: Outcome, other: Outcome, tolerance: float = 1e-6) -> Difference | None:
+def difference(first: TrainingOutcome, second: TrainingOutcome, tolerance: float = 1e-6) -> StepDifference | None:
     """None if both are the same up to rounding: the loss first, then other stats, then weights and state."""
-    for found in (_in_stats(one.stats, other.stats), _in_weights(one, other), _in_state(one.state, other.state)):
-        worst = [entry for entry in found if not entry.size <= tolerance]
+    for differences in (
+        _in_stats(first.stats, second.stats),
+        _in_weights(first, second),
+        _in_state(first.state, second.state),
+    ):
+        worst = [entry for entry in differences if not entry.size <= tolerance]
         if worst:
             return max(worst, key=lambda entry: (entry.name == "loss", entry.size))
     return None
 
 
-def _in_stats(one: Mapping[str, float], other: Mapping[str, float]) -> list[Difference]:
+def _in_stats(first: Mapping[str, float], second: Mapping[str, float]) -> list[StepDifference]:
     nan = float("nan")
-    names = [*one, *(name for name in other if name not in one)]
-    return [Difference(name, "stat", one.get(name, nan), other.get(name, nan)) for name in names]
+    names = [*first, *(name for name in second if name not in first)]
+    return [StepDifference(name, "stat", first.get(name, nan), second.get(name, nan)) for name in names]
 
 
-def _in_weights(one: Outcome, other: Outcome) -> list[Difference]:
-    gaps = {name: (tensor - other.weights[name]).abs().max() for name, tensor in one.weights.items()}
-    return [Difference(f"weight {name}", "weights", 0.0, float(gap)) for name, gap in gaps.items()]
+def _in_weights(first: TrainingOutcome, second: TrainingOutcome) -> list[StepDifference]:
+    gaps = {name: (tensor - second.weights[name]).abs().max() for name, tensor in first.weights.items()}
+    return [StepDifference(f"weight {name}", "weights", 0.0, float(gap)) for name, gap in gaps.items()]
 
 
-def _in_state(one: Any, other: Any, name: str = "state") -> list[Difference]:
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [entry for key in one for entry in _in_state(one[key], other[key], f"{name} {key}")]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [entry for a, b in zip(one, other, strict=True) for entry in _in_state(a, b, name)]
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return [Difference(name, "state", float(one), float(other))]
-    return [] if one == other else [Difference(name, "state", 0.0, float("nan"))]
+def _in_state(first: Any, second: Any, name: str = "state") -> list[StepDifference]:
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return [entry for key in first for entry in _in_state(first[key], second[key], f"{name} {key}")]
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        return [entry for a, b in zip(first, second, strict=True) for entry in _in_state(a, b, name)]
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        return [StepDifference(name, "state", float(first), float(second))]
+    return [] if first == second else [StepDifference(name, "state", 0.0, float("nan"))]
 
 
 class Rehearsal:
@@ -124,7 +128,7 @@ class Rehearsal:
         return self.fit(self.batches())
 
     @functools.cached_property
-    def result(self) -> Outcome:
+    def result(self) -> TrainingOutcome:
         """One step on `batch` in one micro-batch, used by most checks."""
         return self.train(self.batch)
 
@@ -142,18 +146,20 @@ class Rehearsal:
         """The batch as a rollout of the model would have left it: log-probs and values are the model's own."""
         return as_sampled(interface or self.make(), model or self.model(), batch)
 
-    def train(self, *batches: SequenceSample, spec: MicroBatchSpec = WHOLE, model: Model | None = None) -> Outcome:
+    def train(
+        self, *batches: SequenceSample, spec: MicroBatchSpec = WHOLE, model: Model | None = None
+    ) -> TrainingOutcome:
         """One step on each batch."""
         model = model or self.model()
         return _trained(self.make(), model, batches, spec)
 
     def train_on_ranks(
         self, batch: SequenceSample, shares: Sequence[Sequence[int]], spec: MicroBatchSpec = WHOLE
-    ) -> list[Outcome]:
+    ) -> list[TrainingOutcome]:
         """One step on a batch of which each rank has a share; the outcome on each rank."""
         ranks = TinyRanks(len(shares))
 
-        def one_rank(rank: int) -> Outcome:
+        def one_rank(rank: int) -> TrainingOutcome:
             model = self.model(ranks, rank)
             return _trained(self.make(), model, [batch.select_indices(shares[rank])], spec)
 
@@ -162,12 +168,12 @@ class Rehearsal:
 
 def _trained(
     interface: ModelInterface, model: Model, batches: Sequence[SequenceSample], spec: MicroBatchSpec
-) -> Outcome:
+) -> TrainingOutcome:
     stats: dict[str, float] = {}
     for batch in batches:
         stats = call_interface(interface, "train_step", model, batch, spec)
     weights = {name: parameter.detach().clone() for name, parameter in model.module.model.named_parameters()}
-    return Outcome(dict(stats), weights, _own_state(interface), model, interface)
+    return TrainingOutcome(dict(stats), weights, _own_state(interface), model, interface)
 
 
 def _own_state(interface: ModelInterface) -> dict[str, Any]:
@@ -197,24 +203,24 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     Keys returned by the interface's own inference come from there, log-probs and values otherwise directly from the
     model. Log-probs of other policies are made slightly different from its own.
     """
-    own = batch.select(batch.keys)
+    sampled = batch.select(batch.keys)
     written, read = interface.writes("inference"), interface.reads("inference")
     has_inputs = read is None or set(read.needed) <= set(batch.keys)
     if written is not None and has_inputs and overrides(interface, "inference") and set(written.all) & set(batch.keys):
-        made: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
-        own.update_(made.select(key for key in made.keys if key in batch.keys))
-    assert own.data is not None
+        inferred: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
+        sampled.update_(inferred.select(key for key in inferred.keys if key in batch.keys))
+    assert sampled.data is not None
     shift = [[length - 1 for length in lengths] for lengths in batch.seqlens["packed_input_ids"]]
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
         scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
-        own.data["packed_logprobs"] = scores.float()
+        sampled.data["packed_logprobs"] = scores.float()
     for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
-        drawn = own.data[key]
+        drawn = sampled.data[key]
         assert drawn is not None
-        base = own.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn
+        base = sampled.data["packed_logprobs"] if "packed_logprobs" in batch.keys else drawn
         assert base is not None
-        own.data[key] = base + 0.2 * (drawn - drawn.mean())
-    return own
+        sampled.data[key] = base + 0.2 * (drawn - drawn.mean())
+    return sampled
 
 
 def usual_batches(interface: ModelInterface) -> Batches:
@@ -224,10 +230,10 @@ def usual_batches(interface: ModelInterface) -> Batches:
     keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step"))) if declared is None else declared.needed
     size = getattr(interface, "NEEDS_GROUP", 1)
 
-    def made(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
+    def make(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
         return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)
 
-    return made
+    return make
 
 
 def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
@@ -236,7 +242,7 @@ def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
         tree = ast.parse(inspect.getsource(inspect.getmodule(getattr(type(interface), call))))  # type: ignore[arg-type]
     except (OSError, TypeError, SyntaxError):
         return ("packed_input_ids",)
-    found = (
+    keys = (
         node.slice.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Subscript)
@@ -246,7 +252,7 @@ def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
         and isinstance(node.slice, ast.Constant)
         and isinstance(node.slice.value, str)
     )
-    return tuple(dict.fromkeys(("packed_input_ids", *found)))
+    return tuple(dict.fromkeys(("packed_input_ids", *keys)))
 
 
 def overrides(interface: ModelInterface, method: str) -> bool:
@@ -260,7 +266,9 @@ def response_actions(batch: SequenceSample) -> torch.Tensor | None:
         return None
     mask = batch.data["prompt_mask"]
     assert mask is not None
-    return torch.cat([~one[1:] for one in mask.split(batch.flat_seqlens("packed_input_ids"))] or [~mask])
+    return torch.cat(
+        [~sequence_mask[1:] for sequence_mask in mask.split(batch.flat_seqlens("packed_input_ids"))] or [~mask]
+    )
 
 
 def place_of_loss(call: TrainCall) -> str:
@@ -279,15 +287,17 @@ def _place_of_partial(function: Any) -> str:
     return place_of(function)
 
 
-def place_of_number(rehearsal: Rehearsal, name: str, one: Outcome, other: Outcome | None = None) -> str:
-    """The source of a number of a training step that is wrong in `one`, or differs from `other`.
+def place_of_number(
+    rehearsal: Rehearsal, name: str, outcome_at_fault: TrainingOutcome, compared: TrainingOutcome | None = None
+) -> str:
+    """The source of a number of a training step that is wrong in `outcome_at_fault`, or differs from `compared`.
 
     The loss is blamed for its numbers only if it is computed directly from the input of train_step.
     """
-    call = next(iter(one.engine.calls), None)
+    call = next(iter(outcome_at_fault.engine.calls), None)
     if call is None:
         return place_of(rehearsal.train_step)
-    weights = [outcome.stats.get("loss_weight", 0.0) for outcome in (one, other or one)]
+    weights = [outcome.stats.get("loss_weight", 0.0) for outcome in (outcome_at_fault, compared or outcome_at_fault)]
     if name == "loss_weight" or (name in ("loss", "grad_norm") and not math.isclose(*weights)):
         return place_of_weight(call)
     if name in ("loss", "grad_norm") and set(call.batch.keys) <= set(rehearsal.batch.keys):
@@ -295,9 +305,9 @@ def place_of_number(rehearsal: Rehearsal, name: str, one: Outcome, other: Outcom
     return place_of(rehearsal.train_step)
 
 
-def place_of_difference(rehearsal: Rehearsal, found: Difference, other: Outcome) -> str:
+def place_of_difference(rehearsal: Rehearsal, mismatch: StepDifference, compared: TrainingOutcome) -> str:
     """The source of another step's difference from the usual one."""
-    return place_of_number(rehearsal, found.name, rehearsal.result, other)
+    return place_of_number(rehearsal, mismatch.name, rehearsal.result, compared)
 
 
 def untried(name: str, call: str, fixture: str, interface: ModelInterface, error: ValueError) -> Violation:
@@ -324,10 +334,10 @@ class InterfaceSubject(Contract):
         if lacking:
             pytest.skip(f"not tried: needs arguments: rlcli test interface {self.name} {'=… '.join(lacking)}=…")
 
-        def made(**changes: Any) -> ModelInterface:
+        def configured(**changes: Any) -> ModelInterface:
             return make_interface(ModelInterfaceAbstraction(self.name, {**args, **changes}))
 
-        return made
+        return configured
 
     @pytest.fixture
     def batches(self, make: Make) -> Batches:

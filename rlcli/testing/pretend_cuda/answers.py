@@ -16,7 +16,7 @@ NAME = "Pretend CUDA device"
 PROCESSORS = 108
 
 
-class Stream:
+class DeviceStream:
     """Work on it is done as soon as it is queued."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any):
@@ -33,7 +33,7 @@ class Stream:
     def is_capturing(self) -> bool:
         return False
 
-    def wait_stream(self, stream: Stream) -> None: ...
+    def wait_stream(self, stream: DeviceStream) -> None: ...
 
     def wait_event(self, event: Event) -> None: ...
 
@@ -50,10 +50,10 @@ class Event:
         self._timed = enable_timing
         self._at: float | None = None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: DeviceStream | None = None) -> None:
         self._at = time.perf_counter()
 
-    def wait(self, stream: Stream | None = None) -> None: ...
+    def wait(self, stream: DeviceStream | None = None) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -221,11 +221,11 @@ def _random() -> Answers:
 
 def _streams() -> Answers:
     return {
-        "Stream": Stream,
-        "ExternalStream": Stream,
+        "Stream": DeviceStream,
+        "ExternalStream": DeviceStream,
         "Event": Event,
         "current_stream": _current_stream,
-        "default_stream": lambda device=None: Stream(device),
+        "default_stream": lambda device=None: DeviceStream(device),
         "set_stream": _set_stream,
         "stream": _stream,
     }
@@ -234,17 +234,17 @@ def _streams() -> Answers:
 def _current_stream(device: Any = None) -> Any:
     index = active().index(device)
     while len(active().streams) <= index:
-        active().streams.append(Stream(len(active().streams)))
+        active().streams.append(DeviceStream(len(active().streams)))
     return active().streams[index]
 
 
-def _set_stream(stream: Stream | None) -> None:
+def _set_stream(stream: DeviceStream | None) -> None:
     if stream is not None:
         _current_stream(stream.device)
         active().streams[stream.device_index] = stream
 
 
-def _stream(stream: Stream | None) -> _Using:
+def _stream(stream: DeviceStream | None) -> _Using:
     def enter() -> Any:
         before = _current_stream(stream.device if stream is not None else None)
         _set_stream(stream)

@@ -39,12 +39,12 @@ def _with_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     """C++ cannot identify a device by its number alone."""
 
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def create(*args: Any, **kwargs: Any) -> torch.Tensor:
         if "device" in kwargs:
             kwargs["device"] = labelled(kwargs["device"])
         return make(*args, **kwargs)
 
-    return made
+    return create
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -85,7 +85,7 @@ def _numbers(data: Any) -> Any:
     """Nested lists with a number in place of each device tensor."""
     if isinstance(data, DeviceTensor):
         return data.cpu() if data.dim() else data.item()
-    return [_numbers(one) for one in data] if isinstance(data, list | tuple) else data
+    return [_numbers(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def _pin_memory(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
@@ -97,8 +97,8 @@ def _is_pinned(tensor: torch.Tensor, *args: Any) -> bool:
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = DATA.__get__(tensor)  # type: ignore[attr-defined]
-    return found
+    data_of: torch.Tensor = DATA.__get__(tensor)  # type: ignore[attr-defined]
+    return data_of
 
 
 def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:

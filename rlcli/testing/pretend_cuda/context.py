@@ -59,13 +59,13 @@ def _torch_answers() -> Iterator[None]:
         yield
 
 
-def _device_of_part(whole: DTensor) -> torch.device:
-    return whole._local_tensor.device
+def _device_of_part(tensor: DTensor) -> torch.device:
+    return tensor._local_tensor.device
 
 
 def _replaced(module: Any, answers: dict[str, Any], only_known: bool = False) -> Any:
-    wanted = {name: answer for name, answer in answers.items() if not only_known or hasattr(module, name)}
-    return mock.patch.multiple(module, create=True, **wanted)
+    replacements = {name: answer for name, answer in answers.items() if not only_known or hasattr(module, name)}
+    return mock.patch.multiple(module, create=True, **replacements)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ def attend_packed(
     window: Sequence[int] | None = None, *others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """For queries [T, H, D]: the result [T, H, D], log-sum-exp [H, T] float32, and an unused random state."""
-    if any(other is not None and other is not False and other is not True for other in others):
+    if any(option is not None and option is not False and option is not True for option in others):
         raise NotImplementedError("the pretend device has no paged keys and values")
     out, normalizers = _attend(query, key, value, starts, key_starts, is_causal, scale, window)
     return out.to(query.dtype), normalizers, torch.zeros(2, dtype=torch.uint64)
@@ -29,19 +29,16 @@ def attend_packed_backward(
     """The gradients of queries, keys and values."""
     grads = [torch.zeros(x.shape) for x in (query, key, value)]
     for rows, columns, seen in _sequences(starts, key_starts, is_causal, window):
-        q, k, v, g = (
-            _heads(x[part], query) for x, part in ((query, rows), (key, columns), (value, columns), (grad, rows))
-        )
+        q, g = (_heads(x[rows], query) for x in (query, grad))
+        k, v = (_heads(x[columns], query) for x in (key, value))
         factor = _factor(query, scale)
         weights = (q @ k.transpose(1, 2) * factor).masked_fill(~seen, -torch.inf).softmax(-1)
         by_weight = g @ v.transpose(1, 2)
         by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdim=True)) * factor
-        for whole, part, made in zip(
-            grads, (rows, columns, columns), (by_score @ k, by_score.transpose(1, 2) @ q, weights.transpose(1, 2) @ g),
-            strict=True,
-        ):  # fmt: skip
-            whole[part] += made.unflatten(0, (whole.shape[1], -1)).sum(1).transpose(0, 1)
-    return tuple(made.to(query.dtype) for made in grads)
+        shares = (by_score @ k, by_score.transpose(1, 2) @ q, weights.transpose(1, 2) @ g)
+        for total, span, share in zip(grads, (rows, columns, columns), shares, strict=True):
+            total[span] += share.unflatten(0, (total.shape[1], -1)).sum(1).transpose(0, 1)
+    return tuple(total.to(query.dtype) for total in grads)
 
 
 def _attend(
@@ -57,9 +54,9 @@ def _attend(
     return torch.cat(results), torch.cat(normalizers, 1)
 
 
-def _heads(part: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _heads(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """[t, H_kv, D] → [H, t, D] float32: each head of keys and values serves a group of query heads."""
-    return part.float().transpose(0, 1).repeat_interleave(query.shape[1] // part.shape[1], 0)
+    return states.float().transpose(0, 1).repeat_interleave(query.shape[1] // states.shape[1], 0)
 
 
 def _factor(query: torch.Tensor, scale: float | None) -> float:

@@ -16,18 +16,18 @@ class Memory:
         self.peak = 0
         self.allocations = 0
         """Number of allocations so far."""
-        self._in_use: WeakValueDictionary[int, Allocation] = WeakValueDictionary()
+        self._in_use: WeakValueDictionary[int, DeviceAllocation] = WeakValueDictionary()
 
-    def allocation_of(self, host: torch.Tensor) -> Allocation:
+    def allocation_of(self, host: torch.Tensor) -> DeviceAllocation:
         """The allocation behind a tensor's storage. Raises torch.OutOfMemoryError if there is not enough memory."""
         storage = host.untyped_storage()
-        place, size = storage.data_ptr(), storage.nbytes()
-        known = self._in_use.get(place) if size else None
-        if known is not None and known.size == size:
-            return known
-        made = Allocation(self)
-        made.move(place, size)
-        return made
+        address, size = storage.data_ptr(), storage.nbytes()
+        existing = self._in_use.get(address) if size else None
+        if existing is not None and existing.size == size:
+            return existing
+        allocation = DeviceAllocation(self)
+        allocation.move(address, size)
+        return allocation
 
     def take(self, size: int) -> None:
         """Count bytes as used; there must be enough."""
@@ -39,18 +39,18 @@ class Memory:
         self.allocated += size
         self.peak = max(self.peak, self.allocated)
 
-    def know(self, place: int, allocation: Allocation) -> None:
-        """Associate the storage at `place` with this allocation."""
-        self._in_use[place] = allocation
+    def know(self, address: int, allocation: DeviceAllocation) -> None:
+        """Associate the storage at `address` with this allocation."""
+        self._in_use[address] = allocation
 
-    def forget(self, place: int) -> None:
-        self._in_use.pop(place, None)
+    def forget(self, address: int) -> None:
+        self._in_use.pop(address, None)
 
     def reset_peak(self) -> None:
         self.peak = self.allocated
 
 
-class Allocation:
+class DeviceAllocation:
     """Bytes in use until the last tensor holding this is gone."""
 
     def __init__(self, memory: Memory):
@@ -59,16 +59,16 @@ class Allocation:
         self._memory = memory
         memory.allocations += 1
 
-    def move(self, place: int, size: int) -> None:
+    def move(self, address: int, size: int) -> None:
         """Record a new size and address of the storage."""
         if self.size:
             self._memory.forget(self._place)
         self._memory.allocated -= self.size
         self.size = 0
         self._memory.take(size)
-        self.size, self._place = size, place
+        self.size, self._place = size, address
         if size:
-            self._memory.know(place, self)
+            self._memory.know(address, self)
 
     def __del__(self) -> None:
         self._memory.allocated -= self.size

@@ -33,12 +33,12 @@ class Function:
 def device_functions(files: Iterable[Path], root: Path) -> set[Function]:
     """Functions whose own lines name a device (a variable, argument or attribute `device`, the words "cuda" and "cpu"),
     move a tensor (`.to(…)`, `.cpu()`), or create one. Files are named relative to `root`."""
-    found: set[Function] = set()
+    functions: set[Function] = set()
     for file in files:
         for name, function in _functions(ast.parse(file.read_text(encoding="utf-8"))):
             if any(_knows_devices(node) for node in _own_nodes(function)):
-                found.add(Function(str(file.relative_to(root)), name))
-    return found
+                functions.add(Function(str(file.relative_to(root)), name))
+    return functions
 
 
 @contextlib.contextmanager

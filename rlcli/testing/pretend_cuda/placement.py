@@ -47,10 +47,10 @@ def place_result(
     devices = _devices_that_count(operation, placed)
     if len(devices) > 1:
         raise _mixed(operation, devices)
-    found = devices[0] if devices else None
-    if placed and _is_in_place(operation) and placed[0][1] != found:
-        raise _mixed(operation, [placed[0][1], found])
-    return found if isinstance(asked, str) else asked
+    common = devices[0] if devices else None
+    if placed and _is_in_place(operation) and placed[0][1] != common:
+        raise _mixed(operation, [placed[0][1], common])
+    return common if isinstance(asked, str) else asked
 
 
 def name_of(device: Device) -> str:
@@ -67,17 +67,17 @@ def _devices_that_count(operation: Any, placed: Sequence[tuple[torch.Tensor, Dev
 
 def _place_indexing(operation: Any, args: Sequence[Any], placed: Sequence[tuple[torch.Tensor, Device]]) -> Device:
     of = {id(tensor): device for tensor, device in placed}
-    own = of[id(args[0])]
+    indexed = of[id(args[0])]
     for index in args[1]:
-        if index is not None and of[id(index)] not in (None, own):
+        if index is not None and of[id(index)] not in (None, indexed):
             raise RuntimeError(
-                f"indices should be either on cpu or on the same device as the indexed tensor ({name_of(own)}); "
+                f"indices should be either on cpu or on the same device as the indexed tensor ({name_of(indexed)}); "
                 f"found one on {name_of(of[id(index)])} in {operation}"
             )
     values = args[2] if len(args) > 2 else None
-    if values is not None and values.dim() and of[id(values)] != own:
-        raise _mixed(operation, [own, of[id(values)]])
-    return own
+    if values is not None and values.dim() and of[id(values)] != indexed:
+        raise _mixed(operation, [indexed, of[id(values)]])
+    return indexed
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def _different(devices: Iterable[Device]) -> list[Device]:
 
 
 def _mixed(operation: Any, devices: Sequence[Device]) -> RuntimeError:
-    found = ", ".join(name_of(device) for device in devices)
+    names = ", ".join(name_of(device) for device in devices)
     return RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {found}! ({operation})"
+        f"Expected all tensors to be on the same device, but found at least two devices, {names}! ({operation})"
     )

@@ -20,10 +20,10 @@ class DeviceGenerator(torch._C.Generator):
 
     @staticmethod
     def on(index: int) -> DeviceGenerator:
-        made = DeviceGenerator("cpu")
-        made._of = index
-        _of_devices[made._cdata] = made  # type: ignore[attr-defined]
-        return made
+        generator = DeviceGenerator("cpu")
+        generator._of = index
+        _of_devices[generator._cdata] = generator  # type: ignore[attr-defined]
+        return generator
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -48,25 +48,25 @@ class Generator(metaclass=_EitherKind):
         return DeviceGenerator.on(active().index(device))
 
 
-def check_generator(generator: torch.Generator, place: Device) -> None:
+def check_generator(generator: torch.Generator, device: Device) -> None:
     """Raises RuntimeError unless the generator passed to a call is on the device of its result."""
-    found = "cuda" if generator._cdata in _of_devices else "cpu"  # type: ignore[attr-defined]
-    wanted = "cpu" if place is None else "cuda"
-    if found != wanted:
-        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'")
+    kind = "cuda" if generator._cdata in _of_devices else "cpu"  # type: ignore[attr-defined]
+    expected = "cpu" if device is None else "cuda"
+    if kind != expected:
+        raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{kind}'")
 
 
 @contextlib.contextmanager
-def random_stream_of(place: Device, operation: Any, given: Any) -> Iterator[None]:
+def random_stream_of(device: Device, operation: Any, generator: Any) -> Iterator[None]:
     """Random operations on a device draw from its stream, unless given another generator."""
-    if place is None or given is not None or torch.Tag.nondeterministic_seeded not in operation.tags:
+    if device is None or generator is not None or torch.Tag.nondeterministic_seeded not in operation.tags:
         yield
         return
-    stream, host = active().generators[place], torch.default_generator
-    kept = host.get_state()
+    stream, host = active().generators[device], torch.default_generator
+    host_state = host.get_state()
     host.set_state(stream.get_state())
     try:
         yield
     finally:
         stream.set_state(host.get_state())
-        host.set_state(kept)
+        host.set_state(host_state)

@@ -35,10 +35,10 @@ class Devices:
             if device.type != "cuda":
                 raise ValueError(f"Expected a cuda device, but got: {device}")
             device = device.index
-        found = self.current if device is None or device < 0 else device
-        if found >= self.count:
+        number = self.current if device is None or device < 0 else device
+        if number >= self.count:
             raise RuntimeError("CUDA error: invalid device ordinal")
-        return found
+        return number
 
 
 _active: list[Devices] = []

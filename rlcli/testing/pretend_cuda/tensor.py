@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.testing.pretend_cuda.kernels import KERNELS
-from rlcli.testing.pretend_cuda.memory import Allocation
+from rlcli.testing.pretend_cuda.memory import DeviceAllocation
 from rlcli.testing.pretend_cuda.placement import Device, place_result
 from rlcli.testing.pretend_cuda.randomness import check_generator, random_stream_of
 from rlcli.testing.pretend_cuda.state import active
@@ -38,18 +38,18 @@ class DeviceTensor(torch.Tensor):
     """A tensor on `cuda:<index>`; its numbers are in `host`."""
 
     host: torch.Tensor
-    allocation: Allocation
+    allocation: DeviceAllocation
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: type[DeviceTensor], host: torch.Tensor, index: int = 0) -> DeviceTensor:
-        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
+        tensor: DeviceTensor = torch.Tensor._make_wrapper_subclass(
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
             device=torch.device(LABEL, index), _extra_dispatch_keys=_AUTOCAST,
         )  # fmt: skip
-        made.host = host
-        made.allocation = active().memory[index].allocation_of(host)
-        return made
+        tensor.host = host
+        tensor.allocation = active().memory[index].allocation_of(host)
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -159,33 +159,33 @@ def execute(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
         return operation(*args, **kwargs)
     if torch.Tag.inplace_view in operation.tags and not of_host:
         raise NotImplementedError(f"{operation} changes a tensor's shape in place; the pretend device does not do that")
-    place = place_result(operation, args, asked, [(tensor, _device_of(tensor)) for tensor in tensors])
+    device = place_result(operation, args, asked, [(tensor, _device_of(tensor)) for tensor in tensors])
     if generator is not None:
-        check_generator(generator, place)
+        check_generator(generator, device)
     host_args = [_changed(value, _on_host) for value in args]
     host_kwargs = {name: _changed(value, _on_host) for name, value in kwargs.items()}
     if host_kwargs.get("device") is not None:
         host_kwargs["device"] = torch.device("cpu")
     host_kwargs.pop("pin_memory", None)
-    with random_stream_of(place, operation, generator):
+    with random_stream_of(device, operation, generator):
         result = KERNELS.get(operation, operation)(*host_args, **host_kwargs)
     same = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
-    returned = _changed(result, lambda made: _returned(made, place, same))
+    returned = _changed(result, lambda output: _returned(output, device, same))
     return pinned(returned) if pins else returned
 
 
 def replace_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """`tensor.data = new`: the same object takes on the memory, and the device, of another."""
     attributes = users_attributes(tensor)
-    kept = {name: value for name in ("_is_param",) if (value := vars(tensor).get(name)) is not None}
+    flags = {name: value for name in ("_is_param",) if (value := vars(tensor).get(name)) is not None}
     if isinstance(new, DeviceTensor) and isinstance(tensor, DeviceTensor):
         DATA.__set__(tensor, new.detach())  # type: ignore[attr-defined]
         tensor.host, tensor.allocation = new.host, new.allocation
-        vars(tensor).update(attributes | kept)
+        vars(tensor).update(attributes | flags)
         return
     is_parameter = isinstance(tensor, torch.nn.Parameter)
-    made = new.detach().requires_grad_(tensor.requires_grad)
-    swap_tensors(tensor, torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made)
+    copy = new.detach().requires_grad_(tensor.requires_grad)
+    swap_tensors(tensor, torch.nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy)
 
 
 _SWAP = torch.utils.swap_tensors
@@ -270,7 +270,7 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
     """A value, or each item of a list or tuple, after `change`."""
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)([_changed(one, change) for one in value])
+        return type(value)([_changed(item, change) for item in value])
     return change(value)
 
 
@@ -278,14 +278,14 @@ def _on_host(leaf: Any) -> Any:
     return leaf.host if isinstance(leaf, DeviceTensor) else leaf
 
 
-def _returned(made: Any, place: Device, same: Mapping[int, DeviceTensor]) -> Any:
-    if not isinstance(made, torch.Tensor):
-        return made
-    if isinstance(made, AsyncCollectiveTensor):
-        made = made.wait()  # gloo has no streams to wait on later
-    known = same.get(id(made))
-    if known is None:
-        return made if place is None else DeviceTensor(made, place)
-    if known.shape != made.shape:
-        raise NotImplementedError(f"an `out=` tensor of shape {tuple(known.shape)} became {tuple(made.shape)}")
-    return known
+def _returned(output: Any, device: Device, same: Mapping[int, DeviceTensor]) -> Any:
+    if not isinstance(output, torch.Tensor):
+        return output
+    if isinstance(output, AsyncCollectiveTensor):
+        output = output.wait()  # gloo has no streams to wait on later
+    existing = same.get(id(output))
+    if existing is None:
+        return output if device is None else DeviceTensor(output, device)
+    if existing.shape != output.shape:
+        raise NotImplementedError(f"an `out=` tensor of shape {tuple(existing.shape)} became {tuple(output.shape)}")
+    return existing

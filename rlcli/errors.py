@@ -47,14 +47,14 @@ LONGEST = 4_000
 """Maximum characters of one error."""
 
 
-def render(code: str, what: str, where: str | None, hint: str | None) -> str:
+def render(code: str, message: str, where: str | None, hint: str | None) -> str:
     """`error[<ID>] <where>: <what>. hint: <next action>`, control characters escaped."""
-    place = f" {where}" if where else ""
-    what = what.rstrip(".")
-    if len(what) > LONGEST:  # a value of a hostile file may be megabytes long
-        what = f"{what[: LONGEST // 2]} … {what[-LONGEST // 2 :]}"
-    advice = f"{' ' if what.endswith('?') else '. '}hint: {hint}" if hint else ""
-    return escape_control(f"error[{code}]{place}: {what}{advice}")
+    location = f" {where}" if where else ""
+    message = message.rstrip(".")
+    if len(message) > LONGEST:  # a value of a hostile file may be megabytes long
+        message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
+    advice = f"{' ' if message.endswith('?') else '. '}hint: {hint}" if hint else ""
+    return escape_control(f"error[{code}]{location}: {message}{advice}")
 
 
 def escape_control(text: str) -> str:
@@ -134,14 +134,14 @@ class Errors(RlcliError):
 
 def raise_all(errors: Iterable[RlcliError]) -> None:
     """Raise what was found, if anything: one error as it is, several as one report without duplicates."""
-    found: dict[str, RlcliError] = {}
+    unique: dict[str, RlcliError] = {}
     for error in errors:
-        for one in error.problems if isinstance(error, Errors) else (error,):
-            found.setdefault(str(one), one)
-    if len(found) == 1:
-        raise next(iter(found.values()))
-    if found:
-        raise Errors(list(found.values()))
+        for problem in error.problems if isinstance(error, Errors) else (error,):
+            unique.setdefault(str(problem), problem)
+    if len(unique) == 1:
+        raise next(iter(unique.values()))
+    if unique:
+        raise Errors(list(unique.values()))
 
 
 class ProjectError(UsageError):

@@ -34,24 +34,24 @@ FAULT = re.compile(
 
 @dataclass(frozen=True)
 class _Fault:
-    place: str
+    point: str
     action: str
     passages: range | None
     """Which passages it affects, from 1; None: all."""
     count: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False)
 
 
-def failpoint(place: str) -> None:
+def failpoint(point: str) -> None:
     """A place where a test may inject a fault. Costs one environment lookup; raises UsageError if faults are set and
     not enabled."""
     spec = os.environ.get(FAILPOINTS)
     if spec:
         check_failpoints()
         for fault in _faults(spec):
-            if fault.place in (place, "*"):
+            if fault.point in (point, "*"):
                 number = next(fault.count)
                 if fault.passages is None or number in fault.passages:
-                    _happen(place, fault.action, number)
+                    _happen(point, fault.action, number)
 
 
 def check_failpoints() -> None:
@@ -72,16 +72,16 @@ def _faults(spec: str) -> tuple[_Fault, ...]:
 
 
 def _fault(text: str) -> _Fault:
-    found = FAULT.fullmatch(text)
-    if found is None or (found["action"].startswith("E") and not hasattr(errno, found["action"])):
+    match = FAULT.fullmatch(text)
+    if match is None or (match["action"].startswith("E") and not hasattr(errno, match["action"])):
         raise UsageError(f"{text!r} is not a fault", where=FAILPOINTS, hint="for example checkpoint.appeared:kill@2")
-    first = found["from"] and int(found["from"])
-    passages = range(first, int(found["to"] or first) + 1) if first else None
-    return _Fault(found["place"], found["action"], passages)
+    first = match["from"] and int(match["from"])
+    passages = range(first, int(match["to"] or first) + 1) if first else None
+    return _Fault(match["place"], match["action"], passages)
 
 
-def _happen(place: str, action: str, number: int) -> None:
-    _write_event({"failpoint": place, "action": action, "passage": number, "pid": os.getpid()})
+def _happen(point: str, action: str, number: int) -> None:
+    _write_event({"failpoint": point, "action": action, "passage": number, "pid": os.getpid()})
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
@@ -90,7 +90,7 @@ def _happen(place: str, action: str, number: int) -> None:
         time.sleep(float(action.removeprefix("sleep")))
     elif action != "note":
         number = getattr(errno, action)
-        raise OSError(number, os.strerror(number), place)
+        raise OSError(number, os.strerror(number), point)
 
 
 def _write_event(event: dict[str, object]) -> None:

@@ -43,7 +43,7 @@ class ProcessRecord:
     started: float
 
     @classmethod
-    def own(cls) -> ProcessRecord:
+    def of_this_process(cls) -> ProcessRecord:
         """The record of this process."""
         return cls(socket.gethostname(), os.getpid(), start_time(os.getpid()) or 0.0)
 
@@ -118,14 +118,14 @@ def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
     """Start a command that reads tasks from stdin and writes replies to stdout, as the leader of a process group."""
     import subprocess
 
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    inherited = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     fixed = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=kept | fixed | variables,
+        env=inherited | fixed | variables,
         cwd="/",
         process_group=0,  # so that everything it has started can be ended with it
     )

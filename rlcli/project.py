@@ -49,10 +49,10 @@ def roots() -> list[Path]:
     project. Raises ProjectError."""
     checkout = [PACKAGE.parent] if is_project(PACKAGE.parent) else []  # never so in site-packages
     project = current_project()
-    own = [PACKAGE, *checkout, *([project] if project is not None else [])]
-    for root in own:
+    innermost = [PACKAGE, *checkout, *([project] if project is not None else [])]
+    for root in innermost:
         _refuse_init_files(root)
-    return list(dict.fromkeys([PACKAGE, *checkout, *installed_roots().values(), *own]))
+    return list(dict.fromkeys([PACKAGE, *checkout, *installed_roots().values(), *innermost]))
 
 
 @functools.cache
@@ -61,13 +61,13 @@ def installed_roots() -> dict[str, Path]:
 
     An entry point that names no package is warned of: it must not stop those who do not need it.
     """
-    found = {}
+    folders = {}
     for name, entry, folder in installed_entry_points():
         if folder is None:
             log.warning("%s. rlcli doctor says more", misnamed(name, entry))
         else:
-            found[name] = folder
-    return found
+            folders[name] = folder
+    return folders
 
 
 def installed_entry_points() -> Iterator[tuple[str, EntryPoint, Path | None]]:
@@ -96,11 +96,11 @@ def module_place(module: str) -> Path | None:
     if spec is None:
         return None
     for folder in spec.submodule_search_locations or ():
-        place = Path(folder, *rest)
-        if place.is_dir():
-            return place
-        if place.with_name(f"{place.name}.py").is_file():
-            return place.with_name(f"{place.name}.py")
+        path = Path(folder, *rest)
+        if path.is_dir():
+            return path
+        if path.with_name(f"{path.name}.py").is_file():
+            return path.with_name(f"{path.name}.py")
     return Path(spec.origin) if not rest and spec.has_location and spec.origin else None
 
 
@@ -110,13 +110,13 @@ _KNOWN: ContextVar[dict[str, list[str]] | None] = ContextVar("_KNOWN", default=N
 
 def search_path(kind: str) -> list[str]:
     """The folders that `rlcli.<kind>` is made of; `kind` is one of `FOLDERS`."""
-    known = _KNOWN.get()
-    if known is not None and kind in known:
-        return known[kind]
-    found = [str(folder) for folder in (root / kind for root in roots()) if folder.is_dir()]
-    if known is not None:
-        known[kind] = found
-    return found
+    cached = _KNOWN.get()
+    if cached is not None and kind in cached:
+        return cached[kind]
+    folders = [str(folder) for folder in (root / kind for root in roots()) if folder.is_dir()]
+    if cached is not None:
+        cached[kind] = folders
+    return folders
 
 
 def component_folders(kind: str) -> list[Path]:
@@ -142,8 +142,8 @@ def _is_subfolder(path: Path) -> bool:
 @contextlib.contextmanager
 def search_paths_kept() -> Iterator[None]:
     """Cache each search path within this context. Reading one component's source requests them hundreds of times."""
-    known = _KNOWN.get()
-    token = _KNOWN.set({} if known is None else known)
+    cached = _KNOWN.get()
+    token = _KNOWN.set({} if cached is None else cached)
     try:
         yield
     finally:
@@ -184,20 +184,20 @@ def find_project(start: Path) -> Path | None:
 
     A project's code is run, so one that another user has planted is ignored. Raises ProjectError.
     """
-    found = next((folder for folder in _upward(start.resolve()) if is_project(folder)), None)
-    if found is not None:
-        check_not_planted(found / "pyproject.toml", f"the code of project {found}", f"--project {found} …")
-    return found
+    project = next((folder for folder in _upward(start.resolve()) if is_project(folder)), None)
+    if project is not None:
+        check_not_planted(project / "pyproject.toml", f"the code of project {project}", f"--project {project} …")
+    return project
 
 
-def check_not_planted(file: Path, what: str, trusting: str) -> None:
+def check_not_planted(file: Path, effect: str, trusting: str) -> None:
     """Raise ProjectError if another user may have planted a file that makes `what` run; `trusting`: the arguments with
     which the user trusts it."""
-    place = planted(file)
-    if place is not None:
+    suspect = planted(file)
+    if suspect is not None:
         raise ProjectError(
-            f"another user has put this into a folder that all may write to, and it makes rlcli run {what}",
-            where=str(place),
+            f"another user has put this into a folder that all may write to, and it makes rlcli run {effect}",
+            where=str(suspect),
             hint=f"if you trust it: rlcli {trusting}",
         )
 
@@ -215,10 +215,10 @@ def planted(path: Path) -> Path | None:
     """The reason to suspect that another user planted a path: it, or the nearest folder above it, that belongs to
     another user and is located where anybody may make files, such as in /tmp. None if there is none; root is
     trusted."""
-    for place in _upward(path.resolve()):
+    for folder in _upward(path.resolve()):
         try:
-            if place.parent.stat().st_mode & stat.S_IWOTH and _owner(place) not in _TRUSTED:
-                return place
+            if folder.parent.stat().st_mode & stat.S_IWOTH and _owner(folder) not in _TRUSTED:
+                return folder
         except OSError:  # it does not exist
             continue
     return None

@@ -28,7 +28,7 @@ LOG_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServerRequest:
     """What the client requests."""
 
     life: int
@@ -66,7 +66,7 @@ class ServerSlot:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._life = self.wanted.life
+        self._life = self.request.life
 
     # -- the client's ----------------------------------------------------------------------------------------
 
@@ -81,27 +81,31 @@ class ServerSlot:
 
     def _want(self, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
         self._life += 1
-        wanted = Wanted(self._life, command, environment)
-        replace_file(self.folder / WANTED, json.dumps(asdict(wanted)).encode())
+        request = ServerRequest(self._life, command, environment)
+        replace_file(self.folder / WANTED, json.dumps(asdict(request)).encode())
 
     @property
     def port(self) -> int | None:
         """Where the last requested server listens, or will soon; None until it is started."""
-        found = self.serves
-        return found.port if found is not None and found.life == self._life and found.given_up is None else None
+        reported = self.serves
+        return (
+            reported.port
+            if reported is not None and reported.life == self._life and reported.given_up is None
+            else None
+        )
 
     @property
     def exit_code(self) -> int | None:
         """Exit code of the last requested server; None while it runs."""
-        found = self.serves
-        if found is not None and found.given_up is not None:
+        reported = self.serves
+        if reported is not None and reported.given_up is not None:
             return LOST
-        return found.exit if found is not None and found.life == self._life else None
+        return reported.exit if reported is not None and reported.life == self._life else None
 
     @property
     def given_up(self) -> str | None:
         """Why no server will be started here any more; None if one may be."""
-        return found.given_up if (found := self.serves) is not None else None
+        return reported.given_up if (reported := self.serves) is not None else None
 
     @property
     def log(self) -> Path:
@@ -118,14 +122,18 @@ class ServerSlot:
     # -- the agent's -----------------------------------------------------------------------------------------
 
     @property
-    def wanted(self) -> Wanted:
-        found = known_object(self.folder / WANTED)
-        return Wanted(found["life"], tuple(found["command"]), found["environment"]) if found else Wanted(0)
+    def request(self) -> ServerRequest:
+        content = known_object(self.folder / WANTED)
+        return (
+            ServerRequest(content["life"], tuple(content["command"]), content["environment"])
+            if content
+            else ServerRequest(0)
+        )
 
     @property
     def serves(self) -> Serves | None:
-        found = known_object(self.folder / SERVES)
-        return Serves(**found) if found else None
+        content = known_object(self.folder / SERVES)
+        return Serves(**content) if content else None
 
     def give_up(self, why: str) -> None:
         """Record that there will be no agent any more; called by its starter once it has died too often."""

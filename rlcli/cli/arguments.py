@@ -53,7 +53,7 @@ def runs_and_metrics(words: Sequence[str], find: Callable[[str], Sequence[Path]]
     metrics: list[str] = []
     for word in words:
         try:
-            folders += [one for one in find(word) if one not in folders]
+            folders += [folder for folder in find(word) if folder not in folders]
         except NoSuchRun:
             if not folders:
                 raise
@@ -118,8 +118,8 @@ def answering(model: str, role: str | None, step: int | None, seed: int) -> Iter
     from rlcli.launch.trained_model import trained_model
     from rlcli.observe.status_line import status_line
 
-    with trained_model(model, role, step) as found:
+    with trained_model(model, role, step) as trained:
         with status_line() as say:
             say("loading the model")
-            answerer = Answerer(found.source, seed=seed)
-        yield found, answerer
+            answerer = Answerer(trained.source, seed=seed)
+        yield trained, answerer

@@ -36,13 +36,13 @@ class Line:
 
     def recipe(self) -> str:
         """The recipe that the keys belong to."""
-        for parameter, given in zip(self.arguments(), self.positionals, strict=False):
+        for parameter, positional in zip(self.arguments(), self.positionals, strict=False):
             if parameter.name == "recipe":
-                return given
+                return positional
             if parameter.name == "run":
                 from rlcli.observe.run_search import find_run
 
-                return str(find_run(given) / RESOLVED_RECIPE)
+                return str(find_run(positional) / RESOLVED_RECIPE)
         return ""
 
     def sketch(self, recipe: str) -> Mapping:
@@ -68,8 +68,8 @@ def candidates(app: Any, words: Sequence[str]) -> list[Candidate]:
         return []
 
 
-def _sorted_out(found: Iterator[Candidate], last: str) -> list[Candidate]:
-    return list({one.text: one for one in found if one.text.startswith(last)}.values())
+def _sorted_out(candidates: Iterator[Candidate], last: str) -> list[Candidate]:
+    return list({candidate.text: candidate for candidate in candidates if candidate.text.startswith(last)}.values())
 
 
 def _read(command: Any, words: Sequence[str]) -> Line:
@@ -129,7 +129,9 @@ def _next(line: Line, last: str) -> Iterator[Candidate]:
         name, equals, value = last.partition("=")
         option = next((p for p in _options(line) if name in p.opts and not p.is_flag), None)
         if equals and option is not None:
-            yield from (Candidate(f"{name}={one.text}", one.doc) for one in _values_of(option, line, value))
+            yield from (
+                Candidate(f"{name}={candidate.text}", candidate.doc) for candidate in _values_of(option, line, value)
+            )
             return
         for option in _options(line):
             if option.name not in line.options or option.multiple:
@@ -178,7 +180,7 @@ def _overrides_of(line: Line, recipe: str, last: str) -> Iterator[Candidate]:
     yield from override_candidates(line.sketch(recipe), last, line.overrides())
     key, equals, value = last.partition("=")
     if equals and key.endswith((".path", ".tokenizer", ".dir")):
-        yield from (Candidate(f"{key}={one.text}") for one in _any_file(line, value))
+        yield from (Candidate(f"{key}={candidate.text}") for candidate in _any_file(line, value))
 
 
 def _keys(line: Line, last: str) -> Iterator[Candidate]:
@@ -191,8 +193,10 @@ def _sections(line: Line, last: str) -> Iterator[Candidate]:
     """Arguments of `schema`: sections and components."""
     from rlcli.recipe.introspection.typing_ahead import key_candidates
 
-    found = key_candidates(line.sketch(""), last)
-    yield from (Candidate(one.text.removesuffix("."), one.doc) for one in found if one.text.endswith("."))
+    keys = key_candidates(line.sketch(""), last)
+    yield from (
+        Candidate(candidate.text.removesuffix("."), candidate.doc) for candidate in keys if candidate.text.endswith(".")
+    )
     yield from _components(line, last)
 
 
@@ -214,8 +218,8 @@ def _components(line: Line, last: str) -> Iterator[Candidate]:
     from rlcli import registry
 
     kind = next((KINDS[word] for word in line.positionals if word in KINDS), None)
-    for one in [kind] if kind else KINDS.values():
-        yield from (Candidate(name, one.removesuffix("s")) for name in registry.names(one))
+    for listed_kind in [kind] if kind else KINDS.values():
+        yield from (Candidate(name, listed_kind.removesuffix("s")) for name in registry.names(listed_kind))
 
 
 def _shown(line: Line, last: str) -> Iterator[Candidate]:
@@ -284,11 +288,11 @@ def _folders(line: Line, last: str) -> Iterator[Candidate]:
 
 def _yaml_files(last: str) -> Iterator[Candidate]:
     """YAML files; folders only once something is typed, because names come first."""
-    found = _files(last, lambda path: path.suffix in (".yaml", ".yml"))
-    yield from (one for one in found if last or one.is_whole)
+    files = _files(last, lambda path: path.suffix in (".yaml", ".yml"))
+    yield from (file for file in files if last or file.is_whole)
 
 
-def _files(last: str, wanted: Callable[[Path], bool]) -> Iterator[Candidate]:
+def _files(last: str, is_offered: Callable[[Path], bool]) -> Iterator[Candidate]:
     """Folders, and the `wanted` files, below the typed path."""
     head, slash, partial = last.rpartition("/")
     folder = Path(f"{head}{slash}" or ".").expanduser()
@@ -298,7 +302,7 @@ def _files(last: str, wanted: Callable[[Path], bool]) -> Iterator[Candidate]:
                 continue
             if path.is_dir():
                 yield Candidate(f"{head}{slash}{path.name}/")
-            elif wanted(path):
+            elif is_offered(path):
                 yield Candidate(f"{head}{slash}{path.name}")
 
 
@@ -307,11 +311,11 @@ _BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
     "overrides": _overrides,
     "with_": _profiles,
     "key": _keys,
-    "show.what": _shown,
-    "schema.what": _sections,
+    "show.words": _shown,
+    "schema.subject": _sections,
     "test.kind": _tested_kinds,
     "test.name": _tested,
-    "test.given": _tested_with,
+    "test.settings": _tested_with,
     "new.name": _folders,
     "like": _components,
     "name": _components,

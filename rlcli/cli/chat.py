@@ -34,9 +34,9 @@ def chat(
     Example: rlcli chat runs/ppo_gsm8k/20261121-120000
     """
     settings = options.sampling(max_new_tokens, temperature, top_p)
-    with options.answering(model, role, step, seed) as (found, answerer):
+    with options.answering(model, role, step, seed) as (trained, answerer):
         answerer.tokens_of([{"role": "user", "content": "?"}])  # a model without a template is refused here
-        print_talk(f"{found.described}. {HELP}")
+        print_talk(f"{trained.described}. {HELP}")
         _talk(answerer, settings, system)
 
 
@@ -46,12 +46,12 @@ def _talk(answerer: Answerer, settings: GenerationHyperparameters, system: str |
         import readline  # noqa: F401 - makes input() edit lines and remember them
     first = [{"role": "system", "content": system}] if system is not None else []
     conversation, turn = list(first), 0
-    while (said := _next_line()) is not None:
-        if said.strip() == "/reset":
+    while (question := _next_line()) is not None:
+        if question.strip() == "/reset":
             conversation = list(first)
             print_talk("(a new conversation)")
-        elif said.strip():
-            conversation.append({"role": "user", "content": said})
+        elif question.strip():
+            conversation.append({"role": "user", "content": question})
             try:
                 answer = _answer(answerer, conversation, settings, turn)
             except ModelError as error:
@@ -79,14 +79,14 @@ def _answer(
     answerer: Answerer, conversation: list[dict[str, str]], settings: GenerationHyperparameters, turn: int
 ) -> str:
     """Print an answer while it is sampled. After Ctrl-C it is the text sampled so far."""
-    said = ""
+    text = ""
     tokens = answerer.tokens_of(conversation)
     with closing(answerer.stream(tokens, settings, turn)) as pieces:
         try:
             for piece in pieces:
-                said += piece
+                text += piece
                 print_piece(piece)
         except KeyboardInterrupt:
             print_piece(" […]")
     print_text()
-    return said
+    return text

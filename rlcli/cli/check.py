@@ -29,8 +29,8 @@ def check(
     findings = list(preflight(resolved, rows))
     code = exit_code(findings)
     if as_json:
-        found = [finding.as_json() for finding in findings]
-        print_json({"ok": code == 0, "recipe": resolved.recipe.name, "findings": found})
+        described = [finding.as_json() for finding in findings]
+        print_json({"ok": code == 0, "recipe": resolved.recipe.name, "findings": described})
     else:
         print_findings(findings)
     return code

@@ -141,28 +141,31 @@ class CheckPrinter(SilentPrinter):
 
     def _say_repeated(self) -> None:
         if self._repeated:
-            more = "1 more check fails" if self._repeated == 1 else f"{self._repeated} more checks fail"
-            _print_line("FAIL", f"{more} for this reason")
+            note = "1 more check fails" if self._repeated == 1 else f"{self._repeated} more checks fail"
+            _print_line("FAIL", f"{note} for this reason")
         self._repeated = 0
 
     def total(self, tested: Sequence[Examined]) -> None:
         if len(tested) > 1:
-            sound = sum(one.broken is None and not one.count("FAIL") for one in tested)
+            sound = sum(component.broken is None and not component.count("FAIL") for component in tested)
             print_talk(f"{sound} of {len(tested)} components keep their contract: {summary(tested)}")
 
 
-def _is_alike(one: CheckFailure, other: CheckFailure) -> bool:
+def _is_alike(failure: CheckFailure, previous: CheckFailure) -> bool:
     """Whether two failures are the same, or the same exception at the same line: messages may contain batch sizes."""
-    crashed = one.cause == other.cause == "" and one.finding.partition(":")[0] == other.finding.partition(":")[0]
-    return one == other or (crashed and one.where == other.where != "")
+    if failure == previous:
+        return True
+    crashed = failure.cause == previous.cause == ""
+    exception, exception_before = failure.finding.partition(":")[0], previous.finding.partition(":")[0]
+    return crashed and exception == exception_before and failure.where == previous.where != ""
 
 
 def summary(tested: Sequence[Examined]) -> str:
     """`13 passed, 1 failed, 2 skipped in 9.2 s`."""
-    outcomes = [check.outcome for one in tested for check in one.checks]
+    outcomes = [check.outcome for component in tested for check in component.checks]
     numbers = {word: outcomes.count(outcome) for outcome, word in COUNTED.items()}
     words = ", ".join(f"{number} {word}" for word, number in numbers.items() if number) or "no checks"
-    return f"{words} in {sum(one.seconds for one in tested):.1f} s"
+    return f"{words} in {sum(component.seconds for component in tested):.1f} s"
 
 
 def _skipped(reasons: Mapping[str, int]) -> Iterator[str]:
@@ -185,14 +188,14 @@ def _cases(check: Check) -> str:
 
 def _print_line(level: str, words: str, note: str = "") -> None:
     """`  ok    the same on 1 and 2 ranks   max diff 3e-7`; a note that does not fit goes below."""
-    said = STYLES[level] if level == "skip" else ""
+    style = STYLES[level] if level == "skip" else ""
     first, *rest = _wrapped(one_line(words), MARGIN)
     beside = f"   {one_line(note)}" if note and not rest else ""
     if MARGIN + len(first) + len(beside) > terminal_width():
         beside = ""
-    print_styled((f"  {level:<{MARGIN - 2}}", STYLES[level]), (first, said), (beside, "dim"))
+    print_styled((f"  {level:<{MARGIN - 2}}", STYLES[level]), (first, style), (beside, "dim"))
     for line in rest:
-        print_styled((" " * MARGIN + line, said))
+        print_styled((" " * MARGIN + line, style))
     if note and not beside:
         _print_below(note)
 

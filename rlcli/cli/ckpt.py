@@ -63,19 +63,19 @@ def ls(run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: As
     """
     from rlcli.checkpoint.overview import find_checkpoints, leftovers, overview
 
-    place = find_checkpoints(run)
-    best = _best(place, 1, best_metric, best_is)
-    entries, unfinished = overview(place, best), list(leftovers(place))
+    location = find_checkpoints(run)
+    best = _best(location, 1, best_metric, best_is)
+    entries, unfinished = overview(location, best), list(leftovers(location))
     if as_json:
         checkpoints = [_entry_as_json(entry) for entry in entries]
         print_json(
-            {"folder": str(place.folder), "checkpoints": checkpoints, "unfinished": [p.name for p in unfinished]}
+            {"folder": str(location.folder), "checkpoints": checkpoints, "unfinished": [p.name for p in unfinished]}
         )
         return
     if entries:
         print_table(["step", "age", "size", "state", "marks"], [_row(entry, best) for entry in entries])
     else:
-        print_text(f"no checkpoints in {place.folder}")
+        print_text(f"no checkpoints in {location.folder}")
     if unfinished:
         print_text(f"and {count(len(unfinished), 'folder')} being written or deleted, or left by a process that died")
 
@@ -91,19 +91,19 @@ def verify(run: Run, step: Steps = None, as_json: AsJson = False) -> int:
     from rlcli.checkpoint.overview import find_checkpoints
     from rlcli.checkpoint.verify import examine
 
-    place = find_checkpoints(run)
+    location = find_checkpoints(run)
     reports = []
-    for path in place.select(step or ()):
-        report = examine(path, run_id=_run_id(place))
+    for path in location.select(step or ()):
+        report = examine(path, run_id=_run_id(location))
         reports.append(report)
         if not as_json:
             print_text(_verdict(report))
             for fault in report.faults:
                 print_error(fault)
-    whole = [report for report in reports if not report.faults]
+    intact = [report for report in reports if not report.faults]
     if as_json:
-        found = [_report_as_json(report) for report in reports]
-        print_json({"ok": len(whole) == len(reports), "folder": str(place.folder), "checkpoints": found})
+        described = [_report_as_json(report) for report in reports]
+        print_json({"ok": len(intact) == len(reports), "folder": str(location.folder), "checkpoints": described})
     return max((fault.exit_code for report in reports for fault in report.faults), default=0)
 
 
@@ -127,20 +127,20 @@ def prune(
 
     if keep_last < 1 or keep_best < 0:
         raise UsageError("at least one checkpoint stays", hint="--keep-last 1 or more, --keep-best 0 or more")
-    place = find_checkpoints(run)
-    if place.only is not None:
-        raise UsageError(f"{run} is one checkpoint", hint=f"rlcli ckpt prune {place.folder} --keep-last {keep_last}")
-    with contextlib.nullcontext() if dry_run else _held(place):
-        run_id = _run_id(place)
+    location = find_checkpoints(run)
+    if location.only is not None:
+        raise UsageError(f"{run} is one checkpoint", hint=f"rlcli ckpt prune {location.folder} --keep-last {keep_last}")
+    with contextlib.nullcontext() if dry_run else _held(location):
+        run_id = _run_id(location)
         if run_id is not None and not dry_run:  # without the run's lock a save may be in progress in the folder
-            clear_leftovers(place.folder, run_id)
-        before = {entry.report.path: entry for entry in overview(place, None)}
-        best = _best(place, keep_best, best_metric, best_is)
-        deleted = delete(place.folder, keep_last, best, run_id=run_id, dry_run=dry_run)
+            clear_leftovers(location.folder, run_id)
+        before = {entry.report.path: entry for entry in overview(location, None)}
+        best = _best(location, keep_best, best_metric, best_is)
+        deleted = delete(location.folder, keep_last, best, run_id=run_id, dry_run=dry_run)
     stay = [entry for path, entry in before.items() if path not in deleted]
     if as_json:
         gone, left = ([_entry_as_json(entry) for entry in some] for some in ((before[p] for p in deleted), stay))
-        print_json({"dry_run": dry_run, "folder": str(place.folder), "deleted": gone, "kept": left})
+        print_json({"dry_run": dry_run, "folder": str(location.folder), "deleted": gone, "kept": left})
         return
     word = "would delete" if dry_run else "deleted"
     print_text(f"{word:<12}  {_steps([before[path] for path in deleted])}")
@@ -162,8 +162,8 @@ def show(
     from rlcli.checkpoint.manifest import read_manifest
     from rlcli.checkpoint.overview import find_checkpoints
 
-    place = find_checkpoints(run)
-    path = place.select([] if step is None else [step])[0]
+    location = find_checkpoints(run)
+    path = location.select([] if step is None else [step])[0]
     manifest = read_manifest(path)
     if as_json:
         print_json({"path": str(path)} | manifest.as_json())
@@ -223,9 +223,9 @@ def _steps(entries: Sequence[Entry]) -> str:
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
     manifest = entry.report.manifest
-    more = {"written": entry.written, "latest": entry.is_latest, "best": entry.is_best}
+    state = {"written": entry.written, "latest": entry.is_latest, "best": entry.is_best}
     metrics = dict(manifest.metrics) if manifest is not None else None
-    return _report_as_json(entry.report) | more | {"metrics": metrics}
+    return _report_as_json(entry.report) | state | {"metrics": metrics}
 
 
 def _report_as_json(report: Report) -> dict[str, Any]:
@@ -239,38 +239,38 @@ def _report_as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _best(place: Place, count: int, metric: str | None, which: Which | None) -> Best | None:
+def _best(location: Place, count: int, metric: str | None, which: Which | None) -> Best | None:
     """The best `count`, according to the options, or the run's recipe where they are not given."""
     from rlcli.checkpoint.retention import Best
 
     if not count:
         return None
-    settings = _recipe_settings(place) if metric is None or which is None else {}
+    settings = _recipe_settings(location) if metric is None or which is None else {}
     name = metric or str(settings.get("best_metric", "eval/accuracy"))
     is_lowest = which is Which.LOWEST if which is not None else settings.get("best_is") == "lowest"
     return Best(name, "lowest" if is_lowest else "highest", count)
 
 
-def _recipe_settings(place: Place) -> dict[str, Any]:
+def _recipe_settings(location: Place) -> dict[str, Any]:
     """The section `checkpoint:` of the run's recipe, empty if it cannot be read."""
     from rlcli.observe.run_comparison import recorded_recipe
 
     section = None
     with contextlib.suppress(RlcliError):
-        section = recorded_recipe(place.run).get("checkpoint") if place.run is not None else None
+        section = recorded_recipe(location.run).get("checkpoint") if location.run is not None else None
     return section if isinstance(section, dict) else {}
 
 
-def _run_id(place: Place) -> str | None:
+def _run_id(location: Place) -> str | None:
     from rlcli.observe.run_record import read_status
 
-    status = read_status(place.run) if place.run is not None else None
+    status = read_status(location.run) if location.run is not None else None
     run_id = status.get("run_id") if status is not None else None
     return run_id if isinstance(run_id, str) else None
 
 
-def _held(place: Place) -> contextlib.AbstractContextManager[object]:
+def _held(location: Place) -> contextlib.AbstractContextManager[object]:
     """Hold the run's lock: what a live run is writing must not be deleted. Raises ResourceError F71."""
     from rlcli.observe.run_directory import RunDirectory
 
-    return RunDirectory.reopen(place.run) if place.run is not None else contextlib.nullcontext()
+    return RunDirectory.reopen(location.run) if location.run is not None else contextlib.nullcontext()

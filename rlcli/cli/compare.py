@@ -48,8 +48,8 @@ def compare(
 
     folders, metrics = runs_and_metrics(words, lambda word: _runs_of(word, runs))
     groups = groups_of(folders)
-    wanted = metrics or usual_metrics([records for group in groups for records in group.records])
-    charts = [group_chart(metric, groups) for metric in wanted]
+    chosen = metrics or usual_metrics([records for group in groups for records in group.records])
+    charts = [group_chart(metric, groups) for metric in chosen]
     if output is not None:
         write_picture(charts, output)
     if as_json:
@@ -63,11 +63,12 @@ def compare(
 
 def print_groups(groups: Sequence[RunGroup]) -> None:
     """Print the table: a row for each group."""
-    found = [group.results() for group in groups]
-    known = {name for results in found for name in results}
-    names = [next(iter(some)) for names in COLUMNS if (some := [name for name in names if name in known])]
+    results_by_group = [group.results() for group in groups]
+    measured = {name for results in results_by_group for name in results}
+    available = [[name for name in column if name in measured] for column in COLUMNS]
+    names = [column[0] for column in available if column]
     rows = []
-    for group, results in zip(groups, found, strict=True):
+    for group, results in zip(groups, results_by_group, strict=True):
         steps = max((int(record["step"]) for records in group.records for record in records), default=0)
         rows.append((group.label, str(len(group.runs)), str(steps), *(_text(results.get(name)) for name in names)))
     print_table(["", "runs", "steps", *names], rows, numbers=True)

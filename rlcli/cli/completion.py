@@ -88,13 +88,13 @@ def completion(
     Example: source <(rlcli completion bash)
     """
     shell = shell or _current_shell()
-    place = _place(shell)
+    file = _place(shell)
     if install:
-        _install(place, SCRIPTS[shell])
+        _install(file, SCRIPTS[shell])
     if as_json:
-        print_json({"shell": shell.value, "file": str(place), "installed": install, "script": SCRIPTS[shell]})
+        print_json({"shell": shell.value, "file": str(file), "installed": install, "script": SCRIPTS[shell]})
     elif install:
-        print_talk(f"wrote {place}\n{_next_step(shell, place)}")
+        print_talk(f"wrote {file}\n{_next_step(shell, file)}")
     else:
         write_text(SCRIPTS[shell])
 
@@ -121,19 +121,19 @@ def _place(shell: Shell) -> Path:
     }[shell]
 
 
-def _install(place: Path, script: str) -> None:
+def _install(file: Path, script: str) -> None:
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(script, encoding="utf-8")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(script, encoding="utf-8")
     except OSError as error:
-        raise not_writable(place, error) from None
+        raise not_writable(file, error) from None
 
 
-def _next_step(shell: Shell, place: Path) -> str:
+def _next_step(shell: Shell, file: Path) -> str:
     if shell is Shell.BASH:
-        return f"New shells complete rlcli. Without the package bash-completion, add to ~/.bashrc:\n  source {place}"
+        return f"New shells complete rlcli. Without the package bash-completion, add to ~/.bashrc:\n  source {file}"
     if shell is Shell.ZSH:
-        return f"Add to ~/.zshrc, before compinit, if it is not there:\n  fpath=({place.parent} $fpath)"
+        return f"Add to ~/.zshrc, before compinit, if it is not there:\n  fpath=({file.parent} $fpath)"
     return "New shells complete rlcli."
 
 
@@ -146,24 +146,24 @@ def answer(app: Any, arguments: list[str]) -> None:
 
     shell, *words = arguments or [""]
     if shell != Shell.BASH:
-        for one in candidates(app, words):
-            _say(f"{one.text}\t{_short(one.doc)}" if one.doc else one.text)
+        for candidate in candidates(app, words):
+            _say(f"{candidate.text}\t{_short(candidate.doc)}" if candidate.doc else candidate.text)
         return
     line, breaks = (*words, "", "")[:2]
     words, quote = split_line(line)
-    found = candidates(app, words[1:] or [""])
-    for one in found:
-        _say(_for_bash(one, words[-1], quote, breaks))
+    offered = candidates(app, words[1:] or [""])
+    for candidate in offered:
+        _say(_for_bash(candidate, words[-1], quote, breaks))
 
 
 def _short(doc: str) -> str:
     return doc.partition("\n")[0].partition("; ")[0][:70]
 
 
-def _for_bash(one: Candidate, last: str, quote: str, breaks: str) -> str:
+def _for_bash(candidate: Candidate, last: str, quote: str, breaks: str) -> str:
     """The part of a word that readline replaces: the text after its last word break, such as `=` or `:`."""
     start = 0 if quote else max((last.rfind(sign) + 1 for sign in "=:" if sign in breaks), default=0)
-    text = one.text[start:]
+    text = candidate.text[start:]
     if quote:
         return text
     return "".join(f"\\{sign}" if sign in " \\'\"$`!&;<>()|*?[]{}#" else sign for sign in text)

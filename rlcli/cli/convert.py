@@ -80,28 +80,30 @@ def convert(
     from rlcli.checkpoint.role_folders import check_digests, find_role
 
     started = time.monotonic()
-    found = find_role(_only(source, to_hf, from_hf, to), role, step)
-    target, wanted = to_hf or to, None if dtype is Type.KEEP else dtype.value
+    source_role = find_role(_only(source, to_hf, from_hf, to), role, step)
+    target, new_dtype = to_hf or to, None if dtype is Type.KEEP else dtype.value
     assert target is not None
     conversions.refuse_existing(target)
     if verify and not dry_run:
-        check_digests(found)
+        check_digests(source_role)
     if to_hf is not None:
         largest = conversions.parse_size(max_shard_size)
-        plan = conversions.plan_to_hf(found.folder, to_hf, dtype=wanted, largest=largest, padding=vocab_padding.value)
+        plan = conversions.plan_to_hf(
+            source_role.folder, to_hf, dtype=new_dtype, largest=largest, padding=vocab_padding.value
+        )
     else:
-        plan = conversions.plan_from_hf(found.folder, target, ranks=ranks, dtype=wanted)
+        plan = conversions.plan_from_hf(source_role.folder, target, ranks=ranks, dtype=new_dtype)
     if not as_json:
-        _say(_planned(plan, found, dry_run))
+        _say(_planned(plan, source_role, dry_run))
     checked, peak = (None, _peak()) if dry_run else _convert(plan, verify)
     seconds = time.monotonic() - started
     if as_json:
         numbers = {"seconds": round(seconds, 3), "peak_bytes": peak}
-        print_json(_as_json(plan, found, checked, dry_run) | numbers)
+        print_json(_as_json(plan, source_role, checked, dry_run) | numbers)
     elif not dry_run:
         before = " before the check" if checked else ""
         last = f"done     in {_duration(seconds)}, peak memory {size(peak)}{before}"
-        _say([*_checked(plan, found, checked), last])
+        _say([*_checked(plan, source_role, checked), last])
 
 
 def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
@@ -109,7 +111,7 @@ def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
     from rlcli.checkpoint import convert as conversions
     from rlcli.observe.status_line import status_line
 
-    found: list[Checked] = []
+    results: list[Checked] = []
     peaks: list[int] = []
 
     def check(folder: Path) -> None:
@@ -118,11 +120,11 @@ def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
             say("loading both models to compare them")
             from rlcli.checkpoint.conversion_check import check_conversion
 
-            found.append(check_conversion(plan, folder))
+            results.append(check_conversion(plan, folder))
 
     with _progress(plan.bytes) as progress:
         conversions.convert(plan, progress, check if verify else None)
-    return (found[0], peaks[0]) if verify else (None, _peak())
+    return (results[0], peaks[0]) if verify else (None, _peak())
 
 
 def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Path | None) -> Path:
@@ -141,10 +143,10 @@ def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Pat
     raise UsageError("rlcli convert needs either --to-hf, or --from-hf and --to", hint=example)
 
 
-def _planned(plan: Conversion, found: RoleFolder, dry_run: bool) -> Iterator[str]:
+def _planned(plan: Conversion, source: RoleFolder, dry_run: bool) -> Iterator[str]:
     dtypes = sorted({tensor.spec.dtype.lower() for move in plan.moves for tensor in move.sources})
     files = count(plan.source_files, "sharded file" if plan.source_is_sharded else "whole file")
-    yield f"reading  {found.folder}: {files}, {plan.model_type}, {'+'.join(dtypes)}"
+    yield f"reading  {source.folder}: {files}, {plan.model_type}, {'+'.join(dtypes)}"
     for note in plan.notes:
         yield f"note     {note}"
     yield _writing(plan, dry_run)
@@ -158,36 +160,36 @@ def _writing(plan: Conversion, dry_run: bool) -> str:
         "tokenizer": {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"},
         "chat template": {"chat_template.jinja"},
     }
-    along = [what for what, files in shown.items() if files & names]
+    along = [label for label, files in shown.items() if files & names]
     verb = "would be" if dry_run else "writing "
     types = "+".join(plan.dtypes).lower()
     weights = f"{len(plan.files)} safetensors ({size(plan.bytes)}, {types})"
     return f"{verb} {plan.target}: {', '.join([weights, *along])}"
 
 
-def _checked(plan: Conversion, found: RoleFolder, result: Checked | None) -> Iterator[str]:
+def _checked(plan: Conversion, source: RoleFolder, result: Checked | None) -> Iterator[str]:
     if result is None:
         yield "checking nothing, as --no-verify says"
         return
     tied = "tied" if result.tied else "untied"
     shapes = f"{result.tensors}/{len(plan.outputs)}"
     yield f"checking names and shapes {shapes} · embeddings {tied} as in the source · no NaN"
-    what = "training checkpoint" if found.checkpoint is not None else "source"
+    origin = "training checkpoint" if source.checkpoint is not None else "source"
     rounded = f" rounded to {plan.dtypes[0].lower()}" if _is_rounded(plan) else ""
-    yield f"         all {result.parameters} parameters equal those of the {what}{rounded}"
-    yield f"         logits on {result.prompts} prompts: max diff {result.max_difference} against the {what}{rounded}"
+    yield f"         all {result.parameters} parameters equal those of the {origin}{rounded}"
+    yield f"         logits on {result.prompts} prompts: max diff {result.max_difference} against the {origin}{rounded}"
 
 
 def _is_rounded(plan: Conversion) -> bool:
     return any(move.sources[0].spec.dtype != spec.dtype for move in plan.moves for spec in move.outputs)
 
 
-def _as_json(plan: Conversion, found: RoleFolder, checked: Checked | None, dry_run: bool) -> dict[str, Any]:
+def _as_json(plan: Conversion, source: RoleFolder, checked: Checked | None, dry_run: bool) -> dict[str, Any]:
     return {
         "ok": True,
-        "source": str(found.folder),
-        "role": found.role,
-        "step": found.step,
+        "source": str(source.folder),
+        "role": source.role,
+        "step": source.step,
         "target": str(plan.target),
         "model_type": plan.model_type,
         "written": not dry_run,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Side:
     """A recipe or a run."""
 
-    given: str
+    argument: str
     name: str
     values: Values
     resolved: Resolved | None
@@ -44,79 +44,79 @@ def diff(
     """
     from rlcli.recipe.introspection.difference import differences
 
-    one, other = _side(before), _side(now)
-    recipe = differences(one.values, other.values)
+    left, right = _side(before), _side(now)
+    recipe = differences(left.values, right.values)
     code: list[RecordedPair] = []
     environment: list[RecordedPair] = []
     outcome: list[RecordedPair] = []
-    if one.run is not None and other.run is not None:
+    if left.run is not None and right.run is not None:
         from rlcli.observe.run_comparison import code_differences, environment_differences, results
 
-        code = code_differences(one.run, other.run)
-        environment = environment_differences(one.run, other.run)
-        outcome = results(one.run, other.run)
+        code = code_differences(left.run, right.run)
+        environment = environment_differences(left.run, right.run)
+        outcome = results(left.run, right.run)
     if as_json:
         parts = {"code": code, "environment": environment, "results": outcome}
-        document: dict[str, Any] = {"a": _as_json(one), "b": _as_json(other), "recipe": [asdict(d) for d in recipe]}
+        document: dict[str, Any] = {"a": _as_json(left), "b": _as_json(right), "recipe": [asdict(d) for d in recipe]}
         print_json(document | {name: [_strict(pair) for pair in pairs] for name, pairs in parts.items()})
         return
-    _print_sides(one, other)
-    _print_recipe(recipe, one, other)
-    if one.run is not None and other.run is not None:
+    _print_sides(left, right)
+    _print_recipe(recipe, left, right)
+    if left.run is not None and right.run is not None:
         _print_pairs("code", code)
         _print_pairs("environment", environment)
         _print_results(outcome)
 
 
-def _side(given: str) -> Side:
+def _side(argument: str) -> Side:
     from rlcli.recipe.introspection.difference import values_of_resolved
     from rlcli.recipe.resolve import load_recipe
 
-    if "\0" not in given and Path(given).is_dir():
+    if "\0" not in argument and Path(argument).is_dir():
         from rlcli.api.run_folder import is_run
         from rlcli.observe.run_comparison import read_run
 
-        if is_run(Path(given)):
-            run = read_run(Path(given))
-            return Side(given, run.name, run.values, None, run)
-    resolved = load_recipe(given)
-    return Side(given, resolved.recipe.name, values_of_resolved(resolved), resolved, None)
+        if is_run(Path(argument)):
+            run = read_run(Path(argument))
+            return Side(argument, run.name, run.values, None, run)
+    resolved = load_recipe(argument)
+    return Side(argument, resolved.recipe.name, values_of_resolved(resolved), resolved, None)
 
 
-def _print_sides(one: Side, other: Side) -> None:
-    for letter, side in (("A", one), ("B", other)):
-        print_text(f"{letter}  {'run' if side.run else 'recipe'} {side.given}")
+def _print_sides(left: Side, right: Side) -> None:
+    for letter, side in (("A", left), ("B", right)):
+        print_text(f"{letter}  {'run' if side.run else 'recipe'} {side.argument}")
     print_text()
 
 
-def _print_recipe(found: list[Difference], one: Side, other: Side) -> None:
+def _print_recipe(changed: list[Difference], left: Side, right: Side) -> None:
     from rlcli.recipe.introspection.difference import grouped, implied, sections_of_one
     from rlcli.recipe.introspection.fields import yaml_word
 
-    if not found:
+    if not changed:
         print_text("recipe   no difference: every value is the same")
         return
-    of_one = sections_of_one(found, one.values, other.values)
+    of_one = sections_of_one(changed, left.values, right.values)
     print_text("recipe")
-    silent = [difference for difference in found if difference.key not in of_one and implied(difference)]
-    for group in grouped([d for d in found if d.key not in of_one and d not in silent]):
+    silent = [difference for difference in changed if difference.key not in of_one and implied(difference)]
+    for group in grouped([d for d in changed if d.key not in of_one and d not in silent]):
         first = group.differences[0]
         keys = len(group.differences)
         print_text(f"  {group.pattern}{f'  ({keys} keys)' if keys > 1 else ''}")
         rows = [
             (letter, yaml_word(value) if origin is not None else "not set", _place(origin, side))
             for letter, side, value, origin in (
-                ("A", one, first.before, first.origin_before),
-                ("B", other, first.now, first.origin_now),
+                ("A", left, first.before, first.origin_before),
+                ("B", right, first.now, first.origin_now),
             )
         ]
         width = min(max(len(value) for _, value, _ in rows), 40)
         for letter, value, origin in rows:
             print_text(f"    {letter}  {value:<{width}}  {origin}".rstrip())
     for letter, kind in (("A", "removed"), ("B", "added")):
-        tops = dict.fromkeys(of_one[d.key] for d in found if d.kind == kind and d.key in of_one)
+        tops = dict.fromkeys(of_one[d.key] for d in changed if d.kind == kind and d.key in of_one)
         if tops:
-            other_side = other if letter == "A" else one
+            other_side = right if letter == "A" else left
             sections = ", ".join(_with_removal(top, other_side) for top in tops)
             print_text(wrapped(f"only in {letter}: {sections}", "  ", "    "))
     if silent:
@@ -171,7 +171,7 @@ def _change(pair: RecordedPair) -> str:
 
 
 def _as_json(side: Side) -> dict[str, Any]:
-    return {"kind": "run" if side.run else "recipe", "given": side.given, "name": side.name}
+    return {"kind": "run" if side.run else "recipe", "given": side.argument, "name": side.name}
 
 
 def _strict(pair: RecordedPair) -> dict[str, Any]:

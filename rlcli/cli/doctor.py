@@ -29,8 +29,8 @@ def doctor(
     findings = list(examine())
     failed = any(finding.level == "FAIL" for finding in findings)
     if as_json:
-        found = [finding.as_json() for finding in findings]
-        print_json({"ok": not failed, "findings": found, "packages": packages(), "variables_set": variables()})
+        described = [finding.as_json() for finding in findings]
+        print_json({"ok": not failed, "findings": described, "packages": packages(), "variables_set": variables()})
     elif report:
         _print_report(findings, packages(), variables())
     else:

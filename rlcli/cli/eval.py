@@ -72,18 +72,18 @@ def eval(  # the verb's name
     from rlcli.observe.status_line import status_line
 
     if tasks is not None:
-        with trained_model(model, role, step) as found:
-            _print_tasks(found, run_tasks(found.source, tasks.split(","), rows), as_json)
+        with trained_model(model, role, step) as trained:
+            _print_tasks(trained, run_tasks(trained.source, tasks.split(","), rows), as_json)
         return
-    wanted = [*_sampling(samples, temperature), *(overrides or ())]
+    settings = [*_sampling(samples, temperature), *(overrides or ())]
     if max_new_tokens is not None:
-        wanted.append(f"generation.max_new_tokens={max_new_tokens}")
+        settings.append(f"generation.max_new_tokens={max_new_tokens}")
     with ExitStack() as stack:
-        found = stack.enter_context(trained_model(model, role, step))
-        exam = find_exam(dataset, found.run)
+        trained = stack.enter_context(trained_model(model, role, step))
+        exam = find_exam(dataset, trained.run)
         if reward is not None:
             exam = replace(exam, reward=read_component(reward, "--reward"))
-        resolved = exam_recipe(found.source, exam, wanted)
+        resolved = exam_recipe(trained.source, exam, settings)
         check_exam(resolved)
         phase = stack.enter_context(status_line())
         prompts = 10**9 if save is not None else show
@@ -92,12 +92,12 @@ def eval(  # the verb's name
         _save(evaluated, save)
     shown = evaluated.texts[: show * resolved.recipe.generation.responses_per_prompt]
     if as_json:
-        _print_json(found, resolved.recipe, evaluated, shown)
+        _print_json(trained, resolved.recipe, evaluated, shown)
     else:
-        _print(found, resolved.recipe, evaluated, shown)
+        _print(trained, resolved.recipe, evaluated, shown)
 
 
-def _print_tasks(found: TrainedModel, results: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+def _print_tasks(trained: TrainedModel, results: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
     """Print lm-eval's results: `acc,none` is a metric and the filter applied before it."""
     read = {
         task: {
@@ -108,13 +108,13 @@ def _print_tasks(found: TrainedModel, results: Mapping[str, Mapping[str, Any]], 
         for task, numbers in results.items()
     }
     if as_json:
-        print_json({"ok": True, "model": found.described, "results": read})
+        print_json({"ok": True, "model": trained.described, "results": read})
         return
-    print_text(f"model    {found.described}\n")
+    print_text(f"model    {trained.described}\n")
     rows = [
-        (task, name, _shown(one["value"]), _shown(one["standard_error"]))
+        (task, name, _shown(estimate["value"]), _shown(estimate["standard_error"]))
         for task, metrics in read.items()
-        for name, one in metrics.items()
+        for name, estimate in metrics.items()
     ]
     print_table(("task", "metric", "value", "standard error"), rows)
 
@@ -140,15 +140,19 @@ def _save(evaluated: Evaluated, file: Path) -> None:
             writer.write(SampleRecord(step=0, phase="eval", **text))
 
 
-def _print_json(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
+def _print_json(trained: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
     results = {
-        name: {"mean": _number(one.mean), "standard_error": _number(one.standard_error), "prompts": one.count}
-        for name, one in evaluated.scores.items()
+        name: {
+            "mean": _number(moments.mean),
+            "standard_error": _number(moments.standard_error),
+            "prompts": moments.count,
+        }
+        for name, moments in evaluated.scores.items()
     }
     print_json(
         {
             "ok": True,
-            "model": found.described,
+            "model": trained.described,
             "dataset": recipe.datasets[str(recipe.train.eval.dataset)].model_dump(),
             "generation": recipe.generation.model_dump(mode="json"),
             "results": results,
@@ -162,11 +166,13 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _print(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
-    print_text(f"model    {found.described}")
+def _print(trained: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
+    print_text(f"model    {trained.described}")
     print_text(f"rows     {_rows(recipe, evaluated)}")
     print_text()
-    rows = [(NAMES.get(name, name), _shown(one.mean), _shown(one.standard_error)) for name, one in _ordered(evaluated)]
+    rows = []
+    for name, score in _ordered(evaluated):
+        rows.append((NAMES.get(name, name), _shown(score.mean), _shown(score.standard_error)))
     print_table(("", "mean", "standard error"), rows)
     group = recipe.generation.build().responses_per_prompt
     for first in range(0, len(shown), group):
@@ -176,9 +182,15 @@ def _print(found: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Seq
 def _ordered(evaluated: Evaluated) -> list[tuple[str, Moments]]:
     """Measures in order of importance: the main results first, explanatory ones last."""
     kinds = ("accuracy", "pass@", "majority@", "reward")
-    found = evaluated.scores.items()
-    place = {name: next((n for n, kind in enumerate(kinds) if name.startswith(kind)), len(kinds)) for name, _ in found}
-    return sorted(found, key=lambda one: place[one[0]] if "_" not in one[0] else len(kinds))
+    scores = evaluated.scores.items()
+
+    def rank(score: tuple[str, Moments]) -> int:
+        name = score[0]
+        if "_" in name:
+            return len(kinds)
+        return next((number for number, kind in enumerate(kinds) if name.startswith(kind)), len(kinds))
+
+    return sorted(scores, key=rank)
 
 
 def _shown(value: float | None) -> str:
@@ -188,7 +200,7 @@ def _shown(value: float | None) -> str:
 def _rows(recipe: Recipe, evaluated: Evaluated) -> str:
     """`256 of arithmetic, 8 responses to each at temperature 1, up to 512 tokens`"""
     generation = recipe.generation.build()
-    count = max((one.count for one in evaluated.scores.values()), default=0)
+    count = max((moments.count for moments in evaluated.scores.values()), default=0)
     dataset = recipe.datasets[str(recipe.train.eval.dataset)]
     source = dataset.args.get("path") or dataset.type
     group = generation.responses_per_prompt

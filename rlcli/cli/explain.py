@@ -50,18 +50,18 @@ def explain(
     from rlcli.recipe.introspection.explanation import explain as explained
 
     resolved = load(recipe, overrides, with_)
-    found = explained(resolved, key)
-    if isinstance(found, list):
+    explanation = explained(resolved, key)
+    if isinstance(explanation, list):
         if as_json:
-            print_json({"key": key, "values": [asdict(leaf) for leaf in found]})
+            print_json({"key": key, "values": [asdict(leaf) for leaf in explanation]})
         else:
-            _print_section(key, found, recipe, resolved)
+            _print_section(key, explanation, recipe, resolved)
         return
-    reached = [(use, _who(resolved, use.key)) for use in found.uses]
+    reached = [(use, _who(resolved, use.key)) for use in explanation.uses]
     if as_json:
-        print_json(_as_json(found, reached))
+        print_json(_as_json(explanation, reached))
     else:
-        _print_value(found, reached, resolved)
+        _print_value(explanation, reached, resolved)
 
 
 def _explain_code(code: str, as_json: bool) -> None:
@@ -92,19 +92,19 @@ def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved
     print_talk(f"one value: rlcli explain {recipe} {leaves[0].key}")
 
 
-def _print_value(found: Explanation, reached: list[tuple[Use, str]], resolved: Resolved) -> None:
+def _print_value(explanation: Explanation, reached: list[tuple[Use, str]], resolved: Resolved) -> None:
     from rlcli.recipe.introspection.fields import yaml_word
     from rlcli.recipe.introspection.readable import by_label
 
-    kind = f"   {found.field.type}" if found.field else ""
-    head = f"{found.key} = {yaml_word(found.value)}{kind}"
-    if found.removed:
-        head = by_label(f"{found.key}: removed {found.removed}", resolved)
+    kind = f"   {explanation.field.type}" if explanation.field else ""
+    head = f"{explanation.key} = {yaml_word(explanation.value)}{kind}"
+    if explanation.removed:
+        head = by_label(f"{explanation.key}: removed {explanation.removed}", resolved)
     print_text(head if len(head) <= 80 else wrapped(head, rest="  "))
-    if found.field and found.field.doc:
-        print_text(wrapped(found.field.doc))
+    if explanation.field and explanation.field.doc:
+        print_text(wrapped(explanation.field.doc))
     print_text()
-    rows = [(by_label(step.where, resolved), _cut(step.value), step) for step in found.steps]
+    rows = [(by_label(step.where, resolved), _cut(step.value), step) for step in explanation.steps]
     places = max((len(where) for where, _, _ in rows), default=0)
     values = max((len(value) for _, value, _ in rows), default=0)
     for number, (where, value, step) in enumerate(rows, start=1):
@@ -116,7 +116,7 @@ def _print_value(found: Explanation, reached: list[tuple[Use, str]], resolved: R
     print_text()
     for line in _used_by(reached):
         print_text(line)
-    print_text(wrapped(f"{TOPOLOGY[found.topology]} {ON_RESUME[found.on_resume.value]}"))
+    print_text(wrapped(f"{TOPOLOGY[explanation.topology]} {ON_RESUME[explanation.on_resume.value]}"))
 
 
 def _cut(value: str) -> str:
@@ -190,18 +190,18 @@ _PARTS = {
 }
 
 
-def _as_json(found: Explanation, reached: list[tuple[Use, str]]) -> dict[str, Any]:
-    field = found.field
+def _as_json(explanation: Explanation, reached: list[tuple[Use, str]]) -> dict[str, Any]:
+    field = explanation.field
     return {
-        "key": found.key,
-        "value": found.value,
+        "key": explanation.key,
+        "value": explanation.value,
         "type": field.type if field else None,
         "doc": field.doc if field else None,
         "default": field.default_text if field else None,
         "declared": field.place if field else None,
-        "steps": [asdict(step) for step in found.steps],
+        "steps": [asdict(step) for step in explanation.steps],
         "used_by": [{"key": use.key, "through": use.through, "who": who} for use, who in reached],
-        "changes": found.topology,
-        "on_resume": found.on_resume.value,
-        "removed": found.removed,
+        "changes": explanation.topology,
+        "on_resume": explanation.on_resume.value,
+        "removed": explanation.removed,
     }

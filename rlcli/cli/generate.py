@@ -50,8 +50,8 @@ def generate(
 
     prompts = _prompts(prompt, file)
     settings = options.sampling(max_new_tokens, temperature, top_p, samples)
-    with options.answering(model, role, step, seed) as (found, answerer):
-        style = _format(found.run, system, raw)
+    with options.answering(model, role, step, seed) as (trained, answerer):
+        style = _format(trained.run, system, raw)
         tokens = [_tokens(answerer, text, style) for text in prompts]
         if len(tokens) == 1 and samples == 1 and not as_json:
             _print_stream(answerer.stream(tokens[0], settings))
@@ -62,9 +62,9 @@ def generate(
     (_print_json if as_json else _print)(prompts, answers)
 
 
-def _prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
+def _prompts(typed: Sequence[str] | None, file: Path | None) -> list[str]:
     """Prompts of the command line, then of the file; none may be empty. Raises UsageError, DataError."""
-    prompts = list(given or ())
+    prompts = list(typed or ())
     if file is not None:
         prompts += [line for line in _read(file).splitlines() if line.strip()]
     elif not prompts:
@@ -122,9 +122,9 @@ def _print(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
     for number, (prompt, group) in enumerate(zip(prompts, answers, strict=True)):
         if several:
             print_text(("\n" if number else "") + f"--- {prompt}")
-        for place, answer in enumerate(group):
+        for index, answer in enumerate(group):
             if len(group) > 1:
-                print_text(("\n" if place else "") + f"[{place + 1} of {len(group)}]")
+                print_text(("\n" if index else "") + f"[{index + 1} of {len(group)}]")
             print_text(answer.text)
 
 

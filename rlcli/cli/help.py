@@ -30,7 +30,7 @@ def page(command: Any, ctx: Any, verbs: Sequence[tuple[str, list[tuple[str, str]
     parts += [_rows(arguments, width)] if arguments else []
     parts += [f"{title}\n{_rows(rows, width)}" for title, rows in groups.items()]
     parts += [f"Example\n  {example}"] if example else []
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(section for section in parts if section) + "\n"
 
 
 def split_example(text: str) -> tuple[str, str]:
@@ -75,14 +75,14 @@ def _parameters(command: Any, ctx: Any) -> tuple[list[tuple[str, str]], dict[str
 
 def _option(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
     """Syntax and meaning of an option; its choices are listed with its default."""
-    name, what = record[0], " ".join(record[1].split()).replace("\\[", "[")  # early versions of typer escape it
+    name, meaning = record[0], " ".join(record[1].split()).replace("\\[", "[")  # early versions of typer escape it
     words = choices_of(parameter)
     if words:
         name = f"{name.partition(' <')[0].partition(' [')[0]} WORD"
-        head, bracket, default = what.partition("[default: ")
+        head, bracket, default = meaning.partition("[default: ")
         head = f"{head.rstrip()} "
-        what = f"{head}[{', '.join(words)}{'; default: ' if bracket else ']'}{default}"
-    return name, what
+        meaning = f"{head}[{', '.join(words)}{'; default: ' if bracket else ']'}{default}"
+    return name, meaning
 
 
 def choices_of(parameter: Any) -> list[str]:
@@ -97,9 +97,9 @@ def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) 
         return "\n".join((f"{group}\n" if group else "") + _rows(verbs, width) for group, verbs in groups)
     left = max(len(f"{group}  ") if group else 0 for group, _ in groups)
     rows = [
-        (f"{'' if number else group:<{left}}{name}", what)
+        (f"{'' if number else group:<{left}}{name}", meaning)
         for group, verbs in groups
-        for number, (name, what) in enumerate(verbs)
+        for number, (name, meaning) in enumerate(verbs)
     ]
     return _rows(rows, width)
 
@@ -107,14 +107,14 @@ def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) 
 def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:
     """Name and meaning in two columns; a long name gets its own line."""
     if width < NARROW:
-        below = [f"\n{wrapped(what, '    ', '    ', width)}" if what else "" for _, what in rows]
+        below = [f"\n{wrapped(meaning, '    ', '    ', width)}" if meaning else "" for _, meaning in rows]
         return "\n".join(f"  {name}{text}" for (name, _), text in zip(rows, below, strict=True))
     column = min(max(len(name) for name, _ in rows), 26)
     lines = []
-    for name, what in rows:
+    for name, meaning in rows:
         head = f"  {name:<{column}}  "
         if len(name) > column:
             lines.append(f"  {name}")
             head = " " * (column + 4)
-        lines.append(wrapped(what, head, " " * (column + 4), width) if what else head.rstrip())
+        lines.append(wrapped(meaning, head, " " * (column + 4), width) if meaning else head.rstrip())
     return "\n".join(lines)

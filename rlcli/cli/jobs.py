@@ -33,8 +33,8 @@ def tell_submitted(job_id: str, folder: Path, runs: Sequence[Path], as_json: boo
         print_json({"ok": True, "job": job_id, "folder": str(folder), "runs": [str(run) for run in runs]})
         return 0
     name = shlex.quote(str(short_path(folder)))
-    what = "job" if len(runs) == 1 else f"an array of {len(runs)} jobs,"
-    print_text(f"submitted {what} {job_id} -> {name}")
+    subject = "job" if len(runs) == 1 else f"an array of {len(runs)} jobs,"
+    print_text(f"submitted {subject} {job_id} -> {name}")
     if len(runs) == 1:
         print_text(f"  rlcli status {name}     whether it waits, and how far it is")
         print_text(f"  rlcli logs -f {name}    what it writes")

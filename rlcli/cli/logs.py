@@ -48,8 +48,8 @@ def logs(
         return
     last = {name: [as_text(line) for line in last_lines(file, lines)] for name, file in files.items()}
     if as_json:
-        found = {name: {"file": str(files[name]), "lines": last[name]} for name in files}
-        print_json({"run": str(overview.folder), "logs": found})
+        described = {name: {"file": str(files[name]), "lines": last[name]} for name in files}
+        print_json({"run": str(overview.folder), "logs": described})
         return
     for name, found_lines in last.items():
         for line in found_lines:
@@ -61,12 +61,14 @@ def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str,
     from rlcli.observe.run_logs import run_logs
 
     files = run_logs(overview.folder)
-    wanted = files if rank is None else {name: file for name, file in files.items() if name == f"rank{rank}"}
-    if wanted or (may_come and overview.is_under_way):
-        return wanted
+    requested = files if rank is None else {name: file for name, file in files.items() if name == f"rank{rank}"}
+    if requested or (may_come and overview.is_under_way):
+        return requested
     if files:
-        known = ", ".join(files)
-        raise ResourceError(f"{overview.folder} has no log of rank {rank}", hint=f"it has those of {known}", code="F72")
+        available = ", ".join(files)
+        raise ResourceError(
+            f"{overview.folder} has no log of rank {rank}", hint=f"it has those of {available}", code="F72"
+        )
     raise ResourceError(f"{overview.folder} has no logs", hint=_why_there_are_none(overview), code="F72")
 
 

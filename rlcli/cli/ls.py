@@ -39,30 +39,30 @@ def ls(
 
     Example: rlcli ls datasets
     """
-    found = {one.value: _entries(one) for one in ([kind] if kind else list(Kind))}
+    entries_by_kind = {listed.value: _entries(listed) for listed in ([kind] if kind else list(Kind))}
     if as_json:
         print_json(
             {
                 key: [{"name": name, "home": _home(path), "where": str(path), "doc": doc} for name, path, doc in rows]
-                for key, rows in found.items()
+                for key, rows in entries_by_kind.items()
             }
         )
         return
     if kind is None:
-        _print_names(found)
+        _print_names(entries_by_kind)
         return
-    table = [(name, _home(path), _first_sentence(doc)) for name, path, doc in found[kind.value]]
+    table = [(name, _home(path), _first_sentence(doc)) for name, path, doc in entries_by_kind[kind.value]]
     print_table(["name", "home", "what it is"], table, TITLES.get(kind.value, kind.value))
 
 
-def _print_names(found: Mapping[str, Sequence[tuple[str, Path, str]]]) -> None:
+def _print_names(entries_by_kind: Mapping[str, Sequence[tuple[str, Path, str]]]) -> None:
     """Print everything on one screen."""
     rows = []
-    for kind, entries in found.items():
+    for kind, entries in entries_by_kind.items():
         names: dict[str, list[str]] = {}
         for name, path, _ in entries:
             names.setdefault(_home(path), []).append(name)
-        rows += [(kind, home, ", ".join(there)) for home, there in names.items()]
+        rows += [(kind, home, ", ".join(names_there)) for home, names_there in names.items()]
     print_table(["kind", "home", "names"], rows)
     print_text("\nrlcli ls recipes says what each is for; rlcli show NAME what it can set")
 

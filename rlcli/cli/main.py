@@ -134,13 +134,13 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the code of the outcome."""
     open_closed_streams()
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] != [ANSWER]:
-        given = _in_order(given)
-    if given[:1] != [ANSWER] and any(word in LASTING for word in given):
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] != [ANSWER]:
+        words = _in_order(words)
+    if words[:1] != [ANSWER] and any(word in LASTING for word in words):
         collect_rarely()
     try:
-        code = _run(given, is_whole_process=arguments is None)
+        code = _run(words, is_whole_process=arguments is None)
         flush()
     except (BrokenPipeError, OutputClosed):
         # The reader has closed our output. Python would complain again when it flushes at exit.
@@ -148,21 +148,21 @@ def main(arguments: list[str] | None = None) -> None:
         code = 128 + 13
     except OutputFailed as error:
         silence(sys.stdout)
-        code = _report(error, given)
+        code = _report(error, words)
     lifeline.report(verdict=code)
     report_verdict(code)
     sys.exit(code)
 
 
-def _in_order(given: list[str]) -> list[str]:
+def _in_order(arguments: list[str]) -> list[str]:
     """The arguments with global options moved to where the parser expects them, and `help VERB` as `VERB --help`."""
     output.quiet = False
-    verb = _verb(given)
+    verb = _verb(arguments)
     before: list[str] = []
     rest: list[str] = []
     last: list[str] = []
     literal: list[str] = []
-    words = iter(given)
+    words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
         if word == "--":
@@ -237,16 +237,19 @@ def _report(error: RlcliError, arguments: list[str]) -> int:
 
 
 def _problems(error: RlcliError) -> list[dict[str, Any]]:
-    found = error.problems if isinstance(error, RecipeError | Errors) else (error,)
-    return [{"code": one.code, "where": one.where, "what": one.what, "hint": one.hint} for one in found]
+    problems = error.problems if isinstance(error, RecipeError | Errors) else (error,)
+    return [
+        {"code": problem.code, "where": problem.where, "what": problem.what, "hint": problem.hint}
+        for problem in problems
+    ]
 
 
 def _closing_line(error: RecipeError | Errors, arguments: list[str]) -> str:
     """`2 problems; nothing was started. List the keys: rlcli show train`; empty if there is nothing to add."""
     count = len(error.problems)
-    said = [f"{count} problems"] if count > 1 else []
-    said += ["nothing was started"] if _verb(arguments) in VERBS["Train"] else []
-    sentences = ["; ".join(said)] if said else []
+    clauses = [f"{count} problems"] if count > 1 else []
+    clauses += ["nothing was started"] if _verb(arguments) in VERBS["Train"] else []
+    sentences = ["; ".join(clauses)] if clauses else []
     if wrong := [problem.what for problem in error.problems if problem.code in ABOUT_KEYS]:
         sentences.append(f"List the keys: {_command_that_lists(wrong)}")
     return ". ".join(sentences)
@@ -264,8 +267,8 @@ def _command_that_lists(wrong: list[str]) -> str:
 
 
 def _verb(arguments: list[str]) -> str:
-    known = [verb for verbs in VERBS.values() for verb in verbs]
-    return next((argument for argument in arguments if argument in known), "")
+    every = [verb for verbs in VERBS.values() for verb in verbs]
+    return next((argument for argument in arguments if argument in every), "")
 
 
 def _is_debugging(arguments: list[str]) -> bool:
@@ -289,8 +292,8 @@ def _crash(error: Exception, debug: bool) -> int:
         hint = f"this is a bug in rlcli; a report is in {_write_report(error)}"
     except OSError:
         hint = "this is a bug in rlcli; --debug before the verb shows where"
-    what = escape_control(f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")).rstrip(": ")
-    print_error(RlcliError(f"unexpected {what}", hint=hint))
+    description = escape_control(f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")).rstrip(": ")
+    print_error(RlcliError(f"unexpected {description}", hint=hint))
     return 1
 
 

@@ -13,8 +13,8 @@ from rlcli.errors import UsageError
 
 def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
     """The error for an unknown verb. `path` is the command so far: `rlcli`, `rlcli ckpt`."""
-    known = list(verbs)
-    near = _near(name, known)
+    names = list(verbs)
+    near = _near(name, names)
     if near is None and path == "rlcli" and _is_recipe(name):
         return UsageError(f"{name} is a recipe, not a verb", hint=f"rlcli train {name}, or rlcli plan {name}")
     hint = f"did you mean {near}?" if near else f"{path} --help lists them"
@@ -47,7 +47,7 @@ def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
     return UsageError(message, hint=f"{path} --help")
 
 
-def _unknown_option(path: str, option: str, command: Any, context: Any, given: list[str]) -> UsageError:
+def _unknown_option(path: str, option: str, command: Any, context: Any, arguments: list[str]) -> UsageError:
     word = option.lstrip("-").replace("-", "_")
     if any("KEY=VALUE" in (parameter.metavar or "") for parameter in command.params):
         from rlcli.recipe.schema import SECTIONS
@@ -55,11 +55,11 @@ def _unknown_option(path: str, option: str, command: Any, context: Any, given: l
 
         key = word if word.split(".")[0] in SECTIONS or "." in word else translated([word])
         if key is not None:
-            after = given[given.index(option) + 1 :] if option in given else []
+            after = arguments[arguments.index(option) + 1 :] if option in arguments else []
             value = after[0] if after and not after[0].startswith("-") else "VALUE"
             return UsageError(f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}")
-    known = [name for parameter in command.get_params(context) for name in parameter.opts if name.startswith("-")]
-    near = _near(option, known)
+    options = [name for parameter in command.get_params(context) for name in parameter.opts if name.startswith("-")]
+    near = _near(option, options)
     return UsageError(
         f"{path} has no option {option}", hint=f"did you mean {near}?" if near else f"{path} --help lists them"
     )
@@ -70,16 +70,16 @@ def _bad_value(error: Any, path: str) -> UsageError:
     name = None
     if parameter is not None:
         name = parameter.opts[-1] if parameter.param_type_name == "option" else argument_name(parameter)
-    given, _, rest = error.message.removeprefix("Value error, ").partition(" is not one of ")
+    value, _, rest = error.message.removeprefix("Value error, ").partition(" is not one of ")
     if rest:
         legal = [word.strip(" '.") for word in rest.split(",")]
-        near = _near(given.strip("'"), legal)
+        near = _near(value.strip("'"), legal)
         hint = f"did you mean {near}?" if near else f"{path} --help"
-        return UsageError(f"{name or path}: {given} is not one of {', '.join(legal)}", hint=hint)
-    what = error.message.removeprefix("Value error, ").rstrip(".")
-    if re.search(r"integer|number|range|greater|less", what):
-        what = "must be " + _number(parameter, what)
-    return UsageError(f"{name} {what}" if name else what, hint=f"{path} --help")
+        return UsageError(f"{name or path}: {value} is not one of {', '.join(legal)}", hint=hint)
+    fault = error.message.removeprefix("Value error, ").rstrip(".")
+    if re.search(r"integer|number|range|greater|less", fault):
+        fault = "must be " + _number(parameter, fault)
+    return UsageError(f"{name} {fault}" if name else fault, hint=f"{path} --help")
 
 
 def _number(parameter: Any, complaint: str) -> str:
@@ -92,10 +92,10 @@ def _number(parameter: Any, complaint: str) -> str:
     return ", ".join(words)
 
 
-def _near(word: str, known: Iterable[str]) -> str | None:
+def _near(word: str, candidates: Iterable[str]) -> str | None:
     from difflib import get_close_matches
 
-    names = list(known)
+    names = list(candidates)
     starts = [name for name in names if len(word) > 1 and name.startswith(word)]
     near = starts[:1] or get_close_matches(word, names, n=1, cutoff=0.6)
     return near[0] if near else None

@@ -75,12 +75,12 @@ def print_error(error: RlcliError) -> None:
 
 def _error_lines(error: RlcliError | Problem, width: int) -> Iterator[str]:
     if isinstance(error, RecipeError | Errors):
-        for one in error.problems:
-            yield from _error_lines(one, width)
+        for problem in error.problems:
+            yield from _error_lines(problem, width)
         return
-    said = render(error.code, error.what, error.where, None).splitlines()
-    said += escape_control(f"  hint: {error.hint}").splitlines() if error.hint else []
-    for line in said:
+    lines = render(error.code, error.what, error.where, None).splitlines()
+    lines += escape_control(f"  hint: {error.hint}").splitlines() if error.hint else []
+    for line in lines:
         yield from wrapped(line, rest="    ", width=width).split("\n") if len(line) > width else [line]
     if isinstance(error, Problem) and error.excerpt:
         yield error.excerpt
@@ -139,17 +139,17 @@ NARROWEST = 12
 def _widths_of_numbers(lines: Sequence[Sequence[str]], width: int) -> list[int | None]:
     """The widths of a table's columns: as wide as they are if they fit; else those of numbers are as wide as their
     longest word, and the first column has the rest."""
-    whole = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    gaps = GAP * (len(whole) - 1)
-    if sum(whole) + gaps <= width:
-        return list(whole)
+    natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    gaps = GAP * (len(natural) - 1)
+    if sum(natural) + gaps <= width:
+        return list(natural)
     least = [max(map(len, " ".join(column).split())) for column in zip(*lines, strict=True)]
-    widths = [min(whole[0], max(NARROWEST, width - gaps - sum(least[1:]))), *least[1:]]
+    widths = [min(natural[0], max(NARROWEST, width - gaps - sum(least[1:]))), *least[1:]]
     spare = width - gaps - sum(widths)
     for index, cells in enumerate(zip(*lines[1:], strict=True)):  # a wrapped number is harder to read than its heading
-        more = max(0, min(spare, max(map(len, cells)) - widths[index]))
-        widths[index] += more
-        spare -= more
+        growth = max(0, min(spare, max(map(len, cells)) - widths[index]))
+        widths[index] += growth
+        spare -= growth
     return list(widths)
 
 

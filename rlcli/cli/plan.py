@@ -55,29 +55,31 @@ def plan(
     if device_memory is not None and not 0 < device_memory < 1e6:
         raise UsageError(f"--device-memory is {device_memory}; it must be a number of GiB", hint="for example 80")
     resolved = load(recipe, overrides, with_)
-    made = make_plan(resolved, round(device_memory * GIB) if device_memory is not None else None, nodes, devices)
+    topology_plan = make_plan(
+        resolved, round(device_memory * GIB) if device_memory is not None else None, nodes, devices
+    )
     if commands:
         from dataclasses import asdict
 
         from rlcli.launch.commands import command_lines, node_commands
         from rlcli.launch.interfaces import interface_of
 
-        started = node_commands(made.resolved, made.topology, recipe, tuple(with_ or ()), run_dir)
+        started = node_commands(topology_plan.resolved, topology_plan.topology, recipe, tuple(with_ or ()), run_dir)
         if as_json:
-            print_json(plan_json(made) | {"commands": [asdict(one) for one in started]})
+            print_json(plan_json(topology_plan) | {"commands": [asdict(command) for command in started]})
         else:
-            for line in command_lines(started, interface_of(made.recipe)):
+            for line in command_lines(started, interface_of(topology_plan.recipe)):
                 print_text(line)
     elif as_json:
-        print_json(plan_json(made))
+        print_json(plan_json(topology_plan))
     else:
         from rlcli.topology.text import plan_lines
 
-        for line in plan_lines(made, graph):
+        for line in plan_lines(topology_plan, graph):
             print_text(line)
         for warning in recipe_warnings(resolved):
             print_talk(f"warning: {warning}")
-    if strict and made.shortfalls:
-        for shortfall in made.shortfalls:
+    if strict and topology_plan.shortfalls:
+        for shortfall in topology_plan.shortfalls:
             print_talk(f"does not fit: {shortfall}")
         raise typer.Exit(ResourceError.exit_code)

@@ -44,12 +44,12 @@ def plot(
     from rlcli.observe.charts import chart
 
     folders, metrics = runs_and_metrics(words, lambda word: [find_run(word, runs)])
-    found = {short_name(folder, runs): _records(folder) for folder in folders}
-    charts = [chart(metric, found) for metric in metrics or usual_metrics(list(found.values()))]
+    records = {short_name(folder, runs): _records(folder) for folder in folders}
+    charts = [chart(metric, records) for metric in metrics or usual_metrics(list(records.values()))]
     if output is not None:
         write_picture(charts, output)
     if as_json:
-        documents = [{"metric": one.title, "lines": [asdict(line) for line in one.lines]} for one in charts]
+        documents = [{"metric": drawn.title, "lines": [asdict(line) for line in drawn.lines]} for drawn in charts]
         print_json({"charts": documents, "file": str(output) if output else None})
     elif output is None:
         print_charts(charts)
@@ -59,10 +59,10 @@ def print_charts(charts: Sequence[Chart]) -> None:
     from rlcli.observe.terminal_chart import chart_lines
 
     width = min(terminal_width(), WIDEST)
-    for number, one in enumerate(charts):
+    for number, chart in enumerate(charts):
         if number:
             print_styled(("", ""))
-        for parts in chart_lines(one, width, colours=has_colour(sys.stdout), unicode=speaks_unicode()):
+        for parts in chart_lines(chart, width, colours=has_colour(sys.stdout), unicode=speaks_unicode()):
             print_styled(*parts)
 
 
@@ -79,8 +79,12 @@ def usual_metrics(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
     from rlcli.observe.charts import metric_key
 
     keys = [list(dict.fromkeys(key for record in records for key in record)) for records in runs]
-    known = [name for name in USUAL if any(metric_key(name, some) is not None for some in keys)]
-    return known[:MOST_USUAL] or [USUAL[0]]
+
+    def is_recorded(name: str) -> bool:
+        return any(metric_key(name, names) is not None for names in keys)
+
+    recorded = [name for name in USUAL if is_recorded(name)]
+    return recorded[:MOST_USUAL] or [USUAL[0]]
 
 
 def write_picture(charts: Sequence[Chart], file: Path) -> None:
@@ -91,7 +95,7 @@ def write_picture(charts: Sequence[Chart], file: Path) -> None:
     if file.suffix.lower() != ".png":
         raise UsageError(f"{file} is not the name of a picture", hint=f"-o {file.with_suffix('.png')}")
     try:
-        replace_file(file, draw_charts(charts, ", ".join(one.title for one in charts)))
+        replace_file(file, draw_charts(charts, ", ".join(chart.title for chart in charts)))
     except OSError as error:
         raise not_writable(file, error, "give another --output FILE.png") from None
     print_talk(f"wrote {file}")

@@ -63,7 +63,7 @@ def _may_be_job(folder: Path, overrides: list[str], recipe: str | None) -> bool:
     """Whether the run may be a job, without reading the recipe, which the working process reads anyway."""
     from rlcli.launch.slurm.jobs import Submission
 
-    is_told = recipe is not None or any(one.startswith("launch") for one in overrides)
+    is_told = recipe is not None or any(override.startswith("launch") for override in overrides)
     return is_told or Submission.read(folder) is not None
 
 

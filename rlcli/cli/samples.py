@@ -60,29 +60,29 @@ def samples(
 
     if sum((worst is not None, best is not None, changed)) > 1:
         raise UsageError("--worst, --best and --changed exclude each other", hint="keep one of them")
-    wanted = SampleSelection(tuple(step or ()), phase.value if phase else None, row, _pattern(grep))
-    found = iterate_samples(_file(run, runs))
+    selection = SampleSelection(tuple(step or ()), phase.value if phase else None, row, _pattern(grep))
+    recorded = iterate_samples(_file(run, runs))
     if changed:
-        pairs = changed_between(found, wanted)
+        pairs = changed_between(recorded, selection)
         left_out = len(pairs) - limit
         if as_json:
             print_json({"changed": [{"before": asdict(a), "after": asdict(b)} for a, b in pairs[:limit]]})
-        for number, (one, other) in enumerate(() if as_json else pairs[:limit], start=1):
-            _print_pair(number, one, other, full)
+        for number, (before, after) in enumerate(() if as_json else pairs[:limit], start=1):
+            _print_pair(number, before, after, full)
     else:
-        chosen = select_samples(found, wanted)
+        chosen = select_samples(recorded, selection)
         if worst is not None or best is not None:
             limit = worst or best or limit
             chosen = by_reward(chosen, limit, best=best is not None)
         left_out = len(chosen) - limit
         if as_json:
-            print_json({"samples": [asdict(one) for one in chosen[:limit]]})
-        for number, one in enumerate(() if as_json else chosen[:limit], start=1):
-            _print_sample(number, one, full)
+            print_json({"samples": [asdict(sample) for sample in chosen[:limit]]})
+        for number, sample in enumerate(() if as_json else chosen[:limit], start=1):
+            _print_sample(number, sample, full)
     if left_out > 0:
         print_talk(f"and {left_out} more: --limit")
     elif left_out == -limit:
-        print_talk(_nothing(wanted))
+        print_talk(_nothing(selection))
 
 
 def _file(run: str, runs: Path) -> Path:
@@ -100,34 +100,34 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise UsageError(f"--grep {text!r} is not a regular expression: {error}", hint="escape signs by \\") from None
 
 
-def _nothing(wanted: SampleSelection) -> str:
-    return "nothing matches" if wanted != type(wanted)() else "there are no samples yet"
+def _nothing(selection: SampleSelection) -> str:
+    return "nothing matches" if selection != type(selection)() else "there are no samples yet"
 
 
-def _print_sample(number: int, one: SampleRecord, full: bool) -> None:
-    _print_head(number, one)
-    _print_text("prompt", one.prompt, full)
-    _print_text("response", one.response, full)
+def _print_sample(number: int, sample: SampleRecord, full: bool) -> None:
+    _print_head(number, sample)
+    _print_text("prompt", sample.prompt, full)
+    _print_text("response", sample.response, full)
 
 
-def _print_pair(number: int, one: SampleRecord, other: SampleRecord, full: bool) -> None:
-    _print_head(number, other)
-    _print_text("prompt", one.prompt, full)
-    for sample in (one, other):
+def _print_pair(number: int, before: SampleRecord, after: SampleRecord, full: bool) -> None:
+    _print_head(number, after)
+    _print_text("prompt", before.prompt, full)
+    for sample in (before, after):
         _print_text(f"step {sample.step}", f"{sample.response}{_rewarded(sample)}", full)
 
 
-def _rewarded(one: SampleRecord) -> str:
-    return f"  [reward {short(one.reward)}]" if one.reward is not None else ""
+def _rewarded(sample: SampleRecord) -> str:
+    return f"  [reward {short(sample.reward)}]" if sample.reward is not None else ""
 
 
-def _print_head(number: int, one: SampleRecord) -> None:
+def _print_head(number: int, sample: SampleRecord) -> None:
     from rlcli.observe.terminal import one_line
 
-    reward = f"reward {short(one.reward)}  " if one.reward is not None else ""
-    cut = "  cut off at the limit" if one.finish == "length" else ""
-    answer = f"  answer {one_line(one.answer)}" if one.answer is not None else ""
-    rest = f"step {one.step}  {one.phase}  row {one_line(str(one.id))}{cut}{answer}"
+    reward = f"reward {short(sample.reward)}  " if sample.reward is not None else ""
+    cut = "  cut off at the limit" if sample.finish == "length" else ""
+    answer = f"  answer {one_line(sample.answer)}" if sample.answer is not None else ""
+    rest = f"step {sample.step}  {sample.phase}  row {one_line(str(sample.id))}{cut}{answer}"
     print_styled((f"[{number}] ", "dim"), (reward, "bold"), (rest, ""))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def schema(
-    what: Annotated[
+    subject: Annotated[
         str | None, typer.Argument(metavar="[SECTION or COMPONENT]", help="Such as train.eval or ppo_actor.")
     ] = None,
     install: Annotated[
@@ -29,14 +29,14 @@ def schema(
     """
     from rlcli.recipe.introspection.json_schema import schema_of
 
-    if install and what is not None:
+    if install and subject is not None:
         raise UsageError("--install writes the schema of whole recipes", hint="rlcli schema --install")
     if dry_run and not install:
         raise UsageError("--dry-run goes with --install", hint="rlcli schema --install --dry-run")
     if install:
         _install(dry_run, as_json)
     else:
-        print_json(schema_of(what))
+        print_json(schema_of(subject))
 
 
 def _install(dry_run: bool, as_json: bool) -> None:

@@ -26,7 +26,7 @@ SET_BY = {
 
 
 def show(
-    what: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
             metavar="NAME [KEY=VALUE]...",
@@ -43,19 +43,19 @@ def show(
     Example: rlcli show ppo_math --origins
     """
     of_recipe = bool(with_) or origins or every
-    kind = KINDS.get(what[0].removesuffix("s"))
-    if kind is not None and len(what) > 1:
-        if len(what) > 2 or of_recipe:
-            raise UsageError(f"rlcli show {what[0]} takes one name", hint=f"rlcli show {what[0]} {what[1]}")
-        _show_components([(kind, what[1])], as_json)
+    kind = KINDS.get(words[0].removesuffix("s"))
+    if kind is not None and len(words) > 1:
+        if len(words) > 2 or of_recipe:
+            raise UsageError(f"rlcli show {words[0]} takes one name", hint=f"rlcli show {words[0]} {words[1]}")
+        _show_components([(kind, words[1])], as_json)
         return
-    homes = _homes(what[0])
-    if homes and len(what) == 1 and not of_recipe:
+    homes = _homes(words[0])
+    if homes and len(words) == 1 and not of_recipe:
         _show_components(homes, as_json)
         return
-    if len(what) == 1 and not of_recipe and _show_section(what[0], as_json):
+    if len(words) == 1 and not of_recipe and _show_section(words[0], as_json):
         return
-    _show_recipe(load(what[0], what[1:], with_), origins, every, as_json)
+    _show_recipe(load(words[0], words[1:], with_), origins, every, as_json)
 
 
 def _show_section(name: str, as_json: bool) -> bool:
@@ -63,8 +63,8 @@ def _show_section(name: str, as_json: bool) -> bool:
     from rlcli.recipe.introspection.fields import fields_under
     from rlcli.recipe.schema import SECTIONS
 
-    found = fields_under(name) if name.split(".")[0] in SECTIONS else []
-    rows = [(key, field.type, None if field.required else str(field.default_text), field.doc) for key, field in found]
+    fields = fields_under(name) if name.split(".")[0] in SECTIONS else []
+    rows = [(key, field.type, None if field.required else str(field.default_text), field.doc) for key, field in fields]
     if as_json and rows:
         print_json({"section": name, "keys": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]})
     elif rows:

@@ -52,84 +52,88 @@ def status(
 
     folders = find_runs(runs)
     shown = folders if every else folders[:SHOWN]
-    found = with_jobs([one for one in map(read_overview, shown) if one is not None])
+    overviews = with_jobs([overview for overview in map(read_overview, shown) if overview is not None])
     if as_json:
-        print_json({"runs": [as_document(one) for one in found], "left_out": len(folders) - len(shown)})
+        print_json({"runs": [as_document(overview) for overview in overviews], "left_out": len(folders) - len(shown)})
     else:
-        _print_all(found, len(folders) - len(shown), runs)
+        _print_all(overviews, len(folders) - len(shown), runs)
 
 
-def _print_all(found: list[Overview], left_out: int, runs: Path) -> None:
-    if not found:
+def _print_all(overviews: list[Overview], left_out: int, runs: Path) -> None:
+    if not overviews:
         print_text(f"no runs in {runs}")
         return
     rows = []
-    for one in found:
-        telling = f"{one.telling[0]} {short(one.telling[1])}" if one.telling is not None else "-"
-        old = f"{age(one.age)} ago" if one.age is not None else "-"
-        rows.append((short_name(one.folder, runs), one.state, steps_of(one), telling, _where(one), old))
+    for overview in overviews:
+        telling = f"{overview.telling[0]} {short(overview.telling[1])}" if overview.telling is not None else "-"
+        old = f"{age(overview.age)} ago" if overview.age is not None else "-"
+        rows.append(
+            (short_name(overview.folder, runs), overview.state, steps_of(overview), telling, _where(overview), old)
+        )
     print_table(["run", "state", "step", "last", "where", "updated"], rows)
     if left_out:
         print_talk(f"and {count(left_out, 'older run')}: --all")
 
 
-def steps_of(one: Overview) -> str:
+def steps_of(overview: Overview) -> str:
     """`41/80`."""
-    return f"{one.step}/{one.steps}" if one.steps is not None else str(one.step)
+    return f"{overview.step}/{overview.steps}" if overview.steps is not None else str(overview.step)
 
 
-def _where(one: Overview) -> str:
-    if one.job is not None:
-        return f"job {one.job}{f' on {one.nodes}' if one.nodes else ''}"
-    if one.host is None:
+def _where(overview: Overview) -> str:
+    if overview.job is not None:
+        return f"job {overview.job}{f' on {overview.nodes}' if overview.nodes else ''}"
+    if overview.host is None:
         return "-"
-    return "here" if one.is_here else one.host
+    return "here" if overview.is_here else overview.host
 
 
-def _progress(one: Overview) -> Progress:
+def _progress(overview: Overview) -> Progress:
     """The progress of a run, from its metrics."""
     from rlcli.observe.replay import records_of, replay
     from rlcli.observe.tail import Tail
 
-    lines, _ = Tail(one.folder / "metrics.jsonl").lines()
-    return replay(records_of(lines), one.steps or 0, one.updated or 0.0)
+    lines, _ = Tail(overview.folder / "metrics.jsonl").lines()
+    return replay(records_of(lines), overview.steps or 0, overview.updated or 0.0)
 
 
-def _print_one(one: Overview, progress: Progress, runs: Path) -> None:
-    code = f", exit code {one.exit_code}" if one.exit_code else ""
-    style = {"running": "green", "done": "green", "failed": "red", "died": "red"}.get(one.state, "yellow")
-    head = (short_name(one.folder, runs), "bold"), ("  ", ""), (f"{one.state}{code}", style)
-    print_styled(*head, (f"  step {steps_of(one)}", ""))
-    rows = _facts(one, progress)
+def _print_one(overview: Overview, progress: Progress, runs: Path) -> None:
+    code = f", exit code {overview.exit_code}" if overview.exit_code else ""
+    style = {"running": "green", "done": "green", "failed": "red", "died": "red"}.get(overview.state, "yellow")
+    head = (short_name(overview.folder, runs), "bold"), ("  ", ""), (f"{overview.state}{code}", style)
+    print_styled(*head, (f"  step {steps_of(overview)}", ""))
+    rows = _facts(overview, progress)
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        first, *more = value.splitlines()
+        first, *others = value.splitlines()
         print_text(f"  {name:<{width}}  {first}")
-        for line in more:
+        for line in others:
             print_text(f"  {'':<{width}}  {line}")
-    for command in _commands(one, short_name(one.folder, runs)):
+    for command in _commands(overview, short_name(overview.folder, runs)):
         print_text(command)
 
 
-def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
+def _facts(overview: Overview, progress: Progress) -> list[tuple[str, str]]:
     """The facts to show, one per line."""
     from rlcli.observe.progress import EVALUATED
     from rlcli.observe.run_overview import read_processes
 
     facts = []
-    if one.message:
-        facts.append(("why", one.message))
-    if one.job is not None:
-        facts.append(("job", f"{one.job}{f' on {one.nodes}' if one.nodes else ''}{_allocations(one)}"))
-    if one.holder is not None:
-        others = f", supervisor {one.holder.supervisor.pid}" if one.holder.supervisor is not None else ""
-        facts.append(("where", f"{_machine(one)}, pid {one.holder.owner.pid}{others}"))
-    processes = read_processes(one.folder)
+    if overview.message:
+        facts.append(("why", overview.message))
+    if overview.job is not None:
+        facts.append(
+            ("job", f"{overview.job}{f' on {overview.nodes}' if overview.nodes else ''}{_allocations(overview)}")
+        )
+    if overview.holder is not None:
+        others = f", supervisor {overview.holder.supervisor.pid}" if overview.holder.supervisor is not None else ""
+        facts.append(("where", f"{_machine(overview)}, pid {overview.holder.owner.pid}{others}"))
+    processes = read_processes(overview.folder)
     if processes:
         facts.append(("processes", ", ".join(f"{name} {process.pid}" for name, process in processes)))
-    if one.started:
-        old = f", last update {age(one.age)} ago" if one.age is not None else ""
-        facts.append(("started", f"{one.started}{old}"))
+    if overview.started:
+        old = f", last update {age(overview.age)} ago" if overview.age is not None else ""
+        facts.append(("started", f"{overview.started}{old}"))
     for name, values in progress.telling_curves():
         facts.append((name, f"{short(values[-1]):<8}{sparkline(values, CURVE_WIDTH, ascii_only=not speaks_unicode())}"))
     for name in EVALUATED:
@@ -142,74 +146,76 @@ def _facts(one: Overview, progress: Progress) -> list[tuple[str, str]]:
     if progress.restarts:
         counts = ", ".join(f"{group} {number}" for group, number in sorted(progress.restarts.items()))
         facts.append(("started again", counts))
-    if one.is_under_way and progress.eta is not None:
+    if overview.is_under_way and progress.eta is not None:
         facts.append(("time left", clock_time(progress.eta)))
-    if (step := _committed(one)) is not None:
+    if (step := _committed(overview)) is not None:
         facts.append(("checkpoint", f"step {step}"))
     return facts
 
 
-def _allocations(one: Overview) -> str:
+def _allocations(overview: Overview) -> str:
     """A summary of the allocations of a job that was requeued."""
     from rlcli.launch.slurm.allocations import read_allocations
 
-    count = len(read_allocations(one.folder))
+    count = len(read_allocations(overview.folder))
     return f", begun {count} times" if count > 1 else ""
 
 
-def _machine(one: Overview) -> str:
-    return f"{one.host} (this machine)" if one.is_here else str(one.host)
+def _machine(overview: Overview) -> str:
+    return f"{overview.host} (this machine)" if overview.is_here else str(overview.host)
 
 
-def _committed(one: Overview) -> int | None:
+def _committed(overview: Overview) -> int | None:
     from rlcli.observe.run_record import read_committed
 
-    committed = read_committed(one.folder)
+    committed = read_committed(overview.folder)
     return committed.step if committed is not None else None
 
 
-def _commands(one: Overview, name: str) -> list[str]:
+def _commands(overview: Overview, name: str) -> list[str]:
     """The commands to type next."""
     name = shlex.quote(name)
-    if one.is_under_way:
+    if overview.is_under_way:
         return [f"follow it: rlcli attach {name}; stop it: rlcli stop {name}"]
-    folder = shlex.quote(str(one.folder))
-    return [] if one.state == "done" else [f"look: rlcli logs {name}; continue: rlcli resume {folder}"]
+    folder = shlex.quote(str(overview.folder))
+    return [] if overview.state == "done" else [f"look: rlcli logs {name}; continue: rlcli resume {folder}"]
 
 
-def as_document(one: Overview) -> dict[str, Any]:
+def as_document(overview: Overview) -> dict[str, Any]:
     """The JSON document for `--json`."""
-    owner = one.holder.owner if one.holder is not None else None
-    telling = one.telling
+    owner = overview.holder.owner if overview.holder is not None else None
+    telling = overview.telling
     value = None if telling is None or not math.isfinite(telling[1]) else telling[1]
     return {
-        "run": str(one.folder),
-        "state": one.state,
-        "step": one.step,
-        "steps": one.steps,
+        "run": str(overview.folder),
+        "state": overview.state,
+        "step": overview.step,
+        "steps": overview.steps,
         "last": {"name": telling[0], "value": value} if telling is not None else None,
-        "host": one.host,
-        "job": one.job,
-        "nodes": one.nodes,
-        "is_here": one.is_here,
+        "host": overview.host,
+        "job": overview.job,
+        "nodes": overview.nodes,
+        "is_here": overview.is_here,
         "pid": owner.pid if owner is not None else None,
-        "started": one.started,
-        "seconds_since_update": one.age,
-        "exit_code": one.exit_code,
-        "message": one.message,
+        "started": overview.started,
+        "seconds_since_update": overview.age,
+        "exit_code": overview.exit_code,
+        "message": overview.message,
     }
 
 
-def _details(one: Overview, progress: Progress) -> dict[str, Any]:
+def _details(overview: Overview, progress: Progress) -> dict[str, Any]:
     from rlcli.observe.run_overview import read_processes
 
-    finite = {key: value if math.isfinite(value) else None for key, value in one.last.items()}
+    finite = {key: value if math.isfinite(value) else None for key, value in overview.last.items()}
     return {
         "metrics": finite,
         "seconds_per_step": progress.seconds_per_step,
-        "seconds_left": progress.eta if one.is_under_way else None,
-        "checkpoint": _committed(one),
+        "seconds_left": progress.eta if overview.is_under_way else None,
+        "checkpoint": _committed(overview),
         "restarts": dict(progress.restarts),
-        "supervisor": one.holder.supervisor.pid if one.holder is not None and one.holder.supervisor else None,
-        "processes": [{"name": name, **asdict(process)} for name, process in read_processes(one.folder)],
+        "supervisor": overview.holder.supervisor.pid
+        if overview.holder is not None and overview.holder.supervisor
+        else None,
+        "processes": [{"name": name, **asdict(process)} for name, process in read_processes(overview.folder)],
     }

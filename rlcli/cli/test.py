@@ -17,7 +17,7 @@ def test(
         str, typer.Argument(metavar="KIND", help="interface, backend, dataset, family, recipe, reward; or all.")
     ],
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Its name; without one: all of that kind.")] = None,
-    given: Annotated[
+    settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of the component, overrides of the recipe."),
     ] = None,
@@ -41,7 +41,7 @@ def test(
     from rlcli.testing.results import exit_code
     from rlcli.testing.subjects import subjects
 
-    chosen = subjects(kind, name, given or ())
+    chosen = subjects(kind, name, settings or ())
     printer = SilentPrinter() if as_json else CheckPrinter(traceback)
     with printer:
         from rlcli.testing.runner import Options, run_checks
@@ -49,7 +49,7 @@ def test(
         tested = run_checks(chosen, printer, Options(keyword, exit_first, junit, check_seconds))
     code = exit_code(tested)
     if as_json:
-        print_json({"ok": code == 0, "exit_code": code, "components": [one.as_json() for one in tested]})
+        print_json({"ok": code == 0, "exit_code": code, "components": [component.as_json() for component in tested]})
     else:
         printer.total(tested)
     return code

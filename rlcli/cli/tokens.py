@@ -64,8 +64,8 @@ def tokens(
 def _known(resolved: Resolved, dataset: str) -> str:
     names = list(resolved.recipe.datasets)
     if dataset not in names:
-        what = f"the recipe has no dataset {dataset!r}"
-        raise UsageError(what, hint=f"it has {', '.join(names)}")
+        message = f"the recipe has no dataset {dataset!r}"
+        raise UsageError(message, hint=f"it has {', '.join(names)}")
     return dataset
 
 
@@ -136,9 +136,9 @@ def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]
     print_text(title)
     for tokens in sequences:
         print_text(f"{'place':>6}{'id':>8}  trained  text")
-        for place, token in enumerate(tokens):
+        for position, token in enumerate(tokens):
             shown = token.shown.replace("\n", "")
-            print_text(f"{place:>6}{token.id:>8}  {'yes' if token.trained else '-':<7}  {shown!r}".rstrip())
+            print_text(f"{position:>6}{token.id:>8}  {'yes' if token.trained else '-':<7}  {shown!r}".rstrip())
     for name, value in _facts(preview):
         print_text(f"{name:<8}{value}")
 

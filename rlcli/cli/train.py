@@ -133,14 +133,14 @@ def _sweep(
     local = Local(sweep, folder, slots(base, at_once), print_talk, goes_first, is_checked=not no_check)
     with status_line() as look:
         code = local.run(look)
-    found = local.overviews()
+    overviews = local.overviews()
     if as_json:
-        shown = [{"name": one.name, "settings": one.settings} | (as_document(o) if o else {}) for one, o in found]
+        shown = [{"name": run.name, "settings": run.settings} | (as_document(o) if o else {}) for run, o in overviews]
         print_json({"ok": code == 0, "exit_code": code, "sweep": str(folder), "runs": shown})
     else:
-        whole = [o.folder for _, o in found if o is not None and (o.folder / RESOLVED_RECIPE).is_file()]
-        if whole:
-            print_groups(groups_of(whole))
+        finished = [o.folder for _, o in overviews if o is not None and (o.folder / RESOLVED_RECIPE).is_file()]
+        if finished:
+            print_groups(groups_of(finished))
     name = short_path(folder)
     print_talk(f"curves: rlcli compare {name}" if code == 0 else f"to continue: {again(Path(name), sys.argv[1:])}")
     return code

@@ -18,6 +18,6 @@ def age(seconds: float) -> str:
     return f"{max(0, seconds) / scale:.0f} {unit}"
 
 
-def count(number: int, thing: str) -> str:
+def count(number: int, noun: str) -> str:
     """`1 file`, `2 files`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -30,9 +30,9 @@ def validate(
 
     resolved = load(recipe, overrides, with_)
     runs_first = chain(resolved)
-    raise_all(error for one in (*runs_first, resolved) for error in libraries_to_install(one))
+    raise_all(error for run in (*runs_first, resolved) for error in libraries_to_install(run))
     first = [source.recipe.name for source in runs_first]
-    warnings = [warning for one in (*runs_first, resolved) for warning in recipe_warnings(one)]
+    warnings = [warning for run in (*runs_first, resolved) for warning in recipe_warnings(run)]
     layers = [layer.file for layer in resolved.layers]
     if as_json:
         print_json(

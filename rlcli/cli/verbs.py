@@ -59,12 +59,12 @@ def _show(text: str) -> NoReturn:
 def command_of(verb: str) -> Any:
     """The command of a verb: `rlcli/cli/<verb>.py` has a function of that name, or a Typer with several commands."""
     module = importlib.import_module(f"rlcli.cli.{verb.replace('-', '_')}")
-    found = getattr(module, verb.replace("-", "_"))
-    if not isinstance(found, typer.Typer):
+    definition = getattr(module, verb.replace("-", "_"))
+    if not isinstance(definition, typer.Typer):
         alone = new_typer()
-        alone.command(verb, cls=VerbCommand)(found)
-        found = alone
-    command = typer.main.get_command(found)
+        alone.command(verb, cls=VerbCommand)(definition)
+        definition = alone
+    command = typer.main.get_command(definition)
     command.name = verb
     return command
 

@@ -27,22 +27,22 @@ def check_before_start(
     from rlcli.inspect.model_files import model_faults
     from rlcli.recipe.libraries import libraries_to_install
 
-    found: list[RlcliError] = []
+    errors: list[RlcliError] = []
     opened: list[tuple[Resolved, dict[str, OpenDataset]]] = []
-    for one in (*runs_first, resolved):
-        missing, models = list(libraries_to_install(one)), list(model_faults(one))
-        found += [*missing, *models]
+    for run in (*runs_first, resolved):
+        missing, models = list(libraries_to_install(run)), list(model_faults(run))
+        errors += [*missing, *models]
         if not models:  # rows cannot be judged with a broken tokenizer
             reported = {error.what for error in missing}
-            datasets, faults = _open_datasets(one)
-            found += (error for error in faults if error.what not in reported)
-            opened.append((one, datasets))
-    found += _folder_faults(resolved, run_dir, is_sized=len(opened) > len(runs_first))
-    raise_all(found)
-    raise_all(error for one in (*runs_first, resolved) for error in component_faults(one))
+            datasets, faults = _open_datasets(run)
+            errors += (error for error in faults if error.what not in reported)
+            opened.append((run, datasets))
+    errors += _folder_faults(resolved, run_dir, is_sized=len(opened) > len(runs_first))
+    raise_all(errors)
+    raise_all(error for run in (*runs_first, resolved) for error in component_faults(run))
     if warn is not None:
-        for one, datasets in opened:
-            _look_at_rows(one, datasets, warn)
+        for run, datasets in opened:
+            _look_at_rows(run, datasets, warn)
 
 
 def _look_at_rows(resolved: Resolved, datasets: dict[str, OpenDataset], warn: Callable[[str], None]) -> None:
@@ -50,11 +50,11 @@ def _look_at_rows(resolved: Resolved, datasets: dict[str, OpenDataset], warn: Ca
     from rlcli.inspect.checklist import quick_checks
     from rlcli.inspect.findings import as_error
 
-    found = list(quick_checks(resolved, datasets))
-    raise_all(as_error(one, "--no-check trains all the same") for one in found if one.level == "FAIL")
-    for one in found:
-        if one.level == "warn":
-            warn(f"{one.about}: {one.says}{f'; {one.fix}' if one.fix else ''}")
+    findings = list(quick_checks(resolved, datasets))
+    raise_all(as_error(finding, "--no-check trains all the same") for finding in findings if finding.level == "FAIL")
+    for finding in findings:
+        if finding.level == "warn":
+            warn(f"{finding.about}: {finding.says}{f'; {finding.fix}' if finding.fix else ''}")
 
 
 def _open_datasets(resolved: Resolved) -> tuple[dict[str, OpenDataset], list[RlcliError]]:
@@ -72,10 +72,10 @@ def _open_datasets(resolved: Resolved) -> tuple[dict[str, OpenDataset], list[Rlc
         try:
             if is_light(recipe, name):
                 few = _first_rows(component.type, component.args)
-                one = open_dataset(resolved, name, tokenizers, few)
+                dataset = open_dataset(resolved, name, tokenizers, few)
                 if not few:
-                    check_dataset_sizes(recipe, {name: one.rows})
-                opened[name] = one
+                    check_dataset_sizes(recipe, {name: dataset.rows})
+                opened[name] = dataset
         except NotLight:
             continue
         except RlcliError as error:
@@ -100,8 +100,8 @@ def _with_place(resolved: Resolved, name: str, error: RlcliError) -> RlcliError:
     """The error, with the dataset's place in the recipe if it names none."""
     if error.where is not None or not isinstance(error, DataError):
         return error
-    place = resolved.origin(("datasets", name, "args", "path"))
-    return DataError(error.what, where=str(place), hint=error.hint, code=error.code)
+    location = resolved.origin(("datasets", name, "args", "path"))
+    return DataError(error.what, where=str(location), hint=error.hint, code=error.code)
 
 
 def _folder_faults(resolved: Resolved, run_dir: Path | None, *, is_sized: bool) -> Iterator[RlcliError]:
@@ -116,8 +116,8 @@ def _folder_faults(resolved: Resolved, run_dir: Path | None, *, is_sized: bool) 
     for role, section in resolved.recipe.models.items():
         model = Path(section.path).expanduser() if section.path is not None else None
         if run_dir is not None and model is not None and model.is_dir() and folder.is_relative_to(model.resolve()):
-            what = f"{folder} is in the folder of models.{role}.path, which is only read"
-            yield ResourceError(what, where="--run-dir", hint="choose another --run-dir", code="R69")
+            message = f"{folder} is in the folder of models.{role}.path, which is only read"
+            yield ResourceError(message, where="--run-dir", hint="choose another --run-dir", code="R69")
     try:
         check_new_folder(folder, is_run=run_dir is not None)
         needed = make_plan(resolved).storage.needed if is_sized else None

@@ -73,16 +73,17 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     yield from _check_models(subject)
     datasets: dict[str, OpenDataset] = {}
     looked_at: Rows = {}
-    said = {error.what for error in missing}
+    reported = {error.what for error in missing}
     for name in resolved.recipe.datasets:
         try:
             opened = open_dataset(resolved, name, subject.tokenizers)
             check_dataset_sizes(resolved.recipe, {name: opened.rows})
             looked_at[name] = opened.sample(rows)
         except RlcliError as error:
-            if error.what not in said:  # a tokenizer that cannot be read is one failure, however many datasets need it
+            # A tokenizer that cannot be read is one failure, however many datasets need it.
+            if error.what not in reported:
                 yield failure(name, error)
-            said.add(error.what)
+            reported.add(error.what)
             continue
         datasets[name] = opened
     if datasets:
@@ -99,7 +100,7 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
 
 def quick_checks(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: int = 50) -> Iterator[Finding]:
     """What up to `rows` rows of already open datasets show: masks, ends, lengths, templates, rewards."""
-    looked_at: Rows = {name: one.sample(rows) for name, one in datasets.items()}
+    looked_at: Rows = {name: dataset.sample(rows) for name, dataset in datasets.items()}
     yield from _check_rows(_Subject(resolved), datasets, looked_at)
     yield from _check_rewards(resolved, datasets, looked_at)
     yield from _check_doubtful(resolved)
@@ -123,7 +124,7 @@ def _check_components(resolved: Resolved) -> Iterator[Finding]:
     """Whether each interface and backend accepts its arguments together, also in the recipes that run first."""
     from rlcli.recipe.warm_start import chain
 
-    faults = [error for one in (*chain(resolved), resolved) for error in component_faults(one)]
+    faults = [error for run in (*chain(resolved), resolved) for error in component_faults(run)]
     yield from (failure("arguments", error) for error in faults)
     if not faults:
         yield Finding(level="ok", about="arguments", says="every interface and backend accepts its own")
@@ -162,7 +163,7 @@ def _check_tokenizer(subject: _Subject, opened: OpenTokenizer) -> Iterator[Findi
     """Whether the embedding has a row for each token, and how padding and stop tokens are set."""
     recipe, role = subject.recipe, prompt_role(subject.recipe)
     yield _fits(subject, role, "tokenizer", opened)
-    others = {tokenizer_source(recipe, name): name for name, other in recipe.models.items() if other.has_weights}
+    others = {tokenizer_source(recipe, name): name for name, section in recipe.models.items() if section.has_weights}
     for source, name in others.items():
         if source in (tokenizer_source(recipe, role), opened.source) or source.startswith("recipe:"):
             continue
@@ -176,8 +177,8 @@ def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Fi
     tokenizer, sizes = opened.tokenizer, subject.sizes(role)
     rows = None if isinstance(sizes, str) else sizes.vocabulary
     if rows is not None and len(tokenizer) > rows:
-        what = f"it has {grouped(len(tokenizer))} tokens, the embedding of {role} {grouped(rows)} rows"
-        return failure(about, ModelError(what, hint="use the tokenizer that the model was made with", code="F32"))
+        message = f"it has {grouped(len(tokenizer))} tokens, the embedding of {role} {grouped(rows)} rows"
+        return failure(about, ModelError(message, hint="use the tokenizer that the model was made with", code="F32"))
     says = f"{grouped(len(tokenizer))} tokens"
     if rows is not None:
         says += f", a row of the embedding for each ({grouped(rows)})"

@@ -29,5 +29,5 @@ def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
             if error.what not in reported:
                 reported.add(error.what)
                 named = [key for key in component.args if key in re.findall(r"\w+", error.what)]
-                place = resolved.origin((*path, "args", named[0]) if named else (*path, "type"))
-                yield type(error)(error.what, where=error.where or str(place), hint=error.hint, code=error.code)
+                location = resolved.origin((*path, "args", named[0]) if named else (*path, "type"))
+                yield type(error)(error.what, where=error.where or str(location), hint=error.hint, code=error.code)

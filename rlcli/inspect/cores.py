@@ -13,9 +13,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 def available_cores(environment: Mapping[str, str] = os.environ) -> int:
     """The smallest of: the cores in our affinity mask, the control group's CPU quota, and what Slurm gave the task."""
     limits = [float(_allowed()), *_quotas(Path("/proc/self/cgroup"), CGROUPS)]
-    given = environment.get("SLURM_CPUS_PER_TASK", "")
-    if given.isdecimal():
-        limits.append(float(given))
+    of_task = environment.get("SLURM_CPUS_PER_TASK", "")
+    if of_task.isdecimal():
+        limits.append(float(of_task))
     return max(1, int(min(limits)))
 
 
@@ -30,16 +30,16 @@ def _quotas(membership: Path, root: Path) -> Iterator[float]:
     except OSError:
         return
     for line in lines:
-        _, controllers, place = line.split(":", 2)
+        _, controllers, group = line.split(":", 2)
         if controllers == "":
-            yield from _limits_of(root, place, _quota_v2)
+            yield from _limits_of(root, group, _quota_v2)
         elif "cpu" in controllers.split(","):
-            yield from _limits_of(root / "cpu", place, _quota_v1)
+            yield from _limits_of(root / "cpu", group, _quota_v1)
 
 
-def _limits_of(root: Path, place: str, quota: Callable[[Path], float]) -> Iterator[float]:
+def _limits_of(root: Path, group: str, quota: Callable[[Path], float]) -> Iterator[float]:
     """Quotas of a group and its parents, as far as they are visible: in a container the outer ones are not."""
-    folder = root / place.lstrip("/")
+    folder = root / group.lstrip("/")
     while folder == root or root in folder.parents:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             yield quota(folder)

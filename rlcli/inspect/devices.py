@@ -31,12 +31,12 @@ def list_gpus(timeout_s: float = 10.0) -> list[Gpu]:
 
 def read_gpus(listing: str) -> list[Gpu]:
     """The GPUs of a listing with FIELDS in MiB; other lines are skipped."""
-    found = []
+    gpus = []
     for line in listing.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         try:
             index, total, free = int(cells[0]), float(cells[2]), float(cells[3])
-            found.append(Gpu(index, cells[1], total / 1024, free / 1024, cells[4]))
+            gpus.append(Gpu(index, cells[1], total / 1024, free / 1024, cells[4]))
         except (ValueError, IndexError):
             continue
-    return found
+    return gpus

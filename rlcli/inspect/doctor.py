@@ -69,8 +69,8 @@ def variables() -> list[str]:
 def packages() -> dict[str, str | None]:
     """Every package that rlcli needs or can use → its version, None if it is not installed."""
     requirements = read_requirements()
-    every = [*requirements.needed, *(one for of in requirements.extras.values() for one in of)]
-    return {one.name: installed_version(one.name) for one in every}
+    every = [*requirements.needed, *(requirement for of in requirements.extras.values() for requirement in of)]
+    return {requirement.name: installed_version(requirement.name) for requirement in every}
 
 
 # -- packages --------------------------------------------------------------------------------------------
@@ -88,14 +88,14 @@ def _check_python(requirements: Requirements) -> Finding:
 
 def _check_needed(requirements: Requirements) -> Iterator[Finding]:
     good = 0
-    for one in requirements.needed:
-        version = installed_version(one.name)
-        if version is not None and fits(one, version):
+    for requirement in requirements.needed:
+        version = installed_version(requirement.name)
+        if version is not None and fits(requirement, version):
             good += 1
             continue
-        says = f"{version} is installed, rlcli wants {one.specifier}" if version else "is not installed"
-        fix = f"pip install '{one}'"
-        yield Finding(level="FAIL", about=one.name, says=says, fix=fix, exit_code=1)
+        says = f"{version} is installed, rlcli wants {requirement.specifier}" if version else "is not installed"
+        fix = f"pip install '{requirement}'"
+        yield Finding(level="FAIL", about=requirement.name, says=says, fix=fix, exit_code=1)
     says = f"{good} of {len(requirements.needed)} packages that rlcli needs, in the versions that it wants"
     if good == len(requirements.needed):
         yield Finding(level="ok", about="packages", says=says)
@@ -116,36 +116,36 @@ def _check_torch(gpus: Sequence[Gpu]) -> Finding:
 
 def _users_of_libraries() -> dict[Requirement, list[str]]:
     """Requirement → the components that declare it; those whose files cannot be read are left out."""
-    found: dict[Requirement, list[str]] = {}
+    users: dict[Requirement, list[str]] = {}
     for kind in registry.KINDS:
         names: Collection[str] = ()
         with suppress(RlcliError):  # a broken project, which has a line of its own
             names = registry.names(kind)
         for name in names:
             with suppress(RlcliError):
-                for one in required(registry.signature(kind, name)):
-                    found.setdefault(one, []).append(f"{kind.removesuffix('s')} {name}")
-    return found
+                for requirement in required(registry.signature(kind, name)):
+                    users.setdefault(requirement, []).append(f"{kind.removesuffix('s')} {name}")
+    return users
 
 
 def _check_extras(requirements: Requirements, users: Mapping[Requirement, Sequence[str]]) -> Iterator[Finding]:
     """The extras of rlcli, and the additional requirements of the project's components."""
-    known = {one.name for needed in requirements.extras.values() for one in needed}
-    others = {one.name: (one,) for one in users if one.name not in known}
+    in_extras = {requirement.name for needed in requirements.extras.values() for requirement in needed}
+    others = {requirement.name: (requirement,) for requirement in users if requirement.name not in in_extras}
     for extra, needed in (*requirements.extras.items(), *others.items()):
-        versions = {one: installed_version(one.name) for one in needed}
-        missing = [one.name for one, version in versions.items() if version is None]
+        versions = {requirement: installed_version(requirement.name) for requirement in needed}
+        missing = [requirement.name for requirement, version in versions.items() if version is None]
         fix = pip_command(needed[0])
         if missing:
-            of = [user for one, by in users.items() if one.name in missing for user in by]
+            of = [user for requirement, by in users.items() if requirement.name in missing for user in by]
             says = f"{', '.join(missing)} not installed; {'only ' + ', '.join(of) if of else 'optional'}"
             yield Finding(level="skip", about=extra, says=f"{says}{' needs it' if of else ''}", fix=fix)
             continue
-        shown = ", ".join(f"{one.name} {version}" for one, version in versions.items())
-        odd = [one for one, version in versions.items() if version and not fits(one, version)]
+        shown = ", ".join(f"{requirement.name} {version}" for requirement, version in versions.items())
+        odd = [requirement for requirement, version in versions.items() if version and not fits(requirement, version)]
         if odd:
-            wanted = ", ".join(map(str, odd))
-            yield Finding(level="warn", about=extra, says=f"{shown} installed; tested with {wanted}", fix=fix)
+            tested = ", ".join(map(str, odd))
+            yield Finding(level="warn", about=extra, says=f"{shown} installed; tested with {tested}", fix=fix)
         else:
             yield Finding(level="ok", about=extra, says=shown)
 
@@ -257,8 +257,8 @@ def _check_project() -> Iterator[Finding]:
         says = "none here; components and recipes that came with rlcli are there"
         yield Finding(level="ok", about="project", says=says)
         return
-    own, broken = _own_components(project)
-    says = f"{project} with {own} component{'' if own == 1 else 's'}"
+    count, broken = _own_components(project)
+    says = f"{project} with {count} component{'' if count == 1 else 's'}"
     if broken:
         fix = "rlcli ls shows each; only recipes that name them are affected"
         yield Finding(level="warn", about="project", says=f"{says}, {len(broken)} broken", details=broken, fix=fix)
@@ -268,26 +268,26 @@ def _check_project() -> Iterator[Finding]:
 
 def _own_components(project: Path) -> tuple[int, list[str]]:
     """(number of the project's components, errors of those that cannot be read)."""
-    own, broken = 0, []
+    count, broken = 0, []
     for kind in registry.KINDS:
         for name in registry.names(kind):
             path = registry.path_of(kind, name)
             if not path.is_relative_to(project):
                 continue
-            own += 1
+            count += 1
             try:
                 registry.signature(kind, name)
             except RlcliError as error:
                 broken.append(f"{error.where or path}: {error.what}")
-    return own, broken
+    return count, broken
 
 
 def _check_slurm() -> Finding:
-    found = [command for command in SLURM if shutil.which(command)]
-    if not found:
+    installed = [command for command in SLURM if shutil.which(command)]
+    if not installed:
         return Finding(level="skip", about="Slurm", says="no sbatch here")
-    missing = [command for command in SLURM if command not in found]
-    says = ", ".join(found)
+    missing = [command for command in SLURM if command not in installed]
+    says = ", ".join(installed)
     if missing:
         return Finding(level="warn", about="Slurm", says=f"{says}; missing: {', '.join(missing)}")
     return Finding(level="ok", about="Slurm", says=says)

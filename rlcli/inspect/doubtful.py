@@ -26,8 +26,8 @@ def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
     for name, call in recipe.graph.items():
         source = recipe.models[call.model].init
         if call.call == "generate" and call.model not in writers and source in writers:
-            place = resolved.origin(("graph", name, "model"))
+            location = resolved.origin(("graph", name, "model"))
             yield (
-                f"{place}: each step {name} samples with the weights that {call.model} began with, while {source} is "
-                f"trained; graph.{writers[source][0]}.hooks.copy_to={call.model} has it follow"
+                f"{location}: each step {name} samples with the weights that {call.model} began with, while {source} "
+                f"is trained; graph.{writers[source][0]}.hooks.copy_to={call.model} has it follow"
             )

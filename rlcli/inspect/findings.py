@@ -46,8 +46,8 @@ def failure(about: str, error: RlcliError) -> Finding:
 
 def as_error(finding: Finding, way_out: str) -> RlcliError:
     """A failure as an error, for a command that then stops; `way_out`: how it could continue."""
-    what = ": ".join(filter(None, [finding.about, finding.says, ", ".join(finding.details)]))
-    error = RlcliError(what, hint="; ".join(filter(None, [finding.fix, way_out])), code=finding.code)
+    message = ": ".join(filter(None, [finding.about, finding.says, ", ".join(finding.details)]))
+    error = RlcliError(message, hint="; ".join(filter(None, [finding.fix, way_out])), code=finding.code)
     error.exit_code = finding.exit_code
     return error
 
@@ -67,7 +67,7 @@ def grouped(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
-def share(part: int, whole: int) -> str:
+def share(count: int, total: int) -> str:
     """As a percentage with as many digits as it needs."""
-    percent = 100 * part / max(whole, 1)
+    percent = 100 * count / max(total, 1)
     return f"{percent:.1f} %" if 0 < percent < 10 or 90 < percent < 100 else f"{percent:.0f} %"

@@ -41,11 +41,11 @@ def faults_beyond_roles(resolved: Resolved) -> Iterator[RlcliError]:
     yield from _too_large(resolved)
     yield from _undivided_heads(resolved)
     graphs = ((("graph",), resolved.recipe.graph), (("train", "eval", "graph"), resolved.recipe.train.eval.graph))
-    for place, graph in graphs:
+    for path, graph in graphs:
         for name, call in graph.items():
             source = model_of_call(call)
             if source is not None:
-                yield from _faults(resolved, source, (*place, name, "interface", "args", "path"), weights=True)
+                yield from _faults(resolved, source, (*path, name, "interface", "args", "path"), weights=True)
 
 
 def local_folder(source: str | None) -> Path | None:
@@ -80,40 +80,42 @@ def _faults_of_scratch(resolved: Resolved, role: str, section: Role) -> Iterator
     from rlcli.topology.configs import vocabulary_of
 
     assert section.scratch is not None
-    place = ("models", role, "scratch")
+    path = ("models", role, "scratch")
     try:
-        check_config(section.scratch, str(resolved.origin(place)))
+        check_config(section.scratch, str(resolved.origin(path)))
         rows = section.scratch.get("vocab_size")
         if isinstance(rows, int) and (tokens := vocabulary_of(section.tokenizer)) > rows:
-            what = f"the tokenizer {section.tokenizer} has {tokens} tokens, the embedding of models.{role} {rows} rows"
+            message = (
+                f"the tokenizer {section.tokenizer} has {tokens} tokens, the embedding of models.{role} {rows} rows"
+            )
             hint = "leave out vocab_size: a model from scratch gets a row for each token"
-            yield ModelError(what, where=str(resolved.origin((*place, "vocab_size"))), hint=hint, code="F32")
+            yield ModelError(message, where=str(resolved.origin((*path, "vocab_size"))), hint=hint, code="F32")
     except ModelError as error:
         yield error
     except UnknownArchitecture:
         return  # only transformers can read that tokenizer
 
 
-def _faults(resolved: Resolved, source: str, place: TreePath, *, weights: bool) -> Iterator[ModelError]:
+def _faults(resolved: Resolved, source: str, path: TreePath, *, weights: bool) -> Iterator[ModelError]:
     folder = local_folder(source)
     if folder is None:
         is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         if is_offline and not source.startswith(NOT_FOLDERS):
-            what = f"{source} is not in the Hub's cache, and HF_HUB_OFFLINE is set"
+            message = f"{source} is not in the Hub's cache, and HF_HUB_OFFLINE is set"
             hint = f"fetch it where there is a network: hf download {source}"
-            yield ModelError(what, where=str(resolved.origin(place)), hint=hint)
+            yield ModelError(message, where=str(resolved.origin(path)), hint=hint)
         return
     is_partial = weights and not Path(source).expanduser().is_dir() and not any(folder.glob("*.safetensors*"))
     try:
         check_folder(folder, weights=weights and not is_partial)  # weights of a cached model may be fetched later
     except ModelError as error:
-        yield _at(resolved, place, error)
+        yield _at(resolved, path, error)
 
 
-def _at(resolved: Resolved, place: TreePath, error: ModelError) -> ModelError:
+def _at(resolved: Resolved, path: TreePath, error: ModelError) -> ModelError:
     """The error with the place of the recipe that names the model; the message includes the file at fault."""
-    what = f"{error.where}: {error.what}" if error.where else error.what
-    return ModelError(what, where=str(resolved.origin(place)), hint=error.hint, code=error.code)
+    message = f"{error.where}: {error.what}" if error.where else error.what
+    return ModelError(message, where=str(resolved.origin(path)), hint=error.hint, code=error.code)
 
 
 def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
@@ -125,19 +127,19 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
         return
     memory = memory_of_this_machine()
     plan = make_plan(resolved)
-    shares = {one.role: one.resident.weights for one in plan.memory.roles}
+    shares = {role_memory.role: role_memory.resident.weights for role_memory in plan.memory.roles}
     for role, parameters in parameters_of(resolved.recipe, plan.sizes).items():
         here = [rank for rank in plan.topology.placement(role).ranks if rank < resolved.recipe.cluster.devices_per_node]
         needed = len(here) * shares.get(role, 4 * parameters)
         if needed > memory:
             section = resolved.recipe.models[role]
             key = next(key for key in ("scratch", "path", "init") if getattr(section, key) is not None)
-            what = (
+            message = (
                 f"the weights of models.{role} take {needed / 2**30:,.0f} GiB; this machine has "
                 f"{memory / 2**30:,.0f} GiB of memory"
             )
             where = str(resolved.origin(("models", role, key)))
-            yield ResourceError(what, where=where, hint=f"rlcli plan {resolved.recipe.name} shows what it takes")
+            yield ResourceError(message, where=where, hint=f"rlcli plan {resolved.recipe.name} shows what it takes")
 
 
 def memory_of_this_machine() -> int:
@@ -159,11 +161,11 @@ def _undivided_heads(resolved: Resolved) -> Iterator[ModelError]:
         sizes = architecture_of(resolved, role) if ranks > 1 and section.has_weights else ""
         if not isinstance(sizes, Architecture):
             continue
-        for what, heads in (("attention heads", sizes.heads), ("key-value heads", sizes.kv_heads)):
+        for kind, heads in (("attention heads", sizes.heads), ("key-value heads", sizes.kv_heads)):
             if heads % ranks:
                 where = str(resolved.origin(("models", role, "mesh", "tp")))
                 fitting = [n for n in range(1, heads + 1) if sizes.heads % n == 0 and sizes.kv_heads % n == 0]
                 hint = f"use a divisor of both: {', '.join(map(str, fitting))}"
-                said = f"the {heads} {what} of models.{role} cannot be divided among {ranks} tensor-parallel ranks"
-                yield ModelError(said, where=where, hint=hint, code="R49")
+                message = f"the {heads} {kind} of models.{role} cannot be divided among {ranks} tensor-parallel ranks"
+                yield ModelError(message, where=where, hint=hint, code="R49")
                 break

@@ -61,8 +61,8 @@ def pack_steps(
     counts = []
     for number, rows in enumerate(steps):
         for mine in shares(list(enumerate(rows)), [sum(row) for row in rows], ranks):
-            parts = assign_minibatches([place for place, _ in mine], minibatches, stable_seed("packing", number))
-            counts.append(sum(_micro_batches([mine[i][1] for i in part], capacity, cut) for part in parts))
+            assigned = assign_minibatches([index for index, _ in mine], minibatches, stable_seed("packing", number))
+            counts.append(sum(_micro_batches([mine[i][1] for i in minibatch], capacity, cut) for minibatch in assigned))
     return Packing([sum(row) for rows in steps for row in rows], counts, capacity)
 
 
@@ -74,7 +74,7 @@ def _micro_batches(rows: Sequence[Sequence[int]], capacity: int, cut: bool) -> i
 def check_packing(recipe: Recipe, opened: OpenDataset, rows: Sequence[Preview], limits: Limits) -> Finding | None:
     """The first steps of a run, packed, with responses of full length; None if nothing is trained on the dataset, or if
     a row does not fit at all, which is reported with the lengths."""
-    call = next((one for one in recipe.graph.values() if one.call == "train_step"), None)
+    call = next((candidate for candidate in recipe.graph.values() if candidate.call == "train_step"), None)
     if call is None or opened.name != recipe.train.dataset:
         return None
     from rlcli.topology import plan_topology
@@ -118,13 +118,13 @@ def _steps(recipe: Recipe, opened: OpenDataset, looked_at: Sequence[Preview]) ->
     order, size = DataOrder(len(opened), recipe.seed, train.shuffle), train.prompts_per_step
     total = train.steps or -(-len(opened) * (train.epochs or 1) // train.prompts_per_step)
     count = max(1, min(MOST_STEPS, total, MOST_ROWS // train.prompts_per_step))
-    rows = [order.at(place)[1] for place in range(count * size)]
+    rows = [order.at(position)[1] for position in range(count * size)]
     return [[length_of(row) for row in rows[step * size : (step + 1) * size]] for step in range(count)]
 
 
 def _lengths(opened: OpenDataset, looked_at: Sequence[Preview]) -> Callable[[int], list[int]]:
     """The tokens of a row's sequences; for rows that are costly to reach, those of an inspected row."""
     if opened.survey is None:
-        known = [[len(ids) for ids in row.sequences] for row in looked_at]
-        return lambda row: known[row % len(known)]
+        lengths = [[len(ids) for ids in row.sequences] for row in looked_at]
+        return lambda row: lengths[row % len(lengths)]
     return lambda row: [len(ids) for ids in opened.preview(row).sequences]

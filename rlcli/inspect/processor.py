@@ -31,10 +31,10 @@ def slow_dtypes(resolved: Resolved) -> Iterator[str]:
         return
     for name, role in resolved.recipe.models.items():
         if role.backend is not None and role.backend.args.get("dtype") == "bfloat16":
-            place = resolved.origin(("models", name, "backend", "args", "dtype"))
+            location = resolved.origin(("models", name, "backend", "args", "dtype"))
             yield (
-                f"{place}: {name} computes in bfloat16, which this processor only emulates; float32 is 9 times faster "
-                f"at least, and what dtype=auto takes here"
+                f"{location}: {name} computes in bfloat16, which this processor only emulates; float32 is 9 times "
+                f"faster at least, and what dtype=auto takes here"
             )
 
 

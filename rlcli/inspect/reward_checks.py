@@ -12,7 +12,7 @@ from rlcli.api.interface import ANSWER_FORMS, ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.errors import RlcliError
 from rlcli.inspect.findings import Finding, failure
-from rlcli.inspect.row_checks import place
+from rlcli.inspect.row_checks import location
 from rlcli.inspect.text import shortened
 from rlcli.recipe.components import declared, declared_of_call, signature_of
 from rlcli.recipe.schema import Call, Recipe
@@ -66,7 +66,7 @@ def _rewards(interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview])
 
     responses = [tokenizer(str(row.metadata.get("answer", "")), add_special_tokens=False).input_ids for row in rows]
     prompts = [row.sequences[0] for row in rows]
-    tokens = [token for pair in zip(prompts, responses, strict=True) for part in pair for token in part]
+    tokens = [token for pair in zip(prompts, responses, strict=True) for sequence in pair for token in sequence]
     mask = [
         is_prompt
         for prompt, response in zip(prompts, responses, strict=True)
@@ -79,8 +79,8 @@ def _rewards(interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview])
         metadata={key: [row.metadata.get(key) for row in rows] for key in rows[0].metadata},
     )
     model = Model("reward", None, tokenizer, torch.device("cpu"))
-    made: Any = interface.inference(model, data, MicroBatchSpec())
-    return [float(reward) for reward in made.data[REWARDS]]
+    scored: Any = interface.inference(model, data, MicroBatchSpec())
+    return [float(reward) for reward in scored.data[REWARDS]]
 
 
 def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
@@ -89,7 +89,7 @@ def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
     without = [row for row in rows if row.metadata.get("answer") is None]
     if without:
         return Finding(
-            level="FAIL", about=about, code="F31", exit_code=4, details=[place(row) for row in without[:3]],
+            level="FAIL", about=about, code="F31", exit_code=4, details=[location(row) for row in without[:3]],
             says=f"{len(without)} of {len(rows)} rows looked at have no answer to compare a response with",
             fix="take a dataset whose rows have answers, such as math_prompts",
         )  # fmt: skip
@@ -131,12 +131,12 @@ def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
     tried = sum(text is not None for text in wrong)
     says += f", wrong ones refused {tried - len(believed)}/{tried}" if tried else ""
     if refused:
-        details = [f"{place(row)}: {shortened(str(row.metadata['answer']), 60)}" for row in refused[:3]]
+        details = [f"{location(row)}: {shortened(str(row.metadata['answer']), 60)}" for row in refused[:3]]
         fix = "give the final answer alone in the rows, or set the reward's options: rlcli show shows them"
         return Finding(level="FAIL", about=about, says=says, details=details, fix=fix, code="F51", exit_code=4)
     if believed:
         details = [
-            f"{place(rows[n])}: expected {shortened(golds[n], 40)}, accepted {shortened(wrong[n] or '', 40)}"
+            f"{location(rows[n])}: expected {shortened(golds[n], 40)}, accepted {shortened(wrong[n] or '', 40)}"
             for n in believed[:3]
         ]
         details.append("the answers of other rows were tried; one value written in two ways is not a mistake")
@@ -156,6 +156,6 @@ def _above(score: float | None, base: float | None) -> bool:
 
 def _another(golds: Sequence[str], number: int) -> str | None:
     """The answer of the next row whose answer differs."""
-    own = golds[number]
+    answer = golds[number]
     others = (golds[(number + step) % len(golds)] for step in range(1, len(golds)))
-    return next((other for other in others if other.strip() != own.strip()), None)
+    return next((candidate for candidate in others if candidate.strip() != answer.strip()), None)

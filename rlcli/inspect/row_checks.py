@@ -33,7 +33,7 @@ class Limits:
     """Tokens that the KV cache holds, if its backend sets a limit."""
 
 
-def place(row: Preview) -> str:
+def location(row: Preview) -> str:
     """Where a row is, or what it is called."""
     return row.where or row.id
 
@@ -139,37 +139,37 @@ def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: Limits) 
     )
     if survey:
         says += f"; max_length {survey.max_length}"
-    found = [Finding(level="ok", about=about, says=says)]
+    findings = [Finding(level="ok", about=about, says=says)]
     if survey and survey.too_long:
         fate = {"drop": "dropped", "error": "refused"}.get(survey.overlong, "cut short")
         over = f"{count(survey.too_long, 'row')} ({share(survey.too_long, len(lengths))})"
-        what = f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})"
+        long_rows = f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})"
         fix = f"raise datasets.{opened.name}.args.max_length to keep them"
-        found = [Finding(level="warn", about=about, says=what, details=[says], fix=fix, code="F30")]
-    kept = [min(length, survey.max_length) if survey else length for length in lengths]
-    return [*found, *_check_room(about, kept, limits)]
+        findings = [Finding(level="warn", about=about, says=long_rows, details=[says], fix=fix, code="F30")]
+    lengths_read = [min(length, survey.max_length) if survey else length for length in lengths]
+    return [*findings, *_check_room(about, lengths_read, limits)]
 
 
 def _check_room(about: str, lengths: Sequence[int], limits: Limits) -> Iterable[Finding]:
     """Whether the rows with their responses fit into the model's positions and a micro-batch."""
     follows = f" with {limits.new_tokens} new tokens" if limits.new_tokens else ""
-    whole = [length + limits.new_tokens for length in lengths]
-    if limits.positions is not None and whole[-1] > limits.positions:
-        over = sum(length > limits.positions for length in whole)
+    full_lengths = [length + limits.new_tokens for length in lengths]
+    if limits.positions is not None and full_lengths[-1] > limits.positions:
+        over = sum(length > limits.positions for length in full_lengths)
         yield Finding(
             level="FAIL", about=about, code="F30", exit_code=4,
-            says=f"{count(over, 'row')} ({share(over, len(whole))}){follows} go beyond the model's "
+            says=f"{count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the model's "
             f"{grouped(limits.positions)} positions (max_position_embeddings)",
             fix="lower max_length" + (" or generation.max_new_tokens" if limits.new_tokens else ""),
         )  # fmt: skip
-    if limits.new_tokens and limits.cache is not None and whole[-1] > limits.cache:
+    if limits.new_tokens and limits.cache is not None and full_lengths[-1] > limits.cache:
         yield Finding(
             level="FAIL", about=about, code="F30", exit_code=4,
-            says=f"the longest row{follows} takes up to {grouped(whole[-1])} tokens; the KV cache has room for "
+            says=f"the longest row{follows} takes up to {grouped(full_lengths[-1])} tokens; the KV cache has room for "
             f"{grouped(limits.cache)}",
             fix="raise the backend's kv_cache_tokens, or lower generation.max_new_tokens",
         )  # fmt: skip
-    sample = whole[-1] * limits.responses
+    sample = full_lengths[-1] * limits.responses
     if sample > limits.microbatch:
         group = f", {limits.responses} responses together," if limits.responses > 1 else ""
         yield Finding(
@@ -217,7 +217,7 @@ def known_prompts(opened: OpenDataset, rows: Sequence[Preview]) -> list[tuple[st
     """(where it is, its words) of all rows that the dataset knows of, or else of those inspected."""
     if opened.survey:
         return [(where, _plain(prompt)) for where, prompt in opened.survey.prompts]
-    return [(place(row), _plain(row.prompt if row.prompt is not None else str(row.sequences))) for row in rows]
+    return [(location(row), _plain(row.prompt if row.prompt is not None else str(row.sequences))) for row in rows]
 
 
 def _plain(prompt: str) -> str:
@@ -225,8 +225,8 @@ def _plain(prompt: str) -> str:
     return " ".join(prompt.split())
 
 
-def _quantile(ordered: Sequence[int], part: float) -> int:
-    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+def _quantile(ordered: Sequence[int], fraction: float) -> int:
+    return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]
 
 
 def _token(tokenizer: Any, id_: int | None) -> str:
@@ -234,11 +234,11 @@ def _token(tokenizer: Any, id_: int | None) -> str:
 
 
 def _places(rows: Sequence[Preview]) -> list[str]:
-    return _some([place(row) for row in rows])
+    return _some([location(row) for row in rows])
 
 
 def _some(examples: Sequence[str]) -> list[str]:
     """The first few, and how many more there are."""
     shown = [shortened(example, 200) for example in examples[:EXAMPLES]]
-    more = len(examples) - len(shown)
-    return [*shown, f"… and {grouped(more)} more"] if more else shown
+    rest = len(examples) - len(shown)
+    return [*shown, f"… and {grouped(rest)} more"] if rest else shown

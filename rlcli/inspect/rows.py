@@ -91,12 +91,12 @@ class OpenDataset:
 
 def is_light(recipe: Recipe, name: str) -> bool:
     """Whether a dataset, with those that it is made of, can be inspected without torch and transformers."""
-    parts = [registry.load("datasets", recipe.datasets[one].type) for one in with_sources(recipe.datasets, name)]
-    return all(hasattr(part, "preview") for part in parts)
+    parts = [registry.load("datasets", recipe.datasets[source].type) for source in with_sources(recipe.datasets, name)]
+    return all(hasattr(dataset, "preview") for dataset in parts)
 
 
 def open_dataset(
-    resolved: Resolved, name: str, tokenizers: Tokenizers | None = None, other: Mapping[str, Any] | None = None
+    resolved: Resolved, name: str, tokenizers: Tokenizers | None = None, overriding: Mapping[str, Any] | None = None
 ) -> OpenDataset:
     """A dataset as the recipe's run would open it, with `other` arguments instead of its own. Raises RlcliError."""
     component = resolved.recipe.datasets[name]
@@ -104,13 +104,13 @@ def open_dataset(
     util = DatasetUtility(resolved.recipe.seed, 0, 1, tokenizer.tokenizer, resolved.recipe.described_datasets)
     try:
         with quiet("rlcli.datasets"):  # the report contains its warnings
-            args = {**component.args, **(other or {})}
+            args = {**component.args, **(overriding or {})}
             dataset = registry.make_dataset(DatasetAbstraction(component.type, args), util)
     except RlcliError:
         raise
     except Exception as error:  # whatever a user's dataset raises
-        what = f"dataset {name} ({component.type}) cannot be opened: {type(error).__name__}: {error}"
-        raise DataError(what, code="F31") from error
+        message = f"dataset {name} ({component.type}) cannot be opened: {type(error).__name__}: {error}"
+        raise DataError(message, code="F31") from error
     if is_stream(dataset):
         return OpenDataset(name, component.type, list(islice(dataset.rows_from(0, 0), FIRST)), tokenizer, None, True)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):

@@ -9,7 +9,7 @@ from rlcli.api.chat_template import conversation_text
 from rlcli.api.data import Preview
 from rlcli.api.special_tokens import unmarked
 from rlcli.inspect.findings import Finding
-from rlcli.inspect.row_checks import Limits, place
+from rlcli.inspect.row_checks import Limits, location
 from rlcli.inspect.text import shortened
 
 MOST = 20
@@ -32,7 +32,7 @@ def check_template(name: str, tokenizer: Any, rows: Sequence[Preview], limits: L
             level="FAIL", about=about, says=f"the chat template cannot render an answer: {error}",
             fix="mend the chat template", code="F32", exit_code=5,
         )  # fmt: skip
-    broken = [(row, prompt, whole) for row, prompt, whole, _ in rendered if not whole.startswith(prompt)]
+    broken = [(row, prompt, answered) for row, prompt, answered, _ in rendered if not answered.startswith(prompt)]
     if broken:
         return _not_a_prefix(about, *broken[0], len(broken), len(chats))
     return _check_end(about, tokenizer, rendered, limits)
@@ -48,17 +48,17 @@ def _both_ways(tokenizer: Any, row: Preview) -> tuple[str, str, str]:
     return prompt, unmarked(conversation_text(tokenizer, [*messages, turn], add_generation_prompt=False)), answer
 
 
-def _not_a_prefix(about: str, row: Preview, prompt: str, whole: str, broken: int, looked_at: int) -> Finding:
-    pairs = zip(prompt, whole, strict=False)
-    shared = next((number for number, (one, other) in enumerate(pairs) if one != other), len(whole))
+def _not_a_prefix(about: str, row: Preview, prompt: str, answered: str, broken: int, looked_at: int) -> Finding:
+    pairs = zip(prompt, answered, strict=False)
+    shared = next((number for number, (left, right) in enumerate(pairs) if left != right), len(answered))
     return Finding(
         level="warn",
         about=about,
         says=f"the prompt is not a prefix of the prompt with its answer in {broken} of {looked_at} rows looked at",
         details=[
-            f"{place(row)}: after {shortened(prompt[:shared][-30:], 40)!r}",
+            f"{location(row)}: after {shortened(prompt[:shared][-30:], 40)!r}",
             f"  prompt alone  {shortened(prompt[shared:], 60)!r}",
-            f"  with answer   {shortened(whole[shared:], 60)!r}",
+            f"  with answer   {shortened(answered[shared:], 60)!r}",
         ],
         fix="a finished turn reads otherwise than what the model is asked to write: mend the chat template",
         code="F32",
@@ -69,14 +69,14 @@ def _check_end(
     about: str, tokenizer: Any, rendered: Sequence[tuple[Preview, str, str, str]], limits: Limits
 ) -> Finding:
     """What the template writes after an answer."""
-    row, prompt, whole, answer = rendered[0]
+    row, prompt, answered, answer = rendered[0]
     says = "a prompt is a prefix of the prompt with its answer"
-    rest = whole[len(prompt) :]
+    rest = answered[len(prompt) :]
     start = rest.find(answer.strip())
     if start < 0:
         return Finding(
             level="warn", about=about, says="the template does not render the answer as it is written",
-            details=[f"{place(row)}: {shortened(rest, 60)!r}"], code="F32",
+            details=[f"{location(row)}: {shortened(rest, 60)!r}"], code="F32",
         )  # fmt: skip
     ending = rest[start + len(answer.strip()) :]
     ids = list(tokenizer(ending, add_special_tokens=False).input_ids) if ending else []

@@ -47,14 +47,14 @@ def tokens_of(preview: Preview, tokenizer: Any) -> list[list[Token]]:
 def _texts(ids: Sequence[int], tokenizer: Any) -> Iterator[str]:
     """The text that each token adds. It depends on the preceding tokens: on spaces, and on bytes of one character."""
     start = shown = 0
-    for place in range(len(ids)):
-        before, after = tokenizer.decode(list(ids[start:shown])), tokenizer.decode(list(ids[start : place + 1]))
-        is_open = after.endswith(BROKEN) and place + 1 < len(ids) and place - shown < 4
+    for position in range(len(ids)):
+        before, after = tokenizer.decode(list(ids[start:shown])), tokenizer.decode(list(ids[start : position + 1]))
+        is_open = after.endswith(BROKEN) and position + 1 < len(ids) and position - shown < 4
         if is_open:
             yield ""
             continue
         yield after[len(before) :]
-        start, shown = shown, place + 1
+        start, shown = shown, position + 1
 
 
 def runs(tokens: Sequence[Token]) -> Iterator[tuple[bool, list[Token]]]:

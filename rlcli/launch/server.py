@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlcli.launch.server_process import ServerProcess
-from rlcli.server_slot import LOST, PORT, ServerSlot, Serves, Wanted
+from rlcli.server_slot import LOST, PORT, ServerRequest, ServerSlot, Serves
 
 LOOK_EVERY = 0.2
 """Seconds between two checks of what is wanted and whether it is running."""
@@ -42,27 +42,27 @@ class ServerAgent:
 
     def look(self) -> None:
         """Start or stop the server as needed, and report how it ended."""
-        wanted = self._slot.wanted
+        request = self._slot.request
         if self._server is not None and (code := self._server.exit_code) is not None:
             self._server = None
             self._say(replace(self._serves, exit=code))
-        if wanted.life > self._serves.life:
+        if request.life > self._serves.life:
             self.stop()
-            self._say(self._start(wanted))
+            self._say(self._start(request))
 
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop()
             self._server = None
 
-    def _start(self, wanted: Wanted) -> Serves:
+    def _start(self, request: ServerRequest) -> Serves:
         last = self._serves
-        if not wanted.command:
-            return replace(last, life=wanted.life, port=0, exit=0)
+        if not request.command:
+            return replace(last, life=request.life, port=0, exit=0)
         port = free_port()
-        command = [word.replace(PORT, str(port)) for word in wanted.command]
-        self._server = ServerProcess(command, self._slot.log, wanted.environment)
-        return Serves(wanted.life, port, starts=last.starts + 1, before=last.exit)
+        command = [word.replace(PORT, str(port)) for word in request.command]
+        self._server = ServerProcess(command, self._slot.log, request.environment)
+        return Serves(request.life, port, starts=last.starts + 1, before=last.exit)
 
     def _say(self, serves: Serves) -> None:
         self._serves = serves
@@ -71,9 +71,9 @@ class ServerAgent:
 
 def free_port() -> int:
     """A port of this machine that is free now. If another process takes it before the server does, the server ends."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -67,7 +67,9 @@ class RunLock:
                 raise
             log.warning("%s: no locks on this file system; see to it that no other run uses it", path.parent)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(Holder(ProcessRecord.own(), supervisor))).encode() + b"\n", 0)
+        os.pwrite(
+            descriptor, json.dumps(asdict(Holder(ProcessRecord.of_this_process(), supervisor))).encode() + b"\n", 0
+        )
         return cls(descriptor)
 
     def release(self) -> None:

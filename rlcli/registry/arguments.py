@@ -93,31 +93,31 @@ def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
         raise UsageError(f"{kind.removesuffix('s')} {name}: {'; '.join(lines)}", code="R42") from error
 
 
-def construct(value: Any, what: str = "args") -> Any:
+def construct(value: Any, owner: str = "args") -> Any:
     """Replace each nested model by its real dataclass; the outermost becomes a dict of keyword arguments.
 
     Only values given in the recipe are passed on, so that defaults remain those of the classes.
     """
     if isinstance(value, Arguments):
-        given = {
-            info.alias or key: construct(getattr(value, key), what)
+        values = {
+            info.alias or key: construct(getattr(value, key), owner)
             for key, info in type(value).model_fields.items()
             if key in value.model_fields_set
         }
-        return given if value.home is None else _instance(value.home, given, what)
+        return values if value.home is None else _instance(value.home, values, owner)
     if isinstance(value, dict):
-        return {key: construct(item, what) for key, item in value.items()}
+        return {key: construct(item, owner) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(construct(item, what) for item in value)
+        return type(value)(construct(item, owner) for item in value)
     return value
 
 
-def _instance(home: tuple[str, str], given: dict[str, Any], what: str) -> Any:
+def _instance(home: tuple[str, str], values: dict[str, Any], owner: str) -> Any:
     cls = getattr(importlib.import_module(home[0]), home[1])
     try:
-        return cls(**given)
+        return cls(**values)
     except ValueError as error:
-        raise UsageError(f"{what}: {error}") from error
+        raise UsageError(f"{owner}: {error}") from error
 
 
 def _model(
@@ -143,12 +143,12 @@ def type_of_argument(argument: Argument) -> Any:
     try:
         kind = _type(argument.module, argument.type_node, argument.fields)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
-        what = f"the type of {argument.name} cannot be read: {argument.annotation}"
-        raise ProjectError(what, where=f"{argument.path}:{argument.line}") from error
+        message = f"the type of {argument.name} cannot be read: {argument.annotation}"
+        raise ProjectError(message, where=f"{argument.path}:{argument.line}") from error
     presets = argument.presets
     if not presets:
         return kind
-    return Annotated[kind, BeforeValidator(lambda given: {**presets, **given} if isinstance(given, dict) else given)]
+    return Annotated[kind, BeforeValidator(lambda value: {**presets, **value} if isinstance(value, dict) else value)]
 
 
 def _type(module: Module, node: ast.expr, fields: Sequence[Argument] = ()) -> Any:
@@ -195,7 +195,7 @@ def _generic(module: Module, node: ast.expr, head: str, items: list[ast.expr]) -
 
 
 def _union(types: list[Any]) -> Any:
-    return functools.reduce(lambda one, other: Union[one, other], types)  # noqa: UP007 - not all are classes
+    return functools.reduce(lambda union, member: Union[union, member], types)  # noqa: UP007 - not all are classes
 
 
 def _nested(definition: Definition, fields: Sequence[Argument]) -> type[Arguments]:

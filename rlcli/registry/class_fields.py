@@ -99,10 +99,10 @@ def arguments_of(definition: Definition, inside: tuple[str, ...] = ()) -> tuple[
             return tuple(_parameters(definition.module, statement, inside))
     bases = [base for base in _bases(definition) if base is not None and not _is_circle(base, inside)]
     if not is_dataclass(definition):
-        return next((found for base in bases if (found := arguments_of(base, inside))), ())
+        return next((inherited for base in bases if (inherited := arguments_of(base, inside))), ())
     fields: dict[str, Argument] = {}
     for base in reversed(bases):
-        if any(part and is_dataclass(part) for part in lineage(base)):
+        if any(ancestor and is_dataclass(ancestor) for ancestor in lineage(base)):
             fields.update({argument.name: argument for argument in arguments_of(base, inside)})
     for name, argument in _own_fields(definition, inside):
         fields.pop(name, None) if argument is None else fields.update({name: argument})
@@ -153,11 +153,11 @@ def _field_default(module: Module, value: ast.expr | None) -> tuple[ast.expr | N
 
 
 def _parameters(module: Module, function: ast.FunctionDef, inside: tuple[str, ...]) -> Iterator[Argument]:
-    given = function.args
-    positional = [*given.posonlyargs, *given.args]
-    defaults: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults))
-    pairs = list(zip(positional, [*defaults, *given.defaults], strict=True))[1:]
-    for parameter, default in [*pairs, *zip(given.kwonlyargs, given.kw_defaults, strict=True)]:
+    parameters = function.args
+    positional = [*parameters.posonlyargs, *parameters.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(parameters.defaults))
+    pairs = list(zip(positional, [*defaults, *parameters.defaults], strict=True))[1:]
+    for parameter, default in [*pairs, *zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)]:
         annotation = parameter.annotation or ast.Name("Any")
         yield _argument(module, parameter.arg, annotation, default, "", parameter.lineno, inside)
 
@@ -183,7 +183,7 @@ def _argument(
         doc=doc,
         path=module.path,
         line=line,
-        fields=tuple(_preset(one, presets or {}) for one in fields),
+        fields=tuple(_preset(field, presets or {}) for field in fields),
         presets=presets,
         type_node=annotation,
         module=module,
@@ -194,9 +194,9 @@ def _presets(module: Module, default: ast.expr | None, nested: Definition) -> di
     """The literals of `Sampling(temperature=0.7)`, if the default is such a call of the class itself."""
     if not isinstance(default, ast.Call) or default.args:
         return None
-    made = class_named(module, default.func)
+    constructed = class_named(module, default.func)
     values = {keyword.arg: _literal(keyword.value) for keyword in default.keywords}
-    if made is None or (made.module.name, made.name) != (nested.module.name, nested.name):
+    if constructed is None or (constructed.module.name, constructed.name) != (nested.module.name, nested.name):
         return None
     return {str(name): value for name, value in values.items()} if COMPUTED not in values.values() else None
 

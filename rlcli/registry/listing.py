@@ -21,34 +21,34 @@ def names(kind: str) -> dict[str, Path]:
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of component; the kinds are {', '.join(KINDS)}")
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     folders = component_folders(kind)
     subfolders = {folder.name: folder for folder in folders[len(search_path(kind)) :]}
     for folder in folders:
         for path in sorted(folder.glob("*.py")):
             if not (NAME.fullmatch(path.stem) and path.stem.isidentifier() and path.is_file()):
                 continue
-            if path.stem in found:
+            if path.stem in files:
                 raise ProjectError(
-                    f"two {kind} are named {path.stem!r}: {found[path.stem]} and {path}",
+                    f"two {kind} are named {path.stem!r}: {files[path.stem]} and {path}",
                     hint="rename yours; if both are built in, one is installed and one is this checkout: "
                     "`pip install -e .` makes them one",
                 )
             if path.stem in subfolders:
                 problem = f"a component named {path.stem!r} would hide the folder {subfolders[path.stem]}"
                 raise ProjectError(problem, where=str(path), hint="rename the file")
-            found[path.stem] = path
-    return dict(sorted(found.items()))
+            files[path.stem] = path
+    return dict(sorted(files.items()))
 
 
 def path_of(kind: str, name: str) -> Path:
     """The file that contains a component; a dotted name is that of an installed module."""
     if "." in name and all(map(str.isidentifier, name.split("."))):
         return _installed(kind, name)
-    known = names(kind)
-    path = known.get(module_name(name)) if NAME.fullmatch(name) else None
+    files = names(kind)
+    path = files.get(module_name(name)) if NAME.fullmatch(name) else None
     if path is None:
-        raise _unknown(kind, name, known)
+        raise _unknown(kind, name, files)
     return path
 
 
@@ -63,29 +63,29 @@ def module_of(kind: str, name: str) -> str:
 
 
 def _installed(kind: str, name: str) -> Path:
-    place = module_place(name)
-    if place is None or not place.is_file():
+    path = module_place(name)
+    if path is None or not path.is_file():
         hint = f"install its package; the {kind} that need no dots are {', '.join(names(kind))}"
         raise UnknownComponent(f"no {kind.removesuffix('s')} is named {name!r}: there is no such module", hint=hint)
-    return place
+    return path
 
 
-def _unknown(kind: str, name: str, known: dict[str, Path]) -> UnknownComponent:
-    one = kind.removesuffix("s")
-    article = "an" if one[0] in "aeiou" else "a"
+def _unknown(kind: str, name: str, files: dict[str, Path]) -> UnknownComponent:
+    singular = kind.removesuffix("s")
+    article = "an" if singular[0] in "aeiou" else "a"
     folders = search_path(kind)
-    listed = f"the {kind} are {', '.join(known) or 'none'}; searched {', '.join(folders) or 'no folder'}"
+    listed = f"the {kind} are {', '.join(files) or 'none'}; searched {', '.join(folders) or 'no folder'}"
     misnamed = [str(Path(folder) / f"{name}.py") for folder in folders if _has_file(Path(folder), f"{name}.py")]
     if misnamed or not NAME.fullmatch(name):
-        rule = f"{article} {one}'s name is a lower-case letter, then letters, digits, _ or -"
+        rule = f"{article} {singular}'s name is a lower-case letter, then letters, digits, _ or -"
         if misnamed:
             return UnknownComponent(
-                f"{misnamed[0]} cannot be {article} {one}: {rule}; its file uses _ for -", hint=listed
+                f"{misnamed[0]} cannot be {article} {singular}: {rule}; its file uses _ for -", hint=listed
             )
-        return UnknownComponent(f"{name!r} cannot name {article} {one}: {rule}", hint=listed)
-    close = difflib.get_close_matches(module_name(name), known, n=1, cutoff=0.5)
+        return UnknownComponent(f"{name!r} cannot name {article} {singular}: {rule}", hint=listed)
+    close = difflib.get_close_matches(module_name(name), files, n=1, cutoff=0.5)
     guess = f"; did you mean {close[0]!r}?" if close else ""
-    return UnknownComponent(f"no {one} is named {name!r}{guess}", hint=listed)
+    return UnknownComponent(f"no {singular} is named {name!r}{guess}", hint=listed)
 
 
 def _has_file(folder: Path, name: str) -> bool:

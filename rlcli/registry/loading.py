@@ -34,8 +34,8 @@ def load(kind: str, name: str) -> type:
             raise
         # importing the file gives a better error
     _import_file(kind, path, module_of(kind, name))
-    found = {key: cls for key, cls in registered(kind).items() if module_name(key) == module_name(name)}
-    classes = list(dict.fromkeys(found.values()))
+    classes_by_name = {key: cls for key, cls in registered(kind).items() if module_name(key) == module_name(name)}
+    classes = list(dict.fromkeys(classes_by_name.values()))
     if not classes:
         raise ProjectError(
             f"the file registers no {kind.removesuffix('s')} named {path.stem!r}",
@@ -44,7 +44,7 @@ def load(kind: str, name: str) -> type:
         )
     if len(classes) > 1:
         raise ProjectError(
-            f"the file registers {', '.join(map(repr, found))}; it must register one class", where=str(path)
+            f"the file registers {', '.join(map(repr, classes_by_name))}; it must register one class", where=str(path)
         )
     return classes[0]
 
@@ -62,9 +62,9 @@ def load_declared(kind: str, name: str, constant: str) -> Any:
     path = next((p for p in (Path(folder) / f"{file}.py" for folder in search_path(kind)) if p.is_file()), None)
     if path is not None and file.isidentifier():
         _import_file(kind, path, f"rlcli.{kind}.{file}")
-        found = getattr(sys.modules[f"rlcli.{kind}.{file}"], attribute, None)
-        if found is not None:
-            return found
+        declared = getattr(sys.modules[f"rlcli.{kind}.{file}"], attribute, None)
+        if declared is not None:
+            return declared
     raise ProjectError(
         f"{constant} of {described.class_name} is {target!r}; there is no such {'attribute' if path else 'file'}",
         where=f"{described.path}:{described.line}",
@@ -87,14 +87,14 @@ def make_dataset(cfg: DatasetAbstraction, util: Any) -> Any:
     return with_rows(_make("datasets", cfg.type_, cfg.args, util=util))
 
 
-def _make(kind: str, name: str, args: Mapping[str, Any], **given: Any) -> Any:
+def _make(kind: str, name: str, args: Mapping[str, Any], **context: Any) -> Any:
     from rlcli.registry.arguments import construct, validated
 
     with search_paths_kept():
         cls = load(kind, name)
-        values = construct(validated(kind, name, args), what=f"{kind.removesuffix('s')} {name}")
+        values = construct(validated(kind, name, args), owner=f"{kind.removesuffix('s')} {name}")
     try:
-        return cls(**given, **values)
+        return cls(**context, **values)
     except ValueError as error:
         raise UsageError(f"{kind.removesuffix('s')} {name}: {error}") from error
 

@@ -51,13 +51,18 @@ def read_requirements() -> Requirements:
     package = metadata.metadata("rlcli")
     every = [Requirement(line) for line in package.get_all("Requires-Dist") or []]
     named = {name: _of_extra(every, name) for name in package.get_all("Provides-Extra") or []}
-    needed = tuple(one for one in every if one.marker is None or one.marker.evaluate({"extra": ""}))
+    needed = tuple(requirement for requirement in every if _applies(requirement))
     return Requirements(package["Requires-Python"], needed, _useful(named))
 
 
 def _of_extra(every: list[Requirement], extra: str) -> tuple[Requirement, ...]:
-    marked = (one for one in every if one.marker is not None and not one.marker.evaluate({"extra": ""}))
-    return tuple(one for one in marked if one.marker is not None and one.marker.evaluate({"extra": extra}))
+    """The requirements that an extra adds to those which always apply."""
+    optional = (requirement for requirement in every if not _applies(requirement))
+    return tuple(requirement for requirement in optional if _applies(requirement, extra))
+
+
+def _applies(requirement: Requirement, extra: str = "") -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _useful(extras: dict[str, tuple[Requirement, ...]]) -> dict[str, tuple[Requirement, ...]]:
@@ -104,24 +109,25 @@ def missing_libraries(component: Signature) -> Iterator[ResourceError]:
         if version is not None and fits(requirement, version):
             continue
         state = "is not installed" if version is None else f"is installed in version {version}"
-        one = f"{component.kind.removesuffix('s')} {component.name}"
-        yield ResourceError(f"{one} needs {requirement}, which {state}", hint=pip_command(requirement), code="R75")
+        subject = f"{component.kind.removesuffix('s')} {component.name}"
+        yield ResourceError(f"{subject} needs {requirement}, which {state}", hint=pip_command(requirement), code="R75")
 
 
 def pip_command(requirement: Requirement) -> str:
     """The command that installs a requirement: rlcli's extra with it, in known-good versions, or else itself."""
     extras = read_requirements().extras
-    extra = next((name for name, of in extras.items() if requirement.name in {one.name for one in of}), None)
+    names = {extra: {pinned.name for pinned in group} for extra, group in extras.items()}
+    extra = next((extra for extra, group in names.items() if requirement.name in group), None)
     return f"pip install 'rlcli[{extra}]'" if extra else f"pip install '{requirement}'"
 
 
 def torch_build() -> str | None:
     """`cpu`, `cuda 13.0`, `rocm 6.4`, from torch's own version file; None if unknown."""
-    found = util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return None
     try:
-        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     except OSError:
         return None
     builds = {name: re.search(rf"^{name}\b[^=\n]*= *'([^']+)'", text, re.MULTILINE) for name in ("cuda", "hip")}

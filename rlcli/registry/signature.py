@@ -56,10 +56,10 @@ class Signature:
         limit it to these and the required ones, which is all that is needed to check them."""
         from rlcli.registry.arguments import arguments_model
 
-        wanted = [a for a in self.arguments if only is None or a.required or a.name in only]
-        names = tuple(a.name for a in wanted)
+        arguments = [a for a in self.arguments if only is None or a.required or a.name in only]
+        names = tuple(a.name for a in arguments)
         if names not in self._models:
-            self._models[names] = arguments_model(self.class_name, wanted, self.limits)
+            self._models[names] = arguments_model(self.class_name, arguments, self.limits)
         return self._models[names]
 
     @property
@@ -68,8 +68,8 @@ class Signature:
         limits = self.constants.get("LIMITS", {})
         for name, bounds in limits.items() if isinstance(limits, dict) else ():
             if not isinstance(bounds, dict) or not set(bounds) <= set(BOUNDS):
-                what = f"LIMITS of {self.class_name} gives {name} {bounds!r}; bounds are {', '.join(BOUNDS)}"
-                raise ProjectError(what, where=f"{self.path}:{self.line}", hint="for example {'ge': 1, 'le': 10}")
+                message = f"LIMITS of {self.class_name} gives {name} {bounds!r}; bounds are {', '.join(BOUNDS)}"
+                raise ProjectError(message, where=f"{self.path}:{self.line}", hint="for example {'ge': 1, 'le': 10}")
         return limits if isinstance(limits, dict) else {}
 
 
@@ -79,7 +79,8 @@ def signature(kind: str, name: str) -> Signature:
     path = path_of(kind, name)
     module = read_module(f"rlcli.{kind}.{name}" if "." in name else module_of(kind, name), path)
     definition = _registered_class(kind, module)
-    parts = list(lineage(definition))
+    bases = list(lineage(definition))
+    own_bases = [base for base in bases if base is not None and not _is_contract(base)]
     arguments = arguments_of(definition)
     if kind == "datasets":
         if all(argument.name != "util" for argument in arguments):
@@ -90,7 +91,7 @@ def signature(kind: str, name: str) -> Signature:
             )
         arguments = tuple(argument for argument in arguments if argument.name != "util")
     if kind == "interfaces":
-        _check_parameters(part for part in parts if part and not _is_contract(part))
+        _check_parameters(own_bases)
     assert isinstance(definition.node, ast.ClassDef)
     return Signature(
         kind=kind,
@@ -100,9 +101,9 @@ def signature(kind: str, name: str) -> Signature:
         class_name=definition.name,
         doc=" ".join((ast.get_docstring(definition.node) or "").partition("\n\n")[0].split()),
         arguments=arguments,
-        methods=frozenset(name for part in parts if part and not _is_contract(part) for name in _methods(part)),
-        has_unread_bases=None in parts,
-        constants=_merged(_constants(part) for part in reversed(parts) if part and not _is_contract(part)),
+        methods=frozenset(name for base in own_bases for name in _methods(base)),
+        has_unread_bases=None in bases,
+        constants=_merged(_constants(base) for base in reversed(own_bases)),
     )
 
 
@@ -112,7 +113,7 @@ def signature(kind: str, name: str) -> Signature:
 def _registered_class(kind: str, module: Module) -> Definition:
     """The class that the file registers under its own name, by a decorator or a call."""
     registrar = f"register_{kind.removesuffix('s')}"
-    found: list[Definition] = []
+    definitions: list[Definition] = []
     misnamed: list[str] = []
     for registered, target in _registrations(module, registrar):
         if module_name(registered) != module.path.stem:
@@ -120,18 +121,15 @@ def _registered_class(kind: str, module: Module) -> Definition:
             continue
         definition = class_named(module, target)
         if definition is not None:
-            found.append(definition)
-    classes = {(definition.module.name, definition.name): definition for definition in found}
+            definitions.append(definition)
+    classes = {(definition.module.name, definition.name): definition for definition in definitions}
     if len(classes) > 1:
         raise ProjectError("the file registers several classes; it must register one", where=str(module.path))
     if not classes:
-        what = (
-            f"registers {', '.join(map(repr, misnamed))}, not {module.path.stem!r}"
-            if misnamed
-            else "registers no class"
-        )
+        others = f"registers {', '.join(map(repr, misnamed))}, not {module.path.stem!r}"
+        fault = others if misnamed else "registers no class"
         raise ProjectError(
-            f"the file {what}",
+            f"the file {fault}",
             where=str(module.path),
             hint=f"end it with {registrar}({module.path.stem!r}, TheClass), or rename the file",
         )
@@ -166,25 +164,28 @@ def _registered_name(module: Module, node: ast.expr, registrar: str) -> str | No
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 
-def _check_parameters(parts: Iterable[Definition]) -> None:
+def _check_parameters(definitions: Iterable[Definition]) -> None:
     """Each method of an interface takes `(model, data, mb_spec)`, under any names; the last may be omitted.
     Raises ProjectError."""
     seen: set[str] = set()
-    for part in parts:
-        assert isinstance(part.node, ast.ClassDef)
-        for node in part.node.body:
+    for definition in definitions:
+        assert isinstance(definition.node, ast.ClassDef)
+        for node in definition.node.body:
             if not isinstance(node, ast.FunctionDef) or node.name in seen or node.name not in CALLS:
                 continue
             seen.add(node.name)
-            names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)][1:]
+            positional = [*node.args.posonlyargs, *node.args.args][1:]
+            names = [parameter.arg for parameter in positional]
             needed = len(names) - len(node.args.defaults)
             required = [
-                one.arg for one, of in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if of is None
+                parameter.arg
+                for parameter, of in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+                if of is None
             ]
             if required or needed > 3 or (len(names) < 2 and node.args.vararg is None):
-                what = f"{node.name} of {part.name} takes ({', '.join([*names, *required])})"
-                where = f"{part.module.path}:{node.lineno}"
-                raise ProjectError(what, where=where, hint="it is called with (model, data, mb_spec)")
+                message = f"{node.name} of {definition.name} takes ({', '.join([*names, *required])})"
+                where = f"{definition.module.path}:{node.lineno}"
+                raise ProjectError(message, where=where, hint="it is called with (model, data, mb_spec)")
 
 
 def _is_contract(definition: Definition) -> bool:

@@ -74,27 +74,27 @@ def _read_module(name: str, path: Path, mtime: int, size: int) -> Module:
 def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
     """Cache a function of names that reads source: a result is kept as long as neither a file that was read nor a
     folder of components has changed. Contracts build the same component hundreds of times."""
-    known: dict[object, tuple[dict[Path, State], T]] = {}
+    results: dict[object, tuple[dict[Path, State], T]] = {}
 
     @functools.wraps(function)
-    def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+    def cached(*args: P.args, **kwargs: P.kwargs) -> T:
         with search_paths_kept():
             folders = tuple(folder for kind in FOLDERS for folder in component_folders(kind))
             key = (folders, args, *kwargs.items())
-            if key in known:
-                then, found = known[key]
-                if all(_state(path) == state for path, state in then.items()):
-                    return found
+            if key in results:
+                states, result = results[key]
+                if all(_state(path) == state for path, state in states.items()):
+                    return result
             read = {folder: _state(folder) for folder in folders}
             token = _READ.set(read)
             try:
-                found = function(*args, **kwargs)
+                result = function(*args, **kwargs)
             finally:
                 _READ.reset(token)
-            known[key] = read, found
-            return found
+            results[key] = read, result
+            return result
 
-    return kept
+    return cached
 
 
 def _state(path: Path) -> State:
@@ -148,8 +148,8 @@ def _file_of(module: str) -> Path | None:
     if len(parts) > 1 and parts[0] in FOLDERS:
         folders = [Path(folder) for folder in search_path(parts.pop(0))]
     for folder in folders:
-        place = folder.joinpath(*parts)
-        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+        stem = folder.joinpath(*parts)
+        for path in (stem / "__init__.py", stem.with_name(f"{stem.name}.py")):
             if path.is_file():
                 return path
     if folders != [PACKAGE] and len(parts) > 1:  # of a component named by its module
@@ -161,16 +161,16 @@ def _file_of(module: str) -> Path | None:
 
 def top_level(body: list[ast.stmt]) -> list[ast.stmt]:
     """The statements of a module, including those inside `if TYPE_CHECKING:` and `try:`."""
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, ast.If):
-            found += top_level(statement.body + statement.orelse)
+            statements += top_level(statement.body + statement.orelse)
         elif isinstance(statement, ast.Try):
             handlers = [line for handler in statement.handlers for line in handler.body]
-            found += top_level(statement.body + handlers + statement.orelse + statement.finalbody)
+            statements += top_level(statement.body + handlers + statement.orelse + statement.finalbody)
         else:
-            found.append(statement)
-    return found
+            statements.append(statement)
+    return statements
 
 
 def _bind(module: Module, statement: ast.stmt) -> None:
@@ -183,7 +183,7 @@ def _bind(module: Module, statement: ast.stmt) -> None:
                 module.imports[alias.asname or head] = alias.name if alias.asname else head
         case ast.ImportFrom(module=origin, names=aliases, level=level):
             package = _package(module, level) if level else ""
-            prefix = ".".join(part for part in (package, origin) if part)
+            prefix = ".".join(name for name in (package, origin) if name)
             for alias in aliases:
                 module.imports[alias.asname or alias.name] = f"{prefix}.{alias.name}"
         case ast.Assign(targets=[ast.Name(id=name)], value=value):

@@ -20,15 +20,15 @@ def refuse_existing(scaffold: Scaffold) -> None:
 def write(scaffold: Scaffold) -> None:
     """Write all files. Raises UsageError for one that exists, ResourceError if nothing can be written."""
     refuse_existing(scaffold)
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for file in scaffold.files:
-            _make_folder(file.path.parent, made)
+            _make_folder(file.path.parent, created)
             with file.path.open("x", encoding="utf-8") as new:
-                made.append(file.path)
+                created.append(file.path)
                 new.write(file.text)
     except BaseException as error:
-        _take_back(made)
+        _take_back(created)
         if isinstance(error, FileExistsError):
             raise _exists(Path(error.filename)) from error
         if isinstance(error, OSError) and error.filename is not None:
@@ -43,15 +43,15 @@ def _exists(path: Path) -> UsageError:
     return UsageError(f"{path} exists; nothing is overwritten", hint=hint, code="R68")
 
 
-def _make_folder(folder: Path, made: list[Path]) -> None:
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir()
-        made.append(one)
+def _make_folder(folder: Path, created: list[Path]) -> None:
+    missing = [ancestor for ancestor in (folder, *folder.parents) if not ancestor.exists()]
+    for ancestor in reversed(missing):
+        ancestor.mkdir()
+        created.append(ancestor)
 
 
-def _take_back(made: list[Path]) -> None:
+def _take_back(created: list[Path]) -> None:
     """Remove the files of an incomplete scaffold."""
-    for path in reversed(made):
+    for path in reversed(created):
         with contextlib.suppress(OSError):
             path.rmdir() if path.is_dir() else path.unlink()

@@ -156,9 +156,9 @@ def _refuse_taken(kind: str, folder: str, name: str, root: Path) -> None:
     """Refuse a name that a component elsewhere has; `write` reports one that exists in the project itself."""
     taken = registry.names(folder).get(module_name(name))
     if taken is not None and not taken.resolve().is_relative_to((root / folder).resolve()):
-        one = folder.removesuffix("s")
-        what = f"{name!r} is the name of a built-in {one}: {taken}"
-        raise UsageError(what, hint=f"choose another name; look at that one: rlcli show {taken.stem}", code="R68")
+        singular = folder.removesuffix("s")
+        message = f"{name!r} is the name of a built-in {singular}: {taken}"
+        raise UsageError(message, hint=f"choose another name; look at that one: rlcli show {taken.stem}", code="R68")
 
 
 def _refuse_taken_recipe(name: str, root: Path) -> None:
@@ -174,5 +174,5 @@ def _refuse_hiding(text: str, cls: str, name: str) -> None:
     """Refuse a class name that hides something the file imports."""
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     if any(alias.name == cls for node in imports for alias in node.names):
-        what = f"{name!r} would name its class {cls}, which is the name of its contract"
-        raise UsageError(what, hint="choose another name", code="R68")
+        message = f"{name!r} would name its class {cls}, which is the name of its contract"
+        raise UsageError(message, hint="choose another name", code="R68")

@@ -111,7 +111,7 @@ def test_logs_of_a_job_that_has_none_says_why(rlcli, tmp_path, monkeypatch):
 
 def test_a_process_of_another_start_time_is_not_the_runs(rlcli):
     folder = record("runs/ppo_math/one", "running")
-    own = ProcessRecord.own()
+    own = ProcessRecord.of_this_process()
     held_by(folder, own)
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "running"
     held_by(folder, ProcessRecord(own.host, own.pid, own.started - 100))
@@ -335,7 +335,7 @@ def test_a_run_that_is_not_running_or_elsewhere_is_not_stopped(rlcli):
     code, out, _ = rlcli("stop", "one")
     assert (code, out) == (0, "runs/ppo_math/one was not running: done at step 2/4\n")
     RunDirectory.open(folder).write_status("running", 2, 4)
-    held_by(folder, ProcessRecord("elsewhere", os.getpid(), ProcessRecord.own().started))
+    held_by(folder, ProcessRecord("elsewhere", os.getpid(), ProcessRecord.of_this_process().started))
     code, out, err = rlcli("stop", "one")
     assert (code, out) == (6, "")
     assert "is running on elsewhere, which is another machine" in err

@@ -120,7 +120,6 @@ class Servers:
                 what = f"{server.name} failed ({problem}), and did not take the weights after that: {again}"
                 raise WorkerError(what, code="F92") from problem
             server.lives += 1
-            server.breaks = 0
             server.is_ready = True
         with self._changed:
             self._changed.notify_all()
@@ -145,6 +144,7 @@ class Servers:
 
         Raises HangError, ModelError, WorkerError. A request whose server has died is repeated.
         """
+        breaks = 0
         while (admitted := self._admitted(stop)) is not None:
             server, life = admitted
             try:
@@ -160,7 +160,7 @@ class Servers:
             finally:
                 self._let_go(server)
             if not stop.is_set():
-                self._lost(server, life, failed)
+                breaks += self._lost(server, life, failed, breaks)
         return None
 
     def _admitted(self, stop: threading.Event) -> tuple[Server, int] | None:
@@ -185,16 +185,20 @@ class Servers:
             server.in_flight -= 1
             self._changed.notify_all()
 
-    def _lost(self, server: Server, life: int, problem: Exception) -> None:
-        """Handle a server that did not answer: restart it, unless only the connection broke."""
+    def _lost(self, server: Server, life: int, problem: Exception, breaks: int) -> bool:
+        """Handle a server that did not answer a request: restart it, unless only the connection broke, which is what
+        this returns. `breaks`: how often that has happened to the request; others that broke at the same time say
+        nothing about the server."""
         with server.lock:
             if self._broken is not None:  # discovered by another request while this one waited
                 raise self._broken
             if server.lives != life:
-                return
-            if not server.has_died and server.breaks < TRIES and server.answers("/ready") and self._has_present(server):
-                server.breaks += 1
-                return
+                return False
+            lives = not server.has_died and server.answers("/ready") and self._has_present(server)
+            if lives and breaks + 1 == 2 * TRIES:
+                raise server.failure(f"lives, but has not answered one request {2 * TRIES} times: {problem}")
+            if lives and breaks + 1 != TRIES:
+                return True
             assert self._present is not None
             try:
                 self._revive(server, life, problem, self._present)
@@ -203,6 +207,7 @@ class Servers:
                     self._broken = error
                     self._changed.notify_all()
                 raise
+            return lives
 
     def _has_present(self, server: Server) -> bool:
         try:

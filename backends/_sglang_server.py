@@ -24,9 +24,10 @@ PROBE_S = 120.0
 """Seconds for a request that takes a server no time, on a busy machine; also for an existing server to be ready."""
 LOOK_EVERY_S = 0.25
 LIVES = 4
-"""How many times a server of ours is started in a run: once, and again each time it has died."""
-TRIES = 3
-"""How many times a connection to one server may break before the server is considered dead."""
+"""How many times a server of ours is started in a run: once, and again each time it has failed."""
+TRIES = 4
+"""After so many connections that broke under one request its server is restarted, even if it is alive, and after twice
+as many the run ends."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,6 @@ class Server:
     in_flight: int = 0
     lives: int = 0
     """How many times it was made ready: failures in an earlier life say nothing about this one."""
-    breaks: int = 0
-    """Connections that broke in this life, though the server was alive."""
     digest: Any = None
     """Digest of the weights that it holds, if it reports one."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -106,7 +105,7 @@ class Server:
             self._await(self.patience)
             return
         if self.lives >= LIVES:
-            raise self.failure(f"has died {LIVES} times")
+            raise self.failure(f"has failed after each of {LIVES} starts")
         try:
             self._start(self.launch)
         finally:

@@ -35,6 +35,7 @@ class QuietServer(ThreadingHTTPServer):
     """Clients may connect and disconnect at any time."""
 
     daemon_threads = True
+    request_queue_size = 1024  # connections beyond it are reset, and a step opens one for each response
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

@@ -88,6 +88,24 @@ def test_a_connection_that_breaks_is_tried_again(attached, fault):
     assert fake.count("/update_weights_from_disk") == 1
 
 
+def test_connections_that_break_at_once_do_not_make_a_server_dead(attached):
+    engine, (fake,) = attached()
+    undisturbed = generate(engine, responses_per_prompt=4)
+    fake.fail("/generate", *["reset"] * 10)
+    repeated = generate(engine, responses_per_prompt=4)
+    assert [one.tolist() for one in repeated.tokens] == [one.tolist() for one in undisturbed.tokens]
+    assert fake.count("/update_weights_from_disk") == 1
+
+
+def test_a_request_that_breaks_every_connection_ends_the_call_and_names_the_server(attached):
+    engine, (fake,) = attached()
+    fake.fail("/generate", *["reset"] * 1000)
+    with pytest.raises(WorkerError, match=r"lives, but has not answered one request 8 times: .*reset") as caught:
+        generate(engine)
+    assert fake.url in str(caught.value)
+    assert fake.count("/update_weights_from_disk") >= 2, "nothing was tried to mend it"
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [("garbage", "not JSON"), ("huge", "more than 1,.* bytes"), ("refuse", "refuses a request")],

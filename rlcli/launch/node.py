@@ -65,13 +65,12 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     recipe = read_recipe(run_dir)
     _prepare_environment(recipe)
     context = zeromq().Context()
-    pulse = Pulse(context, control, ("node", node), _end_here)
-    for number in STOP_SIGNALS if reports_signals else ():
-        signal.signal(number, lambda came, frame: pulse.tell(asked_to_stop=came))
     members = Members(run_dir, dict(os.environ))
     members.start(process_groups(recipe, plan_topology(recipe)), node)
-    own = {"host": socket.gethostname(), "started": start_time(os.getpid()), "open_files": limit}
-    pulse.tell(**own, members=_records(members))
+    facts = {"host": socket.gethostname(), "started": start_time(os.getpid()), "open_files": limit}
+    pulse = Pulse(context, control, ("node", node), _end_here, **facts, members=_records(members))
+    for number in STOP_SIGNALS if reports_signals else ():
+        signal.signal(number, lambda came, frame: pulse.tell(asked_to_stop=came))
     used: dict[int, int] = {}
     threading.Thread(target=_watch, args=(pulse, members, used), daemon=True).start()
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]

@@ -5,8 +5,6 @@ made, after how many of them there was a checkpoint, and which ended runs differ
 failure, where a row that was drawn is not accounted for, or was trained on twice or with weights that are too old.
 """
 
-import fcntl
-import hashlib
 import json
 import os
 import random
@@ -17,10 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
+from run_results import check_staleness, has_accounted, is_free, result
 from warm_command import finish, load_everything, start
-
-from rlcli.runtime.data_order import DataOrder, training_id
 
 TINY_MODEL = (
     "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
@@ -94,67 +90,6 @@ def frozen(events: Path, process: subprocess.Popen) -> int:
 
 def _lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
-
-
-def result(folder: Path) -> dict[str, str]:
-    """Digests of all that a run must leave behind alike, whatever happened to it on the way."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    numbers = [
-        {key: value for key, value in line.items() if not key.startswith("time/") and key != "tokens_per_second"}
-        for line in lines
-    ]
-    kept = {"metrics": json.dumps(numbers), "ledger": (folder / "ledger.jsonl").read_text(),
-            "samples": (folder / "samples.jsonl").read_text()}  # fmt: skip
-    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in kept.items()}
-    for file in sorted(folder.glob("models/*/*.safetensors")):
-        digests[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return digests
-
-
-def has_accounted(folder: Path) -> bool:
-    """Whether a run has a checkpoint. By it, each (epoch, row) that was drawn must be in exactly one place: trained on,
-    dropped, ready to be trained on, or waiting to be drawn again."""
-    committed = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "MANIFEST.json").exists())
-    if not committed:
-        return False
-    state = json.loads((committed[-1] / "state.json").read_text())
-    lines = (folder / "ledger.jsonl").read_text().splitlines()
-    done = [json.loads(line) for line in lines if line.endswith("}")]
-    places = [entry["sample"] for entry in done if entry["step"] <= state["step"]]
-    places += [training_id(epoch, row) for epoch, row, _ in state["returned"]]
-    places += [training_id(*one["draw"][:2]) for one in state["ready"]]
-    recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())
-    rows = recipe["datasets"][recipe["train"]["dataset"]]["args"]["problems"]
-    order = DataOrder(rows, recipe["seed"], recipe["train"]["shuffle"])
-    drawn = [training_id(*order.at(place)) for place in range(state["drawn"])]
-    if sorted(places) != sorted(drawn):
-        raise SystemExit(f"{committed[-1]}: drawn {sorted(drawn)}, accounted for {sorted(places)}")
-    return True
-
-
-def check_staleness(folder: Path) -> None:
-    """Of a run that has ended: each sample was trained on once, by weights within the recipe's limit."""
-    train = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())["train"]
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    trained = [line for line in lines if line["state"] == "trained"]
-    lags = [line["step"] - 1 - version for line in trained for version in line["versions"].values()]
-    wanted = train["steps"] * train["prompts_per_step"]
-    if not len(trained) == len({line["sample"] for line in trained}) == len(lags) == wanted:
-        raise SystemExit(f"{folder}: {len(trained)} samples were trained on, not {wanted} once each")
-    if not 0 <= min(lags) <= max(lags) <= train["max_staleness"]:
-        raise SystemExit(f"{folder}: staleness {sorted(set(lags))}, of at most {train['max_staleness']}")
-
-
-def is_free(lock: Path) -> bool:
-    """Whether no process holds it any more."""
-    if not lock.exists():
-        return True
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 def kill_and_resume(

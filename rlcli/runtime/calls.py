@@ -13,6 +13,7 @@ from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPR
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.answered import Answered
+from rlcli.runtime.arrivals import Arrival, Arrivals
 from rlcli.runtime.buffer import Buffer, Transfer
 from rlcli.runtime.call_order import CallOrder, Pending
 from rlcli.runtime.messages import COMPUTE, MOVE, MOVES
@@ -59,6 +60,7 @@ class Calls:
         self._updates = updates_per_step(train_graph(recipe))
         self._pooled = pooled_roles(recipe)
         self._order = CallOrder()
+        self._arrivals = Arrivals()
         self._working: Counter[int] = Counter()
         """Rank → the number of calls sent to it and not yet answered."""
         self._names: dict[str, str] = {}
@@ -143,7 +145,7 @@ class Calls:
             self._working.update(busy)
             self._requests.post("run_call", requests, done, lane=lane)
 
-        self._start_in_order(Pending(mfc.model_name, busy, run), moves)
+        self._start_in_order(Pending(mfc.model_name, busy, run), shares, moves)
         if hook is not None:  # its ranks copy the weights before they start later work
             self._order.add(copy)
 
@@ -189,23 +191,40 @@ class Calls:
             self._order.give_way(copy)
         self._order.inputs_are_there(copy)
 
-    def _start_in_order(self, call: Pending, plan: Sequence[Transfer]) -> None:
-        """Start a call once its inputs have moved, and after earlier calls of the same ranks."""
+    def _start_in_order(self, call: Pending, shares: Mapping[int, Sequence[str]], plan: Sequence[Transfer]) -> None:
+        """Start a call once its inputs are at its ranks, and after earlier calls of the same ranks. Inputs may come by
+        its own plan, or by that of another call, even one that does not keep these ranks busy."""
         self._order.add(call)
-        if not plan:
+        awaited = self._arrivals.of(shares)
+        if plan:
+            awaited.append(self._move(plan))
+        if not awaited:
             self._order.inputs_are_there(call)
             return
+
+        def arrived(arrival: Arrival) -> None:
+            awaited.remove(arrival)
+            if not awaited:
+                self._order.inputs_are_there(call)
+
+        for arrival in awaited:
+            arrival.then.append(arrived)
+
+    def _move(self, plan: Sequence[Transfer]) -> Arrival:
+        """Have tensors transferred."""
         moves: dict[int, dict[str, Any]] = {}
         for transfer in plan:
             described = transfer.as_json()
             for rank in (transfer.source, transfer.target):
                 moves.setdefault(rank, {"transfers": []})["transfers"].append(described)
+        arrival = self._arrivals.expect(plan)
 
         def moved(answers: Answers) -> None:
             self.times.count_move(answer["seconds"] for answer in answers.values())
-            self._order.inputs_are_there(call)
+            self._arrivals.end(arrival)
 
         self._requests.post(MOVE, moves, moved, lane=MOVES)
+        return arrival
 
     def describe(self, ids: Sequence[str], then: Callable[[list[dict[str, Any]]], object]) -> None:
         """`then(lines)`: the fields of a `SampleRecord`, except step and phase, for every response to these prompts."""

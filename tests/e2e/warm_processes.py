@@ -116,8 +116,10 @@ def _become(module: str, command: list[str]) -> int:
     leave_groups_of_parent()
     failpoints._faults.cache_clear()  # passages are counted per process
     lifeline._line = lifeline._process = lifeline.supervisor = None
-    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.modules.pop(module, None)  # it is about to be run as __main__
     sys.argv = ["-m", *command[command.index("-m") + 2 :]]
     sys.orig_argv = [*command]
     code = 0

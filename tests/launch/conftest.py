@@ -11,6 +11,7 @@ import pytest
 from forked_ranks import forked_ranks
 from toy_project import RECIPE, make_project
 from warm_command import load_everything
+from warm_processes import warm_processes
 
 from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
@@ -67,6 +68,14 @@ def quick_ranks(project):
     """Ranks are forks, where a test is about what they do; torchrun starts them where it is about processes."""
     load_everything()
     with forked_ranks():
+        yield
+
+
+@pytest.fixture
+def forked_processes(project):
+    """All processes of a run are forks, so that a test may change what they do."""
+    load_everything()
+    with warm_processes():
         yield
 
 

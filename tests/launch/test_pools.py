@@ -13,6 +13,7 @@ from rlcli.errors import ProjectError, ResourceError, WorkerError
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.resolve import load_recipe
+from rlcli.runtime.data_lane import DataLane
 
 POOL = "models.reward.backend=cpu_pool"
 TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
@@ -49,6 +50,22 @@ def test_samples_are_dropped_by_a_pool_too(train):
     _, folder = train(*drop, POOL, name="pooled")
     assert records(folder) == records(there)
     assert any(record.get("samples/dropped") for record in records(folder))
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_a_call_waits_for_inputs_that_were_sent_for_a_pool(train, monkeypatch):
+    """They are sent once, for whichever call of the rank is first; those in a pool do not make others wait for them."""
+    handle = DataLane.handle
+
+    def slow(self, request):
+        time.sleep(0.2)
+        return handle(self, request)
+
+    monkeypatch.setattr(DataLane, "handle", slow)
+    apart = ("models.actor.devices='0'", "models.critic.devices='0'", "models.reward.devices='0'")
+    rollout = "models.actor.rollout={backend: toy, devices: '1'}"
+    finished, _ = train(*TWO_RANKS, *apart, rollout, POOL, "graph.value.inputs=[packed_input_ids]")
+    assert finished.exit_code == 0
 
 
 def test_a_process_that_is_killed_at_work_is_replaced_and_nothing_is_lost(train):

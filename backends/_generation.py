@@ -7,12 +7,14 @@ of the batch.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.cache_utils import Cache
 
 from rlcli.api.config import GenerationHyperparameters
@@ -125,6 +127,11 @@ class Sampler:
         return torch.minimum(torch.searchsorted(cumulative, target[:, None], right=True)[:, 0], last)
 
 
+def _cache_argument(backbone: nn.Module) -> str:
+    """The name under which a model takes its cache: releases of transformers differ."""
+    return "cache" if "cache" in inspect.signature(backbone.forward).parameters else "past_key_values"
+
+
 class Decoder:
     """Answers a list of prompts with one model."""
 
@@ -145,6 +152,7 @@ class Decoder:
         self.device = next(lm.parameters()).device
         head = head_of(lm, gconfig.temperature)
         self.head = replace(head, weight=head.weight.detach().to(dtype))  # once, not once per token
+        self._cache_argument = _cache_argument(lm.base_model)
 
     def run(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> GeneratedResponses:
         """`seeds` has responses_per_prompt seeds per prompt, in prompt-major order.
@@ -226,9 +234,13 @@ class Decoder:
 
     def _forward(self, tokens: torch.Tensor, places: torch.Tensor, cache: SlotCache, packing: Any) -> torch.Tensor:
         output = self.lm.base_model(
-            input_ids=tokens, position_ids=places, attention_mask=None, past_key_values=cache, use_cache=True,
+            input_ids=tokens,
+            position_ids=places,
+            attention_mask=None,
+            use_cache=True,
             packing=packing,
-        )  # fmt: skip
+            **{self._cache_argument: cache},
+        )
         return output.last_hidden_state
 
     def _sample(self, rows: _Rows, hidden: torch.Tensor, which: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """Numbers of the system calls, on every processor."""
@@ -50,6 +51,8 @@ def refuse_writes() -> None:
 
 def _version() -> int:
     """The kernel's version of Landlock; 0: none, or switched off."""
+    if sys.platform != "linux" or not hasattr(_libc, "syscall"):  # elsewhere the numbers mean other calls
+        return 0
     return max(_libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION), 0)
 
 

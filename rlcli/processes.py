@@ -11,7 +11,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, si
 """Signals that ask a run to stop; a scheduler may send them to every process of a job."""
 
 PR_SET_PDEATHSIG = 1
+LOOK_FOR_PARENT = 0.5
+"""Seconds between two looks for the parent, where the system does not report its end."""
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 """Environment variables that an isolated process sees: no tokens, no keys."""
 
@@ -59,6 +63,8 @@ class ProcessRecord:
 
     def send(self, number: int) -> bool:
         """Send it a signal, and never to another process. Returns whether it was alive. Raises PermissionError."""
+        if not hasattr(os, "pidfd_open"):
+            return self._send_by_number(number)
         try:
             handle = os.pidfd_open(self.pid)  # from now on the number cannot become another process's
         except ProcessLookupError:
@@ -72,6 +78,15 @@ class ProcessRecord:
         finally:
             os.close(handle)
         return True
+
+    def _send_by_number(self, number: int) -> bool:
+        """Where a process has no handle, its number could be given to another one right after the check."""
+        if not self.is_alive():
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+            return True
+        return False
 
 
 def keep_private() -> None:
@@ -100,10 +115,33 @@ def own_command(arguments: Sequence[str]) -> list[str]:
 
 
 def die_with_parent() -> None:
-    """Ask for SIGKILL once the parent is gone. It may be gone already: compare `os.getppid()` afterwards."""
+    """Be killed once the parent is gone. It may be gone already: compare `os.getppid()` afterwards.
+
+    Linux does this itself. Elsewhere a thread of this process looks for the parent, which ends with an `exec`.
+    """
+    prctl = kernel_call("prctl")
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_die_after, args=(os.getppid(),), name="parent", daemon=True).start()
+
+
+def _die_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_FOR_PARENT)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kernel_call(name: str) -> Callable[..., int] | None:
+    """A function of the C library; None if this system has none of that name."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None)
+
+
+def allowed_cores() -> int:
+    """The processor cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ended_how(code: int, out_of_memory: bool | None = None) -> str:
@@ -148,10 +186,10 @@ def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    if sys.platform == "linux":
-        if not file_bytes:
-            refuse_writes()
-        die_with_parent()
-        if os.getppid() != parent:
-            sys.exit(0)
+    with contextlib.suppress(ValueError):  # macOS limits no address space
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if not file_bytes:
+        refuse_writes()
+    die_with_parent()
+    if os.getppid() != parent:
+        sys.exit(0)

@@ -24,8 +24,10 @@ def is_visible() -> bool:
 
 
 def adopt_orphans() -> None:
-    """From now on whatever descends from this process stays its descendant, also when its own parent ends."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """From now on whatever descends from this process stays its descendant, also when its own parent ends: on Linux."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants_of(pid: int, spared: Container[int] = ()) -> list[int]:

@@ -19,12 +19,13 @@ from typing import Literal
 from rlcli.checkpoint.disk import explain_disk_errors, files_under, open_to_read
 from rlcli.checkpoint.manifest import MANIFEST, NEWER_FORMAT, FileDigest, Manifest, read_manifest
 from rlcli.errors import ModelError
+from rlcli.processes import allowed_cores
 
 SUPERSEDED = ".old-"
 """Name prefix of a checkpoint that made way for a new one of the same step; it counts until the new one exists."""
 NAME = re.compile(rf"(?:{re.escape(SUPERSEDED)})?step-(?P<step>\d{{12}})")
 State = Literal["ok", "incomplete", "corrupt"]
-THREADS = len(os.sched_getaffinity(0))
+THREADS = allowed_cores()
 """Files that are read at the same time, unless the process is one of several that share the machine."""
 
 

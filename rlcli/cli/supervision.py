@@ -84,11 +84,22 @@ def watch_fork() -> int | None:
     os.close(writing)
     gone = 0
     while not gone:
-        came = signal.sigwaitinfo(awaited)
+        is_interrupt_for_us = _wait_for_signal(awaited)
         gone, status = os.waitpid(fork, os.WNOHANG)
-        if not gone and came.si_signo == signal.SIGINT and came.si_code <= 0:  # the terminal interrupts both processes
+        if not gone and is_interrupt_for_us:
             os.kill(fork, signal.SIGINT)
     return _exit_code(os.waitstatus_to_exitcode(status), reading)
+
+
+def _wait_for_signal(awaited: set[signal.Signals]) -> bool:
+    """Wait for one of these signals. Returns whether it is an interrupt that was sent to this process alone: the
+    terminal interrupts the fork too. Where a signal does not tell its sender, every interrupt counts as the terminal's.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        signal.sigwait(awaited)
+        return False
+    came = signal.sigwaitinfo(awaited)
+    return came.si_signo == signal.SIGINT and came.si_code <= 0
 
 
 def _exit_code(code: int, verdict: int) -> int:

@@ -7,20 +7,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from rlcli.processes import allowed_cores
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores(environment: Mapping[str, str] = os.environ) -> int:
     """The smallest of: the cores in our affinity mask, the control group's CPU quota, and what Slurm gave the task."""
-    limits = [float(_allowed()), *_quotas(Path("/proc/self/cgroup"), CGROUPS)]
+    limits = [float(allowed_cores()), *_quotas(Path("/proc/self/cgroup"), CGROUPS)]
     of_task = environment.get("SLURM_CPUS_PER_TASK", "")
     if of_task.isdecimal():
         limits.append(float(of_task))
     return max(1, int(min(limits)))
-
-
-def _allowed() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _quotas(membership: Path, root: Path) -> Iterator[float]:

@@ -27,13 +27,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rlcli.launch.stopping import heeded, passed_on
+from rlcli.launch.stopping import as_sent, heeded, passed_on
 from rlcli.processes import ProcessRecord, die_with_parent, start_time
 
 VARIABLE = "RLCLI_SUPERVISOR"
 """Descriptor of the pipe, descriptor for stacks, process id of the supervisor."""
-SHOW_STACKS = signal.SIGRTMIN
-"""Makes a supervised process write the stacks of its threads."""
+SHOW_STACKS = getattr(signal, "SIGRTMIN", signal.SIGURG)
+"""Makes a supervised process write the stacks of its threads. Not every system has real-time signals; SIGURG is ignored
+by whoever does not expect it."""
 DEBUGGERS = ("builtins.breakpoint", "pdb.Pdb")
 """Audit events that reveal a debugger. Replacing sys.breakpointhook would add a frame to the user's stack."""
 
@@ -98,7 +99,7 @@ def moved_out_of_the_way(descriptor: int) -> int:
 
 def _take_as_sent(number: int, frame: FrameType | None) -> None:
     """Give a signal that the supervisor passed on outside a run its usual effect."""
-    signal.raise_signal(number - signal.SIGRTMIN)
+    signal.raise_signal(as_sent(number))
 
 
 def _notice_debuggers(event: str, arguments: tuple[object, ...]) -> None:

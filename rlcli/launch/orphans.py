@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlcli.processes import kernel_call
+
 if TYPE_CHECKING:
     import psutil
 
@@ -18,18 +20,20 @@ END_WITHIN = 10.0
 
 
 def adopt_orphans() -> list[psutil.Process]:
-    """Make every descendant whose parent dies from now on our child. Returns the children that we already have: those
-    of the shell that became this process, as in `tensorboard & exec rlcli train`."""
-    import ctypes
-
+    """Make every descendant whose parent dies from now on our child, where the system can (Linux). Returns the children
+    that we already have: those of the shell that became this process, as in `tensorboard & exec rlcli train`."""
     import psutil
 
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl = kernel_call("prctl")
+    if prctl is not None:
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     return psutil.Process().children()
 
 
 def reap_orphans(child: int) -> None:
     """Reap orphans that have ended, as init would; the child itself is left to whoever waits for it."""
+    if not hasattr(os, "waitid"):  # nor were any adopted
+        return
     while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         if ended.si_pid == child:
             return

@@ -21,9 +21,23 @@ REPEATED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 terminal closes, and schedulers warn more than once."""
 
 
+_SPARE = (signal.SIGVTALRM, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS, signal.SIGTRAP)
+"""Signals that nobody sends to a run, for systems without real-time signals."""
+_PASSED_ON = {
+    number: signal.SIGRTMIN + number if hasattr(signal, "SIGRTMIN") else spare
+    for number, spare in zip(STOP_SIGNALS, _SPARE, strict=True)
+}
+_AS_SENT = {relay: number for number, relay in _PASSED_ON.items()}
+
+
 def passed_on(number: int) -> int:
-    """The real-time signal with which a supervisor passes this one on."""
-    return signal.SIGRTMIN + number
+    """The signal with which a supervisor passes this one on: a real-time signal, where there are any."""
+    return _PASSED_ON[signal.Signals(number)]
+
+
+def as_sent(number: int) -> signal.Signals:
+    """The signal that a supervisor has passed on by this one."""
+    return _AS_SENT[number]
 
 
 def heeded() -> list[signal.Signals]:
@@ -75,7 +89,7 @@ class StopSignals:
         self._heed(number)
 
     def _arrive_passed_on(self, number: int, frame: FrameType | None) -> None:
-        number -= signal.SIGRTMIN
+        number = as_sent(number)
         self._passed_on[number] += 1
         self._heed(number)
 

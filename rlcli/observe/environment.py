@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rlcli
+from rlcli.processes import allowed_cores
 from rlcli.registry.requirements import installed_version
 
 PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "math-verify")
@@ -25,7 +26,7 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "host": socket.gethostname(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": allowed_cores(),
         "rlcli": rlcli.__version__,
         "packages": {name: installed_version(name) for name in PACKAGES},
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},

@@ -36,7 +36,10 @@ def raise_limit() -> int:
     allowed = HIGHEST if hard == resource.RLIM_INFINITY else min(hard, HIGHEST)
     if soft == resource.RLIM_INFINITY or soft >= allowed:
         return HIGHEST if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except ValueError:  # a system may permit fewer than its hard limit says
+        return soft
     return allowed
 
 

@@ -74,3 +74,10 @@ collect_as_usual()
 print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)
 """
     assert python("-c", script, cwd=tmp_path).stdout.strip() == frozen
+
+
+def test_windows_is_told_where_rlcli_runs(tmp_path):
+    code = "import sys; sys.platform = 'win32'; from rlcli.__main__ import main; main()"
+    done = python("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (6, "")
+    assert done.stderr == "error: rlcli runs on Linux, macOS or WSL, and not on Windows itself\n"

@@ -10,12 +10,12 @@ from rlcli.api.component import registered
 
 @pytest.fixture
 def forgotten(tmp_path):
-    """Components that are imported from the test's folder are forgotten afterwards."""
-    tables = {kind: dict(registered(kind)) for kind in registry.KINDS}
+    """Components that are imported from the test's folder are forgotten afterwards; others stay registered, because
+    their modules stay imported."""
     yield
-    for kind, table in tables.items():
-        registered(kind).clear()
-        registered(kind).update(table)
-    for name, module in list(sys.modules.items()):
-        if str(tmp_path) in str(getattr(module, "__file__", None)):
-            del sys.modules[name]
+    modules = {name for name, module in sys.modules.items() if str(tmp_path) in str(getattr(module, "__file__", None))}
+    for table in map(registered, registry.KINDS):
+        for name in [name for name, cls in table.items() if cls.__module__ in modules]:
+            del table[name]
+    for name in modules:
+        del sys.modules[name]

@@ -93,6 +93,9 @@ class ModelInterface:
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files: they are looked up when a recipe is read, also next to the layer that names them."""
 
+    VARIABLES: ClassVar[tuple[str, ...]] = ()
+    """Arguments that name variables of the environment, which must be set before anything starts."""
+
     def __post_init__(self) -> None:
         """Do nothing; subclasses may call it."""
 

@@ -176,8 +176,8 @@ def test_special_tokens_of_the_classifier_surround_a_text(tmp_path, role, data):
         single="[EOS] $A [EOS]", special_tokens=[("[EOS]", WORDS.index("[EOS]"))]
     )
     tokenizer.save_pretrained(path)
-    whole = HFRewardInterface(path=path).inference(role, data, MicroBatchSpec()).data["rewards"]
-    torch.testing.assert_close(whole, direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
+    uncut = HFRewardInterface(path=path).inference(role, data, MicroBatchSpec()).data["rewards"]
+    torch.testing.assert_close(uncut, direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
     cut = HFRewardInterface(path=path, max_length=5).inference(role, data, MicroBatchSpec()).data["rewards"]
     torch.testing.assert_close(cut, direct(path, LAST)[:, -1], atol=1e-5, rtol=1e-5)
 

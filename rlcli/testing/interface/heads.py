@@ -71,7 +71,7 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
         declared = interface.heads(call)
         if unknown := set(declared.all if declared else ()) - {*HEAD_NAMES}:
             raise Violation(
-                f"HEAD names {', '.join(sorted(unknown))} for {call}, which is no head",
+                f"HEAD names {', '.join(sorted(unknown))} for {call}, which is not a head",
                 f"the heads are {', '.join(HEAD_NAMES)}",
                 where,
             )

@@ -120,7 +120,7 @@ class SGLang(ModelBackend):
         root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, root, ignore_errors=True)
-            weights = WeightFolder(model.name, model.source, root, dtype_of(self.options))
+            weights = WeightFolder(model.name, model.source, root, dtype_of(self.options, model.source.config))
             servers = Servers(
                 self._servers(model, weights.configuration), self.update,
                 Deadlines(self.request_deadline_s, self.update_deadline_s),

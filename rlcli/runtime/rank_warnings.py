@@ -19,7 +19,7 @@ LOGGER = "rlcli"
 """The logger above those of rlcli and of components; those of other libraries warn of what users cannot change."""
 
 
-class WarningsToMaster(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
+class WarningsToMaster(logging.StreamHandler):
     """Writes warnings to stderr, as Python does where there is no handler, and reports the first of each kind."""
 
     def __init__(self, report: Tell):

@@ -131,6 +131,9 @@ def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
     else:
         return
     hint = "start fewer servers, with a smaller tp, or on other devices"
+    if each > cluster.devices_per_node:
+        urls = dotted(notes.written(("models", name, "backend", "args", "urls")))
+        hint = f"a server over several nodes is started by hand (sglang's --nnodes) and named by {urls}"
     first = _first_ranks(cluster, each * len(servers) // len(ranks))
     if first and max(servers_on(placed_servers(role.backend, first, cluster.devices_per_node)).values()) == 1:
         key = dotted(as_rollout(("models", name, "devices")))

@@ -87,12 +87,12 @@ def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, u
         _check_belongs(checkpoint, manifest, run_id)
     except ModelError as error:
         return Report(checkpoint, None, (error,))
-    there = files_under(checkpoint)
-    wanted = [file for file in manifest.files.values() if file.path.startswith(under)]
-    incomplete = {file.path: fault for file in wanted if (fault := _incomplete(checkpoint, file, there))}
-    complete = [file for file in wanted if file.path not in incomplete]
+    paths = files_under(checkpoint)
+    selected = [file for file in manifest.files.values() if file.path.startswith(under)]
+    incomplete = {file.path: fault for file in selected if (fault := _incomplete(checkpoint, file, paths))}
+    complete = [file for file in selected if file.path not in incomplete]
     damaged = damaged_files(checkpoint, complete, THREADS) if read else []
-    strangers = tuple(sorted(there.keys() - {*manifest.files, MANIFEST}))
+    strangers = tuple(sorted(paths.keys() - {*manifest.files, MANIFEST}))
     return Report(checkpoint, manifest, (*incomplete.values(), *damaged), strangers)
 
 
@@ -159,13 +159,13 @@ def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> 
     if named and int(named["step"]) != manifest.step:
         raise ModelError(f"its manifest is of step {manifest.step}", where=str(checkpoint), code="F19")
     if run_id is not None and manifest.run_id != run_id:
-        what = f"it belongs to run {manifest.run_id}, and this is run {run_id}"
-        raise ModelError(what, where=str(checkpoint), code="F19")
+        message = f"it belongs to run {manifest.run_id}, and this is run {run_id}"
+        raise ModelError(message, where=str(checkpoint), code="F19")
 
 
-def _incomplete(checkpoint: Path, file: FileDigest, there: dict[str, Path]) -> ModelError | None:
+def _incomplete(checkpoint: Path, file: FileDigest, paths: dict[str, Path]) -> ModelError | None:
     """What is wrong with a file, as far as its name and size tell."""
-    if file.path not in there:  # it may be behind a link, which is not followed
+    if file.path not in paths:  # it may be behind a link, which is not followed
         return ModelError("it is missing", where=str(checkpoint / file.path), code="F20")
     return _damage(checkpoint, file, read=False)
 
@@ -182,6 +182,6 @@ def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None
                 return ModelError("its content is not what was written", where=str(path), code="F18")
     except OSError as error:
         link = error.errno == errno.ELOOP
-        what = "it is a link" if link else f"it cannot be read: {error.strerror}"
-        return ModelError(what, where=str(path), code="F20" if link else "F29")
+        message = "it is a link" if link else f"it cannot be read: {error.strerror}"
+        return ModelError(message, where=str(path), code="F20" if link else "F29")
     return None

@@ -80,12 +80,13 @@ class Answerer:
     def answer(self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters) -> list[list[Answer]]:
         """The responses to each prompt."""
         group, settings = settings.responses_per_prompt, self._fitting(prompts, settings)
-        made = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
-        found = [
+        generated = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
+        responses = zip(generated.tokens, generated.logprobs, generated.ended.tolist(), strict=True)
+        answers = [
             Answer(self._text(tokens.tolist()), len(tokens), "stop" if ended else "length", float(logprobs.sum()))
-            for tokens, logprobs, ended in zip(made.tokens, made.logprobs, made.ended.tolist(), strict=True)
+            for tokens, logprobs, ended in responses
         ]
-        return [found[start : start + group] for start in range(0, len(found), group)]
+        return [answers[start : start + group] for start in range(0, len(answers), group)]
 
     def stream(
         self, prompt: Sequence[int], settings: GenerationHyperparameters, turn: int = 0

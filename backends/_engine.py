@@ -31,7 +31,7 @@ from rlcli.api.model_source import ModelSource, fill, local_part, materialize
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 
-from ._generation import Decoder, Sampler
+from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
 from ._saving import Ranks, describe, save_model
@@ -138,10 +138,10 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             self.generator, lambda lm: self._decoder(lm, tokenizer, gconfig), lambda: self._weights_number, longest
         )
 
-    def _decoder(self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters) -> Decoder:
+    def _decoder(self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters) -> BatchDecoder:
         ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
         sampler = Sampler(gconfig, ends, self.vocabulary)
-        return Decoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
+        return BatchDecoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
 
     def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:
         """One tensor per prompt. Raises ModelError if one leaves no room for its response, or is empty."""

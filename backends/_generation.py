@@ -125,7 +125,7 @@ class Sampler:
         return torch.minimum(torch.searchsorted(cumulative, target[:, None], right=True)[:, 0], last)
 
 
-class Decoder:
+class BatchDecoder:
     """Answers a list of prompts with one model."""
 
     def __init__(
@@ -164,7 +164,7 @@ class Decoder:
     @torch.no_grad()
     def _passes(
         self, prompts: Sequence[torch.Tensor], seeds: Sequence[int], made: GeneratedResponses
-    ) -> Iterator[tuple[_Rows, int]]:
+    ) -> Iterator[tuple[_ActiveRows, int]]:
         """Fill `made`. Yields after each forward pass, before finished responses are removed: the rows, and the first
         of those that have a new token."""
         group, limit = self.gconfig.responses_per_prompt, self.gconfig.max_new_tokens
@@ -191,7 +191,7 @@ class Decoder:
             raise ValueError(f"a KV cache of {self.cache_tokens} tokens has no room for a response of {longest}")
         return Decoding(self, slots, longest)
 
-    def prefill(self, cache: SlotCache, rows: _Rows, batch: Sequence[Begun]) -> None:
+    def prefill(self, cache: SlotCache, rows: _ActiveRows, batch: Sequence[Begun]) -> None:
         """Read the responses' texts so far, each distinct text once, and draw their next tokens."""
         texts = [one.text for one in batch]
         distinct: dict[int, int] = {}
@@ -213,7 +213,7 @@ class Decoder:
         last = torch.tensor([starts[w] + lengths[w] - 1 for w in which], device=self.device)
         self._sample(rows, hidden[0, last], new_rows.to(self.device))
 
-    def next_tokens(self, cache: SlotCache, rows: _Rows) -> None:
+    def next_tokens(self, cache: SlotCache, rows: _ActiveRows) -> None:
         """One more token for every active row."""
         active = torch.arange(rows.active, device=self.device)
         columns = rows.prompt_length[active] + rows.drawn[active] - 1
@@ -231,7 +231,7 @@ class Decoder:
         )  # fmt: skip
         return output.last_hidden_state
 
-    def _sample(self, rows: _Rows, hidden: torch.Tensor, which: torch.Tensor) -> None:
+    def _sample(self, rows: _ActiveRows, hidden: torch.Tensor, which: torch.Tensor) -> None:
         logits = self.head.whole_logits(hidden, self.dtype)
         drawn = rows.drawn[which]
         tokens, logprobs = self.sampler.next(logits, drawn, rows.uniform[which, drawn])
@@ -267,7 +267,7 @@ class Begun:
 class Decoding:
     """Responses in progress: those that have a slot in the cache, and those that wait for one."""
 
-    def __init__(self, decoder: Decoder, slots: int, longest: int):
+    def __init__(self, decoder: BatchDecoder, slots: int, longest: int):
         self._decoder = decoder
         self._slots = slots
         self._limit = decoder.gconfig.max_new_tokens
@@ -275,7 +275,7 @@ class Decoding:
         self._waiting: deque[Begun] = deque()
         self._known: dict[int, Begun] = {}
         """Responses with a slot, by number, as they were when they got it."""
-        self.rows = _Rows(slots, self._limit, decoder.device)
+        self.rows = _ActiveRows(slots, self._limit, decoder.device)
 
     @property
     def is_busy(self) -> bool:
@@ -284,7 +284,7 @@ class Decoding:
     def submit(self, response: Begun) -> None:
         self._waiting.append(response)
 
-    def continue_with(self, decoder: Decoder) -> None:
+    def continue_with(self, decoder: BatchDecoder) -> None:
         """Use another decoder, with new weights. No response may have a slot."""
         self._decoder = decoder
 
@@ -323,7 +323,7 @@ class Decoding:
         self._waiting.clear()
 
 
-class _Rows:
+class _ActiveRows:
     """The state of the responses being decoded: one row per cache slot, active rows first."""
 
     def __init__(self, slots: int, limit: int, device: torch.device):

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlcli.api.model import FinishedResponse, ResponseStream, Segment
 
-from ._generation import Begun, Decoder, Decoding
+from ._generation import BatchDecoder, Begun, Decoding
 from ._transformers import compute_in
 
 
@@ -21,7 +21,7 @@ class DecodingStream(ResponseStream):
     def __init__(
         self,
         generator: Callable[[], AbstractContextManager[nn.Module]],
-        decoder: Callable[[nn.Module], Decoder],
+        decoder: Callable[[nn.Module], BatchDecoder],
         weights_number: Callable[[], int],
         longest: int,
     ):
@@ -83,7 +83,7 @@ class DecodingStream(ResponseStream):
         self._decoding.clear()
         self._using.close()
 
-    def _start(self) -> Decoder:
+    def _start(self) -> BatchDecoder:
         self._started_with = self._weights_number()
         return self._make_decoder(self._using.enter_context(self._generator()))
 

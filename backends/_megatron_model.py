@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from rlcli.api.family import ModelConfig
 from rlcli.errors import ModelError
-from rlcli.ops.logprobs import Head
+from rlcli.ops.logprobs import OutputHead
 from rlcli.ops.packing import positions
 from rlcli.ops.vocabulary import VocabularyShard
 
@@ -136,7 +136,7 @@ class StageModel(GPTModel):
         """[s, b, hidden], even on the last stage: the head's output is only computed when a loss requests it."""
         return hidden_states
 
-    def head(self, temperature: float) -> Head:
+    def head(self, temperature: float) -> OutputHead:
         """The language-model head. Raises ModelError for a model without one."""
         if self.has_value_head:
             raise ModelError("this model has no language-model head", hint="set head: lm for the role")
@@ -147,7 +147,7 @@ class StageModel(GPTModel):
         first = min(self.vocabulary, group.rank() * weight.shape[0])
         own = weight[: min(weight.shape[0], self.vocabulary - first)]
         shard = VocabularyShard(group, first, self.vocabulary) if group.size() > 1 else None
-        return Head(own, temperature=temperature, shard=shard)
+        return OutputHead(own, temperature=temperature, shard=shard)
 
 
 def _make_random_streams(tp_rank: int) -> None:
@@ -165,7 +165,7 @@ class StageOutput(PackedOutput):
         super().__init__(model, hidden, tokens, lengths, dtype)
         self._model = model
 
-    def _head(self) -> Head:
+    def _head(self) -> OutputHead:
         return self._model.head(self.temperature)
 
     def _value_head(self) -> nn.Module | None:

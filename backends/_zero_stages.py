@@ -18,7 +18,7 @@ from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import ModelSource
 from rlcli.api.model_source import fill_tensor, parameter_places
 
-from ._zero import Ranks
+from ._zero import DataRanks
 
 if TYPE_CHECKING:
     from .deepspeed import DeepSpeed
@@ -57,7 +57,7 @@ class WholeState:
         self._has_gradients = False
         optimizer = torch.optim.AdamW(settings.groups(self.trained, self._dim), **settings.adamw(), fused=True)
         self.engine, self.optimizer, *_ = library.initialize(
-            model=packed, optimizer=optimizer, config=config, mpu=Ranks(group), dist_init_required=False
+            model=packed, optimizer=optimizer, config=config, mpu=DataRanks(group), dist_init_required=False
         )
 
     def _dim(self, parameter: nn.Parameter) -> int:

@@ -73,7 +73,7 @@ def _open_ended(tokenizer: PreTrainedTokenizerBase, ids: Tokens) -> Tokens:
     return ids[:-1] if eos is not None and ids[-1:] == [eos] else ids
 
 
-class TooLong(ValueError):
+class OverlongRow(ValueError):
     """A text that no allowed truncation brings below the limit."""
 
 
@@ -88,16 +88,16 @@ def fit_answers(
     """Shorten prompt and answers so that the prompt with any of the answers has at most `limit` tokens.
 
     truncate_left shortens the prompt at its start and keeps the answers whole; truncate_right shortens the
-    answers at their end, so that they lack the end-of-sequence token. Raises TooLong if nothing of the prompt, or of
-    an answer, would be left.
+    answers at their end, so that they lack the end-of-sequence token. Raises OverlongRow if nothing of the prompt, or
+    of an answer, would be left.
     """
     longest = max(len(answer) for answer in answers)
     if overlong == "truncate_left":
         if longest >= limit:
-            raise TooLong(f"an answer of {longest} tokens leaves no room for the prompt")
+            raise OverlongRow(f"an answer of {longest} tokens leaves no room for the prompt")
         return prompt[-(limit - longest) :], list(answers)
     if len(prompt) >= limit:
-        raise TooLong(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
+        raise OverlongRow(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
     return prompt, [answer[: limit - len(prompt)] for answer in answers]
 
 
@@ -133,7 +133,7 @@ def within_limit(
         else:
             try:
                 kept.append((row, fit(tokens, max_length, overlong)))
-            except TooLong as error:
+            except OverlongRow as error:
                 what = f"row {row.id} has {count} tokens, more than max_length = {max_length}, and {error}"
                 raise DataError(what, where=row.where, hint=f"{overlong} cannot help", code="F30") from None
     if dropped:

@@ -26,7 +26,7 @@ BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """A source of rows."""
 
     path: str

@@ -16,7 +16,7 @@ from rlcli.api.limits import Limits, check_arguments
 from ._jsonl import Parsed, Row, read_rows
 from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
 from ._scores import Scores
-from ._sources import Source
+from ._sources import RowSource
 
 Content = TypeVar("Content")
 T = TypeVar("T")
@@ -152,8 +152,8 @@ class FileRows:
             max_rows=self.max_rows, note=bad_rows.append, parsed_rows=parsed, may_be_empty=may_be_empty,
         )  # fmt: skip
 
-    def _source(self) -> Source:
-        return Source(self.path, self.split, self.config, self.streaming)
+    def _source(self) -> RowSource:
+        return RowSource(self.path, self.split, self.config, self.streaming)
 
     def _within_limit(
         self,

@@ -18,7 +18,7 @@ from rlcli.errors import ModelError
 
 from ._jsonl import BadRow, Row
 from ._messages import Conversation, Message
-from ._rendering import Overlong, Tokens, TooLong
+from ._rendering import Overlong, OverlongRow, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -190,10 +190,10 @@ def _masked(tokenizer: PreTrainedTokenizerBase, row: Row[Spoken], ids: Tokens, o
 
 
 def fit_turns(masked: Masked, limit: int, overlong: Overlong) -> Masked:
-    """Keep the first or the last `limit` tokens. Raises TooLong if no token to train on, or no context, is left."""
+    """Keep the first or the last `limit` tokens. Raises OverlongRow if no token to train on, or no context, is left."""
     kept = slice(-limit, None) if overlong == "truncate_left" else slice(limit)
     cut = Masked(masked.tokens[kept], masked.trained[kept])
     if not any(cut.trained) or all(cut.trained):
         what = "no token that is trained on" if not any(cut.trained) else "nothing but the last answer"
-        raise TooLong(f"{what} would be left")
+        raise OverlongRow(f"{what} would be left")
     return cut

@@ -31,7 +31,7 @@ _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 @dataclass(frozen=True)
-class Checked:
+class ConversionReport:
     """What was compared and found to be the same."""
 
     tensors: int
@@ -51,7 +51,7 @@ class _Seen:
     tied: bool
 
 
-def check_conversion(conversion: Conversion, folder: Path) -> Checked:
+def check_conversion(conversion: Conversion, folder: Path) -> ConversionReport:
     """Compare the files in `folder` with what was planned, and their model with the source's.
 
     Both models are loaded by transformers, the source's numbers rounded by torch. Raises ModelError with the first
@@ -71,7 +71,7 @@ def check_conversion(conversion: Conversion, folder: Path) -> Checked:
     difference = float((before.logits - after.logits).abs().max())
     if difference != 0.0:
         raise ModelError(f"logits differ by up to {difference:g} from those of the source; nothing was kept")
-    return Checked(count, len(after.digests), after.tied, PROMPTS, difference)
+    return ConversionReport(count, len(after.digests), after.tied, PROMPTS, difference)
 
 
 def _check_files(conversion: Conversion, folder: Path) -> int:

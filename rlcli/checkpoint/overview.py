@@ -10,12 +10,12 @@ from rlcli.api.run_folder import CHECKPOINTS, is_run
 from rlcli.checkpoint.commit import DELETING, TEMPORARY
 from rlcli.checkpoint.manifest import MANIFEST
 from rlcli.checkpoint.retention import Best, best_of, latest_name
-from rlcli.checkpoint.verify import NAME, Report, checkpoints_in, examine, step_of
+from rlcli.checkpoint.verify import NAME, CheckpointReport, checkpoints_in, examine, step_of
 from rlcli.errors import ModelError, UsageError
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointLocation:
     """The run, folder of checkpoints, or single checkpoint that a user named."""
 
     folder: Path
@@ -38,41 +38,42 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """One checkpoint."""
 
-    report: Report
+    report: CheckpointReport
     written: float | None
     """When, in seconds since 1970."""
     is_latest: bool
     is_best: bool
 
 
-def find_checkpoints(path: Path) -> Place:
+def find_checkpoints(path: Path) -> CheckpointLocation:
     """What a path refers to. Raises UsageError."""
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}")
     if (path / MANIFEST).is_file() or NAME.fullmatch(path.name):
-        return Place(path.parent, _run_of(path.parent), path)
+        return CheckpointLocation(path.parent, _run_of(path.parent), path)
     if (path / CHECKPOINTS).is_dir() or is_run(path):
-        return Place(path / CHECKPOINTS, path)
+        return CheckpointLocation(path / CHECKPOINTS, path)
     if path.name == CHECKPOINTS or checkpoints_in(path):
-        return Place(path, _run_of(path))
+        return CheckpointLocation(path, _run_of(path))
     raise UsageError(f"{path} is neither a run nor a folder of checkpoints", hint=f"a run has {CHECKPOINTS}/")
 
 
-def overview(location: Place, best: Best | None) -> list[Entry]:
+def overview(location: CheckpointLocation, best: Best | None) -> list[CheckpointEntry]:
     """All checkpoints, newest first, judged by their manifests and the sizes of their files."""
     checkpoints = [location.only] if location.only is not None else checkpoints_in(location.folder)
     reports = [examine(path, read=False) for path in checkpoints]
     marked = {report.path for report in best_of([report for report in reports if not report.faults], best)}
     latest = latest_name(location.folder)
     return [
-        Entry(report, _written(report.path), report.path.name == latest, report.path in marked) for report in reports
+        CheckpointEntry(report, _written(report.path), report.path.name == latest, report.path in marked)
+        for report in reports
     ]
 
 
-def leftovers(location: Place) -> Iterator[Path]:
+def leftovers(location: CheckpointLocation) -> Iterator[Path]:
     """Folders that are being written or deleted, or were when their process died."""
     for path in sorted(location.folder.iterdir()) if location.folder.is_dir() else ():
         if path.name.startswith((TEMPORARY, DELETING)):

@@ -10,7 +10,7 @@ from typing import Literal
 from rlcli.checkpoint.commit import LATEST, is_leftover, remove
 from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.checkpoint.manifest import read_manifest
-from rlcli.checkpoint.verify import NAME, Report, belongs, checkpoints_in, examine, newest_verified
+from rlcli.checkpoint.verify import NAME, CheckpointReport, belongs, checkpoints_in, examine, newest_verified
 from rlcli.files import known_object
 
 
@@ -62,7 +62,7 @@ def strangers(folder: Path, run_id: str) -> list[Path]:
     ]
 
 
-def best_of(reports: Sequence[Report], best: Best | None) -> list[Report]:
+def best_of(reports: Sequence[CheckpointReport], best: Best | None) -> list[CheckpointReport]:
     """The reports with the best values, best first; the newer first among equal ones."""
     if best is None:
         return []

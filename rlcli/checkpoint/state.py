@@ -30,7 +30,7 @@ Tensors = Mapping[str, torch.Tensor | FlatPart]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A block of a tensor, on the host."""
 
     tensor: torch.Tensor
@@ -44,8 +44,8 @@ class Part:
 class HostCopy:
     """What one rank writes of a role."""
 
-    weights: Mapping[str, tuple[Part, ...]]
-    optimizer: Mapping[str, tuple[Part, ...]]
+    weights: Mapping[str, tuple[TensorPart, ...]]
+    optimizer: Mapping[str, tuple[TensorPart, ...]]
     is_whole: bool
     """The weights are all here, not spread over ranks."""
     leads: bool
@@ -111,14 +111,14 @@ def writers_of(tensors: Tensors, rank: int, first: int) -> set[int]:
     return writers
 
 
-def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[Part, ...]]:
+def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[TensorPart, ...]]:
     parts = {}
     for name, tensor in tensors.items():
         if _is_ours(tensor, leads):
             blocks = [(local, offsets) for local, offsets in local_blocks(tensor) if local.numel()]
             if blocks:
                 parts[name] = tuple(
-                    Part(local.detach().to("cpu", copy=again).contiguous(), offsets, tuple(tensor.shape))
+                    TensorPart(local.detach().to("cpu", copy=again).contiguous(), offsets, tuple(tensor.shape))
                     for local, offsets in blocks
                 )
     return parts
@@ -162,7 +162,7 @@ def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors*"))
 
 
-def _write_parts(parts: Mapping[str, tuple[Part, ...]], folder: Path, rank: int) -> list[Path]:
+def _write_parts(parts: Mapping[str, tuple[TensorPart, ...]], folder: Path, rank: int) -> list[Path]:
     """A file may have a name only once: the first blocks of all tensors go into one, the second ones into another."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY

@@ -21,7 +21,7 @@ Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Answer:
+class GeneratedAnswer:
     """One response."""
 
     text: str
@@ -77,13 +77,17 @@ class Answerer:
         ids = list(self.tokenizer(text).input_ids)
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
 
-    def answer(self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters) -> list[list[Answer]]:
+    def answer(
+        self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters
+    ) -> list[list[GeneratedAnswer]]:
         """The responses to each prompt."""
         group, settings = settings.responses_per_prompt, self._fitting(prompts, settings)
         generated = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
         responses = zip(generated.tokens, generated.logprobs, generated.ended.tolist(), strict=True)
         answers = [
-            Answer(self._text(tokens.tolist()), len(tokens), "stop" if ended else "length", float(logprobs.sum()))
+            GeneratedAnswer(
+                self._text(tokens.tolist()), len(tokens), "stop" if ended else "length", float(logprobs.sum())
+            )
             for tokens, logprobs, ended in responses
         ]
         return [answers[start : start + group] for start in range(0, len(answers), group)]

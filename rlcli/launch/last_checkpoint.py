@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlcli.errors import ModelError, NoWholeCheckpoint
 
 if TYPE_CHECKING:
-    from rlcli.checkpoint.verify import Checkpoint
+    from rlcli.checkpoint.verify import CompleteCheckpoint
     from rlcli.launch.launcher import Running
     from rlcli.observe.display import Display
     from rlcli.observe.run_directory import RunDirectory
@@ -32,7 +32,7 @@ def last_checkpoint(
     from rlcli.checkpoint.disk import check_writable
     from rlcli.runtime.checkpoints import RunState, Start
 
-    checkpoint: Checkpoint | None = None
+    checkpoint: CompleteCheckpoint | None = None
     rejected = {} if rejected is None else rejected
     before = {*rejected}
     if os.path.lexists(run.checkpoints):
@@ -93,7 +93,7 @@ def last_committed(run: RunDirectory) -> int | None:
     return max((step for step in steps if step is not None), default=None)
 
 
-def _newest_with_state(run: RunDirectory, rejected: dict[Path, ModelError]) -> Checkpoint | None:
+def _newest_with_state(run: RunDirectory, rejected: dict[Path, ModelError]) -> CompleteCheckpoint | None:
     """The newest checkpoint that is complete, and whose state, which is read here, is what was written."""
     from rlcli.checkpoint.verify import damaged_files, newest_complete
     from rlcli.runtime.checkpoints import STATE

@@ -29,7 +29,7 @@ class MemoryKills:
     def __init__(self) -> None:
         self._before = count_memory_kills()
 
-    def found(self) -> bool | None:
+    def happened(self) -> bool | None:
         """None if the kernel does not count such kills."""
         after = count_memory_kills()
         return after > self._before if after is not None and self._before is not None else None

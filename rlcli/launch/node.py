@@ -132,7 +132,7 @@ def _run_ranks(recipe: Recipe, run_dir: Path, store: Store, node: int, used: Map
         print(error, file=sys.stderr, flush=True)
         rank, failure = error.get_first_failure()
         memory = used.get(failure.pid, 0)
-        return {"rank": rank, "exit": failure.exitcode, "out_of_memory": kills.found(), "memory": memory}
+        return {"rank": rank, "exit": failure.exitcode, "out_of_memory": kills.happened(), "memory": memory}
     except Exception as error:  # torchrun's own
         traceback.print_exc()
         return {"failure": f"{type(error).__name__}: {error}"}

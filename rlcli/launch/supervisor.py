@@ -260,7 +260,7 @@ def _ended(child: _Child) -> RlcliError:
         return ResourceError(message, where=child.facts.run, hint=again, code="F28")
     code, during = child.process.returncode, f" during {child.facts.waiting}" if child.facts.waiting else ""
     if code < 0:
-        is_memory = child.memory_kills.found()
+        is_memory = child.memory_kills.happened()
         folder = Path(child.facts.run) if child.facts.run else None
         explanation = explain_kill(code, is_memory, child.memory, folder)
         message = f"the run {ended_how(code, is_memory)}{during}{explanation}"

@@ -37,7 +37,7 @@ LEAVE_WITHIN = 3.0
 LAST_LINES = 12
 
 
-class Entry(NamedTuple):
+class ProcessEntry(NamedTuple):
     """A process of a run: enough to identify it on its machine."""
 
     name: str
@@ -106,20 +106,20 @@ class World:
         ]
         return reported or with_agents
 
-    def records(self) -> list[Entry]:
+    def records(self) -> list[ProcessEntry]:
         """The processes that have identified themselves."""
         facts, agents = self.transport.pulses.facts, self._agent_facts()
         hosts = {node: agent.get("host") for node, agent in agents.items()}
         nodes = [
-            Entry(f"node{node}", node, hosts[node], agent["pid"], agent.get("started"))
+            ProcessEntry(f"node{node}", node, hosts[node], agent["pid"], agent.get("started"))
             for node, agent in agents.items()
         ]
         ranks = []
         for rank, pid in sorted(self.transport.pids.items()):
             node, began = self._ranks.nodes[rank], facts.get(("rank", rank), {}).get("started")
-            ranks.append(Entry(f"rank{rank}", node, hosts.get(node), pid, began))
+            ranks.append(ProcessEntry(f"rank{rank}", node, hosts.get(node), pid, began))
         members = [
-            Entry(name, node, hosts[node], *record)
+            ProcessEntry(name, node, hosts[node], *record)
             for node, agent in agents.items()
             for name, record in agent.get("members", {}).items()
         ]
@@ -274,7 +274,7 @@ def write_for_workers(recipe: Recipe, run_dir: Path) -> None:
         json.dump(for_any_folder(recipe).model_dump(mode="json"), file)
 
 
-def write_records(file: Path, records: list[Entry]) -> None:
+def write_records(file: Path, records: list[ProcessEntry]) -> None:
     """Record all processes of a run, so that they can be ended even if their launcher cannot do it."""
     entries = [record._asdict() for record in records]
     with os.fdopen(private_file(file, os.O_TRUNC), "w") as opened:

@@ -19,7 +19,7 @@ CHUNK_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
-class Head:
+class OutputHead:
     """How hidden states become logits: softcap · tanh(scale · (h Wᵀ + b) / softcap) / temperature."""
 
     weight: torch.Tensor
@@ -51,7 +51,7 @@ class Head:
 
 def token_scores(
     hidden: torch.Tensor,
-    head: Head,
+    head: OutputHead,
     tokens: torch.Tensor,
     *,
     entropy: bool = False,
@@ -77,7 +77,7 @@ class _TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor,
-        head: Head, entropy: bool, dtype: torch.dtype, rows: int,
+        head: OutputHead, entropy: bool, dtype: torch.dtype, rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.zeros(len(tokens), device=hidden.device)
@@ -132,7 +132,7 @@ class _TokenScores(torch.autograd.Function):
 
 
 def _statistics(
-    head: Head, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
+    head: OutputHead, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log Σ exp, the logit of each token and, if requested, Σ p · logit: [n] each, over the whole vocabulary."""
     normalizers = logits.logsumexp(-1)
@@ -150,12 +150,12 @@ def _add_at(grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, shar
         shard.add_at(grad, tokens, values)
 
 
-def _cast(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Head:
+def _cast(head: OutputHead, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> OutputHead:
     """The head with its weight in the product's dtype, cast once instead of once per chunk."""
     return replace(head, weight=weight.to(dtype), bias=bias)
 
 
-def _through_head(grad: torch.Tensor, logits: torch.Tensor, head: Head) -> torch.Tensor:
+def _through_head(grad: torch.Tensor, logits: torch.Tensor, head: OutputHead) -> torch.Tensor:
     """The gradient with respect to h Wᵀ + b, from the gradient with respect to the final logits."""
     grad = grad / head.temperature
     if head.softcap is not None:

@@ -65,14 +65,14 @@ class SlurmRunning:
     def __init__(self, recipe: Recipe, groups: Sequence[Group], run_dir: Path):
         self._run_dir = run_dir
         self._answers = Answers(run_dir / SHARED_MEETING)
-        self._step: Step | None = None
+        self._step: SlurmStep | None = None
         ranks = next(group for group in groups if group.name == RANKS)
         names = names_of_nodes()
         self._world = World(recipe, ranks, run_dir, None, self._agent_exit, names.get)
         mark = secrets.token_hex(16)
         try:
             offer(self._world.meeting, mark)
-            self._step = Step(srun_command(recipe, run_dir, mark), run_dir / "logs" / LOG)
+            self._step = SlurmStep(srun_command(recipe, run_dir, mark), run_dir / "logs" / LOG)
             self._world.wait()
             write_records(run_dir / PROCESSES, self._world.records())
         except BaseException:
@@ -138,7 +138,7 @@ class Answers:
         return name not in self._seen and now - came > SEEN_WITHIN
 
 
-class Step:
+class SlurmStep:
     """`srun`, which starts a task on each node and reports how each has ended."""
 
     def __init__(self, command: Sequence[str], log: Path):

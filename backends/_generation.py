@@ -151,10 +151,10 @@ class BatchDecoder:
 
         Raises ValueError if the cache has no room for the longest prompt and its response.
         """
-        made = _unfinished(len(seeds))
-        for _ in self._passes(prompts, seeds, made):
+        responses = _unfinished(len(seeds))
+        for _ in self._passes(prompts, seeds, responses):
             pass
-        return made
+        return responses
 
     def stream(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> Iterator[tuple[int, int]]:
         """(number of a response, its next token), as soon as it is sampled."""
@@ -163,10 +163,10 @@ class BatchDecoder:
 
     @torch.no_grad()
     def _passes(
-        self, prompts: Sequence[torch.Tensor], seeds: Sequence[int], made: GeneratedResponses
+        self, prompts: Sequence[torch.Tensor], seeds: Sequence[int], responses: GeneratedResponses
     ) -> Iterator[tuple[_ActiveRows, int]]:
-        """Fill `made`. Yields after each forward pass, before finished responses are removed: the rows, and the first
-        of those that have a new token."""
+        """Fill `responses`. Yields after each forward pass, before finished responses are removed: the rows, and the
+        first of those that have a new token."""
         group, limit = self.gconfig.responses_per_prompt, self.gconfig.max_new_tokens
         if len(seeds) != len(prompts) * group:
             raise ValueError(f"{len(prompts)} prompts need {len(prompts) * group} seeds, {len(seeds)} given")
@@ -179,9 +179,9 @@ class BatchDecoder:
         with compute_in(self.dtype, self.device):
             while decoding.is_busy:
                 yield decoding.rows, decoding.advance()
-                for one, by_itself in decoding.collect():
-                    made.tokens[one.number], made.logprobs[one.number] = one.tokens, one.logprobs
-                    made.ended[one.number] = by_itself
+                for begun, by_itself in decoding.collect():
+                    responses.tokens[begun.number], responses.logprobs[begun.number] = begun.tokens, begun.logprobs
+                    responses.ended[begun.number] = by_itself
 
     def decoding(self, total: int, longest: int) -> Decoding:
         """Room for responses of at most `longest` tokens, including their prompts, with at most `total` of them in
@@ -193,7 +193,7 @@ class BatchDecoder:
 
     def prefill(self, cache: SlotCache, rows: _ActiveRows, batch: Sequence[Begun]) -> None:
         """Read the responses' texts so far, each distinct text once, and draw their next tokens."""
-        texts = [one.text for one in batch]
+        texts = [begun.text for begun in batch]
         distinct: dict[int, int] = {}
         for text in texts:
             distinct.setdefault(id(text), len(distinct))
@@ -295,7 +295,7 @@ class Decoding:
             first = self.rows.active  # the others do not advance
             free = min(self._slots - first, len(self._waiting))
             batch = [self._waiting.popleft() for _ in range(free)]
-            self._known |= {one.number: one for one in batch}
+            self._known |= {begun.number: begun for begun in batch}
             self._decoder.prefill(self._cache, self.rows, batch)
         else:
             self._decoder.next_tokens(self._cache, self.rows)
@@ -316,7 +316,7 @@ class Decoding:
             replace(self._known.pop(number), tokens=tokens, logprobs=logprobs)
             for number, tokens, logprobs in self.rows.retract()
         ]
-        self._waiting.extendleft(sorted(begun, key=lambda one: -one.number))
+        self._waiting.extendleft(sorted(begun, key=lambda response: -response.number))
         return list(self._waiting)
 
     def clear(self) -> None:
@@ -340,17 +340,16 @@ class _ActiveRows:
     def add(self, batch: Sequence[Begun]) -> torch.Tensor:
         rows = torch.arange(self.active, self.active + len(batch))
         limit, device = self.uniform.shape[1], self.uniform.device
-        streams = [
-            torch.rand(limit, dtype=torch.float64, generator=torch.Generator().manual_seed(one.seed)) for one in batch
-        ]
-        self.prompt_length[rows] = torch.tensor([len(one.prompt) for one in batch], device=device)
-        self.drawn[rows] = torch.tensor([len(one.tokens) for one in batch], device=device)
+        generators = [torch.Generator().manual_seed(begun.seed) for begun in batch]
+        streams = [torch.rand(limit, dtype=torch.float64, generator=generator) for generator in generators]
+        self.prompt_length[rows] = torch.tensor([len(begun.prompt) for begun in batch], device=device)
+        self.drawn[rows] = torch.tensor([len(begun.tokens) for begun in batch], device=device)
         self.uniform[rows] = torch.stack(streams).to(device)
-        for row, one in zip(rows.tolist(), batch, strict=True):
-            if len(one.tokens):
-                self.tokens[row, : len(one.tokens)] = one.tokens.to(device)
-                self.logprobs[row, : len(one.tokens)] = one.logprobs.to(device)
-        self.response.extend(one.number for one in batch)
+        for row, begun in zip(rows.tolist(), batch, strict=True):
+            if len(begun.tokens):
+                self.tokens[row, : len(begun.tokens)] = begun.tokens.to(device)
+                self.logprobs[row, : len(begun.tokens)] = begun.logprobs.to(device)
+        self.response.extend(begun.number for begun in batch)
         self.active += len(batch)
         return rows
 

@@ -77,7 +77,7 @@ def slipped(problem: ArithmeticProblem, rng: random.Random) -> str:
     totals = [problem.first, *(int(line.rsplit("=", 1)[1]) for line in problem.lines)]
     wrong = rng.randrange(1, len(totals))
     error = rng.choice([by for by in (-3, -2, -1, 1, 2, 3) if min(totals[wrong:]) + by >= 0])
-    written = [total + error * (place >= wrong) for place, total in enumerate(totals)]
+    written = [total + error * (step >= wrong) for step, total in enumerate(totals)]
     lines = [
         f"{before}{sign}{number}={after}"
         for before, (sign, number), after in zip(written, problem.operations, written[1:], strict=False)
@@ -112,12 +112,12 @@ class ArithmeticProblems(Sequence[ArithmeticProblem]):
     def __getitem__(self, index: int | slice) -> ArithmeticProblem | list[ArithmeticProblem]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._count))]
-        place = index + self._count if index < 0 else index
-        if not 0 <= place < self._count:
+        position = index + self._count if index < 0 else index
+        if not 0 <= position < self._count:
             raise IndexError(f"there are {self._count} problems, no number {index}")
-        while len(self._drawn) <= place:
+        while len(self._drawn) <= position:
             self._draw_one()
-        return self._drawn[place]
+        return self._drawn[position]
 
     def _draw_one(self) -> None:
         level = self._levels[len(self._drawn) % len(self._levels)]
@@ -129,8 +129,8 @@ class ArithmeticProblems(Sequence[ArithmeticProblem]):
             return
         self._in_vain += 1
         if self._in_vain >= PATIENCE:
-            what = f"after {len(self._drawn)} problems there is no other of level {level}"
-            raise DataError(what, hint=f"problems: {len(self._drawn)}, or higher levels", code="F80")
+            message = f"after {len(self._drawn)} problems there is no other of level {level}"
+            raise DataError(message, hint=f"problems: {len(self._drawn)}, or higher levels", code="F80")
 
 
 def is_held_out(problem: ArithmeticProblem) -> bool:
@@ -155,10 +155,10 @@ def _draw(rng: random.Random, level: int) -> ArithmeticProblem:
 
 
 def _story(rng: random.Random, first: int, operations: Sequence[Operation]) -> str:
-    name, things = rng.choice(NAMES), rng.choice(THINGS)
+    name, objects = rng.choice(NAMES), rng.choice(THINGS)
     deeds = [f"{rng.choice(GAINS if sign == '+' else LOSSES)} {number}" for sign, number in operations]
     story = " and ".join([", ".join(deeds[:-1]), deeds[-1]] if len(deeds) > 1 else deeds)
-    return f"{name} has {first} {things}, {story}. How many {things} now?"
+    return f"{name} has {first} {objects}, {story}. How many {objects} now?"
 
 
 def _expression(first: int, operations: Sequence[Operation]) -> str:

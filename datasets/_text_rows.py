@@ -96,16 +96,16 @@ class FileRows:
 
     def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
         """The rows from number `start` on, in storage order, in every epoch."""
-        place = 0
+        position = 0
         for rows in self._chunks():
-            if not rows or (self.overlong != "drop" and place + len(rows) <= start):
-                place += len(rows)  # none of these rows, nor their tokens, is needed
+            if not rows or (self.overlong != "drop" and position + len(rows) <= start):
+                position += len(rows)  # none of these rows, nor their tokens, is needed
                 continue
-            part = copy.copy(self)
-            part._rows = self._encoded(rows)
-            for index in range(max(0, start - place), len(part._rows)):
-                yield part[index]
-            place += len(part._rows)
+            chunk = copy.copy(self)
+            chunk._rows = self._encoded(rows)
+            for index in range(max(0, start - position), len(chunk._rows)):
+                yield chunk[index]
+            position += len(chunk._rows)
 
     @property
     def keys(self) -> tuple[str, ...]:

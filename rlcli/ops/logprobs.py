@@ -84,13 +84,13 @@ class _TokenScores(torch.autograd.Function):
         normalizers = torch.empty(len(tokens), device=hidden.device)
         cast = _cast(head, weight, bias, dtype)
         for begin in range(0, len(tokens), rows):
-            part = slice(begin, begin + rows)
-            normalizers[part], targets, expected = _statistics(
-                cast, cast.logits(hidden[part], dtype), tokens[part], entropy
+            chunk = slice(begin, begin + rows)
+            normalizers[chunk], targets, expected = _statistics(
+                cast, cast.logits(hidden[chunk], dtype), tokens[chunk], entropy
             )
-            logprobs[part] = targets - normalizers[part]
+            logprobs[chunk] = targets - normalizers[chunk]
             if entropy:
-                entropies[part] = normalizers[part] - expected
+                entropies[chunk] = normalizers[chunk] - expected
         ctx.save_for_backward(hidden, weight, bias, tokens, normalizers, entropies)
         ctx.settings = head, dtype, rows
         ctx.set_materialize_grads(False)
@@ -105,20 +105,20 @@ class _TokenScores(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
         for begin in range(0, len(tokens), rows):
-            part = slice(begin, begin + rows)
-            logits = cast.logits(hidden[part], dtype)
-            probs = (logits - normalizers[part, None]).exp()
+            chunk = slice(begin, begin + rows)
+            logits = cast.logits(hidden[chunk], dtype)
+            probs = (logits - normalizers[chunk, None]).exp()
             grad = torch.zeros_like(logits)
             if grad_logprobs is not None:
-                grad -= probs * grad_logprobs[part, None]
-                _add_at(grad, tokens[part], grad_logprobs[part], head.shard)
+                grad -= probs * grad_logprobs[chunk, None]
+                _add_at(grad, tokens[chunk], grad_logprobs[chunk], head.shard)
             if grad_entropies is not None:
-                log_p = logits - normalizers[part, None]
-                grad -= grad_entropies[part, None] * probs * (log_p + entropies[part, None])
+                log_p = logits - normalizers[chunk, None]
+                grad -= grad_entropies[chunk, None] * probs * (log_p + entropies[chunk, None])
             grad = _through_head(grad, logits, head).to(dtype)
-            grad_hidden[part] = (grad @ cast.weight).to(hidden.dtype)
+            grad_hidden[chunk] = (grad @ cast.weight).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += (grad.t() @ hidden[part].to(dtype)).float()
+                grad_weight += (grad.t() @ hidden[chunk].to(dtype)).float()
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
         if head.shard is not None:

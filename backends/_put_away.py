@@ -73,8 +73,8 @@ def _copies(tensors: Mapping[str, Held]) -> dict[str, Held]:
 
 def _copy(tensor: Held) -> Held:
     copied = _own(tensor).detach().to("cpu", copy=True)
-    return replace(tensor, held=copied) if isinstance(tensor, FlatPart) else copied
+    return replace(tensor, values=copied) if isinstance(tensor, FlatPart) else copied
 
 
 def _own(tensor: Held) -> torch.Tensor:
-    return tensor.held if isinstance(tensor, FlatPart) else tensor
+    return tensor.values if isinstance(tensor, FlatPart) else tensor

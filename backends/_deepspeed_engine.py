@@ -107,7 +107,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def _held_parameters(self) -> dict[str, Any]:
         names = {name for name, _ in self.lm.named_parameters()}
-        return {name: held for name, held in self.named_weights().items() if name in names}
+        return {name: weight for name, weight in self.named_weights().items() if name in names}
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         super().take_parameters(source, eta)

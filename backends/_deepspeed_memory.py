@@ -36,8 +36,8 @@ class DeepSpeedMemory(TrainingMemory):
         self.stage = role.arguments.get("zero_stage", 2)
         self.ranks = role.mesh["dp"]
         self.keeps_casts = self.stage < 3
-        self.whole = 4 * self.parameters
-        self.share = self.whole // self.ranks
+        self.unsharded = 4 * self.parameters
+        self.share = self.unsharded // self.ranks
         self.largest = 4 * max(
             self.sizes.vocabulary * self.sizes.hidden,
             self.sizes.hidden * max(self.sizes.mlp, self.sizes.heads * self.sizes.head_dim),
@@ -58,8 +58,8 @@ class DeepSpeedMemory(TrainingMemory):
     # -- between calls ---------------------------------------------------------------------------------------
 
     def kept(self) -> Kept:
-        weights = self.share if self.stage == 3 else self.whole
-        moments = 2 * (self.whole if self.stage == 0 else self.share) if self.trains else 0
+        weights = self.share if self.stage == 3 else self.unsharded
+        moments = 2 * (self.unsharded if self.stage == 0 else self.share) if self.trains else 0
         buffers = 0
         if self.stage == 3:
             buffers = self.bucket + (self.on_host if self.offloads else 1) * self.share
@@ -73,7 +73,7 @@ class DeepSpeedMemory(TrainingMemory):
 
     def load(self) -> Parts:
         """Parameters are concatenated, which holds them twice; what offload needs is created after that."""
-        twice = self.share if self.stage == 3 else self.whole if self.stage else 0
+        twice = self.share if self.stage == 3 else self.unsharded if self.stage else 0
         return Parts(gathered=max(0, twice - self.kept().buffers) if self.offloads else twice)
 
     # -- update ----------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class DeepSpeedMemory(TrainingMemory):
         at_head = Parts(earlier, gathered + self.casts_at_head(), saved, 0, self.head_update(tokens))
         in_blocks = Parts(
             during + (self.head_matrix if self.has_lm_head and self.stage < 2 else 0),
-            gathered + self.casts(kept=True),
+            gathered + self.casts(are_kept=True),
             saved + tokens * self.backward_of_block(),
         )
         return max((at_head, in_blocks, Parts(at_end, gathered)), key=lambda parts: parts.total)
@@ -94,14 +94,14 @@ class DeepSpeedMemory(TrainingMemory):
         """Bytes of gradients in addition to what is kept: when the last backward pass starts, while blocks compute it,
         and at most once it is done. Buckets are copied to be reduced."""
         if self.stage == 0:
-            earlier = self.whole if several else 0
-            return earlier, earlier, self.whole + min(self.whole, REDUCED_AT_ONCE)
+            earlier = self.unsharded if several else 0
+            return earlier, earlier, self.unsharded + min(self.unsharded, REDUCED_AT_ONCE)
         if self.stage == 1:
-            earlier = self.whole if several else 0
-            return earlier, earlier, self.whole + self.bucket + self.share
+            earlier = self.unsharded if several else 0
+            return earlier, earlier, self.unsharded + self.bucket + self.share
         if self.stage == 2:
             earlier = self.share if several else 0
-            during = earlier + self.bucket * (2 if self.bucket < self.whole else 1)
+            during = earlier + self.bucket * (2 if self.bucket < self.unsharded else 1)
             return earlier, during, max(earlier + self.share + 2 * self.bucket, 2 * self.share)
         reduced = self.bucket + self.bucket // self.ranks
         return 0, reduced, max(reduced, self.share)
@@ -113,7 +113,7 @@ class DeepSpeedMemory(TrainingMemory):
 
     def gathered_in_block(self) -> int:
         """What stage 3 prefetches, and what it has not released yet; twice, while ranks' parts are joined."""
-        return 2 * min(self.whole, 2 * self.bucket) if self.stage == 3 and self.ranks > 1 else 0
+        return 2 * min(self.unsharded, 2 * self.bucket) if self.stage == 3 and self.ranks > 1 else 0
 
     def gathered_to_generate(self) -> int:
         return self.whole_copy_to_generate() if self.stage == 3 else super().gathered_to_generate()

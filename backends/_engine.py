@@ -31,7 +31,7 @@ from rlcli.api.model_source import ModelSource, fill, local_part, materialize
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
 
-from ._generation import Decoder, Sampler
+from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
 from ._saving import Ranks, describe, save_model
@@ -138,10 +138,10 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             self.generator, lambda lm: self._decoder(lm, tokenizer, gconfig), lambda: self._weights_number, longest
         )
 
-    def _decoder(self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters) -> Decoder:
+    def _decoder(self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters) -> BatchDecoder:
         ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
         sampler = Sampler(gconfig, ends, self.vocabulary)
-        return Decoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
+        return BatchDecoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
 
     def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:
         """One tensor per prompt. Raises ModelError if one leaves no room for its response, or is empty."""
@@ -192,15 +192,15 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             mine[name] = list(held_blocks(name, parameter))
         with torch.no_grad():
             for block, theirs in source.parameter_blocks():
-                if block.name not in mine or any(own.shape != block.shape for own, _ in mine[block.name]):
+                if block.name not in mine or any(my_block.shape != block.shape for my_block, _ in mine[block.name]):
                     raise ModelError(f"role {self.role} has no parameter like {block.name} that it is to follow")
-                for own, held in mine[block.name]:
-                    if (common := own.common(block)) is not None:
-                        part = held[common.within(own)]
-                        part.lerp_(theirs[common.within(block)].to(part), eta)
+                for my_block, my_values in mine[block.name]:
+                    if (common := my_block.common(block)) is not None:
+                        shared = my_values[common.within(my_block)]
+                        shared.lerp_(theirs[common.within(block)].to(shared), eta)
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
-        blocks = (one for name, held in self._held_parameters().items() for one in held_blocks(name, held))
+        blocks = (pair for name, parameter in self._held_parameters().items() for pair in held_blocks(name, parameter))
         return {block: partial(_as_it_is, tensor) for block, tensor in blocks}
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -251,15 +251,15 @@ def dimension(mesh: Any, name: str) -> Any:
     return mesh[name]
 
 
-def held_blocks(name: str, held: Any) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
+def held_blocks(name: str, parameter: Any) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
     """This rank's blocks of a parameter, as live tensors."""
-    if isinstance(held, FlatPart):
-        for box in held.boxes():
-            yield WeightBlock(name, tuple(held.shape), box.offsets, tuple(box.tensor.shape)), box.tensor
+    if isinstance(parameter, FlatPart):
+        for box in parameter.boxes():
+            yield WeightBlock(name, tuple(parameter.shape), box.offsets, tuple(box.tensor.shape)), box.tensor
         return
-    own, region = local_part(held)
-    if own.numel():
-        yield WeightBlock.of_region(name, held.shape, region), own
+    values, region = local_part(parameter)
+    if values.numel():
+        yield WeightBlock.of_region(name, parameter.shape, region), values
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -276,13 +276,14 @@ def gathered(tensor: Any) -> torch.Tensor:
     return on_devices.full_tensor()
 
 
-def gathered_beyond(tensor: Any, kept: Any) -> torch.Tensor:
-    """A DTensor gathered over all dimensions of its mesh except `kept`, a mesh of one dimension (None: over all)."""
-    if kept is None:
+def gathered_beyond(tensor: Any, mesh: Any) -> torch.Tensor:
+    """A DTensor gathered over all dimensions of its mesh except that of `mesh`, which has a single one (None: over
+    all)."""
+    if mesh is None:
         return gathered(tensor)
-    there: Any = tensor.to(tensor.device_mesh.device_type)
-    (name,) = kept.mesh_dim_names
-    place = there.placements[there.device_mesh.mesh_dim_names.index(name)]
-    left = [place if other == name else Replicate() for other in there.device_mesh.mesh_dim_names]
-    part = there.redistribute(placements=left).to_local()
-    return DTensor.from_local(part, kept, [place], run_check=False, shape=there.shape, stride=there.stride())
+    spread: Any = tensor.to(tensor.device_mesh.device_type)
+    (name,) = mesh.mesh_dim_names
+    axes = spread.device_mesh.mesh_dim_names
+    placement = spread.placements[axes.index(name)]
+    block = spread.redistribute(placements=[placement if axis == name else Replicate() for axis in axes]).to_local()
+    return DTensor.from_local(block, mesh, [placement], run_check=False, shape=spread.shape, stride=spread.stride())

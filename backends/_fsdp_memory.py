@@ -24,9 +24,9 @@ class FSDPMemory(TrainingMemory):
         blocks = sum(layer.parameters - layer.norms for layer in self.sizes.layers)
         return 4 * (self.parameters - blocks) if self.is_sharded else 0
 
-    def casts(self, kept: bool) -> int:
+    def casts(self, are_kept: bool) -> int:
         """Sharded matrices are gathered in the precision of the products."""
-        return 0 if self.is_sharded else super().casts(kept)
+        return 0 if self.is_sharded else super().casts(are_kept)
 
     def kept(self) -> Kept:
         weights = 4 * self.parameters // self.shards
@@ -44,7 +44,7 @@ class FSDPMemory(TrainingMemory):
         )
         in_blocks = Parts(
             earlier + (matrix if self.has_lm_head else 0),
-            unsharded + self.casts(kept=True),
+            unsharded + self.casts(are_kept=True),
             tokens * (self.saved_at_head() + self.backward_of_block()),
         )
         at_embedding = Parts(

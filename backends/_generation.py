@@ -132,7 +132,7 @@ def _cache_argument(backbone: nn.Module) -> str:
     return "cache" if "cache" in inspect.signature(backbone.forward).parameters else "past_key_values"
 
 
-class Decoder:
+class BatchDecoder:
     """Answers a list of prompts with one model."""
 
     def __init__(
@@ -159,10 +159,10 @@ class Decoder:
 
         Raises ValueError if the cache has no room for the longest prompt and its response.
         """
-        made = _unfinished(len(seeds))
-        for _ in self._passes(prompts, seeds, made):
+        responses = _unfinished(len(seeds))
+        for _ in self._passes(prompts, seeds, responses):
             pass
-        return made
+        return responses
 
     def stream(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> Iterator[tuple[int, int]]:
         """(number of a response, its next token), as soon as it is sampled."""
@@ -171,10 +171,10 @@ class Decoder:
 
     @torch.no_grad()
     def _passes(
-        self, prompts: Sequence[torch.Tensor], seeds: Sequence[int], made: GeneratedResponses
-    ) -> Iterator[tuple[_Rows, int]]:
-        """Fill `made`. Yields after each forward pass, before finished responses are removed: the rows, and the first
-        of those that have a new token."""
+        self, prompts: Sequence[torch.Tensor], seeds: Sequence[int], responses: GeneratedResponses
+    ) -> Iterator[tuple[_ActiveRows, int]]:
+        """Fill `responses`. Yields after each forward pass, before finished responses are removed: the rows, and the
+        first of those that have a new token."""
         group, limit = self.gconfig.responses_per_prompt, self.gconfig.max_new_tokens
         if len(seeds) != len(prompts) * group:
             raise ValueError(f"{len(prompts)} prompts need {len(prompts) * group} seeds, {len(seeds)} given")
@@ -187,9 +187,9 @@ class Decoder:
         with compute_in(self.dtype, self.device):
             while decoding.is_busy:
                 yield decoding.rows, decoding.advance()
-                for one, by_itself in decoding.collect():
-                    made.tokens[one.number], made.logprobs[one.number] = one.tokens, one.logprobs
-                    made.ended[one.number] = by_itself
+                for begun, by_itself in decoding.collect():
+                    responses.tokens[begun.number], responses.logprobs[begun.number] = begun.tokens, begun.logprobs
+                    responses.ended[begun.number] = by_itself
 
     def decoding(self, total: int, longest: int) -> Decoding:
         """Room for responses of at most `longest` tokens, including their prompts, with at most `total` of them in
@@ -199,9 +199,9 @@ class Decoder:
             raise ValueError(f"a KV cache of {self.cache_tokens} tokens has no room for a response of {longest}")
         return Decoding(self, slots, longest)
 
-    def prefill(self, cache: SlotCache, rows: _Rows, batch: Sequence[Begun]) -> None:
+    def prefill(self, cache: SlotCache, rows: _ActiveRows, batch: Sequence[Begun]) -> None:
         """Read the responses' texts so far, each distinct text once, and draw their next tokens."""
-        texts = [one.text for one in batch]
+        texts = [begun.text for begun in batch]
         distinct: dict[int, int] = {}
         for text in texts:
             distinct.setdefault(id(text), len(distinct))
@@ -221,7 +221,7 @@ class Decoder:
         last = torch.tensor([starts[w] + lengths[w] - 1 for w in which], device=self.device)
         self._sample(rows, hidden[0, last], new_rows.to(self.device))
 
-    def next_tokens(self, cache: SlotCache, rows: _Rows) -> None:
+    def next_tokens(self, cache: SlotCache, rows: _ActiveRows) -> None:
         """One more token for every active row."""
         active = torch.arange(rows.active, device=self.device)
         columns = rows.prompt_length[active] + rows.drawn[active] - 1
@@ -243,7 +243,7 @@ class Decoder:
         )
         return output.last_hidden_state
 
-    def _sample(self, rows: _Rows, hidden: torch.Tensor, which: torch.Tensor) -> None:
+    def _sample(self, rows: _ActiveRows, hidden: torch.Tensor, which: torch.Tensor) -> None:
         logits = self.head.whole_logits(hidden, self.dtype)
         drawn = rows.drawn[which]
         tokens, logprobs = self.sampler.next(logits, drawn, rows.uniform[which, drawn])
@@ -279,7 +279,7 @@ class Begun:
 class Decoding:
     """Responses in progress: those that have a slot in the cache, and those that wait for one."""
 
-    def __init__(self, decoder: Decoder, slots: int, longest: int):
+    def __init__(self, decoder: BatchDecoder, slots: int, longest: int):
         self._decoder = decoder
         self._slots = slots
         self._limit = decoder.gconfig.max_new_tokens
@@ -287,7 +287,7 @@ class Decoding:
         self._waiting: deque[Begun] = deque()
         self._known: dict[int, Begun] = {}
         """Responses with a slot, by number, as they were when they got it."""
-        self.rows = _Rows(slots, self._limit, decoder.device)
+        self.rows = _ActiveRows(slots, self._limit, decoder.device)
 
     @property
     def is_busy(self) -> bool:
@@ -296,7 +296,7 @@ class Decoding:
     def submit(self, response: Begun) -> None:
         self._waiting.append(response)
 
-    def continue_with(self, decoder: Decoder) -> None:
+    def continue_with(self, decoder: BatchDecoder) -> None:
         """Use another decoder, with new weights. No response may have a slot."""
         self._decoder = decoder
 
@@ -307,7 +307,7 @@ class Decoding:
             first = self.rows.active  # the others do not advance
             free = min(self._slots - first, len(self._waiting))
             batch = [self._waiting.popleft() for _ in range(free)]
-            self._known |= {one.number: one for one in batch}
+            self._known |= {begun.number: begun for begun in batch}
             self._decoder.prefill(self._cache, self.rows, batch)
         else:
             self._decoder.next_tokens(self._cache, self.rows)
@@ -328,14 +328,14 @@ class Decoding:
             replace(self._known.pop(number), tokens=tokens, logprobs=logprobs)
             for number, tokens, logprobs in self.rows.retract()
         ]
-        self._waiting.extendleft(sorted(begun, key=lambda one: -one.number))
+        self._waiting.extendleft(sorted(begun, key=lambda response: -response.number))
         return list(self._waiting)
 
     def clear(self) -> None:
         self._waiting.clear()
 
 
-class _Rows:
+class _ActiveRows:
     """The state of the responses being decoded: one row per cache slot, active rows first."""
 
     def __init__(self, slots: int, limit: int, device: torch.device):
@@ -352,17 +352,16 @@ class _Rows:
     def add(self, batch: Sequence[Begun]) -> torch.Tensor:
         rows = torch.arange(self.active, self.active + len(batch))
         limit, device = self.uniform.shape[1], self.uniform.device
-        streams = [
-            torch.rand(limit, dtype=torch.float64, generator=torch.Generator().manual_seed(one.seed)) for one in batch
-        ]
-        self.prompt_length[rows] = torch.tensor([len(one.prompt) for one in batch], device=device)
-        self.drawn[rows] = torch.tensor([len(one.tokens) for one in batch], device=device)
+        generators = [torch.Generator().manual_seed(begun.seed) for begun in batch]
+        streams = [torch.rand(limit, dtype=torch.float64, generator=generator) for generator in generators]
+        self.prompt_length[rows] = torch.tensor([len(begun.prompt) for begun in batch], device=device)
+        self.drawn[rows] = torch.tensor([len(begun.tokens) for begun in batch], device=device)
         self.uniform[rows] = torch.stack(streams).to(device)
-        for row, one in zip(rows.tolist(), batch, strict=True):
-            if len(one.tokens):
-                self.tokens[row, : len(one.tokens)] = one.tokens.to(device)
-                self.logprobs[row, : len(one.tokens)] = one.logprobs.to(device)
-        self.response.extend(one.number for one in batch)
+        for row, begun in zip(rows.tolist(), batch, strict=True):
+            if len(begun.tokens):
+                self.tokens[row, : len(begun.tokens)] = begun.tokens.to(device)
+                self.logprobs[row, : len(begun.tokens)] = begun.logprobs.to(device)
+        self.response.extend(begun.number for begun in batch)
         self.active += len(batch)
         return rows
 

@@ -37,8 +37,8 @@ class GenerationCopy:
         empty = dict(self.lm.named_parameters())
         try:
             for name, parameter in parameters:
-                whole = parameter.to(self._dtype) if name in self._multiplied else parameter
-                self._put(name, nn.Parameter(whole, requires_grad=empty[name].requires_grad))
+                value = parameter.to(self._dtype) if name in self._multiplied else parameter
+                self._put(name, nn.Parameter(value, requires_grad=empty[name].requires_grad))
             yield self.lm
         finally:
             for name, parameter in empty.items():

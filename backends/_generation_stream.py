@@ -11,7 +11,7 @@ from torch import nn
 
 from rlcli.api.model import FinishedResponse, ResponseStream, Segment
 
-from ._generation import Begun, Decoder, Decoding
+from ._generation import BatchDecoder, Begun, Decoding
 from ._transformers import compute_in
 
 
@@ -21,7 +21,7 @@ class DecodingStream(ResponseStream):
     def __init__(
         self,
         generator: Callable[[], AbstractContextManager[nn.Module]],
-        decoder: Callable[[nn.Module], Decoder],
+        decoder: Callable[[nn.Module], BatchDecoder],
         weights_number: Callable[[], int],
         longest: int,
     ):
@@ -56,14 +56,14 @@ class DecodingStream(ResponseStream):
             while self._decoding.is_busy:
                 self._decoding.advance()
                 if finished := self._decoding.collect():
-                    return [self._finished(one, ended=by_itself) for one, by_itself in finished]
+                    return [self._finished(begun, ended=by_itself) for begun, by_itself in finished]
         return []
 
     def pause(self) -> None:
         if self._paused:
             return
-        for one in self._decoding.retract():
-            self._segments[one.number] = self._segments_of(one)
+        for begun in self._decoding.retract():
+            self._segments[begun.number] = self._segments_of(begun)
         self._using.close()
         self._paused = True
 
@@ -76,26 +76,26 @@ class DecodingStream(ResponseStream):
     def abort(self) -> list[FinishedResponse]:
         begun = self._decoding.retract()
         self._decoding.clear()
-        return [replace(self._finished(one, ended=False), is_aborted=True) for one in begun]
+        return [replace(self._finished(response, ended=False), is_aborted=True) for response in begun]
 
     def close(self) -> None:
         self._decoding.retract()
         self._decoding.clear()
         self._using.close()
 
-    def _start(self) -> Decoder:
+    def _start(self) -> BatchDecoder:
         self._started_with = self._weights_number()
         return self._make_decoder(self._using.enter_context(self._generator()))
 
-    def _finished(self, one: Begun, ended: bool) -> FinishedResponse:
-        segments = self._segments_of(one)
-        self._segments.pop(one.number, None)
-        return FinishedResponse(one.number, one.tokens, one.logprobs, ended, segments)
+    def _finished(self, begun: Begun, ended: bool) -> FinishedResponse:
+        segments = self._segments_of(begun)
+        self._segments.pop(begun.number, None)
+        return FinishedResponse(begun.number, begun.tokens, begun.logprobs, ended, segments)
 
-    def _segments_of(self, one: Begun) -> tuple[Segment, ...]:
+    def _segments_of(self, begun: Begun) -> tuple[Segment, ...]:
         """Its earlier segments, and what has been sampled since; adjacent ones with the same weights are merged."""
-        earlier = self._segments.get(one.number, ())
-        start, end = earlier[-1].end if earlier else 0, len(one.tokens)
+        earlier = self._segments.get(begun.number, ())
+        start, end = earlier[-1].end if earlier else 0, len(begun.tokens)
         if start == end:
             return earlier
         if earlier and earlier[-1].weights == self._started_with:

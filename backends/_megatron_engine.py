@@ -63,9 +63,9 @@ class MegatronEngine(TrainEngine):
         settings, groups = self.settings, self.groups
         config = replace(family.config_from_hf(source.config.to_dict()), value_head=source.head == "value")
         check_model(model.name, config, groups.tp.size(), groups.pp.size())
-        place = Place(groups.tp.rank(), groups.tp.size(), groups.pp.rank(), groups.pp.size())
+        position = Place(groups.tp.rank(), groups.tp.size(), groups.pp.rank(), groups.pp.size())
         shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
-        self.layout = StageLayout(config, family, shapes, place)
+        self.layout = StageLayout(config, family, shapes, position)
         rope = self.lm.base_model.rotary_emb.inv_freq.to(model.device, torch.float32)
         self.stage = StageModel(config, rope, groups, self._dtype, settings.gradient_checkpointing)
         self.stage.to(model.device, self._dtype)  # norms start as float32 on the host
@@ -85,7 +85,10 @@ class MegatronEngine(TrainEngine):
             for name, parameter in self.stage.named_parameters():
                 share = self.layout.shares[name]
                 parts = self.layout.parts(share).values()
-                read = {part.name: source.read(part.name, part.region).to(self._device) for part in parts}
+                read = {
+                    held_part.name: source.read(held_part.name, held_part.region).to(self._device)
+                    for held_part in parts
+                }
                 self.layout.join(share, read, parameter)
 
     def _freeze(self) -> None:
@@ -93,10 +96,10 @@ class MegatronEngine(TrainEngine):
         from both trained and frozen ones."""
         trained = {name: parameter.requires_grad for name, parameter in self.lm.named_parameters()}
         for name, parameter in self.stage.named_parameters():
-            parts = [part.name for part in self.layout.parts(self.layout.shares[name]).values()]
-            frozen = [part for part in parts if not trained[part]]
+            parts = [held_part.name for held_part in self.layout.parts(self.layout.shares[name]).values()]
+            frozen = [part_name for part_name in parts if not trained[part_name]]
             if 0 < len(frozen) < len(parts):
-                others = ", ".join(part for part in parts if trained[part])
+                others = ", ".join(part_name for part_name in parts if trained[part_name])
                 raise ModelError(f"Megatron fuses {frozen[0]} of role {self.role}, which is frozen, with {others}")
             parameter.requires_grad_(not frozen)
 
@@ -139,11 +142,11 @@ class MegatronEngine(TrainEngine):
     def forward_batch(
         self, micro_batches: Sequence[MicroBatch], hook: Callable[[StageOutput, SequenceSample], T]
     ) -> list[T]:
-        def made(output: StageOutput, micro_batch: MicroBatch) -> list[T]:
+        def results(output: StageOutput, micro_batch: MicroBatch) -> list[T]:
             return [] if micro_batch.is_idle else [hook(output, micro_batch.sample)]
 
         with torch.no_grad():
-            return [one for found in self._run(micro_batches, made, forward_only=True) for one in found]
+            return [output for outputs in self._run(micro_batches, results, forward_only=True) for output in outputs]
 
     def optimizer_zero_grad(self) -> None:
         self._away_gradients.bring_back()
@@ -248,15 +251,15 @@ class MegatronEngine(TrainEngine):
         self._onload()
         owned = self._owned()
         for name, parameter in self.lm.named_parameters():
-            whole = torch.zeros(parameter.shape, device=self._device)
+            values = torch.zeros(parameter.shape, device=self._device)
             if name in owned:
-                share, held = owned[name]
-                for part, tensor in self.layout.separate(share, self.optimizer.weight(held)):
-                    if part.name == name:
-                        whole[part.region] = tensor
+                share, stage_parameter = owned[name]
+                for held_part, tensor in self.layout.separate(share, self.optimizer.weight(stage_parameter)):
+                    if held_part.name == name:
+                        values[held_part.region] = tensor
             if self.groups.model.size() > 1:  # each number is on one rank; the others have 0
-                dist.all_reduce(whole, group=self.groups.model)
-            yield name, whole
+                dist.all_reduce(values, group=self.groups.model)
+            yield name, values
 
     def _owned(self) -> dict[str, tuple[Share, nn.Parameter]]:
         """Name in transformers → where a parameter is that this rank owns, in whole or in part."""
@@ -264,48 +267,48 @@ class MegatronEngine(TrainEngine):
         for name, parameter in self.stage.named_parameters():
             share = self.layout.shares[name]
             if not share.is_copy and (share.axis is not None or self.groups.tp.rank() == 0):
-                owned |= {part.name: (share, parameter) for part in self.layout.parts(share).values()}
+                owned |= {held_part.name: (share, parameter) for held_part in self.layout.parts(share).values()}
         return owned
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
         self._onload()
-        return {block: partial(self._read, block.name, share, held) for block, share, held in self._blocks()}
+        return {block: partial(self._read, block.name, share, parameter) for block, share, parameter in self._blocks()}
 
     def _blocks(self) -> Iterator[tuple[WeightBlock, Share, nn.Parameter]]:
         for name, parameter in self.stage.named_parameters():
             share = self.layout.shares[name]
-            for part in self.layout.parts(share).values():
-                block = WeightBlock.of_region(part.name, part.shape, part.region)
+            for held_part in self.layout.parts(share).values():
+                block = WeightBlock.of_region(held_part.name, held_part.shape, held_part.region)
                 if block.numbers:  # rows beyond the vocabulary belong to no part
                     yield block, share, parameter
 
     def _read(self, name: str, share: Share, parameter: nn.Parameter) -> torch.Tensor:
         separated = self.layout.separate(share, self.optimizer.weight(parameter))
-        return next(tensor for part, tensor in separated if part.name == name)
+        return next(tensor for held_part, tensor in separated if held_part.name == name)
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         self._onload()
-        held: dict[str, list[tuple[WeightBlock, Share, nn.Parameter]]] = {}
-        for own in self._blocks():
-            held.setdefault(own[0].name, []).append(own)
+        blocks: dict[str, list[tuple[WeightBlock, Share, nn.Parameter]]] = {}
+        for block_of_mine in self._blocks():
+            blocks.setdefault(block_of_mine[0].name, []).append(block_of_mine)
         with torch.no_grad():
             for block, theirs in source.parameter_blocks():
-                for mine, share, parameter in held.get(block.name, ()):
+                for mine, share, parameter in blocks.get(block.name, ()):
                     if (common := mine.common(block)) is not None:
-                        part = theirs[common.within(block)]
-                        self._mix(share, parameter, mine.name, common.within(mine), part, eta)
+                        values = theirs[common.within(block)]
+                        self._mix(share, parameter, mine.name, common.within(mine), values, eta)
 
     def _mix(
         self, share: Share, parameter: nn.Parameter, name: str, region: Region, theirs: torch.Tensor, eta: float
     ) -> None:
         """Update a region of one of the parameters that a Megatron parameter holds."""
         weight = self.optimizer.weight(parameter)
-        mixed = {part.name: tensor for part, tensor in self.layout.separate(share, weight)}
+        mixed = {held_part.name: tensor for held_part, tensor in self.layout.separate(share, weight)}
         mixed[name] = mixed[name].clone()
         mixed[name][region].lerp_(theirs.to(weight), eta)
-        whole = torch.empty_like(weight)
-        self.layout.join(share, mixed, whole)
-        self.optimizer.set_weight(parameter, whole)
+        values = torch.empty_like(weight)
+        self.layout.join(share, mixed, values)
+        self.optimizer.set_weight(parameter, values)
 
     # -- saving ----------------------------------------------------------------------------------------------
 

@@ -61,9 +61,9 @@ def role_groups(mesh: Any) -> RoleGroups:
         return RoleGroups(alone, alone, alone, alone, alone, None, alone, ((dist.get_rank(),),))
     ranks, names = mesh.mesh, mesh.mesh_dim_names
     by_name = {name: ranks.shape[axis] for axis, name in enumerate(names)}
-    cube = ranks.permute([names.index(name) for name in ("dp", "pp", "tp") if name in names] + [
-        axis for axis, name in enumerate(names) if name not in ("dp", "pp", "tp")
-    ]).reshape([by_name.get(name, 1) for name in ("dp", "pp", "tp")])  # fmt: skip
+    used = [names.index(name) for name in ("dp", "pp", "tp") if name in names]
+    unused = [axis for axis in range(len(names)) if axis not in used]
+    cube = ranks.permute(used + unused).reshape([by_name.get(name, 1) for name in ("dp", "pp", "tp")])
     dp, pp, tp = (cube == dist.get_rank()).nonzero()[0].tolist()
     stages = cube[dp, :, tp].tolist()
     at_an_end = len(stages) > 1 and pp in (0, len(stages) - 1)

@@ -55,25 +55,25 @@ def rows_per_rank(vocabulary: int, tp_size: int) -> int:
     return -(-vocabulary // tp_size)
 
 
-def shares(config: ModelConfig, place: Place) -> Iterator[Share]:
+def shares(config: ModelConfig, position: Place) -> Iterator[Share]:
     """All parameters of a rank, in the order of the forward pass."""
-    each = config.layers // place.pp_size
-    if place.is_first:
+    each = config.layers // position.pp_size
+    if position.is_first:
         yield Share(Link("embedding.word_embeddings.weight", ("embedding.tokens.weight",)), axis=0)
     for number in range(each):
-        yield from _block(config, f"decoder.layers.{number}", f"layers.{place.pp * each + number}", place.tp_size)
-    if place.is_last:
+        yield from _block(config, f"decoder.layers.{number}", f"layers.{position.pp * each + number}", position.tp_size)
+    if position.is_last:
         yield Share(Link("decoder.final_layernorm.weight", ("head.norm.weight",)))
-        yield from _head(config, place)
+        yield from _head(config, position)
 
 
-def _head(config: ModelConfig, place: Place) -> Iterator[Share]:
+def _head(config: ModelConfig, position: Place) -> Iterator[Share]:
     if config.value_head:
         yield Share(Link("output_layer.weight", ("head.value.weight",)))
         yield Share(Link("output_layer.bias", ("head.value.bias",)))
     elif not config.tied:
         yield Share(Link("output_layer.weight", ("head.output.weight",)), axis=0)
-    elif not place.is_first:
+    elif not position.is_first:
         yield Share(Link("output_layer.weight", ("embedding.tokens.weight",)), axis=0, is_copy=True)
 
 
@@ -84,7 +84,7 @@ def _block(config: ModelConfig, theirs: str, ours: str, tp_size: int) -> Iterato
     attention, fused = f"{theirs}.self_attention", f"{ours}.attention"
     yield Share(Link(f"{theirs}.input_layernorm.weight", (f"{fused}.norm.weight",)))
     for kind in _kinds(config.qkv_bias):
-        names = tuple(f"{fused}.{part}.{kind}" for part in "qkv")
+        names = tuple(f"{fused}.{letter}.{kind}" for letter in "qkv")
         yield Share(Link(f"{attention}.linear_qkv.{kind}", names, rows=qkv, groups=groups), axis=0)
     if config.qk_norm:
         yield Share(Link(f"{attention}.q_layernorm.weight", (f"{fused}.q_norm.weight",)))
@@ -92,7 +92,7 @@ def _block(config: ModelConfig, theirs: str, ours: str, tp_size: int) -> Iterato
     yield from _output(f"{attention}.linear_proj", f"{fused}.output", config.output_bias)
     yield Share(Link(f"{theirs}.pre_mlp_layernorm.weight", (f"{ours}.mlp.norm.weight",)))
     for kind in _kinds(config.mlp_bias):
-        names = tuple(f"{ours}.mlp.{part}.{kind}" for part in ("gate", "up"))
+        names = tuple(f"{ours}.mlp.{matrix}.{kind}" for matrix in ("gate", "up"))
         yield Share(Link(f"{theirs}.mlp.linear_fc1.{kind}", names, rows=(mlp, mlp)), axis=0)
     yield from _output(f"{theirs}.mlp.linear_fc2", f"{ours}.mlp.down", config.mlp_bias)
 
@@ -123,10 +123,10 @@ class HeldPart:
 class StageLayout:
     """The parameters of one rank and the parts of transformers' parameters that they hold."""
 
-    def __init__(self, config: ModelConfig, family: HFFamily, shapes: Mapping[str, Sequence[int]], place: Place):
+    def __init__(self, config: ModelConfig, family: HFFamily, shapes: Mapping[str, Sequence[int]], position: Place):
         """`shapes` are those of transformers' parameters, tied ones once."""
-        self.place = place
-        self.shares = {share.link.theirs: share for share in shares(config, place)}
+        self.position = position
+        self.shares = {share.link.theirs: share for share in shares(config, position)}
         self._names = {ours: link.theirs for link in family.layout(config, "module").links for ours in link.ours}
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
 
@@ -138,23 +138,23 @@ class StageLayout:
         """The parts that a tensor in the form of a parameter holds, as views where possible, without rows beyond the
         vocabulary."""
         separated = share.link.separate(tensor)
-        for ours, part in self.parts(share).items():
-            yield part, separated[ours][tuple(slice(0, size) for size in _sizes(part.region))]
+        for ours, held_part in self.parts(share).items():
+            yield held_part, separated[ours][tuple(slice(0, size) for size in _sizes(held_part.region))]
 
     def join(self, share: Share, parts: Mapping[str, torch.Tensor], into: torch.Tensor) -> None:
         """Fill a tensor in the form of a parameter from parts, by transformers' name; rows beyond the vocabulary become
         zero."""
-        held = {ours: parts[part.name] for ours, part in self.parts(share).items()}
-        whole = share.link.join(held)
-        into[: whole.shape[0]].copy_(whole)
-        into[whole.shape[0] :].zero_()
+        by_our_name = {ours: parts[held_part.name] for ours, held_part in self.parts(share).items()}
+        joined = share.link.join(by_our_name)
+        into[: joined.shape[0]].copy_(joined)
+        into[joined.shape[0] :].zero_()
 
     def _part(self, name: str, axis: int | None) -> HeldPart:
         shape = self._shapes[name]
         region = [slice(0, size) for size in shape]
         if axis is not None:
-            each = rows_per_rank(shape[axis], self.place.tp_size)
-            first = min(shape[axis], self.place.tp * each)
+            each = rows_per_rank(shape[axis], self.position.tp_size)
+            first = min(shape[axis], self.position.tp * each)
             region[axis] = slice(first, min(shape[axis], first + each))
         return HeldPart(name, shape, tuple(region), axis)
 
@@ -170,4 +170,4 @@ def mark_shared(module: nn.Module, layout: StageLayout) -> None:
 
 
 def _sizes(region: Region) -> list[int]:
-    return [part.stop - part.start for part in region]
+    return [extent.stop - extent.start for extent in region]

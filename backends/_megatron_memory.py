@@ -55,15 +55,15 @@ class MegatronMemory(MemoryModel):
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
-        mesh, whole = role.mesh, role.architecture
+        mesh, architecture = role.mesh, role.architecture
         others = [f"{name}{size}" for name, size in mesh.items() if size > 1 and name not in ("dp", "tp", "pp")]
         if others:
             raise UnknownMemory(f"the memory of a mesh with {' '.join(others)} cannot be estimated yet")
-        if whole.position_rows or whole.experts_per_token or not whole.gated:
-            raise UnknownMemory(f"the backend megatron runs no model of type {whole.model_type}")
-        if len(whole.layers) % mesh["pp"]:
-            raise UnknownMemory(f"pp={mesh['pp']} does not divide the model's {len(whole.layers)} layers")
-        self.sizes = part_of(whole, mesh["tp"])
+        if architecture.position_rows or architecture.experts_per_token or not architecture.gated:
+            raise UnknownMemory(f"the backend megatron runs no model of type {architecture.model_type}")
+        if len(architecture.layers) % mesh["pp"]:
+            raise UnknownMemory(f"pp={mesh['pp']} does not divide the model's {len(architecture.layers)} layers")
+        self.sizes = part_of(architecture, mesh["tp"])
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
         """Bytes of a parameter, and of a number in matrix products; `auto` is treated as bfloat16."""
         self.recomputes = bool(role.arguments.get("gradient_checkpointing"))
@@ -109,8 +109,12 @@ class MegatronMemory(MemoryModel):
     # -- passes ----------------------------------------------------------------------------------------------
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
-        found = ((stage, parts) for stage in self.stages for parts in self._updating(stage, tokens, micro_batches))
-        return max(found, key=lambda one: one[0].parameters * self._kept_per_parameter + one[1].total)[1]
+        def memory(stage_and_parts: tuple[Stage, Parts]) -> float:
+            stage, parts = stage_and_parts
+            return stage.parameters * self._kept_per_parameter + parts.total
+
+        candidates = ((stage, parts) for stage in self.stages for parts in self._updating(stage, tokens, micro_batches))
+        return max(candidates, key=memory)[1]
 
     def inference(self, tokens: int) -> Parts:
         in_block = Parts(activations=tokens * (self._scores_kept_for_attention + self._passing_per_token()))

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from rlcli.api.family import ModelConfig
 from rlcli.errors import ModelError
-from rlcli.ops.logprobs import Head
+from rlcli.ops.logprobs import OutputHead
 from rlcli.ops.packing import positions
 from rlcli.ops.vocabulary import VocabularyShard
 
@@ -45,16 +45,16 @@ def check_model(role: str, config: ModelConfig, tp_size: int, pp_size: int) -> N
         hint = f"set models.{role}.backend.type=fsdp"
         raise ModelError(f"the megatron backend cannot run the model of role {role}: {reason}", hint=hint)
     counts = {"attention heads": config.heads, "key-value heads": config.kv_heads, "MLP columns": config.mlp}
-    for what, count in counts.items():
+    for quantity, count in counts.items():
         if count % tp_size:
-            raise _cannot_divide(role, f"{count} {what}", "tp", tp_size)
+            raise _cannot_divide(role, f"{count} {quantity}", "tp", tp_size)
     if config.layers % pp_size:
         raise _cannot_divide(role, f"{config.layers} layers", "pp", pp_size)
 
 
-def _cannot_divide(role: str, what: str, dimension: str, size: int) -> ModelError:
+def _cannot_divide(role: str, quantity: str, dimension: str, size: int) -> ModelError:
     return ModelError(
-        f"the model of role {role} has {what}, which {dimension}={size} does not divide",
+        f"the model of role {role} has {quantity}, which {dimension}={size} does not divide",
         hint=f"choose another models.{role}.mesh.{dimension}",
     )
 
@@ -136,7 +136,7 @@ class StageModel(GPTModel):
         """[s, b, hidden], even on the last stage: the head's output is only computed when a loss requests it."""
         return hidden_states
 
-    def head(self, temperature: float) -> Head:
+    def head(self, temperature: float) -> OutputHead:
         """The language-model head. Raises ModelError for a model without one."""
         if self.has_value_head:
             raise ModelError("this model has no language-model head", hint="set head: lm for the role")
@@ -145,9 +145,9 @@ class StageModel(GPTModel):
             weight = self.shared_embedding_or_output_weight()
         group = self.tp_group
         first = min(self.vocabulary, group.rank() * weight.shape[0])
-        own = weight[: min(weight.shape[0], self.vocabulary - first)]
+        rows = weight[: min(weight.shape[0], self.vocabulary - first)]
         shard = VocabularyShard(group, first, self.vocabulary) if group.size() > 1 else None
-        return Head(own, temperature=temperature, shard=shard)
+        return OutputHead(rows, temperature=temperature, shard=shard)
 
 
 def _make_random_streams(tp_rank: int) -> None:
@@ -165,7 +165,7 @@ class StageOutput(PackedOutput):
         super().__init__(model, hidden, tokens, lengths, dtype)
         self._model = model
 
-    def _head(self) -> Head:
+    def _head(self) -> OutputHead:
         return self._model.head(self.temperature)
 
     def _value_head(self) -> nn.Module | None:
@@ -192,8 +192,8 @@ def padded(tokens: torch.Tensor, lengths: tuple[int, ...]) -> PaddedBatch:
     device, longest = tokens.device, max(lengths)
     columns = positions(lengths, device)
     rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
-    whole = torch.zeros(len(lengths), longest, dtype=torch.int64, device=device)
-    whole[rows, columns] = tokens
+    padded_tokens = torch.zeros(len(lengths), longest, dtype=torch.int64, device=device)
+    padded_tokens[rows, columns] = tokens
     steps = torch.arange(longest, device=device)
     mask = (steps[None, :] > steps[:, None])[None, None]
-    return PaddedBatch(whole, steps.expand(len(lengths), -1), mask, columns * len(lengths) + rows)
+    return PaddedBatch(padded_tokens, steps.expand(len(lengths), -1), mask, columns * len(lengths) + rows)

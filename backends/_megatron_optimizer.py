@@ -112,21 +112,21 @@ class ShardedAdamW:
 
     def gathered(self, parameter: nn.Parameter, name: str) -> torch.Tensor:
         """A parameter's state of that name, in the parameter's shape. All data-parallel ranks call this."""
-        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        found = self._find(parameter)
-        if found is not None:
-            share, first = found
-            whole[first : first + share.numel()] = self._kept(share, name)
+        values = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        located = self._find(parameter)
+        if located is not None:
+            share, first = located
+            values[first : first + share.numel()] = self._kept(share, name)
         if self.groups.dp.size() > 1:  # each number is on one rank; the others have 0
-            dist.all_reduce(whole, group=self.groups.dp)
-        return whole.view(parameter.shape)
+            dist.all_reduce(values, group=self.groups.dp)
+        return values.view(parameter.shape)
 
-    def scatter(self, parameter: nn.Parameter, name: str, whole: torch.Tensor) -> None:
-        """Store this rank's share of `whole`, the inverse of `gathered`."""
-        found = self._find(parameter)
-        if found is not None:
-            share, first = found
-            self._kept(share, name).copy_(whole.reshape(-1)[first : first + share.numel()])
+    def scatter(self, parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:
+        """Store this rank's share of `values`, the inverse of `gathered`."""
+        located = self._find(parameter)
+        if located is not None:
+            share, first = located
+            self._kept(share, name).copy_(values.reshape(-1)[first : first + share.numel()])
 
     def _kept(self, share: torch.Tensor, name: str) -> torch.Tensor:
         return share.detach() if name == _MASTER else self.optimizer.optimizer.state[share][name]
@@ -136,11 +136,11 @@ class ShardedAdamW:
 
     def _shares(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, int]]:
         """Each parameter that this rank has a share of, the share, and where it begins in the parameter."""
-        kept: Any = self.optimizer
+        optimizer: Any = self.optimizer
         pairs = (
-            *zip(kept.model_fp32_groups, kept.shard_fp32_groups, strict=True),
-            *zip(kept.model_float16_groups, kept.shard_fp32_from_float16_groups, strict=True),
+            *zip(optimizer.model_fp32_groups, optimizer.shard_fp32_groups, strict=True),
+            *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),
         )
         for owners, shares in pairs:
             for owner, share in zip(owners, shares, strict=True):
-                yield owner, share, kept._get_model_param_range_map(owner)["param"].start
+                yield owner, share, optimizer._get_model_param_range_map(owner)["param"].start

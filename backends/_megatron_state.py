@@ -44,16 +44,16 @@ class StageState:
         moments: dict[str, torch.Tensor] = {}
         steps = self._optimizer.steps
         for share, parameter in self._owned():
-            for part, tensor in self._layout.separate(share, self._optimizer.weight(parameter)):
-                weights[part.name] = self._spread(part, tensor)
+            for held_part, tensor in self._layout.separate(share, self._optimizer.weight(parameter)):
+                weights[held_part.name] = self._spread(held_part, tensor)
             if steps is None or not parameter.requires_grad:
                 continue
-            for kept in MOMENTS:
-                whole = self._optimizer.gathered(parameter, kept)
-                for part, tensor in self._layout.separate(share, whole):
-                    moments[f"{part.name}/{kept}"] = self._spread(part, tensor)
-            for part in self._layout.parts(share).values():
-                moments[f"{part.name}/{STEP}"] = self._alike(torch.tensor(steps, dtype=torch.float32))
+            for moment in MOMENTS:
+                values = self._optimizer.gathered(parameter, moment)
+                for held_part, tensor in self._layout.separate(share, values):
+                    moments[f"{held_part.name}/{moment}"] = self._spread(held_part, tensor)
+            for held_part in self._layout.parts(share).values():
+                moments[f"{held_part.name}/{STEP}"] = self._alike(torch.tensor(steps, dtype=torch.float32))
         return EngineState(weights, moments, is_copy=True)
 
     def take(self, state: EngineState) -> None:
@@ -63,22 +63,22 @@ class StageState:
                 share = self._layout.shares[name]
                 self._optimizer.set_weight(parameter, self._whole(share, parameter, state.weights, ""))
                 if state.optimizer and parameter.requires_grad:
-                    for kept in MOMENTS:
-                        whole = self._whole(share, parameter, state.optimizer, f"/{kept}")
-                        self._optimizer.scatter(parameter, kept, whole)
+                    for moment in MOMENTS:
+                        values = self._whole(share, parameter, state.optimizer, f"/{moment}")
+                        self._optimizer.scatter(parameter, moment, values)
         if state.optimizer:
             steps: Any = next(tensor for name, tensor in state.optimizer.items() if name.endswith(f"/{STEP}"))
             self._optimizer.set_steps(int(steps.to_local() if self._mesh is not None else steps))
 
     def _whole(self, share: Share, parameter: nn.Parameter, tensors: Mapping[str, Any], suffix: str) -> torch.Tensor:
         """The value of a parameter in a state, in the parameter's shape; for a copy, the first stage sends it."""
-        whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+        values = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         if not share.is_copy:
-            self._layout.join(share, self._gathered(share, tensors, suffix, whole), whole)
+            self._layout.join(share, self._gathered(share, tensors, suffix, values), values)
         if getattr(parameter, "shared_embedding", False):  # an embedding that is also the head, and that head
             assert self._groups.ends is not None
-            dist.broadcast(whole, dist.get_global_rank(self._groups.ends, 0), self._groups.ends)
-        return whole
+            dist.broadcast(values, dist.get_global_rank(self._groups.ends, 0), self._groups.ends)
+        return values
 
     # -- parameters ------------------------------------------------------------------------------------------
 
@@ -99,19 +99,21 @@ class StageState:
     def _placements(self, axis: int | None) -> tuple[Placement, Placement]:
         return (Replicate() if axis is None else Shard(axis)), Shard(0)
 
-    def _own_region(self, part: HeldPart) -> tuple[slice, ...]:
+    def _own_region(self, held_part: HeldPart) -> tuple[slice, ...]:
         """The region of a part that this rank keeps, relative to the start of the part."""
         assert self._mesh is not None
-        sizes, offsets = compute_local_shape_and_global_offset(part.shape, self._mesh, self._placements(part.axis))
-        starts = [at - whole.start for at, whole in zip(offsets, part.region, strict=True)]
+        sizes, offsets = compute_local_shape_and_global_offset(
+            held_part.shape, self._mesh, self._placements(held_part.axis)
+        )
+        starts = [at - span.start for at, span in zip(offsets, held_part.region, strict=True)]
         return tuple(slice(at, at + size) if size else slice(0, 0) for at, size in zip(starts, sizes, strict=True))
 
-    def _spread(self, part: HeldPart, tensor: torch.Tensor) -> torch.Tensor:
+    def _spread(self, held_part: HeldPart, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of this rank's share of a part, as a part of the whole parameter."""
         if self._mesh is None:
             return tensor.to("cpu", copy=True)
-        own = tensor[self._own_region(part)].to("cpu", copy=True).contiguous()
-        return _part_of(own, self._mesh, self._placements(part.axis), part.shape)
+        values = tensor[self._own_region(held_part)].to("cpu", copy=True).contiguous()
+        return _part_of(values, self._mesh, self._placements(held_part.axis), held_part.shape)
 
     def _alike(self, number: torch.Tensor) -> torch.Tensor:
         if self._mesh is None:
@@ -122,23 +124,23 @@ class StageState:
         self, share: Share, tensors: Mapping[str, Any], suffix: str, like: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Name in transformers → part of a parameter, gathered from the shares of data-parallel ranks."""
-        found = {}
-        for part in self._layout.parts(share).values():
-            held: Any = tensors[part.name + suffix]
+        parameters = {}
+        for held_part in self._layout.parts(share).values():
+            stored: Any = tensors[held_part.name + suffix]
             if self._mesh is None:
-                found[part.name] = held.to(like)
+                parameters[held_part.name] = stored.to(like)
                 continue
-            sizes = [one.stop - one.start for one in part.region]
-            whole = torch.zeros(sizes, dtype=held.dtype, device=like.device)
-            whole[self._own_region(part)] = held.to_local().to(like.device)
+            sizes = [extent.stop - extent.start for extent in held_part.region]
+            values = torch.zeros(sizes, dtype=stored.dtype, device=like.device)
+            values[self._own_region(held_part)] = stored.to_local().to(like.device)
             if self._groups.dp.size() > 1:  # each number is on one rank; the others have 0
-                dist.all_reduce(whole, group=self._groups.dp)
-            found[part.name] = whole.to(like.dtype)
-        return found
+                dist.all_reduce(values, group=self._groups.dp)
+            parameters[held_part.name] = values.to(like.dtype)
+        return parameters
 
 
 def _part_of(
-    own: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, Placement], shape: tuple[int, ...]
+    values: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, Placement], shape: tuple[int, ...]
 ) -> torch.Tensor:
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(own, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+    return DTensor.from_local(values, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)

@@ -98,12 +98,12 @@ class InferenceMemory(MemoryModel):
         """The same while a block computes."""
         return 0
 
-    def casts(self, kept: bool) -> int:
+    def casts(self, are_kept: bool) -> int:
         """Copies of weights in the precision of the matrix products, while blocks compute: all, or the largest."""
         if self.width == 4 or self.narrow:
             return 0
         widest = max(self.sizes.mlp, self.sizes.heads * self.sizes.head_dim)
-        return 2 * (self.sizes.cast if kept else self.sizes.hidden * widest)
+        return 2 * (self.sizes.cast if are_kept else self.sizes.hidden * widest)
 
     def head_cast(self) -> int:
         """The same for the head's matrix."""
@@ -133,13 +133,17 @@ class InferenceMemory(MemoryModel):
         reading = read_at_once * prompt * self.passing_per_token() + slots * prompt * keys * 4
         decoding = slots * longest * self.attended_per_token()
         logits = slots * self.role.architecture.vocabulary * (20 + self.width)  # of all ranks, to sample from
-        whole = self.gathered_to_generate()
-        phases = (Parts(0, whole, reading, cache), Parts(0, whole, decoding, cache), Parts(0, whole, 0, cache, logits))
+        gathered = self.gathered_to_generate()
+        phases = (
+            Parts(0, gathered, reading, cache),
+            Parts(0, gathered, decoding, cache),
+            Parts(0, gathered, 0, cache, logits),
+        )
         return max(phases, key=lambda parts: parts.total)
 
     def gathered_to_generate(self) -> int:
         """Other ranks' parameters, and casts of weights, while responses are generated."""
-        return self.casts(kept=True) + self.head_cast()
+        return self.casts(are_kept=True) + self.head_cast()
 
     def attended_per_token(self) -> int:
         """Bytes per token of the cache that attention copies in one block: keys and values spread over all heads."""

@@ -16,15 +16,15 @@ from rlcli.api.loopback import LOOPBACK
 
 
 @contextmanager
-def process_group(own: Any = None) -> Iterator[None]:
+def process_group(group: Any = None) -> Iterator[None]:
     """Temporarily install the default process group that DeepSpeed and Megatron require, then restore the previous
-    state. A run of one rank has none and gets a group of one. `own`: the group of a role that is on only some of the
+    state. A run of one rank has none and gets a group of one. `group`: the group of a role that is on only some of the
     run's ranks, which then is the default."""
     before = dist.group.WORLD
-    if before is not None and (own is None or dist.get_world_size(own) == dist.get_world_size()):
+    if before is not None and (group is None or dist.get_world_size(group) == dist.get_world_size()):
         yield
         return
-    distributed_c10d._update_default_pg(own or _group_of_one())
+    distributed_c10d._update_default_pg(group or _group_of_one())
     try:
         yield
     finally:

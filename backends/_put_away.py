@@ -27,9 +27,9 @@ class PutAway:
     def is_away(self) -> bool:
         return bool(self._away)
 
-    def put_away(self, kept: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()) -> None:
-        """`kept` tensors are restored as they are, `scratch` as zeros. Those already put away are left alone."""
-        for tensors, keep in ((kept, True), (scratch, False)):
+    def put_away(self, restored: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()) -> None:
+        """`restored` tensors are restored as they are, `scratch` as zeros. Those already put away are left alone."""
+        for tensors, keep in ((restored, True), (scratch, False)):
             for storage in {
                 tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors
             }.values():
@@ -62,8 +62,8 @@ def copied_to_host(state: EngineState) -> EngineState:
 
 def copy_into(state: EngineState, copies: EngineState) -> None:
     """Copy the values of such copies into the live tensors of `state`."""
-    for live, given in ((state.weights, copies.weights), (state.optimizer, copies.optimizer)):
-        for name, tensor in given.items():
+    for live, copied in ((state.weights, copies.weights), (state.optimizer, copies.optimizer)):
+        for name, tensor in copied.items():
             _own(live[name]).detach().copy_(_own(tensor))
 
 
@@ -72,9 +72,9 @@ def _copies(tensors: Mapping[str, Held]) -> dict[str, Held]:
 
 
 def _copy(tensor: Held) -> Held:
-    own = _own(tensor).detach().to("cpu", copy=True)
-    return replace(tensor, held=own) if isinstance(tensor, FlatPart) else own
+    copied = _own(tensor).detach().to("cpu", copy=True)
+    return replace(tensor, values=copied) if isinstance(tensor, FlatPart) else copied
 
 
 def _own(tensor: Held) -> torch.Tensor:
-    return tensor.held if isinstance(tensor, FlatPart) else tensor
+    return tensor.values if isinstance(tensor, FlatPart) else tensor

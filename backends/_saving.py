@@ -35,12 +35,12 @@ class Ranks:
     def hear(self, failure: str = "") -> str:
         """The failure of the writing rank, if any; that rank passes it in. Every rank calls this."""
         text = failure.encode()[:LONGEST]
-        said = torch.zeros(LONGEST, dtype=torch.uint8)
-        said[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        said = said.to(self.device)
+        letters = torch.zeros(LONGEST, dtype=torch.uint8)
+        letters[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        letters = letters.to(self.device)
         for group in self.groups:
-            dist.all_reduce(said, dist.ReduceOp.MAX, group)
-        return bytes(said.cpu().tolist()).rstrip(b"\0").decode(errors="replace")
+            dist.all_reduce(letters, dist.ReduceOp.MAX, group)
+        return bytes(letters.cpu().tolist()).rstrip(b"\0").decode(errors="replace")
 
 
 def save_model(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], tokenizer: Any, folder: Path,
@@ -57,9 +57,9 @@ def save_model(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], tokenize
     try:
         with _written_aside(folder) as partial:
             describe(lm, dtype, tokenizer, str(partial))
-            given = _announced(parameters, ranks)
-            write_weights(lm, given, partial, dtype)
-            deque(given, maxlen=0)  # to stay in step with the other ranks
+            announced = _announced(parameters, ranks)
+            write_weights(lm, announced, partial, dtype)
+            deque(announced, maxlen=0)  # to stay in step with the other ranks
     except Exception as error:
         ranks.hear(_told(error))
         raise
@@ -80,10 +80,10 @@ def _take_part(parameters: Iterable[tuple[str, torch.Tensor]], ranks: Ranks) -> 
     while not (failure := ranks.hear()) and not is_over:
         is_over = next(source, None) is None
     if failure:
-        number, _, said = failure.partition(" ")
+        number, _, message = failure.partition(" ")
         if int(number):
-            raise OSError(int(number), said)
-        raise ModelError(f"the rank that writes the model failed: {said}")
+            raise OSError(int(number), message)
+        raise ModelError(f"the rank that writes the model failed: {message}")
 
 
 def _told(error: Exception) -> str:

@@ -24,18 +24,19 @@ def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
     if shard_size is None or shard_size >= ranks:
         return mesh["dp"]
     if ranks % shard_size:
-        what = f"shard_size is {shard_size}, which does not divide the {ranks} data-parallel ranks of role {role}"
-        raise ModelError(what, hint="choose a divisor, or leave it out")
+        message = f"shard_size is {shard_size}, which does not divide the {ranks} data-parallel ranks of role {role}"
+        raise ModelError(message, hint="choose a divisor, or leave it out")
     names = ("dp_replicate", "dp_shard", "tp")
     tensor_parallel = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
-    whole = mesh.mesh.view(ranks // shard_size, shard_size, tensor_parallel)
-    place = (whole == dist.get_rank()).nonzero()[0].tolist()
+    ranks_by_axis = mesh.mesh.view(ranks // shard_size, shard_size, tensor_parallel)
+    coordinates = (ranks_by_axis == dist.get_rank()).nonzero()[0].tolist()
     groups = []
     for axis in range(3):
-        line = whole[tuple(slice(None) if other == axis else at for other, at in enumerate(place))]
-        groups.append(dist.new_group(line.tolist(), use_local_synchronization=True))
-    made = DeviceMesh.from_group(groups, mesh.device_type, whole, mesh_dim_names=names)
-    return made["dp_replicate", "dp_shard"]
+        index: list[Any] = [*coordinates]
+        index[axis] = slice(None)
+        groups.append(dist.new_group(ranks_by_axis[tuple(index)].tolist(), use_local_synchronization=True))
+    device_mesh = DeviceMesh.from_group(groups, mesh.device_type, ranks_by_axis, mesh_dim_names=names)
+    return device_mesh["dp_replicate", "dp_shard"]
 
 
 def shard(packed: PackedModel, mesh: Any) -> None:
@@ -77,5 +78,5 @@ def _linear_layers(block: nn.Module) -> Iterator[nn.Module]:
 
 def _others(block: nn.Module) -> Iterator[nn.Parameter]:
     """Parameters outside linear layers. If only vectors, they are gathered with the embedding, once for all blocks."""
-    own = {parameter for module in _linear_layers(block) for parameter in module.parameters()}
-    return (parameter for parameter in block.parameters() if parameter not in own)
+    linear = {parameter for module in _linear_layers(block) for parameter in module.parameters()}
+    return (parameter for parameter in block.parameters() if parameter not in linear)

@@ -35,16 +35,16 @@ def parallelize(lm: nn.Module, mesh: Any, role: str) -> None:
     ranks = _Ranks(mesh.get_group())
     cut: dict[nn.Parameter, nn.Parameter] = {}
     for name, module in list(lm.named_modules()):
-        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-        if not own:
+        parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        if not parameters:
             continue
-        part = _PARTS[styles.get(name, "replicate")](module, ranks)
-        for key, parameter in own.items():
+        parallel = _PARTS[styles.get(name, "replicate")](module, ranks)
+        for key, parameter in parameters.items():
             if parameter not in cut:
-                spread = distribute_tensor(parameter.data, mesh, [part.placement(key)], src_data_rank=None)
+                spread = distribute_tensor(parameter.data, mesh, [parallel.placement(key)], src_data_rank=None)
                 cut[parameter] = nn.Parameter(spread, parameter.requires_grad)
             module.register_parameter(key, cut[parameter])
-        part.install()
+        parallel.install()
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
@@ -70,16 +70,16 @@ def _styles(lm: Any, role: str) -> dict[str, str]:
     if not any(style.startswith("rowwise") for style in plan.values()):
         raise _cannot_split(lm, role, "transformers has no tensor-parallel plan for it")
     patterns = {name: re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name, _ in lm.named_modules()}
-    found = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
+    styles = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
     names = {module: name for name, module in lm.named_modules()}
-    found[names[lm.get_input_embeddings()]] = "embedding"
+    styles[names[lm.get_input_embeddings()]] = "embedding"
     if value_head(lm) is None:
-        found[names[lm.get_output_embeddings()]] = "head"
+        styles[names[lm.get_output_embeddings()]] = "head"
     of_parameters = {style for name, style in plan.items() if name not in patterns.values()}  # such as those of experts
-    unknown = sorted((of_parameters | set(found.values())) - set(_PARTS))
+    unknown = sorted((of_parameters | set(styles.values())) - set(_PARTS))
     if unknown:
         raise _cannot_split(lm, role, f"its plan asks for {', '.join(unknown)}, which the backend does not know")
-    return found
+    return styles
 
 
 def _check_sizes(lm: Any, styles: dict[str, str], size: int, role: str) -> None:
@@ -88,9 +88,9 @@ def _check_sizes(lm: Any, styles: dict[str, str], size: int, role: str) -> None:
     keeps_heads = any(style == "colwise" and keys.search(name) for name, style in styles.items())
     heads = {"attention heads": config.num_attention_heads}
     heads["key-value heads"] = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    for what, count in heads.items() if keeps_heads else ():
+    for quantity, count in heads.items() if keeps_heads else ():
         if count % size:
-            raise _cannot_split(lm, role, f"its {count} {what} cannot be divided among {size} ranks")
+            raise _cannot_split(lm, role, f"its {count} {quantity} cannot be divided among {size} ranks")
     for name, style in styles.items():
         module = lm.get_submodule(name)
         widths = {"colwise_gather_output": "out_features", "rowwise_split_input": "in_features"}
@@ -133,9 +133,9 @@ class _Ranks:
         self._entered = []
         return _Leave.apply(partial, self.group)
 
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
         """The parts of all ranks, concatenated along the last dimension; all have the same size."""
-        return _Gather.apply(part, self.group)
+        return _Gather.apply(shard, self.group)
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of the last dimension."""
@@ -176,8 +176,8 @@ class _Part:
     @contextmanager
     def _local_parameters(self) -> Iterator[None]:
         spread = dict(self.module._parameters)
-        held = {name: p if p is None else self.parameter(name, p) for name, p in spread.items()}
-        self.module._parameters.update(held)
+        local_parameters = {name: p if p is None else self.parameter(name, p) for name, p in spread.items()}
+        self.module._parameters.update(local_parameters)
         try:
             yield
         finally:
@@ -188,8 +188,8 @@ class _Norm(_Part):
     """A norm of each head: every rank sees its own heads, so the parameters' gradient is the sum over ranks."""
 
     def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        whole = local(parameter)
-        return _Enter.apply(whole, self.ranks.group) if torch.is_grad_enabled() and whole.requires_grad else whole
+        value = local(parameter)
+        return _Enter.apply(value, self.ranks.group) if torch.is_grad_enabled() and value.requires_grad else value
 
 
 class _Columns(_Part):
@@ -249,10 +249,10 @@ class _Embedding(_Part):
     def install(self) -> None:
         @functools.wraps(self.compute)
         def forward(tokens: torch.Tensor) -> torch.Tensor:
-            own = (tokens >= self.first) & (tokens < self.first + self.count)
+            is_ours = (tokens >= self.first) & (tokens < self.first + self.count)
             with self._local_parameters():
-                vectors = self.compute(torch.where(own, tokens - self.first, 0))
-            return self.ranks.leave(vectors.masked_fill(~own[..., None], 0.0))
+                vectors = self.compute(torch.where(is_ours, tokens - self.first, 0))
+            return self.ranks.leave(vectors.masked_fill(~is_ours[..., None], 0.0))
 
         self.module.forward = forward
 
@@ -311,9 +311,9 @@ class _Leave(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, shard: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
-        return _gathered(part, group)
+        return _gathered(shard, group)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -337,9 +337,9 @@ def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return total
 
 
-def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(parts, part.contiguous(), group=group)
+def _gathered(shard: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, shard.contiguous(), group=group)
     return torch.cat(parts, dim=-1)
 
 

@@ -46,7 +46,7 @@ class TrainingMemory(InferenceMemory):
         return again + self.width * sizes.mlp * max(1, sizes.experts_per_token) + 8 * sizes.hidden
 
     def casts_at_head(self) -> int:
-        return 0 if self.checkpointing else self.casts(kept=True)
+        return 0 if self.checkpointing else self.casts(are_kept=True)
 
     def head_update(self, tokens: int) -> int:
         """Chunks of logits and their gradients, and the gradient of the head's matrix."""
@@ -61,7 +61,7 @@ class TrainingMemory(InferenceMemory):
         products."""
         sizes = self.sizes
         if sizes.position_rows or sizes.experts_per_token:  # gpt2's layers and experts are not `nn.Linear`
-            return 4 * self.parameters + super().casts(kept=True) + self.head_cast()
+            return 4 * self.parameters + super().casts(are_kept=True) + self.head_cast()
         saved = (4 - self.width) * self.linear_parameters
         has_separate_head = self.has_lm_head and not sizes.tied
         return 4 * self.parameters - saved + (0 if has_separate_head else self.head_cast())

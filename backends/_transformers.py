@@ -13,7 +13,7 @@ from rlcli.api.model_source import parameter_places
 from rlcli.api.value_model import value_head
 from rlcli.errors import ModelError
 from rlcli.ops.attention import PackedAttention, Scoring, packed_attention
-from rlcli.ops.logprobs import Head, token_scores
+from rlcli.ops.logprobs import OutputHead, token_scores
 from rlcli.ops.packing import all_but_last, positions
 
 from ._tensor_parallel import local, vocabulary_shard
@@ -151,7 +151,7 @@ class PackedOutput:
     def _value_head(self) -> nn.Module | None:
         return value_head(self._lm)
 
-    def _head(self) -> Head:
+    def _head(self) -> OutputHead:
         return head_of(self._lm, self.temperature)
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -170,7 +170,7 @@ class PackedOutput:
         return logprobs[rows], entropies[rows] if entropies is not None else None
 
 
-def head_of(lm: Any, temperature: float = 1.0) -> Head:
+def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:
     """The language-model head with everything that its family does to the logits."""
     linear = lm.get_output_embeddings()
     if linear is None:
@@ -181,7 +181,7 @@ def head_of(lm: Any, temperature: float = 1.0) -> Head:
         scale = 1.0 / scaling
     softcap = getattr(config, "final_logit_softcapping", None)
     bias = getattr(linear, "bias", None)
-    return Head(
+    return OutputHead(
         local(linear.weight), None if bias is None else local(bias), softcap, scale, temperature,
         vocabulary_shard(linear.weight),
     )  # fmt: skip

@@ -88,7 +88,7 @@ def surroundings(group: Any, device: torch.device) -> Iterator[None]:
                 os.environ["LOCAL_RANK"] = before
 
 
-class Ranks:
+class DataRanks:
     """The interface of a Megatron-like `mpu` for DeepSpeed: the data-parallel ranks of one role, without any other
     parallelism."""
 

@@ -18,7 +18,7 @@ from rlcli.api.flat_parts import FlatPart
 from rlcli.api.model import ModelSource
 from rlcli.api.model_source import fill_tensor, parameter_places
 
-from ._zero import Ranks
+from ._zero import DataRanks
 
 if TYPE_CHECKING:
     from .deepspeed import DeepSpeed
@@ -57,7 +57,7 @@ class WholeState:
         self._has_gradients = False
         optimizer = torch.optim.AdamW(settings.groups(self.trained, self._dim), **settings.adamw(), fused=True)
         self.engine, self.optimizer, *_ = library.initialize(
-            model=packed, optimizer=optimizer, config=config, mpu=Ranks(group), dist_init_required=False
+            model=packed, optimizer=optimizer, config=config, mpu=DataRanks(group), dist_init_required=False
         )
 
     def _dim(self, parameter: nn.Parameter) -> int:
@@ -95,9 +95,9 @@ class WholeState:
 
     # -- weights and moments ---------------------------------------------------------------------------------
 
-    def weights(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        """Name → live weight; `whole` are those that the model has on this rank."""
-        return dict(whole)
+    def weights(self, on_this_rank: Mapping[str, Any]) -> dict[str, Any]:
+        """Name → live weight; `on_this_rank` are those that the model has on this rank."""
+        return dict(on_this_rank)
 
     def weights_changed(self) -> None:
         """Called after the tensors from `weights` were written to."""
@@ -106,15 +106,15 @@ class WholeState:
         """Create the tensors that AdamW would create in its first step, before it."""
         for parameter in self._flat():
             if parameter not in self.inner.state:
-                made = {name: torch.zeros_like(parameter) for name in MOMENTS}
-                self.inner.state[parameter] = {"step": torch.zeros((), device=parameter.device), **made}
+                moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
+                self.inner.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
 
     def moments(self) -> dict[str, Any]:
         """`<weight>/<moment>` → live tensor, or this rank's part; none before the first step."""
         return {
             f"{self.names[parameter]}/{moment}": tensor
-            for parameter, held in self.inner.state.items()
-            for moment, tensor in held.items()
+            for parameter, state in self.inner.state.items()
+            for moment, tensor in state.items()
         }
 
     def weight_tensors(self) -> list[torch.Tensor]:
@@ -123,7 +123,7 @@ class WholeState:
 
     def optimizer_tensors(self) -> list[torch.Tensor]:
         """Everything that an update needs besides weights and gradients, in whatever form."""
-        return [tensor for held in self.inner.state.values() for tensor in held.values() if tensor.dim()]
+        return [tensor for state in self.inner.state.values() for tensor in state.values() if tensor.dim()]
 
     def scratch(self) -> list[torch.Tensor]:
         """Buffers that hold nothing between steps."""
@@ -146,8 +146,8 @@ class DividedState(WholeState):
         super().__init__(library, packed, settings, config, group)
         self._masters_are_views = not settings.offload_optimizer
         if self._masters_are_views:
-            for master, whole in self._masters_and_weights():
-                master.data = whole  # the library copied them, though they have the same dtype
+            for master, weight in self._masters_and_weights():
+                master.data = weight  # the library copied them, though they have the same dtype
             self._forget_copies()
 
     def _forget_copies(self) -> None:
@@ -155,8 +155,8 @@ class DividedState(WholeState):
         for flat, parameters in zip(self._flat(), self.optimizer.bit16_groups, strict=True):
             for fragment in (parameter._hp_mapping for parameter in parameters):
                 if fragment is not None:
-                    place = fragment.hp_fragment_address
-                    fragment.hp_fragment = flat.data.narrow(0, place.start, place.numel)
+                    address = fragment.hp_fragment_address
+                    fragment.hp_fragment = flat.data.narrow(0, address.start, address.numel)
 
     def _masters_and_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """[n] of each group: what AdamW updates on this rank, and the same part of the model's parameters."""
@@ -178,8 +178,8 @@ class DividedState(WholeState):
         zero = self.optimizer
         zero.zero_grad()
         zero.micro_step_id = -1
-        for held in (zero.averaged_gradients, zero.all_grad_tensors):
-            held.update(dict.fromkeys(held))
+        for gradients in (zero.averaged_gradients, zero.all_grad_tensors):
+            gradients.update(dict.fromkeys(gradients))
         for bucket in zero.ipg_buckets.values():
             bucket.clear()
         zero.extra_large_param_to_reduce.clear()
@@ -198,17 +198,17 @@ class DividedState(WholeState):
 
     def weights_changed(self) -> None:
         if not self._masters_are_views:
-            for master, whole in self._masters_and_weights():
-                master.data.copy_(whole)
+            for master, weight in self._masters_and_weights():
+                master.data.copy_(weight)
 
     def moments(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        moments: dict[str, Any] = {}
         for flat, parameters in zip(self._flat(), self.optimizer.bit16_groups, strict=True):
             for moment, tensor in self.inner.state.get(flat, {}).items():
                 for parameter in parameters:
                     live = tensor if not tensor.dim() else self._part(parameter, tensor)
-                    found[f"{self.names[parameter]}/{moment}"] = live
-        return found
+                    moments[f"{self.names[parameter]}/{moment}"] = live
+        return moments
 
     def optimizer_tensors(self) -> list[torch.Tensor]:
         masters = [] if self._masters_are_views else self._flat()
@@ -219,9 +219,9 @@ class DividedState(WholeState):
         fragment = parameter._hp_mapping  # type: ignore[attr-defined]
         if fragment is None:
             return FlatPart(parameter.shape, 0, flat[:0], self._sharers)
-        place = fragment.hp_fragment_address
-        held = flat.narrow(0, place.start, place.numel)
-        return FlatPart(parameter.shape, fragment.lp_fragment_address.start, held, self._sharers)
+        address = fragment.hp_fragment_address
+        values = flat.narrow(0, address.start, address.numel)
+        return FlatPart(parameter.shape, fragment.lp_fragment_address.start, values, self._sharers)
 
     def _flat(self) -> list[torch.Tensor]:
         return list(self.optimizer.single_partition_of_fp32_groups)
@@ -254,9 +254,9 @@ class DividedParameters(DividedState):
 
     # -- weights and moments ---------------------------------------------------------------------------------
 
-    def weights(self, whole: Mapping[str, Any]) -> dict[str, Any]:
+    def weights(self, on_this_rank: Mapping[str, Any]) -> dict[str, Any]:
         parts = {name: self._range(parameter, parameter.ds_tensor) for parameter, name in self.names.items()}
-        return dict(whole) | parts
+        return dict(on_this_rank) | parts
 
     def weights_changed(self) -> None:
         super().weights_changed()
@@ -265,16 +265,16 @@ class DividedParameters(DividedState):
             persistent[0].all_gather(persistent)
 
     def moments(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        moments: dict[str, Any] = {}
         for flat, parameters in zip(self._flat(), self.optimizer.fp16_groups, strict=True):
             for moment, tensor in self.inner.state.get(flat, {}).items():
                 start = 0
                 for parameter in parameters:
                     numbers = parameter.partition_numel()
                     live = self._range(parameter, tensor.narrow(0, start, numbers)) if tensor.dim() else tensor
-                    found[f"{self.names[parameter]}/{moment}"] = live
+                    moments[f"{self.names[parameter]}/{moment}"] = live
                     start += numbers
-        return found
+        return moments
 
     def weight_tensors(self) -> list[torch.Tensor]:
         return super().weight_tensors() + [parameter.ds_tensor for parameter in self.names]
@@ -283,12 +283,12 @@ class DividedParameters(DividedState):
         buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]
         return [self.optimizer.grad_partitions_flat_buffer, *(buffer for buffer in buckets if buffer is not None)]
 
-    def _range(self, parameter: Any, held: torch.Tensor) -> FlatPart:
-        """`held` [n] without the padding beyond the end of the parameter."""
+    def _range(self, parameter: Any, values: torch.Tensor) -> FlatPart:
+        """`values` [n] without the padding beyond the end of the parameter."""
         size = parameter.ds_numel
         start = min(size, self.rank * parameter.partition_numel())
         stop = min(size, start + parameter.partition_numel())
-        return FlatPart(torch.Size(parameter.ds_shape), start, held.detach().view(-1)[: stop - start], self._sharers)
+        return FlatPart(torch.Size(parameter.ds_shape), start, values.detach().view(-1)[: stop - start], self._sharers)
 
     def _flat(self) -> list[torch.Tensor]:
         return list(self.optimizer.fp32_partitioned_groups_flat)

@@ -81,10 +81,10 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         return self._recomputed.in_training_mode() if self._recomputed else nullcontext()
 
     def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
-        made = super().forward_batch(micro_batches, hook)
+        outputs = super().forward_batch(micro_batches, hook)
         if isinstance(self.packed, FSDPModule):
             self.packed.reshard()  # embedding and head would stay gathered until a backward pass
-        return made
+        return outputs
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         if isinstance(self.packed, FSDPModule):
@@ -124,8 +124,8 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         names = {parameter: name for name, parameter in self.lm.named_parameters()}
         moments = {
             f"{names[parameter]}/{moment}": tensor
-            for parameter, held in self.optimizer.state.items()
-            for moment, tensor in held.items()
+            for parameter, state in self.optimizer.state.items()
+            for moment, tensor in state.items()
         }
         return EngineState(self.named_weights(), moments)
 
@@ -143,5 +143,5 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         self._move_optimizer(torch.device("cpu"))
 
     def _move_optimizer(self, device: torch.device) -> None:
-        for held in self.optimizer.state.values():
-            held.update({moment: tensor.to(device) for moment, tensor in held.items() if tensor.dim()})
+        for state in self.optimizer.state.values():
+            state.update({moment: tensor.to(device) for moment, tensor in state.items() if tensor.dim()})

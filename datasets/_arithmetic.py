@@ -39,7 +39,7 @@ Operation = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Problem:
+class ArithmeticProblem:
     """One problem: the question as asked and the numbers behind it."""
 
     question: str
@@ -61,23 +61,23 @@ class Problem:
         return self.lines[-1].rsplit("=", 1)[1]
 
 
-def worked(problem: Problem) -> str:
+def worked(problem: ArithmeticProblem) -> str:
     """The full working and the answer."""
     return "\n".join([*problem.lines, f"#### {problem.answer}"])
 
 
-def hasty(problem: Problem) -> str:
+def hasty(problem: ArithmeticProblem) -> str:
     """A careless answer: the first line, and its total as the result."""
     line = problem.lines[0]
     return f"{line}\n#### {line.rsplit('=', 1)[1]}"
 
 
-def slipped(problem: Problem, rng: random.Random) -> str:
+def slipped(problem: ArithmeticProblem, rng: random.Random) -> str:
     """The full working with one wrong result, which is carried through the later lines."""
     totals = [problem.first, *(int(line.rsplit("=", 1)[1]) for line in problem.lines)]
     wrong = rng.randrange(1, len(totals))
     error = rng.choice([by for by in (-3, -2, -1, 1, 2, 3) if min(totals[wrong:]) + by >= 0])
-    written = [total + error * (place >= wrong) for place, total in enumerate(totals)]
+    written = [total + error * (step >= wrong) for step, total in enumerate(totals)]
     lines = [
         f"{before}{sign}{number}={after}"
         for before, (sign, number), after in zip(written, problem.operations, written[1:], strict=False)
@@ -85,7 +85,7 @@ def slipped(problem: Problem, rng: random.Random) -> str:
     return "\n".join([*lines, f"#### {written[-1]}"])
 
 
-class Problems(Sequence[Problem]):
+class ArithmeticProblems(Sequence[ArithmeticProblem]):
     """`count` distinct problems, cycling through the levels; deterministic in its arguments. Drawn lazily."""
 
     def __init__(self, count: int, *, seed: int, levels: Sequence[int], held_out: bool):
@@ -98,7 +98,7 @@ class Problems(Sequence[Problem]):
         self._held_out = held_out
         self._rng = random.Random(f"{'held-out' if held_out else 'train'}-{seed}")
         self._questions: set[str] = set()
-        self._drawn: list[Problem] = []
+        self._drawn: list[ArithmeticProblem] = []
         self._in_vain = 0
         """Draws since the last new problem."""
 
@@ -106,18 +106,18 @@ class Problems(Sequence[Problem]):
         return self._count
 
     @overload
-    def __getitem__(self, index: int) -> Problem: ...
+    def __getitem__(self, index: int) -> ArithmeticProblem: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
+    def __getitem__(self, index: slice) -> list[ArithmeticProblem]: ...
+    def __getitem__(self, index: int | slice) -> ArithmeticProblem | list[ArithmeticProblem]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._count))]
-        place = index + self._count if index < 0 else index
-        if not 0 <= place < self._count:
+        position = index + self._count if index < 0 else index
+        if not 0 <= position < self._count:
             raise IndexError(f"there are {self._count} problems, no number {index}")
-        while len(self._drawn) <= place:
+        while len(self._drawn) <= position:
             self._draw_one()
-        return self._drawn[place]
+        return self._drawn[position]
 
     def _draw_one(self) -> None:
         level = self._levels[len(self._drawn) % len(self._levels)]
@@ -129,16 +129,16 @@ class Problems(Sequence[Problem]):
             return
         self._in_vain += 1
         if self._in_vain >= PATIENCE:
-            what = f"after {len(self._drawn)} problems there is no other of level {level}"
-            raise DataError(what, hint=f"problems: {len(self._drawn)}, or higher levels", code="F80")
+            message = f"after {len(self._drawn)} problems there is no other of level {level}"
+            raise DataError(message, hint=f"problems: {len(self._drawn)}, or higher levels", code="F80")
 
 
-def is_held_out(problem: Problem) -> bool:
+def is_held_out(problem: ArithmeticProblem) -> bool:
     """Whether the problem belongs to the held-out eighth, judged by its numbers alone."""
     return hashlib.sha256(_expression(problem.first, problem.operations).encode()).digest()[0] < 32
 
 
-def _draw(rng: random.Random, level: int) -> Problem:
+def _draw(rng: random.Random, level: int) -> ArithmeticProblem:
     total = first = rng.randint(2, 15)
     operations: list[Operation] = []
     for _ in range(level):
@@ -151,14 +151,14 @@ def _draw(rng: random.Random, level: int) -> Problem:
         operations.append((sign, number))
     in_words = rng.random() < 0.5
     question = _story(rng, first, operations) if in_words else f"What is {_expression(first, operations)}?"
-    return Problem(question, first, tuple(operations))
+    return ArithmeticProblem(question, first, tuple(operations))
 
 
 def _story(rng: random.Random, first: int, operations: Sequence[Operation]) -> str:
-    name, things = rng.choice(NAMES), rng.choice(THINGS)
+    name, objects = rng.choice(NAMES), rng.choice(THINGS)
     deeds = [f"{rng.choice(GAINS if sign == '+' else LOSSES)} {number}" for sign, number in operations]
     story = " and ".join([", ".join(deeds[:-1]), deeds[-1]] if len(deeds) > 1 else deeds)
-    return f"{name} has {first} {things}, {story}. How many {things} now?"
+    return f"{name} has {first} {objects}, {story}. How many {objects} now?"
 
 
 def _expression(first: int, operations: Sequence[Operation]) -> str:
@@ -196,7 +196,7 @@ def train_tokenizer() -> Tokenizer:
         special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    examples = Problems(4000, seed=0, levels=(1, 2, 3, 4), held_out=False)
+    examples = ArithmeticProblems(4000, seed=0, levels=(1, 2, 3, 4), held_out=False)
     words.train_from_iterator([text for p in examples for text in (f"{p.question}\n", worked(p))], trainer)
     words.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", words.token_to_id("<bos>"))]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rlcli.api.data import DatasetUtility, Preview
 from rlcli.api.limits import Limits, check_arguments
 
-from ._arithmetic import Problem, Problems
+from ._arithmetic import ArithmeticProblem, ArithmeticProblems
 from ._rendering import encode_answers, encode_prompts
 
 
@@ -36,11 +36,11 @@ class ArithmeticRows:
     seed: int = 0
     """Seed of the problems drawn, and of everything else that is random."""
 
-    _problems: Problems = field(init=False, repr=False)
+    _problems: ArithmeticProblems = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_arguments(self)
-        self._problems = Problems(self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out)
+        self._problems = ArithmeticProblems(self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out)
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -61,7 +61,7 @@ class ArithmeticRows:
         return Preview.answered(prompt, encode_answers(tokenizer, answers), answers=answers, **about)
 
     def _about(self, index: int) -> dict[str, Any]:
-        problem: Problem = self._problems[index]
+        problem: ArithmeticProblem = self._problems[index]
         return {
             "id": f"{self.NAME}-{self._split}-{self.seed}:{index}",
             "prompt": self.PROMPT.format(question=problem.question),

@@ -34,8 +34,8 @@ MAX_LIST = 128 << 20
 class BadRow(ValueError):
     """A fault in one row; `code` is its id in the fault catalogue, `hint` a way to fix it."""
 
-    def __init__(self, what: str, code: str = "F31", hint: str | None = None):
-        super().__init__(what)
+    def __init__(self, problem: str, code: str = "F31", hint: str | None = None):
+        super().__init__(problem)
         self.code = code
         self.hint = hint
 
@@ -76,29 +76,30 @@ def read_rows(
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
     file = Path(path).expanduser()
-    found: list[tuple[int, int, Any, T]] = []
+    good: list[tuple[int, int, Any, T]] = []
     bad: list[tuple[int, BadRow]] = []
     for number, line, parsed in parsed_rows if parsed_rows is not None else json_rows(file):
-        if max_rows is not None and len(found) >= max_rows:
+        if max_rows is not None and len(good) >= max_rows:
             break
         try:
             if isinstance(parsed, BadRow):
                 raise parsed
-            found.append((number, line, parsed.get("id"), read(parsed)))
+            good.append((number, line, parsed.get("id"), read(parsed)))
         except BadRow as bad_row:
             bad.append((line, bad_row))
     if bad:
-        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, bool(found) or may_be_empty)
-    if not found and not may_be_empty:
+        _judge_bad_rows(path, bad, bad_rows, max_bad_rows, bool(good) or may_be_empty)
+    if not good and not may_be_empty:
         raise DataError(f"{path} holds no rows: it is empty", code="F80")
     if note is not None:
         for line, problem in bad:
             note(f"{path}:{line}: {problem}")
     stem = file.stem.removeprefix(HUB)
-    own_ids = all(isinstance(own, str | int) and not isinstance(own, bool) for _, _, own, _ in found)
+    declared = [declared_id for _, _, declared_id, _ in good]
+    own_ids = all(isinstance(value, str | int) and not isinstance(value, bool) for value in declared)
     rows = [
-        Row(str(own) if own_ids else f"{stem}:{number}", f"{path}:{line}", content)
-        for number, line, own, content in found
+        Row(str(declared_id) if own_ids else f"{stem}:{number}", f"{path}:{line}", content)
+        for number, line, declared_id, content in good
     ]
     _refuse_duplicates(rows)
     return rows
@@ -110,17 +111,17 @@ def _judge_bad_rows(path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows,
     if bad_rows == "error":
         others = ""
         if len(bad) > 1:
-            lines = ", ".join(str(other) for other, _ in bad[1:6]) + (", …" if len(bad) > 6 else "")
+            lines = ", ".join(str(number) for number, _ in bad[1:6]) + (", …" if len(bad) > 6 else "")
             others = f" ({len(bad)} rows are bad; the others: line {lines})"
         raise DataError(f"{first}{others}", where=f"{path}:{line}", hint=first.hint, code=first.code)
     if len(bad) > most:
         line, last = bad[most]
-        what = f"{len(bad)} bad rows, more than max_bad_rows = {most}; one of them: {last}"
-        raise DataError(what, where=f"{path}:{line}", hint=last.hint, code=last.code)
+        message = f"{len(bad)} bad rows, more than max_bad_rows = {most}; one of them: {last}"
+        raise DataError(message, where=f"{path}:{line}", hint=last.hint, code=last.code)
     logger.warning("%s: %d bad rows skipped; the first: %s:%d: %s", path, len(bad), path, line, first)
     if not enough:
-        what = f"{path} holds no rows: all {len(bad)} rows are bad, the first: {path}:{line}: {first}"
-        raise DataError(what, code="F80")
+        message = f"{path} holds no rows: all {len(bad)} rows are bad, the first: {path}:{line}: {first}"
+        raise DataError(message, code="F80")
 
 
 def text_field(fields: dict[str, Any], key: str) -> str:
@@ -148,11 +149,11 @@ def numbers_field(fields: dict[str, Any], key: str) -> list[float]:
     return [float(value) for value in values]
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, subject: str) -> str:
     if not isinstance(value, str):
-        raise BadRow(f"{what} is of type {type(value).__name__}, not text")
+        raise BadRow(f"{subject} is of type {type(value).__name__}, not text")
     if not value.strip():
-        raise BadRow(f"{what} is empty")
+        raise BadRow(f"{subject} is empty")
     return value
 
 
@@ -176,11 +177,11 @@ def _is_list(file: BinaryIO) -> bool:
     """Whether the first non-blank character opens a JSON list. Rewinds the file, but past a byte order mark."""
     start = file.read(3)
     start = b"" if start == codecs.BOM_UTF8 else start
-    place = file.tell() - len(start)
+    start_of_rows = file.tell() - len(start)
     blank = True
     while blank and (start := start or file.read(1 << 16)):
         blank, first, start = not start.strip(), start.lstrip()[:1], b""
-    file.seek(place)
+    file.seek(start_of_rows)
     return not blank and first == b"["
 
 
@@ -215,13 +216,13 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
 
 def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:
     """The elements of a JSON list. A syntax error always raises: nothing after it can be trusted."""
-    line, place, number = 1, 0, 0
+    line, counted_to, number = 1, 0, 0
     try:
         text = content.decode("utf-8")
         end, position = len(text), _skip(text, text.index("[") + 1)
         while not (number == 0 and text[position : position + 1] == "]"):
-            line += text.count("\n", place, position)
-            place = position
+            line += text.count("\n", counted_to, position)
+            counted_to = position
             value, position = _DECODER.raw_decode(text, position)
             number += 1
             yield number, line, checked_row(value)
@@ -240,8 +241,8 @@ def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", where=f"{file}:{error.lineno}", code="F31") from None
     except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise DataError(what, where=f"{file}:{line}", code=getattr(error, "code", "F82")) from None
+        message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise DataError(message, where=f"{file}:{line}", code=getattr(error, "code", "F82")) from None
 
 
 def _skip(text: str, position: int) -> int:

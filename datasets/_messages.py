@@ -24,7 +24,7 @@ class Conversation:
     @property
     def turns(self) -> list[int]:
         """Indices of the assistant's messages; there is at least one."""
-        return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     @property
     def system(self) -> str | None:
@@ -57,44 +57,45 @@ def read_conversation(fields: dict[str, Any], messages_key: str, tools_key: str,
     return Conversation(messages, _tools(fields.get(tools_key), tools_key))
 
 
-def _message(written: Any, what: str) -> Message:
+def _message(written: Any, subject: str) -> Message:
     if not isinstance(written, dict):
-        raise BadRow(f"{what} is of type {type(written).__name__}, not a mapping with role and content")
+        raise BadRow(f"{subject} is of type {type(written).__name__}, not a mapping with role and content")
     fields = {key: value for key, value in written.items() if value is not None}
     if "from" in fields and "role" not in fields:
         speaker = fields.pop("from")
         fields["role"] = SHAREGPT.get(speaker, speaker) if isinstance(speaker, str) else speaker
         fields["content"] = fields.pop("value", None)
     if not isinstance(fields.get("role"), str):
-        raise BadRow(f"{what} does not say whose it is: it has no role; its fields are {sorted(written)}")
-    fields["content"] = _text_of(fields.get("content"), what)
+        raise BadRow(f"{subject} does not say whose it is: it has no role; its fields are {sorted(written)}")
+    fields["content"] = _text_of(fields.get("content"), subject)
     if fields.get("tool_calls"):
-        fields["tool_calls"] = _tool_calls(fields["tool_calls"], what)
+        fields["tool_calls"] = _tool_calls(fields["tool_calls"], subject)
     elif not fields["content"].strip():
-        raise BadRow(f"{what}, of the {fields['role']}, is empty")
+        raise BadRow(f"{subject}, of the {fields['role']}, is empty")
     return fields
 
 
-def _text_of(content: Any, what: str) -> str:
+def _text_of(content: Any, subject: str) -> str:
     """The content of a message: a text, or a list of text parts."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
+    texts = [piece.get("text") if isinstance(piece, dict) and piece.get("type") == "text" else None for piece in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise BadRow(f"the content of {what} is not text")
+        raise BadRow(f"the content of {subject} is not text")
     return "".join(str(text) for text in texts)
 
 
-def _tool_calls(calls: Any, what: str) -> list[Any]:
+def _tool_calls(calls: Any, subject: str) -> list[Any]:
     """Parse arguments given as JSON text, because templates serialise them themselves."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise BadRow(f"tool_calls of {what} is not a list of mappings")
+        raise BadRow(f"tool_calls of {subject} is not a list of mappings")
     read = []
     for call in calls:
         called = call.get("function")
         if isinstance(called, dict) and isinstance(called.get("arguments"), str):
-            call = {**call, "function": {**called, "arguments": _parsed(called["arguments"], f"a tool call of {what}")}}
+            arguments = _parsed(called["arguments"], f"a tool call of {subject}")
+            call = {**call, "function": {**called, "arguments": arguments}}
         read.append(call)
     return read
 
@@ -106,8 +107,8 @@ def _tools(written: Any, key: str) -> list[Any] | None:
     return tools or None
 
 
-def _parsed(text: str, what: str) -> Any:
+def _parsed(text: str, subject: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise BadRow(f"{what} is not JSON: {text!r:.60}") from None
+        raise BadRow(f"{subject} is not JSON: {text!r:.60}") from None

@@ -74,7 +74,7 @@ def _open_ended(tokenizer: PreTrainedTokenizerBase, ids: Tokens) -> Tokens:
     return ids[:-1] if eos is not None and ids[-1:] == [eos] else ids
 
 
-class TooLong(ValueError):
+class OverlongRow(ValueError):
     """A text that no allowed truncation brings below the limit."""
 
 
@@ -89,16 +89,16 @@ def fit_answers(
     """Shorten prompt and answers so that the prompt with any of the answers has at most `limit` tokens.
 
     truncate_left shortens the prompt at its start and keeps the answers whole; truncate_right shortens the
-    answers at their end, so that they lack the end-of-sequence token. Raises TooLong if nothing of the prompt, or of
-    an answer, would be left.
+    answers at their end, so that they lack the end-of-sequence token. Raises OverlongRow if nothing of the prompt, or
+    of an answer, would be left.
     """
     longest = max(len(answer) for answer in answers)
     if overlong == "truncate_left":
         if longest >= limit:
-            raise TooLong(f"an answer of {longest} tokens leaves no room for the prompt")
+            raise OverlongRow(f"an answer of {longest} tokens leaves no room for the prompt")
         return prompt[-(limit - longest) :], list(answers)
     if len(prompt) >= limit:
-        raise TooLong(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
+        raise OverlongRow(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
     return prompt, [answer[: limit - len(prompt)] for answer in answers]
 
 
@@ -114,7 +114,7 @@ def within_limit(
     """Rows with their tokens, none longer than `max_length`; `overlong` decides how to treat others."""
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; it must be at least 1")
-    kept: list[tuple[Row[Any], T]] = []
+    within: list[tuple[Row[Any], T]] = []
     dropped: list[str] = []
     longer = [count for tokens in encoded if (count := length(tokens)) > max_length]
     for row, tokens in zip(rows, encoded, strict=True):
@@ -122,25 +122,25 @@ def within_limit(
         if not count:
             raise DataError("the tokenizer makes no tokens of this row", where=row.where, code="F31")
         if count <= max_length:
-            kept.append((row, tokens))
+            within.append((row, tokens))
         elif overlong == "drop":
             dropped.append(row.id)
         elif overlong == "error":
             hint = "raise max_length, or set overlong to drop, truncate_left or truncate_right"
-            what = f"row {row.id} has {count} tokens, more than max_length = {max_length}"
+            message = f"row {row.id} has {count} tokens, more than max_length = {max_length}"
             if len(longer) > 1:
-                what += f"; so have {len(longer)} of {len(rows)} rows, up to {max(longer)} tokens"
-            raise DataError(what, where=row.where, hint=hint, code="F30")
+                message += f"; so have {len(longer)} of {len(rows)} rows, up to {max(longer)} tokens"
+            raise DataError(message, where=row.where, hint=hint, code="F30")
         else:
             try:
-                kept.append((row, fit(tokens, max_length, overlong)))
-            except TooLong as error:
-                what = f"row {row.id} has {count} tokens, more than max_length = {max_length}, and {error}"
-                raise DataError(what, where=row.where, hint=f"{overlong} cannot help", code="F30") from None
+                within.append((row, fit(tokens, max_length, overlong)))
+            except OverlongRow as error:
+                message = f"row {row.id} has {count} tokens, more than max_length = {max_length}, and {error}"
+                raise DataError(message, where=row.where, hint=f"{overlong} cannot help", code="F30") from None
     if dropped:
         logger.warning("%d of %d rows dropped, longer than %d tokens", len(dropped), len(rows), max_length)
         logger.info("dropped: %s", ", ".join(dropped))
-    if not kept:
-        what = f"no rows are left: all {len(dropped)} are longer than max_length = {max_length}"
-        raise DataError(what, where=rows[0].where, hint="overlong: drop removed them; raise max_length", code="F80")
-    return kept
+    if not within:
+        message = f"no rows are left: all {len(dropped)} are longer than max_length = {max_length}"
+        raise DataError(message, where=rows[0].where, hint="overlong: drop removed them; raise max_length", code="F80")
+    return within

@@ -45,21 +45,21 @@ class Scores:
     def choose(self, rows: Sequence[Row[T]], path: str) -> tuple[list[Row[T]], str]:
         """The selected rows, and a note about the others. Raises DataError, also if no score belongs to these rows."""
         means = self.read()
-        known = [row for row in rows if row.id in means]
-        if not known:
-            what = f"none of the {len(means)} ids in {self.path} is that of a row of {path}"
+        scored = [row for row in rows if row.id in means]
+        if not scored:
+            message = f"none of the {len(means)} ids in {self.path} is that of a row of {path}"
             hint = f"rows are called {rows[0].id}, …; scores are of {next(iter(means), 'nothing')}, …"
-            raise DataError(what, hint=hint, code="F80")
-        low = [row.id for row in known if self.min is not None and means[row.id] < self.min]
-        high = [row.id for row in known if self.max is not None and means[row.id] > self.max]
-        unknown = len(rows) - len(known)
+            raise DataError(message, hint=hint, code="F80")
+        low = [row.id for row in scored if self.min is not None and means[row.id] < self.min]
+        high = [row.id for row in scored if self.max is not None and means[row.id] > self.max]
+        unknown = len(rows) - len(scored)
         left_out = {*low, *high}
-        kept = [row for row in rows if row.id not in left_out and (row.id in means or self.unknown == "keep")]
+        remaining = [row for row in rows if row.id not in left_out and (row.id in means or self.unknown == "keep")]
         fate = "kept" if self.unknown == "keep" else "left out"
         says = f"left out by scores: {len(low)} too hard, {len(high)} too easy; without a score, {fate}: {unknown}"
-        if not kept:
+        if not remaining:
             raise DataError(f"no rows remain; {says}", hint="widen min and max, or unknown: keep", code="F80")
-        return self._ordered(kept, means), says
+        return self._ordered(remaining, means), says
 
     def _ordered(self, rows: list[Row[T]], means: dict[str, float]) -> list[Row[T]]:
         if self.order == "file":
@@ -90,11 +90,11 @@ def _score(fields: dict[str, Any] | BadRow) -> tuple[str, Iterable[float]]:
     if "rewards" in fields:
         rewards = fields["rewards"]
     else:
-        rewards = [one for one in [fields.get("reward", "")] if one is not None]
-    is_score = isinstance(rewards, list) and all(isinstance(one, int | float) for one in rewards)
+        rewards = [reward for reward in [fields.get("reward", "")] if reward is not None]
+    is_score = isinstance(rewards, list) and all(isinstance(reward, int | float) for reward in rewards)
     if not is_score or not isinstance(fields.get("id"), str | int):
         raise BadRow(f"a score needs an id and a reward; there is {', '.join(sorted(fields)) or 'nothing'}")
     try:
-        return str(fields["id"]), [float(one) for one in rewards]
+        return str(fields["id"]), [float(reward) for reward in rewards]
     except OverflowError:
         raise BadRow("a reward is too large a number", "F82") from None

@@ -26,7 +26,7 @@ BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """A source of rows."""
 
     path: str
@@ -55,8 +55,8 @@ class Source:
             from datasets import load_dataset
 
             with quiet("huggingface_hub"), _offline_without_network():
-                found = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
-            yield from found
+                rows = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
+            yield from rows
         except Exception as error:  # the network, the Hub and its files make the library raise all kinds
             hint = "the Hub must be in reach, or the dataset in the cache; split and config are named as there"
             raise DataError(f"cannot read {name} from the Hub: {first_line(error)}", hint=hint, code="F81") from error
@@ -148,8 +148,8 @@ def _csv_rows(file: Path, delimiter: str) -> Iterator[Parsed]:
                     yield number, line, _named(names, cells)
                 line = reader.line_num + 1
     except (UnicodeDecodeError, csv.Error) as error:
-        what = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not CSV: {error}"
-        raise DataError(what, where=f"{file}:{line}", code="F82") from None
+        message = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not CSV: {error}"
+        raise DataError(message, where=f"{file}:{line}", code="F82") from None
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or type(error).__name__}") from error
 

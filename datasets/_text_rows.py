@@ -16,7 +16,7 @@ from rlcli.api.limits import Limits, check_arguments
 from ._jsonl import Parsed, Row, read_rows
 from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
 from ._scores import Scores
-from ._sources import Source
+from ._sources import RowSource
 
 Content = TypeVar("Content")
 T = TypeVar("T")
@@ -96,16 +96,16 @@ class FileRows:
 
     def rows_from(self, epoch: int, start: int) -> Iterator[SequenceSample]:
         """The rows from number `start` on, in storage order, in every epoch."""
-        place = 0
+        position = 0
         for rows in self._chunks():
-            if not rows or (self.overlong != "drop" and place + len(rows) <= start):
-                place += len(rows)  # none of these rows, nor their tokens, is needed
+            if not rows or (self.overlong != "drop" and position + len(rows) <= start):
+                position += len(rows)  # none of these rows, nor their tokens, is needed
                 continue
-            part = copy.copy(self)
-            part._rows = self._encoded(rows)
-            for index in range(max(0, start - place), len(part._rows)):
-                yield part[index]
-            place += len(part._rows)
+            chunk = copy.copy(self)
+            chunk._rows = self._encoded(rows)
+            for index in range(max(0, start - position), len(chunk._rows)):
+                yield chunk[index]
+            position += len(chunk._rows)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -152,8 +152,8 @@ class FileRows:
             max_rows=self.max_rows, note=bad_rows.append, parsed_rows=parsed, may_be_empty=may_be_empty,
         )  # fmt: skip
 
-    def _source(self) -> Source:
-        return Source(self.path, self.split, self.config, self.streaming)
+    def _source(self) -> RowSource:
+        return RowSource(self.path, self.split, self.config, self.streaming)
 
     def _within_limit(
         self,

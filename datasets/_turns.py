@@ -18,7 +18,7 @@ from rlcli.errors import ModelError
 
 from ._jsonl import BadRow, Row
 from ._messages import Conversation, Message
-from ._rendering import Overlong, Tokens, TooLong
+from ._rendering import Overlong, OverlongRow, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,8 +57,8 @@ class Speaker:
             raise ModelError(f"{name_of(tokenizer)} has no chat template", hint=hint, code="F32")
         has_markers = marks_generation(template)
         if mask == "markers" and not has_markers:
-            what = f"the chat template of {name_of(tokenizer)} has no {{% generation %}} markers"
-            raise ModelError(what, hint="set mask: prefix", code="F32")
+            message = f"the chat template of {name_of(tokenizer)} has no {{% generation %}} markers"
+            raise ModelError(message, hint="set mask: prefix", code="F32")
         self._tokenizer = tokenizer
         self._template = template
         self._turns = turns
@@ -95,8 +95,8 @@ class Speaker:
 
     def _marked(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
         """A marker may enclose a turn without the text that ends it; the end of the whole text shows what that is."""
-        whole = self._render(conversation)
-        spans, text, last = whole.spans, whole.text, conversation.turns[-1]
+        rendered = self._render(conversation)
+        spans, text, last = rendered.spans, rendered.text, conversation.turns[-1]
         if self._turns == "last" and last:
             spans = spans[len(self._render(conversation, last).spans) :]
         ending = text[spans[-1][1] :].rstrip() if spans else ""
@@ -120,13 +120,14 @@ class Speaker:
             spans.append((len(prompt), len(closed)))
         return text, spans
 
-    def _demand_prefix(self, part: str, whole: str, what: str) -> None:
-        if whole.startswith(part):
+    def _demand_prefix(self, beginning: str, conversation: str, subject: str) -> None:
+        if conversation.startswith(beginning):
             return
-        differs = next(i for i, character in enumerate(part) if i >= len(whole) or character != whole[i])
+        differs = next(i for i, character in enumerate(beginning) if conversation[i : i + 1] != character)
+        around = slice(max(differs - 10, 0), differs + 30)
         raise BadRow(
-            f"{self._of_template} is not prefix-preserving: {what} reads {part[max(differs - 10, 0) : differs + 30]!r} "
-            f"alone, and {whole[max(differs - 10, 0) : differs + 30]!r} in the whole conversation",
+            f"{self._of_template} is not prefix-preserving: {subject} reads {beginning[around]!r} "
+            f"alone, and {conversation[around]!r} in the whole conversation",
             "F32",
             "set train_on: last" if self._turns == "all" else "use a template with {% generation %} markers",
         )
@@ -167,8 +168,8 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row[Spoken]]
     try:
         encoded = tokens_with_offsets(tokenizer, texts)
     except NotImplementedError:
-        what = f"{name_of(tokenizer)} cannot say which token covers which characters: it has no tokenizer.json"
-        raise ModelError(what, hint="save it with a fast tokenizer class", code="F32") from None
+        message = f"{name_of(tokenizer)} cannot say which token covers which characters: it has no tokenizer.json"
+        raise ModelError(message, hint="save it with a fast tokenizer class", code="F32") from None
     return [_masked(tokenizer, row, ids, offsets) for row, (ids, offsets) in zip(rows, encoded, strict=True)]
 
 
@@ -181,19 +182,19 @@ def _masked(tokenizer: PreTrainedTokenizerBase, row: Row[Spoken], ids: Tokens, o
         last = ids[behind - 1] if behind > first else None
         if last is None or (last != tokenizer.eos_token_id and tokenizer.decode([last], skip_special_tokens=True)):
             shown = unmarked(row.content.text[max(end - 20, start) : end])
-            what = f"the chat template of {name_of(tokenizer)} ends a turn of the assistant with {shown!r}"
+            finding = f"the chat template of {name_of(tokenizer)} ends a turn of the assistant with {shown!r}"
             raise ModelError(
-                f"{what}, not with a special token: a model trained on it would not learn to stop", where=row.where,
+                f"{finding}, not with a special token: a model trained on it would not learn to stop", where=row.where,
                 hint="let the template write {{ eos_token }} behind each answer", code="F32",
             )  # fmt: skip
     return Masked(ids, trained)
 
 
 def fit_turns(masked: Masked, limit: int, overlong: Overlong) -> Masked:
-    """Keep the first or the last `limit` tokens. Raises TooLong if no token to train on, or no context, is left."""
-    kept = slice(-limit, None) if overlong == "truncate_left" else slice(limit)
-    cut = Masked(masked.tokens[kept], masked.trained[kept])
+    """Keep the first or the last `limit` tokens. Raises OverlongRow if no token to train on, or no context, is left."""
+    span = slice(-limit, None) if overlong == "truncate_left" else slice(limit)
+    cut = Masked(masked.tokens[span], masked.trained[span])
     if not any(cut.trained) or all(cut.trained):
-        what = "no token that is trained on" if not any(cut.trained) else "nothing but the last answer"
-        raise TooLong(f"{what} would be left")
+        lack = "no token that is trained on" if not any(cut.trained) else "nothing but the last answer"
+        raise OverlongRow(f"{lack} would be left")
     return cut

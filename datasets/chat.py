@@ -78,10 +78,10 @@ class Chat(FileRows):
 
     def preview(self, index: int) -> Preview:
         row, masked = self._rows[index]
-        said = row.content.conversation
+        conversation = row.content.conversation
         return Preview(
             id=row.id, where=row.where, sequences=[list(masked.tokens)], trained=[list(masked.trained)],
-            prompt=said.prompt, system=said.system, chat=True, masked_by=self._speaker.method,
+            prompt=conversation.prompt, system=conversation.system, chat=True, masked_by=self._speaker.method,
         )  # fmt: skip
 
     def _read(self, fields: dict[str, Any]) -> Spoken:

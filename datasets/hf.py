@@ -61,8 +61,9 @@ class HuggingFace(TextRows):
             raise ValueError(f"columns has {', '.join(sorted(unknown))}; {kind} takes {', '.join(FIELDS[kind])}")
         keys = {f"{name}_key": column for name, column in (_usual(kind, columns) | self.columns).items()}
         cls: Any = load("datasets", kind)
-        known = {one.name for one in fields(cls) if one.init}
-        args = {one.name: getattr(self, one.name) for one in fields(TextRows) if one.init and one.name in known}
+        accepted = {field.name for field in fields(cls) if field.init}
+        common = [field.name for field in fields(TextRows) if field.init and field.name in accepted]
+        args = {name: getattr(self, name) for name in common}
         del args["util"]
         args["scores"] = self.scores and asdict(self.scores)
         self._taken = make_dataset(DatasetAbstraction(kind, args | keys), self.util)
@@ -113,5 +114,5 @@ class HuggingFace(TextRows):
 
 def _usual(kind: str, columns: list[str]) -> dict[str, str]:
     """Field of this kind of row → the column that holds it under a usual name."""
-    found = ((name, next((one for one in usual if one in columns), None)) for name, usual in FIELDS[kind].items())
-    return {name: column for name, column in found if column is not None}
+    present = {name: [column for column in usual if column in columns] for name, usual in FIELDS[kind].items()}
+    return {name: candidates[0] for name, candidates in present.items() if candidates}

@@ -95,10 +95,10 @@ class Mixture:
 
     def preview(self, index: int) -> Preview:
         name, row, before = self._plan[index]
-        said = _preview(self._sources[name], row)
-        metadata = {key: said.metadata.get(key) for key in self._metadata} | {SOURCE: name}
-        place = said.where or said.id  # the same for each use of a row
-        return replace(said, id=_id(name, said.id, before), where=place, metadata=metadata)
+        preview = _preview(self._sources[name], row)
+        metadata = {key: preview.metadata.get(key) for key in self._metadata} | {SOURCE: name}
+        location = preview.where or preview.id  # the same for each use of a row
+        return replace(preview, id=_id(name, preview.id, before), where=location, metadata=metadata)
 
     def digest(self) -> str:
         """Fingerprint of these rows, in this order."""
@@ -108,10 +108,10 @@ class Mixture:
         return content.hexdigest()
 
     def _open(self, name: str) -> Any:
-        others = {other: cfg for other, cfg in self.util.datasets.items() if other != name}
+        others = {dataset: cfg for dataset, cfg in self.util.datasets.items() if dataset != name}
         if len(others) == len(self.util.datasets):
-            known = ", ".join(others) or "none"
-            raise ValueError(f"weights names {name}, which is not another dataset of the recipe; there is {known}")
+            names = ", ".join(others) or "none"
+            raise ValueError(f"weights names {name}, which is not another dataset of the recipe; there is {names}")
         source = make_dataset(self.util.datasets[name], replace(self.util, datasets=others))
         if is_stream(source):
             raise ValueError(f"weights names {name}, a stream, whose number of rows is not known: set its max_rows")
@@ -120,7 +120,7 @@ class Mixture:
     def _refuse_unlike(self) -> None:
         keys = {name: tuple(sorted(_keys(source))) for name, source in self._sources.items()}
         if len(set(keys.values())) > 1:
-            shown = "; ".join(f"{name}: {', '.join(held)}" for name, held in keys.items())
+            shown = "; ".join(f"{name}: {', '.join(held_keys)}" for name, held_keys in keys.items())
             raise ValueError(f"rows of these datasets hold different keys and make no batch together: {shown}")
 
 
@@ -150,15 +150,16 @@ def uses(length: int, count: int, seed: int) -> list[tuple[int, int]]:
     rows, drawn at random but also in order."""
     passes, rest = divmod(count, length)
     drawn = np.random.Generator(np.random.PCG64(seed)).permutation(length)[:rest]
-    whole = [(row, number) for number in range(passes) for row in range(length)]
-    return whole + [(row, passes) for row in sorted(drawn.tolist())]
+    complete = [(row, number) for number in range(passes) for row in range(length)]
+    return complete + [(row, passes) for row in sorted(drawn.tolist())]
 
 
 def interleaved(rows: Mapping[str, list[tuple[int, int]]]) -> list[tuple[str, int, int]]:
     """The rows of all datasets, each dataset's in order and spread evenly over the whole."""
-    entries = [(name, row, number) for name, own in rows.items() for row, number in own]
-    places = np.concatenate([(np.arange(len(own)) + 0.5) / len(own) for own in rows.values() if own])
-    return [entries[place] for place in np.argsort(places, kind="stable").tolist()]
+    entries = [(name, row, number) for name, pairs in rows.items() for row, number in pairs]
+    counts = [len(pairs) for pairs in rows.values() if pairs]
+    places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    return [entries[index] for index in np.argsort(places, kind="stable").tolist()]
 
 
 def _id(name: str, id_: Any, before: int) -> str:

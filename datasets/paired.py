@@ -97,9 +97,8 @@ class Paired(TextRows):
         encoded_prompts = self._encode_prompts(prompts)
         answers = [self._answers(row) for row in rows]
         encoded_answers = iter(encode_answers(self.util.tokenizer, list(chain.from_iterable(answers))))
-        return [
-            (prompt, [next(encoded_answers) for _ in own]) for prompt, own in zip(encoded_prompts, answers, strict=True)
-        ]
+        encoded = [[next(encoded_answers) for _ in row_answers] for row_answers in answers]
+        return list(zip(encoded_prompts, encoded, strict=True))
 
     def _answers(self, row: Row[Texts]) -> list[str]:
         """Positive 0, negative 0, positive 1, … of the selected pairs."""

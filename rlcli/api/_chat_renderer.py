@@ -61,9 +61,9 @@ def rendered(template: str, day: str | None, variables: dict[str, Any]) -> tuple
     """The text, and [start, end) in characters of each part that the template marks as generated."""
     text: list[str] = []
     length = 0
-    for part in _compiled(template, day).generate(**variables):
-        text.append(part)
-        length += len(part)
+    for piece in _compiled(template, day).generate(**variables):
+        text.append(piece)
+        length += len(piece)
         if length > LONGEST:
             raise TooLong(f"it writes more than {LONGEST >> 20} million characters")
     return _without_marks("".join(text))
@@ -74,17 +74,17 @@ def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
     parts: list[str] = []
     spans: list[tuple[int, int]] = []
     length = depth = start = 0
-    for part in re.split(f"({OPEN}|{CLOSE})", marked):
-        if part == OPEN:
+    for piece in re.split(f"({OPEN}|{CLOSE})", marked):
+        if piece == OPEN:
             start = start if depth else length
             depth += 1
-        elif part == CLOSE:
+        elif piece == CLOSE:
             depth -= 1
             if not depth and length > start:
                 spans.append((start, length))
         else:
-            parts.append(part)
-            length += len(part)
+            parts.append(piece)
+            length += len(piece)
     return "".join(parts), spans
 
 

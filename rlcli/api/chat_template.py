@@ -230,7 +230,7 @@ def _refuse_old_jinja() -> None:
     from importlib.metadata import version
 
     installed = version("jinja2")
-    if tuple(int(part) for part in re.findall(r"\d+", installed)[:3]) < SAFE_JINJA:
+    if tuple(int(number) for number in re.findall(r"\d+", installed)[:3]) < SAFE_JINJA:
         raise ModelError(
             f"jinja2 {installed} cannot render chat templates safely", hint="pip install -U jinja2", code="S6"
         )

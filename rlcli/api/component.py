@@ -62,8 +62,8 @@ def _registrar(kind: str) -> Callable[..., Any]:
 def _maker(kind: str) -> Callable[..., Any]:
     """Components are loaded by `rlcli.registry`; as that imports this module, it is only imported on use."""
 
-    def make_component(cfg: Any, *given: Any, **named: Any) -> Any:
-        return getattr(importlib.import_module("rlcli.registry"), f"make_{kind}")(cfg, *given, **named)
+    def make_component(cfg: Any, *arguments: Any, **named: Any) -> Any:
+        return getattr(importlib.import_module("rlcli.registry"), f"make_{kind}")(cfg, *arguments, **named)
 
     make_component.__doc__ = f"The {kind} that an abstraction (`type_`, `args`) describes."
     return make_component

@@ -137,5 +137,5 @@ if not TYPE_CHECKING:  # a type checker is to report every name that is not here
 
 def stable_seed(*parts: int | str) -> int:
     """A 63-bit seed from named parts: the same in every process, on every machine, under every hash seed."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    text = "\x1f".join(f"{type(value).__name__}:{value}" for value in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

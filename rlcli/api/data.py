@@ -142,32 +142,32 @@ class SequenceSample:
             raise ValueError("nothing to gather: the list of batches is empty")
         parts = [sample for sample in samples if sample.bs] or [samples[0]]
         if keys is not None:
-            wanted = read_keys(keys)
-            parts = [part.select(wanted) for part in parts]
+            chosen = read_keys(keys)
+            parts = [sample.select(chosen) for sample in parts]
         first = parts[0]
-        for number, part in enumerate(parts[1:], start=1):
-            check_alike(first, part, number)
+        for number, sample in enumerate(parts[1:], start=1):
+            check_alike(first, sample, number)
         return cls._made(
-            ids=read_ids(flat2d(part.ids for part in parts)),
+            ids=read_ids(flat2d(sample.ids for sample in parts)),
             keys=first.keys,
             seqlens={key: [list(inner) for p in parts for inner in p.seqlens[key]] for key in first.keys},
             trailing_shapes=dict(first.trailing_shapes),
             dtypes=dict(first.dtypes),
             data=None
             if first.data is None
-            else {key: _joined([_data(part)[key] for part in parts]) for key in first.keys},
-            metadata={name: flat2d(part.metadata[name] for part in parts) for name in first.metadata},
+            else {key: _joined([_data(sample)[key] for sample in parts]) for key in first.keys},
+            metadata={name: flat2d(sample.metadata[name] for sample in parts) for name in first.metadata},
         )
 
-    def update_(self, other: SequenceSample) -> None:
-        """Add keys and metadata of `other`, which has the same ids in the same order; on conflict, `other` wins."""
-        if other.ids != self.ids:
-            kind = "the same ids in another order" if set(other.ids) == set(self.ids) else "other ids"
+    def update_(self, source: SequenceSample) -> None:
+        """Add keys and metadata of `source`, which has the same ids in the same order; on conflict, `source` wins."""
+        if source.ids != self.ids:
+            kind = "the same ids in another order" if set(source.ids) == set(self.ids) else "other ids"
             raise ValueError(f"cannot update a batch from one with {kind}")
-        if (self.data is None) != (other.data is None):
+        if (self.data is None) != (source.data is None):
             with_data, without = ("the other", "this") if self.data is None else ("this", "the other")
             raise ValueError(f"cannot update: {with_data} batch has data and {without} has none; use meta()")
-        addition = other.select(other.keys)
+        addition = source.select(source.keys)
         self.keys = KeySet(self.keys | addition.keys)
         self.seqlens = self.seqlens | addition.seqlens
         self.trailing_shapes = self.trailing_shapes | addition.trailing_shapes
@@ -180,14 +180,14 @@ class SequenceSample:
 
     def select(self, keys: Iterable[str]) -> SequenceSample:
         """The same samples with these keys only."""
-        wanted = KeySet(self._known(key) for key in read_keys(keys))
+        chosen = KeySet(self._known(key) for key in read_keys(keys))
         return self._made(
             ids=list(self.ids),
-            keys=wanted,
-            seqlens={key: [list(inner) for inner in self.seqlens[key]] for key in wanted},
-            trailing_shapes={key: self.trailing_shapes[key] for key in wanted},
-            dtypes={key: self.dtypes[key] for key in wanted},
-            data=None if self.data is None else {key: self.data[key] for key in wanted},
+            keys=chosen,
+            seqlens={key: [list(inner) for inner in self.seqlens[key]] for key in chosen},
+            trailing_shapes={key: self.trailing_shapes[key] for key in chosen},
+            dtypes={key: self.dtypes[key] for key in chosen},
+            data=None if self.data is None else {key: self.data[key] for key in chosen},
             metadata={name: list(values) for name, values in self.metadata.items()},
         )
 
@@ -312,11 +312,11 @@ class SequenceSample:
         `expected_seqlens` are the lengths of the result per sample, in the batch's order.
         """
         n = len(expected_seqlens)
-        there, back = list(forward_indices), list(backward_indices)
+        forward, back = list(forward_indices), list(backward_indices)
         if (
-            sorted(there) != list(range(n))
-            or sorted(back) != sorted(there)
-            or [there[i] for i in back] != sorted(there)
+            sorted(forward) != list(range(n))
+            or sorted(back) != sorted(forward)
+            or [forward[i] for i in back] != sorted(forward)
         ):
             raise ValueError(f"forward and backward indices are not inverse permutations of {n} samples")
         rows = [sum(expected_seqlens[i]) for i in forward_indices]
@@ -339,10 +339,10 @@ class SequenceSample:
         if len(set(names.values())) != len(names):
             raise ValueError(f"renaming {dict(remap)} gives two of the keys {list(self.keys)} the same name")
         self.keys = read_keys(names.values())
-        for part in ("seqlens", "trailing_shapes", "dtypes", "data"):
-            mapping = getattr(self, part)
+        for trait in ("seqlens", "trailing_shapes", "dtypes", "data"):
+            mapping = getattr(self, trait)
             if mapping is not None:
-                setattr(self, part, {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)})
+                setattr(self, trait, {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)})
 
     def meta(self) -> SequenceSample:
         """The batch without its data. It shares no mutable state with this one."""

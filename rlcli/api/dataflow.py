@@ -65,8 +65,8 @@ class MFCDef:
     @property
     def written_roles(self) -> tuple[str, ...]:
         """The roles whose weights the call changes: its own if it trains, and those that it copies to."""
-        own = (self.model_name,) if self.is_train else ()
-        return own + tuple(hook.target for hook in self.post_hooks if isinstance(hook, ParamReallocHook))
+        trained = (self.model_name,) if self.is_train else ()
+        return trained + tuple(hook.target for hook in self.post_hooks if isinstance(hook, ParamReallocHook))
 
     @property
     def produced_keys(self) -> tuple[str, ...]:
@@ -93,11 +93,11 @@ class CallGraph:
     def before(self, call: str) -> set[str]:
         """All calls that it waits for, directly or not."""
         direct = set(self.reads[call])
-        return direct.union(*(self.before(one) for one in direct))
+        return direct.union(*(self.before(earlier) for earlier in direct))
 
     def after(self, call: str) -> set[str]:
         """All calls that wait for it, directly or not."""
-        return {one for one in self.reads if call in self.before(one)}
+        return {later for later in self.reads if call in self.before(later)}
 
     def order(self) -> list[str]:
         """The calls, each after those that it waits for, otherwise in the order in which they were given."""
@@ -129,8 +129,8 @@ def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
         if mfc.written_roles or (mfc.model_name in writers and mfc.interface_type is not ModelInterfaceType.GENERATE)
     }
     makers = {key: mfc.name for mfc in mfcs for key in mfc.produced_keys}
-    while more := {mfc.name for mfc in mfcs if any(makers.get(key) in bound for key in mfc.input_keys)} - bound:
-        bound |= more
+    while reached := {mfc.name for mfc in mfcs if any(makers.get(key) in bound for key in mfc.input_keys)} - bound:
+        bound |= reached
     ahead = [mfc for mfc in mfcs if mfc.name not in bound]
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in ahead)
     return ahead if bound and generates else []

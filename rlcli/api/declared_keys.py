@@ -58,15 +58,15 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
             needed |= dict.fromkeys(named, True)
             due_to |= dict.fromkeys(named, each["argument"])
             continue
-        found = _ENTRY.fullmatch(entry)
-        if found is None:
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
             kinds = "`KEY if ARGUMENT`, `KEY unless ARGUMENT`, `KEY if given` or `each of ARGUMENT`"
             raise ValueError(f"{entry!r} is not a valid key, {kinds}")
-        counts = _counts(found, argument)
-        known = needed.get(found["key"], False)
-        needed[found["key"]] = True if True in (known, counts) else None if None in (known, counts) else False
-        if counts and found["argument"]:
-            due_to.setdefault(found["key"], found["argument"])
+        counts = _counts(match, argument)
+        earlier = needed.get(match["key"], False)
+        needed[match["key"]] = True if True in (earlier, counts) else None if None in (earlier, counts) else False
+        if counts and match["argument"]:
+            due_to.setdefault(match["key"], match["argument"])
     return DeclaredKeys(
         tuple(key for key, counts in needed.items() if counts),
         tuple(key for key, counts in needed.items() if not counts),

@@ -91,13 +91,13 @@ class _Recorder(TorchDispatchMode):
         return self._beginnings.get(tensor.untyped_storage()._cdata, _Beginning(is_known=False))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if name in _CONSTANTS or name == "full":
-            self._begin(made, _CONSTANTS[name] if name in _CONSTANTS else args[1])
+            self._begin(result, _CONSTANTS[name] if name in _CONSTANTS else args[1])
         elif name.endswith("_") and args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
             self.note(name, args[0], tuple(args[1:]), dict(kwargs or {}))
-        return made
+        return result
 
     def _begin(self, tensor: torch.Tensor, value: Any) -> None:
         if tensor.is_meta:
@@ -110,10 +110,10 @@ class _Recorder(TorchDispatchMode):
             self._alive.append(storage)
         beginning = self._beginnings[storage._cdata]
         settings.pop("generator", None)
-        whole = tensor.numel() * tensor.element_size() == storage.nbytes()
-        row = None if whole else _row_of(tensor, storage.nbytes())
+        is_whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+        row = None if is_whole else _row_of(tensor, storage.nbytes())
         simple = not any(isinstance(value, torch.Tensor) for value in (*arguments, *settings.values()))
-        if not simple or name not in _SETS + _CHANGES or (not whole and row is None):
+        if not simple or name not in _SETS + _CHANGES or (not is_whole and row is None):
             beginning.is_known = False
             return
         beginning.note(_Operation(name, arguments, settings, row))
@@ -188,8 +188,8 @@ class DrawnSource(ModelSource):
         for block in row_blocks(shape, rows):
             seed = stable_seed(self._seed, own_name, block.number)
             drawn = beginning.draw((block.size, *shape[1:]), block.first, seed)
-            part = drawn[(block.wanted, *others)]
-            yield block.first + block.wanted.start - rows.start, part if self._shapes[name] else part[0]
+            values = drawn[(block.selected, *others)]
+            yield block.first + block.selected.start - rows.start, values if self._shapes[name] else values[0]
 
     def _refuse_unknown(self, model_type: str) -> None:
         unknown = sorted(name for name, beginning in self._beginnings.items() if not beginning.is_known)
@@ -203,10 +203,10 @@ class DrawnSource(ModelSource):
 def _configuration(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> Any:
     from transformers import AutoConfig
 
-    given = {key: value for key, value in fields.items() if key != "model_type"}
+    settings = {key: value for key, value in fields.items() if key != "model_type"}
     if tokenizer is not None:
-        given = {
+        settings = {
             "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **given,
+            "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **settings,
         }  # fmt: skip
-    return without_dropout(AutoConfig.for_model(fields["model_type"], **given))
+    return without_dropout(AutoConfig.for_model(fields["model_type"], **settings))

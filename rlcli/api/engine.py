@@ -124,11 +124,11 @@ class HoldsWeights(abc.ABC):
 
     def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
         """The parameters as this rank holds them."""
-        held = self.weight_blocks()
-        if held is not None:
-            yield from ((block, read()) for block, read in held.items())
+        blocks = self.weight_blocks()
+        if blocks is not None:
+            yield from ((block, read()) for block, read in blocks.items())
         else:
-            yield from ((WeightBlock.whole(name, whole.shape), whole) for name, whole in self.whole_parameters())
+            yield from ((WeightBlock.whole(name, values.shape), values) for name, values in self.whole_parameters())
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         """Move this engine's parameters towards those of `source`: mine ← eta · theirs + (1 − eta) · mine.
@@ -233,9 +233,9 @@ class ForwardEngine(HoldsWeights):
 
     def _micro_batches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None, cut: Cut) -> list[MicroBatch]:
         """Micro-batches under the token cap, the same number on every rank: a rank's last ones may be idle."""
-        own = split_batch(input_, mb_spec, cut)
-        count = int(self.all_reduce(torch.tensor(len(own), device=self.device), "max"))
-        return own + [idle_micro_batch(self.device)] * (count - len(own))
+        micro_batches = split_batch(input_, mb_spec, cut)
+        count = int(self.all_reduce(torch.tensor(len(micro_batches), device=self.device), "max"))
+        return micro_batches + [idle_micro_batch(self.device)] * (count - len(micro_batches))
 
     def _reduce(self, value: torch.Tensor, op: str) -> torch.Tensor:
         return self.from_last_stage(self.all_reduce(value.to(self.device), op))
@@ -330,7 +330,7 @@ class PipelinableEngine(TrainEngine, GenerationEngine):
 
 
 def _missing(name: str) -> Callable[..., Any]:
-    def method(self: Any, *given: Any, **named: Any) -> Any:
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no {name}")
 
     return method
@@ -347,5 +347,7 @@ def _logits(output: ModelOutput, micro_batch: SequenceSample) -> torch.Tensor:
 
 
 def _total_weight(micro_batches: Sequence[MicroBatch], loss_weight_fn: LossWeightFn) -> torch.Tensor:
-    weights = [as_scalar(loss_weight_fn(one.sample)) for one in micro_batches if not one.is_idle]
+    weights = [
+        as_scalar(loss_weight_fn(micro_batch.sample)) for micro_batch in micro_batches if not micro_batch.is_idle
+    ]
     return torch.stack(weights).sum() if weights else torch.zeros((), dtype=torch.float64)

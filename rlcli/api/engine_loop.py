@@ -24,14 +24,14 @@ class ForwardLoop(ForwardEngine):
         """Run the model on `packed_input_ids` and return `then(output)`; gradients flow if grad mode is on."""
 
     def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
-        made = []
+        results = []
         for micro_batch in micro_batches:
             sample = micro_batch.sample
             if micro_batch.is_idle:
                 self.forward_micro_batch(sample, _zero)
             else:
-                made.append(self.forward_micro_batch(sample, _for(sample, hook)))
-        return made
+                results.append(self.forward_micro_batch(sample, _for(sample, hook)))
+        return results
 
 
 class TrainLoop(ForwardLoop, TrainEngine):

@@ -33,41 +33,41 @@ class FlatPart:
     shape: torch.Size
     """Shape of the whole tensor."""
     start: int
-    held: torch.Tensor
+    values: torch.Tensor
     """[n], live; n may be 0."""
     group: Any
     """The ranks that together hold each element once."""
 
     def boxes(self) -> list[Box]:
         """The range as blocks, which are all that files can describe: part of a row, whole rows, part of a row."""
-        found, taken = [], 0
-        for offsets, sizes in _boxes(tuple(self.shape), self.start, self.start + self.held.numel()):
+        boxes, taken = [], 0
+        for offsets, sizes in _boxes(tuple(self.shape), self.start, self.start + self.values.numel()):
             count = math.prod(sizes)
-            found.append(Box(offsets, self.held[taken : taken + count].view(sizes)))
+            boxes.append(Box(offsets, self.values[taken : taken + count].view(sizes)))
             taken += count
-        return found
+        return boxes
 
     def dim(self) -> int:
         return len(self.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.held.dtype
+        return self.values.dtype
 
     def is_floating_point(self) -> bool:
-        return self.held.is_floating_point()
+        return self.values.is_floating_point()
 
     def to_local(self) -> torch.Tensor:
         """[n]: what this rank holds."""
-        return self.held
+        return self.values
 
     def full_tensor(self) -> torch.Tensor:
         """The whole tensor, on every rank of the group; all of them must call it."""
-        whole = torch.zeros(math.prod(self.shape), dtype=self.held.dtype, device=self.held.device)
-        whole[self.start : self.start + self.held.numel()] = self.held
+        full = torch.zeros(math.prod(self.shape), dtype=self.values.dtype, device=self.values.device)
+        full[self.start : self.start + self.values.numel()] = self.values
         if self.group is not None and dist.get_world_size(self.group) > 1:
-            dist.all_reduce(whole, group=self.group)
-        return whole.view(self.shape)
+            dist.all_reduce(full, group=self.group)
+        return full.view(self.shape)
 
     def __create_chunk_list__(self) -> list[Any]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata

@@ -60,7 +60,7 @@ _PER = {one: "one per sequence", full: "one per token", minus_one: "one per toke
 class Numbers:
     """A kind of numbers."""
 
-    wanted: str
+    expected: str
     """The dtypes that they may have, in words."""
     fits: Callable[[torch.dtype], bool]
 

@@ -30,29 +30,29 @@ def is_array(value: Any) -> TypeGuard[numpy.ndarray]:
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
-def read_length(value: Any, what: str) -> int:
+def read_length(value: Any, subject: str) -> int:
     """A whole number ≥ 0. Booleans, strings and floats are refused, not converted."""
     try:
         length = None if isinstance(value, bool) or is_tensor(value) else operator.index(value)
     except TypeError:
         length = None
     if length is None:
-        raise ValueError(f"{what}: {value!r} is not a length (a whole number)")
+        raise ValueError(f"{subject}: {value!r} is not a length (a whole number)")
     if length < 0:
-        raise ValueError(f"{what}: length {length} is negative")
+        raise ValueError(f"{subject}: length {length} is negative")
     return length
 
 
-def read_lengths(value: Any, what: str) -> Lengths:
+def read_lengths(value: Any, subject: str) -> Lengths:
     """Lists of ints from the lengths given for one key: a list, tuple, 1-D tensor or array over the samples.
 
     Each entry is an int (a sample with one sequence) or, again, a list, tuple, 1-D tensor or array of ints.
     """
     return [
-        [read_length(length, what) for length in _items(entry, what)]
+        [read_length(length, subject) for length in _items(entry, subject)]
         if _is_sequence(entry)
-        else [read_length(entry, what)]
-        for entry in _items(value, what)
+        else [read_length(entry, subject)]
+        for entry in _items(value, subject)
     ]
 
 
@@ -62,15 +62,15 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _items(value: Any, what: str) -> Iterable[Any]:
+def _items(value: Any, subject: str) -> Iterable[Any]:
     if is_tensor(value) or is_array(value):
         kind = value.dtype.kind if is_array(value) else _kind(cast(Any, value).dtype)
         if kind not in "iu" and len(value):
-            raise ValueError(f"{what}: lengths of dtype {value.dtype} are not whole numbers")
+            raise ValueError(f"{subject}: lengths of dtype {value.dtype} are not whole numbers")
         return value.tolist()
     if isinstance(value, list | tuple):
         return [v.item() if is_tensor(v) and v.ndim == 0 else v for v in value]
-    raise ValueError(f"{what}: {value!r} is not a list of lengths")
+    raise ValueError(f"{subject}: {value!r} is not a list of lengths")
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -39,8 +39,8 @@ def alternatives_problem(alternatives: Alternatives, values: Mapping[str, Any]) 
     """What is wrong with the values of arguments of which exactly one is needed."""
     if not alternatives or sum(bool(values.get(name)) for name in alternatives) == 1:
         return None
-    given = [name for name in alternatives if values.get(name)]
-    return f"{' and '.join(given)} are given; keep one" if given else f"{' or '.join(alternatives)} is needed"
+    named = [name for name in alternatives if values.get(name)]
+    return f"{' and '.join(named)} are given; keep one" if named else f"{' or '.join(alternatives)} is needed"
 
 
 def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]]]:

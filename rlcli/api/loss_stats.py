@@ -16,9 +16,9 @@ _MAX_STATS = 63
 _NAME_BYTES = 64
 
 
-def read_loss(made: torch.Tensor | tuple[torch.Tensor, Stats]) -> tuple[torch.Tensor, Stats]:
+def read_loss(returned: torch.Tensor | tuple[torch.Tensor, Stats]) -> tuple[torch.Tensor, Stats]:
     """The loss and its stats, including the loss itself, from what a loss function returned."""
-    loss, stats = made if isinstance(made, tuple) else (made, {})
+    loss, stats = returned if isinstance(returned, tuple) else (returned, {})
     return loss, {"loss": loss.detach(), **stats}
 
 
@@ -49,13 +49,15 @@ def _agree_on_names(collected: Sequence[Stats], reduce: Reduce) -> dict[str, boo
 
     The loss function determines the names, but a rank without a micro-batch has not run it: it learns them here.
     """
-    known = {name: isinstance(value, tuple) for sums in collected for name, value in sums.items()}
-    if len(known) > _MAX_STATS or any(len(name.encode()) > _NAME_BYTES for name in known):
-        raise ValueError(f"a loss may report {_MAX_STATS} stats with names of {_NAME_BYTES} bytes, not {sorted(known)}")
+    has_count = {name: isinstance(value, tuple) for sums in collected for name, value in sums.items()}
+    if len(has_count) > _MAX_STATS or any(len(name.encode()) > _NAME_BYTES for name in has_count):
+        raise ValueError(
+            f"a loss may report {_MAX_STATS} stats with names of {_NAME_BYTES} bytes, not {sorted(has_count)}"
+        )
     table = torch.zeros((_MAX_STATS, 1 + _NAME_BYTES), dtype=torch.int64)
-    for row, name in zip(table, sorted(known), strict=False):
+    for row, name in zip(table, sorted(has_count), strict=False):
         encoded = name.encode()
-        row[0] = 1 + known[name]
+        row[0] = 1 + has_count[name]
         row[1 : 1 + len(encoded)] = torch.tensor(list(encoded))
     rows = reduce(table, "max").cpu().tolist()
     return {bytes(byte for byte in row[1:] if byte).decode(): row[0] == 2 for row in rows if row[0]}

@@ -122,8 +122,8 @@ class MemoryModel(abc.ABC):
 
     def snapshot(self) -> int:
         """Bytes of this rank's part that a checkpoint copies to host memory until it is written."""
-        kept = self.kept()
-        return kept.weights + kept.optimizer
+        resident = self.kept()
+        return resident.weights + resident.optimizer
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
         """Forward and backward passes of micro-batches, the largest of `tokens` tokens, and the optimizer."""

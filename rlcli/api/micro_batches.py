@@ -37,13 +37,13 @@ def split_batch(batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: 
     """
     if cut not in ("sample", "sequence"):
         raise ValueError(f"cut is {cut!r}; it must be 'sample' or 'sequence'")
-    whole = one_per_sequence(batch) if cut == "sequence" else batch
-    if not whole.bs:
+    samples = one_per_sequence(batch) if cut == "sequence" else batch
+    if not samples.bs:
         return []
     spec = spec or MicroBatchSpec()
-    wanted = MicroBatchSpec(n_mbs=min(spec.n_mbs, whole.bs), max_tokens_per_mb=spec.max_tokens_per_mb)
-    parts, places = whole.split_to_micro_batches(wanted, key=SEQUENCES)
-    return [MicroBatch(part, tuple(where)) for part, where in zip(parts, places, strict=True)]
+    feasible = MicroBatchSpec(n_mbs=min(spec.n_mbs, samples.bs), max_tokens_per_mb=spec.max_tokens_per_mb)
+    parts, places = samples.split_to_micro_batches(feasible, key=SEQUENCES)
+    return [MicroBatch(sample, tuple(where)) for sample, where in zip(parts, places, strict=True)]
 
 
 def one_per_sequence(batch: SequenceSample) -> SequenceSample:
@@ -81,7 +81,7 @@ def rows_in_order(
     each sequence, if groups are cut). `rows` has one tensor for each micro-batch that is not idle."""
     pieces: dict[int, torch.Tensor] = {}
     working = [micro_batch for micro_batch in micro_batches if not micro_batch.is_idle]
-    for micro_batch, made in zip(working, rows, strict=True):
-        counts = [lengths[place] for place in micro_batch.places]
-        pieces.update(zip(micro_batch.places, made.split(counts), strict=True))
-    return torch.cat([pieces[place] for place in range(len(lengths))])
+    for micro_batch, outputs in zip(working, rows, strict=True):
+        counts = [lengths[index] for index in micro_batch.places]
+        pieces.update(zip(micro_batch.places, outputs.split(counts), strict=True))
+    return torch.cat([pieces[index] for index in range(len(lengths))])

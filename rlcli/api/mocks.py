@@ -78,7 +78,7 @@ def mock_responses(
         shortest, longest = max(settings.min_new_tokens, 1), settings.max_new_tokens
         length = int(torch.randint(shortest, longest + 1, (), generator=stream)) if ends else longest
         chosen = torch.randint(len(words), (length - ends,), generator=stream).tolist() if words else []
-        response = [words[place] for place in chosen] + [tokenizer.eos_token_id] * ends
+        response = [words[index] for index in chosen] + [tokenizer.eos_token_id] * ends
         tokens.append(torch.tensor(response, dtype=torch.int64))
         logprobs.append(-0.1 - 2 * torch.rand(len(response), generator=stream))
         ended.append(ends)

@@ -56,8 +56,8 @@ def write_index(files: Mapping[str, Mapping[str, torch.Tensor]], folder: Path) -
 
 def own_weights(lm: Any) -> dict[str, torch.Tensor]:
     """Parameters (tied ones once) and the buffers that are stored in the model's files, as they are."""
-    kept = lm.state_dict().keys()
-    buffers = {name: buffer for name, buffer in lm.named_buffers() if name in kept}
+    stored = lm.state_dict().keys()
+    buffers = {name: buffer for name, buffer in lm.named_buffers() if name in stored}
     return {name: tensor.detach() for name, tensor in {**dict(lm.named_parameters()), **buffers}.items()}
 
 
@@ -93,9 +93,9 @@ class _Plan:
         for name, weight in weights:
             waiting[name] = weight
             group = self._groups[name]
-            if all(other in waiting for other in group):
-                made = _as_stored(self._lm, {other: waiting.pop(other) for other in group})
-                yield from ((new, _in_dtype(new, tensor, self._dtype)) for new, tensor in made.items())
+            if all(member in waiting for member in group):
+                files = _as_stored(self._lm, {member: waiting.pop(member) for member in group})
+                yield from ((new, _in_dtype(new, tensor, self._dtype)) for new, tensor in files.items())
         if waiting:
             raise AssertionError(f"{min(waiting)} waits for weights that have not come")
 
@@ -104,11 +104,11 @@ def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, .
     """Weight → the weights that files hold in one tensor with it, itself included."""
     if getattr(lm, "_weight_conversions", None) == []:
         return {name: (name,) for name in meta}
-    wanted = {name: tensor.shape for name, tensor in _as_stored(lm, dict(meta)).items()}
+    shapes = {name: tensor.shape for name, tensor in _as_stored(lm, dict(meta)).items()}
     groups: dict[str, list[str]] = {}
     for name, tensor in meta.items():
         alone = _as_stored(lm, {name: tensor})
-        is_enough = all(wanted.get(new) == made.shape for new, made in alone.items())
+        is_enough = all(shapes.get(new) == converted.shape for new, converted in alone.items())
         groups.setdefault(f"alone {name}" if is_enough else f"part of {min(alone)}", []).append(name)
     return {name: tuple(group) for group in groups.values() for name in group}
 
@@ -132,19 +132,23 @@ def in_files(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.T
         room -= tensor.nbytes
     if len(files) == 1:
         return {WHOLE: files[0]}
-    return {f"model-{number:05d}-of-{len(files):05d}.safetensors": held for number, held in enumerate(files, 1)}
+    return {f"model-{number:05d}-of-{len(files):05d}.safetensors": content for number, content in enumerate(files, 1)}
 
 
 def _in_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not tensor.is_floating_point() or tensor.dtype == dtype:
         return tensor
-    made = tensor.to(dtype)
-    if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max and not made.is_meta and not made.isfinite().all():
+    converted = tensor.to(dtype)
+    if (
+        torch.finfo(dtype).max < torch.finfo(tensor.dtype).max
+        and not converted.is_meta
+        and not converted.isfinite().all()
+    ):
         raise ModelError(
             f"{name} holds {float(tensor.abs().max()):.4g}, which is too large for {str(dtype).removeprefix('torch.')}",
             hint="bfloat16 has the range of float32: set checkpoint.save_dtype",
         )
-    return made
+    return converted
 
 
 def _append(file: BinaryIO, tensor: torch.Tensor) -> None:

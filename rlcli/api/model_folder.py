@@ -43,9 +43,9 @@ def model_folder(source: str, *, weights: bool) -> Path:
 def _downloaded(source: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = [pattern for pattern in WANTED_FILES if weights or "safetensors" not in pattern]
+    patterns = [pattern for pattern in WANTED_FILES if weights or "safetensors" not in pattern]
     try:
-        return Path(snapshot_download(source, allow_patterns=wanted))
+        return Path(snapshot_download(source, allow_patterns=patterns))
     except Exception as error:  # network, authorisation, no such model, offline: each has its own class
         raise ModelError(
             f"{source} cannot be fetched from the Hugging Face Hub: {first_line(error)}",
@@ -65,12 +65,12 @@ def check_folder(folder: Path, *, weights: bool) -> None:
     if not weights:
         return
     if (folder / ADAPTER).exists():
-        what = f"{folder} holds an adapter, not a whole model"
-        raise ModelError(what, hint="merge it into its base model (merge_and_unload) and save_pretrained that")
+        message = f"{folder} holds an adapter, not a whole model"
+        raise ModelError(message, hint="merge it into its base model (merge_and_unload) and save_pretrained that")
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
-        found = f"; it holds {others[0]}, which can run code when it is read" if others else ""
-        raise ModelError(f"{folder} has no safetensors weights{found}", hint=SAVE_AGAIN)
+        remark = f"; it holds {others[0]}, which can run code when it is read" if others else ""
+        raise ModelError(f"{folder} has no safetensors weights{remark}", hint=SAVE_AGAIN)
     check_config(_read_json(config), str(config))
     _check_described(folder, check_weights(folder))
 
@@ -100,11 +100,11 @@ def _check_described(folder: Path, stored: Mapping[str, tuple[int, ...]]) -> Non
     rows, numbers = inner.get("vocab_size") or 0, sum(math.prod(shape) for shape in stored.values())
     hint = "the folder is incomplete, or config.json is of another model"
     if layers > len(stored):
-        what = f"it describes {layers} layers; the files hold {len(stored)} tensors"
-        raise ModelError(what, where=str(folder / "config.json"), hint=hint)
+        message = f"it describes {layers} layers; the files hold {len(stored)} tensors"
+        raise ModelError(message, where=str(folder / "config.json"), hint=hint)
     if rows * width > numbers and not config.get("quantization_config"):
-        what = f"it describes an embedding of {rows} x {width}; the files hold {numbers} numbers in all"
-        raise ModelError(what, where=str(folder / "config.json"), hint=hint)
+        message = f"it describes an embedding of {rows} x {width}; the files hold {numbers} numbers in all"
+        raise ModelError(message, where=str(folder / "config.json"), hint=hint)
 
 
 def check_sizes(model: Path, tokenizer: Path) -> None:

@@ -32,13 +32,13 @@ def on_meta(config: Any, head: str, dtype: torch.dtype) -> Any:
     """The model of a configuration, all of it on the meta device. The configuration is copied."""
     from transformers import AutoModelForCausalLM
 
-    made = copy.deepcopy(config)
+    own_config = copy.deepcopy(config)
     with torch.device("meta"):
         if head == "lm":
-            return AutoModelForCausalLM.from_config(made, dtype=dtype)
-        made.num_labels = 1
-        family: Any = value_model_class(made)
-        return family._from_config(made, dtype=dtype)
+            return AutoModelForCausalLM.from_config(own_config, dtype=dtype)
+        own_config.num_labels = 1
+        family: Any = value_model_class(own_config)
+        return family._from_config(own_config, dtype=dtype)
 
 
 def _conversions(lm: Any) -> list[Any]:

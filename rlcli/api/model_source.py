@@ -64,7 +64,7 @@ class ModelSource(abc.ABC):
 
     def read(self, name: str, region: Region = ()) -> torch.Tensor:
         """A part of a parameter or buffer in one piece, on the CPU. Raises ModelError."""
-        sizes = [part.stop - part.start for part in bounds(region, self.shape(name))]
+        sizes = [span.stop - span.start for span in bounds(region, self.shape(name))]
         if 0 in sizes:
             return torch.empty(sizes, dtype=self.dtype)
         pieces = [block for _, block in self.blocks(name, region)]
@@ -124,8 +124,8 @@ def fill(lm: nn.Module, source: ModelSource) -> None:
 
     `lm` comes from `source.skeleton()`; it may have been sharded since, and has been materialized.
     """
-    kept = lm.state_dict().keys()
-    buffers = {name: buffer for name, buffer in lm.named_buffers() if name in kept}
+    stored = lm.state_dict().keys()
+    buffers = {name: buffer for name, buffer in lm.named_buffers() if name in stored}
     for name, tensor in {**dict(lm.named_parameters()), **buffers}.items():
         fill_tensor(tensor.detach(), source, name)
 
@@ -151,12 +151,12 @@ def local_part(tensor: Any) -> tuple[torch.Tensor, tuple[slice, ...]]:
 def bounds(region: Region, shape: Sequence[int]) -> tuple[slice, ...]:
     """The region with both ends of every dimension. Raises ValueError for a region outside the tensor."""
     full = []
-    for part, size in itertools.zip_longest(region, shape, fillvalue=None):
+    for span, size in itertools.zip_longest(region, shape, fillvalue=None):
         if size is None:
             raise ValueError(f"{len(region)} dimensions asked for of a tensor of shape {list(shape)}")
-        start, stop, step = (part or slice(None)).indices(size)
-        if step != 1 or (part is not None and (part.stop or 0) > size):
-            raise ValueError(f"{part} is not a part of a dimension of {size}")
+        start, stop, step = (span or slice(None)).indices(size)
+        if step != 1 or (span is not None and (span.stop or 0) > size):
+            raise ValueError(f"{span} is not a part of a dimension of {size}")
         full.append(slice(start, max(start, stop)))
     return tuple(full)
 
@@ -170,7 +170,7 @@ class RowBlock:
     """Its first row in the tensor."""
     size: int
     """Number of its rows."""
-    wanted: slice
+    selected: slice
     """The requested ones among its rows."""
 
 

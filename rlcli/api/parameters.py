@@ -38,33 +38,33 @@ class Link:
     groups: int = 1
     """How many times the matrices alternate, each time with an equal share of their rows."""
 
-    def separate(self, whole: Any) -> dict[str, Any]:
+    def separate(self, array: Any) -> dict[str, Any]:
         """Split theirs into ours, as views where arrays allow it. Raises ModelError for an impossible shape."""
-        self._check(tuple(whole.shape))
+        self._check(tuple(array.shape))
         parts = []
-        for matrix in whole if self.experts else [whole]:
+        for matrix in array if self.experts else [array]:
             upright = _transposed(matrix) if self.transposed and matrix.ndim > 1 else matrix
             parts += _split(upright, self.rows, self.groups) if self.rows else [upright]
         return dict(zip(self.ours, parts, strict=True))
 
     def join(self, parts: Mapping[str, Any]) -> Any:
         """Join ours into theirs; all of `ours` must be among `parts`."""
-        found = [parts[name] for name in self.ours]
+        matched = [parts[name] for name in self.ours]
         each = len(self.rows) or 1
-        matrices = [_joined(found[first : first + each], self.groups) for first in range(0, len(found), each)]
-        whole = matrices[0]
+        matrices = [_joined(matched[first : first + each], self.groups) for first in range(0, len(matched), each)]
+        joined = matrices[0]
         if self.experts:
-            whole = _concatenated(matrices).reshape(self.experts, -1, *whole.shape[1:])
-        return _transposed(whole) if self.transposed and found[0].ndim > 1 else whole
+            joined = _concatenated(matrices).reshape(self.experts, -1, *joined.shape[1:])
+        return _transposed(joined) if self.transposed and matched[0].ndim > 1 else joined
 
-    def separate_shapes(self, whole: Shape) -> dict[str, Shape]:
+    def separate_shapes(self, shape: Shape) -> dict[str, Shape]:
         """The shapes that `separate` returns."""
-        self._check(whole)
-        matrix = whole[1:] if self.experts else whole
+        self._check(shape)
+        matrix = shape[1:] if self.experts else shape
         if self.transposed and len(matrix) > 1:
             matrix = (*matrix[:-2], matrix[-1], matrix[-2])
-        one = [(rows, *matrix[1:]) for rows in self.rows] or [matrix]
-        return dict(zip(self.ours, one * (self.experts or 1), strict=True))
+        shapes = [(rows, *matrix[1:]) for rows in self.rows] or [matrix]
+        return dict(zip(self.ours, shapes * (self.experts or 1), strict=True))
 
     def join_shape(self, parts: Mapping[str, Shape]) -> Shape:
         """The shape that `join` returns."""
@@ -73,19 +73,19 @@ class Link:
             shape = (sum(self.rows), *shape[1:])
         if self.transposed and len(shape) > 1:
             shape = (*shape[:-2], shape[-1], shape[-2])
-        whole = (self.experts, *shape) if self.experts else shape
-        if self.separate_shapes(whole) != {name: tuple(parts[name]) for name in self.ours}:
+        joined = (self.experts, *shape) if self.experts else shape
+        if self.separate_shapes(joined) != {name: tuple(parts[name]) for name in self.ours}:
             raise ModelError(f"{self.theirs} cannot be made: its parts have shapes {_listed(parts, self.ours)}")
-        return whole
+        return joined
 
-    def _check(self, whole: Shape) -> None:
-        stacked = self.experts == 0 or (len(whole) > 0 and whole[0] == self.experts)
-        matrix = whole[1:] if self.experts else whole
+    def _check(self, shape: Shape) -> None:
+        stacked = self.experts == 0 or (len(shape) > 0 and shape[0] == self.experts)
+        matrix = shape[1:] if self.experts else shape
         side = (matrix[-1] if self.transposed and len(matrix) > 1 else matrix[0]) if matrix else 0
         if not stacked or (self.rows and side != sum(self.rows)):
             expected = f"{self.experts} experts" if not stacked else f"{sum(self.rows)} rows"
             raise ModelError(
-                f"{self.theirs} has shape {list(whole)}; its configuration says {expected}",
+                f"{self.theirs} has shape {list(shape)}; its configuration says {expected}",
                 hint="config.json may be of another model",
             )
 
@@ -118,8 +118,8 @@ class Layout:
 
     def refuse_torn(self, link: Link, ours: Iterable[str]) -> None:
         """Raise ModelError if some of a link's parts are missing."""
-        known = set(ours)
-        missing = [name for name in link.ours if name not in known]
+        present = set(ours)
+        missing = [name for name in link.ours if name not in present]
         if missing:
             raise ModelError(
                 f"{link.theirs} needs {', '.join(missing[:3])}, which {'is' if len(missing) == 1 else 'are'} not there"
@@ -138,7 +138,7 @@ def _split(array: Any, rows: Sequence[int], groups: int) -> list[Any]:
         return [array[end - count : end] for end, count in zip(ends, rows, strict=True)]
     grouped = array.reshape(groups, -1, *array.shape[1:])
     parts = [grouped[:, (end - count) // groups : end // groups] for end, count in zip(ends, rows, strict=True)]
-    return [part.reshape(-1, *array.shape[1:]) for part in parts]
+    return [piece.reshape(-1, *array.shape[1:]) for piece in parts]
 
 
 def _transposed(array: Any) -> Any:

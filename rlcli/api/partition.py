@@ -116,7 +116,7 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
             bisect.insort(sums, (value, len(groups)))
             groups.append([index])
             continue
-        chosen = min(range(fitting), key=lambda place: len(groups[sums[place][1]]))
+        chosen = min(range(fitting), key=lambda index: len(groups[sums[index][1]]))
         total, group = sums.pop(chosen)
         bisect.insort(sums, (total + value, group))
         groups[group].append(index)

@@ -94,7 +94,7 @@ def preview_of(sample: SequenceSample) -> Preview:
         masks = _pieces(sample, "prompt_mask")
         return Preview(sequences=sequences, trained=[[not masked for masked in mask] for mask in masks], **about)
     prompt = _pieces(sample, "prompt_lens")[0][0] if "prompt_lens" in sample.keys else 0
-    trained = [[place >= prompt for place in range(len(tokens))] for tokens in sequences]
+    trained = [[index >= prompt for index in range(len(tokens))] for tokens in sequences]
     return Preview(sequences=sequences, trained=trained, **about)
 
 

@@ -23,8 +23,8 @@ class KeySet(frozenset[str]):
 def read_fields(sample: SequenceSample) -> None:
     """Convert the constructor's arguments to their final form; raises ValueError if they are inconsistent."""
     sample.ids = read_ids(sample.ids)
-    given = by_name(sample.seqlens, "seqlens")
-    sample.seqlens = {key: read_lengths(lengths, f"seqlens of {key!r}") for key, lengths in given}
+    items = by_name(sample.seqlens, "seqlens")
+    sample.seqlens = {key: read_lengths(lengths, f"seqlens of {key!r}") for key, lengths in items}
     sample.keys = read_keys(sample.seqlens if sample.keys is None else sample.keys)
     _same_keys(sample, "seqlens", sample.seqlens)
     for key, lengths in sample.seqlens.items():
@@ -49,22 +49,24 @@ def read_fields(sample: SequenceSample) -> None:
         sample.metadata[name] = list(values)
 
 
-def _same_keys(sample: SequenceSample, what: str, mapping: Mapping[str, Any]) -> None:
+def _same_keys(sample: SequenceSample, subject: str, mapping: Mapping[str, Any]) -> None:
     names = set(mapping)
     if names ^ sample.keys:
         missing, extra = sorted(sample.keys - names), sorted(names - sample.keys)
-        raise ValueError(f"{what} and keys differ: missing {missing}, unexpected {extra}")
+        raise ValueError(f"{subject} and keys differ: missing {missing}, unexpected {extra}")
 
 
-def _read_traits(sample: SequenceSample, what: str, given: Any, of: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+def _read_traits(
+    sample: SequenceSample, subject: str, traits_given: Any, of: Callable[[torch.Tensor], Any]
+) -> dict[str, Any]:
     """`dtypes` or `trailing_shapes` as given, or else taken from the tensors."""
-    if given is not None:
-        traits = dict(by_name(given, what))
-        _same_keys(sample, what, traits)
+    if traits_given is not None:
+        traits = dict(by_name(traits_given, subject))
+        _same_keys(sample, subject, traits)
         return traits
     if sample.data is None:
         if sample.keys:
-            raise ValueError(f"{what} cannot be inferred without data")
+            raise ValueError(f"{subject} cannot be inferred without data")
         return {}
     return {key: of(t) if is_tensor(t) else None for key, t in sample.data.items()}
 
@@ -86,13 +88,13 @@ def _check_tensor(sample: SequenceSample, key: str, tensor: Any) -> None:
         raise ValueError(f"data of {key!r} has shape {tuple(tensor.shape)}, expected {expected}")
 
 
-def by_name(mapping: Any, what: str) -> list[tuple[str, Any]]:
+def by_name(mapping: Any, subject: str) -> list[tuple[str, Any]]:
     """The items in alphabetical order, so that all ranks iterate over keys in the same order."""
     if not isinstance(mapping, Mapping):
-        raise ValueError(f"{what} is a {type(mapping).__name__}, not a mapping from names")
+        raise ValueError(f"{subject} is a {type(mapping).__name__}, not a mapping from names")
     if not all(isinstance(name, str) for name in mapping):
         odd = [name for name in mapping if not isinstance(name, str)]
-        raise ValueError(f"{what} has names that are not strings: {odd}")
+        raise ValueError(f"{subject} has names that are not strings: {odd}")
     return sorted(mapping.items())
 
 
@@ -130,19 +132,21 @@ def check_indices(indices: Sequence[int], bs: int) -> None:
         raise ValueError(f"sample indices {list(indices)} do not all lie between 0 and {bs - 1}")
 
 
-def check_alike(first: SequenceSample, part: SequenceSample, number: int) -> None:
-    """Raise ValueError unless `part` can follow `first` in one batch."""
-    for what, of_first, of_part in (
-        ("keys", first.keys, part.keys),
-        ("dtypes", first.dtypes, part.dtypes),
-        ("trailing shapes", first.trailing_shapes, part.trailing_shapes),
-        ("metadata names", first.metadata.keys(), part.metadata.keys()),
+def check_alike(first: SequenceSample, sample: SequenceSample, number: int) -> None:
+    """Raise ValueError unless `sample` can follow `first` in one batch."""
+    for trait, of_first, of_sample in (
+        ("keys", first.keys, sample.keys),
+        ("dtypes", first.dtypes, sample.dtypes),
+        ("trailing shapes", first.trailing_shapes, sample.trailing_shapes),
+        ("metadata names", first.metadata.keys(), sample.metadata.keys()),
     ):
-        if of_first != of_part:
-            raise ValueError(f"cannot gather: batch {number} has {what} {of_part}, the first has {of_first}")
-    here, there = _keys_with_data(first), _keys_with_data(part)
-    if here != there:
-        raise ValueError(f"cannot gather: batch {number} holds the data of {there}, the first that of {here}")
+        if of_first != of_sample:
+            raise ValueError(f"cannot gather: batch {number} has {trait} {of_sample}, the first has {of_first}")
+    keys_of_first, keys_of_sample = _keys_with_data(first), _keys_with_data(sample)
+    if keys_of_first != keys_of_sample:
+        raise ValueError(
+            f"cannot gather: batch {number} holds the data of {keys_of_sample}, the first that of {keys_of_first}"
+        )
 
 
 def _keys_with_data(sample: SequenceSample) -> list[str] | None:

@@ -46,8 +46,8 @@ def encode(sample: SequenceSample) -> dict[str, Any]:
 def decode(cls: type[SequenceSample], encoded: Mapping[str, Any]) -> SequenceSample:
     """The constructor checks everything but the names of dtypes and the numbers, which are checked here."""
     if not isinstance(encoded, Mapping) or encoded.keys() != _FIELDS:
-        found = sorted(encoded) if isinstance(encoded, Mapping) else type(encoded).__name__
-        raise ValueError(f"a sample as JSON has the fields {sorted(_FIELDS)}, not {found}")
+        description = sorted(encoded) if isinstance(encoded, Mapping) else type(encoded).__name__
+        raise ValueError(f"a sample as JSON has the fields {sorted(_FIELDS)}, not {description}")
     dtypes = {key: None if name is None else _dtype(name) for key, name in encoded["dtypes"].items()}
     described = cls(
         ids=encoded["ids"],
@@ -99,8 +99,8 @@ def _tensor(key: str, numbers: Any, described: SequenceSample) -> torch.Tensor |
     dtype, shape = described.dtypes.get(key), described.trailing_shapes.get(key)
     if dtype is None or shape is None:
         raise ValueError(f"data of {key!r} comes without a dtype or trailing shape")
-    whole = bool if dtype is torch.bool else int
-    kinds: tuple[type, ...] = (int, float, str) if dtype.is_floating_point else (whole,)
+    kind = bool if dtype is torch.bool else int
+    kinds: tuple[type, ...] = (int, float, str) if dtype.is_floating_point else (kind,)
     if not isinstance(numbers, list) or any(type(number) not in kinds for number in numbers):
         raise ValueError(f"data of {key!r} is not a list of numbers of dtype {dtype}")
     rows = sum(sum(inner) for inner in described.seqlens[key])

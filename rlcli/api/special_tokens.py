@@ -54,15 +54,15 @@ def tokens_with_offsets(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list
 
 def _encoded(tokenizer: Any, texts: Sequence[str], **how: bool) -> list[tuple[list[int], list[Span]]]:
     pieces = [(number, piece) for number, text in enumerate(texts) for piece in _pieces(text)]
-    found: list[tuple[list[int], list[Span]]] = [([], []) for _ in texts]
+    encodings: list[tuple[list[int], list[Span]]] = [([], []) for _ in texts]
     if not pieces:
-        return found
+        return encodings
     encoded = tokenizer([text for _, (_, text) in pieces], add_special_tokens=False, **how)
     offsets = encoded.offset_mapping if how else [[]] * len(pieces)
     for (number, (begin, _)), ids, spans in zip(pieces, encoded.input_ids, offsets, strict=True):
-        found[number][0].extend(ids)
-        found[number][1].extend((begin + start, begin + end) for start, end in spans)
-    return found
+        encodings[number][0].extend(ids)
+        encodings[number][1].extend((begin + start, begin + end) for start, end in spans)
+    return encodings
 
 
 def _pieces(text: str) -> list[tuple[int, str]]:

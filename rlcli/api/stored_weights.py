@@ -63,14 +63,14 @@ class StoredSource(ModelSource):
         heads = [read_head(file) for file in weight_files(self._folder)]
         self.dtype = _commonest_dtype(heads)
         stored = {
-            name: _Stored(found.file, name, tuple(entry["shape"]))
-            for found in heads
-            for name, entry in found.tensors.items()
+            name: _Stored(file_head.file, name, tuple(entry["shape"]))
+            for file_head in heads
+            for name, entry in file_head.tensors.items()
         }
         try:
             self.config = _configuration(self._folder)
             lm = on_meta(self.config, head, torch.float32)
-            found, self._conversions = _assigned(lm, stored)
+            sources, self._conversions = _assigned(lm, stored)
         except ModelError:
             raise
         except Exception as error:  # transformers and torch each have their own classes
@@ -80,8 +80,8 @@ class StoredSource(ModelSource):
         self._model = lm
         """Converters read the shapes of its parameters."""
         self._opened: tuple[Path, Any] | None = None
-        self._found = found
-        self._zeros = value_parameters(lm) - found.keys() if head == "value" else set[str]()
+        self._found = sources
+        self._zeros = value_parameters(lm) - sources.keys() if head == "value" else set[str]()
         self._join_tied(lm)
         self._refuse_missing(lm)
 
@@ -98,14 +98,14 @@ class StoredSource(ModelSource):
         return self._shapes[name]
 
     def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
-        shape, found = self._shapes[name], self._found.get(name)
+        shape, source = self._shapes[name], self._found.get(name)
         parts = bounds(region, shape)
         if name in self._zeros:
-            yield 0, torch.zeros([part.stop - part.start for part in parts])
-        elif isinstance(found, _Stored):
-            yield from self._stored_blocks(found, parts)
-        elif found is not None:
-            yield from self._made_blocks(name, found, parts)
+            yield 0, torch.zeros([span.stop - span.start for span in parts])
+        elif isinstance(source, _Stored):
+            yield from self._stored_blocks(source, parts)
+        elif source is not None:
+            yield from self._made_blocks(name, source, parts)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -116,35 +116,35 @@ class StoredSource(ModelSource):
             return
         rows, *others = region
         for block in row_blocks(tensor.shape, rows):
-            start = block.first + block.wanted.start
-            yield start - rows.start, opened[(slice(start, block.first + block.wanted.stop), *others)]
+            start = block.first + block.selected.start
+            yield start - rows.start, opened[(slice(start, block.first + block.selected.stop), *others)]
 
-    def _made_blocks(self, name: str, made: _Made, region: Sequence[slice]) -> Iterator[tuple[int, torch.Tensor]]:
+    def _made_blocks(self, name: str, rule: _Made, region: Sequence[slice]) -> Iterator[tuple[int, torch.Tensor]]:
         """One expert at a time if the parameter is a stack of experts; otherwise all of it."""
         rows, *others = region
-        if not _is_stack(made):
-            yield 0, self._converted(name, made, made.parts, self._shapes[name])[tuple(region)]
+        if not _is_stack(rule):
+            yield 0, self._converted(name, rule, rule.parts, self._shapes[name])[tuple(region)]
             return
         shape = (1, *self._shapes[name][1:])
         for row in range(rows.start, rows.stop):
-            patterns = dict.fromkeys(pattern for pattern, _ in made.parts)
-            parts = [[part for part in made.parts if part[0] == pattern][row] for pattern in patterns]
-            yield row - rows.start, self._converted(name, made, parts, shape)[(slice(None), *others)]
+            patterns = dict.fromkeys(pattern for pattern, _ in rule.parts)
+            parts = [[source for source in rule.parts if source[0] == pattern][row] for pattern in patterns]
+            yield row - rows.start, self._converted(name, rule, parts, shape)[(slice(None), *others)]
 
     def _converted(
-        self, name: str, made: _Made, parts: Sequence[tuple[str, _Stored]], shape: tuple[int, ...]
+        self, name: str, rule: _Made, parts: Sequence[tuple[str, _Stored]], shape: tuple[int, ...]
     ) -> torch.Tensor:
-        converter = copy.deepcopy(made.converter)
+        converter = copy.deepcopy(rule.converter)
         for pattern, tensor in parts:
-            converter.add_tensor(made.first, tensor.name, pattern, self._slice(tensor)[...])
+            converter.add_tensor(rule.first, tensor.name, pattern, self._slice(tensor)[...])
         try:
-            result = converter.convert(made.first, model=self._model, config=self.config)[name]
+            result = converter.convert(rule.first, model=self._model, config=self.config)[name]
         except Exception as error:  # whatever a conversion raises for tensors that do not fit
             raise self._unreadable(f"{name}: {first_line(error)}") from error
-        whole: torch.Tensor = result[0] if isinstance(result, list) else result
-        if tuple(whole.shape) != shape:
-            raise self._unreadable(f"{name} has shape {list(whole.shape)} in the files, {list(shape)} by config.json")
-        return whole
+        weight: torch.Tensor = result[0] if isinstance(result, list) else result
+        if tuple(weight.shape) != shape:
+            raise self._unreadable(f"{name} has shape {list(weight.shape)} in the files, {list(shape)} by config.json")
+        return weight
 
     def _slice(self, tensor: _Stored) -> Any:
         """A slice of the tensor. Only the file that was read last is kept open."""
@@ -168,17 +168,17 @@ class StoredSource(ModelSource):
                     self.config.tie_word_embeddings = False  # config.json says they are tied; the files differ
                     continue
             elif target in self._found or origin in self._found:
-                found = self._found.get(origin) or self._found[target]
-                self._found |= {target: found, origin: found}
+                source = self._found.get(origin) or self._found[target]
+                self._found |= {target: source, origin: source}
 
-    def _are_equal(self, one: str, other: str) -> bool:
-        pairs = zip(self.blocks(one), self.blocks(other), strict=True)
-        return self._shapes[one] == self._shapes[other] and all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+    def _are_equal(self, first: str, second: str) -> bool:
+        pairs = zip(self.blocks(first), self.blocks(second), strict=True)
+        return self._shapes[first] == self._shapes[second] and all(torch.equal(a, b) for (_, a), (_, b) in pairs)
 
     def _refuse_missing(self, lm: Any) -> None:
-        for name, found in self._found.items():
-            if isinstance(found, _Stored) and found.shape != self._shapes[name]:
-                shapes = f"{list(found.shape)} in the files, {list(self._shapes[name])} by config.json"
+        for name, source in self._found.items():
+            if isinstance(source, _Stored) and source.shape != self._shapes[name]:
+                shapes = f"{list(source.shape)} in the files, {list(self._shapes[name])} by config.json"
                 raise self._unreadable(f"{name} has shape {shapes}")
         ignored = [re.compile(pattern) for pattern in lm._keys_to_ignore_on_load_missing or ()]
         missing = {name for name, _ in lm.named_parameters()} - self._found.keys() - self._zeros
@@ -221,27 +221,27 @@ def _assigned(lm: Any, stored: Mapping[str, _Stored]) -> tuple[dict[str, _Stored
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key
 
-    wanted = set(lm.state_dict())
+    expected = set(lm.state_dict())
     rules = get_model_conversion_mapping(lm)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    found: dict[str, _Stored | _Made] = {}
+    sources: dict[str, _Stored | _Made] = {}
     groups: dict[str, tuple[Any, list[tuple[str, _Stored]]]] = {}
     for name in sorted(stored, key=dot_natural_key):
         new, pattern, converter = _renamed(name, renamings, converters)
-        new = _with_prefix(new, lm.base_model_prefix, wanted)
-        if new not in wanted:
-            plain = _with_prefix(name, lm.base_model_prefix, wanted)
-            new, pattern, converter = (plain, None, None) if plain in wanted else (new, pattern, converter)
-        if new in wanted and converter is None:
-            found.setdefault(new, stored[name])
-        elif new in wanted:
+        new = _with_prefix(new, lm.base_model_prefix, expected)
+        if new not in expected:
+            plain = _with_prefix(name, lm.base_model_prefix, expected)
+            new, pattern, converter = (plain, None, None) if plain in expected else (new, pattern, converter)
+        if new in expected and converter is None:
+            sources.setdefault(new, stored[name])
+        elif new in expected:
             groups.setdefault(new, (converter, []))[1].append((str(pattern), stored[name]))
     for first, (converter, parts) in groups.items():
-        made = _Made(converter, first, tuple(parts))
+        rule = _Made(converter, first, tuple(parts))
         start = converter.target_patterns[0]
-        found |= {first.replace(start, target): made for target in converter.target_patterns}
-    return found, [rule for rule in rules if rule.was_used()]
+        sources |= {first.replace(start, target): rule for target in converter.target_patterns}
+    return sources, [rule for rule in rules if rule.was_used()]
 
 
 def _renamed(name: str, renamings: Sequence[Any], converters: Sequence[Any]) -> tuple[str, str | None, Any]:
@@ -255,16 +255,18 @@ def _renamed(name: str, renamings: Sequence[Any], converters: Sequence[Any]) -> 
     return name, None, None
 
 
-def _with_prefix(name: str, prefix: str, wanted: set[str]) -> str:
+def _with_prefix(name: str, prefix: str, expected: set[str]) -> str:
     """The name with its prefix added or removed, as a model may have been saved without its head or with one."""
     bare = name.removeprefix(f"{prefix}.")
-    return next((known for known in (bare, f"{prefix}.{name}") if known in wanted and known != name), name)
+    return next(
+        (candidate for candidate in (bare, f"{prefix}.{name}") if candidate in expected and candidate != name), name
+    )
 
 
-def _is_stack(made: _Made) -> bool:
+def _is_stack(rule: _Made) -> bool:
     """Whether the parameter is a stack whose rows (experts) are stored separately and are never mixed."""
     from transformers.core_model_loading import MergeModulelist
 
-    first, *others = made.converter.operations
+    first, *others = rule.converter.operations
     dims = [getattr(op, key) for op in others for key in ("dim", "dim0", "dim1") if hasattr(op, key)]
     return isinstance(first, MergeModulelist) and first.dim == 0 and bool(others == [] or (dims and 0 not in dims))

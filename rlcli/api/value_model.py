@@ -23,9 +23,9 @@ def value_model_class(config: Any) -> type[nn.Module]:
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
     from transformers.modeling_layers import GenericForTokenClassification
 
-    known = AutoModelForTokenClassification._model_mapping
-    if type(config) in known:
-        return known[type(config)]
+    classes = AutoModelForTokenClassification._model_mapping
+    if type(config) in classes:
+        return classes[type(config)]
     language_models = AutoModelForCausalLM._model_mapping
     if type(config) not in language_models:
         raise ValueError(f"{config.model_type} is not a language model that transformers knows")
@@ -33,23 +33,23 @@ def value_model_class(config: Any) -> type[nn.Module]:
     family = next(base for base in lm.__mro__ if PreTrainedModel in base.__bases__)
     name = type(config).__name__.removesuffix("Config") + CRITIC
     traits = {"base_model_prefix": family.base_model_prefix, "config_class": type(config), "__module__": __name__}
-    made = type(name, (GenericForTokenClassification, family), traits)
-    AutoModelForTokenClassification.register(type(config), made)
-    return made
+    critic = type(name, (GenericForTokenClassification, family), traits)
+    AutoModelForTokenClassification.register(type(config), critic)
+    return critic
 
 
 def value_head(model: nn.Module) -> nn.Linear | None:
     """The layer that gives a number per token, whatever its family calls it; None for a language model."""
-    found = _value_head(model)
-    return found[1] if found else None
+    located = _value_head(model)
+    return located[1] if located else None
 
 
 def value_parameters(model: nn.Module) -> set[str]:
     """The names of the value head's parameters. Raises ModelError for a model without one."""
-    found = _value_head(model)
-    if found is None:
+    located = _value_head(model)
+    if located is None:
         raise ModelError(f"{type(model).__name__} has no value head that rlcli knows how to use")
-    name, head = found
+    name, head = located
     return {f"{name}.{parameter}" for parameter, _ in head.named_parameters()}
 
 

@@ -29,19 +29,21 @@ class WeightBlock:
     def of_region(cls, name: str, shape: Sequence[int], region: Region) -> WeightBlock:
         """`region` has both ends of every dimension."""
         return cls(
-            name, tuple(shape), tuple(part.start for part in region), tuple(part.stop - part.start for part in region)
+            name, tuple(shape), tuple(span.start for span in region), tuple(span.stop - span.start for span in region)
         )
 
     @property
     def numbers(self) -> int:
         return math.prod(self.sizes)
 
-    def common(self, other: WeightBlock) -> WeightBlock | None:
+    def common(self, second: WeightBlock) -> WeightBlock | None:
         """The overlap of both blocks; None if there is none."""
-        if self.name != other.name:
+        if self.name != second.name:
             return None
         region = []
-        for mine, of_mine, theirs, of_theirs in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
+        for mine, of_mine, theirs, of_theirs in zip(
+            self.offsets, self.sizes, second.offsets, second.sizes, strict=True
+        ):
             start, stop = max(mine, theirs), min(mine + of_mine, theirs + of_theirs)
             if stop <= start:
                 return None

@@ -56,11 +56,11 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / WHOLE).exists() and names != [WHOLE]:
             raise ModelError(f"{folder} holds {WHOLE} and {INDEX}: two models, or one in two forms")
     else:
-        whole = [WHOLE] if (folder / WHOLE).exists() else []
+        single = [WHOLE] if (folder / WHOLE).exists() else []
         parts = sorted(path.name for path in folder.glob(PARTS))
-        if whole and parts:
+        if single and parts:
             raise ModelError(f"{folder} holds {WHOLE} and {parts[0]}: two models, or one in two forms")
-        names = whole or parts or sorted(path.name for path in folder.glob("*.safetensors"))
+        names = single or parts or sorted(path.name for path in folder.glob("*.safetensors"))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ModelError(f"{folder / missing[0]} is missing", hint="the folder is incomplete: fetch or write it again")
@@ -71,8 +71,8 @@ def _refuse_odd(index: Path, names: Sequence[str]) -> None:
     """An index may only name safetensors files in its own folder. Raises ModelError S5 or S7."""
     for name in names:
         if name.endswith(PICKLES):
-            what = f"it names {shown(name)}, a pickle, which can run code when it is read"
-            raise ModelError(what, where=str(index), hint=SAVE_AGAIN, code="S5")
+            message = f"it names {shown(name)}, a pickle, which can run code when it is read"
+            raise ModelError(message, where=str(index), hint=SAVE_AGAIN, code="S5")
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelError(f"it names {shown(name)}, which is not a file of this folder", where=str(index), code="S7")
 
@@ -86,7 +86,7 @@ def inside(folder: Path, file: Path) -> Path:
     homes = [home]
     if home.parent.name == "snapshots":
         homes.append(home.parent.parent / "blobs")
-    if not any(one in target.parents for one in homes):
+    if not any(allowed in target.parents for allowed in homes):
         raise ModelError(f"{file} is a link out of its folder", hint="copy the file into the folder", code="S7")
     return file
 
@@ -133,8 +133,8 @@ def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
     index = folder / INDEX
     for name, file in weight_map(index).items() if index.is_file() else ():
         if name not in heads[file].tensors:
-            what = f"it says that {name} is in {file}, which does not hold it"
-            raise ModelError(what, where=str(index), hint="the folder is incomplete: fetch or write it again")
+            message = f"it says that {name} is in {file}, which does not hold it"
+            raise ModelError(message, where=str(index), hint="the folder is incomplete: fetch or write it again")
     return {name: tuple(entry["shape"]) for head in heads.values() for name, entry in head.tensors.items()}
 
 

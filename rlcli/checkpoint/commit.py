@@ -128,8 +128,8 @@ def clear_leftovers(checkpoints: Path, run_id: str) -> None:
 
 def is_leftover(path: Path, run_id: str) -> bool:
     """Whether only saves and deletions of this run use such a name."""
-    own = rf"{re.escape(TEMPORARY)}\d+-{re.escape(run_id)}|{re.escape(DELETING)}{re.escape(run_id)}-.+"
-    return re.fullmatch(rf"{own}|\.{re.escape(LATEST)}\.[0-9a-f]{{32}}", path.name) is not None
+    of_this_run = rf"{re.escape(TEMPORARY)}\d+-{re.escape(run_id)}|{re.escape(DELETING)}{re.escape(run_id)}-.+"
+    return re.fullmatch(rf"{of_this_run}|\.{re.escape(LATEST)}\.[0-9a-f]{{32}}", path.name) is not None
 
 
 def remove(checkpoint: Path, run_id: str) -> None:
@@ -167,9 +167,9 @@ def _wait_for_files(temporary: Path, manifest: Manifest) -> None:
 
 def _disagreement(temporary: Path, manifest: Manifest) -> str | None:
     """A file that is missing, that nobody sealed, or whose size is another one; None if all is as it should be."""
-    there = {name: path.lstat().st_size for name, path in files_under(temporary).items()}
+    sizes = {name: path.lstat().st_size for name, path in files_under(temporary).items()}
     sealed = {name: file.bytes for name, file in manifest.files.items()}
-    return min((name for name, _ in there.items() ^ sealed.items()), default=None)
+    return min((name for name, _ in sizes.items() ^ sealed.items()), default=None)
 
 
 def _appear(temporary: Path, final: Path, run_id: str) -> None:

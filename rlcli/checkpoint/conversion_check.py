@@ -31,7 +31,7 @@ _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 @dataclass(frozen=True)
-class Checked:
+class ConversionReport:
     """What was compared and found to be the same."""
 
     tensors: int
@@ -51,7 +51,7 @@ class _Seen:
     tied: bool
 
 
-def check_conversion(conversion: Conversion, folder: Path) -> Checked:
+def check_conversion(conversion: Conversion, folder: Path) -> ConversionReport:
     """Compare the files in `folder` with what was planned, and their model with the source's.
 
     Both models are loaded by transformers, the source's numbers rounded by torch. Raises ModelError with the first
@@ -71,17 +71,17 @@ def check_conversion(conversion: Conversion, folder: Path) -> Checked:
     difference = float((before.logits - after.logits).abs().max())
     if difference != 0.0:
         raise ModelError(f"logits differ by up to {difference:g} from those of the source; nothing was kept")
-    return Checked(count, len(after.digests), after.tied, PROMPTS, difference)
+    return ConversionReport(count, len(after.digests), after.tied, PROMPTS, difference)
 
 
 def _check_files(conversion: Conversion, folder: Path) -> int:
     """Check that names, shapes and types on disk are as planned."""
     planned = {spec.name: spec for spec in conversion.outputs}
-    found = {name: tensor.spec for name, tensor in stored_tensors(folder).items()}
-    odd = sorted(name for name in {*planned, *found} if planned.get(name) != found.get(name))
+    written = {name: tensor.spec for name, tensor in stored_tensors(folder).items()}
+    odd = sorted(name for name in {*planned, *written} if planned.get(name) != written.get(name))
     if odd:
-        raise ModelError(f"{odd[0]} was to be {planned.get(odd[0])} and is {found.get(odd[0])}")
-    return len(found)
+        raise ModelError(f"{odd[0]} was to be {planned.get(odd[0])} and is {written.get(odd[0])}")
+    return len(written)
 
 
 def _rows(conversion: Conversion) -> tuple[int, int] | None:
@@ -90,8 +90,8 @@ def _rows(conversion: Conversion) -> tuple[int, int] | None:
         before, after = move.sources[0].spec.shape, move.outputs[0].shape
         if move.is_copy and before != after:
             return before[0], after[0]
-    kept = conversion.rewritten.get("config.json", {}).get("vocab_size")
-    return (kept, kept) if kept is not None else None
+    rows = conversion.rewritten.get("config.json", {}).get("vocab_size")
+    return (rows, rows) if rows is not None else None
 
 
 def _seen(folder: Path, dtype: torch.dtype, rows: tuple[int, int] | None) -> _Seen:

@@ -150,8 +150,8 @@ def refuse_existing(target: Path) -> None:
 
 def parse_size(text: str) -> int:
     """`5GB` and `5GiB` as bytes. Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?B|)", text.strip().upper())
-    size = float(found[1]) * _UNITS.get(found[2], 0) if found else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?B|)", text.strip().upper())
+    size = float(match[1]) * _UNITS.get(match[2], 0) if match else 0
     if size < 1:
         raise UsageError(f"{text!r} is not a valid file size", hint="write 5GB, 500MB or 2GiB")
     return int(size)
@@ -161,9 +161,9 @@ def _write(move: Move, writer: TensorWriter) -> None:
     if move.is_copy:
         writer.copy(move.sources[0], move.outputs[0])
         return
-    made = move.make()
+    arrays = move.make()
     for spec in move.outputs:
-        writer.write(spec, made.pop(spec.name), move.sources[0].spec.dtype)
+        writer.write(spec, arrays.pop(spec.name), move.sources[0].spec.dtype)
 
 
 def _conversion(
@@ -176,7 +176,7 @@ def _conversion(
     rewritten: Mapping[str, Any],
     notes: Sequence[str],
 ) -> Conversion:
-    held = {piece.extent.file for tensor in tensors.values() for piece in tensor.pieces}
+    files_of_source = {piece.extent.file for tensor in tensors.values() for piece in tensor.pieces}
     return Conversion(
         source=source,
         target=target,
@@ -186,8 +186,8 @@ def _conversion(
         accompanying=_accompanying(source, rewritten),
         rewritten=rewritten,
         notes=tuple(notes),
-        source_files=len(held),
-        source_is_sharded=any(file.match(PARTS) for file in held),
+        source_files=len(files_of_source),
+        source_is_sharded=any(file.match(PARTS) for file in files_of_source),
     )
 
 
@@ -274,9 +274,10 @@ def _sharding(offsets: Mapping[str, Sequence[int]]) -> dict[str, str]:
 
 
 def _accompanying(source: Path, rewritten: Mapping[str, Any]) -> tuple[Path, ...]:
-    found = {file for pattern in ACCOMPANYING for file in source.glob(pattern) if file.is_file()}
-    kept = [file for file in found if file.name not in rewritten and not file.name.endswith(".safetensors.index.json")]
-    return tuple(inside(source, file).relative_to(source) for file in sorted(kept))
+    candidates = {file for pattern in ACCOMPANYING for file in source.glob(pattern) if file.is_file()}
+    unchanged = (file for file in candidates if file.name not in rewritten)
+    accompanying = (file for file in unchanged if not file.name.endswith(".safetensors.index.json"))
+    return tuple(inside(source, file).relative_to(source) for file in sorted(accompanying))
 
 
 def _write_accompanying(conversion: Conversion, folder: Path) -> None:

@@ -41,27 +41,27 @@ def open_to_read(path: Path) -> int:
 
 def files_under(folder: Path) -> dict[str, Path]:
     """Relative path, with `/`, → everything that is not a folder; links are not followed."""
-    found = {}
+    entries = {}
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in (*names, *links):
             path = Path(parent, name)
-            found[path.relative_to(folder).as_posix()] = path
-    return found
+            entries[path.relative_to(folder).as_posix()] = path
+    return entries
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Swap two folders atomically; False if the system or the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
     at_fdcwd, rename_exchange = -100, 2
-    if renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0:
+    if renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange) == 0:
         return True
     number = ctypes.get_errno()
     if number in CANNOT_EXCHANGE:
         return False
-    raise OSError(number, os.strerror(number), str(one))
+    raise OSError(number, os.strerror(number), str(first))
 
 
 def discard(path: Path) -> None:
@@ -84,15 +84,15 @@ def check_writable(checkpoints: Path) -> None:
 NO_CHECKPOINTS = "make room, or set checkpoint.every_seconds=null checkpoint.at_end=false checkpoint.on_stop=false"
 
 
-def check_free_space(folder: Path, needed: int, what: str = "a checkpoint", hint: str = NO_CHECKPOINTS) -> None:
+def check_free_space(folder: Path, needed: int, subject: str = "a checkpoint", hint: str = NO_CHECKPOINTS) -> None:
     """Raise ResourceError F28 if `needed` bytes do not fit on the disk where a folder is or will be."""
     free = _free(folder)
     if free is not None and free < needed:
-        message = f"{what} needs {_mib(needed)}, {_mib(free)} are free"
+        message = f"{subject} needs {_mib(needed)}, {_mib(free)} are free"
         raise ResourceError(message, where=str(folder), hint=hint, code="F28")
 
 
-def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
+def disk_failure(error: BaseException, folder: Path) -> ResourceError | None:
     """The disk error at a place, with the id of the fault; None if it was not the disk."""
     if isinstance(error, ResourceError):
         return error
@@ -100,20 +100,20 @@ def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
     if not isinstance(error, OSError) and written is None:
         return None
     number = error.errno if isinstance(error, OSError) else int(written[1]) if written else None
-    what = os.strerror(number) if number else str(error)
+    message = os.strerror(number) if number else str(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        what += f", {_mib(_free(place) or 0)} free on the disk"
-    where = getattr(error, "filename", None) or place
-    return ResourceError(what, where=str(where), hint=_hint(number), code=FAULTS.get(number or 0))
+        message += f", {_mib(_free(folder) or 0)} free on the disk"
+    where = getattr(error, "filename", None) or folder
+    return ResourceError(message, where=str(where), hint=_hint(number), code=FAULTS.get(number or 0))
 
 
 @contextmanager
-def explain_disk_errors(place: Path) -> Iterator[None]:
+def explain_disk_errors(folder: Path) -> Iterator[None]:
     """Convert errors of the disk into ResourceError with the place and the id of the fault; leave others unchanged."""
     try:
         yield
     except Exception as error:  # a library may raise its own exception for the system's error
-        failure = disk_failure(error, place)
+        failure = disk_failure(error, folder)
         if failure is None or failure is error:
             raise
         raise failure from error
@@ -129,9 +129,9 @@ def _hint(number: int | None) -> str | None:
 
 def _free(folder: Path) -> int | None:
     """Bytes that are free where a folder is or will be; None if unknown."""
-    place = next((one for one in (folder, *folder.absolute().parents) if one.exists()), None)
+    existing = next((parent for parent in (folder, *folder.absolute().parents) if parent.exists()), None)
     try:
-        return shutil.disk_usage(place).free if place else None
+        return shutil.disk_usage(existing).free if existing else None
     except OSError:
         return None
 

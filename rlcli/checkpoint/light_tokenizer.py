@@ -70,9 +70,9 @@ class LightTokenizer:
     ) -> Encoded:
         texts = [text] if isinstance(text, str) else list(text)
         encode = self.backend.encode_batch if return_offsets_mapping else self.backend.encode_batch_fast
-        found = encode(texts, add_special_tokens=add_special_tokens)
-        ids = [encoding.ids for encoding in found]
-        offsets = [encoding.offsets for encoding in found] if return_offsets_mapping else None
+        encodings = encode(texts, add_special_tokens=add_special_tokens)
+        ids = [encoding.ids for encoding in encodings]
+        offsets = [encoding.offsets for encoding in encodings] if return_offsets_mapping else None
         if isinstance(text, str):
             return Encoded(ids[0], offsets and offsets[0])
         return Encoded(ids, offsets)
@@ -152,9 +152,9 @@ def read_light_tokenizer(folder: Path) -> LightTokenizer:
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     _refuse_others(folder, config, backend)
     declared = {int(id_): _added(token) for id_, token in (config.get("added_tokens_decoder") or {}).items()}
-    known = declared or backend.get_added_tokens_decoder()
+    added = declared or backend.get_added_tokens_decoder()
     settings = config if declared else config | _json(folder / "special_tokens_map.json")
-    named, extra = _special_tokens(config, settings, known)
+    named, extra = _special_tokens(config, settings, added)
     _declare(backend, declared, named, extra)
     return LightTokenizer(
         backend, {name: _content(token) for name, token in named.items()}, _chat_template(folder, config),
@@ -180,19 +180,19 @@ def _refuse_others(folder: Path, config: Mapping[str, Any], backend: Tokenizer) 
 
 
 def _special_tokens(
-    config: Mapping[str, Any], settings: Mapping[str, Any], known: Mapping[int, AddedToken]
+    config: Mapping[str, Any], settings: Mapping[str, Any], added: Mapping[int, AddedToken]
 ) -> tuple[dict[str, AddedToken | str], list[AddedToken | str]]:
-    """(name → special token, further special tokens), from a tokenizer's files and its `known` tokens."""
-    by_text = {token.content: token for token in known.values()}
+    """(name → special token, further special tokens), from a tokenizer's files and its `added` tokens."""
+    by_text = {token.content: token for token in added.values()}
     names = [*NAMED, *(key for key, value in config.items() if key.endswith("_token") and isinstance(value, str))]
     named = {name: token for name in names if (token := _token(settings.get(name), by_text)) is not None}
     extra: list[AddedToken | str] = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        more = settings.get(key) or []
-        if isinstance(more, dict):
-            named |= {name: token for name, value in more.items() if (token := _token(value, by_text)) is not None}
+        further = settings.get(key) or []
+        if isinstance(further, dict):
+            named |= {name: token for name, value in further.items() if (token := _token(value, by_text)) is not None}
         else:
-            extra += [token for value in more if (token := _token(value, by_text)) is not None]
+            extra += [token for value in further if (token := _token(value, by_text)) is not None]
     return named, extra
 
 
@@ -223,8 +223,8 @@ def _declare(
     """Add tokens that only the other files declare to the backend, in transformers' order."""
     from tokenizers import AddedToken
 
-    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    backend.add_tokens([token for _, token in sorted(declared.items()) if repr(token) not in known])
+    present = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens([token for _, token in sorted(declared.items()) if repr(token) not in present])
     special = [*named.values(), *extra]
     backend.add_special_tokens([AddedToken(t, normalized=False) if isinstance(t, str) else t for t in special])
 
@@ -237,10 +237,10 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         raise NotLight("it has several chat templates")
     template = config.get("chat_template")
     if isinstance(template, list):
-        found = {entry["name"]: entry["template"] for entry in template}
-        if "default" not in found:
+        templates = {entry["name"]: entry["template"] for entry in template}
+        if "default" not in templates:
             raise NotLight("it has several chat templates")
-        return str(found["default"])
+        return str(templates["default"])
     return template
 
 
@@ -248,7 +248,7 @@ def _json(file: Path) -> dict[str, Any]:
     """The object in a file, empty if there is no such file."""
     if not file.is_file():
         return {}
-    found = json.loads(read_regular(file, MAX_JSON))
-    if not isinstance(found, dict):
+    value = json.loads(read_regular(file, MAX_JSON))
+    if not isinstance(value, dict):
         raise ValueError(f"{file} holds no JSON object")
-    return found
+    return value

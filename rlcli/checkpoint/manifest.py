@@ -65,7 +65,7 @@ class Manifest:
     def as_json(self) -> dict[str, Any]:
         """Metrics that are not finite are left out: they cannot be ranked, and JSON cannot express them."""
         finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
-        files = {path: {"bytes": one.bytes, "sha256": one.sha256} for path, one in sorted(self.files.items())}
+        files = {path: {"bytes": digest.bytes, "sha256": digest.sha256} for path, digest in sorted(self.files.items())}
         return {key: getattr(self, key) for key in KEYS} | {"metrics": finite, "files": files}
 
     def as_bytes(self) -> bytes:
@@ -102,10 +102,10 @@ def _closed(head: bytes) -> bytes:
 
 
 def _refuse_newer(fields: Any, checkpoint: Path) -> None:
-    found = fields.get("format") if isinstance(fields, dict) else None
-    if type(found) is int and found > FORMAT:
+    format_number = fields.get("format") if isinstance(fields, dict) else None
+    if type(format_number) is int and format_number > FORMAT:
         raise ModelError(
-            f"its manifest has format {found}, this rlcli reads {FORMAT}",
+            f"its manifest has format {format_number}, this rlcli reads {FORMAT}",
             where=str(checkpoint),
             hint="use the rlcli that wrote it, or a newer one",
             code=NEWER_FORMAT,

@@ -10,7 +10,7 @@ from typing import Literal
 from rlcli.checkpoint.commit import LATEST, is_leftover, remove
 from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.checkpoint.manifest import read_manifest
-from rlcli.checkpoint.verify import NAME, Report, belongs, checkpoints_in, examine, newest_verified
+from rlcli.checkpoint.verify import NAME, CheckpointReport, belongs, checkpoints_in, examine, newest_verified
 from rlcli.files import known_object
 
 
@@ -40,8 +40,8 @@ def prune(
     owner = run_id or read_manifest(last).run_id
     candidates = [path for path in checkpoints_in(folder) if belongs(path, owner)]
     reports = [examine(path, read=False) for path in candidates if committed is None or path.name <= committed.name]
-    whole = [report for report in reports if not report.faults]
-    stay = {report.path.name for report in (*whole[:keep_last], *best_of(whole, keep_best))}
+    undamaged = [report for report in reports if not report.faults]
+    stay = {report.path.name for report in (*undamaged[:keep_last], *best_of(undamaged, keep_best))}
     stay |= {last.name, latest_name(folder)}
     doomed = [path for path in candidates if path.name not in stay]
     for path in reversed(doomed) if not dry_run else ():
@@ -52,17 +52,17 @@ def prune(
 def strangers(folder: Path, run_id: str) -> list[Path]:
     """Contents of a run's checkpoint folder that may not be its own; these are never deleted. Raises ResourceError."""
     with explain_disk_errors(folder):
-        there = sorted(folder.iterdir()) if folder.is_dir() else []
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
     return [
         path
-        for path in there
+        for path in entries
         if path.name != LATEST
         and not is_leftover(path, run_id)
         and not (NAME.fullmatch(path.name) and belongs(path, run_id))
     ]
 
 
-def best_of(reports: Sequence[Report], best: Best | None) -> list[Report]:
+def best_of(reports: Sequence[CheckpointReport], best: Best | None) -> list[CheckpointReport]:
     """The reports with the best values, best first; the newer first among equal ones."""
     if best is None:
         return []
@@ -72,7 +72,7 @@ def best_of(reports: Sequence[Report], best: Best | None) -> list[Report]:
         for report in reports
         if report.manifest is not None and best.metric in report.manifest.metrics
     ]
-    return [report for *_, report in sorted(scored, key=lambda one: one[:2], reverse=True)[: best.count]]
+    return [report for *_, report in sorted(scored, key=lambda entry: entry[:2], reverse=True)[: best.count]]
 
 
 def latest_name(folder: Path) -> str:

@@ -54,15 +54,15 @@ def find_role(source: Path, role: str | None = None, step: int | None = None) ->
     )
 
 
-def check_digests(found: RoleFolder) -> int:
+def check_digests(role_folder: RoleFolder) -> int:
     """Read every file of a role that is part of a checkpoint; returns how many there are.
 
     Raises ModelError: F17, F18, F20 for one that does not match its manifest.
     """
-    if found.checkpoint is None:
+    if role_folder.checkpoint is None:
         return 0
-    prefix = found.folder.relative_to(found.checkpoint).as_posix() + "/"
-    report = examine(found.checkpoint, under=prefix)
+    prefix = role_folder.folder.relative_to(role_folder.checkpoint).as_posix() + "/"
+    report = examine(role_folder.checkpoint, under=prefix)
     for fault in report.faults:
         raise ModelError(fault.what, where=fault.where, hint=OTHER, code=fault.code)
     assert report.manifest is not None
@@ -70,12 +70,12 @@ def check_digests(found: RoleFolder) -> int:
 
 
 def _in_run(run: Path, role: str | None, step: int | None) -> RoleFolder:
-    there = checkpoints_in(run / CHECKPOINTS)
-    checkpoints = {number: path for path in there if (number := step_of(path)) is not None}
+    paths = checkpoints_in(run / CHECKPOINTS)
+    checkpoints = {number: path for path in paths if (number := step_of(path)) is not None}
     if step is not None:
         if step not in checkpoints:
-            known = ", ".join(map(str, sorted(checkpoints))) or "none"
-            raise UsageError(f"{run} has no checkpoint of step {step}", hint=f"there are: {known}")
+            steps = ", ".join(map(str, sorted(checkpoints))) or "none"
+            raise UsageError(f"{run} has no checkpoint of step {step}", hint=f"there are: {steps}")
         return _in_checkpoint(checkpoints[step], role)
     has_models = any((run / MODELS).glob("*/config.json"))
     if has_models and (_is_done(run) or not checkpoints):
@@ -100,13 +100,13 @@ def _described(folder: Path) -> RoleFolder:
 
 
 def _role_in(models: Path, role: str | None) -> Path:
-    there = sorted(path.parent.name for path in models.glob("*/config.json"))
-    if not there:
+    roles = sorted(path.parent.name for path in models.glob("*/config.json"))
+    if not roles:
         raise ModelError(f"{models} holds no model")
     if role is None:
-        role = there[0] if len(there) == 1 else USUAL
-    if role not in there:
-        raise UsageError(f"there is no role {role} in {models}", hint=f"--role is one of {', '.join(there)}")
+        role = roles[0] if len(roles) == 1 else USUAL
+    if role not in roles:
+        raise UsageError(f"there is no role {role} in {models}", hint=f"--role is one of {', '.join(roles)}")
     return models / role
 
 

@@ -30,13 +30,13 @@ Tensors = Mapping[str, torch.Tensor | FlatPart]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A block of a tensor, on the host."""
 
     tensor: torch.Tensor
     offsets: tuple[int, ...]
     """Where it begins in the whole tensor."""
-    whole: tuple[int, ...]
+    shape: tuple[int, ...]
     """Shape of the whole tensor."""
 
 
@@ -44,8 +44,8 @@ class Part:
 class HostCopy:
     """What one rank writes of a role."""
 
-    weights: Mapping[str, tuple[Part, ...]]
-    optimizer: Mapping[str, tuple[Part, ...]]
+    weights: Mapping[str, tuple[TensorPart, ...]]
+    optimizer: Mapping[str, tuple[TensorPart, ...]]
     is_whole: bool
     """The weights are all here, not spread over ranks."""
     leads: bool
@@ -64,8 +64,8 @@ def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
 
 def size_of(tensors: Tensors, leads: bool) -> int:
     """Bytes that a rank would copy of these tensors."""
-    kept = [tensor for tensor in tensors.values() if _is_ours(tensor, leads)]
-    return sum(local.numel() * local.element_size() for tensor in kept for local, _ in local_blocks(tensor))
+    written = [tensor for tensor in tensors.values() if _is_ours(tensor, leads)]
+    return sum(local.numel() * local.element_size() for tensor in written for local, _ in local_blocks(tensor))
 
 
 def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
@@ -74,7 +74,7 @@ def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
     if not copy.weights:
         return []
     if copy.is_whole:
-        return _write_whole({name: part.tensor for name, (part,) in copy.weights.items()}, folder)
+        return _write_whole({name: block.tensor for name, (block,) in copy.weights.items()}, folder)
     return _write_parts(copy.weights, folder, rank)
 
 
@@ -86,7 +86,7 @@ def write_optimizer(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
 def refuse_nonfinite(copy: HostCopy) -> None:
     """Never commit values that are not finite: nothing could be resumed from them. Raises NumericError F35."""
     for name, parts in (*copy.weights.items(), *copy.optimizer.items()):
-        if any(part.tensor.is_floating_point() and not part.tensor.isfinite().all() for part in parts):
+        if any(block.tensor.is_floating_point() and not block.tensor.isfinite().all() for block in parts):
             raise NumericError(f"{name} holds values that are not finite; no checkpoint is written", code="F35")
 
 
@@ -103,22 +103,22 @@ def writers_of(tensors: Tensors, rank: int, first: int) -> set[int]:
     shares: list[Any] = [*tensors.values()]
     for tensor in shares:
         if hasattr(tensor, "placements"):
-            place = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
-            at = tuple(0 if placement.is_replicate() else coordinate for coordinate, placement in place)
+            coordinates = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
+            at = tuple(0 if placement.is_replicate() else coordinate for coordinate, placement in coordinates)
             writers.add(int(tensor.device_mesh.mesh[at]))
         elif not isinstance(tensor, FlatPart):
             writers.add(first)
     return writers
 
 
-def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[Part, ...]]:
+def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[TensorPart, ...]]:
     parts = {}
     for name, tensor in tensors.items():
         if _is_ours(tensor, leads):
             blocks = [(local, offsets) for local, offsets in local_blocks(tensor) if local.numel()]
             if blocks:
                 parts[name] = tuple(
-                    Part(local.detach().to("cpu", copy=again).contiguous(), offsets, tuple(tensor.shape))
+                    TensorPart(local.detach().to("cpu", copy=again).contiguous(), offsets, tuple(tensor.shape))
                     for local, offsets in blocks
                 )
     return parts
@@ -134,8 +134,8 @@ def _is_ours(tensor: Any, leads: bool) -> bool:
     that is not a part of anything is identical on all ranks of the role."""
     if not hasattr(tensor, "placements"):
         return leads or isinstance(tensor, FlatPart)
-    place = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
-    return all(coordinate == 0 for coordinate, placement in place if placement.is_replicate())
+    coordinates = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
+    return all(coordinate == 0 for coordinate, placement in coordinates if placement.is_replicate())
 
 
 def local_blocks(tensor: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
@@ -155,13 +155,14 @@ def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     files = in_files(tensors)
-    for file, held in files.items():
-        save_file({name: one.contiguous() for name, one in held.items()}, folder / file, metadata={"format": "pt"})
+    for file, content in files.items():
+        contiguous = {name: tensor.contiguous() for name, tensor in content.items()}
+        save_file(contiguous, folder / file, metadata={"format": "pt"})
     write_index(files, folder)
     return sorted(folder.glob("model*.safetensors*"))
 
 
-def _write_parts(parts: Mapping[str, tuple[Part, ...]], folder: Path, rank: int) -> list[Path]:
+def _write_parts(parts: Mapping[str, tuple[TensorPart, ...]], folder: Path, rank: int) -> list[Path]:
     """A file may have a name only once: the first blocks of all tensors go into one, the second ones into another."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
@@ -172,9 +173,9 @@ def _write_parts(parts: Mapping[str, tuple[Part, ...]], folder: Path, rank: int)
     for number in range(count):
         layer = {name: blocks[number] for name, blocks in parts.items() if number < len(blocks)}
         offsets = {
-            name: {SAVED_OFFSETS_KEY: list(part.offsets), WHOLE: list(part.whole)} for name, part in layer.items()
+            name: {SAVED_OFFSETS_KEY: list(block.offsets), WHOLE: list(block.shape)} for name, block in layer.items()
         }
         metadata = {CUSTOM_METADATA_KEY: json.dumps(offsets)}  # a single entry: several are written in random order
         files.append(folder / f"shard-{rank + 1:05d}-model-{number + 1:05d}-of-{count:05d}.safetensors")
-        save_file({name: part.tensor for name, part in layer.items()}, files[-1], metadata=metadata)
+        save_file({name: block.tensor for name, block in layer.items()}, files[-1], metadata=metadata)
     return files

@@ -36,13 +36,13 @@ def fill(tensors: Tensors, folder: Path, writers: Collection[int] = ()) -> None:
 
     tensors = {name: tensor for name, tensor in tensors.items() if _blocks(tensor)}  # of others, this rank has no part
     reader = _reader(tensors, folder, writers)
-    kept = reader.read_metadata().state_dict_metadata
+    stored = reader.read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
-        if name not in kept:
+        if name not in stored:
             raise ModelError(f"{folder} has no {name}", hint="the checkpoint is of another model")
-        if tuple(kept[name].size) != tuple(tensor.shape):
-            found = tuple(kept[name].size)
-            raise ModelError(f"{name} has shape {found} in {folder}, and {tuple(tensor.shape)} in the model")
+        if tuple(stored[name].size) != tuple(tensor.shape):
+            shape = tuple(stored[name].size)
+            raise ModelError(f"{name} has shape {shape} in {folder}, and {tuple(tensor.shape)} in the model")
     try:
         with warnings.catch_warnings():  # without a process group it warns that there is one process
             warnings.simplefilter("ignore", UserWarning)

@@ -37,13 +37,13 @@ def cast(raw: Raw, dtype: str, target: str, name: str) -> Raw:
         return raw
     with np.errstate(over="ignore", invalid="ignore"):
         values = _as_numbers(raw, dtype)
-        made = _from_float32(values.astype(np.float32, copy=False), target)
-    if not is_finite(made, target) and is_finite(raw, dtype):
+        converted = _from_float32(values.astype(np.float32, copy=False), target)
+    if not is_finite(converted, target) and is_finite(raw, dtype):
         raise ModelError(
             f"{name} holds {np.abs(values).max():.4g}, which is too large for the type asked for",
             hint="--dtype bfloat16 has the range of float32",
         )
-    return made
+    return converted
 
 
 def is_finite(raw: Raw, dtype: str) -> bool:

@@ -76,16 +76,16 @@ class StoredTensor:
 
     def read(self) -> Raw:
         """The whole tensor's bits, in its shape."""
-        whole = np.empty(self.spec.shape, raw_type(self.spec.dtype))
+        array = np.empty(self.spec.shape, raw_type(self.spec.dtype))
         by_rows = self.extents is not None
         for piece in self.pieces:
             region = tuple(slice(at, at + size) for at, size in zip(piece.offsets, piece.shape, strict=True))
-            part = whole[region] if by_rows else np.empty(piece.shape, whole.dtype)
+            block = array[region] if by_rows else np.empty(piece.shape, array.dtype)
             with piece.extent.file.open("rb", buffering=0) as file:
-                read_into(file.fileno(), piece.extent, part)
+                read_into(file.fileno(), piece.extent, block)
             if not by_rows:
-                whole[region] = part
-        return whole
+                array[region] = block
+        return array
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -95,7 +95,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     for file in weight_files(folder):
         for spec, piece in _specs(read_head(file)):
             pieces.setdefault(spec.name, []).append((spec.dtype, piece))
-    return {name: _assembled(name, found) for name, found in pieces.items()}
+    return {name: _assembled(name, pieces_of_tensor) for name, pieces_of_tensor in pieces.items()}
 
 
 def in_file_order(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -120,31 +120,31 @@ def _specs(head: Head) -> Iterator[tuple[TensorSpec, Piece]]:
         raise damaged(head.file, error) from error
 
 
-def _assembled(name: str, found: Sequence[tuple[str, Piece]]) -> StoredTensor:
+def _assembled(name: str, typed_pieces: Sequence[tuple[str, Piece]]) -> StoredTensor:
     """A tensor from its pieces, which must tile it exactly."""
-    dtypes = {dtype for dtype, _ in found}
-    ranks = {len(piece.shape) for _, piece in found}
+    dtypes = {dtype for dtype, _ in typed_pieces}
+    ranks = {len(piece.shape) for _, piece in typed_pieces}
     if len(dtypes) > 1 or len(ranks) > 1:
         raise ModelError(f"the pieces of {name} are of different types or dimensions")
-    pieces = sorted((piece for _, piece in found), key=lambda piece: piece.offsets)
+    pieces = sorted((piece for _, piece in typed_pieces), key=lambda piece: piece.offsets)
     ends = [[at + size for at, size in zip(piece.offsets, piece.shape, strict=True)] for piece in pieces]
     shape = tuple(max(column) for column in zip(*ends, strict=True))
     for number, piece in enumerate(pieces):
         near = takewhile(partial(_begins_within, piece), islice(pieces, number + 1, None))
-        if any(_overlap(piece, other) for other in near):
+        if any(_overlap(piece, following) for following in near):
             raise ModelError(f"{name} is stored twice", where=str(piece.extent.file))
     if sum(math.prod(piece.shape) for piece in pieces) != math.prod(shape):
         raise ModelError(f"a piece of {name} is missing", hint="the file of a rank may be missing")
     return StoredTensor(TensorSpec(name, dtypes.pop(), shape), tuple(pieces))
 
 
-def _begins_within(one: Piece, other: Piece) -> bool:
-    """Whether the first row of `other` is among those of `one`."""
-    return not one.shape or other.offsets[0] < one.offsets[0] + one.shape[0]
+def _begins_within(first: Piece, second: Piece) -> bool:
+    """Whether the first row of `second` is among those of `first`."""
+    return not first.shape or second.offsets[0] < first.offsets[0] + first.shape[0]
 
 
-def _overlap(one: Piece, other: Piece) -> bool:
-    spans = zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
+def _overlap(first: Piece, second: Piece) -> bool:
+    spans = zip(first.offsets, first.shape, second.offsets, second.shape, strict=True)
     return all(a < b + m and b < a + n for a, n, b, m in spans)
 
 

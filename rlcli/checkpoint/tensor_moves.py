@@ -52,22 +52,22 @@ def plan_moves(
     links = _links_of(tensors, family, config)
     holders: dict[str, str] = {}
     for name, link in links.items():
-        for part in link.ours:
-            if part in holders:
-                raise ModelError(f"{holders[part]} and {name} hold the same parameters")
-            holders[part] = name
+        for parameter in link.ours:
+            if parameter in holders:
+                raise ModelError(f"{holders[parameter]} and {name} hold the same parameters")
+            holders[parameter] = name
     target = family.layout(config, form)
-    wanted = [link for link in target.links if any(part in holders for part in link.ours)]
-    for link in wanted:
+    targets = [link for link in target.links if any(parameter in holders for parameter in link.ours)]
+    for link in targets:
         target.refuse_torn(link, holders)
-    moves = [_move(group, tensors, links, holders) for group in _groups(wanted, links, holders)]
+    moves = [_move(group, tensors, links, holders) for group in _groups(targets, links, holders)]
     return moves + [_copy(tensor, name) for name, tensor in tensors.items() if name not in links]
 
 
 def strangers(tensors: Mapping[str, StoredTensor], family: HFFamily, config: ModelConfig) -> list[str]:
     """Names that the family does not know."""
-    known = _links_of(tensors, family, config)
-    return [name for name in tensors if name not in known]
+    links = _links_of(tensors, family, config)
+    return [name for name in tensors if name not in links]
 
 
 def in_type(move: Move, dtype: str | None) -> Move:
@@ -100,25 +100,25 @@ def _links_of(tensors: Mapping[str, StoredTensor], family: HFFamily, config: Mod
     links = {}
     for name in tensors:
         names = (name, f"{family.prefix}{name}")
-        found = [layout.of_theirs[key] for key in names for layout in layouts if key in layout.of_theirs]
-        if found:
-            links[name] = found[0]
+        matches = [layout.of_theirs[key] for key in names for layout in layouts if key in layout.of_theirs]
+        if matches:
+            links[name] = matches[0]
     return links
 
 
 def _groups(
-    wanted: Sequence[Link], links: Mapping[str, Link], holders: Mapping[str, str]
+    targets: Sequence[Link], links: Mapping[str, Link], holders: Mapping[str, str]
 ) -> list[tuple[list[str], list[Link]]]:
     """Sources and the outputs that need them, so that no two groups share a source; in the order of the outputs."""
     group_of: dict[str, int] = {}
     groups: dict[int, tuple[list[str], list[Link]]] = {}
-    for number, link in enumerate(wanted):
-        sources = list(dict.fromkeys(holders[part] for part in link.ours))
+    for number, link in enumerate(targets):
+        sources = list(dict.fromkeys(holders[parameter] for parameter in link.ours))
         merged: tuple[list[str], list[Link]] = ([name for name in sources if name not in group_of], [])
         first = number
-        for other in sorted({group_of[name] for name in sources if name in group_of}):
-            names, outputs = groups.pop(other)
-            merged, first = ([*names, *merged[0]], [*outputs, *merged[1]]), min(first, other)
+        for group in sorted({group_of[name] for name in sources if name in group_of}):
+            names, outputs = groups.pop(group)
+            merged, first = ([*names, *merged[0]], [*outputs, *merged[1]]), min(first, group)
         groups[first] = (merged[0], [*merged[1], link])
         group_of |= dict.fromkeys(merged[0], first)
     return [groups[number] for number in sorted(groups)]

@@ -89,8 +89,8 @@ class TensorWriter:
         size = raw_type(output.dtype).itemsize
         step = (CHUNK if dtype == output.dtype else CAST_CHUNK) // size
         for first in range(0, flat.size, step):
-            made = cast(flat[first : first + step], dtype, output.dtype, output.name)
-            self._put(output.name, first * size, bytes_of(made))
+            converted = cast(flat[first : first + step], dtype, output.dtype, output.name)
+            self._put(output.name, first * size, bytes_of(converted))
         self._missing.discard(output.name)
 
     def __enter__(self) -> TensorWriter:
@@ -146,8 +146,8 @@ class TensorWriter:
         for start, extent in self._consecutive(output, extents, limit, CAST_CHUNK):
             raw = np.empty(extent.bytes // before.itemsize, before)
             read_into(self._open(extent.file), extent, raw)
-            made = cast(raw, source.spec.dtype, output.dtype, output.name)
-            self._put(output.name, start // before.itemsize * after.itemsize, bytes_of(made))
+            converted = cast(raw, source.spec.dtype, output.dtype, output.name)
+            self._put(output.name, start // before.itemsize * after.itemsize, bytes_of(converted))
 
     def _put(self, name: str, start: int, content: memoryview) -> None:
         """Write bytes of a tensor that begin at `start` in it, into whichever files hold them."""
@@ -157,8 +157,8 @@ class TensorWriter:
 
     def _copy_bytes(self, source: Extent, name: str, start: int) -> None:
         for target, begin, end in self._targets(name, start, source.bytes):
-            part = replace(source, start=source.start + begin, bytes=end - begin)
-            _kernel_copy(self._open(part.file), self._descriptors[target.file], part, target.start)
+            extent = replace(source, start=source.start + begin, bytes=end - begin)
+            _kernel_copy(self._open(extent.file), self._descriptors[target.file], extent, target.start)
             self._progress(end - begin)
 
     def _targets(self, name: str, start: int, count: int) -> Iterator[tuple[Extent, int, int]]:
@@ -224,9 +224,8 @@ def whole_files(specs: Sequence[TensorSpec], largest: int) -> list[FilePlan]:
     if len(files) == 1:
         return [FilePlan("model.safetensors", tuple(files[0]))]
     count = len(files)
-    return [
-        FilePlan(f"model-{number:05d}-of-{count:05d}.safetensors", tuple(held)) for number, held in enumerate(files, 1)
-    ]
+    names = (f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
+    return [FilePlan(name, tuple(content)) for name, content in zip(names, files, strict=True)]
 
 
 def _kernel_copy(source: int, target: int, extent: Extent, at: int) -> None:

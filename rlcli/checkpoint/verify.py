@@ -30,7 +30,7 @@ THREADS = allowed_cores()
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CompleteCheckpoint:
     """A checkpoint whose manifest is valid, and whose files are there with their sizes. Whoever loads one of them must
     know that its content was verified too."""
 
@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckpointReport:
     """What was found in the folder of a checkpoint."""
 
     path: Path
@@ -76,7 +76,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(needed, key=lambda path: path.name.removeprefix(SUPERSEDED), reverse=True)
 
 
-def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, under: str = "") -> Report:
+def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, under: str = "") -> CheckpointReport:
     """Everything that is wrong with a checkpoint, reading every byte; without `read` only names and sizes are compared.
 
     `run_id`: the run that it must belong to. `under`: only files whose paths begin with it are examined.
@@ -87,14 +87,14 @@ def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, u
         manifest = read_manifest(checkpoint)
         _check_belongs(checkpoint, manifest, run_id)
     except ModelError as error:
-        return Report(checkpoint, None, (error,))
-    there = files_under(checkpoint)
-    wanted = [file for file in manifest.files.values() if file.path.startswith(under)]
-    incomplete = {file.path: fault for file in wanted if (fault := _incomplete(checkpoint, file, there))}
-    complete = [file for file in wanted if file.path not in incomplete]
+        return CheckpointReport(checkpoint, None, (error,))
+    paths = files_under(checkpoint)
+    selected = [file for file in manifest.files.values() if file.path.startswith(under)]
+    incomplete = {file.path: fault for file in selected if (fault := _incomplete(checkpoint, file, paths))}
+    complete = [file for file in selected if file.path not in incomplete]
     damaged = damaged_files(checkpoint, complete, THREADS) if read else []
-    strangers = tuple(sorted(there.keys() - {*manifest.files, MANIFEST}))
-    return Report(checkpoint, manifest, (*incomplete.values(), *damaged), strangers)
+    strangers = tuple(sorted(paths.keys() - {*manifest.files, MANIFEST}))
+    return CheckpointReport(checkpoint, manifest, (*incomplete.values(), *damaged), strangers)
 
 
 def damaged_files(checkpoint: Path, files: Iterable[FileDigest], threads: int) -> list[ModelError]:
@@ -104,19 +104,19 @@ def damaged_files(checkpoint: Path, files: Iterable[FileDigest], threads: int) -
     return [fault for fault in faults if fault]
 
 
-def verify(checkpoint: Path, run_id: str | None = None) -> Checkpoint:
+def verify(checkpoint: Path, run_id: str | None = None) -> CompleteCheckpoint:
     """Read every byte of a checkpoint. Raises ModelError with the file that is missing, short, changed or a link."""
     return _checked(checkpoint, run_id, read=True)
 
 
-def _checked(checkpoint: Path, run_id: str | None, read: bool) -> Checkpoint:
+def _checked(checkpoint: Path, run_id: str | None, read: bool) -> CompleteCheckpoint:
     report = examine(checkpoint, run_id=run_id, read=read)
     if report.manifest is None or report.faults:
         raise report.faults[0]
-    return Checkpoint(checkpoint, report.manifest, report.strangers)
+    return CompleteCheckpoint(checkpoint, report.manifest, report.strangers)
 
 
-def newest_verified(folder: Path, run_id: str | None = None) -> tuple[Checkpoint | None, list[ModelError]]:
+def newest_verified(folder: Path, run_id: str | None = None) -> tuple[CompleteCheckpoint | None, list[ModelError]]:
     """The newest checkpoint that is whole, and why each newer one is not.
 
     Raises ModelError F85 for one that a newer rlcli wrote: it is not damaged, and must not be passed over.
@@ -125,13 +125,15 @@ def newest_verified(folder: Path, run_id: str | None = None) -> tuple[Checkpoint
     return _newest(folder, run_id, rejected, read=True), [*rejected.values()]
 
 
-def newest_complete(folder: Path, run_id: str, rejected: dict[Path, ModelError]) -> Checkpoint | None:
+def newest_complete(folder: Path, run_id: str, rejected: dict[Path, ModelError]) -> CompleteCheckpoint | None:
     """The newest checkpoint whose files are there with their sizes, apart from those that are `rejected`; why each
     newer one is not complete is added to these. Raises ModelError F85 as `newest_verified` does."""
     return _newest(folder, run_id, rejected, read=False)
 
 
-def _newest(folder: Path, run_id: str | None, rejected: dict[Path, ModelError], read: bool) -> Checkpoint | None:
+def _newest(
+    folder: Path, run_id: str | None, rejected: dict[Path, ModelError], read: bool
+) -> CompleteCheckpoint | None:
     for path in checkpoints_in(folder):
         if path not in rejected:
             try:
@@ -160,13 +162,13 @@ def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> 
     if named and int(named["step"]) != manifest.step:
         raise ModelError(f"its manifest is of step {manifest.step}", where=str(checkpoint), code="F19")
     if run_id is not None and manifest.run_id != run_id:
-        what = f"it belongs to run {manifest.run_id}, and this is run {run_id}"
-        raise ModelError(what, where=str(checkpoint), code="F19")
+        message = f"it belongs to run {manifest.run_id}, and this is run {run_id}"
+        raise ModelError(message, where=str(checkpoint), code="F19")
 
 
-def _incomplete(checkpoint: Path, file: FileDigest, there: dict[str, Path]) -> ModelError | None:
+def _incomplete(checkpoint: Path, file: FileDigest, paths: dict[str, Path]) -> ModelError | None:
     """What is wrong with a file, as far as its name and size tell."""
-    if file.path not in there:  # it may be behind a link, which is not followed
+    if file.path not in paths:  # it may be behind a link, which is not followed
         return ModelError("it is missing", where=str(checkpoint / file.path), code="F20")
     return _damage(checkpoint, file, read=False)
 
@@ -183,6 +185,6 @@ def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None
                 return ModelError("its content is not what was written", where=str(path), code="F18")
     except OSError as error:
         link = error.errno == errno.ELOOP
-        what = "it is a link" if link else f"it cannot be read: {error.strerror}"
-        return ModelError(what, where=str(path), code="F20" if link else "F29")
+        message = "it is a link" if link else f"it cannot be read: {error.strerror}"
+        return ModelError(message, where=str(path), code="F20" if link else "F29")
     return None

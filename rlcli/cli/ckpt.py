@@ -19,9 +19,9 @@ from rlcli.errors import RlcliError, UsageError
 
 if TYPE_CHECKING:
     from rlcli.checkpoint.manifest import Manifest
-    from rlcli.checkpoint.overview import Entry, Place
+    from rlcli.checkpoint.overview import CheckpointEntry, CheckpointLocation
     from rlcli.checkpoint.retention import Best
-    from rlcli.checkpoint.verify import Report
+    from rlcli.checkpoint.verify import CheckpointReport
 
 ckpt = new_typer(
     help="""List, verify, prune and show the checkpoints of a run.
@@ -190,7 +190,7 @@ def _facts(path: Path, manifest: Manifest) -> list[tuple[str, str]]:
     ]
 
 
-def _row(entry: Entry, best: Best | None) -> tuple[str, ...]:
+def _row(entry: CheckpointEntry, best: Best | None) -> tuple[str, ...]:
     report = entry.report
     marks = ["LATEST"] if entry.is_latest else []
     if entry.is_best and best is not None and report.manifest is not None:
@@ -201,11 +201,11 @@ def _row(entry: Entry, best: Best | None) -> tuple[str, ...]:
     return _name(report), old, large, report.state, ", ".join(marks)
 
 
-def _name(report: Report) -> str:
+def _name(report: CheckpointReport) -> str:
     return report.path.name if report.step is None else str(report.step)
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: CheckpointReport) -> str:
     line = f"step {_name(report)}  {report.state}"
     if report.manifest is not None:
         line += f"  {count(len(report.manifest.files), 'file')}, {size(report.manifest.size)}"
@@ -214,21 +214,21 @@ def _verdict(report: Report) -> str:
     return line
 
 
-def _steps(entries: Sequence[Entry]) -> str:
+def _steps(entries: Sequence[CheckpointEntry]) -> str:
     if not entries:
         return "nothing"
     total = sum(entry.report.manifest.size for entry in entries if entry.report.manifest is not None)
     return f"step {', '.join(_name(entry.report) for entry in entries)} ({size(total)})"
 
 
-def _entry_as_json(entry: Entry) -> dict[str, Any]:
+def _entry_as_json(entry: CheckpointEntry) -> dict[str, Any]:
     manifest = entry.report.manifest
     state = {"written": entry.written, "latest": entry.is_latest, "best": entry.is_best}
     metrics = dict(manifest.metrics) if manifest is not None else None
     return _report_as_json(entry.report) | state | {"metrics": metrics}
 
 
-def _report_as_json(report: Report) -> dict[str, Any]:
+def _report_as_json(report: CheckpointReport) -> dict[str, Any]:
     return {
         "step": report.step,
         "path": str(report.path),
@@ -239,7 +239,7 @@ def _report_as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _best(location: Place, count: int, metric: str | None, which: Which | None) -> Best | None:
+def _best(location: CheckpointLocation, count: int, metric: str | None, which: Which | None) -> Best | None:
     """The best `count`, according to the options, or the run's recipe where they are not given."""
     from rlcli.checkpoint.retention import Best
 
@@ -251,7 +251,7 @@ def _best(location: Place, count: int, metric: str | None, which: Which | None) 
     return Best(name, "lowest" if is_lowest else "highest", count)
 
 
-def _recipe_settings(location: Place) -> dict[str, Any]:
+def _recipe_settings(location: CheckpointLocation) -> dict[str, Any]:
     """The section `checkpoint:` of the run's recipe, empty if it cannot be read."""
     from rlcli.observe.run_comparison import recorded_recipe
 
@@ -261,7 +261,7 @@ def _recipe_settings(location: Place) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _run_id(location: Place) -> str | None:
+def _run_id(location: CheckpointLocation) -> str | None:
     from rlcli.observe.run_record import read_status
 
     status = read_status(location.run) if location.run is not None else None
@@ -269,7 +269,7 @@ def _run_id(location: Place) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
-def _held(location: Place) -> contextlib.AbstractContextManager[object]:
+def _held(location: CheckpointLocation) -> contextlib.AbstractContextManager[object]:
     """Hold the run's lock: what a live run is writing must not be deleted. Raises ResourceError F71."""
     from rlcli.observe.run_directory import RunDirectory
 

@@ -19,7 +19,7 @@ from rlcli.cli.units import count, size
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlcli.checkpoint.conversion_check import Checked
+    from rlcli.checkpoint.conversion_check import ConversionReport
     from rlcli.checkpoint.convert import Conversion
     from rlcli.checkpoint.role_folders import RoleFolder
 
@@ -106,12 +106,12 @@ def convert(
         _say([*_checked(plan, source_role, checked), last])
 
 
-def _convert(plan: Conversion, verify: bool) -> tuple[Checked | None, int]:
+def _convert(plan: Conversion, verify: bool) -> tuple[ConversionReport | None, int]:
     """The result of the check, if there was one, and the peak memory before it."""
     from rlcli.checkpoint import convert as conversions
     from rlcli.observe.status_line import status_line
 
-    results: list[Checked] = []
+    results: list[ConversionReport] = []
     peaks: list[int] = []
 
     def check(folder: Path) -> None:
@@ -167,7 +167,7 @@ def _writing(plan: Conversion, dry_run: bool) -> str:
     return f"{verb} {plan.target}: {', '.join([weights, *along])}"
 
 
-def _checked(plan: Conversion, source: RoleFolder, result: Checked | None) -> Iterator[str]:
+def _checked(plan: Conversion, source: RoleFolder, result: ConversionReport | None) -> Iterator[str]:
     if result is None:
         yield "checking nothing, as --no-verify says"
         return
@@ -184,7 +184,7 @@ def _is_rounded(plan: Conversion) -> bool:
     return any(move.sources[0].spec.dtype != spec.dtype for move in plan.moves for spec in move.outputs)
 
 
-def _as_json(plan: Conversion, source: RoleFolder, checked: Checked | None, dry_run: bool) -> dict[str, Any]:
+def _as_json(plan: Conversion, source: RoleFolder, checked: ConversionReport | None, dry_run: bool) -> dict[str, Any]:
     return {
         "ok": True,
         "source": str(source.folder),

@@ -15,7 +15,7 @@ from rlcli.cli.output import print_json, print_piece, print_text
 from rlcli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from rlcli.launch.answering import Answer, Answerer
+    from rlcli.launch.answering import Answerer, GeneratedAnswer
     from rlcli.recipe.prompt_format import PromptFormat
 
 MOST = 64 << 20
@@ -117,7 +117,7 @@ def _print_stream(pieces: Iterable[str]) -> None:
     print_text()
 
 
-def _print(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
+def _print(prompts: Sequence[str], answers: Sequence[Sequence[GeneratedAnswer]]) -> None:
     several = len(prompts) > 1
     for number, (prompt, group) in enumerate(zip(prompts, answers, strict=True)):
         if several:
@@ -128,7 +128,7 @@ def _print(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
             print_text(answer.text)
 
 
-def _print_json(prompts: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
+def _print_json(prompts: Sequence[str], answers: Sequence[Sequence[GeneratedAnswer]]) -> None:
     responses = [
         {"prompt": prompt, "number": number, **asdict(answer)}
         for prompt, group in zip(prompts, answers, strict=True)

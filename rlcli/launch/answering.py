@@ -21,7 +21,7 @@ Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Answer:
+class GeneratedAnswer:
     """One response."""
 
     text: str
@@ -77,15 +77,20 @@ class Answerer:
         ids = list(self.tokenizer(text).input_ids)
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
 
-    def answer(self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters) -> list[list[Answer]]:
+    def answer(
+        self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters
+    ) -> list[list[GeneratedAnswer]]:
         """The responses to each prompt."""
         group, settings = settings.responses_per_prompt, self._fitting(prompts, settings)
-        made = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
-        found = [
-            Answer(self._text(tokens.tolist()), len(tokens), "stop" if ended else "length", float(logprobs.sum()))
-            for tokens, logprobs, ended in zip(made.tokens, made.logprobs, made.ended.tolist(), strict=True)
+        generated = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
+        responses = zip(generated.tokens, generated.logprobs, generated.ended.tolist(), strict=True)
+        answers = [
+            GeneratedAnswer(
+                self._text(tokens.tolist()), len(tokens), "stop" if ended else "length", float(logprobs.sum())
+            )
+            for tokens, logprobs, ended in responses
         ]
-        return [found[start : start + group] for start in range(0, len(found), group)]
+        return [answers[start : start + group] for start in range(0, len(answers), group)]
 
     def stream(
         self, prompt: Sequence[int], settings: GenerationHyperparameters, turn: int = 0

@@ -43,7 +43,7 @@ def node_commands(
     run_dir = (run_dir or _new_folder(resolved)).absolute()
     is_job = topology.launch == "slurm"
     has_nodes = topology.nodes > 1 and not is_job
-    layers = [part for layer in with_ for part in ("--with", place_of(layer, folder))]
+    layers = [word for layer in with_ for word in ("--with", place_of(layer, folder))]
     overrides = [*resolved.overrides, *([BY_HAND] if has_nodes and BY_HAND not in resolved.overrides else [])]
     options = ["--run-dir", str(run_dir), *layers]
     train = [sys.executable, "-P", "-m", "rlcli", "train", *options, "--", place_of(recipe, folder), *overrides]
@@ -65,10 +65,11 @@ def node_commands(
 def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
     """The printed lines: comments and commands that can be pasted into a shell."""
     lines = []
-    for one in commands:
-        ranks = f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {one.ranks[0]}-{one.ranks[-1]}"
-        where = "" if one.node is None else f"node {one.node}: "
-        lines += [f"# {where}{ranks}; {one.about}", one.command, ""]
+    for command in commands:
+        first, last = command.ranks[0], command.ranks[-1]
+        ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+        where = "" if command.node is None else f"node {command.node}: "
+        lines += [f"# {where}{ranks}; {command.about}", command.command, ""]
     if len(commands) > 1 and interface == LOOPBACK:
         lines += ["# launch.interface is lo, so all nodes are on one machine; name that which connects yours", ""]
     return lines[:-1]

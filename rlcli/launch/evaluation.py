@@ -107,11 +107,11 @@ def examine(resolved: Resolved, phase: Callable[[str], None], rows: int | None, 
         return evaluate_alone(resolved.recipe, topology, running.transport, phase, rows, shown)
 
 
-def _keys(place: str, component: Component) -> dict[str, Any]:
+def _keys(prefix: str, component: Component) -> dict[str, Any]:
     """One key for each argument, so that further ones can be set in addition."""
     arguments = component.get("args") or {}
-    kind = {f"{place}.type": component["type"]} if "type" in component else {}
-    return kind | {f"{place}.args.{key}": value for key, value in arguments.items()}
+    kind = {f"{prefix}.type": component["type"]} if "type" in component else {}
+    return kind | {f"{prefix}.args.{key}": value for key, value in arguments.items()}
 
 
 def _exam_by_name(named: str) -> Exam:
@@ -136,11 +136,11 @@ def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
     recipe = load_recipe(named).recipe
     chosen = dataset or recipe.train.eval.dataset
     if chosen is None or chosen not in recipe.datasets:
-        what = f"recipe {recipe.name} " + (f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset")
-        raise UsageError(what, where="--dataset", hint=f"{named}#NAME names one: {', '.join(recipe.datasets)}")
+        message = f"recipe {recipe.name} " + (f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset")
+        raise UsageError(message, where="--dataset", hint=f"{named}#NAME names one: {', '.join(recipe.datasets)}")
     generation = recipe.generation.build()
-    kept = {"max_new_tokens": generation.max_new_tokens, "stop_token_ids": list(generation.stop_token_ids)}
-    return Exam(recipe.datasets[chosen].model_dump(), _reward_of(recipe), kept)
+    limits = {"max_new_tokens": generation.max_new_tokens, "stop_token_ids": list(generation.stop_token_ids)}
+    return Exam(recipe.datasets[chosen].model_dump(), _reward_of(recipe), limits)
 
 
 def _reward_of(recipe: Recipe) -> Component | None:
@@ -156,10 +156,10 @@ def read_component(text: str, option: str) -> Component:
     import yaml
 
     try:
-        found = yaml.safe_load(text) if text.lstrip().startswith("{") else {"type": text}
+        component = yaml.safe_load(text) if text.lstrip().startswith("{") else {"type": text}
     except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict) or "type" not in found or not isinstance(found.get("args") or {}, dict):
+        component = None
+    if not isinstance(component, dict) or "type" not in component or not isinstance(component.get("args") or {}, dict):
         hint = "write '{type: NAME, args: {KEY: VALUE}}'"
         raise UsageError(f"{text[:80]!r} names no component", where=option, hint=hint)
-    return found
+    return component

@@ -20,9 +20,9 @@ def run_tasks(source: str, tasks: Sequence[str], limit: int | None) -> dict[str,
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ResourceError("--tasks needs lm-eval, which is not installed", hint=INSTALL)
-    wanted = [_task(name) for name in tasks]
+    requested = [_task(name) for name in tasks]
     try:
-        return _results(source, wanted, limit)
+        return _results(source, requested, limit)
     except ImportError as error:  # it imports what a task needs on demand
         raise ResourceError(f"lm-eval is not whole: {error}", hint=INSTALL) from error
 
@@ -35,15 +35,15 @@ def _results(source: str, tasks: list[str | dict[str, Any]], limit: int | None) 
     from rlcli.runtime.harness import EngineLM
 
     manager = TaskManager()
-    known = set(manager.all_tasks)
-    if unknown := [name for name in tasks if isinstance(name, str) and name not in known]:
+    available = set(manager.all_tasks)
+    if unknown := [name for name in tasks if isinstance(name, str) and name not in available]:
         hint = "lm-eval ls tasks lists them; a file of your own ends in .yaml"
         raise UsageError(f"lm-eval has no task {unknown[0]!r}", where="--tasks", hint=hint)
-    found: Any = simple_evaluate(
+    report: Any = simple_evaluate(
         EngineLM(load_alone(source)), tasks=tasks, limit=limit, task_manager=manager, log_samples=False,
         bootstrap_iters=1000,
     )  # fmt: skip
-    return dict(found["results"])
+    return dict(report["results"])
 
 
 def _task(name: str) -> str | dict[str, Any]:
@@ -52,9 +52,9 @@ def _task(name: str) -> str | dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        description = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{name} cannot be read: {first_line(error)}", where="--tasks") from None
-    if not isinstance(found, dict) or "task" not in found:
+    if not isinstance(description, dict) or "task" not in description:
         raise UsageError(f"{name} describes no task of lm-eval", where="--tasks", hint="it is a mapping with `task:`")
-    return found
+    return description

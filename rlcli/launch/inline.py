@@ -66,8 +66,8 @@ def check_members(members: Members) -> None:
     """Raises WorkerError once one of them is no longer replaced."""
     for death in members.deaths():
         name = f"{death.group}{death.index}"
-        what = f"{name} {death}, {REPLACEMENTS + 1} times"
-        raise WorkerError(what, where=name, hint=f"see {members.log(death.group, death.index)}", code="F01")
+        message = f"{name} {death}, {REPLACEMENTS + 1} times"
+        raise WorkerError(message, where=name, hint=f"see {members.log(death.group, death.index)}", code="F01")
 
 
 class InlineRunning:

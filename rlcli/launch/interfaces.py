@@ -35,7 +35,7 @@ def _default_interface() -> str:
     others = [
         name
         for name, addresses in psutil.net_if_addrs().items()
-        if name != LOOPBACK and any(one.family == socket.AF_INET for one in addresses)
+        if name != LOOPBACK and any(address.family == socket.AF_INET for address in addresses)
     ]
     return next(iter([*ways, *others]), LOOPBACK)
 
@@ -44,9 +44,10 @@ def address_of(interface: str) -> str:
     """The IPv4 address of a network interface. Raises ResourceError F58."""
     import psutil
 
-    known = psutil.net_if_addrs()
-    for one in known.get(interface, ()):
-        if one.family == socket.AF_INET:
-            return str(one.address)
-    what = f"there is no network interface {interface!r} with an IPv4 address here"
-    raise ResourceError(what, where="launch.interface", hint=f"it is one of {', '.join(sorted(known))}", code="F58")
+    addresses = psutil.net_if_addrs()
+    for address in addresses.get(interface, ()):
+        if address.family == socket.AF_INET:
+            return str(address.address)
+    message = f"there is no network interface {interface!r} with an IPv4 address here"
+    hint = f"it is one of {', '.join(sorted(addresses))}"
+    raise ResourceError(message, where="launch.interface", hint=hint, code="F58")

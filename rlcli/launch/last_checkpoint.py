@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlcli.errors import ModelError, NoWholeCheckpoint
 
 if TYPE_CHECKING:
-    from rlcli.checkpoint.verify import Checkpoint
+    from rlcli.checkpoint.verify import CompleteCheckpoint
     from rlcli.launch.launcher import Running
     from rlcli.observe.display import Display
     from rlcli.observe.run_directory import RunDirectory
@@ -32,15 +32,15 @@ def last_checkpoint(
     from rlcli.checkpoint.disk import check_writable
     from rlcli.runtime.checkpoints import RunState, Start
 
-    checkpoint: Checkpoint | None = None
+    checkpoint: CompleteCheckpoint | None = None
     rejected = {} if rejected is None else rejected
     before = {*rejected}
     if os.path.lexists(run.checkpoints):
         check_writable(run.checkpoints)  # it may be a link to a disk that is missing or read-only
         checkpoint = _newest_with_state(run, rejected)
-    for path, one in rejected.items():
+    for path, error in rejected.items():
         if path not in before:
-            display.warning(f"[{one.code}] {one.where}: {one.what}")
+            display.warning(f"[{error.code}] {error.where}: {error.what}")
     if checkpoint is not None:
         last = run.record.step
         if last is not None and last > checkpoint.manifest.step and not rejected:
@@ -48,15 +48,17 @@ def last_checkpoint(
         return Start(checkpoint.path, RunState.read(checkpoint.path))
     code, committed = "F21", last_committed(run)
     if rejected:
-        code, what = next(iter(rejected.values())).code, "no checkpoint is whole"
+        code, message = next(iter(rejected.values())).code, "no checkpoint is whole"
     elif committed is not None:
-        what = f"step {committed} was committed, but there is no checkpoint now"
+        message = f"step {committed} was committed, but there is no checkpoint now"
     elif run.record.is_lost:
-        what = "there is no checkpoint, and committed.json, which says whether there was one, is gone or cannot be read"
+        message = (
+            "there is no checkpoint, and committed.json, which says whether there was one, is gone or cannot be read"
+        )
     else:
         return None
     hint = f"put it back; or start over in a new folder: rlcli train {shlex.quote(str(run.resolved_recipe))}"
-    raise NoWholeCheckpoint(what, where=str(run.checkpoints), hint=hint, code=code)
+    raise NoWholeCheckpoint(message, where=str(run.checkpoints), hint=hint, code=code)
 
 
 def verified_checkpoint(
@@ -87,11 +89,11 @@ def last_committed(run: RunDirectory) -> int | None:
     from rlcli.checkpoint.retention import latest_step
 
     resumed = [step for entry in run.read_resumes() if isinstance(step := entry.get("step"), int) and step > 0]
-    known = [run.record.step, latest_step(run.checkpoints), *resumed]
-    return max((step for step in known if step is not None), default=None)
+    steps = [run.record.step, latest_step(run.checkpoints), *resumed]
+    return max((step for step in steps if step is not None), default=None)
 
 
-def _newest_with_state(run: RunDirectory, rejected: dict[Path, ModelError]) -> Checkpoint | None:
+def _newest_with_state(run: RunDirectory, rejected: dict[Path, ModelError]) -> CompleteCheckpoint | None:
     """The newest checkpoint that is complete, and whose state, which is read here, is what was written."""
     from rlcli.checkpoint.verify import damaged_files, newest_complete
     from rlcli.runtime.checkpoints import STATE

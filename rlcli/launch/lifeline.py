@@ -77,9 +77,9 @@ def report(**facts: Any) -> None:
 
 
 @contextmanager
-def waiting(what: str, limit: float) -> Iterator[None]:
+def waiting(activity: str, limit: float) -> Iterator[None]:
     """Context of a call that may take `limit` seconds; the supervisor ends this process if it takes longer."""
-    report(waiting=what, limit=limit)
+    report(waiting=activity, limit=limit)
     try:
         yield
     finally:

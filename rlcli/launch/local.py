@@ -110,7 +110,8 @@ class LocalRunning:
     def _note_processes(self) -> None:
         """Record the processes."""
         records = self._world.records()
-        self._started = {one.pid: one.started for one in records if one.node in self._nodes and one.started is not None}
+        ours = [record for record in records if record.node in self._nodes]
+        self._started = {record.pid: record.started for record in ours if record.started is not None}
         write_records(self._run_dir / PROCESSES, records)
 
     def _end_stragglers(self) -> None:

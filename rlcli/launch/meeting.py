@@ -40,29 +40,29 @@ class MeetingFolder:
 
 def remove_abandoned() -> None:
     """Remove the folders of dead masters: those of this user, with a lock that nobody holds any more."""
-    for place in _places():
-        for folder in place.glob(f"{PREFIX}*"):
+    for parent in _places():
+        for folder in parent.glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError), _lock_of_a_dead_master(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _places() -> Iterator[Path]:
     """Places for such a folder: the user's TMPDIR, or a shorter path."""
-    yield from dict.fromkeys(Path(place) for place in (tempfile.gettempdir(), "/tmp", "/dev/shm"))
+    yield from dict.fromkeys(Path(parent) for parent in (tempfile.gettempdir(), "/tmp", "/dev/shm"))
 
 
 def _make_folder() -> Path:
     failures = []
-    for place in _places():
-        if len(os.fsencode(place / f"{PREFIX}xxxxxxxx" / SOCKET)) > LONGEST_ADDRESS:
-            failures.append(f"{place}: its path is too long for a socket")
+    for parent in _places():
+        if len(os.fsencode(parent / f"{PREFIX}xxxxxxxx" / SOCKET)) > LONGEST_ADDRESS:
+            failures.append(f"{parent}: its path is too long for a socket")
             continue
         try:
-            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         except OSError as error:
-            failures.append(f"{place}: {error.strerror or error}")
-    what = f"cannot make a private folder for the processes of the run ({'; '.join(failures)})"
-    raise ResourceError(what, hint="set TMPDIR to a short path that you may write to", code="F75")
+            failures.append(f"{parent}: {error.strerror or error}")
+    message = f"cannot make a private folder for the processes of the run ({'; '.join(failures)})"
+    raise ResourceError(message, hint="set TMPDIR to a short path that you may write to", code="F75")
 
 
 def _hold(folder: Path) -> int:

@@ -29,7 +29,7 @@ class MemoryKills:
     def __init__(self) -> None:
         self._before = count_memory_kills()
 
-    def found(self) -> bool | None:
+    def happened(self) -> bool | None:
         """None if the kernel does not count such kills."""
         after = count_memory_kills()
         return after > self._before if after is not None and self._before is not None else None
@@ -38,8 +38,8 @@ class MemoryKills:
 def count_memory_kills(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Processes of our control group that the kernel killed because memory ran out; None if it does not count them."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        place = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
-        for line in (root / place.lstrip("/") / "memory.events").read_text().splitlines():
+        group = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+        for line in (root / group.lstrip("/") / "memory.events").read_text().splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
                 return int(count)
@@ -65,7 +65,7 @@ def write_estimate(run: RunDirectory, resolved: Resolved) -> None:
         log.debug("there is no memory plan: %s", error)
         return
     if plan.memory.peaks:
-        peak = max(plan.memory.peaks, key=lambda one: one.total)
+        peak = max(plan.memory.peaks, key=lambda candidate: candidate.total)
         estimate = {
             "device": plan.topology.device,
             "bytes": peak.total,

@@ -132,7 +132,7 @@ def _run_ranks(recipe: Recipe, run_dir: Path, store: Store, node: int, used: Map
         print(error, file=sys.stderr, flush=True)
         rank, failure = error.get_first_failure()
         memory = used.get(failure.pid, 0)
-        return {"rank": rank, "exit": failure.exitcode, "out_of_memory": kills.found(), "memory": memory}
+        return {"rank": rank, "exit": failure.exitcode, "out_of_memory": kills.happened(), "memory": memory}
     except Exception as error:  # torchrun's own
         traceback.print_exc()
         return {"failure": f"{type(error).__name__}: {error}"}
@@ -187,23 +187,23 @@ def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
     Record how much memory each has `used`."""
     import psutil
 
-    seen, gone, known, restarted = set[int](), set[int](), _records(members), list[Restart]()
+    seen, gone, members_known, restarted = set[int](), set[int](), _records(members), list[Restart]()
     while True:
         time.sleep(LOOK_SECONDS)
-        alive = {one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE}
+        alive = {process.pid for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE}
         seen |= alive
         used.update({pid: max(memory_in_use(pid), used.get(pid, 0)) for pid in alive})
         if seen - alive != gone:
             gone = seen - alive
             pulse.tell(gone=sorted(gone))
-        if (found := _records(members)) != known:
-            known = found
-            pulse.tell(members=known)
+        if (members_now := _records(members)) != members_known:
+            members_known = members_now
+            pulse.tell(members=members_known)
         if again := members.new_restarts():
             restarted += again
             pulse.tell(restarts=list(restarted))
         if deaths := members.deaths():
-            names = ", ".join(f"{one.group}{one.index} {one}" for one in deaths)
+            names = ", ".join(f"{death.group}{death.index} {death}" for death in deaths)
             pulse.tell(failure=f"{names}, {REPLACEMENTS + 1} times")
 
 

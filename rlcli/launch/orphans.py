@@ -45,9 +45,12 @@ def end_orphans(others: Sequence[psutil.Process]) -> None:
     import psutil
 
     patience, end = LEAVE_WITHIN, time.monotonic() + END_WITHIN
-    while (orphans := [one for one in psutil.Process().children() if one not in others]) and time.monotonic() < end:
+    while time.monotonic() < end:
+        orphans = [process for process in psutil.Process().children() if process not in others]
+        if not orphans:
+            return
         _, left = psutil.wait_procs(orphans, timeout=patience)
-        for one in left:
+        for orphan in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                orphan.kill()
         patience = 0.1  # the next round gets those whose parents were just killed

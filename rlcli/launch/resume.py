@@ -79,31 +79,31 @@ def resume_run(
         before = _resolved_recipe(run)
         now = _load(named or str(run.resolved_recipe), overrides)
         raise_all(missing_here(now))
-        found = _accepted_changes(before.recipe, now.recipe, accept_changes)
+        changes = _accepted_changes(before.recipe, now.recipe, accept_changes)
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0
-        if _is_over(run, found, step):
+        if _is_over(run, changes, step):
             lifeline.report(run=str(run.path), over=True)
             ended = Finished(outcome_of(before.recipe, run), 0, step, step)
-            return Resumed(step, found, ended, longer(shlex.quote(str(run_dir)), before.recipe))
+            return Resumed(step, changes, ended, longer(shlex.quote(str(run_dir)), before.recipe))
         if now.recipe.launch.type != "slurm":
             Submission.forget(run.path)
         if was_begun := _was_begun(run):
-            _say(before.recipe, now.recipe, found, start, display)
+            _say(before.recipe, now.recipe, changes, start, display)
         recipe, stopped = _with_starts(run, now, display, stop)
         if stopped is not None:
-            return Resumed(step, found, stopped)
+            return Resumed(step, changes, stopped)
         first_digest = _first_digest(run, before)
 
         def recipe_digest(step: int) -> str:
-            return _digest(first_digest, found, step)
+            return _digest(first_digest, changes, step)
 
         def write_down(step: int) -> None:
-            _write_down(run, now, found, step, recipe_digest(step))
+            _write_down(run, now, changes, step, recipe_digest(step))
 
         begins = write_down if was_begun else None
         finished = drive(recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=begins)
-        return Resumed(finished.began_after, found, finished)
+        return Resumed(finished.began_after, changes, finished)
 
 
 def resumed_recipe(
@@ -159,11 +159,11 @@ def _resolved_recipe(run: RunDirectory) -> Resolved:
     if run.resolved_recipe.exists():
         return _load(str(run.resolved_recipe), ())
     if last_committed(run) is None and not run.metrics.exists():
-        what = f"{run.path} holds no run yet: it ended before it had written down its recipe"
-        raise ResourceError(what, hint="remove the folder and start the run again", code="F72")
-    what = "it is missing, and the run goes by it"
+        message = f"{run.path} holds no run yet: it ended before it had written down its recipe"
+        raise ResourceError(message, hint="remove the folder and start the run again", code="F72")
+    message = "it is missing, and the run goes by it"
     hint = f"put it back; {run.recipe} has what it was made of, and the checkpoints are left as they are"
-    raise ResourceError(what, where=str(run.resolved_recipe), hint=hint, code="F72")
+    raise ResourceError(message, where=str(run.resolved_recipe), hint=hint, code="F72")
 
 
 def _load(recipe: str, overrides: Sequence[str]) -> Resolved:
@@ -176,34 +176,34 @@ def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]
     """Changes to the run's recipe. Raises UsageError F84 for those that are forbidden, or that need to be accepted."""
     from rlcli.recipe.changes import Kind, changes
 
-    found = changes(before, now)
-    forbidden = [change for change in found if change.kind is Kind.FORBIDDEN]
+    accepted = changes(before, now)
+    forbidden = [change for change in accepted if change.kind is Kind.FORBIDDEN]
     if forbidden:
         raise UsageError(
             f"a run cannot be resumed with another {_keys(forbidden)}",
             hint="start a new run; models.<role>.path may name a model that this one has trained",
             code="F84",
         )
-    altering = [change for change in found if change.kind is Kind.ALTERS]
+    altering = [change for change in accepted if change.kind is Kind.ALTERS]
     if altering and not accept:
-        what = "; ".join(f"{c.key}: {_shown(c.before)} → {_shown(c.now)}" for c in altering)
+        message = "; ".join(f"{c.key}: {_shown(c.before)} → {_shown(c.now)}" for c in altering)
         raise UsageError(
-            f"this would change how the rest of the run learns: {what}",
+            f"this would change how the rest of the run learns: {message}",
             hint="add --accept-changes if it is meant",
             code="F84",
         )
-    return found
+    return accepted
 
 
-def _keys(found: Sequence[Change]) -> str:
-    return ", ".join(change.key for change in found)
+def _keys(changes: Sequence[Change]) -> str:
+    return ", ".join(change.key for change in changes)
 
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)
 
 
-def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | None, display: Display) -> None:
+def _say(before: Recipe, now: Recipe, changes: Sequence[Change], start: Start | None, display: Display) -> None:
     if start is None:
         display.note("no checkpoint was committed yet: starting from step 0")
     else:
@@ -213,20 +213,20 @@ def _say(before: Recipe, now: Recipe, found: Sequence[Change], start: Start | No
         display.note(f"resuming after step {start.state.step}{moved}")
         roles = ", ".join(f"{role} weights" + (" and optimizer" if role in now.trained_roles else "")
                           for role in now.changing_roles)  # fmt: skip
-        place = start.state.drawn
-        display.note(f"  restored  {roles}, interfaces' state, place {place} in the training data")
-    for change in found:
+        drawn = start.state.drawn
+        display.note(f"  restored  {roles}, interfaces' state, place {drawn} in the training data")
+    for change in changes:
         display.note(f"  changed   {change.key}: {_shown(change.before)} → {_shown(change.now)}")
 
 
-def _is_over(run: RunDirectory, found: Sequence[Change], step: int) -> bool:
+def _is_over(run: RunDirectory, changes: Sequence[Change], step: int) -> bool:
     """Whether the run has done all its steps and saved its models, and is not to be prolonged."""
     from rlcli.observe.run_record import read_status
 
     status = read_status(run.path) or {}
     steps = status.get("steps")
     is_done = status.get("state") == "done" and steps is not None and step >= steps
-    return is_done and not any(change.key in ("train.steps", "train.epochs") for change in found)
+    return is_done and not any(change.key in ("train.steps", "train.epochs") for change in changes)
 
 
 def _first_digest(run: RunDirectory, recipe: Resolved) -> str:
@@ -234,17 +234,19 @@ def _first_digest(run: RunDirectory, recipe: Resolved) -> str:
     return recorded_digest(run.path) or digest(recipe)
 
 
-def _digest(before: str, found: Sequence[Change], step: int) -> str:
+def _digest(before: str, changes: Sequence[Change], step: int) -> str:
     """Digest of the recipe that the run began with, and of each later change and its step."""
-    telling = [(change.key, change.now) for change in found if change.key.split(".")[0] not in WITHOUT_EFFECT]
+    telling = [(change.key, change.now) for change in changes if change.key.split(".")[0] not in WITHOUT_EFFECT]
     text = json.dumps(telling, sort_keys=True)
     return hashlib.sha256(f"{before} {step} {text}".encode()).hexdigest() if telling else before
 
 
-def _write_down(run: RunDirectory, resolved: Resolved, found: Sequence[Change], step: int, recipe_digest: str) -> None:
+def _write_down(
+    run: RunDirectory, resolved: Resolved, changes: Sequence[Change], step: int, recipe_digest: str
+) -> None:
     """Record what the run continues with, and from which step."""
-    run.note_resume(step, [{"key": c.key, "before": c.before, "now": c.now} for c in found])
-    if found:
+    run.note_resume(step, [{"key": c.key, "before": c.before, "now": c.now} for c in changes])
+    if changes:
         run.write_text(DIGEST_FILE, recipe_digest + "\n")
         run.write_text(run.resolved_recipe.name, resolved.to_yaml())
 

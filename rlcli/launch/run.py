@@ -298,8 +298,8 @@ def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Runni
         yield running
     except HangError as error:
         running.stop(0, show_stacks=True)
-        if more := where_ranks_are(run_dir / "logs", range(topology.world_size)):
-            raise HangError(error.what + more, where=error.where, hint=error.hint, code=error.code) from error
+        if locations := where_ranks_are(run_dir / "logs", range(topology.world_size)):
+            raise HangError(error.what + locations, where=error.where, hint=error.hint, code=error.code) from error
         raise
     except BaseException:
         running.stop(0)

@@ -70,11 +70,11 @@ class Look:
 def _joined(run: Overview, job_id: str, job: Job | None, is_known: bool) -> Overview:
     """A run that is a job, as far as the scheduler knows it (`is_known`: it has answered), with the nodes that it has
     or had last. While it waits it is nowhere: its files name the process that submitted it, or that it had before."""
-    found = _with_state(run, job_id, job, is_known)
-    if found.state in WAITING:
-        return replace(found, holder=None, host=None)
-    allocations = read_allocations(run.folder) if found.nodes is None else []
-    return replace(found, nodes=allocations[-1].nodes) if allocations else found
+    overview = _with_state(run, job_id, job, is_known)
+    if overview.state in WAITING:
+        return replace(overview, holder=None, host=None)
+    allocations = read_allocations(run.folder) if overview.nodes is None else []
+    return replace(overview, nodes=allocations[-1].nodes) if allocations else overview
 
 
 def _with_state(run: Overview, job_id: str, job: Job | None, is_known: bool) -> Overview:
@@ -121,8 +121,8 @@ def _cancel(run: Overview, wait: bool) -> bool:
     assert run.job is not None
     cancel(run.job)
     if wait and not _is_over(run, ENDS_WITHIN):
-        what = f"job {run.job} is still there {ENDS_WITHIN:.0f} s after it was cancelled"
-        raise ResourceError(what, where=str(run.folder), hint=f"scontrol show job {run.job}")
+        message = f"job {run.job} is still there {ENDS_WITHIN:.0f} s after it was cancelled"
+        raise ResourceError(message, where=str(run.folder), hint=f"scontrol show job {run.job}")
     return True
 
 

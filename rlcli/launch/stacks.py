@@ -50,8 +50,8 @@ def where_ranks_are(logs: Path, ranks: Sequence[int]) -> str:
     waiting, elsewhere = [], []
     for rank in ranks:
         text = "\n".join(map(as_text, last_lines(logs / f"rank{rank}.log", LINES))) + "\n"
-        found = STACK.findall(text)
-        frames = FRAME.findall(found[-1])[:INNERMOST] if found else []
+        stacks = STACK.findall(text)
+        frames = FRAME.findall(stacks[-1])[:INNERMOST] if stacks else []
         if any(COLLECTIVE.search(file) for file, _, _ in frames):
             waiting.append(rank)
         elif frames and not any(IDLE.search(file) for file, _, _ in frames[:2]):

@@ -90,8 +90,8 @@ def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
                 _send(process, signal.SIGKILL)
     end_stragglers(run.folder, say)
     if not wait_for_end(run, holder, LEAVES_WITHIN):
-        what = f"{run.folder}: pid {holder.owner.pid} is not ended even by SIGKILL"
-        raise ResourceError(what, hint="it waits for a disk or a device that does not answer")
+        message = f"{run.folder}: pid {holder.owner.pid} is not ended even by SIGKILL"
+        raise ResourceError(message, hint="it waits for a disk or a device that does not answer")
 
 
 def end_stragglers(folder: Path, say: Callable[[str], None]) -> None:
@@ -109,8 +109,8 @@ def _reachable(run: Overview) -> Holder:
     if not holder.owner.is_here:
         host = holder.owner.host
         command = f"rlcli stop {shlex.quote(str(run.folder.absolute()))}"
-        what = f"{run.folder} is running on {host}, which is another machine"
-        raise ResourceError(what, hint=f"there: {command}")
+        message = f"{run.folder} is running on {host}, which is another machine"
+        raise ResourceError(message, hint=f"there: {command}")
     if lock.stat().st_uid != os.geteuid():
         raise ResourceError(f"{run.folder} is another user's run", where=str(lock), hint="ask them", code="F75")
     return holder
@@ -127,5 +127,5 @@ def _send(process: ProcessRecord, number: int) -> bool:
     try:
         return process.send(number)
     except PermissionError:
-        what = f"pid {process.pid} belongs to another user"
-        raise ResourceError(what, hint="stop it as that user", code="F75") from None
+        message = f"pid {process.pid} belongs to another user"
+        raise ResourceError(message, hint="stop it as that user", code="F75") from None

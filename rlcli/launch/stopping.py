@@ -42,7 +42,9 @@ def as_sent(number: int) -> signal.Signals:
 
 def heeded() -> list[signal.Signals]:
     """STOP_SIGNALS, without SIGHUP if it is ignored: under `nohup` a run outlives its terminal."""
-    return [one for one in STOP_SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return [number for number in STOP_SIGNALS if number is not signal.SIGHUP]
+    return list(STOP_SIGNALS)
 
 
 class StopSignals:

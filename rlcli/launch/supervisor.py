@@ -73,8 +73,8 @@ class Facts:
             report = json.loads(line)
         except (ValueError, RecursionError):
             return
-        known = get_type_hints(Facts)
-        if not isinstance(report, dict) or not all(_fits(value, known.get(name)) for name, value in report.items()):
+        types = get_type_hints(Facts)
+        if not isinstance(report, dict) or not all(_fits(value, types.get(name)) for name, value in report.items()):
             return
         for name, value in report.items():
             setattr(self, name, value)
@@ -255,26 +255,26 @@ def _stop_signal(code: int, signals: list[int]) -> int | None:
 def _ended(child: _Child) -> RlcliError:
     """The error for a child that reported no exit code, or 0 although status.json does not say that the run is done."""
     if child.facts.verdict == 0 and child.facts.waiting is None:  # during a call only a component can have said so
-        what = "the run reports that it is done, but its status.json does not"
+        message = "the run reports that it is done, but its status.json does not"
         again = f"make sure that the file can be written; {_hint(child)}"
-        return ResourceError(what, where=child.facts.run, hint=again, code="F28")
+        return ResourceError(message, where=child.facts.run, hint=again, code="F28")
     code, during = child.process.returncode, f" during {child.facts.waiting}" if child.facts.waiting else ""
     if code < 0:
-        is_memory = child.memory_kills.found()
+        is_memory = child.memory_kills.happened()
         folder = Path(child.facts.run) if child.facts.run else None
-        more = explain_kill(code, is_memory, child.memory, folder)
-        what = f"the run {ended_how(code, is_memory)}{during}{more}"
+        explanation = explain_kill(code, is_memory, child.memory, folder)
+        message = f"the run {ended_how(code, is_memory)}{during}{explanation}"
     else:
         why = ": os._exit was called" if code == 0 else ""
-        what = f"the run ended with exit code {code}{during}, before its work was done{why}"
-    return WorkerError(what, where=_where(child), hint=_hint(child), code="F01")
+        message = f"the run ended with exit code {code}{during}, before its work was done{why}"
+    return WorkerError(message, where=_where(child), hint=_hint(child), code="F01")
 
 
 def _late(child: _Child) -> RlcliError:
     facts = child.facts
-    what = f"no answer within {facts.limit:g} s: waiting for {facts.waiting}; the run was ended"
+    message = f"no answer within {facts.limit:g} s: waiting for {facts.waiting}; the run was ended"
     limits = "launch.step_deadline and launch.startup_deadline are the limits"
-    return HangError(what, where=_where(child), hint=f"{limits}; {_hint(child)}")
+    return HangError(message, where=_where(child), hint=f"{limits}; {_hint(child)}")
 
 
 def _where(child: _Child) -> str | None:
@@ -287,7 +287,7 @@ def _where(child: _Child) -> str | None:
     frames = next((frames for kind, frames in threads if kind.startswith("C")), threads[-1][1] if threads else "")
     places = re.findall(r'^  File "(.+)", line (\d+)', frames, re.MULTILINE)
     components = {str(folder) for kind in KINDS for folder in component_folders(kind)}
-    innermost = (place for place in places if os.path.dirname(place[0]) in components)
+    innermost = (location for location in places if os.path.dirname(location[0]) in components)
     file, line = next(innermost, places[0] if places else (None, None))
     return f"{file}:{line}" if file else None
 

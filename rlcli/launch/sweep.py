@@ -50,7 +50,7 @@ class Sweep:
     @classmethod
     def from_here(cls, recipe: str, layers: Sequence[str], overrides: Sequence[str], runs: Sequence[SweepRun]) -> Sweep:
         """A sweep of what the user named in the working directory."""
-        places = [place_of(one, Path.cwd()) for one in (recipe, *layers)]
+        places = [place_of(name, Path.cwd()) for name in (recipe, *layers)]
         return cls(places[0], tuple(places[1:]), tuple(overrides), tuple(runs))
 
     def write(self, folder: Path) -> None:
@@ -61,7 +61,7 @@ class Sweep:
         """Read the sweep of a folder; None if there is none that can be read."""
         recorded = known_object(folder / SWEEP_FILE)
         try:
-            runs = tuple(SweepRun(str(one["name"]), _texts(one["settings"])) for one in recorded["runs"])
+            runs = tuple(SweepRun(str(run["name"]), _texts(run["settings"])) for run in recorded["runs"])
             return cls(str(recorded["recipe"]), _texts(recorded["layers"]), _texts(recorded["overrides"]), runs)
         except (KeyError, TypeError):
             return None
@@ -89,7 +89,7 @@ class Local:
     def run(self, look: Callable[[str], None]) -> int:
         """Run everything that is not done yet; `look` gets the current state. Returns the exit code: 0 if all are done,
         else that of the first that is not."""
-        waiting = [one for one in self.sweep.runs if not self._is_done(one)]
+        waiting = [run for run in self.sweep.runs if not self._is_done(run)]
         with self._forwarded_signals():
             while (waiting and self._stopped_by is None) or self._busy:
                 for slot in range(len(self.slots)):
@@ -104,57 +104,57 @@ class Local:
 
     def overviews(self) -> list[tuple[SweepRun, Overview | None]]:
         """The state of each run."""
-        return [(one, read_overview(self.folder / one.name)) for one in self.sweep.runs]
+        return [(run, read_overview(self.folder / run.name)) for run in self.sweep.runs]
 
-    def _is_done(self, one: SweepRun) -> bool:
-        overview = read_overview(self.folder / one.name)
+    def _is_done(self, run: SweepRun) -> bool:
+        overview = read_overview(self.folder / run.name)
         return overview is not None and overview.state == "done"
 
     def _may_start(self) -> bool:
         return self._stopped_by is None and not (self.goes_first and self._busy and not self.exit_codes)
 
-    def _start(self, slot: int, one: SweepRun) -> None:
-        log = private_file(self.folder / f"{one.name}.log", os.O_APPEND)
+    def _start(self, slot: int, run: SweepRun) -> None:
+        log = private_file(self.folder / f"{run.name}.log", os.O_APPEND)
         try:
             process = subprocess.Popen(
-                own_command(self._arguments(one)), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                own_command(self._arguments(run)), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env={**os.environ, **_project(), **self.slots[slot]}, process_group=0,  # a terminal's keys are for us
                 preexec_fn=functools.partial(_end_with, os.getpid()),
             )  # fmt: skip
         finally:
             os.close(log)
-        self._busy[slot] = one, process
+        self._busy[slot] = run, process
 
-    def _arguments(self, one: SweepRun) -> list[str]:
+    def _arguments(self, run: SweepRun) -> list[str]:
         """The arguments that start the run, or resume it if it has begun."""
-        folder = self.folder / one.name
+        folder = self.folder / run.name
         if (folder / RESOLVED_RECIPE).is_file():
             return ["resume", "--quiet", "--", str(folder)]
         layers = [word for layer in self.sweep.layers for word in ("--with", layer)]
         options = ["--quiet", *([] if self.is_checked else ["--no-check"]), "--run-dir", str(folder), *layers]
-        return ["train", *options, "--", self.sweep.recipe, *self.sweep.overrides, *one.settings]
+        return ["train", *options, "--", self.sweep.recipe, *self.sweep.overrides, *run.settings]
 
     def _collect(self) -> None:
-        for slot, (one, process) in list(self._busy.items()):
+        for slot, (run, process) in list(self._busy.items()):
             if process.poll() is not None:
                 del self._busy[slot]
                 code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-                self.exit_codes[one.name] = code
-                self.say(self._ended(one, code))
+                self.exit_codes[run.name] = code
+                self.say(self._ended(run, code))
 
-    def _ended(self, one: SweepRun, code: int) -> str:
-        overview = read_overview(self.folder / one.name)
+    def _ended(self, run: SweepRun, code: int) -> str:
+        overview = read_overview(self.folder / run.name)
         how = f"{overview.state} at step {overview.step}" if overview is not None else f"exit code {code}"
-        where = f"; see {self.folder / one.name}.log" if code else ""
-        return f"{one.name}  {how}{where}"
+        where = f"; see {self.folder / run.name}.log" if code else ""
+        return f"{run.name}  {how}{where}"
 
     def _now(self) -> str:
         """The current state, in words."""
         parts = []
-        for one, _ in self._busy.values():
-            overview = read_overview(self.folder / one.name)
-            parts.append(f"{one.name} step {overview.step}" if overview is not None else f"{one.name} is starting")
-        over = len([one for one in self.sweep.runs if one.name in self.exit_codes])
+        for run, _ in self._busy.values():
+            overview = read_overview(self.folder / run.name)
+            parts.append(f"{run.name} step {overview.step}" if overview is not None else f"{run.name} is starting")
+        over = len([run for run in self.sweep.runs if run.name in self.exit_codes])
         return f"{over} of {len(self.sweep.runs)} runs are over; {', '.join(parts)}"
 
     @contextmanager
@@ -181,18 +181,18 @@ def check_all(sweep: Sweep) -> None:
     from rlcli.recipe.resolve import load_recipe
     from rlcli.recipe.warm_start import chain
 
-    for number, one in enumerate(sweep.runs):
-        chain(load_recipe(sweep.recipe, [*sweep.overrides, *one.settings], sweep.layers, fresh=number == 0))
+    for number, run in enumerate(sweep.runs):
+        chain(load_recipe(sweep.recipe, [*sweep.overrides, *run.settings], sweep.layers, fresh=number == 0))
 
 
 def open_sweep(folder: Path, sweep: Sweep) -> None:
     """Create the folder of a sweep, or reuse one with the same runs. Raises ResourceError, UsageError."""
-    known = Sweep.read(folder)
-    if known is not None and known != sweep:
-        what = f"{folder} holds another sweep"
-        raise UsageError(what, where="--run-dir", hint=f"{folder / SWEEP_FILE} says which; choose another folder")
+    recorded = Sweep.read(folder)
+    if recorded is not None and recorded != sweep:
+        message = f"{folder} holds another sweep"
+        raise UsageError(message, where="--run-dir", hint=f"{folder / SWEEP_FILE} says which; choose another folder")
     try:
-        if known is None and folder.is_dir() and any(folder.iterdir()):
+        if recorded is None and folder.is_dir() and any(folder.iterdir()):
             raise ResourceError(f"{folder} is not empty", where="--run-dir", hint="choose another", code="F72")
         make_folder(folder.absolute())
         sweep.write(folder)
@@ -208,14 +208,14 @@ def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:
     needed = topology.nodes * topology.devices_per_node
     if topology.device == "cpu":
         count = at_once or 1
-        share = str(max(1, available_cores() // count // needed))
-        return [{} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": share}] * count
+        threads = str(max(1, available_cores() // count // needed))
+        return [{} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}] * count
     devices = _visible_devices()
-    parts = [devices[start : start + needed] for start in range(0, len(devices) - needed + 1, needed)]
-    if at_once is not None and at_once > max(1, len(parts)):
-        what = f"{at_once} runs at once need {at_once * needed} GPUs; there are {len(devices)}"
-        raise UsageError(what, where="--at-once", hint=f"at most {max(1, len(parts))}")
-    return [{VISIBLE: ",".join(part)} for part in parts[:at_once]] or [{}]
+    shares = [devices[start : start + needed] for start in range(0, len(devices) - needed + 1, needed)]
+    if at_once is not None and at_once > max(1, len(shares)):
+        message = f"{at_once} runs at once need {at_once * needed} GPUs; there are {len(devices)}"
+        raise UsageError(message, where="--at-once", hint=f"at most {max(1, len(shares))}")
+    return [{VISIBLE: ",".join(share)} for share in shares[:at_once]] or [{}]
 
 
 def first_goes_alone(resolved: Resolved, log_dir: str) -> bool:
@@ -226,18 +226,20 @@ def first_goes_alone(resolved: Resolved, log_dir: str) -> bool:
 def again(folder: Path, arguments: Sequence[str]) -> str:
     """The command that continues a sweep."""
     words = iter(arguments)
-    kept = []
+    retained = []
     for word in words:
         if word == "--run-dir":
             next(words, None)
         elif not word.startswith("--run-dir="):
-            kept.append(word)
-    return shlex.join(["rlcli", *kept, "--run-dir", str(folder)])
+            retained.append(word)
+    return shlex.join(["rlcli", *retained, "--run-dir", str(folder)])
 
 
 def _visible_devices() -> list[str]:
-    given = os.environ.get(VISIBLE)
-    return [one for one in given.split(",") if one] if given is not None else [str(gpu.index) for gpu in list_gpus()]
+    visible = os.environ.get(VISIBLE)
+    if visible is None:
+        return [str(gpu.index) for gpu in list_gpus()]
+    return [index for index in visible.split(",") if index]
 
 
 def _project() -> dict[str, str]:
@@ -246,7 +248,7 @@ def _project() -> dict[str, str]:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(str(one) for one in value)
+    return tuple(str(text) for text in value)
 
 
 def _end_with(parent: int) -> None:

@@ -44,12 +44,12 @@ def trained_model(named: str, role: str | None = None, step: int | None = None) 
             raise UsageError(f"{named} is a model of the Hub, of which neither --role nor --step can choose")
         yield TrainedModel(named, named)
         return
-    found = find_role(path, role, step)
-    check_digests(found)
-    described = named if found.step is None else f"{named}, {found.role} of step {found.step}"
+    role_folder = find_role(path, role, step)
+    check_digests(role_folder)
+    described = named if role_folder.step is None else f"{named}, {role_folder.role} of step {role_folder.step}"
     run = path if (path / RESOLVED_RECIPE).is_file() else None
     with tempfile.TemporaryDirectory(prefix="rlcli-model-") as home:
-        folder = found.folder
+        folder = role_folder.folder
         if any(folder.glob(PARTS)):
             plan = convert.plan_to_hf(folder, Path(home, "model"))
             convert.convert(plan, lambda _: None)

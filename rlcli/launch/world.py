@@ -37,7 +37,7 @@ LEAVE_WITHIN = 3.0
 LAST_LINES = 12
 
 
-class Entry(NamedTuple):
+class ProcessEntry(NamedTuple):
     """A process of a run: enough to identify it on its machine."""
 
     name: str
@@ -51,12 +51,12 @@ class World:
     """All ranks of a run, and the agents of their nodes."""
 
     def __init__(
-        self, recipe: Recipe, ranks: Group, run_dir: Path, own: Path | None, agent_exit: Callable[[int], int | None],
-        host_of: Callable[[int], str | None] = lambda node: None,
+        self, recipe: Recipe, ranks: Group, run_dir: Path, local_folder: Path | None,
+        agent_exit: Callable[[int], int | None], host_of: Callable[[int], str | None] = lambda node: None,
     ):  # fmt: skip
-        """Listen to them. `own`: a folder of this machine in which they meet if all are here; `agent_exit`: the exit
-        code of a node's agent, as far as its launcher knows it; it may raise an error about the node. `host_of`: the
-        name of a node's machine, where its launcher has one; otherwise it is what its agent reports."""
+        """Listen to them. `local_folder`: a folder of this machine in which they meet if all are here; `agent_exit`:
+        the exit code of a node's agent, as far as its launcher knows it; it may raise an error about the node.
+        `host_of`: the name of a node's machine, where its launcher has one; otherwise it is what its agent reports."""
         from rlcli.runtime.transport import ZmqMaster
 
         self._ranks, self._logs = ranks, run_dir / "logs"
@@ -65,11 +65,11 @@ class World:
         """Whether all ranks were up."""
         self._restarts_of: Counter[int] = Counter()
         """Node → how many restarts of its processes were reported."""
-        self._has_nodes = own is None or recipe.cluster.nodes > 1
+        self._has_nodes = local_folder is None or recipe.cluster.nodes > 1
         self._deadline, self._by_hand = recipe.launch.startup_deadline, recipe.launch.by_hand
         self._interface = interface_of(recipe)
         host = address_of(self._interface) if self._has_nodes else None
-        self.meeting = run_dir / SHARED_MEETING if own is None or self._has_nodes else own
+        self.meeting = run_dir / SHARED_MEETING if local_folder is None or self._has_nodes else local_folder
         if self._has_nodes:
             shutil.rmtree(self.meeting, ignore_errors=True)
             self.meeting.mkdir(mode=0o700)
@@ -84,10 +84,10 @@ class World:
             missing = sorted({*self._ranks.nodes} - {*self._agent_facts()})
             if not missing:
                 raise
-            what = f"the node has not come within {self._deadline:.0f} s (launch.startup_deadline)"
+            message = f"the node has not come within {self._deadline:.0f} s (launch.startup_deadline)"
             command = shlex.join(agent_command(self._logs.parent, missing[0]))
             hint = f"start it: {command}" if self._by_hand else f"see the logs in {self._logs}"
-            raise HangError(what, where=self.name_of(missing[0]), hint=hint) from None
+            raise HangError(message, where=self.name_of(missing[0]), hint=hint) from None
 
     # -- who is alive ----------------------------------------------------------------------------------------
 
@@ -106,21 +106,22 @@ class World:
         ]
         return reported or with_agents
 
-    def records(self) -> list[Entry]:
+    def records(self) -> list[ProcessEntry]:
         """The processes that have identified themselves."""
         facts, agents = self.transport.pulses.facts, self._agent_facts()
-        hosts = {node: said.get("host") for node, said in agents.items()}
+        hosts = {node: agent.get("host") for node, agent in agents.items()}
         nodes = [
-            Entry(f"node{node}", node, hosts[node], said["pid"], said.get("started")) for node, said in agents.items()
+            ProcessEntry(f"node{node}", node, hosts[node], agent["pid"], agent.get("started"))
+            for node, agent in agents.items()
         ]
         ranks = []
         for rank, pid in sorted(self.transport.pids.items()):
             node, began = self._ranks.nodes[rank], facts.get(("rank", rank), {}).get("started")
-            ranks.append(Entry(f"rank{rank}", node, hosts.get(node), pid, began))
+            ranks.append(ProcessEntry(f"rank{rank}", node, hosts.get(node), pid, began))
         members = [
-            Entry(name, node, hosts[node], *one)
-            for node, said in agents.items()
-            for name, one in said.get("members", {}).items()
+            ProcessEntry(name, node, hosts[node], *record)
+            for node, agent in agents.items()
+            for name, record in agent.get("members", {}).items()
         ]
         return [*nodes, *ranks, *members]
 
@@ -159,8 +160,8 @@ class World:
         for node, facts in self._agent_facts().items():
             if "rank" in facts:
                 code, is_memory = facts["exit"], facts.get("out_of_memory")
-                more = explain_kill(code, is_memory, facts.get("memory", 0), self._logs.parent)
-                raise self._rank_error(node, facts["rank"], ended_how(code, is_memory) + more)
+                explanation = explain_kill(code, is_memory, facts.get("memory", 0), self._logs.parent)
+                raise self._rank_error(node, facts["rank"], ended_how(code, is_memory) + explanation)
             if "failure" in facts:
                 raise self._node_error(node, facts["failure"])
         for node in sorted({*self._ranks.nodes}):
@@ -168,8 +169,8 @@ class World:
             if code is not None and not self._has_finished(node):
                 raise self._node_error(node, f"its agent {ended_how(code)}")
         if gone is not None:
-            what = "ended with exit code 0 before the run was over: sys.exit or os._exit was called"
-            raise self._rank_error(*gone, what)
+            message = "ended with exit code 0 before the run was over: sys.exit or os._exit was called"
+            raise self._rank_error(*gone, message)
         self._check_silence(patience)
 
     def _check_open_files(self) -> None:
@@ -217,20 +218,20 @@ class World:
         return self._error(f"rank {rank} {how}", where, self._logs / f"rank{rank}.log")
 
     def _node_error(self, node: int, how: str) -> WorkerError:
-        held = self._ranks.on_node(node)
-        ranks = f"ranks {held[0]}-{held[-1]}" if len(held) > 1 else f"rank {held[0]}"
-        what = f"the node is lost, and with it {ranks}: {how}"
-        return self._error(what, self.name_of(node), self._logs / f"node{node}.log")
+        ranks = self._ranks.on_node(node)
+        lost = f"ranks {ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
+        message = f"the node is lost, and with it {lost}: {how}"
+        return self._error(message, self.name_of(node), self._logs / f"node{node}.log")
 
-    def _error(self, what: str, where: str, log: Path) -> WorkerError:
+    def _error(self, message: str, where: str, log: Path) -> WorkerError:
         lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
         hint = f"see the logs in {self._logs}"
         if any(TOO_MANY in line for line in lines):
-            what += ": it had no descriptors left (ulimit -n)"
+            message += ": it had no descriptors left (ulimit -n)"
             hint = f"others may have connected to its ports on {self._interface}, or a component leaks files; {hint}"
         if any(line.strip() for line in lines):
-            what = "\n".join([f"{what}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
-        return WorkerError(what, where=where, hint=hint, code="F01")
+            message = "\n".join([f"{message}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
+        return WorkerError(message, where=where, hint=hint, code="F01")
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -273,8 +274,8 @@ def write_for_workers(recipe: Recipe, run_dir: Path) -> None:
         json.dump(for_any_folder(recipe).model_dump(mode="json"), file)
 
 
-def write_records(file: Path, records: list[Entry]) -> None:
+def write_records(file: Path, records: list[ProcessEntry]) -> None:
     """Record all processes of a run, so that they can be ended even if their launcher cannot do it."""
-    entries = [one._asdict() for one in records]
+    entries = [record._asdict() for record in records]
     with os.fdopen(private_file(file, os.O_TRUNC), "w") as opened:
         opened.write(json.dumps(entries, indent=2) + "\n")

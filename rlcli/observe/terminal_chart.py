@@ -37,26 +37,35 @@ def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> It
     low, high = _bounds(chart.lines)
     first, last = min(line.steps[0] for line in chart.lines), max(line.steps[-1] for line in chart.lines)
     fine = unicode and (colours or len(chart.lines) == 1)
-    cells = [[Cell() for _ in range(room)] for _ in range(HEIGHT)]
-    for number, line in enumerate(chart.lines):
-        for x, y in _points(line, (first, last), (low, high), room * 2, HEIGHT * 4):
-            cell = cells[y // 4][x // 2]
-            cell.dots |= DOTS[y % 4][x % 2]
-            cell.owner = number
     yield ((chart.title, "bold"),)
     edge = "│" if unicode else "|"
-    for row, signs in enumerate(cells):
+    for row, cells in enumerate(_canvas(chart, (first, last), (low, high), room)):
         value = {0: high, HEIGHT // 2: (low + high) / 2, HEIGHT - 1: low}.get(row)
         label = short(value) if value is not None else ""
-        drawn = tuple((_sign(cell, fine), STYLES[cell.owner % len(STYLES)]) for cell in signs)
+        drawn = tuple((_sign(cell, fine), STYLES[cell.owner % len(STYLES)]) for cell in cells)
         yield (f"{label:>{AXIS_WIDTH}} ", "dim"), (edge, "dim"), *drawn
     right = f"step {last:g}"
     yield ((f"{'':>{AXIS_WIDTH + 2}}{first:<{max(1, room - len(right))}g}{right}", "dim"),)
     for number, line in enumerate(chart.lines):
-        mark = ("━━" if unicode else "--") if fine else LETTERS[number % len(LETTERS)]
-        spread = f" ± {short(line.spread[-1])}" if line.spread else ""
-        text = f" {line.label}  {short(line.values[-1])}{spread}"
-        yield (f"{'':>{AXIS_WIDTH}}  ", ""), (mark, STYLES[number % len(STYLES)]), (text, "")
+        mark = "━━" if fine else LETTERS[number % len(LETTERS)]
+        yield (f"{'':>{AXIS_WIDTH}}  ", ""), (mark, STYLES[number % len(STYLES)]), (_legend(line), "")
+
+
+def _canvas(chart: Chart, steps: tuple[float, float], bounds: tuple[float, float], width: int) -> list[list[Cell]]:
+    """Rows of cells, the highest values first, with the dots of all lines."""
+    cells = [[Cell() for _ in range(width)] for _ in range(HEIGHT)]
+    for number, line in enumerate(chart.lines):
+        for x, y in _points(line, steps, bounds, width * 2, HEIGHT * 4):
+            cell = cells[y // 4][x // 2]
+            cell.dots |= DOTS[y % 4][x % 2]
+            cell.owner = number
+    return cells
+
+
+def _legend(line: ChartLine) -> str:
+    """The label of a line, and its last value with its spread."""
+    spread = f" ± {short(line.spread[-1])}" if line.spread else ""
+    return f" {line.label}  {short(line.values[-1])}{spread}"
 
 
 def _sign(cell: Cell, fine: bool) -> str:

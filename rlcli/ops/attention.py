@@ -75,7 +75,9 @@ class PackedAttention:
         Padding needs no mask: causality keeps real queries from seeing what follows them.
         """
         layout = self._layout
-        q, k, v = (_Rows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None) for x in (query, key, value))
+        q, k, v = (
+            _GatheredRows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None) for x in (query, key, value)
+        )
         rows, begin = [], 0
         for sequences, longest in layout.shapes:
             end = begin + sequences * longest
@@ -84,7 +86,7 @@ class PackedAttention:
             mask = _band(longest, window, self.device) if window is not None else None
             rows.append(_attend(a, b, c, mask, scoring).transpose(1, 2).flatten(0, 1))  # [sequences · longest, H, D]
             begin = end
-        return _Rows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[None]
+        return _GatheredRows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[None]
 
     @cached_property
     def _layout(self) -> _Layout:
@@ -162,7 +164,7 @@ class _Layout:
     """[T]: the cell of each token."""
 
 
-class _Rows(torch.autograd.Function):
+class _GatheredRows(torch.autograd.Function):
     """Rows of x [n, H, D] by index. Every row that matters is taken once, so the gradient is also a gather.
 
     (The gradient of `index_select` itself adds up rows one by one, which takes several times as long on a CPU.)

@@ -19,7 +19,7 @@ CHUNK_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
-class Head:
+class OutputHead:
     """How hidden states become logits: softcap · tanh(scale · (h Wᵀ + b) / softcap) / temperature."""
 
     weight: torch.Tensor
@@ -51,7 +51,7 @@ class Head:
 
 def token_scores(
     hidden: torch.Tensor,
-    head: Head,
+    head: OutputHead,
     tokens: torch.Tensor,
     *,
     entropy: bool = False,
@@ -77,20 +77,20 @@ class _TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor,
-        head: Head, entropy: bool, dtype: torch.dtype, rows: int,
+        head: OutputHead, entropy: bool, dtype: torch.dtype, rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.zeros(len(tokens), device=hidden.device)
         normalizers = torch.empty(len(tokens), device=hidden.device)
         cast = _cast(head, weight, bias, dtype)
         for begin in range(0, len(tokens), rows):
-            part = slice(begin, begin + rows)
-            normalizers[part], targets, expected = _statistics(
-                cast, cast.logits(hidden[part], dtype), tokens[part], entropy
+            chunk = slice(begin, begin + rows)
+            normalizers[chunk], targets, expected = _statistics(
+                cast, cast.logits(hidden[chunk], dtype), tokens[chunk], entropy
             )
-            logprobs[part] = targets - normalizers[part]
+            logprobs[chunk] = targets - normalizers[chunk]
             if entropy:
-                entropies[part] = normalizers[part] - expected
+                entropies[chunk] = normalizers[chunk] - expected
         ctx.save_for_backward(hidden, weight, bias, tokens, normalizers, entropies)
         ctx.settings = head, dtype, rows
         ctx.set_materialize_grads(False)
@@ -105,20 +105,20 @@ class _TokenScores(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
         for begin in range(0, len(tokens), rows):
-            part = slice(begin, begin + rows)
-            logits = cast.logits(hidden[part], dtype)
-            probs = (logits - normalizers[part, None]).exp()
+            chunk = slice(begin, begin + rows)
+            logits = cast.logits(hidden[chunk], dtype)
+            probs = (logits - normalizers[chunk, None]).exp()
             grad = torch.zeros_like(logits)
             if grad_logprobs is not None:
-                grad -= probs * grad_logprobs[part, None]
-                _add_at(grad, tokens[part], grad_logprobs[part], head.shard)
+                grad -= probs * grad_logprobs[chunk, None]
+                _add_at(grad, tokens[chunk], grad_logprobs[chunk], head.shard)
             if grad_entropies is not None:
-                log_p = logits - normalizers[part, None]
-                grad -= grad_entropies[part, None] * probs * (log_p + entropies[part, None])
+                log_p = logits - normalizers[chunk, None]
+                grad -= grad_entropies[chunk, None] * probs * (log_p + entropies[chunk, None])
             grad = _through_head(grad, logits, head).to(dtype)
-            grad_hidden[part] = (grad @ cast.weight).to(hidden.dtype)
+            grad_hidden[chunk] = (grad @ cast.weight).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += (grad.t() @ hidden[part].to(dtype)).float()
+                grad_weight += (grad.t() @ hidden[chunk].to(dtype)).float()
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
         if head.shard is not None:
@@ -132,7 +132,7 @@ class _TokenScores(torch.autograd.Function):
 
 
 def _statistics(
-    head: Head, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
+    head: OutputHead, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log Σ exp, the logit of each token and, if requested, Σ p · logit: [n] each, over the whole vocabulary."""
     normalizers = logits.logsumexp(-1)
@@ -150,12 +150,12 @@ def _add_at(grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, shar
         shard.add_at(grad, tokens, values)
 
 
-def _cast(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Head:
+def _cast(head: OutputHead, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> OutputHead:
     """The head with its weight in the product's dtype, cast once instead of once per chunk."""
     return replace(head, weight=weight.to(dtype), bias=bias)
 
 
-def _through_head(grad: torch.Tensor, logits: torch.Tensor, head: Head) -> torch.Tensor:
+def _through_head(grad: torch.Tensor, logits: torch.Tensor, head: OutputHead) -> torch.Tensor:
     """The gradient with respect to h Wᵀ + b, from the gradient with respect to the final logits."""
     grad = grad / head.temperature
     if head.softcap is not None:

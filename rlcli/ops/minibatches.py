@@ -22,8 +22,8 @@ def assign_minibatches(
     if n_minibatches < 1:
         raise ValueError(f"n_minibatches is {n_minibatches}; it must be at least 1")
     minibatches: list[list[int]] = [[] for _ in range(n_minibatches)]
-    for place in sorted(range(len(batch_index)), key=batch_index.__getitem__):
-        stratum, position = divmod(batch_index[place], n_minibatches)
+    for index in sorted(range(len(batch_index)), key=batch_index.__getitem__):
+        stratum, position = divmod(batch_index[index], n_minibatches)
         deal = random.Random(f"{seed}/{epoch}/{stratum}").sample(range(n_minibatches), n_minibatches)
-        minibatches[deal[position]].append(place)
+        minibatches[deal[position]].append(index)
     return minibatches

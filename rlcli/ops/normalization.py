@@ -33,12 +33,12 @@ def group_moments(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(count, mean, biased variance) of each group's entries that `mask` keeps, [groups] float64; x, group (int64, from
     0) and mask are all [n]. A group without entries has (0, 0, 0). Groups never span ranks."""
-    kept, owner = x[mask].to(torch.float64), group[mask]
+    counted, owner = x[mask].to(torch.float64), group[mask]
     n_groups = int(group.max()) + 1 if group.numel() else 0
     zeros = torch.zeros(n_groups, dtype=torch.float64, device=x.device)
-    count = zeros.index_add(0, owner, torch.ones_like(kept))
-    mean = zeros.index_add(0, owner, kept) / count.clamp(min=1)
-    squares = zeros.index_add(0, owner, (kept - mean[owner]).square())
+    count = zeros.index_add(0, owner, torch.ones_like(counted))
+    mean = zeros.index_add(0, owner, counted) / count.clamp(min=1)
+    squares = zeros.index_add(0, owner, (counted - mean[owner]).square())
     return count, mean, squares / count.clamp(min=1)
 
 

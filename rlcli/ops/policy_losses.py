@@ -233,9 +233,9 @@ def behaviour_weights(
     """
     log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0)
     weights = _bounded(log_weights).exp().detach()
-    kept = mask
+    remaining = mask
     if cap is not None and mode == "mask":
-        kept = mask & (weights <= cap)
+        remaining = mask & (weights <= cap)
     elif cap is not None:
         weights = weights.clamp(max=cap)
-    return torch.where(kept, weights, 0.0), kept
+    return torch.where(remaining, weights, 0.0), remaining

@@ -89,9 +89,9 @@ def chosen_and_rejected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 def sequence_sums(actions: torch.Tensor, mask: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
     """[T - N] numbers of actions → [N]: for each of N sequences, the sum of those that `mask` keeps."""
-    kept = actions[mask]
+    counted = actions[mask]
     owner = action_owner(seqlens, mask.device)[mask]
-    return torch.zeros(len(seqlens), dtype=kept.dtype, device=kept.device).index_add(0, owner, kept)
+    return torch.zeros(len(seqlens), dtype=counted.dtype, device=counted.device).index_add(0, owner, counted)
 
 
 PairAggregation = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
@@ -108,8 +108,8 @@ def every_prompt(pairs: Sequence[int], counted: torch.Tensor) -> torch.Tensor:
     """Every prompt counts equally, as the mean of its pairs (arXiv:2203.02155 eq. 1)."""
     prompt = torch.repeat_interleave(torch.arange(len(pairs)), torch.tensor(list(pairs), dtype=torch.int64))
     owner = prompt.to(counted.device)
-    own = torch.zeros(len(pairs), device=counted.device).index_add(0, owner, counted.to(torch.float32))
-    return counted / own.clamp(min=1)[owner]
+    pairs_of_prompt = torch.zeros(len(pairs), device=counted.device).index_add(0, owner, counted.to(torch.float32))
+    return counted / pairs_of_prompt.clamp(min=1)[owner]
 
 
 PAIR_AGGREGATIONS: Mapping[PairAggregationName, PairAggregation] = {"pair": every_pair, "prompt": every_prompt}

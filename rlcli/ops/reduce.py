@@ -27,11 +27,11 @@ def masked_moments(
     that the mask leaves out are never read: they may be NaN or Inf. If nothing is kept, the result is (0, 0,
     0).
     """
-    kept = (x if mask is None else x[mask]).detach().to(torch.float64)
-    total = all_reduce(torch.stack([torch.ones_like(kept).sum(), kept.sum()]))
+    counted = (x if mask is None else x[mask]).detach().to(torch.float64)
+    total = all_reduce(torch.stack([torch.ones_like(counted).sum(), counted.sum()]))
     count = float(total[0])
     if count == 0:
         return 0.0, 0.0, 0.0
     mean = float(total[1]) / count
-    squares = all_reduce((kept - mean).square().sum().reshape(1))
+    squares = all_reduce((counted - mean).square().sum().reshape(1))
     return count, mean, float(squares[0]) / count

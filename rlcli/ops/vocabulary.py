@@ -31,14 +31,14 @@ class VocabularyShard:
         """[n]: the logits of `tokens` from this rank's `logits` [n, rows]; 0 if another rank holds the token."""
         if not logits.shape[1]:
             return logits.new_zeros(len(logits))
-        rows, own = self._rows(tokens, logits.shape[1])
-        return logits.gather(1, rows[:, None])[:, 0] * own
+        rows, is_ours = self._rows(tokens, logits.shape[1])
+        return logits.gather(1, rows[:, None])[:, 0] * is_ours
 
     def add_at(self, grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor) -> None:
         """Add `values` [n] to this rank's `grad` [n, rows] at those `tokens` that it holds."""
         if grad.shape[1]:
-            rows, own = self._rows(tokens, grad.shape[1])
-            grad.scatter_add_(1, rows[:, None], (values * own)[:, None].to(grad.dtype))
+            rows, is_ours = self._rows(tokens, grad.shape[1])
+            grad.scatter_add_(1, rows[:, None], (values * is_ours)[:, None].to(grad.dtype))
 
     def combine(
         self, normalizers: torch.Tensor, targets: torch.Tensor, expected: torch.Tensor
@@ -66,9 +66,9 @@ class VocabularyShard:
         padded = torch.nn.functional.pad(logits, (0, max(widths) - logits.shape[1])).contiguous()
         parts = [torch.empty_like(padded) for _ in widths]
         dist.all_gather(parts, padded, group=self.group)
-        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+        return torch.cat([shard[:, :width] for shard, width in zip(parts, widths, strict=True)], dim=1)
 
     def _rows(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The row of each token, 0 for those of other ranks; and which ones this rank holds."""
-        own = (tokens >= self.first) & (tokens < self.first + count)
-        return torch.where(own, tokens - self.first, 0), own
+        is_ours = (tokens >= self.first) & (tokens < self.first + count)
+        return torch.where(is_ours, tokens - self.first, 0), is_ours

@@ -113,7 +113,7 @@ def check_key(
     tensor = _tensor(sample, key)
     if meaning is not None:
         if not meaning.numbers.fits(tensor.dtype):
-            raise origin.malformed(f"gave {key} as {_name(tensor.dtype)}; it must be {meaning.numbers.wanted}")
+            raise origin.malformed(f"gave {key} as {_name(tensor.dtype)}; it must be {meaning.numbers.expected}")
         if meaning.is_flat and tensor.dim() != 1:
             raise origin.malformed(f"gave {key} of shape {tuple(tensor.shape)}; it must have one dimension")
         if tokens is not None and not meaning.has_own_sequences:

@@ -42,6 +42,6 @@ class HeldSource(ModelSource):
             return
         rows, *others = bounds(region, tensor.shape)
         for block in row_blocks(tensor.shape, rows):
-            start = block.first + block.wanted.start
-            columns = tensor[(slice(start, block.first + block.wanted.stop), *others)]
+            start = block.first + block.selected.start
+            columns = tensor[(slice(start, block.first + block.selected.stop), *others)]
             yield start - rows.start, columns

@@ -111,15 +111,10 @@ def _about(recipe: Recipe, topology: Topology, role: str) -> str:
     widest = max(len(str(placement.mesh)) for placement in topology.placements)
     words = [f"{topology.placement(role).mesh!s:{widest}}", section.backend.type]
     calls = [call for call in recipe.graph.values() if call.model == role]
-    marks = [
-        mark
-        for mark, holds in (
-            ("generate", any(call.call == "generate" for call in calls)),
-            ("train", any(call.call == "train_step" for call in calls)),
-            ("offload", any(call.hooks.offload for call in calls)),
-        )
-        if holds
-    ]
+    kinds = {call.call for call in calls}
+    marks = [mark for mark, kind in (("generate", "generate"), ("train", "train_step")) if kind in kinds]
+    if any(call.hooks.offload for call in calls):
+        marks.append("offload")
     return "  ".join([*words, "+".join(marks)]).rstrip()
 
 

@@ -264,34 +264,51 @@ def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[in
 
 def as_json(plan: MemoryPlan, device_bytes: int | None, reserved: int) -> dict[str, Any]:
     """The plan in bytes, with verdicts if the size of a device is given."""
+    peaks = [_peak_json(peak) for peak in plan.peaks]
+    if device_bytes:
+        for peak, fields in zip(plan.peaks, peaks, strict=True):
+            fields["verdict"] = peak.verdict(device_bytes, reserved)
     return {
         "within_percent": plan.within_percent,
         "longest_prompt": plan.lengths.prompt,
         "longest_sequence": plan.lengths.sequence,
         "lengths_are_assumed": plan.lengths.assumed,
-        "held": [
-            {"role": role.role, "parameters": role.parameters, **vars(role.resident), "offloaded": role.away}
-            | {"total": role.total}
-            for role in plan.roles
-        ],
-        "servers": [
-            {
-                "role": servers.role,
-                "servers": len(servers.placed),
-                "weights": servers.memory.weights,
-                "cache": servers.memory.cache,
-                "devices_of_each": max((len(server.devices) for server in servers.placed), default=0),
-                "sent_per_update": servers.memory.sent if servers.follows else 0,
-                "seconds_per_update": servers.seconds_per_update if servers.follows else 0.0,
-            }
-            for servers in plan.servers
-        ],
-        "peaks": [
-            {"call": peak.call, "role": peak.role, "phase": peak.phase, "held": peak.resident, **vars(peak.parts)}
-            | {"total": peak.total}
-            | ({"verdict": peak.verdict(device_bytes, reserved)} if device_bytes else {})
-            for peak in plan.peaks
-        ],
+        "held": [_role_json(role) for role in plan.roles],
+        "servers": [_servers_json(servers) for servers in plan.servers],
+        "peaks": peaks,
         "remarks": [{"role": role, "remark": remark} for role, remark in plan.remarks],
         "unknown": dict(plan.unknown),
+    }
+
+
+def _role_json(role: RoleMemory) -> dict[str, Any]:
+    return {
+        "role": role.role,
+        "parameters": role.parameters,
+        **vars(role.resident),
+        "offloaded": role.away,
+        "total": role.total,
+    }
+
+
+def _servers_json(servers: RoleServers) -> dict[str, Any]:
+    return {
+        "role": servers.role,
+        "servers": len(servers.placed),
+        "weights": servers.memory.weights,
+        "cache": servers.memory.cache,
+        "devices_of_each": max((len(server.devices) for server in servers.placed), default=0),
+        "sent_per_update": servers.memory.sent if servers.follows else 0,
+        "seconds_per_update": servers.seconds_per_update if servers.follows else 0.0,
+    }
+
+
+def _peak_json(peak: Peak) -> dict[str, Any]:
+    return {
+        "call": peak.call,
+        "role": peak.role,
+        "phase": peak.phase,
+        "held": peak.resident,
+        **vars(peak.parts),
+        "total": peak.total,
     }

@@ -21,7 +21,7 @@ from rlcli.topology.drawing import weights_text
 from rlcli.topology.groups import process_groups
 from rlcli.topology.memory import RESERVED, MemoryPlan, Peak, as_json, plan_memory
 from rlcli.topology.overlap import Timetable
-from rlcli.topology.placement import Topology, plan_topology
+from rlcli.topology.placement import RolePlacement, Topology, plan_topology
 from rlcli.topology.storage import Storage, plan_storage
 
 if TYPE_CHECKING:
@@ -146,8 +146,10 @@ def _keys(resolved: Resolved) -> dict[str, Any]:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan for scripts; sizes in bytes."""
     recipe, topology = plan.recipe, plan.topology
-    groups = process_groups(recipe, topology)
     batch = asdict(topology.batch) | {"sequences": topology.batch.sequences, "lines": topology.batch.lines()}
+    memory = as_json(plan.memory, plan.device_bytes, plan.reserved)
+    memory["device"] = plan.device_bytes
+    memory["advice"] = {call: list(keys) for call, keys in plan.advice.items()}
     return {
         "recipe": recipe.name,
         "runs_first": list(plan.runs_first),
@@ -159,32 +161,36 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "world_size": topology.world_size,
         "device": topology.device,
         "launch": topology.launch,
-        "roles": [
-            {
-                "role": placement.role,
-                "ranks": list(placement.ranks),
-                "mesh": asdict(placement.mesh),
-                "backend": recipe.models[placement.role].backend.type,  # type: ignore[union-attr]
-                "trained": placement.role in recipe.trained_roles,
-                "weights": weights_text(recipe.models[placement.role]),
-            }
-            for placement in topology.placements
-        ],
-        **{
-            f"{kind}s": [{"name": group.name, "nodes": list(group.nodes)} for group in groups if group.kind == kind]
-            for kind in ("server", "pool")
-        },
+        "roles": [_role(recipe, placement) for placement in topology.placements],
+        "servers": _groups_of(plan, "server"),
+        "pools": _groups_of(plan, "pool"),
         "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
         "stages": stages(recipe.graph),
         "overlaps": {
-            when: Timetable(recipe, topology).overlaps(steps_before)
-            for steps_before, when in enumerate(("same_step", "step_before"))
+            "same_step": Timetable(recipe, topology).overlaps(0),
+            "step_before": Timetable(recipe, topology).overlaps(1),
         },
         "drops": {name: list(reasons) for name, call in recipe.graph.items() if (reasons := reasons_to_drop(call))},
         "keys": _keys(plan.resolved),
         "batch": batch,
-        "memory": as_json(plan.memory, plan.device_bytes, plan.reserved)
-        | {"device": plan.device_bytes, "advice": {call: list(keys) for call, keys in plan.advice.items()}},
+        "memory": memory,
         "storage": asdict(plan.storage) | {"needed": plan.storage.needed},
         "shortfalls": list(plan.shortfalls),
     }
+
+
+def _role(recipe: Recipe, placement: RolePlacement) -> dict[str, Any]:
+    role = recipe.models[placement.role]
+    return {
+        "role": placement.role,
+        "ranks": list(placement.ranks),
+        "mesh": asdict(placement.mesh),
+        "backend": role.backend.type,  # type: ignore[union-attr]
+        "trained": placement.role in recipe.trained_roles,
+        "weights": weights_text(role),
+    }
+
+
+def _groups_of(plan: Plan, kind: str) -> list[dict[str, Any]]:
+    groups = (group for group in process_groups(plan.recipe, plan.topology) if group.kind == kind)
+    return [{"name": group.name, "nodes": list(group.nodes)} for group in groups]

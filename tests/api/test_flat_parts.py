@@ -37,7 +37,7 @@ def test_blocks_hold_the_range_in_order(case):
     for box in part.boxes():
         region = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.tensor.shape, strict=True))
         assert torch.equal(whole[region], box.tensor)
-        assert box.tensor.untyped_storage().data_ptr() == part.held.untyped_storage().data_ptr()
+        assert box.tensor.untyped_storage().data_ptr() == part.values.untyped_storage().data_ptr()
 
 
 def test_ranges_that_one_cut_wrote_fill_those_of_another(tmp_path):
@@ -49,7 +49,7 @@ def test_ranges_that_one_cut_wrote_fill_those_of_another(tmp_path):
     for start, stop in [(0, 60), (0, 1), (11, 52), (30, 30)]:
         part = part_of(torch.zeros_like(whole), start, stop)
         fill({"w/moment": part}, tmp_path)
-        assert part.held.tolist() == list(range(start, stop))
+        assert part.values.tolist() == list(range(start, stop))
     assert torch.equal(torch.from_numpy(stored_tensors_of(tmp_path)), whole)
 
 

@@ -10,7 +10,7 @@ from rlcli.api.weight_files import INDEX
 from rlcli.checkpoint import conversion_check
 from rlcli.checkpoint.conversion_check import check_conversion
 from rlcli.checkpoint.convert import convert, parse_size, plan_from_hf, plan_to_hf
-from rlcli.checkpoint.state import HostCopy, Part, write_weights
+from rlcli.checkpoint.state import HostCopy, TensorPart, write_weights
 from rlcli.checkpoint.tensor_files import stored_tensors
 from rlcli.errors import ModelError, UsageError
 from rlcli.testing.tiny_models import tiny_model
@@ -110,7 +110,7 @@ def _host_copy(tensors, rank, axis=0, ranks=2):
         if rank < len(chunks):
             offsets = [0] * tensor.dim()
             offsets[cut] = sum(chunk.shape[cut] for chunk in chunks[:rank])
-            parts[name] = (Part(chunks[rank].contiguous(), tuple(offsets), tuple(tensor.shape)),)
+            parts[name] = (TensorPart(chunks[rank].contiguous(), tuple(offsets), tuple(tensor.shape)),)
     return HostCopy(parts, {}, is_whole=False, leads=rank == 0)
 
 
@@ -133,7 +133,7 @@ def test_what_the_runtime_wrote_whole(variant, hub, tmp_path):
     source, role = hub(variant), tmp_path / "role"
     tensors = {name: p.detach() for name, p in family_models.make_model(variant).named_parameters()}
     shutil.copytree(source, role, ignore=shutil.ignore_patterns("*.safetensors"))
-    parts = {name: (Part(tensor, (0,) * tensor.dim(), tuple(tensor.shape)),) for name, tensor in tensors.items()}
+    parts = {name: (TensorPart(tensor, (0,) * tensor.dim(), tuple(tensor.shape)),) for name, tensor in tensors.items()}
     write_weights(HostCopy(parts, {}, is_whole=True, leads=True), role, 0)
     plan = plan_to_hf(role, tmp_path / "out")
     _checked(plan)

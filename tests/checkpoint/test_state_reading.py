@@ -54,7 +54,7 @@ def test_with_the_same_layout_a_rank_opens_its_own_file_and_that_of_the_first(tm
     save(tmp_path)
     into = parts(rank, value=-1.0)
     fill(into, tmp_path, writers_of(into, rank, first=0))
-    assert torch.equal(into["w"].held, parts(rank)["w"].held)
+    assert torch.equal(into["w"].values, parts(rank)["w"].values)
     assert torch.equal(into["shared"], SHARED)
     assert sorted(opened) == sorted(
         {f"shard-{number:05d}-model-00001-of-00001.safetensors" for number in (1, rank + 1)}
@@ -67,7 +67,7 @@ def test_with_another_number_of_ranks_all_files_are_read_and_the_numbers_are_the
     for rank in range(RANKS):
         into = parts(rank, value=-1.0)
         fill(into, tmp_path, writers_of(into, rank, first=0))
-        assert torch.equal(into["w"].held, parts(rank)["w"].held)
+        assert torch.equal(into["w"].values, parts(rank)["w"].values)
         assert torch.equal(into["shared"], SHARED)
 
 
@@ -92,5 +92,5 @@ def test_checkpoints_without_the_shapes_of_whole_tensors_are_read_as_before(tmp_
     monkeypatch.setattr(state_reading, "_whole_shapes", lambda files: {})
     into = parts(7, value=-1.0)
     fill(into, tmp_path, writers_of(into, 7, first=0))
-    assert torch.equal(into["w"].held, parts(7)["w"].held)
+    assert torch.equal(into["w"].values, parts(7)["w"].values)
     assert len(opened) == 2 + len(os.listdir(tmp_path))

@@ -125,7 +125,7 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path):
 def test_tables_are_read_without_torch(tmp_path):
     as_parquet(tmp_path / "rows.parquet")
     script = (
-        "import sys; from rlcli.datasets._sources import Source; print(len(list(Source(sys.argv[1]).rows())), "
+        "import sys; from rlcli.datasets._sources import RowSource; print(len(list(RowSource(sys.argv[1]).rows())), "
         "[name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows.parquet")]

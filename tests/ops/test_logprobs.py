@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlcli.ops.logprobs import Head, token_scores
+from rlcli.ops.logprobs import OutputHead, token_scores
 
 
 def plain(hidden, weight, bias, tokens, softcap, scale, temperature):
@@ -28,7 +28,7 @@ def test_chunks_equal_the_plain_formula_and_its_gradients(chunk, softcap, scale,
     inputs = [torch.randn(7, 5), torch.randn(13, 5), torch.randn(13) if with_bias else None]
     mine = [x.clone().requires_grad_() if x is not None else None for x in inputs]
     theirs = [x.clone().requires_grad_() if x is not None else None for x in inputs]
-    head = Head(mine[1], mine[2], softcap, scale, temperature)
+    head = OutputHead(mine[1], mine[2], softcap, scale, temperature)
     got = token_scores(mine[0], head, tokens, entropy=True, chunk=chunk)
     want = plain(theirs[0], theirs[1], theirs[2], tokens, softcap, scale, temperature)
     weights = torch.randn(2, 7)
@@ -42,14 +42,14 @@ def test_chunks_equal_the_plain_formula_and_its_gradients(chunk, softcap, scale,
 
 
 def test_entropy_is_not_computed_unasked():
-    head = Head(torch.randn(4, 3))
+    head = OutputHead(torch.randn(4, 3))
     assert token_scores(torch.randn(2, 3), head, torch.tensor([0, 1]))[1] is None
 
 
 def test_logits_are_never_materialised_whole(monkeypatch):
     seen = []
-    original = Head.logits
-    monkeypatch.setattr(Head, "logits", lambda self, h, dtype: seen.append(len(h)) or original(self, h, dtype))
+    original = OutputHead.logits
+    monkeypatch.setattr(OutputHead, "logits", lambda self, h, dtype: seen.append(len(h)) or original(self, h, dtype))
     hidden = torch.randn(10, 3, requires_grad=True)
-    token_scores(hidden, Head(torch.randn(4, 3)), torch.zeros(10, dtype=torch.int64), chunk=4)[0].sum().backward()
+    token_scores(hidden, OutputHead(torch.randn(4, 3)), torch.zeros(10, dtype=torch.int64), chunk=4)[0].sum().backward()
     assert max(seen) == 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlcli.ops.logprobs import Head, token_scores
+from rlcli.ops.logprobs import OutputHead, token_scores
 from rlcli.ops.vocabulary import VocabularyShard
 from rlcli.testing.ranks import run_on_ranks
 
@@ -22,7 +22,7 @@ def parts(ranks, sizes=None):
 
 def scores_and_gradients(hidden, weight, bias, tokens, coefficients, *, chunk, dtype=torch.float32, **form):
     inputs = [x.clone().requires_grad_() if x is not None else None for x in (hidden, weight, bias)]
-    head = Head(inputs[1], inputs[2], **form)
+    head = OutputHead(inputs[1], inputs[2], **form)
     logprobs, entropies = token_scores(inputs[0], head, tokens, entropy=True, chunk=chunk, dtype=dtype)
     (coefficients[0] @ logprobs + coefficients[1] @ entropies).backward()
     return [logprobs.detach(), entropies.detach(), *(x.grad for x in inputs if x is not None)]
@@ -66,8 +66,8 @@ def test_shards_score_like_the_whole_head(ranks, sizes):
 def test_no_rank_holds_more_than_a_chunk_of_its_own_columns(monkeypatch):
     def work(rank):
         seen = []
-        original = Head.logits
-        monkeypatch.setattr(Head, "logits", lambda self, h, dtype: _noted(seen, original(self, h, dtype)))
+        original = OutputHead.logits
+        monkeypatch.setattr(OutputHead, "logits", lambda self, h, dtype: _noted(seen, original(self, h, dtype)))
         differences(rank, parts(2), FORMS[0], chunk=3)
         return {"shapes": seen}
 

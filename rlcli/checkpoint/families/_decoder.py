@@ -50,27 +50,27 @@ class Decoder(HFFamily):
     # -- configuration ---------------------------------------------------------------------------------------
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
-        given = {**self.defaults, **{key: value for key, value in hf.items() if value is not None}}
+        settings = {**self.defaults, **{key: value for key, value in hf.items() if value is not None}}
         if self.has_window and "sliding_window" in hf:
-            given["sliding_window"] = hf["sliding_window"]  # null: no window; no such key: the usual one
-        sizes: dict[str, Any] = {field: size_in(given, key) for field, key in SIZES.items()}
+            settings["sliding_window"] = hf["sliding_window"]  # null: no window; no such key: the usual one
+        sizes: dict[str, Any] = {field: size_in(settings, key) for field, key in SIZES.items()}
         return ModelConfig(
             family=str(hf.get("model_type")),
             **sizes,
-            kv_heads=size_in(given, "num_key_value_heads", sizes["heads"]),
-            head_dim=size_in(given, "head_dim", sizes["hidden"] // sizes["heads"]),
-            tied=bool(given.get("tie_word_embeddings", False)),
-            activation=self.activation(given),
-            norm_eps=float(given["rms_norm_eps"]),
+            kv_heads=size_in(settings, "num_key_value_heads", sizes["heads"]),
+            head_dim=size_in(settings, "head_dim", sizes["hidden"] // sizes["heads"]),
+            tied=bool(settings.get("tie_word_embeddings", False)),
+            activation=self.activation(settings),
+            norm_eps=float(settings["rms_norm_eps"]),
             norm_offset=self.norm_offset,
             qk_norm=self.qk_norm,
-            qkv_bias=self.qkv_bias(given),
-            output_bias=self.output_bias(given),
-            mlp_bias=bool(given.get("mlp_bias", False)),
-            embedding_scale=self.embedding_scale(given),
-            rope=_rope(given),
-            windows=self.windows(given),
-            experts=self.experts(given),
+            qkv_bias=self.qkv_bias(settings),
+            output_bias=self.output_bias(settings),
+            mlp_bias=bool(settings.get("mlp_bias", False)),
+            embedding_scale=self.embedding_scale(settings),
+            rope=_rope(settings),
+            windows=self.windows(settings),
+            experts=self.experts(settings),
             value_head=str((hf.get("architectures") or [""])[0]).endswith("ForTokenClassification"),
             others={key: value for key, value in hf.items() if key not in READ},
         )
@@ -99,29 +99,29 @@ class Decoder(HFFamily):
             hf["mlp_bias"] = config.mlp_bias
         return hf
 
-    def activation(self, given: Mapping[str, Any]) -> str:
-        name = given["hidden_act"]
+    def activation(self, settings: Mapping[str, Any]) -> str:
+        name = settings["hidden_act"]
         if name not in ACTIVATIONS:
-            raise ModelError(f"a {given.get('model_type')} model with hidden_act {name!r} is not known here")
+            raise ModelError(f"a {settings.get('model_type')} model with hidden_act {name!r} is not known here")
         return ACTIVATIONS[name]
 
     def activation_to_hf(self, config: ModelConfig) -> str:
         return {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation)
 
-    def qkv_bias(self, given: Mapping[str, Any]) -> bool:
-        return bool(given.get("attention_bias", False))
+    def qkv_bias(self, settings: Mapping[str, Any]) -> bool:
+        return bool(settings.get("attention_bias", False))
 
-    def output_bias(self, given: Mapping[str, Any]) -> bool:
-        return bool(given.get("attention_bias", False))
+    def output_bias(self, settings: Mapping[str, Any]) -> bool:
+        return bool(settings.get("attention_bias", False))
 
-    def embedding_scale(self, given: Mapping[str, Any]) -> float:
+    def embedding_scale(self, settings: Mapping[str, Any]) -> float:
         return 1.0
 
-    def windows(self, given: Mapping[str, Any]) -> tuple[int | None, ...]:
-        window = given.get("sliding_window") if self.has_window else None
-        return (window,) * size_in(given, "num_hidden_layers") if window else ()
+    def windows(self, settings: Mapping[str, Any]) -> tuple[int | None, ...]:
+        window = settings.get("sliding_window") if self.has_window else None
+        return (window,) * size_in(settings, "num_hidden_layers") if window else ()
 
-    def experts(self, given: Mapping[str, Any]) -> Experts | None:
+    def experts(self, settings: Mapping[str, Any]) -> Experts | None:
         return None
 
     # -- parameters ------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def expert_links(config: ModelConfig, index: int, form: Form, theirs: str, names
             yield from _linear(f"{theirs}.experts.{expert}.", f"{ours}.experts.{expert}.", names, bias=False)
         return
     each = [f"{ours}.experts.{expert}" for expert in range(count)]
-    gates_and_ups = tuple(f"{expert}.{part}.weight" for expert in each for part in ("gate", "up"))
+    gates_and_ups = tuple(f"{expert}.{matrix}.weight" for expert in each for matrix in ("gate", "up"))
     width = config.experts.width
     yield Link(f"{module}.experts.gate_up_proj", gates_and_ups, rows=(width, width), experts=count)
     yield Link(f"{module}.experts.down_proj", tuple(f"{expert}.down.weight" for expert in each), experts=count)
@@ -181,21 +181,21 @@ def _linear(theirs: str, ours: str, names: Mapping[str, str], bias: bool) -> Ite
             yield Link(f"{theirs}{their_name}.{kind}", (f"{ours}{our_name}.{kind}",))
 
 
-def _rope(given: Mapping[str, Any]) -> Rope:
+def _rope(settings: Mapping[str, Any]) -> Rope:
     """Rotary positions, from the form that transformers 5 writes, or from `rope_theta` and `rope_scaling`."""
-    scaling = dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
-    base = scaling.pop("rope_theta", given.get("rope_theta", given.get("default_theta", 10000.0)))
+    scaling = dict(settings.get("rope_scaling") or settings.get("rope_parameters") or {})
+    base = scaling.pop("rope_theta", settings.get("rope_theta", settings.get("default_theta", 10000.0)))
     kind = scaling.pop("type", None)  # its name before rope_type
     scaling = {"rope_type": kind or "default", **scaling}
     if scaling["rope_type"] in ("llama3", "yarn", "longrope"):
-        length = given.get("original_max_position_embeddings", given["max_position_embeddings"])
+        length = settings.get("original_max_position_embeddings", settings["max_position_embeddings"])
         scaling.setdefault("original_max_position_embeddings", length)
     return Rope(float(base), {} if scaling == {"rope_type": "default"} else scaling)
 
 
-def size_in(given: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
+def size_in(settings: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
     """A size in config.json. Raises ModelError if it is not a valid size or is absurdly large."""
-    value = given.get(key)
+    value = settings.get(key)
     value = otherwise if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST.get(key, 2**40):
         raise ModelError(f"{key} in config.json is {value!r}, not a size")

@@ -21,10 +21,10 @@ class Gemma(Decoder):
         "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "attention_bias": False,
     }  # fmt: skip
 
-    def activation(self, given: Mapping[str, Any]) -> str:
+    def activation(self, settings: Mapping[str, Any]) -> str:
         """The first releases said gelu and meant its approximation."""
-        name = super().activation(given)
+        name = super().activation(settings)
         return "gelu_tanh" if name == "gelu" else name
 
-    def embedding_scale(self, given: Mapping[str, Any]) -> float:
-        return math.sqrt(given["hidden_size"])
+    def embedding_scale(self, settings: Mapping[str, Any]) -> float:
+        return math.sqrt(settings["hidden_size"])

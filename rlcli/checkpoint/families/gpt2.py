@@ -38,28 +38,28 @@ class GPT2(HFFamily):
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
         named = {NEWER.get(key, key): value for key, value in hf.items() if value is not None}
-        given: dict[str, Any] = DEFAULTS | named
-        if given.get("add_cross_attention"):
+        settings: dict[str, Any] = DEFAULTS | named
+        if settings.get("add_cross_attention"):
             raise ModelError("a gpt2 with cross-attention is not a decoder that rlcli knows")
-        if given["activation_function"] not in ACTIVATIONS:
-            raise ModelError(f"a gpt2 with activation_function {given['activation_function']!r} is not known here")
-        sizes: dict[str, Any] = {field: size_in(given, key) for field, key in SIZES.items()}
+        if settings["activation_function"] not in ACTIVATIONS:
+            raise ModelError(f"a gpt2 with activation_function {settings['activation_function']!r} is not known here")
+        sizes: dict[str, Any] = {field: size_in(settings, key) for field, key in SIZES.items()}
         return ModelConfig(
             family="gpt2",
             **sizes,
-            kv_heads=given["n_head"],
-            head_dim=given["n_embd"] // given["n_head"],
-            mlp=size_in(given, "n_inner", 4 * given["n_embd"]),
-            tied=bool(given["tie_word_embeddings"]),
-            activation=ACTIVATIONS[given["activation_function"]],
-            norm_eps=given["layer_norm_epsilon"],
+            kv_heads=settings["n_head"],
+            head_dim=settings["n_embd"] // settings["n_head"],
+            mlp=size_in(settings, "n_inner", 4 * settings["n_embd"]),
+            tied=bool(settings["tie_word_embeddings"]),
+            activation=ACTIVATIONS[settings["activation_function"]],
+            norm_eps=settings["layer_norm_epsilon"],
             gated=False,
             layer_norm=True,
             qkv_bias=True,
             output_bias=True,
             mlp_bias=True,
-            scaled_by_head=bool(given["scale_attn_weights"]),
-            scaled_by_layer=bool(given["scale_attn_by_inverse_layer_idx"]),
+            scaled_by_head=bool(settings["scale_attn_weights"]),
+            scaled_by_layer=bool(settings["scale_attn_by_inverse_layer_idx"]),
             value_head=str((hf.get("architectures") or [""])[0]).endswith("ForTokenClassification"),
             others={key: value for key, value in hf.items() if key not in READ},
         )
@@ -86,7 +86,7 @@ class GPT2(HFFamily):
     def block_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
         theirs, ours = f"transformer.h.{index}", f"layers.{index}"
         for kind in ("weight", "bias"):
-            qkv = tuple(f"{ours}.attention.{part}.{kind}" for part in "qkv")
+            qkv = tuple(f"{ours}.attention.{letter}.{kind}" for letter in "qkv")
             yield Link(f"{theirs}.ln_1.{kind}", (f"{ours}.attention.norm.{kind}",))
             yield Link(f"{theirs}.attn.c_attn.{kind}", qkv, rows=(config.hidden,) * 3, transposed=True)
             yield Link(f"{theirs}.attn.c_proj.{kind}", (f"{ours}.attention.output.{kind}",), transposed=True)

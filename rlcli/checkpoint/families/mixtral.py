@@ -21,13 +21,13 @@ class Mixtral(Decoder):
         "rms_norm_eps": 1e-5, "default_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
     }  # fmt: skip
 
-    def experts(self, given: Mapping[str, Any]) -> Experts:
+    def experts(self, settings: Mapping[str, Any]) -> Experts:
         return Experts(
-            count=size_in(given, "num_local_experts"),
-            per_token=size_in(given, "num_experts_per_tok"),
-            width=size_in(given, "intermediate_size"),
+            count=size_in(settings, "num_local_experts"),
+            per_token=size_in(settings, "num_experts_per_tok"),
+            width=size_in(settings, "intermediate_size"),
             normalized=True,
-            layers=tuple(range(size_in(given, "num_hidden_layers"))),
+            layers=tuple(range(size_in(settings, "num_hidden_layers"))),
         )
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:

@@ -17,14 +17,14 @@ QWEN = {
 class WindowedDecoder(Decoder):
     """Blocks whose `layer_types` say so, or else those from `max_window_layers` on, have a window."""
 
-    def windows(self, given: Mapping[str, Any]) -> tuple[int | None, ...]:
-        if not given.get("use_sliding_window"):
+    def windows(self, settings: Mapping[str, Any]) -> tuple[int | None, ...]:
+        if not settings.get("use_sliding_window"):
             return ()
-        window, count = size_in(given, "sliding_window"), size_in(given, "num_hidden_layers")
-        kinds = given.get("layer_types") or [
-            "sliding_attention" if index >= given["max_window_layers"] else "full_attention" for index in range(count)
-        ]
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        window, count = size_in(settings, "sliding_window"), size_in(settings, "num_hidden_layers")
+        if kinds := settings.get("layer_types"):
+            return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        first = settings["max_window_layers"]
+        return tuple(window if index >= first else None for index in range(count))
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
         kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
@@ -43,8 +43,8 @@ class Qwen2(WindowedDecoder):
     architecture = "Qwen2ForCausalLM"
     defaults: ClassVar[Mapping[str, Any]] = QWEN
 
-    def qkv_bias(self, given: Mapping[str, Any]) -> bool:
+    def qkv_bias(self, settings: Mapping[str, Any]) -> bool:
         return True
 
-    def output_bias(self, given: Mapping[str, Any]) -> bool:
+    def output_bias(self, settings: Mapping[str, Any]) -> bool:
         return False

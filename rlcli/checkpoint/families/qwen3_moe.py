@@ -22,20 +22,20 @@ class Qwen3Moe(Decoder):
         "moe_intermediate_size": 768, "num_experts_per_tok": 8, "norm_topk_prob": False, "mlp_only_layers": (),
     }  # fmt: skip
 
-    def windows(self, given: Mapping[str, Any]) -> tuple[int | None, ...]:
+    def windows(self, settings: Mapping[str, Any]) -> tuple[int | None, ...]:
         return (
-            (size_in(given, "sliding_window"),) * size_in(given, "num_hidden_layers")
-            if given.get("use_sliding_window")
+            (size_in(settings, "sliding_window"),) * size_in(settings, "num_hidden_layers")
+            if settings.get("use_sliding_window")
             else ()
         )
 
-    def experts(self, given: Mapping[str, Any]) -> Experts:
+    def experts(self, settings: Mapping[str, Any]) -> Experts:
         return Experts(
-            count=size_in(given, "num_local_experts", size_in(given, "num_experts", 128)),
-            per_token=size_in(given, "num_experts_per_tok"),
-            width=size_in(given, "moe_intermediate_size"),
-            normalized=bool(given["norm_topk_prob"]),
-            layers=_sparse_layers(given, size_in(given, "num_hidden_layers")),
+            count=size_in(settings, "num_local_experts", size_in(settings, "num_experts", 128)),
+            per_token=size_in(settings, "num_experts_per_tok"),
+            width=size_in(settings, "moe_intermediate_size"),
+            normalized=bool(settings["norm_topk_prob"]),
+            layers=_sparse_layers(settings, size_in(settings, "num_hidden_layers")),
         )
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
@@ -62,6 +62,6 @@ class Qwen3Moe(Decoder):
             yield from super().mlp_links(config, index, form)
 
 
-def _sparse_layers(given: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    step, dense = given["decoder_sparse_step"], given["mlp_only_layers"] or ()
+def _sparse_layers(settings: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    step, dense = settings["decoder_sparse_step"], settings["mlp_only_layers"] or ()
     return tuple(index for index in range(count) if index not in dense and (index + 1) % step == 0)

@@ -61,12 +61,12 @@ class Allocation:
 
 def read_allocations(run_dir: Path) -> list[Allocation]:
     """All allocations of a run, as far as they can be read."""
-    found = []
+    allocations = []
     with contextlib.suppress(OSError):
         for line in read_text(run_dir / ALLOCATIONS_FILE).splitlines():
             with contextlib.suppress(ValueError, TypeError):
-                found.append(Allocation(**json.loads(line)))
-    return found
+                allocations.append(Allocation(**json.loads(line)))
+    return allocations
 
 
 def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> int:
@@ -99,8 +99,10 @@ def lead_of(run_dir: Path, limit: float | None) -> int:
 
 def allocations_without_progress(run_dir: Path) -> int:
     """How many of the last allocations of a job began at the step that is committed now."""
-    found, step = read_allocations(run_dir), _committed(run_dir)
-    return len(list(takewhile(lambda one: one.step == step and one.job == found[-1].job, reversed(found))))
+    allocations, step = read_allocations(run_dir), _committed(run_dir)
+    job = allocations[-1].job if allocations else None
+    last = takewhile(lambda allocation: (allocation.step, allocation.job) == (step, job), reversed(allocations))
+    return len(list(last))
 
 
 def _note(run_dir: Path) -> None:
@@ -152,9 +154,9 @@ def _give_up(run_dir: Path, requeues: int) -> WorkerError:
     step = _committed(run_dir)
     newer = "any checkpoint" if step is None else f"a checkpoint newer than step {step}"
     times = {0: "was not to be", 1: "was once"}.get(requeues, f"was {requeues} times in a row")
-    what = f"the job {times} put back into the queue without {newer}"
+    message = f"the job {times} put back into the queue without {newer}"
     hint = "rlcli logs shows why; launch.slurm.requeues is the limit"
-    error = WorkerError(what, where=str(run_dir), hint=hint, code="F68")
+    error = WorkerError(message, where=str(run_dir), hint=hint, code="F68")
     with RunDirectory.reopen(run_dir) as run:
         run.write_failure(error.exit_code, str(error))
     return error
@@ -187,10 +189,10 @@ def _seconds_left() -> float | None:
     try:
         text = _of_this_job("TimeLeft")
         days, _, clock = text.rpartition("-")
-        parts = [int(part) for part in clock.split(":")]
+        figures = [int(figure) for figure in clock.split(":")]
     except (SlurmError, ValueError):  # UNLIMITED, NOT_SET
         return None
-    return int(days or 0) * 86400.0 + sum(part * 60**place for place, part in enumerate(reversed(parts)))
+    return int(days or 0) * 86400.0 + sum(figure * 60**power for power, figure in enumerate(reversed(figures)))
 
 
 def _committed(run_dir: Path) -> int | None:
@@ -206,8 +208,8 @@ def _of_this_job(column: str) -> str:
 
 def node_list(environment: Mapping[str, str]) -> str:
     """The nodes of this job, as Slurm abbreviates them, in the order of its tasks."""
-    parts = [f"_HET_GROUP_{index}" for index in range(int(environment.get("SLURM_HET_SIZE") or 0))]
-    return ",".join(environment.get(f"SLURM_JOB_NODELIST{part}", "") for part in parts or [""])
+    suffixes = [f"_HET_GROUP_{index}" for index in range(int(environment.get("SLURM_HET_SIZE") or 0))]
+    return ",".join(environment.get(f"SLURM_JOB_NODELIST{suffix}", "") for suffix in suffixes or [""])
 
 
 def _job_id() -> str:

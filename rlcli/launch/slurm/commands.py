@@ -51,8 +51,8 @@ def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedPro
         where_it_is = "a machine of the cluster on which you submit jobs has it"
         raise SlurmError(f"there is no {name} here", where="launch=slurm", hint=where_it_is) from None
     except subprocess.TimeoutExpired:
-        what = f"{name} has not answered within {ANSWERS_WITHIN:.0f} s"
-        raise SlurmError(what, hint="`scontrol ping` says whether Slurm's controller is there") from None
+        message = f"{name} has not answered within {ANSWERS_WITHIN:.0f} s"
+        raise SlurmError(message, hint="`scontrol ping` says whether Slurm's controller is there") from None
     except OSError as error:
         raise SlurmError(f"{name} cannot be run: {error.strerror or error}") from None
 
@@ -60,5 +60,5 @@ def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedPro
 def _complaint(name: str, errors: bytes) -> str:
     """A command's error message, on one line: `sbatch: error: Batch job submission failed: Invalid qos`."""
     lines = errors[:10_000].decode(errors="replace").splitlines()
-    said = [line.removeprefix(f"{name}: ").removeprefix("error: ").strip() for line in lines]
-    return f"{name}: {'; '.join(dict.fromkeys(filter(None, said)))}" if any(said) else ""
+    complaints = [line.removeprefix(f"{name}: ").removeprefix("error: ").strip() for line in lines]
+    return f"{name}: {'; '.join(dict.fromkeys(filter(None, complaints)))}" if any(complaints) else ""

@@ -67,13 +67,13 @@ class Submission:
     @classmethod
     def read(cls, run_dir: Path) -> Submission | None:
         """Read the submission of a run; None if it is not a job, or the file was not written by rlcli."""
-        known = known_object(run_dir / JOB_FILE)
-        texts = {name: known.get(name) for name in ("job_id", "submitted")}
-        if known.get("launcher") != "slurm" or not all(isinstance(text, str) for text in texts.values()):
+        recorded = known_object(run_dir / JOB_FILE)
+        texts = {name: recorded.get(name) for name in ("job_id", "submitted")}
+        if recorded.get("launcher") != "slurm" or not all(isinstance(text, str) for text in texts.values()):
             return None
         if not JOB_ID.fullmatch(str(texts["job_id"])):
             return None
-        values = {one.name: known[one.name] for one in fields(cls) if one.name in known}
+        values = {field.name: recorded[field.name] for field in fields(cls) if field.name in recorded}
         for name in ("cluster", "name"):
             values[name] = values.get(name) if isinstance(values.get(name), str) else None
         return cls(**values)
@@ -112,12 +112,12 @@ class Job:
 
 def look_up(job_ids: Iterable[str]) -> dict[str, Job]:
     """The given jobs that Slurm knows, by id. Raises SlurmError if it does not answer at all."""
-    wanted = [one for one in dict.fromkeys(job_ids) if JOB_ID.fullmatch(one)]
-    if not wanted:
+    ids = [job_id for job_id in dict.fromkeys(job_ids) if JOB_ID.fullmatch(job_id)]
+    if not ids:
         return {}
-    found = _whole(_queued(wanted), wanted)
-    older = [one for one in wanted if one not in found]
-    return found | _whole(_accounted(older), older)
+    jobs = _whole(_queued(ids), ids)
+    older = [job_id for job_id in ids if job_id not in jobs]
+    return jobs | _whole(_accounted(older), older)
 
 
 def look_up_one(job_id: str) -> Job | None:
@@ -133,17 +133,17 @@ def cancel(job_id: str, signal: str | None = None) -> None:
     ask_slurm(["scancel", *(["--batch", f"--signal={signal}"] if signal else []), job_id])
 
 
-def _whole(jobs: Iterable[Job], wanted: Sequence[str]) -> dict[str, Job]:
+def _whole(jobs: Iterable[Job], ids: Sequence[str]) -> dict[str, Job]:
     """The wanted jobs by id; a heterogeneous one, whose parts Slurm lists, has the state of its first part."""
-    found: dict[str, Job] = {}
+    by_id: dict[str, Job] = {}
     for job in jobs:
-        own, part, _ = job.job_id.partition("+")
-        if own in wanted and (not part or own not in found):
-            found[own] = replace(job, job_id=own)
-        elif own in found:
-            nodes = [nodes for nodes in (found[own].nodes, job.nodes) if nodes is not None]
-            found[own] = replace(found[own], nodes=",".join(nodes) or None)
-    return found
+        own_id, component, _ = job.job_id.partition("+")
+        if own_id in ids and (not component or own_id not in by_id):
+            by_id[own_id] = replace(job, job_id=own_id)
+        elif own_id in by_id:
+            nodes = [nodes for nodes in (by_id[own_id].nodes, job.nodes) if nodes is not None]
+            by_id[own_id] = replace(by_id[own_id], nodes=",".join(nodes) or None)
+    return by_id
 
 
 def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
@@ -183,9 +183,9 @@ def _accounted(job_ids: Sequence[str]) -> Iterator[Job]:
 
 
 @functools.cache
-def _warn(what: str) -> None:
+def _warn(reason: str) -> None:
     """Once per process, for a live view asks again and again."""
-    log.warning("how older jobs ended is known by the runs' own files alone: %s", what)
+    log.warning("how older jobs ended is known by the runs' own files alone: %s", reason)
 
 
 def _job(job_id: str, state: str, reason: str, starts: str, nodes: str, restarts: str) -> Job:

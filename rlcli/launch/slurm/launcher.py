@@ -65,14 +65,14 @@ class SlurmRunning:
     def __init__(self, recipe: Recipe, groups: Sequence[Group], run_dir: Path):
         self._run_dir = run_dir
         self._answers = Answers(run_dir / SHARED_MEETING)
-        self._step: Step | None = None
+        self._step: SlurmStep | None = None
         ranks = next(group for group in groups if group.name == RANKS)
         names = names_of_nodes()
         self._world = World(recipe, ranks, run_dir, None, self._agent_exit, names.get)
         mark = secrets.token_hex(16)
         try:
             offer(self._world.meeting, mark)
-            self._step = Step(srun_command(recipe, run_dir, mark), run_dir / "logs" / LOG)
+            self._step = SlurmStep(srun_command(recipe, run_dir, mark), run_dir / "logs" / LOG)
             self._world.wait()
             write_records(run_dir / PROCESSES, self._world.records())
         except BaseException:
@@ -105,9 +105,9 @@ class SlurmRunning:
         """Raises ResourceError F67 for a node that has another folder at the path of the run's."""
         code = self._step.exit_of(node) if self._step is not None else None
         if code == UNSHARED or self._writes_elsewhere(node):
-            what = f"the node does not share the run's folder {self._run_dir} with the first one of the job"
+            message = f"the node does not share the run's folder {self._run_dir} with the first one of the job"
             hint = f"choose a --run-dir or log.dir that all nodes see; {self._run_dir / 'logs' / LOG} has what it found"
-            raise ResourceError(what, where=self._world.name_of(node), hint=hint, code="F67")
+            raise ResourceError(message, where=self._world.name_of(node), hint=hint, code="F67")
         return code
 
     def _writes_elsewhere(self, node: int) -> bool:
@@ -138,7 +138,7 @@ class Answers:
         return name not in self._seen and now - came > SEEN_WITHIN
 
 
-class Step:
+class SlurmStep:
     """`srun`, which starts a task on each node and reports how each has ended."""
 
     def __init__(self, command: Sequence[str], log: Path):
@@ -182,16 +182,16 @@ class Step:
         end_session(self._process)
 
 
-def first_to_fail(said: str) -> tuple[int, int] | None:
+def first_to_fail(text: str) -> tuple[int, int] | None:
     """The number of the task that srun reported first, and its exit code; a negative one is a signal."""
-    found = ENDED.search(said)
-    if found is None:
+    match = ENDED.search(text)
+    if match is None:
         return None
-    how = found[2]
+    how = match[2]
     if code := re.fullmatch(r"Exited with exit code (\d+)", how):
-        return int(found[1]), int(code[1])
+        return int(match[1]), int(code[1])
     names = {signal.strsignal(number): -number for number in signal.valid_signals()}
-    return int(found[1]), names.get(how.removesuffix(" (core dumped)"), -signal.SIGKILL)
+    return int(match[1]), names.get(how.removesuffix(" (core dumped)"), -signal.SIGKILL)
 
 
 def names_of_nodes() -> dict[int, str]:
@@ -216,11 +216,11 @@ def srun_command(recipe: Recipe, run_dir: Path, mark: str) -> list[str]:
     task = agent_command(container.python or sys.executable, run_dir, mark)
     options, inside = _contained(container, run_dir)
     command = ["srun"]
-    for index, part in enumerate(parts):
+    for index, nodes in enumerate(parts):
         cores = os.environ.get(f"SLURM_CPUS_PER_TASK{f'_HET_GROUP_{index}' if len(parts) > 1 else ''}")
         command += [*([":"] if index else []), *([f"--het-group={index}"] if len(parts) > 1 else [])]
         command += [
-            f"--nodes={part.nodes}", f"--ntasks={part.nodes}", "--ntasks-per-node=1", "--overlap",
+            f"--nodes={nodes.nodes}", f"--ntasks={nodes.nodes}", "--ntasks-per-node=1", "--overlap",
             "--kill-on-bad-exit=1", "--mpi=none", "--input=none", *([f"--cpus-per-task={cores}"] if cores else []),
             *options, *inside, *task,
         ]  # fmt: skip
@@ -232,8 +232,8 @@ def _contained(container: Container, run_dir: Path) -> tuple[list[str], list[str
     if container.engine == "none":
         return [], []
     project = current_project()
-    own = [run_dir.absolute(), *([project] if project is not None else [])]
-    mounts = [*(f"{folder}:{folder}" for folder in own), *container.mounts]
+    folders = [run_dir.absolute(), *([project] if project is not None else [])]
+    mounts = [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
     if container.engine == "pyxis":
         image = f"--container-image={container.image}"
         return [image, f"--container-mounts={','.join(mounts)}", *container.options], []

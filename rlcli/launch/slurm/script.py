@@ -48,7 +48,7 @@ def batch_script(
     try:
         return environment.from_string(template.read_text()).render(
             title=_title(recipe, topology, runs),
-            parts=[list(part) for part in _parts(recipe, topology, lead, runs, at_once)],
+            parts=[list(options) for options in _parts(recipe, topology, lead, runs, at_once)],
             lead=lead,
             modules=settings.modules,
             setup=settings.setup,
@@ -57,8 +57,8 @@ def batch_script(
             values=values,
         )
     except (OSError, UnicodeDecodeError, TemplateError) as error:
-        what = f"the template {template} cannot be used: {error}"
-        raise UsageError(what, where="launch.slurm.template", hint=f"{TEMPLATE} is the one of rlcli") from None
+        message = f"the template {template} cannot be used: {error}"
+        raise UsageError(message, where="launch.slurm.template", hint=f"{TEMPLATE} is the one of rlcli") from None
 
 
 def seconds_of(time: str) -> int:
@@ -68,12 +68,12 @@ def seconds_of(time: str) -> int:
         seconds = int(short[1]) * _UNITS[short[2]]
     else:
         days, dash, rest = time.rpartition("-")
-        parts = [int(part) for part in rest.split(":")]
+        parts = [int(figure) for figure in rest.split(":")]
         units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-        seconds = int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+        seconds = int(days or 0) * 86400 + sum(figure * unit for figure, unit in zip(parts, units, strict=False))
     if seconds < 60:
-        what = f"a job of {seconds} s is too short: Slurm counts in minutes"
-        raise UsageError(what, where="launch.slurm.time", hint="write 90m, 8h, 2d or 8:00:00")
+        message = f"a job of {seconds} s is too short: Slurm counts in minutes"
+        raise UsageError(message, where="launch.slurm.time", hint="write 90m, 8h, 2d or 8:00:00")
     return seconds
 
 
@@ -82,7 +82,7 @@ def parts_of(recipe: Recipe) -> list[Part]:
     settings = recipe.launch.slurm
     parts = settings.parts or [Part(nodes=recipe.cluster.nodes)]
     inherited = {name: getattr(settings, name) for name in Nodes.model_fields}
-    return [Part(**inherited | part.model_dump(exclude_none=True)) for part in parts]
+    return [Part(**inherited | section.model_dump(exclude_none=True)) for section in parts]
 
 
 def _title(recipe: Recipe, topology: Topology, runs: int) -> str:
@@ -96,26 +96,26 @@ def _parts(recipe: Recipe, topology: Topology, lead: int, runs: int, at_once: in
     """Options of sbatch for each part of the job, without their dashes; those of the whole job go with the first."""
     first, *others = parts_of(recipe)
     if others and runs > 1:
-        what = "a sweep is an array of jobs, and Slurm has no arrays of heterogeneous jobs"
-        raise UsageError(what, where="launch.slurm.parts", hint="submit the runs one by one", code="R49")
+        message = "a sweep is an array of jobs, and Slurm has no arrays of heterogeneous jobs"
+        raise UsageError(message, where="launch.slurm.parts", hint="submit the runs one by one", code="R49")
     settings = recipe.launch.slurm
     array = [f"array=0-{runs - 1}{f'%{at_once}' if at_once else ''}"] if runs > 1 else []
     yield itertools.chain(
         [f"job-name={recipe.name}", *array], _of_part(first, settings, topology), _named(settings, OF_JOB),
         [f"signal=B:USR1@{lead}", "requeue"],
     )  # fmt: skip
-    yield from (_of_part(part, settings, topology) for part in others)
+    yield from (_of_part(section, settings, topology) for section in others)
 
 
-def _of_part(part: Part, settings: Slurm, topology: Topology) -> Iterator[str]:
+def _of_part(section: Part, settings: Slurm, topology: Topology) -> Iterator[str]:
     each = CORES_PER_WORKER if topology.device == "cpu" else CORES_PER_GPU
-    cores = part.cpus_per_task or each * topology.devices_per_node
-    yield from (f"nodes={part.nodes}", "ntasks-per-node=1", f"cpus-per-task={cores}")
-    if part.gres is None and topology.device != "cpu":
+    cores = section.cpus_per_task or each * topology.devices_per_node
+    yield from (f"nodes={section.nodes}", "ntasks-per-node=1", f"cpus-per-task={cores}")
+    if section.gres is None and topology.device != "cpu":
         yield f"gpus-per-node={topology.devices_per_node}"
     if settings.time is not None:
         yield f"time={_slurm_time(seconds_of(settings.time))}"
-    yield from _named(part, OF_NODES)
+    yield from _named(section, OF_NODES)
     yield from _raw_options(settings)
 
 
@@ -128,10 +128,10 @@ def _named(settings: Nodes, names: Iterable[str]) -> Iterator[str]:
 def _raw_options(settings: Slurm) -> Iterator[str]:
     for name, value in settings.options.items():
         if name in OURS or name.replace("-", "_") in NAMED:
-            what = f"{name} cannot be given here"
-            known = name.replace("-", "_") in (*NAMED, "time", "cpus_per_task")
-            hint = f"launch.slurm.{name.replace('-', '_')} is the key for it" if known else "rlcli sets it itself"
-            raise UsageError(what, where="launch.slurm.options", hint=hint)
+            message = f"{name} cannot be given here"
+            has_key = name.replace("-", "_") in (*NAMED, "time", "cpus_per_task")
+            hint = f"launch.slurm.{name.replace('-', '_')} is the key for it" if has_key else "rlcli sets it itself"
+            raise UsageError(message, where="launch.slurm.options", hint=hint)
         if value is True:
             yield name
         elif value is not False:

@@ -40,7 +40,7 @@ class Batch:
     folder: Path
     """The folder of the run or the sweep, which holds the script."""
     runs: tuple[Path, ...]
-    more: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     """Options for each run's `resume`, in addition to its folder."""
     overrides: tuple[str, ...] = ()
     """New values for each run's `resume`."""
@@ -73,14 +73,14 @@ class Batch:
             raise SlurmError(f"sbatch answers {answer[:200]!r}, and not with the id of a job")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         for number, run in enumerate(self.runs):
-            own = job_id if len(self.runs) == 1 else f"{job_id}_{number}"
-            Submission(own, cluster or None, now, name=self.recipe.name).write(run)
+            id_of_run = job_id if len(self.runs) == 1 else f"{job_id}_{number}"
+            Submission(id_of_run, cluster or None, now, name=self.recipe.name).write(run)
         return job_id
 
     def _values(self) -> dict[str, Any]:
         project = current_project()
         runs = [
-            {"folder": str(run), "arguments": ["resume", "--in-job", *self.more, "--", str(run), *self.overrides]}
+            {"folder": str(run), "arguments": ["resume", "--in-job", *self.options, "--", str(run), *self.overrides]}
             for run in self.runs
         ]
         environment = {VARIABLE: str(project)} if project is not None else {}
@@ -116,8 +116,8 @@ def submit_again(run_dir: Path, overrides: Sequence[str], options: Sequence[str]
     earlier = Submission.read(run_dir)
     job = look_up_one(earlier.job_id) if earlier is not None else None
     if job is not None and job.is_alive:
-        what = f"job {job.job_id} of this run is {job.state}"
-        raise ResourceError(what, where=str(run_dir), hint=f"rlcli status {run_dir} shows it", code="F71")
+        message = f"job {job.job_id} of this run is {job.state}"
+        raise ResourceError(message, where=str(run_dir), hint=f"rlcli status {run_dir} shows it", code="F71")
     folder = run_dir.absolute()
     return Batch(recipe, folder, (folder,), tuple(options), tuple(overrides)).submit()
 
@@ -125,7 +125,7 @@ def submit_again(run_dir: Path, overrides: Sequence[str], options: Sequence[str]
 def planned_sweep(base: Resolved, sweep: Sweep, run_dir: Path | None, at_once: int | None) -> Batch:
     """The array of a sweep; nothing is created. Raises UsageError, as its script does."""
     folder = (run_dir or _new_folder(base)).absolute()
-    return Batch(base.recipe, folder, tuple(folder / one.name for one in sweep.runs), at_once=at_once)
+    return Batch(base.recipe, folder, tuple(folder / run.name for run in sweep.runs), at_once=at_once)
 
 
 def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved, *, warn: Callable[[str], None] | None = None) -> str:
@@ -139,15 +139,15 @@ def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved, *, warn: Callable[[
     batch.script()
     if missing := runs_first(base, str(Path(base.recipe.log.dir).expanduser())):
         first = missing[0].recipe.name
-        what = f"the runs start from the result of {first}, which is not there yet, and each would make it for itself"
-        raise ResourceError(what, hint=f"first: rlcli train {first}", code="F72")
+        missing_result = f"the result of {first}, which is not there yet, and each would make it for itself"
+        raise ResourceError(f"the runs start from {missing_result}", hint=f"first: rlcli train {first}", code="F72")
     check_before_start(base, None, [], warn)
     if Sweep.read(batch.folder) is not None:
         raise ResourceError(f"{batch.folder} holds a sweep", where="--run-dir", hint="choose another", code="F72")
     with undone_on_failure(batch.folder):
         open_sweep(batch.folder, sweep)
-        for one, folder in zip(sweep.runs, batch.runs, strict=True):
-            prepare_run(load_recipe(sweep.recipe, [*sweep.overrides, *one.settings], sweep.layers), folder)
+        for run, folder in zip(sweep.runs, batch.runs, strict=True):
+            prepare_run(load_recipe(sweep.recipe, [*sweep.overrides, *run.settings], sweep.layers), folder)
         return batch.submit()
 
 
@@ -155,7 +155,7 @@ def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved, *, warn: Callable[[
 def undone_on_failure(folder: Path) -> Iterator[None]:
     """On failure, restore a folder: remove it, with any parents that did not exist before, or empty it."""
     was_there = folder.is_dir()
-    above = [one for one in folder.parents if not one.exists()]
+    above = [parent for parent in folder.parents if not parent.exists()]
     content = set(os.listdir(folder)) if was_there else set()
     try:
         yield
@@ -165,9 +165,9 @@ def undone_on_failure(folder: Path) -> Iterator[None]:
                 shutil.rmtree(entry.path, ignore_errors=True)
             elif entry.name not in content:
                 os.unlink(entry.path)
-        for one in [*([] if was_there else [folder]), *above]:
-            if one.is_dir() and not any(one.iterdir()):
-                one.rmdir()
+        for created in [*([] if was_there else [folder]), *above]:
+            if created.is_dir() and not any(created.iterdir()):
+                created.rmdir()
         raise
 
 

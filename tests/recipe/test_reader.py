@@ -193,10 +193,10 @@ def test_odd_file_names_are_fine(folder: Path, name):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("- a\n", "a list"), ("hello\n", "text"), ("", "nothing"), ("# x", "nothing")]
+    ("text", "content"), [("- a\n", "a list"), ("hello\n", "text"), ("", "nothing"), ("# x", "nothing")]
 )
-def test_the_top_level_is_a_mapping(folder: Path, text, found):
+def test_the_top_level_is_a_mapping(folder: Path, text, content):
     (folder / "bad.yaml").write_text(text)
-    with pytest.raises(RecipeError, match=f"found {found}") as caught:
+    with pytest.raises(RecipeError, match=f"found {content}") as caught:
         load_recipe("bad.yaml")
     assert caught.value.problems[0].code == "R02"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlcli.recipe.schema import Cluster
-    from rlcli.recipe.schema import Mesh as MeshSection
+    from rlcli.recipe.schema import Cluster, MeshSection
 
 MAX_NODES, MAX_DEVICES_PER_NODE = 4096, 1024
 MAX_WORLD = 65_536

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from rlcli.api.data import Preview
 from rlcli.inspect.checklist import preflight
 from rlcli.inspect.findings import exit_code, share
-from rlcli.inspect.row_checks import Limits, check_ends, check_mask
+from rlcli.inspect.row_checks import RowLimits, check_ends, check_mask
 from rlcli.inspect.rows import open_dataset, open_tokenizer
 from rlcli.recipe.resolve import load_recipe
 
@@ -167,7 +167,7 @@ def test_prompts_that_occur_twice_and_leak(check):
 
 
 def limits(**changes):
-    return Limits(
+    return RowLimits(
         **{"stop_ids": frozenset({2}), "new_tokens": 0, "responses": 1, "positions": None, "microbatch": 999, **changes}
     )
 

@@ -28,7 +28,7 @@ State = Literal["new", "changed", "unchanged", "left alone"]
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """A project file with its new content."""
 
     path: Path
@@ -38,7 +38,7 @@ class Change:
     """The file's full new text; for one that is left alone, what its owner could add."""
 
 
-def planned(folder: Path, schema: dict[str, Any]) -> list[Change]:
+def planned(folder: Path, schema: dict[str, Any]) -> list[FileChange]:
     """The changes that `install` makes to a project. Raises UsageError for a file that belongs to someone else."""
     schema_text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
     old = _read(folder, SCHEMA_FILE)
@@ -46,10 +46,10 @@ def planned(folder: Path, schema: dict[str, Any]) -> list[Change]:
         hint = "move it away, or name another project with --project"
         raise UsageError("not written by rlcli; it is left as it is", where=str(folder / SCHEMA_FILE), hint=hint)
     schema_state: State = "new" if old is None else "unchanged" if old == schema_text else "changed"
-    return [Change(SCHEMA_FILE, schema_state, schema_text), _settings(folder)]
+    return [FileChange(SCHEMA_FILE, schema_state, schema_text), _settings(folder)]
 
 
-def install(folder: Path, changes: list[Change]) -> None:
+def install(folder: Path, changes: list[FileChange]) -> None:
     """Write the files that are new or changed. Raises ResourceError F75 if that fails."""
     for change in changes:
         if change.state in ("new", "changed"):
@@ -81,12 +81,12 @@ def with_entry(text: str) -> str | None:
         return None
 
 
-def _settings(folder: Path) -> Change:
+def _settings(folder: Path) -> FileChange:
     old = _read(folder, SETTINGS_FILE)
     new = with_entry(old or "")
     if new is None:
-        return Change(SETTINGS_FILE, "left alone", json.dumps({SETTING: ENTRY}) + "\n")
-    return Change(SETTINGS_FILE, "new" if old is None else "unchanged" if new == old else "changed", new)
+        return FileChange(SETTINGS_FILE, "left alone", json.dumps({SETTING: ENTRY}) + "\n")
+    return FileChange(SETTINGS_FILE, "new" if old is None else "unchanged" if new == old else "changed", new)
 
 
 def _same_file(name: str) -> bool:

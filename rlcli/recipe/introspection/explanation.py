@@ -23,7 +23,7 @@ from rlcli.recipe.validation.argument_words import argument_words
 
 
 @dataclass(frozen=True)
-class Step:
+class ValueStep:
     """One place that sets the key."""
 
     where: str
@@ -52,7 +52,7 @@ class Explanation:
     value: Any
     field: Field | None
     """None for a free-form key."""
-    steps: tuple[Step, ...]
+    steps: tuple[ValueStep, ...]
     uses: tuple[Use, ...]
     topology: str
     """`topology` if a change moves roles between devices, `batch` if it alters the arithmetic of a step, or `none`."""
@@ -143,7 +143,7 @@ def _explanation(resolved: Resolved, path: Path, values: dict[Path, Any]) -> Exp
     )
 
 
-def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> Iterator[Step]:
+def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> Iterator[ValueStep]:
     written = {
         node.mark: node.text
         for tree in (*(layer.tree for layer in resolved.layers), *resolved.override_trees)
@@ -164,10 +164,10 @@ def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> I
         note = "chosen by rlcli" if decided and path[-1] == "type" else field.location if field else None
         if decided and node is not None and node.mark.file != DEFAULT:
             note = node.mark.file.removeprefix(f"{DEFAULT}, ")
-        yield Step(DEFAULT, default, note, wins=winner is None)
+        yield ValueStep(DEFAULT, default, note, wins=winner is None)
     for index, setting in enumerate(history):
         value = written.get(setting.mark) or yaml_word(setting.value).replace("$${", "${")
-        yield Step(str(setting.mark), value, _note(setting), wins=index == winner)
+        yield ValueStep(str(setting.mark), value, _note(setting), wins=index == winner)
 
 
 def _note(setting: Setting) -> str | None:

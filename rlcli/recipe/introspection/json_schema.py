@@ -16,7 +16,7 @@ from rlcli.errors import RlcliError, UsageError
 from rlcli.recipe import launch_section
 from rlcli.recipe import schema as sections
 from rlcli.recipe.introspection.docs import doc_of
-from rlcli.recipe.launch_section import Launch
+from rlcli.recipe.launch_section import LaunchSection
 from rlcli.recipe.parsing.interpolation import Reference, references_in
 from rlcli.recipe.parsing.layers import recipe_names
 from rlcli.recipe.parsing.merge import APPEND, REPLACE, spell_out_types
@@ -83,7 +83,9 @@ def recipe_schema() -> Schema:
     _use_kinds(definitions, model)
     required = model["required"]
     properties = {name: _value(field, "", name not in required) for name, field in model["properties"].items()}
-    properties["launch"]["anyOf"].insert(0, {"enum": model["$defs"][Launch.__name__]["properties"]["type"]["enum"]})
+    properties["launch"]["anyOf"].insert(
+        0, {"enum": model["$defs"][LaunchSection.__name__]["properties"]["type"]["enum"]}
+    )
     return {
         "$schema": DRAFT,
         "$comment": MADE_BY,

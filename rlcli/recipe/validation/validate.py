@@ -62,7 +62,7 @@ _EXPECTED = {
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedTree:
     """The outcome. Whatever did not fit was reported, dropped or replaced by a stand-in, and is unresolved."""
 
     tree: Mapping
@@ -79,7 +79,7 @@ def check_against(
     prefix: Path = (),
     blocks: Iterable[str] = (),
     legal: Iterable[str] = (),
-) -> Checked:
+) -> CheckedTree:
     """Validate `tree`; `prefix` is its path in the recipe, for messages. `legal`: keys allowed at its top, if the
     model does not have them all; `blocks`: the recipe's own."""
     top = [*(legal or fields_of(model)), *sorted(blocks)]
@@ -87,7 +87,7 @@ def check_against(
     for _ in range(MAX_REPAIRS):
         tree, errors, value = _validated(model, tree)
         if not errors:
-            return Checked(tree, value)
+            return CheckedTree(tree, value)
         too_many = len(errors) > MAX_ERRORS
         if too_many:
             problems.unlisted += len(errors) - FEW
@@ -102,7 +102,7 @@ def check_against(
             break
         for path, group in by_path.items():
             tree = checker.repaired(group, tree, path)
-    return Checked(tree, None)
+    return CheckedTree(tree, None)
 
 
 def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | None]:

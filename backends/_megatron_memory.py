@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlcli.api.architecture import Architecture, Layer
+from rlcli.api.architecture import Architecture, TransformerBlock
 from rlcli.api.memory import Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 
 from ._memory import logits_at_once, part_of
@@ -22,7 +22,7 @@ from ._memory import logits_at_once, part_of
 class Stage:
     """One tensor-parallel rank's part of a pipeline stage."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[TransformerBlock, ...]
     parameters: int
     waiting: int
     """Most micro-batches that have passed through it when their first backward pass starts here."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from rlcli.api.architecture import Architecture, Layer
+from rlcli.api.architecture import Architecture, TransformerBlock
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 
 CHUNK_ELEMENTS = 1 << 24
@@ -177,7 +177,7 @@ def part_of(sizes: Architecture, ranks: int) -> Architecture:
     )
 
 
-def saved_by_layer(sizes: Architecture, layer: Layer, width: int) -> int:
+def saved_by_layer(sizes: Architecture, layer: TransformerBlock, width: int) -> int:
     """Bytes per token that the backward pass of one block needs."""
     hidden, experts = sizes.hidden, sizes.experts_per_token
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
@@ -196,6 +196,6 @@ def saved_by_layer(sizes: Architecture, layer: Layer, width: int) -> int:
     return norms + inputs + attention + mlp
 
 
-def _dense_width(sizes: Architecture, layer: Layer) -> int:
+def _dense_width(sizes: Architecture, layer: TransformerBlock) -> int:
     """The width of a gated MLP from its parameters: a model with experts may have dense blocks of another width."""
     return sizes.mlp if not sizes.experts_per_token else layer.mlp // (3 * sizes.hidden)

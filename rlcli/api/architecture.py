@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Layer:
+class TransformerBlock:
     """Parameters of one transformer block."""
 
     attention: int
@@ -46,7 +46,7 @@ class Architecture:
     """Whether the MLP has a gate: three matrices instead of two."""
     experts_per_token: int
     """0 in a dense model."""
-    layers: tuple[Layer, ...]
+    layers: tuple[TransformerBlock, ...]
     final_norm: int
     stored_width: int = 4
     """Bytes per number of its weights, by the dtype in its configuration."""

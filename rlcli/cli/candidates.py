@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Line:
+class CommandLine:
     """A command line so far: the command it has reached, and the arguments that were given."""
 
     command: Any
@@ -72,7 +72,7 @@ def _sorted_out(candidates: Iterator[Candidate], last: str) -> list[Candidate]:
     return list({candidate.text: candidate for candidate in candidates if candidate.text.startswith(last)}.values())
 
 
-def _read(command: Any, words: Sequence[str]) -> Line:
+def _read(command: Any, words: Sequence[str]) -> CommandLine:
     """Walk through the words typed so far."""
     line = _line(command)
     for word in words:
@@ -102,12 +102,12 @@ def _read(command: Any, words: Sequence[str]) -> Line:
     return line
 
 
-def _line(command: Any) -> Line:
+def _line(command: Any) -> CommandLine:
     context = command.context_class(command, info_name="rlcli") if command is not None else None
-    return Line(command, context)
+    return CommandLine(command, context)
 
 
-def _options(line: Line) -> list[Any]:
+def _options(line: CommandLine) -> list[Any]:
     return [p for p in line.command.get_params(line.context) if p.param_type_name == "option" and not p.hidden]
 
 
@@ -119,7 +119,7 @@ def _use_project(option: Any, value: str) -> None:
             use_project(value)
 
 
-def _next(line: Line, last: str) -> Iterator[Candidate]:
+def _next(line: CommandLine, last: str) -> Iterator[Candidate]:
     if line.command is None:
         return
     if line.awaits is not None:
@@ -154,7 +154,7 @@ def _summary(command: Any, name: str) -> str:
     return str(command.commands[name].get_short_help_str(80))
 
 
-def _values_of(parameter: Any, line: Line, last: str) -> Iterator[Candidate]:
+def _values_of(parameter: Any, line: CommandLine, last: str) -> Iterator[Candidate]:
     """Values of an argument or option: its choices, or candidates according to its name."""
     if words := choices_of(parameter):
         yield from map(Candidate, words)
@@ -163,18 +163,18 @@ def _values_of(parameter: Any, line: Line, last: str) -> Iterator[Candidate]:
     yield from (of_this_verb or _BY_NAME.get(parameter.name, _any_file))(line, last)
 
 
-def _recipes(line: Line, last: str) -> Iterator[Candidate]:
+def _recipes(line: CommandLine, last: str) -> Iterator[Candidate]:
     from rlcli.recipe.parsing.layers import recipe_names, whole_recipe_names
 
     yield from map(Candidate, recipe_names() if "/" in last else whole_recipe_names())
     yield from _yaml_files(last)
 
 
-def _overrides(line: Line, last: str) -> Iterator[Candidate]:
+def _overrides(line: CommandLine, last: str) -> Iterator[Candidate]:
     yield from _overrides_of(line, line.recipe(), last)
 
 
-def _overrides_of(line: Line, recipe: str, last: str) -> Iterator[Candidate]:
+def _overrides_of(line: CommandLine, recipe: str, last: str) -> Iterator[Candidate]:
     from rlcli.recipe.introspection.typing_ahead import override_candidates
 
     yield from override_candidates(line.sketch(recipe), last, line.overrides())
@@ -183,13 +183,13 @@ def _overrides_of(line: Line, recipe: str, last: str) -> Iterator[Candidate]:
         yield from (Candidate(f"{key}={candidate.text}") for candidate in _any_file(line, value))
 
 
-def _keys(line: Line, last: str) -> Iterator[Candidate]:
+def _keys(line: CommandLine, last: str) -> Iterator[Candidate]:
     from rlcli.recipe.introspection.typing_ahead import key_candidates
 
     yield from key_candidates(line.sketch(line.recipe()), last)
 
 
-def _sections(line: Line, last: str) -> Iterator[Candidate]:
+def _sections(line: CommandLine, last: str) -> Iterator[Candidate]:
     """Arguments of `schema`: sections and components."""
     from rlcli.recipe.introspection.typing_ahead import key_candidates
 
@@ -200,20 +200,20 @@ def _sections(line: Line, last: str) -> Iterator[Candidate]:
     yield from _components(line, last)
 
 
-def _datasets(line: Line, last: str) -> Iterator[Candidate]:
+def _datasets(line: CommandLine, last: str) -> Iterator[Candidate]:
     from rlcli.recipe.introspection.typing_ahead import values
 
     yield from (Candidate(name) for name, _ in values(line.sketch(line.recipe()), "train.dataset"))
 
 
-def _profiles(line: Line, last: str) -> Iterator[Candidate]:
+def _profiles(line: CommandLine, last: str) -> Iterator[Candidate]:
     from rlcli.recipe.parsing.layers import profile_names
 
     yield from map(Candidate, profile_names())
     yield from _yaml_files(last)
 
 
-def _components(line: Line, last: str) -> Iterator[Candidate]:
+def _components(line: CommandLine, last: str) -> Iterator[Candidate]:
     """The names of the preceding kind, or of all kinds if there is none."""
     from rlcli import registry
 
@@ -222,7 +222,7 @@ def _components(line: Line, last: str) -> Iterator[Candidate]:
         yield from (Candidate(name, listed_kind.removesuffix("s")) for name in registry.names(listed_kind))
 
 
-def _shown(line: Line, last: str) -> Iterator[Candidate]:
+def _shown(line: CommandLine, last: str) -> Iterator[Candidate]:
     """Arguments of `show`: a kind and a name, a name, or a recipe and overrides."""
     if not line.positionals:
         yield from (Candidate(kind) for kind in KINDS)
@@ -234,13 +234,13 @@ def _shown(line: Line, last: str) -> Iterator[Candidate]:
         yield from _overrides_of(line, line.positionals[0], last)
 
 
-def _tested_kinds(line: Line, last: str) -> Iterator[Candidate]:
+def _tested_kinds(line: CommandLine, last: str) -> Iterator[Candidate]:
     from rlcli.testing.subjects import ALL, KINDS
 
     yield from map(Candidate, (*KINDS, ALL))
 
 
-def _tested(line: Line, last: str) -> Iterator[Candidate]:
+def _tested(line: CommandLine, last: str) -> Iterator[Candidate]:
     """The names of the preceding kind."""
     from rlcli.testing.subjects import KINDS, names
 
@@ -248,13 +248,13 @@ def _tested(line: Line, last: str) -> Iterator[Candidate]:
     yield from map(Candidate, names(kind)) if kind in KINDS else ()
 
 
-def _tested_with(line: Line, last: str) -> Iterator[Candidate]:
+def _tested_with(line: CommandLine, last: str) -> Iterator[Candidate]:
     """Overrides of a recipe."""
     kind, name, *_ = line.positionals
     yield from _overrides_of(line, name, last) if kind == "recipe" else ()
 
 
-def _runs(line: Line, last: str) -> Iterator[Candidate]:
+def _runs(line: CommandLine, last: str) -> Iterator[Candidate]:
     """Runs by name or folder, the newest first, and any other folder."""
     root = Path((line.options.get("runs") or [str(RUNS)])[-1])
     for run in find_runs(root)[:200]:
@@ -262,7 +262,7 @@ def _runs(line: Line, last: str) -> Iterator[Candidate]:
     yield from _folders(line, last)
 
 
-def _runs_and_metrics(line: Line, last: str) -> Iterator[Candidate]:
+def _runs_and_metrics(line: CommandLine, last: str) -> Iterator[Candidate]:
     """Runs, and the keys and curves of the first one."""
     from rlcli.observe.run_overview import last_numbers
 
@@ -273,16 +273,16 @@ def _runs_and_metrics(line: Line, last: str) -> Iterator[Candidate]:
     yield from _runs(line, last)
 
 
-def _recipes_or_runs(line: Line, last: str) -> Iterator[Candidate]:
+def _recipes_or_runs(line: CommandLine, last: str) -> Iterator[Candidate]:
     yield from _recipes(line, last)
     yield from _runs(line, last)
 
 
-def _any_file(line: Line, last: str) -> Iterator[Candidate]:
+def _any_file(line: CommandLine, last: str) -> Iterator[Candidate]:
     yield from _files(last, lambda path: True)
 
 
-def _folders(line: Line, last: str) -> Iterator[Candidate]:
+def _folders(line: CommandLine, last: str) -> Iterator[Candidate]:
     yield from _files(last, lambda path: False)
 
 
@@ -306,7 +306,7 @@ def _files(last: str, is_offered: Callable[[Path], bool]) -> Iterator[Candidate]
                 yield Candidate(f"{head}{slash}{path.name}")
 
 
-_BY_NAME: dict[str, Callable[[Line, str], Iterator[Candidate]]] = {
+_BY_NAME: dict[str, Callable[[CommandLine, str], Iterator[Candidate]]] = {
     "recipe": _recipes,
     "overrides": _overrides,
     "with_": _profiles,

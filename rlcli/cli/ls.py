@@ -14,7 +14,7 @@ from rlcli.cli.output import print_json, print_table, print_text
 from rlcli.errors import RlcliError
 
 
-class Kind(StrEnum):
+class ListedKind(StrEnum):
     """What can be listed."""
 
     INTERFACES = "interfaces"
@@ -32,14 +32,14 @@ TITLES = {
 
 
 def ls(
-    kind: Annotated[Kind | None, typer.Argument(help="Which of them; default: the names of all.")] = None,
+    kind: Annotated[ListedKind | None, typer.Argument(help="Which of them; default: the names of all.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List interfaces, backends, datasets, model families, recipes and profiles; those of one kind with what they are.
 
     Example: rlcli ls datasets
     """
-    entries_by_kind = {listed.value: _entries(listed) for listed in ([kind] if kind else list(Kind))}
+    entries_by_kind = {listed.value: _entries(listed) for listed in ([kind] if kind else list(ListedKind))}
     if as_json:
         print_json(
             {
@@ -67,14 +67,14 @@ def _print_names(entries_by_kind: Mapping[str, Sequence[tuple[str, Path, str]]])
     print_text("\nrlcli ls recipes says what each is for; rlcli show NAME what it can set")
 
 
-def _entries(kind: Kind) -> list[tuple[str, Path, str]]:
+def _entries(kind: ListedKind) -> list[tuple[str, Path, str]]:
     """(name, file, description)."""
-    if kind in (Kind.RECIPES, Kind.PROFILES):
+    if kind in (ListedKind.RECIPES, ListedKind.PROFILES):
         from rlcli.recipe.parsing.layers import PROFILES, profile_names, recipe_names
 
-        files = profile_names() if kind is Kind.PROFILES else recipe_names()
+        files = profile_names() if kind is ListedKind.PROFILES else recipe_names()
         return [(name, file, _first_comment(file)) for name, file in files.items() if not name.startswith(PROFILES)]
-    if kind is Kind.FAMILIES:
+    if kind is ListedKind.FAMILIES:
         from rlcli.testing.subjects import names
 
         return [(name, path, _docstring(path)) for name, path in names("family").items()]

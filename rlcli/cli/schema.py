@@ -10,7 +10,7 @@ from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlcli.recipe.introspection.editor import Change
+    from rlcli.recipe.introspection.editor import FileChange
 
 
 def schema(
@@ -57,7 +57,7 @@ def _install(dry_run: bool, as_json: bool) -> None:
     _say(folder, changes, dry_run)
 
 
-def _say(folder: object, changes: list[Change], dry_run: bool) -> None:
+def _say(folder: object, changes: list[FileChange], dry_run: bool) -> None:
     from rlcli.recipe.introspection import editor
 
     print_text(f"{'would write' if dry_run else 'wrote'} for editors, in {folder}")

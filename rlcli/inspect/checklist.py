@@ -17,7 +17,7 @@ from rlcli.inspect.model_files import check_model_files, faults_beyond_roles
 from rlcli.inspect.packing import check_packing
 from rlcli.inspect.reward_checks import check_reward, scores_responses, scores_texts, try_reward
 from rlcli.inspect.row_checks import (
-    Limits,
+    RowLimits,
     check_ends,
     check_leak,
     check_lengths,
@@ -225,12 +225,12 @@ def _check_dataset(subject: _Subject, opened: OpenDataset, rows: Sequence[Previe
             yield finding
 
 
-def _limits(subject: _Subject, dataset: str, tokenizer: Any) -> Limits:
+def _limits(subject: _Subject, dataset: str, tokenizer: Any) -> RowLimits:
     recipe, sizes = subject.recipe, subject.sizes(prompt_role(subject.recipe))
     is_trained_on = dataset == recipe.train.dataset
     is_held_out = dataset == recipe.train.eval.dataset
     generates = (is_trained_on and _generates(recipe.graph)) or (is_held_out and _generates(recipe.train.eval.graph))
-    return Limits(
+    return RowLimits(
         stop_ids=subject.stop_ids(tokenizer),
         new_tokens=recipe.generation.build().max_new_tokens if generates else 0,
         responses=kept_together(recipe, recipe.generation.build().responses_per_prompt)

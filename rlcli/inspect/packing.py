@@ -16,7 +16,7 @@ from rlcli.runtime.data_order import DataOrder
 from rlcli.runtime.partition import shares
 
 if TYPE_CHECKING:
-    from rlcli.inspect.row_checks import Limits
+    from rlcli.inspect.row_checks import RowLimits
     from rlcli.inspect.rows import OpenDataset
     from rlcli.recipe.schema import Recipe
 
@@ -71,7 +71,7 @@ def _micro_batches(rows: Sequence[Sequence[int]], capacity: int, cut: bool) -> i
     return len(ffd_allocate(items, capacity)) if items else 1  # a rank without rows idles along with the others
 
 
-def check_packing(recipe: Recipe, opened: OpenDataset, rows: Sequence[Preview], limits: Limits) -> Finding | None:
+def check_packing(recipe: Recipe, opened: OpenDataset, rows: Sequence[Preview], limits: RowLimits) -> Finding | None:
     """The first steps of a run, packed, with responses of full length; None if nothing is trained on the dataset, or if
     a row does not fit at all, which is reported with the lengths."""
     call = next((candidate for candidate in recipe.graph.values() if candidate.call == "train_step"), None)
@@ -98,7 +98,7 @@ def check_packing(recipe: Recipe, opened: OpenDataset, rows: Sequence[Preview], 
     )
 
 
-def _words(figures: Mapping[str, float], steps: int, limits: Limits) -> str:
+def _words(figures: Mapping[str, float], steps: int, limits: RowLimits) -> str:
     least, most = (int(figures[f"micro_batches_{end}"]) for end in ("min", "max"))
     number = f"{most}" if least == most else f"{least} to {most}"
     tokens = ", ".join(

@@ -16,7 +16,7 @@ EXAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Limits:
+class RowLimits:
     """What a row has to fit into."""
 
     stop_ids: frozenset[int]
@@ -79,7 +79,7 @@ def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
     return Finding(level="ok", about=about, says=f"{says}: {how.pop()}" if len(how) == 1 and None not in how else says)
 
 
-def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: Limits) -> Finding:
+def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits) -> Finding:
     """One token at the beginning, if the tokenizer adds one; at the end one that stops generation, trained on."""
     about, bos = f"{name} begin/end", tokenizer.bos_token_id
     doubled = [row for row in rows if bos is not None and any(ids[:2] == [bos, bos] for ids in row.sequences)]
@@ -97,7 +97,7 @@ def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: Limit
     return _check_stops(about, beginning, tokenizer, rows, limits)
 
 
-def _check_stops(about: str, beginning: str, tokenizer: Any, rows: Sequence[Preview], limits: Limits) -> Finding:
+def _check_stops(about: str, beginning: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits) -> Finding:
     stops = ", ".join(_token(tokenizer, stop) for stop in sorted(limits.stop_ids))
     answered = [row for row in rows if row.trained is not None]
     if not answered:
@@ -129,7 +129,7 @@ def _ends_with_trained(row: Preview, stops: frozenset[int]) -> bool:
     )
 
 
-def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: Limits) -> list[Finding]:
+def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: RowLimits) -> list[Finding]:
     """The distribution of lengths, and what becomes of rows that do not fit."""
     survey = opened.survey
     lengths = sorted(survey.lengths if survey else [max(map(len, row.sequences)) for row in rows])
@@ -150,7 +150,7 @@ def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: Limits) 
     return [*findings, *_check_room(about, lengths_read, limits)]
 
 
-def _check_room(about: str, lengths: Sequence[int], limits: Limits) -> Iterable[Finding]:
+def _check_room(about: str, lengths: Sequence[int], limits: RowLimits) -> Iterable[Finding]:
     """Whether the rows with their responses fit into the model's positions and a micro-batch."""
     follows = f" with {limits.new_tokens} new tokens" if limits.new_tokens else ""
     full_lengths = [length + limits.new_tokens for length in lengths]

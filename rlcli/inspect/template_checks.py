@@ -9,14 +9,14 @@ from rlcli.api.chat_template import conversation_text
 from rlcli.api.data import Preview
 from rlcli.api.special_tokens import unmarked
 from rlcli.inspect.findings import Finding
-from rlcli.inspect.row_checks import Limits, location
+from rlcli.inspect.row_checks import RowLimits, location
 from rlcli.inspect.text import shortened
 
 MOST = 20
 """Rows that are rendered twice."""
 
 
-def check_template(name: str, tokenizer: Any, rows: Sequence[Preview], limits: Limits) -> Finding | None:
+def check_template(name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits) -> Finding | None:
     """The text of a prompt must begin the text of the prompt with its answer; what follows must stop generation."""
     about = f"{name} template"
     has_template = bool(getattr(tokenizer, "chat_template", None))
@@ -66,7 +66,7 @@ def _not_a_prefix(about: str, row: Preview, prompt: str, answered: str, broken: 
 
 
 def _check_end(
-    about: str, tokenizer: Any, rendered: Sequence[tuple[Preview, str, str, str]], limits: Limits
+    about: str, tokenizer: Any, rendered: Sequence[tuple[Preview, str, str, str]], limits: RowLimits
 ) -> Finding:
     """What the template writes after an answer."""
     row, prompt, answered, answer = rendered[0]

@@ -66,7 +66,7 @@ class Nodes(Section):
     """Cores per node; null: 8 per GPU, or 2 per worker on CPUs."""
 
 
-class Part(Nodes):
+class JobPart(Nodes):
     """Some nodes of a heterogeneous job. Null: as for the whole job."""
 
     nodes: Positive
@@ -78,7 +78,7 @@ class Slurm(Nodes):
 
     time: Annotated[str, StringConstraints(pattern=TIME)] | None = None
     """Time limit of each start: `90m`, `8h`, `2d`, or in Slurm's notation; null: the partition's limit."""
-    parts: list[Part] = Field(default_factory=list)
+    parts: list[JobPart] = Field(default_factory=list)
     """Parts of a heterogeneous job, whose nodes differ: `[{nodes: 2}, {nodes: 1, partition: infer}]`. A part takes its
     number of nodes and, if they differ from the job's, any key from partition to cpus_per_task (`rlcli show
     launch.slurm.parts`)."""
@@ -102,7 +102,7 @@ class Slurm(Nodes):
     """How often a job may be requeued in a row without a newer checkpoint; after that the run ends."""
 
 
-class Launch(Section):
+class LaunchSection(Section):
     """How the workers are started."""
 
     type: Literal["inline", "local", "slurm"] = "inline"

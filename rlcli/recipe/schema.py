@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints, create_model, model_validator
 
 from rlcli.api.config import DatasetAbstraction, GenerationHyperparameters
-from rlcli.recipe.launch_section import Launch
+from rlcli.recipe.launch_section import LaunchSection
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
 from rlcli.recipe.section import NotNegative, Positive, Seconds, Section
 
@@ -36,7 +36,7 @@ class Component(Section):
     """Fields of the component's class; `rlcli show <name>` lists them."""
 
 
-class Mesh(Section):
+class MeshSection(Section):
     """How a role's devices share the work, in this order."""
 
     dp: Positive | None = None
@@ -56,7 +56,7 @@ class Rollout(Section):
 
     backend: Component | None = None
     """Backend that runs it; null: inference."""
-    mesh: Mesh = Mesh()
+    mesh: MeshSection = MeshSection()
     """How its devices share the work."""
     devices: str | None = None
     """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their own get the rest."""
@@ -82,7 +82,7 @@ class Role(Section):
     """What the model predicts: the next token, or one value per token (a critic)."""
     backend: Component | None = None
     """Backend that runs the model; null: fsdp if a call trains it, inference if not, `null` without weights."""
-    mesh: Mesh = Mesh()
+    mesh: MeshSection = MeshSection()
     """How its devices share the work."""
     devices: str | None = None
     """Ranks that hold the role, such as `0-3,5`; null: all in the cluster that are not reserved for a rollout."""
@@ -308,7 +308,7 @@ class Recipe(Section):
     """How responses are sampled."""
     cluster: Cluster = Cluster()
     """The machines."""
-    launch: Launch = Launch()
+    launch: LaunchSection = LaunchSection()
     """How workers are started."""
     checkpoint: Checkpoint = Checkpoint()
     """What to save from the run."""
@@ -324,7 +324,7 @@ class Recipe(Section):
     @property
     def described_datasets(self) -> dict[str, DatasetAbstraction]:
         """All datasets, in the registry's form."""
-        return {name: DatasetAbstraction(one.type, one.args) for name, one in self.datasets.items()}
+        return {name: DatasetAbstraction(dataset.type, dataset.args) for name, dataset in self.datasets.items()}
 
     @property
     def trained_roles(self) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ for _module in ("collections.abc", "typing"):
 _WRAPPERS = ("typing.Annotated", "typing.Final", "dataclasses.InitVar", "typing.Required")
 
 
-class Arguments(BaseModel):
+class ArgumentsModel(BaseModel):
     """Base of the models made from signatures; knows which dataclass each one represents."""
 
     model_config = ConfigDict(extra="forbid")
@@ -79,7 +79,7 @@ class Arguments(BaseModel):
 
 def arguments_model(name: str, arguments: Sequence[Argument], limits: Limits | None = None) -> type[BaseModel]:
     """The pydantic model of a component's arguments, with numbers bounded by `limits` (`rlcli.api.limits`)."""
-    return _model(name, arguments, Arguments, limits)
+    return _model(name, arguments, ArgumentsModel, limits)
 
 
 def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
@@ -98,7 +98,7 @@ def construct(value: Any, owner: str = "args") -> Any:
 
     Only values given in the recipe are passed on, so that defaults remain those of the classes.
     """
-    if isinstance(value, Arguments):
+    if isinstance(value, ArgumentsModel):
         values = {
             info.alias or key: construct(getattr(value, key), owner)
             for key, info in type(value).model_fields.items()
@@ -121,8 +121,8 @@ def _instance(home: tuple[str, str], values: dict[str, Any], owner: str) -> Any:
 
 
 def _model(
-    name: str, arguments: Sequence[Argument], base: type[Arguments], limits: Limits | None = None
-) -> type[Arguments]:
+    name: str, arguments: Sequence[Argument], base: type[ArgumentsModel], limits: Limits | None = None
+) -> type[ArgumentsModel]:
     fields: dict[str, Any] = {}
     for argument in arguments:
         default: Any = ... if argument.required else None if argument.default is COMPUTED else argument.default
@@ -198,10 +198,10 @@ def _union(types: list[Any]) -> Any:
     return functools.reduce(lambda union, member: Union[union, member], types)  # noqa: UP007 - not all are classes
 
 
-def _nested(definition: Definition, fields: Sequence[Argument]) -> type[Arguments]:
+def _nested(definition: Definition, fields: Sequence[Argument]) -> type[ArgumentsModel]:
     """The model of a nested dataclass."""
 
-    class Nested(Arguments):
+    class Nested(ArgumentsModel):
         home: ClassVar[tuple[str, str] | None] = (definition.module.name, definition.name)
 
     return _model(definition.name, fields or arguments_of(definition), Nested)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlcli.api.architecture import Architecture, Layer
+from rlcli.api.architecture import Architecture, TransformerBlock
 from rlcli.api.model_sizes import wrong_size
 
 
@@ -119,7 +119,7 @@ def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _layer(family: _Family, settings: Mapping[str, Any], index: int) -> Layer:
+def _layer(family: _Family, settings: Mapping[str, Any], index: int) -> TransformerBlock:
     hidden, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
     head_dim = _size(settings, "head_dim", hidden // heads)
     queries, keys = heads * head_dim, _size(settings, "num_key_value_heads", heads) * head_dim
@@ -133,7 +133,7 @@ def _layer(family: _Family, settings: Mapping[str, Any], index: int) -> Layer:
     else:
         width = _size(settings, "intermediate_size")
         mlp = 3 * hidden * width + (2 * width + hidden) * _has(family.mlp_bias, settings)
-    return Layer(attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm)
+    return TransformerBlock(attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm)
 
 
 def _is_sparse(settings: Mapping[str, Any], index: int) -> bool:
@@ -150,7 +150,7 @@ def _gpt2(config: Mapping[str, Any]) -> Architecture:
         raise UnknownArchitecture("a gpt2 with cross-attention cannot be counted here")
     hidden, positions = _size(settings, "n_embd"), _size(settings, "n_positions")
     width = _size(settings, "n_inner", 4 * hidden)
-    layer = Layer(
+    layer = TransformerBlock(
         attention=4 * hidden * hidden + 4 * hidden, mlp=2 * hidden * width + width + hidden, experts=0, norms=4 * hidden
     )
     heads = _size(settings, "n_head")

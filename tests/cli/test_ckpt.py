@@ -70,7 +70,7 @@ def test_ls_tells_the_state_of_each(rlcli, run):
     (checkpoint(run, 10) / "state.json").unlink()
     begin(run / "checkpoints", 50, id_of(run))
     document = json.loads(rlcli("ckpt", "ls", str(run), "--json")[1])
-    states = {one["step"]: one["state"] for one in document["checkpoints"]}
+    states = {checkpoint["step"]: checkpoint["state"] for checkpoint in document["checkpoints"]}
     assert states == {40: "corrupt", 30: "ok", 20: "incomplete", 10: "incomplete"}
     first = document["checkpoints"][0]
     assert (first["latest"], first["best"], first["metrics"]["eval/accuracy"]) == (True, False, 0.5)
@@ -115,7 +115,7 @@ def test_verify_finds_a_flipped_bit_and_names_the_file(rlcli, run):
     code, out, err = rlcli("ckpt", "verify", str(run), "--json")
     document = json.loads(out)
     assert (code, err, document["ok"]) == (5, "", False)
-    assert [one["step"] for one in document["checkpoints"] if one["faults"]] == [30]
+    assert [checkpoint["step"] for checkpoint in document["checkpoints"] if checkpoint["faults"]] == [30]
     assert rlcli("ckpt", "verify", str(run), "--step", "40", "--step", "20")[0] == 0
     assert rlcli("ckpt", "verify", str(checkpoint(run, 20)))[0] == 0
     assert rlcli("ckpt", "verify", str(checkpoint(run, 30)))[0] == 5
@@ -137,8 +137,8 @@ def test_prune(rlcli, run):
     assert steps(run) == [10, 20, 30, 40]
     _, out, _ = rlcli("ckpt", "prune", str(run), "--keep-last", "1", "--keep-best", "1", "--json")
     document = json.loads(out)
-    assert [one["step"] for one in document["deleted"]] == [30, 10]
-    assert [one["step"] for one in document["kept"]] == [40, 20]
+    assert [checkpoint["step"] for checkpoint in document["deleted"]] == [30, 10]
+    assert [checkpoint["step"] for checkpoint in document["kept"]] == [40, 20]
     assert steps(run) == [20, 40]
     _, out, _ = rlcli("ckpt", "prune", str(run), "--keep-last", "1")
     assert "deleted       step 20" in out
@@ -155,8 +155,8 @@ def test_prune_keeps_the_last_whole_one(rlcli, run):
 def test_prune_leaves_a_live_run_alone(rlcli, run):
     with RunDirectory.reopen(run):
         temporary = begin(run / "checkpoints", 50, id_of(run))
-        for place in (run, run / "checkpoints"):
-            code, _, err = rlcli("ckpt", "prune", str(place), "--keep-last", "1")
+        for folder in (run, run / "checkpoints"):
+            code, _, err = rlcli("ckpt", "prune", str(folder), "--keep-last", "1")
             assert code == 6
             assert "error[F71]" in err
         assert rlcli("ckpt", "prune", str(run), "--keep-last", "1", "--dry-run")[0] == 0

@@ -63,8 +63,8 @@ def test_a_bad_recipe_exits_2_with_all_problems_on_stderr(rlcli):
     ],
 )
 def test_every_mistake_has_its_code_and_message(rlcli, arguments, code, message):
-    found, out, err = rlcli(*arguments)
-    assert (found, out) == (code, "")
+    exit_code, out, err = rlcli(*arguments)
+    assert (exit_code, out) == (code, "")
     assert err.startswith(message)
     assert "Traceback" not in err
 
@@ -73,8 +73,8 @@ def test_plan_fits_80_columns_and_tells_the_arithmetic(rlcli):
     code, out, _ = rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--graph")
     assert code == 0
     assert all(len(line) <= 80 for line in out.splitlines())
-    for part in ("sft_math", "dp2", "0-1", "actor.train_step", "64 prompts x 4 responses = 256 sequences"):
-        assert part in out
+    for words in ("sft_math", "dp2", "0-1", "actor.train_step", "64 prompts x 4 responses = 256 sequences"):
+        assert words in out
     document = json.loads(rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--json")[1])
     assert document["world_size"] == 2
     assert document["batch"]["sequences"] == 256

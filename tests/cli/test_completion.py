@@ -54,7 +54,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def complete(command, folder):
     """How a line may go on: the candidates for its last word."""
-    return lambda line: [one.text for one in candidates(command, line.split(" "))]
+    return lambda line: [candidate.text for candidate in candidates(command, line.split(" "))]
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_every_key_that_is_offered_can_be_set(folder):
     tree = sketch("ppo_math")
     waiting, leaves = [""], []
     while waiting:
-        for one in override_candidates(tree, waiting.pop()):
-            (waiting if one.text.endswith(".") else leaves).append(one.text)
+        for candidate in override_candidates(tree, waiting.pop()):
+            (waiting if candidate.text.endswith(".") else leaves).append(candidate.text)
     assert len(leaves) > 200
     assert len(leaves) == len(set(leaves))
-    whole = [
+    settable = [
         key for key in leaves if f"{key[:-1]}.type=" not in leaves
     ]  # `launch=` would set launch.type a second time
-    overrides = [f"{key}{found[0][0]}" for key in whole if (found := values(tree, key[:-1]))]
+    overrides = [f"{key}{candidates_of_key[0][0]}" for key in settable if (candidates_of_key := values(tree, key[:-1]))]
     assert len(overrides) > 100
     with pytest.raises(RecipeError) as raised:  # all at once is a contradiction; unknown it is not
         load_recipe("ppo_math", overrides)
@@ -283,8 +283,8 @@ def test_bash(shell, line, expected):
         printf '%s\\n' "${COMPREPLY[@]}"
         complete -p rlcli >/dev/null
     """
-    found = shell("bash", "--norc", "-c", script, "bash", line)
-    assert [word.replace("\\#", "#") for word in found] == expected
+    completed = shell("bash", "--norc", "-c", script, "bash", line)
+    assert [word.replace("\\#", "#") for word in completed] == expected
 
 
 @pytest.mark.parametrize(
@@ -318,5 +318,5 @@ def test_zsh(shell, words, expected):
     ],
 )
 def test_fish(shell, line, expected):
-    found = shell("fish", "--no-config", "-c", f"rlcli completion fish | source; complete -C '{line}'")
-    assert [word.partition("\t")[0] for word in found] == expected
+    completed = shell("fish", "--no-config", "-c", f"rlcli completion fish | source; complete -C '{line}'")
+    assert [word.partition("\t")[0] for word in completed] == expected

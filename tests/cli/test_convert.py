@@ -48,11 +48,11 @@ def test_a_run_becomes_a_folder_that_transformers_reads(model, rlcli):
 
 def test_json(model, rlcli):
     code, out, _ = rlcli("convert", str(model), "--to-hf", "out", "--dtype", "bfloat16", "--json")
-    said = json.loads(out)
+    document = json.loads(out)
     assert code == 0
-    assert (said["ok"], said["written"], said["dtypes"], said["tensors"]) == (True, True, ["bf16"], 21)
-    assert said["verified"]["max_difference"] == 0.0
-    assert said["files"] == ["model.safetensors"]
+    assert (document["ok"], document["written"], document["dtypes"], document["tensors"]) == (True, True, ["bf16"], 21)
+    assert document["verified"]["max_difference"] == 0.0
+    assert document["files"] == ["model.safetensors"]
 
 
 def test_a_dry_run_writes_nothing(model, rlcli):
@@ -80,8 +80,8 @@ def test_a_dry_run_writes_nothing(model, rlcli):
     ],
 )
 def test_mistakes(arguments, code, message, model, rlcli):
-    found, _, err = rlcli("convert", *(str(model) if argument == "MODEL" else argument for argument in arguments))
-    assert found == code
+    exit_code, _, err = rlcli("convert", *(str(model) if argument == "MODEL" else argument for argument in arguments))
+    assert exit_code == code
     assert message in err
     assert "Traceback" not in err
     assert not Path("out").exists()

@@ -16,7 +16,7 @@ def test_the_child_is_written_shown_and_sound(rlcli):
     assert "next: rlcli train mine.yaml" in err
     assert rlcli("validate", "mine.yaml")[0] == 0
     changed = json.loads(rlcli("diff", "ppo_math", "mine.yaml", "--json")[1])["recipe"]
-    assert {one["key"].rpartition(".")[2] for one in changed} == {"name", "kl_ctl"}
+    assert {difference["key"].rpartition(".")[2] for difference in changed} == {"name", "kl_ctl"}
 
 
 def test_dry_run_writes_nothing(rlcli):

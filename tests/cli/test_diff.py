@@ -39,7 +39,7 @@ def test_changed_values_with_both_origins(child):
     assert "graph.*.interface.args.kl_ctl  (4 keys)" in out
     assert "    B  0.02  mine.yaml:3:11\n" in out
     document = json.loads(child("diff", "ppo_math", "mine.yaml", "--json")[1])
-    changed = {one["key"]: one for one in document["recipe"]}
+    changed = {difference["key"]: difference for difference in document["recipe"]}
     assert changed["train.shuffle"] == {
         "key": "train.shuffle",
         "kind": "changed",
@@ -77,16 +77,16 @@ def test_it_fits_80_columns(child):
 
 
 def test_two_runs(rlcli):
-    one = record(Path("a"), "sft_math", ["train.steps=3"], [0.1, 0.2, 0.3])
+    first = record(Path("a"), "sft_math", ["train.steps=3"], [0.1, 0.2, 0.3])
     two = record(Path("b"), "sft_math", ["train.steps=2", "seed=4"], [0.5, 0.7], torch="2.14.0")
-    code, out, _ = rlcli("diff", str(one), str(two))
+    code, out, _ = rlcli("diff", str(first), str(two))
     assert code == 0
     assert "    B  4  command line\n" in out
     assert "packages.torch  2.13.0 -> 2.14.0" in out
     row = next(line for line in out.splitlines() if "reward in training" in line)
     assert row.split()[-3:] == ["0.200", "0.600", "+0.400"]
     document = json.loads(rlcli("diff", "a", "b", "--json")[1])
-    assert {one["key"] for one in document["recipe"]} == {"train.steps", "seed"}
+    assert {difference["key"] for difference in document["recipe"]} == {"train.steps", "seed"}
     assert {"name": "packages.torch", "a": "2.13.0", "b": "2.14.0"} in document["environment"]
     assert {"name": "steps", "a": 3, "b": 2} in document["results"]
     assert document["a"]["kind"] == document["b"]["kind"] == "run"
@@ -99,7 +99,7 @@ def test_a_run_against_the_recipe_that_it_came_from(rlcli):
     assert "  train.steps\n" in out
     assert "results" not in out
     document = json.loads(rlcli("diff", "sft_math", "a", "--json")[1])
-    assert [one["key"] for one in document["recipe"]] == ["train.steps"]
+    assert [difference["key"] for difference in document["recipe"]] == ["train.steps"]
 
 
 def test_a_run_that_went_wrong_early_still_compares(rlcli):
@@ -122,8 +122,8 @@ def test_a_run_without_its_recipe_is_refused(rlcli):
     assert err.startswith("error[F72]")
 
 
-@pytest.mark.parametrize("given", ["no_such", ".", "a\0b"])
-def test_what_is_neither_recipe_nor_run_exits_2(rlcli, given):
-    code, out, err = rlcli("diff", "ppo_math", given)
+@pytest.mark.parametrize("argument", ["no_such", ".", "a\0b"])
+def test_what_is_neither_recipe_nor_run_exits_2(rlcli, argument):
+    code, out, err = rlcli("diff", "ppo_math", argument)
     assert (code, out) == (2, "")
     assert err.startswith("error[R5")

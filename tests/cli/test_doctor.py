@@ -55,29 +55,29 @@ def test_a_missing_package_fails_with_the_way_to_get_it(rlcli, monkeypatch):
 def test_an_old_package_fails(monkeypatch):
     real = room.installed_version
     monkeypatch.setattr(room, "installed_version", lambda name: "1.0" if name == "transformers" else real(name))
-    found = findings()["transformers"]
-    assert (found.level, found.exit_code) == ("FAIL", 1)
-    assert found.says.startswith("1.0 is installed, rlcli wants >=")
+    finding = findings()["transformers"]
+    assert (finding.level, finding.exit_code) == ("FAIL", 1)
+    assert finding.says.startswith("1.0 is installed, rlcli wants >=")
 
 
 def test_extras_are_optional_and_have_their_range(monkeypatch):
     real = room.installed_version
     versions = {"deepspeed": "0.1", "sglang": "99.0"}
     monkeypatch.setattr(room, "installed_version", lambda name: versions.get(name) or real(name))
-    found = findings()
-    assert found["deepspeed"].level == "warn"
-    assert "0.1 installed; tested with deepspeed" in found["deepspeed"].says
-    assert (found["sglang"].level, found["sglang"].says) == ("ok", "sglang 99.0")
+    by_subject = findings()
+    assert by_subject["deepspeed"].level == "warn"
+    assert "0.1 installed; tested with deepspeed" in by_subject["deepspeed"].says
+    assert (by_subject["sglang"].level, by_subject["sglang"].says) == ("ok", "sglang 99.0")
     monkeypatch.setattr(room, "installed_version", lambda name: None if name == "megatron-core" else real(name))
-    found = findings()["megatron"]
-    assert (found.level, found.fix) == ("skip", "pip install 'rlcli[megatron]'")
+    by_subject = findings()["megatron"]
+    assert (by_subject.level, by_subject.fix) == ("skip", "pip install 'rlcli[megatron]'")
 
 
 def test_the_requirements_are_those_of_the_package():
-    found = read_requirements()
-    assert {"torch", "transformers", "typer"} <= {one.name for one in found.needed}
-    assert "test" not in found.extras
-    assert [one.name for one in found.extras["deepspeed"]] == ["deepspeed"]
+    requirements = read_requirements()
+    assert {"torch", "transformers", "typer"} <= {requirement.name for requirement in requirements.needed}
+    assert "test" not in requirements.extras
+    assert [requirement.name for requirement in requirements.extras["deepspeed"]] == ["deepspeed"]
 
 
 def test_the_requirements_of_an_installed_package(monkeypatch):
@@ -94,8 +94,11 @@ def test_the_requirements_of_an_installed_package(monkeypatch):
             told[name] = value
     monkeypatch.setattr("rlcli.registry.requirements.is_project", lambda folder: False)
     monkeypatch.setattr("rlcli.registry.requirements.metadata.metadata", lambda name: told)
-    found = read_requirements()
-    assert ([one.name for one in found.needed], list(found.extras)) == (["torch"], ["deepspeed"])
+    requirements = read_requirements()
+    assert ([requirement.name for requirement in requirements.needed], list(requirements.extras)) == (
+        ["torch"],
+        ["deepspeed"],
+    )
 
 
 @pytest.mark.parametrize(("version", "good"), [("2.13.0+cpu", True), ("2.14.0rc1", True), ("2.12.9", False)])
@@ -128,9 +131,9 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch, error):
 def test_gpus_in_use_and_a_torch_that_cannot_use_them(monkeypatch):
     monkeypatch.setattr(room, "list_gpus", lambda: read_gpus(LISTING))
     monkeypatch.setattr(room, "torch_build", lambda: "cpu")
-    found = findings()
-    assert (found["GPUs"].level, list(found["GPUs"].details)) == ("warn", ["GPU 1: 1.0 of 140.4 GiB free"])
-    assert found["torch"].level == "warn"
+    by_subject = findings()
+    assert (by_subject["GPUs"].level, list(by_subject["GPUs"].details)) == ("warn", ["GPU 1: 1.0 of 140.4 GiB free"])
+    assert by_subject["torch"].level == "warn"
     monkeypatch.setattr(room, "list_gpus", lambda: [Gpu(0, "A", 80, 79, "1")])
     monkeypatch.setattr(room, "torch_build", lambda: "cuda 13.0")
     assert (findings()["GPUs"].level, findings()["torch"].level) == ("ok", "ok")
@@ -140,15 +143,15 @@ def test_little_shared_memory_matters_with_gpus(monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(64 << 20, 0, 64 << 20))
     assert room._check_shared_memory(False).level == "ok"
-    found = room._check_shared_memory(True)
-    assert (found.level, found.says) == ("warn", "64 MiB of 64 MiB free: too little for ranks that share a machine")
+    finding = room._check_shared_memory(True)
+    assert (finding.level, finding.says) == ("warn", "64 MiB of 64 MiB free: too little for ranks that share a machine")
     assert room._check_disk().level == "warn"
 
 
 def test_few_open_files(monkeypatch):
     monkeypatch.setattr(room.resource, "getrlimit", lambda _which: (256, 4096))
-    found = room._check_open_files()
-    assert (found.level, found.fix) == ("warn", "ulimit -n 4096")
+    finding = room._check_open_files()
+    assert (finding.level, finding.fix) == ("warn", "ulimit -n 4096")
 
 
 def test_broken_components_of_the_project(rlcli, tmp_path):

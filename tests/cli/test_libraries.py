@@ -83,9 +83,9 @@ def test_validate_says_so_in_json(rlcli, without_deepspeed):
 
 def test_check_reports_it_with_all_else_that_it_finds(rlcli, without_deepspeed):
     code, out, _ = rlcli("check", "mine.yaml", "--rows", "2", "--json")
-    found = [one for one in json.loads(out)["findings"] if one["level"] == "FAIL"]
+    failures = [finding for finding in json.loads(out)["findings"] if finding["level"] == "FAIL"]
     assert code == 6
-    assert [(one["about"], one["says"], one["fix"], one["details"]) for one in found] == [
+    assert [(finding["about"], finding["says"], finding["fix"], finding["details"]) for finding in failures] == [
         ("library", SAYS, FIX, ["mine.yaml:4:14"])
     ]
 
@@ -103,10 +103,10 @@ def test_a_plan_for_another_machine_is_made_and_mentions_it(rlcli, without_deeps
 def test_doctor_says_which_component_needs_it(rlcli, backend):
     backend('("no-such-distribution-zz>=2",)')
     told = json.loads(rlcli("doctor", "--json")[1])["findings"]
-    (found,) = [one for one in told if one["about"] == "no-such-distribution-zz"]
-    assert found["level"] == "skip"
-    assert found["says"] == "no-such-distribution-zz not installed; only backend zz_mine needs it"
-    assert found["fix"] == "pip install 'no-such-distribution-zz>=2'"
+    (finding,) = [candidate for candidate in told if candidate["about"] == "no-such-distribution-zz"]
+    assert finding["level"] == "skip"
+    assert finding["says"] == "no-such-distribution-zz not installed; only backend zz_mine needs it"
+    assert finding["fix"] == "pip install 'no-such-distribution-zz>=2'"
 
 
 def test_components_of_a_user_declare_theirs_alike(rlcli, backend):

@@ -15,10 +15,10 @@ from rlcli.errors import Problem, RecipeError, UsageError
 from rlcli.recipe.resolve import load_recipe
 
 WHOLE_VERBS = [
-    " ".join([verb, *more])
+    " ".join([verb, *subcommand])
     for verbs in VERBS.values()
     for verb in verbs
-    for more in ([[name] for name in getattr(command_of(verb), "commands", ())] or [[]])
+    for subcommand in ([[name] for name in getattr(command_of(verb), "commands", ())] or [[]])
 ]
 """As they are typed, with the verbs of a verb: `train`, `ckpt ls`, …"""
 

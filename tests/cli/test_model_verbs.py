@@ -44,18 +44,18 @@ def parsed(answer):
 
 def test_eval_reports_what_the_saved_responses_say(rlcli, tmp_path):
     arguments = ("--dataset", "rows.jsonl", "-n", "4", "--max-new-tokens", "5", "--rows", "3")
-    found = parsed(rlcli("eval", "chat", *arguments, "--save", "out.jsonl", "--show", "1", "--json"))
+    document = parsed(rlcli("eval", "chat", *arguments, "--save", "out.jsonl", "--show", "1", "--json"))
     samples = read_samples(tmp_path / "out.jsonl")
     assert [(s.id, s.number) for s in samples] == [(f"rows:{row}", n) for row in (1, 2, 3) for n in range(4)]
-    results = found["results"]
+    results = document["results"]
     assert set(results) >= {"accuracy", "reward", "pass@2", "pass@4", "majority@4", "response_length"}
-    assert all(one["prompts"] == 3 for one in results.values())
+    assert all(measure["prompts"] == 3 for measure in results.values())
     cut_off = [sample.finish == "length" for sample in samples]
     assert results["no_eos_fraction"]["mean"] == pytest.approx(sum(cut_off) / 12)
     assert all(sample.logprob < 0 for sample in samples)
-    assert len(found["samples"]) == 4
-    assert found["samples"][0]["response"] == samples[0].response
-    assert found["generation"]["temperature"] == 1
+    assert len(document["samples"]) == 4
+    assert document["samples"][0]["response"] == samples[0].response
+    assert document["generation"]["temperature"] == 1
 
 
 def test_eval_prints_a_table(rlcli):
@@ -72,24 +72,24 @@ def test_eval_prints_a_table(rlcli):
 
 
 def test_eval_takes_keys_of_the_recipe_behind_it(rlcli):
-    found = parsed(rlcli(
+    document = parsed(rlcli(
         "eval", "chat", "--dataset", "rows.jsonl", "--json", "generation.max_new_tokens=2",
         "datasets.held_out.args.max_rows=2", "generation.min_new_tokens=2",
     ))  # fmt: skip
-    assert found["results"]["response_length"] == {"mean": 2, "standard_error": 0, "prompts": 2}
+    assert document["results"]["response_length"] == {"mean": 2, "standard_error": 0, "prompts": 2}
 
 
 def test_eval_takes_a_dataset_by_its_name(rlcli):
     held_out = "{type: arithmetic, args: {held_out: true, problems: 3}}"
-    found = parsed(rlcli("eval", "plain", "--dataset", held_out, "--max-new-tokens", "3", "--json"))
-    assert found["dataset"] == {"type": "arithmetic", "args": {"held_out": True, "problems": 3}}
-    assert found["results"]["accuracy"]["prompts"] == 3
+    document = parsed(rlcli("eval", "plain", "--dataset", held_out, "--max-new-tokens", "3", "--json"))
+    assert document["dataset"] == {"type": "arithmetic", "args": {"held_out": True, "problems": 3}}
+    assert document["results"]["accuracy"]["prompts"] == 3
 
 
 def test_eval_takes_the_held_out_rows_of_a_recipe(rlcli):
-    found = parsed(rlcli("eval", "plain", "--dataset", "ppo_math", "--rows", "2", "--max-new-tokens", "3", "--json"))
-    assert found["dataset"]["args"]["held_out"] is True
-    assert found["generation"]["max_new_tokens"] == 3
+    document = parsed(rlcli("eval", "plain", "--dataset", "ppo_math", "--rows", "2", "--max-new-tokens", "3", "--json"))
+    assert document["dataset"]["args"]["held_out"] is True
+    assert document["generation"]["max_new_tokens"] == 3
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_eval_takes_the_held_out_rows_of_a_recipe(rlcli):
 )
 def test_what_eval_refuses(rlcli, tmp_path, models, arguments, code, words):
     shutil.copytree(models / "chat", tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
-    found, out, err = rlcli("eval", *arguments)
-    assert (found, out) == (code, "")
+    exit_code, out, err = rlcli("eval", *arguments)
+    assert (exit_code, out) == (code, "")
     assert words in err
     assert err.startswith("error[")
     assert "Traceback" not in err
@@ -123,12 +123,12 @@ def test_what_eval_refuses(rlcli, tmp_path, models, arguments, code, words):
 
 def test_generate_streams_what_it_would_return(rlcli):
     arguments = ("--prompt", "Hello.", "--max-new-tokens", "12", "--temperature", "0.5")
-    whole = parsed(rlcli("generate", "chat", *arguments, "--json"))["responses"][0]
+    response = parsed(rlcli("generate", "chat", *arguments, "--json"))["responses"][0]
     code, out, _ = rlcli("generate", "chat", *arguments)
     assert code == 0
-    assert whole["finish"] in ("stop", "length")
-    assert whole["logprob"] < 0
-    assert out == printable(whole["text"]) + "\n"
+    assert response["finish"] in ("stop", "length")
+    assert response["logprob"] < 0
+    assert out == printable(response["text"]) + "\n"
 
 
 def printable(text):
@@ -137,8 +137,10 @@ def printable(text):
 
 def test_generate_puts_prompts_through_the_template(rlcli):
     texts = [
-        parsed(rlcli("generate", "chat", "--prompt", prompt, *more, "--json", "--max-new-tokens", "6"))["responses"][0]
-        for prompt, more in (("Hi", ()), ("<user>Hi<assistant>", ("--raw",)), ("Hi", ("--raw",)))
+        parsed(rlcli("generate", "chat", "--prompt", prompt, *options, "--json", "--max-new-tokens", "6"))["responses"][
+            0
+        ]
+        for prompt, options in (("Hi", ()), ("<user>Hi<assistant>", ("--raw",)), ("Hi", ("--raw",)))
     ]
     assert texts[0]["text"] == texts[1]["text"] != texts[2]["text"]
 
@@ -162,8 +164,8 @@ def test_a_runs_model_is_asked_in_the_format_of_its_training_rows(rlcli, tmp_pat
     (tmp_path / "rows.jsonl").unlink()  # the rows may be gone
 
     def answers(*arguments):
-        found = parsed(rlcli("generate", "run", *arguments, "--json", "--max-new-tokens", "6"))["responses"][0]
-        return found["text"], found["logprob"]
+        response = parsed(rlcli("generate", "run", *arguments, "--json", "--max-new-tokens", "6"))["responses"][0]
+        return response["text"], response["logprob"]
 
     assert answers("--prompt", "Hi") == answers("--prompt", prompt, "--raw") != answers("--prompt", "Hi!", "--raw")
 
@@ -195,9 +197,9 @@ def test_parts_that_several_ranks_have_written_are_put_together(rlcli, models, t
     assert rlcli("generate", "parts", *arguments) == rlcli("generate", "chat", *arguments)
 
 
-@pytest.mark.parametrize("more", [(), ("--json",), ("-n", "2")])
-def test_what_a_model_writes_cannot_reach_the_terminal(rlcli, more):
-    arguments = ("--prompt", "x", "--temperature", "1", "--max-new-tokens", "400", *more)
+@pytest.mark.parametrize("options", [(), ("--json",), ("-n", "2")])
+def test_what_a_model_writes_cannot_reach_the_terminal(rlcli, options):
+    arguments = ("--prompt", "x", "--temperature", "1", "--max-new-tokens", "400", *options)
     code, out, _ = rlcli("generate", "wild", *arguments)
     assert code == 0
     assert all(c.isprintable() or c == "\n" for c in out)
@@ -215,8 +217,8 @@ def test_what_a_model_writes_cannot_reach_the_terminal(rlcli, more):
     ],
 )
 def test_what_generate_refuses(rlcli, arguments, code, words):
-    found, out, err = rlcli("generate", *arguments)
-    assert (found, out) == (code, "")
+    exit_code, out, err = rlcli("generate", *arguments)
+    assert (exit_code, out) == (code, "")
     assert words in err
 
 

@@ -27,7 +27,7 @@ def test_a_new_project_lists_and_validates(rlcli, tmp_path):
     assert not list(Path().rglob("__init__.py"))
     assert rlcli("validate", "first")[0] == 0
     listed = json.loads(rlcli("ls", "recipes", "--json")[1])["recipes"]
-    assert [one["name"] for one in listed if one["home"] == "project"] == ["first"]
+    assert [recipe["name"] for recipe in listed if recipe["home"] == "project"] == ["first"]
 
 
 def test_a_dataset_is_written_named_and_can_be_pulled_in(rlcli, project):
@@ -72,8 +72,8 @@ def test_dry_run_and_json_write_nothing(rlcli, project):
 
 def test_a_second_time_names_the_file_that_exists(rlcli, project):
     assert rlcli("new", "dataset", "my-dataset")[0] == 0
-    for more in ((), ("--dry-run",)):
-        code, out, err = rlcli("new", "dataset", "my-dataset", *more)
+    for options in ((), ("--dry-run",)):
+        code, out, err = rlcli("new", "dataset", "my-dataset", *options)
         assert (code, out) == (2, "")
         assert err.startswith("error[R68]")
         assert "my_dataset.py exists" in err
@@ -104,4 +104,4 @@ def test_mistakes_in_the_line(rlcli, project, arguments):
 
 def test_kinds_can_be_completed():
     typed = candidates(typer.main.get_command(app), ["new", "re"])
-    assert {one.text for one in typed} == {"recipe", "reward"}
+    assert {candidate.text for candidate in typed} == {"recipe", "reward"}

@@ -41,7 +41,7 @@ def test_a_plan_is_plain_text_of_80_columns(rlcli, arguments):
 
 def test_what_a_plan_tells(rlcli):
     _, out, _ = rlcli("plan", "ppo_math", "--devices", "2", "--device-memory", "80")
-    for part in (
+    for words in (
         "ppo_math · 1 node x 2 devices (auto) · launch local",
         "runs after sft_math",
         "actor   ■■",
@@ -55,7 +55,7 @@ def test_what_a_plan_tells(rlcli):
         "disk: checkpoints of",
         " ok",
     ):
-        assert part in out
+        assert words in out
 
 
 def test_what_calls_read_and_make_is_shown_on_request(rlcli):
@@ -104,7 +104,7 @@ def test_all_of_it_is_in_the_json(rlcli):
         ("actor", [0]), ("critic", [0]), ("ref", [0]), ("reward", [0]),
     ]  # fmt: skip
     assert told["stages"][0] == ["actor_gen"]
-    assert {held["role"]: held["parameters"] for held in told["memory"]["held"]}["actor"] == 852608
+    assert {role["role"]: role["parameters"] for role in told["memory"]["held"]}["actor"] == 852608
     assert {peak["verdict"] for peak in told["memory"]["peaks"]} == {"ok"}
     assert all(peak["total"] >= peak["held"] > 0 for peak in told["memory"]["peaks"])
     assert told["memory"]["within_percent"] == 15
@@ -182,7 +182,7 @@ def backends(rlcli, tmp_path, monkeypatch):
 def test_a_users_backend_says_itself_what_it_takes(rlcli, backends):
     told = document(rlcli, "ppo_math", f"{REF}{{_replace_: true, type: with_memory, args: {{per_token: 7}}}}")["memory"]
     assert (told["unknown"], told["within_percent"]) == ({}, 40)
-    assert {held["role"]: held["total"] for held in told["held"]}["ref"] == 2 * 852608
+    assert {role["role"]: role["total"] for role in told["held"]}["ref"] == 2 * 852608
     (peak,) = [peak for peak in told["peaks"] if peak["call"] == "ref_inf"]
     assert peak["activations"] == 7 * (16384 // 104 * 104)  # of whole sequences: groups of four may be cut
     two = document(rlcli, "ppo_math", f"{REF}{{_replace_: true, type: with_memory}}", "--devices", "2")["memory"]

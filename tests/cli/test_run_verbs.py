@@ -53,7 +53,7 @@ def test_all_runs_with_state_step_reward_and_place(rlcli):
     assert rows["sweep/x/three"][1] == "running"
     assert rows["ppo_math/four"][1] == "died"
     document = json.loads(rlcli("status", "--json")[1])
-    assert {Path(one["run"]).name: one["state"] for one in document["runs"]} == {
+    assert {Path(run["run"]).name: run["state"] for run in document["runs"]} == {
         "one": "done", "two": "running", "three": "running", "four": "died",
     }  # fmt: skip
     assert all(len(line) <= 80 for line in out.splitlines())
@@ -111,10 +111,10 @@ def test_logs_of_a_job_that_has_none_says_why(rlcli, tmp_path, monkeypatch):
 
 def test_a_process_of_another_start_time_is_not_the_runs(rlcli):
     folder = record("runs/ppo_math/one", "running")
-    own = ProcessRecord.of_this_process()
-    held_by(folder, own)
+    this_process = ProcessRecord.of_this_process()
+    held_by(folder, this_process)
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "running"
-    held_by(folder, ProcessRecord(own.host, own.pid, own.started - 100))
+    held_by(folder, ProcessRecord(this_process.host, this_process.pid, this_process.started - 100))
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "died"
 
 
@@ -161,7 +161,7 @@ SAMPLES = [
 def sampled(rlcli):
     """`rlcli samples` of a run with SAMPLES."""
     folder = record("runs/ppo_math/one")
-    (folder / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in SAMPLES))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in SAMPLES))
     return lambda *options: rlcli("samples", "one", *options)
 
 
@@ -181,7 +181,7 @@ def sampled(rlcli):
 )
 def test_which_samples_are_shown(sampled, options, rows):
     document = json.loads(sampled(*options, "--json")[1])
-    assert [f"{one['step']}{one['id']}" for one in document["samples"]] == rows
+    assert [f"{sample['step']}{sample['id']}" for sample in document["samples"]] == rows
     assert sampled(*options)[1].count("    prompt ") == len(rows)
 
 
@@ -220,7 +220,7 @@ def test_metrics_of_runs_in_the_terminal(rlcli):
     line = {"label": "ppo_math/two", "steps": [1.0, 2.0], "values": [0.1, 0.2], "spread": None}
     assert document["charts"][0]["lines"][1] == line
     usual = json.loads(rlcli("plot", "one", "--json")[1])["charts"]
-    assert [one["metric"] for one in usual] == ["reward", "eval/accuracy"]
+    assert [chart["metric"] for chart in usual] == ["reward", "eval/accuracy"]
     code, out, err = rlcli("plot", "one", "reword")
     assert (code, out) == (2, "")
     assert "did you mean reward?" in err
@@ -259,7 +259,7 @@ def test_runs_of_other_seeds_are_one_row_and_one_curve(swept):
     assert "0.0500 ±0.071" in rows[0]
     assert "b ppo.kl_ctl=0.2  0.250 ± 0.0707" in out
     groups = json.loads(swept("compare", "ppo_math/sweep", "--json")[1])["groups"]
-    assert [(one["label"], len(one["runs"])) for one in groups] == [("ppo.kl_ctl=0.1", 2), ("ppo.kl_ctl=0.2", 2)]
+    assert [(group["label"], len(group["runs"])) for group in groups] == [("ppo.kl_ctl=0.1", 2), ("ppo.kl_ctl=0.2", 2)]
     assert groups[1]["results"]["reward in training"]["mean"] == pytest.approx(0.25)
 
 
@@ -267,7 +267,7 @@ def test_single_runs_are_compared_by_their_names(swept):
     record("runs/sft_math/one")
     Path("runs/sft_math/one/recipe.resolved.yaml").write_text("name: sft_math\nseed: 1\n")
     groups = json.loads(swept("compare", "sweep/0", "sft_math/one", "--json")[1])["groups"]
-    assert [one["label"] for one in groups] == ["ppo_math train.steps=4 ppo.kl_ctl=0.1", "sft_math"]
+    assert [group["label"] for group in groups] == ["ppo_math train.steps=4 ppo.kl_ctl=0.1", "sft_math"]
     assert groups[0]["results"]["reward in training"] == {"mean": 0.0, "spread": None}
     code, _, err = swept("compare", "sweep/0", "rewrad")
     assert (code, "did you mean reward?" in err) == (2, True)
@@ -294,14 +294,14 @@ def test_without_runs_it_says_where_it_looked(rlcli):
 
 
 def test_which_run_is_meant(rlcli, tmp_path):
-    one, two, other = (record(f"runs/{name}") for name in ("ppo_math/one", "ppo_math/two", "sft_math/one"))
-    for age, folder in enumerate((other, two, one)):
+    first, two, of_sft = (record(f"runs/{name}") for name in ("ppo_math/one", "ppo_math/two", "sft_math/one"))
+    for age, folder in enumerate((of_sft, two, first)):
         os.utime(folder / "status.json", (1000 + age, 1000 + age))
-    assert find_runs() == [one, two, other]
-    assert find_run("ppo_math") == one
+    assert find_runs() == [first, two, of_sft]
+    assert find_run("ppo_math") == first
     assert find_run("two") == find_run("ppo_math/two") == find_run("runs/ppo_math/two/") == two
     assert find_run("ppo_math", is_meant=lambda folder: folder == two) == two
-    assert find_run(str(tmp_path / other)) == tmp_path / other
+    assert find_run(str(tmp_path / of_sft)) == tmp_path / of_sft
     code, out, err = rlcli("status", "one")
     assert (code, out) == (6, "")
     assert err.startswith("error[F72]: 2 runs are called one\n  hint: say which: runs/ppo_math/one, ")

@@ -34,11 +34,11 @@ def test_origins_stand_in_one_column_and_fit(rlcli, recipe, monkeypatch):
 def test_origins_tell_layers_from_the_command_line_and_defaults(rlcli):
     Path("mine.yaml").write_text("extends: ppo_math\ntrain:\n  steps: 3\n")
     lines = rlcli("show", "mine.yaml", "seed=2", "--origins", "--all")[1].splitlines()
-    found = {line.partition("#")[0].strip(): line.partition("# ")[2] for line in lines}
-    assert found["steps: 3"] == "mine.yaml:3:10"
-    assert found["seed: 2"] == "command line"
-    assert found["shuffle: true"] == "default"
-    assert any(origin.partition(".yaml:")[0].endswith("base/ppo") for origin in found.values())
+    origins = {line.partition("#")[0].strip(): line.partition("# ")[2] for line in lines}
+    assert origins["steps: 3"] == "mine.yaml:3:10"
+    assert origins["seed: 2"] == "command line"
+    assert origins["shuffle: true"] == "default"
+    assert any(origin.partition(".yaml:")[0].endswith("base/ppo") for origin in origins.values())
     assert any(line.startswith("# layer mine.yaml") for line in lines)
 
 
@@ -82,9 +82,11 @@ def test_a_component_takes_no_more(rlcli, arguments):
 
 def test_a_list_of_sections_has_the_keys_of_each(rlcli):
     code, out, _ = rlcli("show", "launch.slurm.parts", "--json")
-    keys = {one["name"]: one for one in json.loads(out)["keys"]}
+    keys = {described["name"]: described for described in json.loads(out)["keys"]}
     assert (code, next(iter(keys))) == (0, "launch.slurm.parts")
     assert keys["launch.slurm.parts[].nodes"]["type"] == "int >= 1"
     assert keys["launch.slurm.parts[].nodes"]["default"] is None  # required
     assert "launch.slurm.parts[].gres" in keys
-    assert not any("[]" in one["name"] for one in json.loads(rlcli("show", "launch.slurm", "--json")[1])["keys"])
+    assert not any(
+        "[]" in described["name"] for described in json.loads(rlcli("show", "launch.slurm", "--json")[1])["keys"]
+    )

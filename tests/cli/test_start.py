@@ -33,12 +33,12 @@ def test_ctrl_c_while_a_class_is_made_ends_quietly(tmp_path):
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
-@pytest.mark.parametrize(("given", "expected"), [("", "PASSIVE 10000"), ("ACTIVE", "ACTIVE None")])
-def test_waiting_threads_sleep_unless_the_user_says_otherwise(tmp_path, given, expected):
+@pytest.mark.parametrize(("policy", "expected"), [("", "PASSIVE 10000"), ("ACTIVE", "ACTIVE None")])
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(tmp_path, policy, expected):
     code = f"""
 import atexit, os, sys
 from rlcli.__main__ import main
-os.environ.update({{"OMP_WAIT_POLICY": given}} if (given := {given!r}) else {{}})
+os.environ.update({{"OMP_WAIT_POLICY": given}} if (given := {policy!r}) else {{}})
 atexit.register(lambda: print(os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")))
 sys.argv[1:] = ["--version"]
 main()

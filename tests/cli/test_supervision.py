@@ -45,11 +45,11 @@ def test_a_debugger_follows_the_process_that_trains():
 def leaving(tmp_path):
     """Write the interface `leaves`, which does this when it is loaded; returns the project."""
 
-    def write(what):
+    def write(statement):
         (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
         (tmp_path / "interfaces").mkdir()
         (tmp_path / "interfaces/leaves.py").write_text(
-            f"import os, signal, time\n{what}\nfrom rlcli.api.model import ModelInterface, register_interface\n\n"
+            f"import os, signal, time\n{statement}\nfrom rlcli.api.model import ModelInterface, register_interface\n\n"
             '@register_interface("leaves")\nclass Leaves(ModelInterface): pass\n'
         )
         return tmp_path
@@ -57,12 +57,12 @@ def leaving(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(("what", "says"), [
+@pytest.mark.parametrize(("statement", "says"), [
     ("os._exit(0)", "the command ended with exit code 0, before its work was done"),
     ("os.kill(os.getpid(), signal.SIGKILL)", "the command was killed by SIGKILL, before its work was done"),
 ])  # fmt: skip
-def test_a_component_that_leaves_is_not_taken_for_one_that_passed(leaving, what, says):
-    process = start("test", "interface", "leaves", cwd=leaving(what))
+def test_a_component_that_leaves_is_not_taken_for_one_that_passed(leaving, statement, says):
+    process = start("test", "interface", "leaves", cwd=leaving(statement))
     _, err = process.communicate(timeout=200)
     assert process.returncode == 7, err
     assert f"error[F01]: {says}" in err

@@ -24,8 +24,8 @@ MEAN = CheckFailure(
 CRASH = CheckFailure("ZeroDivisionError: division by zero", where="interfaces/custom.py:9")
 
 
-def check(words, outcome="ok", **more):
-    return Check(words, outcome, f"interface/custom::TestContract::test_{len(words)}", 0.5, **more)
+def check(words, outcome="ok", **fields):
+    return Check(words, outcome, f"interface/custom::TestContract::test_{len(words)}", 0.5, **fields)
 
 
 CHECKS = (
@@ -49,9 +49,9 @@ def report(traceback=False, tested=TESTED):
     with printer:
         if tested.broken is None:
             printer.component(tested.subject, len(tested.checks))
-        for one in tested.checks:
-            printer.begin(one.words)
-            printer.end(one)
+        for performed in tested.checks:
+            printer.begin(performed.words)
+            printer.end(performed)
         printer.done(tested)
 
 
@@ -107,10 +107,10 @@ def test_json_is_one_object_with_every_check(rlcli):
     assert (told["ok"], told["exit_code"]) == (True, 0)
     (component,) = told["components"]
     assert (component["kind"], component["name"], component["passed"]) == ("recipe", "sft_math", 2)
-    assert [one["check"] for one in component["checks"]] == [
+    assert [performed["check"] for performed in component["checks"]] == [
         "every key and value is valid", "it says nothing that its parents or the defaults say"
     ]  # fmt: skip
-    assert {one["outcome"] for one in component["checks"]} == {"passed"}
+    assert {performed["outcome"] for performed in component["checks"]} == {"passed"}
 
 
 def test_a_failed_check_is_exit_code_1_and_a_wrong_word_2(rlcli):

@@ -89,14 +89,14 @@ def test_all_missing_files_and_models_are_one_report(project):
         "  held_out: {type: math_prompts, args: {path: d3.jsonl}}\n"
         "train: {steps: 1, prompts_per_step: 2, eval: {dataset: held_out}}\n"
     )
-    code, said = rlcli("train", "two.yaml")
+    code, output = rlcli("train", "two.yaml")
     assert code == 4
-    found = [line.split(": ")[0] for line in said.splitlines() if line.startswith("error")]
-    assert found == [
+    locations = [line.split(": ")[0] for line in output.splitlines() if line.startswith("error")]
+    assert locations == [
         "error[F81] two.yaml:4:44", "error[F81] two.yaml:5:47", "error[MODEL] two.yaml:2:76",
         "error[MODEL] two.yaml:2:93", "error[F81] start.yaml:3:54", "error[MODEL] start.yaml:2:24",
     ]  # fmt: skip
-    assert "6 problems; nothing was started" in said
+    assert "6 problems; nothing was started" in output
     assert not (project / "runs").exists()
 
 
@@ -105,9 +105,9 @@ def test_json_has_every_one_of_several_errors(project, capsys):
     (project / "rows.jsonl").unlink()
     with pytest.raises(SystemExit) as ended:
         main(["check", "mine.yaml", "--json"])
-    said = json.loads(capsys.readouterr().out)
-    assert (ended.value.code, said["exit_code"]) == (4, 4)
-    assert [problem["where"] for problem in said["problems"]] == ["mine.yaml:3:54", "mine.yaml:2:24"]
+    document = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, document["exit_code"]) == (4, 4)
+    assert [problem["where"] for problem in document["problems"]] == ["mine.yaml:3:54", "mine.yaml:2:24"]
 
 
 def test_bad_rows_a_bad_model_and_a_folder_in_use_are_one_report(project):
@@ -117,12 +117,12 @@ def test_bad_rows_a_bad_model_and_a_folder_in_use_are_one_report(project):
     (project / "used" / "notes.txt").write_text("mine")
     (project / "mine.yaml").write_text(RECIPE.replace("path: model", 'path: "recipe:start.yaml#actor"'))
     os.truncate(project / "model" / "a.safetensors", 100)
-    code, said = rlcli("train", "mine.yaml", "--run-dir", "used")
+    code, output = rlcli("train", "mine.yaml", "--run-dir", "used")
     assert code == 5
-    assert "start.yaml:2:24" in said
-    assert "a.safetensors: not a valid safetensors file" in said
-    assert "error[F31] rows.jsonl:2: not JSON" in said
-    assert "error[F72] --run-dir" in said
+    assert "start.yaml:2:24" in output
+    assert "a.safetensors: not a valid safetensors file" in output
+    assert "error[F31] rows.jsonl:2: not JSON" in output
+    assert "error[F72] --run-dir" in output
     assert not (project / "runs").exists()
 
 
@@ -227,21 +227,21 @@ def test_a_model_from_scratch_that_no_memory_holds(project):
 
 def too_large(monkeypatch, memory: int, *overrides: str) -> bool:
     monkeypatch.setattr("rlcli.inspect.model_files.memory_of_this_machine", lambda: memory)
-    found = faults("cluster.device=cpu", *overrides)
-    return any(" of memory" in fault.what for fault in found)
+    found_faults = faults("cluster.device=cpu", *overrides)
+    return any(" of memory" in fault.what for fault in found_faults)
 
 
 def test_weights_are_counted_as_the_ranks_of_this_machine_hold_them(project, monkeypatch):
     """Ranks that divide a model hold it once in all; ranks with a copy each hold one copy per rank."""
-    whole = 4 * (2 * 380 * 8 + 7 * 8 * 8 + 3 * 8)
+    size = 4 * (2 * 380 * 8 + 7 * 8 * 8 + 3 * 8)
     two = ["launch=local", "cluster.devices_per_node=2", "train.prompts_per_step=2"]
     copies = ["models.actor.backend={_replace_: true, type: deepspeed, args: {zero_stage: 1}}"]
-    assert not too_large(monkeypatch, whole)
-    assert too_large(monkeypatch, whole - 1)
-    assert not too_large(monkeypatch, whole, *two)
-    assert too_large(monkeypatch, whole - 1, *two)
-    assert too_large(monkeypatch, 2 * whole - 1, *two, *copies)
-    assert not too_large(monkeypatch, 2 * whole, *two, *copies)
+    assert not too_large(monkeypatch, size)
+    assert too_large(monkeypatch, size - 1)
+    assert not too_large(monkeypatch, size, *two)
+    assert too_large(monkeypatch, size - 1, *two)
+    assert too_large(monkeypatch, 2 * size - 1, *two, *copies)
+    assert not too_large(monkeypatch, 2 * size, *two, *copies)
 
 
 def test_the_hubs_cache_is_checked_too(project, monkeypatch):
@@ -287,15 +287,15 @@ def test_a_run_folder_that_another_run_holds(project):
 
 
 @pytest.mark.parametrize(
-    ("place", "code"), [("rows.jsonl/run", "F75"), ("model/run", "R69"), ("used", "F72"), ("/proc/run", None)]
+    ("folder", "code"), [("rows.jsonl/run", "F75"), ("model/run", "R69"), ("used", "F72"), ("/proc/run", None)]
 )
-def test_a_run_folder_that_cannot_be(project, place, code):
+def test_a_run_folder_that_cannot_be(project, folder, code):
     (project / "used").mkdir()
     (project / "used" / "notes.txt").write_text("mine")
-    found = faults(run_dir=Path(place))
-    assert found
-    assert {fault.exit_code for fault in found} == {6}
-    assert code is None or code in {fault.code for fault in found}
+    found_faults = faults(run_dir=Path(folder))
+    assert found_faults
+    assert {fault.exit_code for fault in found_faults} == {6}
+    assert code is None or code in {fault.code for fault in found_faults}
     assert not Path("model/run").exists()
 
 
@@ -335,10 +335,10 @@ def test_a_model_of_the_hub_that_is_not_here_when_the_hub_must_not_be_asked(proj
 def test_no_verb_opens_a_pipe_or_a_device(project, verb):
     (project / "rows.jsonl").unlink()
     os.mkfifo(project / "rows.jsonl")
-    code, said = rlcli(verb, "mine.yaml")
-    assert (code, said.partition(":")[0]) == (4, "error[F81] mine.yaml")
-    code, said = rlcli(verb, "mine.yaml", "datasets.train.args.path=/dev/zero")
-    assert (code, "/dev/zero is not an ordinary file" in said) == (4, True)
+    code, output = rlcli(verb, "mine.yaml")
+    assert (code, output.partition(":")[0]) == (4, "error[F81] mine.yaml")
+    code, output = rlcli(verb, "mine.yaml", "datasets.train.args.path=/dev/zero")
+    assert (code, "/dev/zero is not an ordinary file" in output) == (4, True)
     os.mkfifo(project / "pipe.yaml")
     assert rlcli(verb, "pipe.yaml")[0] == 2
     assert not (project / "runs").exists()
@@ -348,12 +348,12 @@ def test_no_verb_opens_a_pipe_or_a_device(project, verb):
 def test_no_file_of_a_model_is_a_pipe_or_a_device(project, name):
     (project / "model" / name).unlink(missing_ok=True)
     os.mkfifo(project / "model" / name)
-    code, said = rlcli("train", "mine.yaml", "models.actor.tokenizer=null")
-    assert code == 5, said
+    code, output = rlcli("train", "mine.yaml", "models.actor.tokenizer=null")
+    assert code == 5, output
     (project / "model" / name).unlink()
     (project / "model" / name).symlink_to("/dev/zero")
-    code, said = rlcli("train", "mine.yaml", "models.actor.tokenizer=null")
-    assert code == 5, said
+    code, output = rlcli("train", "mine.yaml", "models.actor.tokenizer=null")
+    assert code == 5, output
 
 
 def test_heads_that_tensor_parallel_ranks_cannot_share_are_refused_with_their_place(project):
@@ -379,18 +379,18 @@ def test_every_component_of_the_chain_is_made_before_the_first_run():
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("def score(response)\n    return 1.0\n", "SyntaxError"),
         ("def scor(response):\n    return 1.0\n", "has no attribute 'score'"),
         ("import no_such_module\n", "No module named 'no_such_module'"),
     ],
 )
-def test_a_reward_function_that_cannot_be_loaded_is_found_before_the_first_run(tmp_path, monkeypatch, source, said):
+def test_a_reward_function_that_cannot_be_loaded_is_found_before_the_first_run(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(source)
     reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
-    with pytest.raises(RlcliError, match=said) as caught:
+    with pytest.raises(RlcliError, match=message) as caught:
         check_before_start(load_recipe("ppo_math", [reward]), None, [])
     assert caught.value.code == "F51"
     Path("mine.py").write_text("def score(response):\n    return 1.0\n")
@@ -399,6 +399,6 @@ def test_a_reward_function_that_cannot_be_loaded_is_found_before_the_first_run(t
 
 def test_check_finds_heads_that_ranks_cannot_share():
     overrides = ["models.actor.mesh.tp=3", "cluster.devices_per_node=3", "launch=local", "train.prompts_per_step=60"]
-    found = [one for one in preflight(load_recipe("ppo_math", overrides), rows=2) if one.level == "FAIL"]
-    assert [one.code for one in found] == ["R49"]
-    assert "4 attention heads of models.actor cannot be divided among 3" in found[0].says
+    failures = [finding for finding in preflight(load_recipe("ppo_math", overrides), rows=2) if finding.level == "FAIL"]
+    assert [finding.code for finding in failures] == ["R49"]
+    assert "4 attention heads of models.actor cannot be divided among 3" in failures[0].says

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from rlcli.api.data import Preview
 from rlcli.inspect.checklist import preflight
 from rlcli.inspect.findings import exit_code, share
-from rlcli.inspect.row_checks import Limits, check_ends, check_mask
+from rlcli.inspect.row_checks import RowLimits, check_ends, check_mask
 from rlcli.inspect.rows import open_dataset, open_tokenizer
 from rlcli.recipe.resolve import load_recipe
 
@@ -75,32 +75,32 @@ def check(tmp_path, monkeypatch):
         write_rows(tmp_path / "train.jsonl", rows)
         write_rows(tmp_path / "held_out.jsonl", [{**row, "question": "now " + row["question"]} for row in held_out])
         (tmp_path / "mine.yaml").write_text(recipe)
-        run.found = list(preflight(load_recipe("mine.yaml", list(overrides)), looked_at))
-        return {finding.about: finding for finding in run.found}
+        run.findings = list(preflight(load_recipe("mine.yaml", list(overrides)), looked_at))
+        return {finding.about: finding for finding in run.findings}
 
     return run
 
 
-def levels(found, but=()):
-    return {about: finding.level for about, finding in found.items() if about not in ("GPU checks", "devices", *but)}
+def levels(findings, but=()):
+    return {about: finding.level for about, finding in findings.items() if about not in ("GPU checks", "devices", *but)}
 
 
 @pytest.mark.parametrize("template", [None, CHAT])
 def test_a_sound_recipe(check, template):
-    found = check(template=template)
-    assert set(levels(found).values()) == {"ok"}
-    assert exit_code(check.found) == 0
-    assert found["train"].says == "9 rows of prompt_answer"
-    assert "stop token </s> is trained" in found["train begin/end"].says
-    assert found["train lengths"].says.startswith("min ")
-    assert ("train template" in found) == (template is not None)
+    findings = check(template=template)
+    assert set(levels(findings).values()) == {"ok"}
+    assert exit_code(check.findings) == 0
+    assert findings["train"].says == "9 rows of prompt_answer"
+    assert "stop token </s> is trained" in findings["train begin/end"].says
+    assert findings["train lengths"].says.startswith("min ")
+    assert ("train template" in findings) == (template is not None)
 
 
 def test_a_sound_recipe_with_a_reward(check):
-    found = check(PPO, SUMS, template=CHAT)
-    assert set(levels(found).values()) == {"ok"}
-    assert "gold answers accepted 9/9, wrong ones refused 9/9" in found["reward_inf reward"].says
-    assert found["held-out rows"].says == "held_out shares no prompt with train"
+    findings = check(PPO, SUMS, template=CHAT)
+    assert set(levels(findings).values()) == {"ok"}
+    assert "gold answers accepted 9/9, wrong ones refused 9/9" in findings["reward_inf reward"].says
+    assert findings["held-out rows"].says == "held_out shares no prompt with train"
 
 
 def test_only_some_rows_are_looked_at(check):
@@ -111,63 +111,63 @@ def test_of_rows_that_are_drawn_the_first_are_looked_at():
     resolved = load_recipe("sft_math")
     opened = open_dataset(resolved, "train")
     assert [row.id for row in opened.sample(3)] == [opened.preview(number).id for number in range(3)]
-    found = {finding.about: finding for finding in preflight(resolved, 5)}
-    assert found["train"].says == "40 000 rows of arithmetic_demonstrations, the first 5 looked at"
+    findings = {finding.about: finding for finding in preflight(resolved, 5)}
+    assert findings["train"].says == "40 000 rows of arithmetic_demonstrations, the first 5 looked at"
 
 
 # -- rows ------------------------------------------------------------------------------------------------
 
 
 def test_bad_rows_are_told_with_their_lines(check):
-    found = check(rows=[*GOOD, "not json", {"prompt": "x"}])["train"]
-    assert (found.level, found.exit_code, found.code) == ("FAIL", 4, "F31")
-    assert list(found.details) == ["train.jsonl:10"]
-    assert "2 rows are bad; the others: line 11" in found.says
-    found = check(rows=[*GOOD, "not json"], overrides=["datasets.train.args.bad_rows=skip"])["train"]
-    assert found.level == "warn"
-    assert list(found.details) == ["train.jsonl:10: not JSON: Expecting value at column 1"]
+    finding = check(rows=[*GOOD, "not json", {"prompt": "x"}])["train"]
+    assert (finding.level, finding.exit_code, finding.code) == ("FAIL", 4, "F31")
+    assert list(finding.details) == ["train.jsonl:10"]
+    assert "2 rows are bad; the others: line 11" in finding.says
+    finding = check(rows=[*GOOD, "not json"], overrides=["datasets.train.args.bad_rows=skip"])["train"]
+    assert finding.level == "warn"
+    assert list(finding.details) == ["train.jsonl:10: not JSON: Expecting value at column 1"]
 
 
 def test_rows_that_are_too_long(check):
     rows = [*GOOD, {"prompt": "x" * 60, "answer": "y"}]
-    found = check(rows=rows, overrides=["datasets.train.args.max_length=20"])["train"]
-    assert (found.level, found.code, found.exit_code) == ("FAIL", "F30", 4)
+    finding = check(rows=rows, overrides=["datasets.train.args.max_length=20"])["train"]
+    assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F30", 4)
     dropped = ["datasets.train.args.max_length=20", "datasets.train.args.overlong=drop"]
-    found = check(rows=rows, overrides=dropped)["train lengths"]
-    assert found.level == "warn"
-    assert "1 row (10 %) longer than 20 tokens: dropped (overlong: drop)" in found.says
-    assert "max 63 tokens" in found.details[0]
+    finding = check(rows=rows, overrides=dropped)["train lengths"]
+    assert finding.level == "warn"
+    assert "1 row (10 %) longer than 20 tokens: dropped (overlong: drop)" in finding.says
+    assert "max 63 tokens" in finding.details[0]
 
 
 def test_rows_that_the_model_has_no_positions_for(check):
-    found = check(PPO, SUMS, max_position_embeddings=20)["train lengths"]
-    assert (found.level, found.exit_code) == ("FAIL", 4)
-    assert "9 rows (100 %) with 16 new tokens go beyond the model's 20 positions" in found.says
+    finding = check(PPO, SUMS, max_position_embeddings=20)["train lengths"]
+    assert (finding.level, finding.exit_code) == ("FAIL", 4)
+    assert "9 rows (100 %) with 16 new tokens go beyond the model's 20 positions" in finding.says
 
 
 def test_rows_that_the_kv_cache_has_no_room_for(check):
-    found = check(PPO, SUMS, overrides=["models.actor.backend.args.kv_cache_tokens=20"])["train lengths"]
-    assert (found.level, found.exit_code) == ("FAIL", 4)
-    assert "the longest row with 16 new tokens takes up to 21 tokens; the KV cache has room for 20" in found.says
+    finding = check(PPO, SUMS, overrides=["models.actor.backend.args.kv_cache_tokens=20"])["train lengths"]
+    assert (finding.level, finding.exit_code) == ("FAIL", 4)
+    assert "the longest row with 16 new tokens takes up to 21 tokens; the KV cache has room for 20" in finding.says
 
 
 def test_rows_that_no_microbatch_holds(check):
     assert check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=21"])["train lengths"].level == "ok"
-    found = check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=20"])["train lengths"]
-    assert found.level == "FAIL"
-    assert "takes up to 21 tokens; a micro-batch holds 20" in found.says
+    finding = check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=20"])["train lengths"]
+    assert finding.level == "FAIL"
+    assert "takes up to 21 tokens; a micro-batch holds 20" in finding.says
 
 
 def test_prompts_that_occur_twice_and_leak(check):
-    found = check(PPO, [*SUMS, {"question": "now  0+1?", "answer": "1"}, SUMS[3]])
-    assert found["train repeats"].level == found["held-out rows"].level == "warn"
-    assert list(found["train repeats"].details) == ["train.jsonl:11 repeats train.jsonl:4"]
-    assert found["held-out rows"].says == "1 of 9 prompts of held_out are in train too"
-    assert list(found["held-out rows"].details) == ["held_out.jsonl:1 is train.jsonl:10"]
+    findings = check(PPO, [*SUMS, {"question": "now  0+1?", "answer": "1"}, SUMS[3]])
+    assert findings["train repeats"].level == findings["held-out rows"].level == "warn"
+    assert list(findings["train repeats"].details) == ["train.jsonl:11 repeats train.jsonl:4"]
+    assert findings["held-out rows"].says == "1 of 9 prompts of held_out are in train too"
+    assert list(findings["held-out rows"].details) == ["held_out.jsonl:1 is train.jsonl:10"]
 
 
 def limits(**changes):
-    return Limits(
+    return RowLimits(
         **{"stop_ids": frozenset({2}), "new_tokens": 0, "responses": 1, "positions": None, "microbatch": 999, **changes}
     )
 
@@ -177,9 +177,9 @@ def answered(mask, ids=None):
 
 
 def test_a_mask_that_trains_nothing():
-    found = check_mask("train", [answered([False, False])] * 2)
-    assert (found.level, found.exit_code) == ("FAIL", 4)
-    assert found.says == "2 of 2 rows looked at train on 0 tokens"
+    finding = check_mask("train", [answered([False, False])] * 2)
+    assert (finding.level, finding.exit_code) == ("FAIL", 4)
+    assert finding.says == "2 of 2 rows looked at train on 0 tokens"
     assert check_mask("train", [answered([False, False]), answered([False, True])]).level == "warn"
 
 
@@ -205,102 +205,106 @@ def test_prompts_have_no_mask():
 )
 def test_beginnings_and_ends(tmp_path, ids, mask, level, says):
     tokenizer = open_tokenizer(str(model_folder(tmp_path / "model"))).tokenizer
-    found = check_ends("train", tokenizer, [answered(mask, ids)], limits())
-    assert found.level == level
-    assert says in found.says
+    finding = check_ends("train", tokenizer, [answered(mask, ids)], limits())
+    assert finding.level == level
+    assert says in finding.says
 
 
 def test_a_prompt_that_has_ended_already(check):
     closed = CHAT.replace("<bot>{% endif %}", "<bot></s>{% endif %}")
-    found = check(PPO, SUMS, template=closed)["train begin/end"]
-    assert found.level == "FAIL"
-    assert "9 of 9 prompts looked at end with the end-of-sequence token" in found.says
+    finding = check(PPO, SUMS, template=closed)["train begin/end"]
+    assert finding.level == "FAIL"
+    assert "9 of 9 prompts looked at end with the end-of-sequence token" in finding.says
 
 
 def test_too_few_rows_for_a_step(check):
-    found = check(overrides=["train.prompts_per_step=10"])["train"]
-    assert (found.level, found.code, found.exit_code) == ("FAIL", "F80", 4)
-    assert found.says == "dataset train has 9 rows, fewer than one step takes: prompts_per_step is 10"
+    finding = check(overrides=["train.prompts_per_step=10"])["train"]
+    assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F80", 4)
+    assert finding.says == "dataset train has 9 rows, fewer than one step takes: prompts_per_step is 10"
 
 
 def test_an_empty_file(check):
-    found = check(rows=[])["train"]
-    assert (found.level, found.code, found.exit_code) == ("FAIL", "F80", 4)
+    finding = check(rows=[])["train"]
+    assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F80", 4)
 
 
 # -- templates and tokenizers ----------------------------------------------------------------------------
 
 
 def test_a_template_that_writes_bos_twice(check):
-    found = check(template="{{ bos_token }}" + CHAT)["train begin/end"]
-    assert (found.level, found.exit_code) == ("FAIL", 4)
-    assert "9 of 9 rows looked at begin with <s> twice" in found.says
+    finding = check(template="{{ bos_token }}" + CHAT)["train begin/end"]
+    assert (finding.level, finding.exit_code) == ("FAIL", 4)
+    assert "9 of 9 rows looked at begin with <s> twice" in finding.says
 
 
 def test_a_prompt_that_is_no_prefix(check):
     odd = CHAT.replace("{% endif %}", "think:{% endif %}")
-    found = check(template=odd)["train template"]
-    assert found.level == "warn"
-    assert found.says.startswith("the prompt is not a prefix of the prompt with its answer in 9 of 9 rows")
-    assert "think:" in found.details[1]
+    finding = check(template=odd)["train template"]
+    assert finding.level == "warn"
+    assert finding.says.startswith("the prompt is not a prefix of the prompt with its answer in 9 of 9 rows")
+    assert "think:" in finding.details[1]
 
 
 def test_a_template_that_ends_answers_with_another_token(check):
-    found = check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"))["train template"]
-    assert found.level == "warn"
-    assert found.fix == "set generation.stop_token_ids=[5]"
+    finding = check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"))["train template"]
+    assert finding.level == "warn"
+    assert finding.fix == "set generation.stop_token_ids=[5]"
     stops = ["generation.stop_token_ids=[5]"]
     assert check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"), overrides=stops)["train template"].level == "ok"
 
 
 def test_chat_without_a_template(check):
-    found = check(overrides=["datasets.train.args.chat=true"])["train"]
-    assert (found.level, found.exit_code, found.code) == ("FAIL", 5, "F32")
-    assert "chat: auto" in found.fix
+    finding = check(overrides=["datasets.train.args.chat=true"])["train"]
+    assert (finding.level, finding.exit_code, finding.code) == ("FAIL", 5, "F32")
+    assert "chat: auto" in finding.fix
 
 
 def test_a_tokenizer_that_is_too_large_for_the_model(check):
-    found = check(vocab_size=100)
-    assert (found["model actor"].level, found["model actor"].code, exit_code(check.found)) == ("FAIL", "F32", 5)
-    assert found["tokenizer"].level == "FAIL"
+    findings = check(vocab_size=100)
+    assert (findings["model actor"].level, findings["model actor"].code, exit_code(check.findings)) == (
+        "FAIL",
+        "F32",
+        5,
+    )
+    assert findings["tokenizer"].level == "FAIL"
 
 
 def test_a_tokenizer_without_an_end(check):
-    found = check(named={"eos_token": None})["train"]
-    assert (found.level, found.exit_code) == ("FAIL", 5)
-    assert "no end-of-sequence token" in found.says
+    finding = check(named={"eos_token": None})["train"]
+    assert (finding.level, finding.exit_code) == ("FAIL", 5)
+    assert "no end-of-sequence token" in finding.says
 
 
 def test_a_model_that_stops_at_more_than_the_recipe_does(check, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
-    found = check(PPO, SUMS)["tokenizer"]
-    assert (found.level, found.fix) == ("warn", "set generation.stop_token_ids=[5]")
+    finding = check(PPO, SUMS)["tokenizer"]
+    assert (finding.level, finding.fix) == ("warn", "set generation.stop_token_ids=[5]")
     assert check(SFT)["tokenizer"].level == "ok"
 
 
 def test_a_tokenizer_that_transformers_must_read(check):
-    found = check(named={"split_special_tokens": True})
-    assert set(levels(found).values()) == {"ok"}
+    findings = check(named={"split_special_tokens": True})
+    assert set(levels(findings).values()) == {"ok"}
     why = "read by transformers, not by its file alone: it splits special tokens"
-    assert list(found["tokenizer"].details) == [why]
+    assert list(findings["tokenizer"].details) == [why]
 
 
 def test_one_tokenizer_that_cannot_be_read_is_one_failure(check):
     check(PPO, SUMS, named={"eos_token": None})
-    assert [finding.about for finding in check.found if finding.level == "FAIL"] == ["train"]
+    assert [finding.about for finding in check.findings if finding.level == "FAIL"] == ["train"]
 
 
 def test_datasets_that_nothing_reads_are_opened_but_not_fitted_to_the_model(check):
-    found = check(PPO, SUMS, overrides=["train.eval.dataset=null"], max_position_embeddings=20)
-    assert found["train lengths"].level == "FAIL"
-    assert found["held_out lengths"].level == "ok"
+    findings = check(PPO, SUMS, overrides=["train.eval.dataset=null"], max_position_embeddings=20)
+    assert findings["train lengths"].level == "FAIL"
+    assert findings["held_out lengths"].level == "ok"
 
 
 def test_a_model_whose_sizes_are_unknown_is_skipped(check):
-    found = check(model_type="no_such_family")
-    assert found["model actor"].level == "skip"
-    assert found["train"].level == "ok"
+    findings = check(model_type="no_such_family")
+    assert findings["model actor"].level == "skip"
+    assert findings["train"].level == "ok"
 
 
 def test_pad_that_is_the_end(check):
@@ -326,9 +330,9 @@ def test_the_result_of_a_warm_start_is_looked_at_once_it_is_there(check, tmp_pat
 def test_settings_that_cannot_be_read_are_no_crash(check, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "generation_config.json").write_text("[")
-    found = check(PPO, SUMS)
-    assert (found["model actor"].level, found["model actor"].exit_code) == ("FAIL", 5)
-    assert found["train"].level == "FAIL"
+    findings = check(PPO, SUMS)
+    assert (findings["model actor"].level, findings["model actor"].exit_code) == ("FAIL", 5)
+    assert findings["train"].level == "FAIL"
 
 
 # -- rewards ---------------------------------------------------------------------------------------------
@@ -336,26 +340,26 @@ def test_settings_that_cannot_be_read_are_no_crash(check, tmp_path):
 
 def test_gold_answers_that_the_reward_refuses(check):
     rows = [*SUMS, {"question": "why?", "answer": "x" * 600}]
-    found = check(PPO, rows, overrides=["datasets.train.args.max_length=2000"], max_position_embeddings=4096)[
+    finding = check(PPO, rows, overrides=["datasets.train.args.max_length=2000"], max_position_embeddings=4096)[
         "reward_inf reward"
     ]
-    assert (found.level, found.exit_code) == ("FAIL", 4)
-    assert found.says.startswith("gold answers accepted 9/10")
-    assert found.details[0].startswith("train.jsonl:10: xxx")
+    assert (finding.level, finding.exit_code) == ("FAIL", 4)
+    assert finding.says.startswith("gold answers accepted 9/10")
+    assert finding.details[0].startswith("train.jsonl:10: xxx")
 
 
 def test_wrong_answers_that_the_reward_accepts(check):
     rows = [{"question": "half?", "answer": "1/2"}, {"question": "a half?", "answer": "0.50"}]
-    found = check(PPO, rows)["reward_inf reward"]
-    assert found.level == "warn"
-    assert "train.jsonl:1: expected 1/2, accepted 0.50" in found.details
+    finding = check(PPO, rows)["reward_inf reward"]
+    assert finding.level == "warn"
+    assert "train.jsonl:1: expected 1/2, accepted 0.50" in finding.details
 
 
 def test_rows_without_an_answer(check):
     recipe = PPO.replace("train: {type: math_prompts", "train: {type: prompt_only")
-    found = check(recipe, [{"prompt": row["question"]} for row in SUMS])["reward_inf reward"]
-    assert (found.level, found.code) == ("FAIL", "F31")
-    assert "9 of 9 rows looked at have no answer" in found.says
+    finding = check(recipe, [{"prompt": row["question"]} for row in SUMS])["reward_inf reward"]
+    assert (finding.level, finding.code) == ("FAIL", "F31")
+    assert "9 of 9 rows looked at have no answer" in finding.says
 
 
 def test_shares_have_as_many_digits_as_they_need():
@@ -377,13 +381,17 @@ def test_a_function_of_the_users_is_tried_on_rows(tmp_path, monkeypatch, source,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(source)
     reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
-    found = [one for one in preflight(load_recipe("ppo_math", [reward]), rows=3) if one.about == "reward_inf reward"]
-    assert [(one.level, says in one.says) for one in found] == [(level, True)]
+    findings = [
+        finding
+        for finding in preflight(load_recipe("ppo_math", [reward]), rows=3)
+        if finding.about == "reward_inf reward"
+    ]
+    assert [(finding.level, says in finding.says) for finding in findings] == [(level, True)]
 
 
 def test_a_function_that_cannot_be_loaded_is_one_failure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def score(\n")
     reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
-    found = [one for one in preflight(load_recipe("ppo_math", [reward]), rows=3) if one.level == "FAIL"]
-    assert [(one.about, one.code) for one in found] == [("arguments", "F51")]
+    failures = [finding for finding in preflight(load_recipe("ppo_math", [reward]), rows=3) if finding.level == "FAIL"]
+    assert [(finding.about, finding.code) for finding in failures] == [("arguments", "F51")]

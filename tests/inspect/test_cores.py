@@ -41,10 +41,10 @@ def test_the_time_that_a_control_group_has_is_a_limit(machine, membership, files
     assert available_cores({}) == expected
 
 
-@pytest.mark.parametrize(("given", "expected"), [("8", 8), ("128", 64), ("", 64), ("eight", 64), ("0", 1)])
-def test_what_slurm_gave_the_task_is_one_too(machine, given, expected):
+@pytest.mark.parametrize(("cores_of_task", "expected"), [("8", 8), ("128", 64), ("", 64), ("eight", 64), ("0", 1)])
+def test_what_slurm_gave_the_task_is_one_too(machine, cores_of_task, expected):
     machine("0::/\n", {})
-    assert available_cores({"SLURM_CPUS_PER_TASK": given}) == expected
+    assert available_cores({"SLURM_CPUS_PER_TASK": cores_of_task}) == expected
 
 
 def test_it_is_never_more_than_we_may_run_on(monkeypatch):

@@ -61,24 +61,26 @@ def recipe(tmp_path, monkeypatch):
 
 
 def packing_of(*overrides):
-    return next((found for found in preflight(load_recipe("mine.yaml", overrides)) if "packing" in found.about), None)
+    return next(
+        (finding for finding in preflight(load_recipe("mine.yaml", overrides)) if "packing" in finding.about), None
+    )
 
 
 def test_check_says_how_full_the_micro_batches_are(recipe):
-    found = packing_of()
-    lengths = sorted(found.figures[f"row_tokens_{name}"] for name in ("min", "max"))
+    finding = packing_of()
+    lengths = sorted(finding.figures[f"row_tokens_{name}"] for name in ("min", "max"))
     fill = 2 * sum(lengths) / (2 * 2 * 10)
-    assert (found.level, found.figures["micro_batches_max"]) == ("ok", 2)
-    assert found.figures["fill"] == pytest.approx(fill, abs=1e-4)
-    assert "2 micro-batches of a rank per step" in found.says
-    assert "in the first 2 steps" in found.says
+    assert (finding.level, finding.figures["micro_batches_max"]) == ("ok", 2)
+    assert finding.figures["fill"] == pytest.approx(fill, abs=1e-4)
+    assert "2 micro-batches of a rank per step" in finding.says
+    assert "in the first 2 steps" in finding.says
     assert "1 micro-batch of a rank" in packing_of("train.max_tokens_per_microbatch=1000").says
     assert packing_of("train.max_tokens_per_microbatch=5") is None  # a row does not fit: an error of its own
 
 
 def test_responses_count_with_their_full_length(monkeypatch):
     resolved = load_recipe("ppo_math", ["datasets.train.args.problems=300", "generation.max_new_tokens=64"])
-    found = next(one for one in preflight(resolved, 5) if "packing" in one.about)
-    assert "rows with responses of 64 tokens" in found.says
+    finding = next(finding for finding in preflight(resolved, 5) if "packing" in finding.about)
+    assert "rows with responses of 64 tokens" in finding.says
     responses = resolved.recipe.generation.responses_per_prompt
-    assert found.figures["row_tokens_min"] >= responses * 65
+    assert finding.figures["row_tokens_min"] >= responses * 65

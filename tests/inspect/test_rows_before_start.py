@@ -36,9 +36,9 @@ def test_rows_that_no_reward_can_judge_end_it(unanswered):
 
 def test_train_looks_at_rows_unless_told_not_to(unanswered, monkeypatch, capsys):
     monkeypatch.setattr("rlcli.launch.run.with_warm_starts", raising(ResourceError("it has begun")))
-    for more, code in (([], 4), (["--no-check"], 6)):
+    for options, code in (([], 4), (["--no-check"], 6)):
         with pytest.raises(SystemExit) as ended:
-            main(["train", "ppo_math", unanswered, "--no-supervisor", *more])
+            main(["train", "ppo_math", unanswered, "--no-supervisor", *options])
         assert ended.value.code == code
     assert "reward_inf reward: 50 of 50 rows" in capsys.readouterr().err
     assert not Path("runs").exists()

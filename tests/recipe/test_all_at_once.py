@@ -68,11 +68,11 @@ def problems_of(folder: Path, layers: list[str]) -> set[tuple[str, str | None]]:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_one_mistake_is_one_problem(folder: Path, monkeypatch, mistake):
     monkeypatch.delenv("RLCLI_TEST_UNSET", raising=False)
-    found = problems_of(folder, [mistake])
-    codes = {code for code, _ in found}
+    problems = problems_of(folder, [mistake])
+    codes = {code for code, _ in problems}
     assert MISTAKES[mistake] in codes
-    assert all(str(where).startswith("layer0.yaml") for _, where in found), found
-    assert len(found) == (2 if "plot: maybe" in mistake else 1), found
+    assert all(str(where).startswith("layer0.yaml") for _, where in problems), problems
+    assert len(problems) == (2 if "plot: maybe" in mistake else 1), problems
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -83,9 +83,9 @@ def test_several_mistakes_are_no_more_and_no_fewer_than_each_by_itself(folder: P
     chosen = one_for_each_key(drawn[: random.Random(seed).randint(2, len(drawn))])
     expected = Counter(MISTAKES[mistake] for mistake in chosen)
     expected["R37"] += any("plot: maybe" in mistake for mistake in chosen)
-    found = Counter(code for code, _ in problems_of(folder, chosen))
-    assert found <= expected, chosen
-    assert set(expected - found) <= {"R49", "R71"}, chosen  # what sections mean together may have to wait
+    codes = Counter(code for code, _ in problems_of(folder, chosen))
+    assert codes <= expected, chosen
+    assert set(expected - codes) <= {"R49", "R71"}, chosen  # what sections mean together may have to wait
 
 
 def one_for_each_key(mistakes: list[str]) -> list[str]:

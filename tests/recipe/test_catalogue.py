@@ -197,22 +197,22 @@ def command(folder: Path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("code", "recipe", "place", "named"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)]
+    ("code", "recipe", "location", "named"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)]
 )
-def test_one_row_of_the_catalogue(command, folder: Path, code, recipe, place, named):
+def test_one_row_of_the_catalogue(command, folder: Path, code, recipe, location, named):
     (folder / "bad.yaml").write_bytes(recipe if isinstance(recipe, bytes) else recipe.encode("utf-8", "surrogatepass"))
     before = sorted(os.listdir(folder))
-    exit_code, said = command("bad.yaml")
-    assert exit_code == 2, said
-    lines = [line for line in said.splitlines() if line.startswith("error[")]
+    exit_code, output = command("bad.yaml")
+    assert exit_code == 2, output
+    lines = [line for line in output.splitlines() if line.startswith("error[")]
     shown = f"error[{ACCEPTED_BUT_WRONG_TYPE.get(code, code)}]"
-    assert [line.partition("]")[0] + "]" for line in lines] == [shown], said
+    assert [line.partition("]")[0] + "]" for line in lines] == [shown], output
     where = lines[0].removeprefix(shown).strip()
-    assert where.startswith(place) or (not place and where.startswith(":")), said
-    assert named in said
-    assert "Traceback" not in said
-    assert "canary" not in said
-    assert "\x1b" not in said
+    assert where.startswith(location) or (not location and where.startswith(":")), output
+    assert named in output
+    assert "Traceback" not in output
+    assert "canary" not in output
+    assert "\x1b" not in output
     assert sorted(os.listdir(folder)) == before
 
 
@@ -227,19 +227,19 @@ def test_one_row_of_the_catalogue(command, folder: Path, code, recipe, place, na
 )
 def test_crowds_are_refused_without_looking_at_each(command, folder: Path, text, code):
     (folder / "bad.yaml").write_text(TOP + text)
-    exit_code, said = command("bad.yaml")
+    exit_code, output = command("bad.yaml")
     assert exit_code == 2
-    assert f"error[{code}] bad.yaml:2" in said
-    assert said.count("error[") <= 41
+    assert f"error[{code}] bad.yaml:2" in output
+    assert output.count("error[") <= 41
 
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_layers_in_a_circle(command, folder: Path, count):
     for number in range(count):
         (folder / f"c{number}.yaml").write_text(f"extends: c{(number + 1) % count}\n")
-    exit_code, said = command("c0.yaml")
+    exit_code, output = command("c0.yaml")
     assert exit_code == 2
-    assert said.count("error[R52]") == said.count("error[") == 1
+    assert output.count("error[R52]") == output.count("error[") == 1
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,10 @@ def test_layers_in_a_circle(command, folder: Path, count):
 def test_files_that_are_no_recipes(command, folder: Path, name, code):
     os.mkfifo(folder / "fifo.yaml")
     for arguments in ((name,), ("small.yaml", f"--with={name}")):
-        exit_code, said = command(*arguments)
+        exit_code, output = command(*arguments)
         assert exit_code == 2
-        assert f"error[{code}]" in said
-        assert len(said) < 1500
+        assert f"error[{code}]" in output
+        assert len(output) < 1500
 
 
 @pytest.mark.parametrize("value", ["on", "off", "yes", "no", "NO", "12:30:45", "1:30", "2026-01-01", "1.10", "007"])

@@ -61,11 +61,11 @@ TWO_DEVICES = ("cluster.devices_per_node=2", *(f"models.{role}.devices='0'" for 
 def test_what_generates_may_move_and_be_laid_out_anew(rollout, kind):
     """Whether there is a copy that generates is part of the run: it has a version, and its calls name it."""
     before, now = (
-        load_recipe("ppo_math", [*TWO_DEVICES, "launch=local", f"models.actor.rollout={one}"]).recipe
-        for one in ("{devices: '1'}", rollout)
+        load_recipe("ppo_math", [*TWO_DEVICES, "launch=local", f"models.actor.rollout={section}"]).recipe
+        for section in ("{devices: '1'}", rollout)
     )
-    found = [change.kind for change in changes(before, now)]
-    assert max(found, key=[Kind.SAFE, Kind.ALTERS, Kind.FORBIDDEN].index) is kind
+    kinds = [change.kind for change in changes(before, now)]
+    assert max(kinds, key=[Kind.SAFE, Kind.ALTERS, Kind.FORBIDDEN].index) is kind
 
 
 @pytest.mark.parametrize(("schedule", "kind"), [("constant", Kind.SAFE), ("linear", Kind.ALTERS)])
@@ -104,11 +104,11 @@ def test_a_users_backend_says_itself_what_may_change(tmp_path, monkeypatch):
 
     plain = load("").recipe
     for args, kind in (("style: wild", "safe"), ("layout: columns", "forbidden"), ("lr: 1.0", "alters")):
-        found = changes(plain, load(f", args: {{{args}}}").recipe)
-        assert {change.kind.value for change in found} == {kind}
+        changed = changes(plain, load(f", args: {{{args}}}").recipe)
+        assert {change.kind.value for change in changed} == {kind}
     wild = ", args: {style: wild}"
-    assert [one.kind for one in changes(plain, load("", "train.steps=7").recipe)] == [Kind.SAFE]
-    assert [one.kind for one in changes(load(wild).recipe, load(wild, "train.steps=7").recipe)] == [Kind.ALTERS]
+    assert [change.kind for change in changes(plain, load("", "train.steps=7").recipe)] == [Kind.SAFE]
+    assert [change.kind for change in changes(load(wild).recipe, load(wild, "train.steps=7").recipe)] == [Kind.ALTERS]
 
 
 def test_a_change_tells_both_values():

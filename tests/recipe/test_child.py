@@ -25,11 +25,11 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize("given", GIVEN)
-def test_it_resolves_to_the_same_recipe_apart_from_its_name(tmp_path, monkeypatch, given):
+@pytest.mark.parametrize("overrides", GIVEN)
+def test_it_resolves_to_the_same_recipe_apart_from_its_name(tmp_path, monkeypatch, overrides):
     monkeypatch.chdir(tmp_path)
-    parent = load_recipe("ppo_math", [*given, "name=mine"])
-    write_child(Path("mine.yaml"), child_of(load_recipe("ppo_math", given), Path("mine.yaml")))
+    parent = load_recipe("ppo_math", [*overrides, "name=mine"])
+    write_child(Path("mine.yaml"), child_of(load_recipe("ppo_math", overrides), Path("mine.yaml")))
     assert load_recipe("mine.yaml").recipe == parent.recipe
 
 

@@ -43,17 +43,23 @@ graph:
 
 def edges(graph: list[MFCDef]) -> dict[str, set[str]]:
     """Who gives which keys to whom; what nobody reads flows nowhere."""
-    made = {key for mfc in graph for key in mfc.produced_keys}
+    produced = {key for mfc in graph for key in mfc.produced_keys}
     read = CallGraph(graph).reads
-    found = {f"{one} → {other}": set(keys) for other, from_calls in read.items() for one, keys in from_calls.items()}
-    brought = {f"dataset → {mfc.name}": set(mfc.input_keys) - made for mfc in graph}
-    return found | {edge: keys for edge, keys in brought.items() if keys}
+    flows = {
+        f"{giver} → {reader}": set(keys) for reader, from_calls in read.items() for giver, keys in from_calls.items()
+    }
+    brought = {f"dataset → {mfc.name}": set(mfc.input_keys) - produced for mfc in graph}
+    return flows | {edge: keys for edge, keys in brought.items() if keys}
 
 
-def without(found: dict[str, set[str]], more: dict[str, set[str]]) -> dict[str, list[str]]:
+def without(flows: dict[str, set[str]], left_out: dict[str, set[str]]) -> dict[str, list[str]]:
     """The edges without some keys, all of which they have."""
-    assert all(more[edge] <= keys for edge, keys in found.items() if edge in more)
-    return {edge: sorted(keys - more.get(edge, set())) for edge, keys in found.items() if keys - more.get(edge, set())}
+    assert all(left_out[edge] <= keys for edge, keys in flows.items() if edge in left_out)
+    return {
+        edge: sorted(keys - left_out.get(edge, set()))
+        for edge, keys in flows.items()
+        if keys - left_out.get(edge, set())
+    }
 
 
 ARGUMENTS = list(itertools.product(("0.0", "0.01"), ("false", "true"), ("false", "true")))
@@ -64,7 +70,7 @@ def test_the_graph_of_ppo_is_the_one_written_by_hand(folder: Path, kl_ctl, disab
     arguments = f"kl_ctl={kl_ctl} disable_value={disable_value} use_decoupled_loss={use_decoupled_loss}"
     needs_it = use_decoupled_loss == "true"
     (folder / "mine.yaml").write_text("extends: ppo_math\n" + (PROXIMAL if needs_it else ""))
-    recipe = load_recipe("mine.yaml", [f"ppo.{one}" for one in arguments.split()]).recipe
+    recipe = load_recipe("mine.yaml", [f"ppo.{argument}" for argument in arguments.split()]).recipe
     expected = EXPLICIT[arguments]
     assert stages(recipe.graph) == expected["stages"]
     assert without(edges(train_graph(recipe)), WHERE_GIVEN) == expected["graph"]
@@ -126,7 +132,7 @@ graph:
 
 
 @pytest.mark.parametrize(
-    ("rename", "what", "hint"),
+    ("rename", "message", "hint"),
     [
         (
             "critic_inf: {output_key_remap: {value: v}}",
@@ -155,11 +161,11 @@ graph:
         ),
     ],
 )
-def test_a_wrong_rename_is_one_problem(folder: Path, rename: str, what: str, hint: str):
+def test_a_wrong_rename_is_one_problem(folder: Path, rename: str, message: str, hint: str):
     (folder / "bad.yaml").write_text(f"extends: ppo_math\ntrain: {{eval: {{dataset: null}}}}\ngraph: {{{rename}}}\n")
     with pytest.raises(RecipeError) as caught:
         load_recipe("bad.yaml")
-    assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(what, hint)]
+    assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(message, hint)]
 
 
 def test_a_resolved_recipe_names_all_keys(folder: Path):
@@ -181,12 +187,12 @@ def declared_graphs(draw: st.DrawFn) -> dict[str, tuple[list[str], list[str]]]:
     """Call → what it writes, and what it reads: always (only keys of earlier calls: no cycle), or if given."""
     owners = draw(st.lists(st.sampled_from([*NAMES, ""]), min_size=len(KEYS), max_size=len(KEYS)))
     graph = {}
-    for place, name in enumerate(NAMES):
-        earlier = [key for key, owner in zip(KEYS, owners, strict=True) if owner and owner in NAMES[:place]]
+    for position, name in enumerate(NAMES):
+        earlier = [key for key, owner in zip(KEYS, owners, strict=True) if owner and owner in NAMES[:position]]
         needed = draw(st.lists(st.sampled_from(earlier), unique=True)) if earlier else []
-        wanted = draw(st.lists(st.sampled_from(KEYS), unique=True))
+        optional = draw(st.lists(st.sampled_from(KEYS), unique=True))
         written = [key for key, owner in zip(KEYS, owners, strict=True) if owner == name]
-        graph[name] = (written, [*needed, *(f"{key} if given" for key in wanted)])
+        graph[name] = (written, [*needed, *(f"{key} if given" for key in optional)])
     return graph
 
 
@@ -214,8 +220,8 @@ def test_what_is_given_never_closes_a_circle(declared: Any, order: list[str], br
 
 
 def _reached(name: str, waits: dict[str, set[str]]) -> set[str]:
-    found, following = set[str](), {name}
+    seen, following = set[str](), {name}
     while following:
-        found |= following
-        following = {other for one in following for other in waits[one]} - found
-    return found
+        seen |= following
+        following = {awaited for name in following for awaited in waits[name]} - seen
+    return seen

@@ -35,28 +35,28 @@ def test_topology():
     ],
 )
 def test_too_few_prompts_for_the_ranks_are_one_problem(on_one, who, hint):
-    given = ["launch=local", "cluster.devices_per_node=2", "train.prompts_per_step=1"]
+    overrides = ["launch=local", "cluster.devices_per_node=2", "train.prompts_per_step=1"]
     with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", [*given, *(f"models.{role}.devices=0" for role in on_one)])
-    what = f"train.prompts_per_step is 1, but {who} 2 data-parallel ranks"
-    assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(what, hint)]
+        load_recipe("ppo_math", [*overrides, *(f"models.{role}.devices=0" for role in on_one)])
+    message = f"train.prompts_per_step is 1, but {who} 2 data-parallel ranks"
+    assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(message, hint)]
 
 
 def test_too_few_prompts_for_roles_of_different_widths_are_one_problem_too():
-    given = ["launch=local", "cluster.devices_per_node=4", "train.prompts_per_step=1", "models.ref.devices=0-1"]
+    overrides = ["launch=local", "cluster.devices_per_node=4", "train.prompts_per_step=1", "models.ref.devices=0-1"]
     with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", given)
-    what = "train.prompts_per_step is 1, but actor, critic, ref and reward have up to 4 data-parallel ranks"
-    assert [problem.what for problem in caught.value.problems] == [what]
+        load_recipe("ppo_math", overrides)
+    message = "train.prompts_per_step is 1, but actor, critic, ref and reward have up to 4 data-parallel ranks"
+    assert [problem.what for problem in caught.value.problems] == [message]
 
 
 def test_a_mistake_in_one_role_does_not_hide_too_few_prompts_for_another():
-    given = ["launch=local", "cluster.devices_per_node=2", "train.prompts_per_step=1", "models.ref.devcies=0"]
+    overrides = ["launch=local", "cluster.devices_per_node=2", "train.prompts_per_step=1", "models.ref.devcies=0"]
     with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", given)
-    said = [problem.what for problem in caught.value.problems]
-    assert "unknown key models.ref.devcies" in said
-    assert any(what.startswith("train.prompts_per_step is 1, but actor") for what in said)
+        load_recipe("ppo_math", overrides)
+    messages = [problem.what for problem in caught.value.problems]
+    assert "unknown key models.ref.devcies" in messages
+    assert any(message.startswith("train.prompts_per_step is 1, but actor") for message in messages)
 
 
 @pytest.mark.parametrize("dimension", ["cp", "ep"])
@@ -82,16 +82,16 @@ def only_problem(*recipe):
 def test_an_engine_that_does_not_generate_is_refused_where_it_is_asked_to():
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["models.actor.backend.type=megatron"])
-    said = "the backend megatron of models.actor cannot generate, which {} asks of it"
+    message = "the backend megatron of models.actor cannot generate, which {} asks of it"
     calls = ("graph.actor_gen", "train.eval.graph.eval_gen")
-    assert [problem.what for problem in caught.value.problems] == [said.format(call) for call in calls]
+    assert [problem.what for problem in caught.value.problems] == [message.format(call) for call in calls]
     load_recipe("ppo_math", ["models.critic.backend.type=megatron"])
 
 
 def test_an_engine_that_does_not_score_is_refused_where_it_is_asked_to():
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["models.ref.backend={type: sglang}"])
-    (problem,) = (one for one in caught.value.problems if one.code == "R71")
+    (problem,) = (candidate for candidate in caught.value.problems if candidate.code == "R71")
     assert problem.what == "the backend sglang of models.ref cannot score, which graph.ref_inf asks of it"
     load_recipe("ppo_math", ["models.actor.rollout.backend={type: sglang, args: {urls: ['http://h:1']}}"])
 
@@ -108,7 +108,7 @@ def test_servers_are_started_or_attached_to_and_the_hint_names_the_key_that_a_us
 
 
 @pytest.mark.parametrize(
-    ("recipe", "override", "said"),
+    ("recipe", "override", "message"),
     [
         ("rm_arithmetic", "models.reward.head=lm", "graph.reward_train (reward_model) needs the head value"),
         ("ppo_math", "models.critic.head=lm", "graph.critic_inf (ppo_critic) needs the head value"),
@@ -116,11 +116,11 @@ def test_servers_are_started_or_attached_to_and_the_hint_names_the_key_that_a_us
         ("sft_math", "models.actor.head=value", "graph.sft_train (sft) needs the head lm"),
     ],
 )
-def test_a_role_with_the_wrong_head_is_refused_once_and_the_hint_is_the_right_one(recipe, override, said):
+def test_a_role_with_the_wrong_head_is_refused_once_and_the_hint_is_the_right_one(recipe, override, message):
     problem = only_problem(recipe, [override])
     key, _, head = override.partition("=")
     assert (problem.code, problem.hint) == ("R71", f"{key}={'value' if head == 'lm' else 'lm'}")
-    assert problem.what.endswith(said)
+    assert problem.what.endswith(message)
 
 
 def test_a_judge_without_weights_is_one_problem():
@@ -153,7 +153,7 @@ SERVERS = ["launch=local", "cluster.device=cuda", "cluster.devices_per_node=8", 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "what", "hint"),
+    ("overrides", "message", "hint"),
     [
         (["backend.args.tp=8"], "16 servers of 8 devices, and 8 of them would share device 7 of node 0", "devices=0,8"),
         (["backend.args.tp=4", "devices=0-1"], "2 servers of 4 devices, and 2 of them would", "devices=0,4,8,12 "),
@@ -164,10 +164,10 @@ SERVERS = ["launch=local", "cluster.device=cuda", "cluster.devices_per_node=8", 
          "2 servers of 1 device, and 2 of them would share device 4 of node 0", "or on other devices"),
     ],
 )  # fmt: skip
-def test_servers_that_would_share_a_device_are_refused(overrides, what, hint):
-    problem = only_problem("ppo_math", [*SERVERS, *(f"models.actor.rollout.{one}" for one in overrides)], ["sglang"])
+def test_servers_that_would_share_a_device_are_refused(overrides, message, hint):
+    problem = only_problem("ppo_math", [*SERVERS, *(f"models.actor.rollout.{key}" for key in overrides)], ["sglang"])
     assert problem.code == "R49"
-    assert what in problem.what
+    assert message in problem.what
     assert hint in (problem.hint or "")
 
 
@@ -177,7 +177,7 @@ def test_servers_that_would_share_a_device_are_refused(overrides, what, hint):
      ["backend.args.servers=2", "backend.args.options={device: cpu}"]],
 )  # fmt: skip
 def test_servers_with_devices_of_their_own_are_accepted(overrides):
-    load_recipe("ppo_math", [*SERVERS, *(f"models.actor.rollout.{one}" for one in overrides)], ["sglang"])
+    load_recipe("ppo_math", [*SERVERS, *(f"models.actor.rollout.{key}" for key in overrides)], ["sglang"])
 
 
 def test_a_client_of_servers_has_no_tensor_parallel_ranks():

@@ -16,7 +16,7 @@ from rlcli.topology import plan_topology
 RECIPES = ["ppo_math", "sft_math"]
 
 
-def other(value: object) -> str | None:
+def another_value(value: object) -> str | None:
     """Another value of the same kind, as an override; None where there is no telling which would be legal."""
     if isinstance(value, bool):
         return str(not value).lower()
@@ -36,7 +36,7 @@ def test_a_change_moves_roles_or_batches_only_where_the_explanation_says_so(reci
     before = plan_topology(resolved.recipe)
     tried = 0
     for path, value in known_values(resolved).items():
-        text = other(value)
+        text = another_value(value)
         if path[0] not in sections or text is None or "scratch" in path:
             continue
         overrides = [f"{dotted(path)}={text}"]
@@ -47,14 +47,14 @@ def test_a_change_moves_roles_or_batches_only_where_the_explanation_says_so(reci
         except RlcliError:  # not every other value is legal
             continue
         tried += 1
-        said = explain(resolved, dotted(path))
-        assert isinstance(said, Explanation)
+        explanation = explain(resolved, dotted(path))
+        assert isinstance(explanation, Explanation)
         if dataclasses.replace(after, batch=before.batch) != before:
-            assert said.topology == "topology", path
+            assert explanation.topology == "topology", path
         elif after.batch != before.batch:
-            assert said.topology == "batch", path
+            assert explanation.topology == "batch", path
         else:
-            assert said.topology != "topology", path
+            assert explanation.topology != "topology", path
     assert tried > 3
 
 
@@ -62,10 +62,10 @@ def test_a_change_moves_roles_or_batches_only_where_the_explanation_says_so(reci
 def test_every_key_has_one_winner_and_its_value(recipe):
     resolved = load_recipe(recipe, ["seed=9"])
     for path in known_values(resolved):
-        said = explain(resolved, dotted(path))
-        assert isinstance(said, Explanation)
-        assert sum(step.wins for step in said.steps) <= 1
-        assert any(step.wins for step in said.steps) or not said.steps, path
+        explanation = explain(resolved, dotted(path))
+        assert isinstance(explanation, Explanation)
+        assert sum(step.wins for step in explanation.steps) <= 1
+        assert any(step.wins for step in explanation.steps) or not explanation.steps, path
     assert explain(resolved, "seed").value == 9
 
 
@@ -84,8 +84,8 @@ def test_an_override_reaches_what_was_said_and_nothing_else(recipe, key):
     before = known_values(resolved)
     path = tuple(key.split("."))
     value = before[path]
-    said = explain(resolved, key)
-    assert isinstance(said, Explanation)
+    explanation = explain(resolved, key)
+    assert isinstance(explanation, Explanation)
     after = known_values(load_recipe(recipe, [f"{key}={value / 2}"]))
     changed = {dotted(path) for path in after if after[path] != before[path] and path[0] in SECTIONS}
-    assert changed - {key} == {use.key for use in said.uses} - {key}
+    assert changed - {key} == {use.key for use in explanation.uses} - {key}

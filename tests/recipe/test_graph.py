@@ -26,6 +26,6 @@ def test_calls_that_the_loader_accepts_run_in_the_order_of_what_they_read(edges)
     order = graph.order()
     stage_of = {name: i for i, stage in enumerate(stages(calls)) for name in stage}
     for call in calls:
-        assert {one for one in calls if call in graph.before(one)} == graph.after(call)
-        assert all(order.index(one) < order.index(call) for one in graph.before(call))
-        assert all(stage_of[one] < stage_of[call] for one in graph.reads[call])
+        assert {name for name in calls if call in graph.before(name)} == graph.after(call)
+        assert all(order.index(earlier) < order.index(call) for earlier in graph.before(call))
+        assert all(stage_of[earlier] < stage_of[call] for earlier in graph.reads[call])

@@ -89,7 +89,7 @@ def test_a_block_needs_a_reference(refusal):
 def test_references_that_are_refused(refusal, monkeypatch, text, code):
     monkeypatch.setenv("RLCLI_EMPTY", "")
     monkeypatch.setenv("RLCLI_API_TOKEN", "canary-value")
-    assert code in [found for found, _ in refusal(TOP + text)]
+    assert code in [reported for reported, _ in refusal(TOP + text)]
 
 
 def test_a_circle_is_named_in_order_and_no_secret_is_told(folder: Path, monkeypatch):

@@ -25,7 +25,7 @@ def validator():
 def read(text: str):
     problems = Problems()
     tree = parse(text, "x.yaml", problems)
-    assert problems.found == []
+    assert problems.reported == []
     return plain(tree)
 
 
@@ -137,7 +137,9 @@ def test_every_key_carries_its_doc():
     def described(field):
         forms = [field, *field.get("anyOf", [])]
         refs = [schema["$defs"][form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
-        return any("description" in one for one in [field, *(r for r in refs if r is not schema["$defs"]["reference"])])
+        return any(
+            "description" in form for form in [field, *(r for r in refs if r is not schema["$defs"]["reference"])]
+        )
 
     documented = [(path, field) for path, field in fields(schema) if ".then." not in path and ".if." not in path]
     assert len(documented) > 150
@@ -151,19 +153,19 @@ def test_the_docs_are_those_of_the_source():
     assert definitions["backends.fsdp"]["properties"]["lr"]["default"] == argument.default
 
 
-@pytest.mark.parametrize("what", ["train", "train.eval", "models.actor.mesh", "ppo_actor", "ppo-actor", "fsdp", "ppo"])
-def test_a_part_stands_alone(what):
-    schema = schema_of(what)
+@pytest.mark.parametrize("name", ["train", "train.eval", "models.actor.mesh", "ppo_actor", "ppo-actor", "fsdp", "ppo"])
+def test_a_part_stands_alone(name):
+    schema = schema_of(name)
     Draft202012Validator.check_schema(schema)
     assert len(str(schema)) < len(str(recipe_schema()))
     assert Draft202012Validator(schema).is_valid({})
     assert not Draft202012Validator(schema).is_valid({"no_such_key": 1})
 
 
-@pytest.mark.parametrize(("what", "near"), [("trian", "train"), ("ppo_acter", "ppo_actor"), ("train.evl", None)])
-def test_an_unknown_part_is_refused(what, near):
+@pytest.mark.parametrize(("name", "near"), [("trian", "train"), ("ppo_acter", "ppo_actor"), ("train.evl", None)])
+def test_an_unknown_part_is_refused(name, near):
     with pytest.raises(UsageError) as caught:
-        schema_of(what)
+        schema_of(name)
     assert caught.value.code == "R42"
     if near:
         assert near in str(caught.value.hint)

@@ -23,7 +23,7 @@ def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None,
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "what", "hint"),
+    ("text", "where", "message", "hint"),
     [
         (
             "graph: {reward_inf: {inputs: [packed_input_ids]}}",
@@ -76,15 +76,15 @@ def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None,
         ),
     ],
 )
-def test_one_problem_and_what_to_do(folder: Path, text: str, where: str | None, what: str, hint: str):
-    (found,) = problems(text, folder)
-    assert found[1:] == (what, hint)
-    assert where is None or found[0] == f"bad.yaml:{where}"
+def test_one_problem_and_what_to_do(folder: Path, text: str, where: str | None, message: str, hint: str):
+    (problem,) = problems(text, folder)
+    assert problem[1:] == (message, hint)
+    assert where is None or problem[0] == f"bad.yaml:{where}"
 
 
 def test_a_slip_in_an_input_is_one_problem(folder: Path):
-    found = problems("graph: {reward_inf: {inputs: [packed_input_ids, prompt_msk]}}", folder)
-    assert found == [
+    reported = problems("graph: {reward_inf: {inputs: [packed_input_ids, prompt_msk]}}", folder)
+    assert reported == [
         (
             "bad.yaml:2:49",
             "reward_inf reads prompt_msk, which no call produces and the dataset does not bring",
@@ -95,9 +95,9 @@ def test_a_slip_in_an_input_is_one_problem(folder: Path):
 
 def test_an_argument_decides_what_is_read(folder: Path):
     lists = f"graph: {{actor_train: {{inputs: [{ROLLOUT}, packed_ref_logprobs, rewards, values]}}}}"
-    *_, found = problems(f"{lists}\nppo: {{recompute_logprob: true}}", folder)
-    assert "graph.actor_train lacks the input proximal_logprobs" in found[1]
-    assert found[2] == "add it to its inputs, or change recompute_logprob"
+    *_, problem = problems(f"{lists}\nppo: {{recompute_logprob: true}}", folder)
+    assert "graph.actor_train lacks the input proximal_logprobs" in problem[1]
+    assert problem[2] == "add it to its inputs, or change recompute_logprob"
     without = f"graph.critic_train.inputs=[{ROLLOUT}, rewards, values]"
     load_recipe("ppo_math", ["ppo.kl_ctl=0.0", without])
     load_recipe("ppo_math", ["ppo.disable_value=true", without.replace(", values", ", packed_ref_logprobs")])

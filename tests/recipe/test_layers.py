@@ -24,7 +24,7 @@ def lay(*texts: str):
     tree = None
     for text in texts:
         tree = merge(tree, spell_out_types(parse(textwrap.dedent(text), "l.yaml", problems)), problems)
-    assert [p.code for p in problems.found] == []
+    assert [p.code for p in problems.reported] == []
     return plain(tree)
 
 
@@ -117,7 +117,7 @@ def test_layering_is_associative(tmp_path_factory, mappings, data):
         tree = None
         for layer in collect(root / name, problems):
             tree = merge(tree, layer.tree, problems)
-        assert problems.found == []
+        assert problems.reported == []
         return plain(tree)
 
     assert total("flat.yaml") == total("grouped.yaml")
@@ -136,8 +136,8 @@ def test_every_value_of_the_upper_layer_holds(lower, upper):
     merged = plain(merge(*trees, problems))
     for path, node in leaves(trees[1]):
         value = merged
-        for part in path:
-            value = value[part]
+        for name in path:
+            value = value[name]
         if plain(node) != {}:
             assert value == plain(node)
 
@@ -174,9 +174,9 @@ def test_built_in_layers_are_found_from_anywhere(folder: Path):
 def test_layers_that_are_refused(folder: Path, refusal, ref, code):
     (folder.parent / f"{folder.name}-outside.yaml").write_text("seed: 1\n")
     (folder / "linked.yaml").symlink_to(folder.parent / f"{folder.name}-outside.yaml")
-    found = refusal(f"extends: {ref}\n")
-    assert [c for c, _ in found] == [code]
-    assert found[0][1].startswith("bad.yaml:1:1")
+    reported = refusal(f"extends: {ref}\n")
+    assert [c for c, _ in reported] == [code]
+    assert reported[0][1].startswith("bad.yaml:1:1")
 
 
 @pytest.mark.parametrize("length", [2, 5])
@@ -255,8 +255,8 @@ def test_every_value_knows_where_it_was_written(folder: Path):
         file, line, column = origin.rsplit(":", 2)
         rest = lines[file][int(line) - 1][int(column) - 1 :]
         value = resolved.tree
-        for part in key.split("."):
-            value = value.get(part)
+        for name in key.split("."):
+            value = value.get(name)
         written = plain(value)
         assert rest.startswith("[" if isinstance(written, list) else str(written)), key
     assert str(resolved.origin("train.steps")) == "top.yaml:2:16"

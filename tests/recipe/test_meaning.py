@@ -77,9 +77,9 @@ REPOSITORY = Path(__file__).parents[2]
     ],
 )
 def test_one_problem_at_its_place(refusal, text, problem):
-    found = refusal(TOP + text)
-    assert problem in found
-    assert {code for code, _ in found} == {problem[0]}
+    reported = refusal(TOP + text)
+    assert problem in reported
+    assert {code for code, _ in reported} == {problem[0]}
 
 
 def test_circle_of_init(refusal):
@@ -89,8 +89,8 @@ def test_circle_of_init(refusal):
 
 def test_all_problems_come_at_once_in_the_order_of_the_lines(refusal):
     text = "train: {stpes: 3, shuffle: yes}\nsed: 1\nlaunch: locl\ngraph: {sft_train: {interface: stf}}\n"
-    found = refusal(TOP + text)
-    assert [where for _, where in found] == [f"bad.yaml:{p}" for p in ("2:9", "2:28", "3:1", "4:9", "5:32")]
+    reported = refusal(TOP + text)
+    assert [where for _, where in reported] == [f"bad.yaml:{p}" for p in ("2:9", "2:28", "3:1", "4:9", "5:32")]
 
 
 def test_a_misspelt_key_does_not_also_count_as_missing(refusal):

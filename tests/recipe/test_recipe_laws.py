@@ -37,7 +37,7 @@ def laid(*values):
     tree = None
     for value in values:
         tree = merge(tree, parse(to_yaml(value) if value else "{}", "l.yaml", problems), problems)
-    assert problems.found == []
+    assert problems.reported == []
     return plain(tree)
 
 
@@ -48,23 +48,25 @@ def test_replacing_forgets_what_lies_below(lower, upper):
 
 
 @given(LISTS, LISTS, LISTS)
-def test_appending_adds_in_order_and_nothing_adds_nothing(lower, one, other):
-    assert laid({"a": lower}, {"a": {"_append_": one}}, {"a": {"_append_": other}}) == {"a": lower + one + other}
+def test_appending_adds_in_order_and_nothing_adds_nothing(lower, first, second):
+    assert laid({"a": lower}, {"a": {"_append_": first}}, {"a": {"_append_": second}}) == {"a": lower + first + second}
     assert laid({"a": lower}, {"a": {"_append_": []}}) == {"a": lower}
-    assert laid({"a": {"_append_": one}}) == {"a": one}
+    assert laid({"a": {"_append_": first}}) == {"a": first}
 
 
 @given(LAYERS, LAYERS, LAYERS)
-def test_merging_plain_layers_is_associative(one, two, three):
-    assert laid(laid(one, two), three) == laid(one, two, three)
-    assume(not ends_a_mapping(one, two, three))
-    assert laid(one, two, three) == laid(one, laid(two, three))
+def test_merging_plain_layers_is_associative(lowest, two, three):
+    assert laid(laid(lowest, two), three) == laid(lowest, two, three)
+    assume(not ends_a_mapping(lowest, two, three))
+    assert laid(lowest, two, three) == laid(lowest, laid(two, three))
 
 
-def ends_a_mapping(one, two, three):
+def ends_a_mapping(lowest, two, three):
     """Whether `two` has a value that is no mapping where both others have one."""
-    shared = one.keys() & two.keys() & three.keys()
-    return any(isinstance(one[k], dict) and isinstance(three[k], dict) and not isinstance(two[k], dict) for k in shared)
+    shared = lowest.keys() & two.keys() & three.keys()
+    return any(
+        isinstance(lowest[k], dict) and isinstance(three[k], dict) and not isinstance(two[k], dict) for k in shared
+    )
 
 
 def test_a_mapping_that_a_layer_ends_stays_ended():
@@ -99,18 +101,18 @@ def outcome(capsys, *arguments: str) -> tuple[int, str]:
 @quick
 def test_any_bytes_are_refused_in_words(folder: Path, capsys, raw):
     (folder / "any.yaml").write_bytes(raw)
-    code, said = outcome(capsys, "any.yaml")
+    code, output = outcome(capsys, "any.yaml")
     assert code == 2
-    assert said.startswith("error[R")
-    assert "Traceback" not in said
+    assert output.startswith("error[R")
+    assert "Traceback" not in output
 
 
 @given(st.text(max_size=30), st.text(max_size=20))
 @quick
 def test_any_override_and_profile_is_taken_or_refused_in_words(folder: Path, capsys, override, profile):
-    code, said = outcome(capsys, f"--with={profile}", "small.yaml", "--", f"seed{override}")
+    code, output = outcome(capsys, f"--with={profile}", "small.yaml", "--", f"seed{override}")
     assert code == 2
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 YAMLISH = st.lists(
@@ -124,9 +126,9 @@ YAMLISH = st.lists(
 @quick
 def test_any_yaml_over_a_recipe_is_taken_or_refused_in_words(folder: Path, capsys, text):
     (folder / "any.yaml").write_text(text)
-    code, said = outcome(capsys, "small.yaml", "--with=any.yaml")
-    assert code in (0, 2), said
-    assert "Traceback" not in said
+    code, output = outcome(capsys, "small.yaml", "--with=any.yaml")
+    assert code in (0, 2), output
+    assert "Traceback" not in output
 
 
 # -- any recipe ------------------------------------------------------------------------------------------
@@ -159,8 +161,8 @@ def test_a_recipe_that_is_written_out_is_read_back_the_same(folder: Path, chosen
     for key, value in chosen.items():
         *above, last = key.split(".")
         section = document
-        for part in above:
-            section = section.setdefault(part, {})
+        for name in above:
+            section = section.setdefault(name, {})
         section[last] = value
     (folder / "layer.yaml").write_text(to_yaml(document), encoding="utf-8")
     resolved = load_recipe("layer.yaml")

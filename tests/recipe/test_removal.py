@@ -26,7 +26,7 @@ NO_REFERENCE = ["graph.ref_inf=null", "models.ref=null", "ppo.kl_ctl=0.0"]
 def problems(name: str, *overrides: str) -> list[tuple[str, str | None, str, str | None]]:
     with pytest.raises(RecipeError) as caught:
         load_recipe(name, overrides)
-    return [(one.code, one.where, one.what, one.hint) for one in caught.value.problems]
+    return [(problem.code, problem.where, problem.what, problem.hint) for problem in caught.value.problems]
 
 
 # -- what is gone ---------------------------------------------------------------------------------------------
@@ -100,8 +100,8 @@ def test_an_optional_key_has_its_default_again_unless_null_is_a_value(folder: Pa
         assert "kl_ctl" not in document["graph"]["actor_gen"]["interface"]["args"]
         return
     value = document
-    for part in key.split("."):
-        value = value[part]
+    for name in key.split("."):
+        value = value[name]
     assert value == (None if default == "null" else value if isinstance(default, dict) else default)
     if isinstance(default, dict):
         assert default.items() <= value.items()
@@ -131,16 +131,16 @@ graph:
 
 def test_calls_of_a_removed_role(folder: Path):
     (folder / "mine.yaml").write_text("extends: ppo_math\nmodels: {critic: null}\n")
-    found = problems("mine.yaml")
-    assert [(code, what, hint) for code, _, what, hint in found] == [
+    reported = problems("mine.yaml")
+    assert [(code, message, hint) for code, _, message, hint in reported] == [
         ("R71", "the role critic is removed at mine.yaml:2:18", f"remove the call too: graph.{call}=null")
         for call in ("critic_inf", "critic_train")
     ]
-    assert all(where is not None and "base/ppo.yaml" in where for _, where, _, _ in found)
+    assert all(where is not None and "base/ppo.yaml" in where for _, where, _, _ in reported)
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "what", "hint"),
+    ("text", "where", "message", "hint"),
     [
         (
             "models: {ref: null, twin: {init: ref}}\ngraph: {ref_inf: {model: twin}}",
@@ -186,22 +186,22 @@ def test_calls_of_a_removed_role(folder: Path):
         ),
     ],
 )  # fmt: skip
-def test_one_error_at_the_place_of_the_reference(folder: Path, text, where, what, hint):
+def test_one_error_at_the_place_of_the_reference(folder: Path, text, where, message, hint):
     (folder / "mine.yaml").write_text(f"extends: ppo_math\n{text}\n")
-    assert [one[1:] for one in problems("mine.yaml")] == [(where, what, hint)]
+    assert [problem[1:] for problem in problems("mine.yaml")] == [(where, message, hint)]
 
 
 def test_a_key_that_only_a_removed_call_makes(folder: Path):
     (folder / "mine.yaml").write_text("extends: ppo_math\ngraph: {critic_inf: null}\n")
-    ((code, where, what, hint),) = problems("mine.yaml")
+    ((code, where, message, hint),) = problems("mine.yaml")
     assert code == "R71"
     assert where is not None
     assert where.endswith("base/ppo.yaml:43:23")
-    assert what.startswith("actor_train and critic_train read values")
+    assert message.startswith("actor_train and critic_train read values")
     assert hint == "critic_inf, which made it, is removed at mine.yaml:2:21: keep it, or change disable_value"
     listed = "graph: {critic_inf: null, reward_inf: {inputs: [packed_input_ids, prompt_mask, values]}}"
     (folder / "mine.yaml").write_text(f"extends: ppo_math\n{listed}\nppo: {{disable_value: true}}\n")
-    assert [one[1:] for one in problems("mine.yaml", "train.eval.dataset=null")] == [
+    assert [problem[1:] for problem in problems("mine.yaml", "train.eval.dataset=null")] == [
         (
             "mine.yaml:2:80",
             "reward_inf reads values, which no call produces and the dataset does not bring",
@@ -211,9 +211,9 @@ def test_a_key_that_only_a_removed_call_makes(folder: Path):
 
 
 def test_a_call_that_makes_much_is_one_problem():
-    ((code, _, what, hint),) = problems("ppo_math", "graph.actor_gen=null", "train.eval=null")
+    ((code, _, message, hint),) = problems("ppo_math", "graph.actor_gen=null", "train.eval=null")
     assert code == "R71"
-    assert what == (
+    assert message == (
         "reward_inf, ref_inf, critic_inf, actor_train and critic_train read packed_input_ids, prompt_mask, "
         "packed_logprobs and seq_no_eos_mask, which no call produces and the dataset does not bring"
     )
@@ -222,11 +222,11 @@ def test_a_call_that_makes_much_is_one_problem():
 
 def test_a_role_that_is_no_longer_trained_has_settings_of_training():
     """Its backend is another one by default."""
-    ((code, where, what, hint),) = problems("ppo_math", "graph.critic_train=null")
+    ((code, where, message, hint),) = problems("ppo_math", "graph.critic_train=null")
     assert code == "R71"
     assert where is not None
     assert "ppo_math.yaml:12:" in where
-    assert what == (
+    assert message == (
         "no call trains critic, for critic_train is removed on the command line: its backend is inference, "
         "which takes no lr, beta2, eps, weight_decay, schedule, min_lr_ratio"
     )
@@ -237,8 +237,8 @@ def test_a_role_that_is_no_longer_trained_has_settings_of_training():
 
 
 def test_what_is_no_call_is_one_problem():
-    ((code, _, what, hint),) = problems("ppo_math", "graph.critic_inf=none")
-    assert (code, what) == ("R37", "graph.critic_inf must be a mapping, found text 'none'")
+    ((code, _, message, hint),) = problems("ppo_math", "graph.critic_inf=none")
+    assert (code, message) == ("R37", "graph.critic_inf must be a mapping, found text 'none'")
     assert hint == "write null"
 
 
@@ -253,19 +253,19 @@ def test_null_is_no_type_but_of_a_backend(key: str):
 
 @pytest.mark.parametrize("key", ["models.critic.init", "models.actor.path"])
 def test_a_role_without_weights_keeps_the_settings_of_its_backend(key: str):
-    ((code, _, what, _),) = problems("ppo_math", f"{key}=null")
+    ((code, _, message, _),) = problems("ppo_math", f"{key}=null")
     assert code == "R39"
-    assert what.endswith("has no weights: give one of path, init, scratch")
+    assert message.endswith("has no weights: give one of path, init, scratch")
 
 
 def test_a_role_whose_last_call_is_removed(folder: Path):
-    ((code, _, what, hint),) = problems("ppo_math", "graph.ref_inf=null", "ppo.kl_ctl=0.0")
-    assert (code, what) == ("R71", "no call uses the role ref: ref_inf is removed on the command line")
+    ((code, _, message, hint),) = problems("ppo_math", "graph.ref_inf=null", "ppo.kl_ctl=0.0")
+    assert (code, message) == ("R71", "no call uses the role ref: ref_inf is removed on the command line")
     assert hint == "models.ref=null removes it too"
 
 
 @pytest.mark.parametrize(
-    ("override", "code", "what", "hint"),
+    ("override", "code", "message", "hint"),
     [
         ("graph.critic_infr=null", "R42", "null removes graph.critic_infr, which no layer below has",
          "did you mean critic_inf?"),
@@ -276,8 +276,8 @@ def test_a_role_whose_last_call_is_removed(folder: Path):
         ("graph=null", "R39", "graph is required: a mapping, found null", None),
     ],
 )  # fmt: skip
-def test_what_cannot_be_removed(folder: Path, override: str, code: str, what: str, hint: str | None):
-    assert (code, "command line", what, hint) in problems("ppo_math", override, "train.eval=null")
+def test_what_cannot_be_removed(folder: Path, override: str, code: str, message: str, hint: str | None):
+    assert (code, "command line", message, hint) in problems("ppo_math", override, "train.eval=null")
 
 
 # -- what tells of it -----------------------------------------------------------------------------------------
@@ -286,10 +286,10 @@ def test_what_cannot_be_removed(folder: Path, override: str, code: str, what: st
 def test_it_is_explained(folder: Path):
     (folder / "mine.yaml").write_text(NO_CRITIC)
     resolved = load_recipe("mine.yaml")
-    found = explain(resolved, "models.critic.head")
-    assert not isinstance(found, list)
-    assert found.removed == "at mine.yaml:2:18"
-    assert [(step.value, step.note, step.wins) for step in found.steps] == [
+    explanation = explain(resolved, "models.critic.head")
+    assert not isinstance(explanation, list)
+    assert explanation.removed == "at mine.yaml:2:18"
+    assert [(step.value, step.note, step.wins) for step in explanation.steps] == [
         ("lm", None, False),
         ("value", None, False),
         ("null", "removes models.critic", True),
@@ -303,7 +303,11 @@ def test_it_is_explained(folder: Path):
 def test_it_is_a_difference(folder: Path):
     (folder / "mine.yaml").write_text(NO_CRITIC)
     before, now = (values_of_resolved(load_recipe(name)) for name in ("ppo_math", "mine.yaml"))
-    gone = {".".join(one.key.split(".")[:2]) for one in differences(before, now) if one.kind == "removed"}
+    gone = {
+        ".".join(difference.key.split(".")[:2])
+        for difference in differences(before, now)
+        if difference.kind == "removed"
+    }
     assert gone == {"models.critic", "graph.critic_inf", "graph.critic_train"}
 
 

@@ -69,7 +69,7 @@ def test_a_tokenizer_of_the_role_is_that_of_its_rollout():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "code", "what", "hint"),
+    ("overrides", "code", "words", "hint"),
     [
         (["models.actor.rollout.devces=1"], "R42", "unknown key models.actor.rollout.devces", "devices"),
         (["models.actor.rollot={}"], "R42", "unknown key models.actor.rollot", "rollout"),
@@ -85,12 +85,12 @@ def test_a_tokenizer_of_the_role_is_that_of_its_rollout():
         (["models.actor.rollout={}", "graph.actor_train.hooks.copy_to=ref"], "R71", "to ref (copy_to)", "null"),
     ],
 )
-def test_what_cannot_be_is_one_problem_with_its_place(overrides, code, what, hint):
+def test_what_cannot_be_is_one_problem_with_its_place(overrides, code, words, hint):
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", overrides)
     (problem,) = caught.value.problems
     assert problem.code == code
-    assert what in f"{problem.what} {problem.hint}"
+    assert words in f"{problem.what} {problem.hint}"
     assert problem.where == "command line"
     assert hint is None or hint in f"{problem.what} {problem.hint}"
 
@@ -105,18 +105,22 @@ def test_a_rollout_of_what_nothing_trains_is_refused():
 def test_keys_of_a_rollout_are_explained_where_they_are_written():
     resolved = load_recipe("ppo_math", [*TWO, APART])
     for key in ("models.actor.rollout.devices", "models.actor_rollout.devices"):
-        found = explain(resolved, key)
-        assert (found.key, found.value, found.steps[-1].where) == ("models.actor_rollout.devices", "1", "command line")
+        explanation = explain(resolved, key)
+        assert (explanation.key, explanation.value, explanation.steps[-1].where) == (
+            "models.actor_rollout.devices",
+            "1",
+            "command line",
+        )
     of_others = explain(resolved, "models.critic.devices")
     assert (of_others.value, of_others.steps[0].note) == ("0", "models.actor.rollout.devices")
 
 
 def test_completion_and_schema_know_the_keys():
     tree = sketch("ppo_math", profiles=["async"])
-    words = [one.text for one in override_candidates(tree, "models.actor.rollout.")]
+    words = [candidate.text for candidate in override_candidates(tree, "models.actor.rollout.")]
     assert "models.actor.rollout.devices=" in words
     assert "models.actor.rollout.mesh." in words
-    offered = [one.text for one in override_candidates(tree, "models.actor.rollout.backend=")]
+    offered = [candidate.text for candidate in override_candidates(tree, "models.actor.rollout.backend=")]
     assert "models.actor.rollout.backend=inference" in offered
     rollout = schema_of("models")["$defs"]["Rollout"]["properties"]
     assert set(rollout) >= {"backend", "mesh", "devices"}

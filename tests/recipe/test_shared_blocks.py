@@ -43,8 +43,8 @@ def test_a_misspelt_key_of_one_of_them_is_understood():
 
 
 def test_a_key_that_is_given_to_one_component_alone_must_be_its_own():
-    found = problems("graph.critic_train.interface.args.eps_clip=0.1")
-    assert [what for _, what in found] == ["unknown key graph.critic_train.interface.args.eps_clip"]
+    reported = problems("graph.critic_train.interface.args.eps_clip=0.1")
+    assert [message for _, message in reported] == ["unknown key graph.critic_train.interface.args.eps_clip"]
 
 
 def test_a_wrong_value_is_reported_by_whoever_takes_it():
@@ -72,5 +72,5 @@ def test_the_schema_of_the_block_has_the_keys_of_all():
 def test_a_block_may_be_left_without_a_use_by_a_layer_that_replaces_what_used_it():
     """base/eval has a block that its evaluation is given; a recipe with an evaluation of its own does not care."""
     assert load_recipe("ppo_math", ["train.eval={_replace_: true}"]).recipe.train.eval.graph == {}
-    found = problems("train.eval={_replace_: true}", "evaluation.generation.greedy=false")
-    assert [code for code, _ in found] == ["R42"]
+    reported = problems("train.eval={_replace_: true}", "evaluation.generation.greedy=false")
+    assert [code for code, _ in reported] == ["R42"]

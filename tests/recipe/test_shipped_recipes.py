@@ -121,8 +121,8 @@ def test_a_superfluous_value_is_found_with_its_line(tmp_path, needed):
     file.write_text(text + "seed: 1\nlog:\n  plot: true\n")
     line = len(text.splitlines()) + 1
     resolved = load_recipe(file, needed["sft_gsm8k"])
-    found = superfluous(resolved, resolved.layers[-1])
-    assert [(one.key, one.mark.line) for one in found] == [("seed", line), ("log", line + 1)]
+    redundant = superfluous(resolved, resolved.layers[-1])
+    assert [(value.key, value.mark.line) for value in redundant] == [("seed", line), ("log", line + 1)]
 
 
 def test_what_an_override_sets_is_not_superfluous(tmp_path):
@@ -137,11 +137,11 @@ def test_an_item_of_a_list_can_be_superfluous(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("extends: below\ncheckpoint:\n  roles: [actor]\n")
     resolved = load_recipe(file)
-    assert [one.key for one in superfluous(resolved, resolved.layers[-1])] == ["checkpoint"]
+    assert [value.key for value in superfluous(resolved, resolved.layers[-1])] == ["checkpoint"]
 
 
 def test_the_shipped_recipes_are_those_that_names_find():
     problems = Problems()
     for recipe in WHOLE:
         assert find_recipe(recipe, problems) == RECIPES / f"{recipe}.yaml"
-    assert not problems.found
+    assert not problems.reported

@@ -38,12 +38,12 @@ def arguments(resolved: Resolved) -> Iterator[str]:
     """The keys of all arguments of its components, set or not."""
     recipe = resolved.recipe
     named = [
-        *(("datasets", f"datasets.{name}", one.type) for name, one in recipe.datasets.items()),
-        *(("backends", f"models.{name}.backend", one.backend.type) for name, one in recipe.models.items()),
-        *(("interfaces", f"graph.{name}.interface", one.interface.type) for name, one in recipe.graph.items()),
+        *(("datasets", f"datasets.{name}", dataset.type) for name, dataset in recipe.datasets.items()),
+        *(("backends", f"models.{name}.backend", role.backend.type) for name, role in recipe.models.items()),
+        *(("interfaces", f"graph.{name}.interface", call.interface.type) for name, call in recipe.graph.items()),
     ]
-    for kind, place, component in named:
-        yield from (f"{place}.args.{argument.name}" for argument in signature_of(kind, component).arguments)
+    for kind, path, component in named:
+        yield from (f"{path}.args.{argument.name}" for argument in signature_of(kind, component).arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -71,37 +71,37 @@ def usable(name: str) -> list[str]:
 
 def loadable(name: str) -> tuple[Resolved, list[str]]:
     """A shipped recipe, and the overrides that its files need here."""
-    given: list[str] = []
+    overrides: list[str] = []
     for override in usable(name):
         try:
-            load_recipe(name, [*given, override])
+            load_recipe(name, [*overrides, override])
         except RecipeError:
             continue  # it has no such dataset
         except RlcliError:
             pass  # another file is missing still
-        given.append(override)
-    return load_recipe(name, given), given
+        overrides.append(override)
+    return load_recipe(name, overrides), overrides
 
 
 def numeric_keys(resolved: Resolved) -> dict[str, None]:
-    found = [*numbers(resolved.to_json()), *arguments(resolved), "ppo.minibatches", "ppo.generation_size"]
-    return dict.fromkeys(found)
+    keys = [*numbers(resolved.to_json()), *arguments(resolved), "ppo.minibatches", "ppo.generation_size"]
+    return dict.fromkeys(keys)
 
 
 @pytest.mark.timeout(400)  # many hundred recipes, perhaps on a busy machine
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_number_is_a_bug_takes_long_or_takes_much(data, name):
-    resolved, given = loadable(name)
+    resolved, overrides = loadable(name)
     keys = numeric_keys(resolved)
     assert len(keys) > 60
-    tried = {key for other in RECIPES[: RECIPES.index(name)] for key in numeric_keys(loadable(other)[0])}
+    tried = {key for earlier in RECIPES[: RECIPES.index(name)] for key in numeric_keys(loadable(earlier)[0])}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused: dict[str, RlcliError] = {}
     for key in keys:
         for value in ABSURD if key not in tried else ABSURD[2:3]:  # all of them once, and one in every recipe
             began = time.process_time()
             try:
-                plan = make_plan(load_recipe(name, [*given, f"{key}={value}"], fresh=False))
+                plan = make_plan(load_recipe(name, [*overrides, f"{key}={value}"], fresh=False))
                 json.dumps(plan_json(plan))
                 list(plan_lines(plan))
             except RlcliError as error:

@@ -24,7 +24,7 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("target", sorted(set(SYNONYMS.values())))
 def test_every_target_is_a_key(target):
-    path = tuple(NAMES.get(part, part) for part in target.split("."))
+    path = tuple(NAMES.get(word, word) for word in target.split("."))
     if "args" in path:
         kind, components = ARGUMENTS[path[0]]
         for component in components:
@@ -94,18 +94,18 @@ def test_a_word_is_an_argument_only_where_the_recipe_has_it():
     assert translated(["kl_coef"]) is None
 
 
-def said(*overrides: str) -> list[tuple[str, str | None, str | None]]:
+def refusals(*overrides: str) -> list[tuple[str, str | None, str | None]]:
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", overrides)
     return [(p.code, p.where, p.hint) for p in caught.value.problems]
 
 
 def test_on_the_command_line(folder: Path):
-    assert said("algorithm.kl_ctrl.kl_coef=0.1") == [
+    assert refusals("algorithm.kl_ctrl.kl_coef=0.1") == [
         ("R42", "command line", '"kl_ctrl.kl_coef" is called ppo.kl_ctl in rlcli')
     ]
-    assert said("+trainer.nnodes=2") == [("R41", "command line", "write cluster.nodes=2")]
-    assert said("++train.steps=2") == [("R41", "command line", "write train.steps=2")]
+    assert refusals("+trainer.nnodes=2") == [("R41", "command line", "write cluster.nodes=2")]
+    assert refusals("++train.steps=2") == [("R41", "command line", "write train.steps=2")]
 
 
 def test_a_pasted_section_is_translated_key_by_key(folder: Path):
@@ -125,6 +125,6 @@ def test_a_pasted_section_is_translated_key_by_key(folder: Path):
 
 def test_a_key_that_stands_elsewhere_in_the_recipe(folder: Path):
     """Below a role, in a block, or among a component's arguments."""
-    assert said("kl_ctl=0.1") == [("R43", "command line", "did you mean ppo.kl_ctl?")]
-    assert said("actor.path=x") == [("R43", "command line", "did you mean models.actor?")]
-    assert said("actor_gen.model=x") == [("R43", "command line", "did you mean graph.actor_gen?")]
+    assert refusals("kl_ctl=0.1") == [("R43", "command line", "did you mean ppo.kl_ctl?")]
+    assert refusals("actor.path=x") == [("R43", "command line", "did you mean models.actor?")]
+    assert refusals("actor_gen.model=x") == [("R43", "command line", "did you mean graph.actor_gen?")]

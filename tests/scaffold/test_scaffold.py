@@ -127,7 +127,7 @@ def test_a_failure_takes_back_what_was_written(project):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "what"),
+    ("kind", "name", "message"),
     [
         ("dataset", "My-Data", "'my-data' would do"),
         ("dataset", "../evil", "cannot name"),
@@ -142,8 +142,8 @@ def test_a_failure_takes_back_what_was_written(project):
         ("interface", "model", "ModelInterface"),
     ],
 )
-def test_bad_names_are_refused(project, kind, name, what):
-    with pytest.raises(UsageError, match=re.escape(what)):
+def test_bad_names_are_refused(project, kind, name, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
         plan(kind, name, project)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.errors import UsageError
-from rlcli.recipe.launch_section import Nodes, Part
+from rlcli.recipe.launch_section import JobPart, Nodes
 
 if TYPE_CHECKING:
     from rlcli.recipe.launch_section import Slurm
@@ -77,12 +77,12 @@ def seconds_of(time: str) -> int:
     return seconds
 
 
-def parts_of(recipe: Recipe) -> list[Part]:
+def parts_of(recipe: Recipe) -> list[JobPart]:
     """The parts of a job with all their settings; one part, unless the job is heterogeneous."""
     settings = recipe.launch.slurm
-    parts = settings.parts or [Part(nodes=recipe.cluster.nodes)]
+    parts = settings.parts or [JobPart(nodes=recipe.cluster.nodes)]
     inherited = {name: getattr(settings, name) for name in Nodes.model_fields}
-    return [Part(**inherited | section.model_dump(exclude_none=True)) for section in parts]
+    return [JobPart(**inherited | section.model_dump(exclude_none=True)) for section in parts]
 
 
 def _title(recipe: Recipe, topology: Topology, runs: int) -> str:
@@ -107,7 +107,7 @@ def _parts(recipe: Recipe, topology: Topology, lead: int, runs: int, at_once: in
     yield from (_of_part(section, settings, topology) for section in others)
 
 
-def _of_part(section: Part, settings: Slurm, topology: Topology) -> Iterator[str]:
+def _of_part(section: JobPart, settings: Slurm, topology: Topology) -> Iterator[str]:
     each = CORES_PER_WORKER if topology.device == "cpu" else CORES_PER_GPU
     cores = section.cpus_per_task or each * topology.devices_per_node
     yield from (f"nodes={section.nodes}", "ntasks-per-node=1", f"cpus-per-task={cores}")

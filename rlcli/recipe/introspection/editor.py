@@ -28,7 +28,7 @@ State = Literal["new", "changed", "unchanged", "left alone"]
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """A project file with its new content."""
 
     path: Path
@@ -38,7 +38,7 @@ class Change:
     """The file's full new text; for one that is left alone, what its owner could add."""
 
 
-def planned(folder: Path, schema: dict[str, Any]) -> list[Change]:
+def planned(folder: Path, schema: dict[str, Any]) -> list[FileChange]:
     """The changes that `install` makes to a project. Raises UsageError for a file that belongs to someone else."""
     schema_text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
     old = _read(folder, SCHEMA_FILE)
@@ -46,10 +46,10 @@ def planned(folder: Path, schema: dict[str, Any]) -> list[Change]:
         hint = "move it away, or name another project with --project"
         raise UsageError("not written by rlcli; it is left as it is", where=str(folder / SCHEMA_FILE), hint=hint)
     schema_state: State = "new" if old is None else "unchanged" if old == schema_text else "changed"
-    return [Change(SCHEMA_FILE, schema_state, schema_text), _settings(folder)]
+    return [FileChange(SCHEMA_FILE, schema_state, schema_text), _settings(folder)]
 
 
-def install(folder: Path, changes: list[Change]) -> None:
+def install(folder: Path, changes: list[FileChange]) -> None:
     """Write the files that are new or changed. Raises ResourceError F75 if that fails."""
     for change in changes:
         if change.state in ("new", "changed"):
@@ -66,27 +66,27 @@ def with_entry(text: str) -> str | None:
         return None
     if not isinstance(settings, dict) or not isinstance(settings.get(SETTING, {}), dict):
         return None
-    known = settings.get(SETTING, {})
-    if any(_same_file(name) for name in known):
+    associations = settings.get(SETTING, {})
+    if any(_same_file(name) for name in associations):
         return text
     if SETTING in settings:
         ((name, globs),) = ENTRY.items()
         result = _inserted(text, _opening(_bare(text), SETTING), name, globs)
     else:
         result = _inserted(text, _bare(text).index("{"), SETTING, ENTRY)
-    wanted = {**settings, SETTING: {**known, **ENTRY}}
+    expected = {**settings, SETTING: {**associations, **ENTRY}}
     try:
-        return result if json.loads(_bare(result)) == wanted else None
+        return result if json.loads(_bare(result)) == expected else None
     except ValueError:
         return None
 
 
-def _settings(folder: Path) -> Change:
+def _settings(folder: Path) -> FileChange:
     old = _read(folder, SETTINGS_FILE)
     new = with_entry(old or "")
     if new is None:
-        return Change(SETTINGS_FILE, "left alone", json.dumps({SETTING: ENTRY}) + "\n")
-    return Change(SETTINGS_FILE, "new" if old is None else "unchanged" if new == old else "changed", new)
+        return FileChange(SETTINGS_FILE, "left alone", json.dumps({SETTING: ENTRY}) + "\n")
+    return FileChange(SETTINGS_FILE, "new" if old is None else "unchanged" if new == old else "changed", new)
 
 
 def _same_file(name: str) -> bool:
@@ -111,16 +111,16 @@ def _bare(text: str) -> str:
     return _TRAILING_COMMAS.sub(blank, _COMMENTS.sub(blank, text))
 
 
-def _opening(bare: str, wanted: str) -> int:
+def _opening(bare: str, outermost: str) -> int:
     """Where the object opens that is the value of an outermost key; there must be one."""
-    decoder, place = json.JSONDecoder(), 0
+    decoder, position = json.JSONDecoder(), 0
     while True:
-        key, place = decoder.raw_decode(bare, bare.index('"', place))
-        place = bare.index(":", place) + 1
-        place += len(bare[place:]) - len(bare[place:].lstrip())
-        if key == wanted and bare[place] == "{":
-            return place
-        _, place = decoder.raw_decode(bare, place)
+        key, position = decoder.raw_decode(bare, bare.index('"', position))
+        position = bare.index(":", position) + 1
+        position += len(bare[position:]) - len(bare[position:].lstrip())
+        if key == outermost and bare[position] == "{":
+            return position
+        _, position = decoder.raw_decode(bare, position)
 
 
 def _inserted(text: str, opening: int, key: str, value: Any) -> str:
@@ -150,8 +150,8 @@ def _read(folder: Path, name: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
-        raise ResourceError(what, where=str(path), code="F75") from None
+        message = f"cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        raise ResourceError(message, where=str(path), code="F75") from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ class PPOSettings(OptimizerSteps, GeneralizedAdvantages, RolloutSettings):
     """How advantages and returns are computed from a rollout: actor and critic compute the same ones."""
 
     READS: ClassVar[Declaration] = {"train_step": (
-        "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask", "solved if given",
+        "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask",
         "packed_ref_logprobs if kl_ctl", "values unless disable_value",
         "proximal_logprobs if use_decoupled_loss", "proximal_logprobs if recompute_logprob",
         "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if generation_size",

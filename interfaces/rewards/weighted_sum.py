@@ -10,6 +10,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface, register_interface
+from rlcli.api.metrics import Metrics
 from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class WeightedSumInterface(ModelInterface):
 
     READS: ClassVar[Declaration] = {"inference": ("each of weights",)}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+
+    METRICS: ClassVar[Metrics] = {"reward/<name>": ("reward", "mean of one of the rewards that are added up")}
 
     weights: dict[str, float]
     """Key of the batch → weight of its values, one number per response."""

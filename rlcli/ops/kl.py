@@ -54,8 +54,9 @@ def kl_loss(
     value = kl_estimate(logprobs, ref_logprobs, estimator)
     if gradient == "naive":
         return value
+    ratio = _ratio(logprobs, old_logprobs)
     carrier = kl_estimate(logprobs, ref_logprobs, "k2")
-    return _ratio(logprobs, old_logprobs) * (carrier + (value - carrier).detach())
+    return ratio * (carrier + (value - carrier).detach())
 
 
 def kl_of_policy(logprobs: torch.Tensor, sampled_logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:

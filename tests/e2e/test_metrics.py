@@ -23,11 +23,12 @@ TINY_MODEL = (
 )
 SMALL = (
     "models.actor.path=null", f"models.actor.scratch={TINY_MODEL}", "models.actor.tokenizer=builtin:arithmetic",
-    "train.prompts_per_step=4", "train.steps=3", "log.plot=false", "log.tensorboard=false",
+    "train.prompts_per_step=4", "train.steps=2", "log.plot=false", "log.tensorboard=false",
 )  # fmt: skip
 ARITHMETIC = ("datasets.train.args.problems=8",)
 EVALUATED = (*ARITHMETIC, "datasets.held_out.args.problems=2", "train.eval.every_steps=2")
-GENERATED = (*EVALUATED, "generation.max_new_tokens=4", "generation.responses_per_prompt=4")
+SAMPLED = ("evaluation.generation.greedy=false", "evaluation.generation.responses_per_prompt=2")
+GENERATED = (*EVALUATED, *SAMPLED, "generation.max_new_tokens=4", "generation.responses_per_prompt=4")
 TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
 OWN_LOGPROBS = (
     "graph.own_inf={model: actor, call: inference, interface: {type: ppo_actor, args: '${ppo}'}, "
@@ -69,7 +70,10 @@ def recipes(judge):
                 "train.eval={dataset: long, graph: {fit: {model: actor, call: evaluate, interface: sft}}}"),
         "reward_model": ("rm_arithmetic", *(line.replace("models.actor", "models.reward") for line in SMALL),
                          *EVALUATED, "reward_model.pair_aggregation=prompt"),
-        "dpo": ("dpo_arithmetic", *SMALL, *EVALUATED, "dpo.nll_coef=0.1"),
+        "dpo": ("dpo_arithmetic", *SMALL, *EVALUATED, "dpo.nll_coef=0.1", "models.reward=null",
+            "datasets.held_out.type=arithmetic_pairs",
+                "train.eval.graph={_replace_: true, eval_ref: '${graph.ref_inf}', eval_pairs: {model: actor, "
+                "call: evaluate, interface: {type: dpo, args: '${dpo}'}}}"),
         "distill": ("distill_math", *SMALL, *GENERATED, "models.teacher.path=null", "models.teacher.init=actor"),
         "best_of_n": ("best_of_n_math", *SMALL, *GENERATED, "graph.actor_train.interface.args={keep: best}"),
     }  # fmt: skip
@@ -150,8 +154,10 @@ def of_run(folder):
 
 def test_every_number_that_a_run_writes_is_described(written):
     for name, (interfaces, keys) in written.items():
-        known = [metric.name for metric in all_metrics() if not metric.interfaces or {*metric.interfaces} & interfaces]
-        assert {key for key in keys if metric_for(key, known) is None} == set(), name
+        described = [
+            metric.name for metric in all_metrics() if not metric.interfaces or {*metric.interfaces} & interfaces
+        ]
+        assert {key for key in keys if metric_for(key, described) is None} == set(), name
 
 
 def test_every_number_that_is_described_is_written_by_some_run(written, restarted):

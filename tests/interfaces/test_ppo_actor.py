@@ -258,14 +258,14 @@ RECOMPUTED = [{}, {"policy_loss": "gspo"}, {"recompute_logprob": True}, {"use_de
 def test_the_distance_to_the_sampler_is_named_by_the_age_of_the_samples(rollout, sampled_by, settings, age, name):
     """the mean distance of the log-probs as the step begins, of whole responses"""
     model = tiny_model()
-    own = sampled_by(model, rollout).data["packed_logprobs"].clone()
+    current = sampled_by(model, rollout).data["packed_logprobs"].clone()
     sampled = sampled_by(model, rollout, spread=0.3).data["packed_logprobs"]
-    rollout.data["proximal_logprobs"] = own
+    rollout.data["proximal_logprobs"] = current
     if age is not None:
         rollout.metadata[AGE] = [age] * rollout.bs
     response = action_mask(rollout.data["prompt_mask"], rollout.flat_seqlens("packed_input_ids"))
     actor = PPOActorInterface(minibatches=1, ppo_epochs=3, **settings, **LIMITLESS)
-    expected = float((own - sampled).abs()[response].mean())
+    expected = float((current - sampled).abs()[response].mean())
     assert expected > 0.2
     stats = actor.train_step(model, rollout, SPEC)
     assert stats[name] == pytest.approx(expected, rel=1e-5)
@@ -277,12 +277,12 @@ def test_the_distance_to_the_sampler_is_named_by_the_age_of_the_samples(rollout,
 def test_the_kl_of_stale_samples_is_that_of_the_policy_as_the_step_begins(rollout, sampled_by, settings, estimator):
     """not that of the policy that sampled them, which here is the reference itself, nor of the policy after it"""
     model = tiny_model()
-    own = sampled_by(model, rollout).data["packed_logprobs"].clone()
+    current = sampled_by(model, rollout).data["packed_logprobs"].clone()
     sampled = sampled_by(model, rollout, spread=0.3).data["packed_logprobs"]
-    rollout.data |= {"proximal_logprobs": own, "packed_ref_logprobs": sampled.clone()}
+    rollout.data |= {"proximal_logprobs": current, "packed_ref_logprobs": sampled.clone()}
     rollout.metadata[AGE] = [0, 2] * (rollout.bs // 2)
     response = action_mask(rollout.data["prompt_mask"], rollout.flat_seqlens("packed_input_ids"))
-    difference = (own - sampled)[response].double()
+    difference = (current - sampled)[response].double()
     expected = float((difference.exp() * ((-difference).expm1() + difference)).mean())
     assert expected > 0.02
     actor = PPOActorInterface(minibatches=1, ppo_epochs=3, kl_estimator=estimator, **settings, **LIMITLESS)

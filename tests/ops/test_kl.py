@@ -66,9 +66,9 @@ def test_the_value_of_the_penalty_is_that_of_the_estimator(estimator, gradient):
 @pytest.mark.parametrize("sampler", [OWN, OLD], ids=["on-policy", "off-policy"])
 def test_the_kl_of_a_policy_does_not_depend_on_which_policy_sampled(sampler):
     """In expectation over the vocabulary, exactly, and without a gradient."""
-    own = OWN.clone().requires_grad_()
+    logprobs = OWN.clone().requires_grad_()
     expected = (OWN.exp() * (OWN - REFERENCE)).sum()
-    kl = kl_of_policy(own, sampler, REFERENCE)
+    kl = kl_of_policy(logprobs, sampler, REFERENCE)
     torch.testing.assert_close((sampler.exp() * kl).sum(), expected)
     assert bool((kl >= 0).all())
     assert not kl.requires_grad

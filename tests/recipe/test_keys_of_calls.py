@@ -196,7 +196,7 @@ def test_an_adaptive_penalty_above_staleness_0_needs_log_probs_of_the_trainer(ba
     (problem,) = [problem.what for problem in caught.value.problems]
     assert "adaptive_kl_ctl of actor_train needs recompute_logprob or use_decoupled_loss" in problem
     interface = {"type": {"ppo": "ppo_actor", "grpo": "grpo"}[base], "args": f"${{{base}}}"}
-    own = {"model": "actor", "call": "inference", "interface": interface}
-    own |= {"output_key_remap": {"packed_logprobs": "proximal_logprobs"}}
-    recomputed = [f"{base}.recompute_logprob=true", f"graph.own_inf={json.dumps(own)}"]
+    recomputing = {"model": "actor", "call": "inference", "interface": interface}
+    recomputing |= {"output_key_remap": {"packed_logprobs": "proximal_logprobs"}}
+    recomputed = [f"{base}.recompute_logprob=true", f"graph.own_inf={json.dumps(recomputing)}"]
     load_recipe(f"{base}_math", [*stale, *recomputed])

@@ -21,9 +21,9 @@ class MetricChecks(DeclaredSubject, CallSubject):
         interface = make()
         for name, entry in declared_metrics(type(interface)).items():
             if not isinstance(entry, tuple) or len(entry) != 2 or not all(_is_text(text) for text in entry):
-                what = f"METRICS gives {name} {entry!r:.80}"
+                problem = f"METRICS gives {name} {entry!r:.80}"
                 cause = f'for example "{name}": ("share", "share of responses that …")'
-                raise Violation(what, cause, place_of(type(interface)))
+                raise Violation(problem, cause, place_of(type(interface)))
 
     def test_stats_of_training_are_in_its_metrics(self, rehearsal: Rehearsal, record_property: Note) -> None:
         """METRICS names what training reports"""

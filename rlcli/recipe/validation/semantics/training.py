@@ -99,19 +99,21 @@ def _stale(notes: Notes) -> None:
     if not recipe.train.max_staleness or not calls_ahead(train_graph(recipe)):
         return
     for name, call in recipe.graph.items():
-        needed = declared("interfaces", call.interface.type, "STALE_NEEDS") if call.call == "train_step" else None
-        for argument, any_of in (needed or {}).items():
+        declaration = declared("interfaces", call.interface.type, "STALE_NEEDS") if call.call == "train_step" else None
+        for argument, alternatives in (declaration or {}).items():
             is_set = {
-                other: bool(argument_of("interfaces", call.interface.type, call.interface.args, other))
-                for other in (argument, *any_of)
+                key: bool(argument_of("interfaces", call.interface.type, call.interface.args, key))
+                for key in (argument, *alternatives)
             }
-            if not is_set[argument] or any(is_set[other] for other in any_of):
+            if not is_set[argument] or any(is_set[alternative] for alternative in alternatives):
                 continue
             args: Path = ("graph", name, "interface", "args")
-            what = f"{argument} of {name} needs {' or '.join(any_of)} where samples may be older than their step"
-            hint = f"set {any_of[0]}: true, or train.max_staleness=0"
-            needs: list[Path] = [("train", "max_staleness"), *((*args, other) for other in any_of)]
-            notes.note_once(("stale", argument), "R71", what, (*args, argument), hint, needs)
+            problem = (
+                f"{argument} of {name} needs {' or '.join(alternatives)} where samples may be older than their step"
+            )
+            hint = f"set {alternatives[0]}: true, or train.max_staleness=0"
+            needs: list[Path] = [("train", "max_staleness"), *((*args, alternative) for alternative in alternatives)]
+            notes.note_once(("stale", argument), "R71", problem, (*args, argument), hint, needs)
 
 
 def _kept(notes: Notes) -> None:

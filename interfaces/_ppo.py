@@ -22,6 +22,15 @@ class PPOSettings(OptimizerSteps, GeneralizedAdvantages, RolloutSettings):
         "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if generation_size",
     )}  # fmt: skip
 
+    ALIKE: ClassVar[Declaration] = {"train_step": (
+        "kl_ctl", "kl_estimator", "adaptive_kl_ctl", "adaptive_kl_target", "adaptive_kl_horizon",
+        "discount", "gae_lambda", "disable_value", "bootstrap_no_eos", "adv_norm", "group_adv_norm",
+        "reward_output_bias", "reward_output_scaling", "max_reward_clip", "use_dense_reward", "reward_delta",
+        "mask_no_eos_with_zero", "mask_too_long", "overlong_buffer", "overlong_penalty",
+        "use_decoupled_loss", "recompute_logprob", "behav_imp_weight_cap", "behav_imp_weight_mode",
+        "generation_size", "generation if generation_size", "generation if overlong_buffer",
+    )}  # fmt: skip
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group_adv_norm and self.generation.responses_per_prompt == 1:

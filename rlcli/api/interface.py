@@ -83,6 +83,10 @@ class ModelInterface:
     """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS. A method that is not
     named may do without a model; `generate` needs the head `lm` in any case."""
 
+    ALIKE: ClassVar[Declaration] = {}
+    """Method → arguments that all calls of a graph whose interfaces name them there must have alike, such as those from
+    which two roles compute the same rewards; with conditions as in READS."""
+
     STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Argument of a training interface → arguments of which it needs one to be set too, where `train.max_staleness`
     lets samples be older than their step."""

@@ -162,7 +162,7 @@ def test_every_number_that_a_run_writes_is_described(written):
 
 def test_every_number_that_is_described_is_written_by_some_run(written, restarted):
     keys = {key for _, of_run in written.values() for key in of_run} | restarted
-    interfaces = {path.stem for path in Path(registry.__file__).parents[2].glob("interfaces/*.py")}
+    interfaces = {path.stem for path in Path(registry.__file__).parents[2].glob("interfaces/**/*.py")}
     described = [metric.name for metric in all_metrics() if not metric.interfaces or {*metric.interfaces} & interfaces]
     assert [name for name in described if all(metric_for(key, [name]) is None for key in keys)] == []
 

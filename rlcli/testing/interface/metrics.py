@@ -9,7 +9,7 @@ from rlcli.api.interface import ModelInterface
 from rlcli.api.metrics import ENGINE_METRICS, declared_metrics, metric_for
 from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
-from rlcli.testing.interface.inference_trial import Calls, CallSubject
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
 from rlcli.testing.interface.training_trial import Make, Rehearsal
 
 OF_ENGINES = tuple(name.removeprefix("<role>/") for name in ENGINE_METRICS)
@@ -29,7 +29,7 @@ class MetricChecks(DeclaredSubject, CallSubject):
         """METRICS names what training reports"""
         self._tell_unnamed(rehearsal.result.stats, rehearsal.make(), "train_step", record_property)
 
-    def test_counts_of_inference_are_in_its_metrics(self, inferring: Calls, record_property: Note) -> None:
+    def test_counts_of_inference_are_in_its_metrics(self, inferring: CallTrial, record_property: Note) -> None:
         """METRICS names what inference counts"""
         added = {
             name: values for name, values in inferring.result.metadata.items() if name not in inferring.batch.metadata

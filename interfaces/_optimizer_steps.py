@@ -15,8 +15,8 @@ from rlcli.ops.minibatches import assign_minibatches
 
 from ._settings import OptimizerSteps
 
-AT_FIRST = "sampler_gap"
-"""A stat taken from the first optimizer step only, whose weights are those the training step began with."""
+AT_FIRST = ("kl", "policy_drift", "sampler_gap")
+"""Stats of the first optimizer step only, whose weights are those that the training step began with."""
 
 
 def optimizer_steps(
@@ -52,15 +52,16 @@ def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSamp
 
 def average(steps: list[dict[str, float]]) -> dict[str, float]:
     """Stats of a training step from those of its optimizer steps: the mean of each over the steps that report
-    it; `AT_FIRST` comes from the first.
+    it; `AT_FIRST` come from the first.
 
     `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count towards these alone.
     """
     total = {name: sum(step.get(name, 0.0) for step in steps) for name in ("update_skipped", "loss_weight")}
-    seen = [step for step in steps if step.get("loss_weight")] or steps
+    counted = [step for step in steps if step.get("loss_weight")] or steps
     values: dict[str, list[float]] = {}
-    for step in seen:
+    for step in counted:
         for name, value in step.items():
-            values.setdefault(name, []).append(value)
-    first = {AT_FIRST: values[AT_FIRST][0]} if AT_FIRST in values else {}
+            if name not in AT_FIRST:
+                values.setdefault(name, []).append(value)
+    first = {name: counted[0][name] for name in AT_FIRST if name in counted[0]} if counted else {}
     return {name: sum(entries) / len(entries) for name, entries in values.items()} | total | first

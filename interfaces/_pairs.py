@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.metrics import Metrics
 from rlcli.errors import DataError
 from rlcli.ops.preference_losses import PAIR_AGGREGATIONS, PairAggregationName
 
@@ -16,6 +18,15 @@ from ._checked import Settings
 @dataclass(kw_only=True)
 class PairSettings(Settings):
     """How much each pair counts."""
+
+    METRICS: ClassVar[Metrics] = {
+        "chosen_reward": ("reward", "mean reward of the chosen answers"),
+        "rejected_reward": ("reward", "mean reward of the rejected answers"),
+        "margin": ("reward", "mean of the chosen answer's reward less that of the rejected one"),
+        "accuracy": ("share", "share of pairs whose chosen answer has the higher reward; ties count half"),
+        "pairs": ("pairs", "pairs that were evaluated, with pair_aggregation: pair"),
+        "prompts": ("prompts", "prompts that were evaluated, with pair_aggregation: prompt"),
+    }
 
     pair_aggregation: PairAggregationName = "pair"
     """pair: every pair counts alike, so prompts with many pairs count for more. prompt: every prompt counts alike, as

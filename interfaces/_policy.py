@@ -9,6 +9,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats
 from rlcli.ops.reduce import AllReduce
@@ -29,6 +30,27 @@ class Policy(OptimizerSteps, PolicySettings, Generating):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if given")}
     WRITES: ClassVar[Declaration] = {"inference": ("packed_logprobs",)}
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "inference": ("lm",)}
+
+    METRICS: ClassVar[Metrics] = {
+        "kl": ("nats per token", "KL of the policy as the step begins from the reference: k3, weighted by how much "
+               "likelier a token is than under the policy that sampled it; mean over the tokens of responses"),
+        "kl_coef": ("reward per nat", "weight of the KL penalty in the step"),
+        "shaped_reward": ("reward", "mean reward of the responses after scaling, clipping and length penalties"),
+        "reward_clip_fraction": ("share", "share of responses whose reward max_reward_clip clips"),
+        "response_length": ("tokens", "mean length of the responses"),
+        "no_eos_fraction": ("share", "share of responses that were cut off"),
+        "advantage": ("advantage", "mean over the responses of the mean advantage of their trained tokens"),
+        "advantage_abs": ("advantage", "the same of the size of advantages"),
+        "sampler_gap": ("nats per token", "mean distance of the trainer's log-probs from the sampler's where both have "
+                        "the same weights: how much their engines differ"),
+        "policy_drift": ("nats per token", "mean distance of the trainer's log-probs from the sampler's where samples "
+                         "are of older weights: how far training has moved the policy since"),
+        "importance_ratio": ("ratio", "mean ratio of the policy to the old one, over the trained tokens"),
+        "approx_kl": ("nats per token", "KL of the old policy from the policy (k1), mean over the trained tokens"),
+        "clip_fraction": ("share", "share of trained tokens whose ratio is clipped"),
+        "dual_clip_fraction": ("share", "share of trained tokens whose loss c_clip bounds"),
+        "entropy": ("nats per token", "entropy of the policy, mean over the trained tokens"),
+    }  # fmt: skip
 
     CUT: ClassVar[Cut] = "sequence"  # groups are compared before the loss, which looks at one sequence at a time
 

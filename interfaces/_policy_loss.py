@@ -8,9 +8,11 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelOutput, Stats
+from rlcli.ops.kl import kl_of_policy
+from rlcli.ops.packing import action_owner
 from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES, Actions
 
-from ._optimizer_steps import AT_FIRST
+from ._rollout import gaps_by_age
 from ._rollout_settings import RolloutSettings
 from ._settings import PolicyLoss, named
 
@@ -35,14 +37,30 @@ def policy_losses(
     """(loss of each trained action, [M]: the weighted policy loss less the entropy bonus; stats, each summed over these
     actions)."""
     losses, stats = named(POLICY_LOSSES, settings.policy_loss, settings)(actions)
-    if not settings.uses_proximal_logprobs:  # otherwise `_rollout.sampler_gap` reports it
-        stats[AT_FIRST] = actions.log_ratio.detach().abs().sum()
     entropy = entropy[actions.mask]
     if settings.use_decoupled_loss:
         losses = losses * batch.data["loss_weights"][actions.mask]
     if settings.entropy_coef:
         losses = losses - settings.entropy_coef * entropy
     return losses, stats | {"entropy": entropy.detach().sum()}
+
+
+@torch.no_grad()
+def at_first(settings: PolicySettings, actions: Actions, batch: SequenceSample) -> Stats:
+    """What the first optimizer step shows of the policy as the step began: how far its log-probs are from the sampler's
+    and, with a KL penalty, the KL from the reference. Nothing where the trainer has computed them for the whole batch
+    (`_rollout`)."""
+    if settings.uses_proximal_logprobs:
+        return {}
+    owner = action_owner(actions.seqlens, actions.mask.device)[actions.mask]
+    gaps = gaps_by_age(actions.log_ratio.abs(), batch.data["ages"][owner])
+    stats: Stats = {name: (total, count) for name, (total, count) in gaps.items() if count}
+    if not settings.kl_ctl:
+        return stats
+    response = batch.data["response_mask"]
+    columns = (actions.logprobs, actions.old_logprobs, batch.data["ref_logprobs"])
+    kl = kl_of_policy(*(column[response] for column in columns))
+    return {**stats, "kl": (kl.sum(), response.count_nonzero())}
 
 
 def aggregated(

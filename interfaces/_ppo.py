@@ -16,13 +16,21 @@ class PPOSettings(OptimizerSteps, GeneralizedAdvantages, RolloutSettings):
     """How advantages and returns are computed from a rollout: actor and critic compute the same ones."""
 
     READS: ClassVar[Declaration] = {"train_step": (
-        "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask", "solved if given",
+        "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask",
         "packed_ref_logprobs if kl_ctl", "values unless disable_value",
         "proximal_logprobs if use_decoupled_loss", "proximal_logprobs if recompute_logprob",
         "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if generation_size",
     )}  # fmt: skip
 
     NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2 if group_adv_norm",)}
+    ALIKE: ClassVar[Declaration] = {"train_step": (
+        "kl_ctl", "kl_estimator", "adaptive_kl_ctl", "adaptive_kl_target", "adaptive_kl_horizon",
+        "discount", "gae_lambda", "disable_value", "bootstrap_no_eos", "adv_norm", "group_adv_norm",
+        "reward_output_bias", "reward_output_scaling", "max_reward_clip", "use_dense_reward", "reward_delta",
+        "mask_no_eos_with_zero", "mask_too_long", "overlong_buffer", "overlong_penalty",
+        "use_decoupled_loss", "recompute_logprob", "behav_imp_weight_cap", "behav_imp_weight_mode",
+        "generation_size", "generation if generation_size", "generation if overlong_buffer",
+    )}  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

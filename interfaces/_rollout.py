@@ -10,10 +10,11 @@ from collections.abc import Mapping
 import torch
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import AGE
 from rlcli.api.model import Model
 from rlcli.errors import UsageError
 from rlcli.ops.advantages import Trajectories
-from rlcli.ops.kl import kl_estimate
+from rlcli.ops.kl import kl_estimate, kl_of_policy
 from rlcli.ops.packing import action_owner
 from rlcli.ops.policy_losses import behaviour_weights
 from rlcli.ops.reduce import AllReduce, identity
@@ -32,9 +33,10 @@ def prepare(settings: RolloutSettings, data: SequenceSample, kl_coef: float, all
     They have these keys in addition to `packed_input_ids` (A = T - N actions):
 
     `response_mask` [A] actions of the response; `loss_mask` [A] actions that are trained on; `old_logprobs`
-    [A]; `kl` [A] from the reference, 0 outside the response; `advantages` [A] and `returns` [A]; `values` [T];
-    `loss_weights` [A] of the decoupled loss (else 1); per sequence `rewards`, `shaped_rewards`,
-    `seq_no_eos_mask`. With a KL penalty also `ref_logprobs` [A].
+    [A]; `kl` [A] of the trained policy from the reference as far as it is known (`knows_trained_policy`), 0 outside the
+    response; `advantages` [A] and `returns` [A]; `values` [T]; `loss_weights` [A] of the decoupled loss (else 1); per
+    sequence `rewards`, `shaped_rewards`, `seq_no_eos_mask` and `ages` (int64, in steps). With a KL penalty also
+    `ref_logprobs` [A].
     """
     if settings.generation_size is not None:
         _need(data.data, "rewards")
@@ -44,12 +46,13 @@ def prepare(settings: RolloutSettings, data: SequenceSample, kl_coef: float, all
     no_eos = _need(tensors, "seq_no_eos_mask")
     trained = response & ~no_eos[action_owner(lengths, no_eos.device)] if settings.mask_too_long else response
     sampler, old, weights, trained = _policies(settings, tensors, trained)
-    kl = _penalty(settings, tensors, sampler, response)
-    scores, rewards = _rewards(settings, tensors, lengths, kl, response, kl_coef)
+    penalty = _penalty(settings, tensors, sampler, response)
+    scores, rewards = _rewards(settings, tensors, lengths, penalty, response, kl_coef)
     values = _values(settings, tensors, lengths)
     trajectories = Trajectories(rewards, values, response, lengths, _groups(data).to(response.device), no_eos)
     advantages, returns = settings.estimate(trajectories, all_reduce)
     advantages = settings.normalized(advantages, trajectories, trained, all_reduce)
+    kl = _kl(settings, tensors, response)
     per_action = dict(zip(PER_ACTION, (trained, response, old, weights, kl, advantages, returns), strict=True))
     if settings.kl_ctl:
         per_action["ref_logprobs"] = tensors["packed_ref_logprobs"]
@@ -57,34 +60,47 @@ def prepare(settings: RolloutSettings, data: SequenceSample, kl_coef: float, all
         "rewards": tensors.get("rewards", scores),
         "shaped_rewards": scores,
         "seq_no_eos_mask": no_eos,
+        "ages": _ages(data).to(response.device),
     }
     return _batch(data, per_action, per_sequence, values)
 
 
-def batch_stats(
-    settings: RewardShaping, batch: SequenceSample, data: SequenceSample, all_reduce: AllReduce
-) -> dict[str, float]:
-    """Stats of the batch that `prepare` made from `data`: means over the responses, or the tokens, of all ranks."""
+def batch_stats(settings: RolloutSettings, batch: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
+    """Stats of the batch that `prepare` made: means over the responses, or the tokens, of all ranks."""
     tensors = batch.data
-    responses, trained = len(tensors["rewards"]), int(tensors["loss_mask"].sum())
-    tokens = int(tensors["response_mask"].sum())
-    advantages = tensors["advantages"][tensors["loss_mask"]].double()
+    responses, tokens = len(tensors["rewards"]), int(tensors["response_mask"].sum())
+    advantages = _response_means(batch, tensors["advantages"])
     pairs = {
-        "reward": (tensors["rewards"].double().sum(), responses),
         "shaped_reward": (tensors["shaped_rewards"].double().sum(), responses),
-        "kl": (tensors["kl"].double().sum(), tokens),
         "response_length": (tensors["response_mask"].sum(), responses),
         "no_eos_fraction": (tensors["seq_no_eos_mask"].sum(), responses),
-        "advantage": (advantages.sum(), trained),
-        "advantage_abs": (advantages.abs().sum(), trained),
-        "return": (tensors["returns"][tensors["loss_mask"]].double().sum(), trained),
+        "advantage": (advantages.sum(), len(advantages)),
+        "advantage_abs": (_response_means(batch, tensors["advantages"].abs()).sum(), len(advantages)),
     }
+    if settings.kl_ctl and knows_trained_policy(settings, batch, all_reduce):
+        pairs["kl"] = (tensors["kl"].double().sum(), tokens)
     if not settings.use_dense_reward:
         scaled = (tensors["rewards"].double() - settings.reward_output_bias) * settings.reward_output_scaling
         pairs["reward_clip_fraction"] = ((scaled.abs() > settings.max_reward_clip).sum(), responses)
-    if "solved" in data.keys:
-        pairs["solved"] = (data.data["solved"].sum(), len(data.data["solved"]))
     return means(pairs, all_reduce)
+
+
+def _response_means(batch: SequenceSample, per_action: torch.Tensor) -> torch.Tensor:
+    """The mean over the trained actions of each response that has some, float64."""
+    mask, lengths = batch.data["loss_mask"], batch.flat_seqlens("packed_input_ids")
+    owner = action_owner(lengths, mask.device)[mask]
+    counts = torch.bincount(owner, minlength=len(lengths))
+    sums = torch.zeros(len(lengths), dtype=torch.float64, device=mask.device)
+    sums = sums.index_add(0, owner, per_action[mask].double())
+    return sums[counts > 0] / counts[counts > 0]
+
+
+def knows_trained_policy(settings: OldPolicy, batch: SequenceSample, all_reduce: AllReduce) -> bool:
+    """Whether the log-probs of the policy as the step begins are known for the whole batch: the trainer has computed
+    them, or they are the sampler's, because no sample is older than the step. Otherwise the first optimizer step gives
+    those of its part (`_policy_loss.at_first`)."""
+    older = (batch.data["ages"] > 0).sum().double().reshape(1)
+    return settings.uses_proximal_logprobs or not float(all_reduce(older.cpu()))
 
 
 def equal_groups(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
@@ -94,16 +110,28 @@ def equal_groups(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, floa
     return means({"equal_rewards_fraction": (alike, len(groups))}, all_reduce)
 
 
-def sampler_gap(settings: OldPolicy, data: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
-    """`sampler_gap`: the gap between the trainer's and the sampler's log-probs before training: the mean absolute
-    difference over the actions of responses, in nats. Where the trainer has computed no log-probs, those of its first
-    optimizer step are used (`_policy_loss.policy_losses`)."""
+def proximal_gaps(settings: OldPolicy, data: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
+    """`gaps_by_age` of the log-probs that the trainer computed before the step, over the actions of all responses.
+    Where it has computed none, the first optimizer step reports them (`_policy_loss.at_first`)."""
     tensors = data.data
     if not settings.uses_proximal_logprobs:
         return {}
-    response = action_mask(_need(tensors, "prompt_mask"), data.flat_seqlens("packed_input_ids"))
+    lengths = data.flat_seqlens("packed_input_ids")
+    response = action_mask(_need(tensors, "prompt_mask"), lengths)
     gaps = (tensors["proximal_logprobs"] - tensors["packed_logprobs"]).double().abs()[response]
-    return means({"sampler_gap": (gaps.sum(), len(gaps))}, all_reduce)
+    ages = _ages(data).to(response.device)[action_owner(lengths, response.device)][response]
+    return counted_means(gaps_by_age(gaps, ages), all_reduce)
+
+
+def gaps_by_age(gaps: torch.Tensor, ages: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Sum and number of the distances [n] between the trainer's and the sampler's log-probs, in nats: `sampler_gap` of
+    samples of age 0, where both have the same weights; `policy_drift` of older ones, whose weights have been trained
+    since."""
+    same = ages == 0
+    return {
+        name: (gaps[members].sum(), members.count_nonzero())
+        for name, members in (("sampler_gap", same), ("policy_drift", ~same))
+    }
 
 
 def reduce_over(model: Model) -> AllReduce:
@@ -114,16 +142,30 @@ def reduce_over(model: Model) -> AllReduce:
     return lambda value: engine.all_reduce(value.to(engine.device), "sum").to(value.device)
 
 
-def means(pairs: Mapping[str, tuple[torch.Tensor, int]], all_reduce: AllReduce) -> dict[str, float]:
-    """{name: (sum, count)} → {name: sum / count over all ranks}; 0 where nothing was counted."""
-    sums = torch.stack([total.detach().to("cpu", torch.float64) for total, _ in pairs.values()])
-    counts = torch.tensor([count for _, count in pairs.values()], dtype=torch.float64)
-    table = all_reduce(torch.stack([sums, counts]))
-    return {name: float(table[0, i] / table[1, i].clamp(min=1)) for i, name in enumerate(pairs)}
+Sums = Mapping[str, tuple[torch.Tensor, "torch.Tensor | int"]]
+"""Name → the sum of some numbers on this rank, and how many there are."""
+
+
+def means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
+    """The mean of each over all ranks; 0 where nothing was counted."""
+    return {name: total / max(count, 1.0) for name, (total, count) in _reduced(sums, all_reduce).items()}
+
+
+def counted_means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
+    """The mean of each over all ranks, without those of which nothing was counted."""
+    return {name: total / count for name, (total, count) in _reduced(sums, all_reduce).items() if count}
+
+
+def _reduced(sums: Sums, all_reduce: AllReduce) -> dict[str, tuple[float, float]]:
+    totals = torch.stack([total.detach().to("cpu", torch.float64) for total, _ in sums.values()])
+    counts = torch.tensor([int(count) for _, count in sums.values()], dtype=torch.float64)
+    table = all_reduce(torch.stack([totals, counts])).tolist()
+    return dict(zip(sums, zip(*table, strict=True), strict=True))
 
 
 def response_kl(batch: SequenceSample, all_reduce: AllReduce) -> tuple[float, int]:
-    """(KL from the reference per response in nats, responses), over all ranks: the input of a KL controller."""
+    """(KL of the trained policy from the reference per response in nats, responses), over all ranks: the input of a KL
+    controller."""
     responses = len(batch.flat_seqlens("packed_input_ids"))
     total = batch.data["kl"].to(torch.float64).sum()
     table = all_reduce(torch.stack([total, torch.full_like(total, responses)]))
@@ -168,6 +210,23 @@ def _penalty(
         return torch.zeros_like(sampler)
     reference = _need(tensors, "packed_ref_logprobs", "or set kl_ctl: 0")
     return torch.where(response, kl_estimate(sampler, reference, settings.kl_estimator), 0.0)
+
+
+def _kl(settings: RolloutSettings, tensors: Mapping[str, torch.Tensor], response: torch.Tensor) -> torch.Tensor:
+    """[A] KL of the trained policy from the reference, 0 outside the response. Where nobody has computed its log-probs,
+    the sampler's stand for them."""
+    if not settings.kl_ctl:
+        return torch.zeros_like(response, dtype=torch.float32)
+    sampled, reference = tensors["packed_logprobs"], tensors["packed_ref_logprobs"]
+    trained = tensors["proximal_logprobs"] if settings.uses_proximal_logprobs else sampled
+    return torch.where(response, kl_of_policy(trained, sampled, reference), 0.0)
+
+
+def _ages(data: SequenceSample) -> torch.Tensor:
+    """[N] int64: the age of each sequence in steps (`rlcli.api.key_meaning.AGE`)."""
+    ages = data.metadata.get(AGE) or [0] * data.bs
+    sizes = [len(lengths) for lengths in data.seqlens["packed_input_ids"]]
+    return torch.repeat_interleave(torch.tensor(ages, dtype=torch.int64), torch.tensor(sizes, dtype=torch.int64))
 
 
 def _rewards(

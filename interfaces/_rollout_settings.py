@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -84,15 +85,20 @@ class KLPenalty(Settings):
         "adaptive_kl_horizon": "kl_horizon kl_ctrl.horizon horizon",
     }
 
+    STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "adaptive_kl_ctl": ("recompute_logprob", "use_decoupled_loss"),
+    }
+
     kl_ctl: float = 0.1
     """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`)."""
 
     kl_estimator: KLEstimator = "k1"
-    """Estimator of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl). The KL is that of
+    """Estimator of the penalty, the KL from the reference per sampled token: k1, k2 or k3 (rlcli.ops.kl). It is that of
     the policy that sampled the responses; see `recompute_logprob`."""
 
     adaptive_kl_ctl: bool = False
-    """Adapt the weight of the KL penalty to keep the KL near `adaptive_kl_target`."""
+    """Adapt the weight of the KL penalty to keep the metric `kl`, that of the trained policy, near
+    `adaptive_kl_target`. Above `train.max_staleness: 0` this needs `recompute_logprob` or `use_decoupled_loss`."""
 
     adaptive_kl_target: float = 6.0
     """KL per response, in nats, targeted by the adaptive controller."""

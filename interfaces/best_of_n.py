@@ -14,6 +14,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
+from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
 from rlcli.ops.losses import nll_loss
@@ -43,6 +44,11 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",)}
     LIMITS: ClassVar[Limits] = {"best": {"ge": 1}}
     CUT: ClassVar[Cut] = "sequence"
+    METRICS: ClassVar[Metrics] = {
+        "kept_fraction": ("share", "share of responses that are trained on"),
+        "kept_reward": ("reward", "mean reward of these responses"),
+        "prompts_without": ("share", "share of prompts without such a response"),
+    }
 
     keep: Keep = "best"
     """Which responses to train on. "best": the `best` ones of each prompt by reward; ties go to the shorter, then the
@@ -55,18 +61,14 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
     """Never train on responses with a lower reward."""
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
-        """`minibatches` optimizer steps on the mean negative log-likelihood per token of the chosen responses.
-
-        `kept_fraction` is the share of responses that are trained on, `prompts_without` the share of prompts without
-        any; `reward` is the mean over all responses, `kept_reward` over those that are trained on.
-        """
+        """`minibatches` optimizer steps on the mean negative log-likelihood per token of the chosen responses."""
         chosen = self._chosen(data)
         kept = torch.tensor([choice for group in chosen for choice in group], dtype=torch.bool)
         without = torch.tensor([not any(group) for group in chosen], dtype=torch.bool)
         stats = {"kept_fraction": (kept.sum(), len(kept)), "prompts_without": (without.sum(), data.bs)}
         if "rewards" in data.keys:
             rewards = data.data["rewards"].double().cpu()
-            stats |= {"reward": (rewards.sum(), len(kept)), "kept_reward": (rewards[kept].sum(), int(kept.sum()))}
+            stats["kept_reward"] = (rewards[kept].sum(), int(kept.sum()))
         return means(stats, reduce_over(model)) | optimizer_steps(
             self, model, _marked(data, chosen), _loss, _weight, mb_spec, cut=self.CUT
         )

@@ -10,6 +10,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
+from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
 from rlcli.ops.distillation import full_reverse_kl, sampled_reverse_kl
@@ -37,6 +38,9 @@ class DistillInterface(OptimizerSteps, ModelInterface):
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "inference": ("lm",)}
     LIMITS: ClassVar[Limits] = {"ratio_cap": {"gt": 0}, "temperature": {"gt": 0}}
     CUT: ClassVar[Cut] = "sequence"
+    METRICS: ClassVar[Metrics] = {
+        "reverse_kl": ("nats per token", "KL of the student from the teacher, mean over the tokens of responses"),
+    }
 
     estimator: Estimator = "sampled"
     """How the KL of a token is estimated. "sampled": from the log-probs of the sampled tokens, by a `reference` call of

@@ -12,6 +12,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
+from rlcli.api.metrics import Metrics
 from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
 from rlcli.api.synonyms import Synonyms
 from rlcli.ops.preference_losses import PREFERENCE_LOSSES, PreferenceLossName, chosen_and_rejected, sequence_sums
@@ -81,6 +82,11 @@ class DPOInterface(DPOSettings, ModelInterface):
     }
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "evaluate": ("lm",)}
     NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}
+    METRICS: ClassVar[Metrics] = {
+        "chosen_logprob": ("nats", "mean log-likelihood of the chosen answers"),
+        "rejected_logprob": ("nats", "mean log-likelihood of the rejected answers"),
+        "nll": ("nats", "negative log-likelihood of the chosen answers, before nll_coef; mean as nll_aggregation says"),
+    }
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """One optimizer step on the pairs of a batch."""

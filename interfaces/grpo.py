@@ -12,13 +12,14 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.key_meaning import PLACE
+from rlcli.api.metrics import Metrics
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats, register_interface
 from rlcli.ops.kl import KLEstimator, kl_loss
 from rlcli.ops.policy_losses import LossAggregationName
 
 from ._policy import Policy
-from ._policy_loss import aggregated, policy_losses, taken_actions
-from ._rollout import batch_stats, equal_groups, prepare, reduce_over, sampler_gap
+from ._policy_loss import aggregated, at_first, policy_losses, taken_actions
+from ._rollout import batch_stats, equal_groups, prepare, proximal_gaps, reduce_over
 from ._rollout_settings import KLPlacement, RelativeAdvantages
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
     """
 
     READS: ClassVar[Declaration] = {"train_step": (
-        "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask", "solved if given",
+        "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask",
         "packed_ref_logprobs if kl_ctl",
         "proximal_logprobs if use_decoupled_loss", "proximal_logprobs if recompute_logprob",
         "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if generation_size",
@@ -44,6 +45,10 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
 
     NEEDS_GROUP: ClassVar[Declaration] = {
         "train_step": ("2 if baseline=group", "2 if baseline=leave_one_out", "2 if scale=group")
+    }
+    METRICS: ClassVar[Metrics] = {
+        "equal_rewards_fraction": ("share", "share of prompts whose responses all have the same reward"),
+        "kl_penalty": ("nats per token", "KL penalty in the loss before kl_coef, mean over the trained tokens"),
     }
 
     generation: GenerationHyperparameters = field(
@@ -77,9 +82,10 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
         reduce = reduce_over(model)
         batch = prepare(self, data, self.controller.coef if self.kl_in == "reward" else 0.0, reduce)
-        stats = batch_stats(self, batch, data, reduce) | equal_groups(batch, reduce) | sampler_gap(self, data, reduce)
-        self._warn_without_signal(stats["equal_rewards_fraction"], data)
-        return stats | self._take_steps(model, batch, mb_spec, reduce)
+        equal = equal_groups(batch, reduce)
+        of_batch = batch_stats(self, batch, reduce) | equal | proximal_gaps(self, data, reduce)
+        self._warn_without_signal(equal["equal_rewards_fraction"], data)
+        return self._take_steps(model, batch, mb_spec, reduce) | of_batch
 
     def _warn_without_signal(self, equal_rewards: float, data: SequenceSample) -> None:
         """Warn in the first of consecutive steps in which no group has a better response, and in every tenth."""
@@ -102,8 +108,9 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
             logprobs, old_logprobs, ref_logprobs = (column[actions.mask] for column in columns)
             penalty = kl_loss(logprobs, old_logprobs, ref_logprobs, self.kl_estimator, self.kl_gradient)
             losses = losses + self.controller.coef * penalty
-            stats["kl_loss"] = penalty.detach().sum()
-        return aggregated(self, losses, stats, batch)
+            stats["kl_penalty"] = penalty.detach().sum()
+        loss, means = aggregated(self, losses, stats, batch)
+        return loss, {**means, **at_first(self, actions, batch)}
 
 
 register_interface("grpo", GRPOInterface)

@@ -10,9 +10,9 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats, register_interface
 
 from ._policy import Policy
-from ._policy_loss import aggregated, policy_losses, taken_actions
+from ._policy_loss import aggregated, at_first, policy_losses, taken_actions
 from ._ppo import PPOSettings
-from ._rollout import batch_stats, prepare, reduce_over, sampler_gap
+from ._rollout import batch_stats, prepare, proximal_gaps, reduce_over
 
 
 @dataclass(kw_only=True)
@@ -23,12 +23,14 @@ class PPOActorInterface(Policy, PPOSettings):
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
         reduce = reduce_over(model)
         batch = prepare(self, data, self.controller.coef, reduce)
-        stats = batch_stats(self, batch, data, reduce) | sampler_gap(self, data, reduce)
-        return stats | self._take_steps(model, batch, mb_spec, reduce)
+        of_batch = batch_stats(self, batch, reduce) | proximal_gaps(self, data, reduce)
+        return self._take_steps(model, batch, mb_spec, reduce) | of_batch
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
-        losses, stats = policy_losses(self, *taken_actions(self, output, batch), batch)
-        return aggregated(self, losses, stats, batch)
+        actions, entropy = taken_actions(self, output, batch)
+        losses, stats = policy_losses(self, actions, entropy, batch)
+        loss, means = aggregated(self, losses, stats, batch)
+        return loss, {**means, **at_first(self, actions, batch)}
 
 
 register_interface("ppo_actor", PPOActorInterface)

@@ -9,6 +9,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
 from rlcli.ops.losses import ppo_critic_loss
@@ -32,6 +33,14 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids",)}
     WRITES: ClassVar[Declaration] = {"inference": ("values",)}
     HEAD: ClassVar[Declaration] = {"train_step": ("value",), "inference": ("value",)}
+
+    METRICS: ClassVar[Metrics] = {
+        "value": ("reward", "predicted return before the step, mean over the trained tokens"),
+        "return": ("reward", "return that values are trained towards, mean over the trained tokens"),
+        "explained_variance": ("share", "share of the variance of returns that predictions explain: at most 1"),
+        "return_clip_fraction": ("share", "share of trained tokens whose normalised return is clipped"),
+        "value_clip_fraction": ("share", "share of trained tokens whose loss value_eps_clip cuts off"),
+    }
 
     CUT: ClassVar[Cut] = "sequence"
 
@@ -106,7 +115,6 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
             "value": value,
             "return": return_,
             "explained_variance": explained,
-            "kl_coef": self.controller.coef,
         }
 
 

@@ -10,6 +10,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
 from rlcli.ops.losses import nll_loss
@@ -28,6 +29,10 @@ class SFTInterface(ModelInterface):
     }
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "evaluate": ("lm",)}
     CUT: ClassVar[Cut] = "sequence"
+    METRICS: ClassVar[Metrics] = {
+        "ppl": ("perplexity", "perplexity of the answers: the exponential of the loss per token"),
+        "tokens": ("tokens", "tokens of the answers that were evaluated"),
+    }
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """One optimizer step on the mean negative log-likelihood per answer token."""

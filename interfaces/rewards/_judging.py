@@ -11,6 +11,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import ModelInterface
 from rlcli.api.limits import Limits
+from rlcli.api.metrics import Metrics
 from rlcli.errors import WorkerError, escape_control
 
 from ._judge_questions import TEMPLATE, Question, question_of
@@ -46,6 +47,9 @@ class Judging(ScoreErrors, ModelInterface):
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
+    METRICS: ClassVar[Metrics] = {
+        "reward_unscored": ("share", "share of responses that the judge gives no score, although it scores others"),
+    }
     LIMITS: ClassVar[Limits] = {"temperature": {"ge": 0}}
 
     template: str = TEMPLATE

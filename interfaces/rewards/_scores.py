@@ -13,6 +13,7 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.interface import ModelInterface
 from rlcli.api.key_meaning import ATTEMPT, PLACE
 from rlcli.api.limits import Limits
+from rlcli.api.metrics import Metrics
 from rlcli.errors import RlcliError, escape_control
 
 from .._checked import Settings
@@ -46,6 +47,10 @@ class Score:
 class ScoreErrors(Settings):
     """How to handle scores that could not be computed."""
 
+    METRICS: ClassVar[Metrics] = {
+        "reward_limits": ("share", "share of responses that hit a limit of the reward, mean over the prompts"),
+        "reward_errors": ("share", "share of responses whose score could not be computed, mean over the prompts"),
+    }
     LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}}
 
     error_reward: float = 0.0

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
+from rlcli.api.metrics import Metrics
 from rlcli.api.mocks import uniform
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.api.model_folder import model_folder
@@ -40,6 +41,7 @@ class HFRewardInterface(Settings, ModelInterface):
     and give it the actor's tokenizer, which turns tokens back into text.
     """
 
+    METRICS: ClassVar[Metrics] = {"truncated": ("share", "share of texts that were truncated, mean over the prompts")}
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if text=response")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     TRIED: ClassVar[bool] = False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class WeightedSumInterface(ModelInterface):
     """Adds up rewards that other calls have written under other names, such as
-    `output_key_remap: {rewards: brevity}`. The mean of each is reported as `reward/<name>`.
+    `output_key_remap: {rewards: brevity}`, under which it is reported as well.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("each of weights",)}
@@ -35,21 +35,14 @@ class WeightedSumInterface(ModelInterface):
             raise ValueError(f"weights has {wrong[0]}; a weight must be finite")
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """The keys of `weights` [N] → `rewards` [N]. As metadata, the mean of each key for each sample."""
+        """The keys of `weights` [N] → `rewards` [N]."""
         import torch
 
         lengths = self._lengths(data)
         parts = {key: data.data[key].double() for key in self.weights}
         total = sum(parts[key] * weight for key, weight in self.weights.items())
-        groups = [sum(group) for group in lengths]
         return SequenceSample.from_default(
-            ids=data.ids,
-            seqlens={"rewards": lengths},
-            data={"rewards": torch.as_tensor(total).float()},
-            metadata={
-                f"reward/{key}": [float(piece.mean()) if len(piece) else 0.0 for piece in part.split(groups)]
-                for key, part in parts.items()
-            },
+            ids=data.ids, seqlens={"rewards": lengths}, data={"rewards": torch.as_tensor(total).float()}
         )
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:

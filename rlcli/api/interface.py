@@ -9,6 +9,7 @@ from rlcli.api.component import register_interface
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration, DeclaredKeys, declared_keys, inherited
+from rlcli.api.metrics import Metrics
 
 if TYPE_CHECKING:
     from rlcli.api.model import Model
@@ -54,6 +55,7 @@ class ModelInterface:
         CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # for this method only
         GENERATES: ClassVar[Generates] = {"inference": {"prompt": (300,), "response": ("thought_tokens", 12)}}
         HEAD: ClassVar[Declaration] = {"inference": ("value",)}         # it needs a model with this head
+        METRICS: ClassVar[Metrics] = {"kl": ("nats per token", "KL of the policy from the reference")}
 
     A class inherits the declarations of its bases for the methods that its own do not name.
     """
@@ -85,6 +87,18 @@ class ModelInterface:
     HEAD: ClassVar[Declaration] = {}
     """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS. A method that is not
     named may do without a model; `generate` needs the head `lm` in any case."""
+
+    ALIKE: ClassVar[Declaration] = {}
+    """Method → arguments that all calls of a graph whose interfaces name them there must have alike, such as those from
+    which two roles compute the same rewards; with conditions as in READS."""
+
+    STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Argument of a training interface → arguments of which it needs one to be set too, where `train.max_staleness`
+    lets samples be older than their step."""
+
+    METRICS: ClassVar[Metrics] = {}
+    """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`, and the numbers in
+    the metadata of its outputs. Those of engines and of runs are in `rlcli.api.metrics`."""
 
     TRIED: ClassVar[bool] = True
     """Whether `rlcli check` may call `inference` of a reward without weights on a few rows; False for one that asks a

@@ -37,6 +37,9 @@ ATTEMPT = "attempt"
 """Metadata of a sample: how many times it was started before. Every attempt has its own responses."""
 PLACE = "batch_index"
 """Metadata of a sample that is trained on: its place in the step's batch."""
+AGE = "age"
+"""Metadata of a sample that is trained on: training steps between the weights that generated the oldest part of it and
+those with which the step begins. Absent where no sample is generated ahead of its step."""
 DROPPED = "dropped"
 """Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 KINDS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets"}
 
+METRICS = "metrics"
+"""Shown instead of a recipe of this name, which can be given as a path."""
+
 SET_BY = {
     "interfaces": "graph.<call>.interface.args.<arg>",
     "backends": "models.<role>.backend.args.<arg>",
@@ -30,7 +33,7 @@ def show(
         list[str],
         typer.Argument(
             metavar="NAME [KEY=VALUE]...",
-            help="A recipe, a section such as train, or a component: [interface|backend|dataset] NAME.",
+            help="A recipe, a section such as train, a component: [interface|backend|dataset] NAME, or metrics [TEXT].",
         ),
     ],
     with_: With = None,
@@ -38,11 +41,15 @@ def show(
     every: Annotated[bool, typer.Option("--all", help="For a recipe: include all defaults.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all defaults.")] = False,
 ) -> None:
-    """Show a recipe with all its layers and references in place, the keys of a section, or a component's options.
+    """Show a recipe with all its layers and references in place, the keys of a section, a component's options, or what
+    the metrics of runs mean.
 
     Example: rlcli show ppo_math --origins
     """
     of_recipe = bool(with_) or origins or every
+    if words[0] == METRICS and not of_recipe:
+        _show_metrics(words[1:], as_json)
+        return
     kind = KINDS.get(words[0].removesuffix("s"))
     if kind is not None and len(words) > 1:
         if len(words) > 2 or of_recipe:
@@ -56,6 +63,22 @@ def show(
     if len(words) == 1 and not of_recipe and _show_section(words[0], as_json):
         return
     _show_recipe(load(words[0], words[1:], with_), origins, every, as_json)
+
+
+def _show_metrics(texts: Sequence[str], as_json: bool) -> None:
+    """Print the metrics whose names contain one of some texts, or all of them."""
+    from rlcli.recipe.introspection.metrics import all_metrics
+
+    metrics = [metric for metric in all_metrics() if not texts or any(text in metric.name for text in texts)]
+    if not metrics:
+        raise UsageError(f"no metric's name contains {' or '.join(texts)}", hint="rlcli show metrics lists all of them")
+    if as_json:
+        print_json({"metrics": [vars(metric) for metric in metrics]})
+        return
+    for metric in metrics:
+        print_text(f"  {metric.name}  {metric.unit}")
+        reported_by = f" ({', '.join(metric.interfaces)})" if metric.interfaces else ""
+        print_text(wrapped(metric.meaning + reported_by, " " * 6, " " * 6))
 
 
 def _show_section(name: str, as_json: bool) -> bool:

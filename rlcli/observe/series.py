@@ -9,7 +9,7 @@ from typing import Any
 
 NAMES: dict[str, tuple[str, ...]] = {
     "reward": ("task_reward", "reward", "mean_reward", "reward_mean"),
-    "kl": ("kl_to_reference", "ref_kl", "kl_ref", "reference_kl", "kl", "mean_kl", "approx_kl"),
+    "kl": ("kl_to_reference", "ref_kl", "kl_ref", "reference_kl", "kl", "mean_kl"),
     "length": ("response_length", "response_len", "response_tokens", "mean_response_length", "length"),
     "staleness": ("staleness",),
     "loss": ("loss", "actor_loss", "policy_loss"),

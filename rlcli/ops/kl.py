@@ -54,9 +54,24 @@ def kl_loss(
     value = kl_estimate(logprobs, ref_logprobs, estimator)
     if gradient == "naive":
         return value
-    ratio = (logprobs - old_logprobs).detach().clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()
+    ratio = _ratio(logprobs, old_logprobs)
     carrier = kl_estimate(logprobs, ref_logprobs, "k2")
     return ratio * (carrier + (value - carrier).detach())
+
+
+def kl_of_policy(logprobs: torch.Tensor, sampled_logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """KL(policy || reference) for each token that another policy sampled, in nats; same shape as the inputs, without a
+    gradient.
+
+    ratio * k3, where ratio = exp(logprobs - sampled_logprobs): over the tokens that the sampling policy may choose, its
+    expectation is the KL of the policy itself. What a token follows was still chosen by the sampling policy.
+    """
+    return _ratio(logprobs, sampled_logprobs) * kl_estimate(logprobs.detach(), ref_logprobs, "k3")
+
+
+def _ratio(logprobs: torch.Tensor, sampled_logprobs: torch.Tensor) -> torch.Tensor:
+    """How much more probable a token is under the policy than under the one that sampled it; without a gradient."""
+    return (logprobs - sampled_logprobs).detach().clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()
 
 
 class KLController(Protocol):

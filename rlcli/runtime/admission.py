@@ -208,6 +208,10 @@ class Admission:
         self._ready += [self._taken.pop(draw.id) for draw in draws]
         self._past -= len(draws)
 
+    def ages(self, ids: Iterable[str], step: int) -> dict[str, int]:
+        """Sample of open step number `step` → its staleness."""
+        return {id_: self._taken[id_].staleness(step) for id_ in ids}
+
     def let_go(self, ids: Iterable[str]) -> list[Ready]:
         """A step is done with its samples; returns what is known of them."""
         return [self._taken.pop(id_) for id_ in ids]

@@ -15,9 +15,6 @@ from rlcli.topology import RolePlacement
 
 T = TypeVar("T")
 
-PART = "reward/"
-"""Name prefix of the parts of a reward, which are reported even if they are 0."""
-
 
 @dataclass(frozen=True)
 class Answered:
@@ -48,7 +45,7 @@ class Answered:
     def averages(self) -> dict[str, Moments]:
         """Scores over all ranks' outputs, and counts of errors and the like if there were any."""
         counts, scores = (self._sum_over_ranks(what) for what in ("counts", "scores"))
-        return {name: one for name, one in counts.items() if one.total or name.startswith(PART)} | scores
+        return {name: one for name, one in counts.items() if one.total} | scores
 
     def _sum_over_ranks(self, what: str) -> dict[str, Moments]:
         totals = _sums(self.answers[rank][what] for rank in owners(self.placement))

@@ -115,10 +115,16 @@ class Calls:
         """Sample → its dataset's name for it."""
         return {id_: self._names[id_] for id_ in ids}
 
-    def dispatch(self, task: Task, ids: Sequence[str], then: Callable[[Answered], None]) -> None:
+    def dispatch(
+        self,
+        task: Task,
+        ids: Sequence[str],
+        then: Callable[[Answered], None],
+        ages: Mapping[str, int] | None = None,
+    ) -> None:
         """Send a call on some samples, at least one, to the workers of its role, and have inputs that they lack
-        transferred to them. The samples of a training step are a batch, in its order. A call that runs in a pool leaves
-        its ranks free for other calls."""
+        transferred to them. The samples of a training step are a batch, in its order; `ages` are their staleness, None
+        if none is generated ahead. A call that runs in a pool leaves its ranks free for other calls."""
         mfc = self._mfcs[task.call]
         placement = self._topology.placement(mfc.model_name)
         lane = pool_name(mfc.model_name) if mfc.model_name in self._pooled else COMPUTE
@@ -126,7 +132,7 @@ class Calls:
         shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
         moves = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(moves)
-        requests = self._requests_of(task, mfc, ids, shares)
+        requests = self._requests_of(task, mfc, ids, shares, ages)
         hook, copy = remote_copy(mfc, self._topology), Pending(mfc.model_name, placement.ranks)
 
         def done(answers: Answers) -> None:
@@ -150,7 +156,12 @@ class Calls:
             self._order.add(copy)
 
     def _requests_of(
-        self, task: Task, mfc: MFCDef, ids: Sequence[str], shares: Mapping[int, list[str]]
+        self,
+        task: Task,
+        mfc: MFCDef,
+        ids: Sequence[str],
+        shares: Mapping[int, list[str]],
+        ages: Mapping[str, int] | None,
     ) -> dict[int, dict[str, Any]]:
         """Rank → arguments of its `run_call`."""
         places = {id_: place for place, id_ in enumerate(ids)}
@@ -159,6 +170,8 @@ class Calls:
             args[rank] = {"call": task.call, "ids": share, "step": task.step}
             if mfc.is_train:
                 args[rank]["places"] = [places[id_] for id_ in share]
+            if mfc.is_train and ages is not None:
+                args[rank]["ages"] = [ages[id_] for id_ in share]
             if not share:
                 args[rank]["empty"] = self._empty(ids, mfc)
         if mfc.interface_type is ModelInterfaceType.EVALUATE:

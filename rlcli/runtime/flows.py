@@ -54,6 +54,10 @@ class Flows:
             version = self.scheduler.version(self.rollouts.roles)
             self.rollouts.advance(self._limit(version, self.rollouts.admission))
 
+    def ages(self, step: int, ids: Sequence[str]) -> dict[str, int] | None:
+        """Sample of an open step → its staleness; None if each step generates its own."""
+        return self.rollouts.admission.ages(ids, step) if self.rollouts is not None else None
+
     def close(self, step: int, calls: Sequence[Answered]) -> FinishedStep:
         """End a step, whose own calls these were."""
         samples, ahead = self.samples.close(step), None

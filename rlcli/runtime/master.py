@@ -256,7 +256,8 @@ class MasterWorker:
         self.flows.scheduler.start(task)
         ids = self.flows.samples.samples(task.step, task.call)
         if ids:
-            self.calls.dispatch(task, ids, lambda answered: self._finished.append((task, answered)))
+            ages = self.flows.ages(task.step, ids)
+            self.calls.dispatch(task, ids, lambda answered: self._finished.append((task, answered)), ages)
         else:
             self._finished.append((task, None))
 

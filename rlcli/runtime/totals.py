@@ -33,6 +33,6 @@ class Totals:
         return tokens
 
     def numbers(self, samples: int) -> dict[str, float]:
-        """Numbers for the metrics. `samples`: total of all finished steps."""
+        """Numbers for the metrics. `samples`: of all finished steps, each a prompt or another row of the dataset."""
         used = {f"used/{name}": float(self.used[name]) for name in self._sources}
-        return {"total/samples": float(samples), "total/tokens": float(self.tokens), **used}
+        return {"total/prompts": float(samples), "total/tokens": float(self.tokens), **used}

@@ -14,7 +14,7 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelVersion
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
-from rlcli.api.key_meaning import ATTEMPT, PLACE
+from rlcli.api.key_meaning import AGE, ATTEMPT, PLACE
 from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import UsageError, WorkerError
@@ -189,13 +189,15 @@ class ModelWorker:
         empty: dict[str, Any] | None = None,
         parts: Sequence[Sequence[int]] | None = None,
         places: Sequence[int] | None = None,
+        ages: Sequence[int] | None = None,
         step: int = 0,
     ) -> dict[str, Any]:
         """Run a call on this rank's samples and store its outputs.
 
         `step` seeds what a component may draw from global random streams. A rank of the role without samples gets their
         description in `empty`, because it takes part in the collectives. `parts` are the batches of an evaluation, the
-        same number on every rank; `places` are the samples' positions in the batch of a training step.
+        same number on every rank; `places` are the samples' positions in the batch of a training step, `ages` their
+        staleness in steps.
         """
         mfc = self.calls[call]
         began = time.perf_counter()
@@ -207,6 +209,8 @@ class ModelWorker:
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         if places is not None:
             data.metadata[PLACE] = list(places)
+        if ages is not None:
+            data.metadata[AGE] = list(ages)
         version = self.models[mfc.model_name].version.global_step
         kept, stats = self._compute(mfc, data, parts, step)
         copied = self._run_hooks(mfc)

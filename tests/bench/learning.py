@@ -174,7 +174,7 @@ def of_flows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict
         arguments = ["ppo_math", "--with", "async", *QUIET, *changes]
         lines = train(arguments, folder / str(number), flow.trained.backend == "megatron")
         shown = accuracies(lines)
-        for column, name in (("staleness", "actor_rollout/staleness"), ("gap", "actor/sampler_gap")):
+        for column, name in (("staleness", "actor_rollout/staleness"), ("drift", "actor/policy_drift")):
             values = [line[name] for line in lines if name in line]
             shown[f"{column}, mean"] = sum(values) / max(1, len(values))
             shown[f"{column}, most"] = max(values, default=0.0)

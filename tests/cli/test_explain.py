@@ -76,7 +76,7 @@ def test_references_are_followed_from_one_to_the_next(rlcli):
 
 
 def test_a_key_that_a_layer_sets_over_a_reference_is_not_reached(rlcli):
-    interface = "{interface: {args: {kl_ctl: 0.5}}}"  # for both calls, as they share the critic's interface
+    interface = "{interface: {args: {kl_ctl: 0.01}}}"  # for both calls, as they share the critic's interface
     Path("own.yaml").write_text(f"extends: ppo_math\ngraph: {{critic_train: {interface}, critic_inf: {interface}}}\n")
     document = json.loads(rlcli("explain", "own.yaml", "ppo.kl_ctl", "--json")[1])
     reached = [use["key"] for use in document["used_by"]]

@@ -90,3 +90,25 @@ def test_a_list_of_sections_has_the_keys_of_each(rlcli):
     assert not any(
         "[]" in described["name"] for described in json.loads(rlcli("show", "launch.slurm", "--json")[1])["keys"]
     )
+
+
+def test_every_metric_has_a_unit_and_a_meaning(rlcli):
+    metrics = json.loads(rlcli("show", "metrics", "--json")[1])["metrics"]
+    named = {metric["name"]: metric for metric in metrics}
+    assert all(metric["unit"] and metric["meaning"] for metric in metrics)
+    assert named["<role>/kl"]["interfaces"] == ["grpo", "ppo_actor"]
+    assert named["total/prompts"]["interfaces"] == []
+    code, out, _ = rlcli("show", "metrics")
+    assert code == 0
+    assert "  <role>/kl  nats per token\n" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_metrics_are_found_by_a_part_of_their_names(rlcli):
+    code, out, _ = rlcli("show", "metrics", "drift", "restarts")
+    assert code == 0
+    names = [line.split()[0] for line in out.splitlines() if not line.startswith("   ")]
+    assert names == ["restarts/<group>", "<role>/policy_drift"]
+    code, out, err = rlcli("show", "metrics", "nonsense")
+    assert (code, out) == (2, "")
+    assert "rlcli show metrics lists all of them" in err

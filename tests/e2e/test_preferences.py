@@ -77,7 +77,7 @@ def test_a_reward_model_is_evaluated_on_held_out_pairs(home):
 
 def test_ppo_learns_from_the_scores_of_the_reward_model(home):
     steps = records(home, "ppo")
-    scores = [record["actor/reward"] for record in steps if "actor/reward" in record]
+    scores = [record["reward/reward"] for record in steps if "reward/reward" in record]
     assert len(scores) == 2
     assert all(abs(score - round(score)) > 1e-6 for score in scores)  # of a model, and not of a rule
     assert steps[0]["eval/accuracy"] == steps[0]["eval/reward"]  # of a rule
@@ -106,5 +106,5 @@ def test_a_role_of_the_graph_judges_the_responses(home, command):
     lines = [json.loads(line) for line in (home / "judged/metrics.jsonl").read_text().splitlines()]
     (step,) = [line for line in lines if "actor/loss" in line]
     assert 0 < step["judge/reward_errors"] <= 1
-    assert -1 <= step["actor/reward"] < 0
+    assert -1 <= step["judge/reward"] < 0
     assert "no score from the judge" in done.stderr

@@ -145,9 +145,9 @@ def test_the_layer_and_the_component(warm_command, model_and_data):
     done = warm_command("train", "my_ppo", *small, "--run-dir", "out", cwd=model_and_data)
     assert done.returncode == 0, done.stderr
     record = json.loads((model_and_data / "out" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert record["reward/reward/correct"] == 0
-    assert record["actor/reward"] == pytest.approx(0.5 * record["reward/reward/brevity"])
-    assert record["actor/reward"] < 0
+    assert record["reward/correct"] == 0
+    assert record["reward/reward"] == pytest.approx(0.5 * record["reward/brevity"])
+    assert record["reward/reward"] < 0
     assert record["eval/accuracy"] == 0
 
 

@@ -91,7 +91,7 @@ def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
     runs = {name: train("ppo_math", *tiny_ppo, *penalty, *extra, name=name) for name, extra in variants.items()}
     for name, run in runs.items():
         assert run.code == 0, f"{name}: {run.err}"
-    keys = ("actor/loss", "actor/grad_norm", "critic/loss", "critic/grad_norm", "actor/reward", "actor/entropy")
+    keys = ("actor/loss", "actor/grad_norm", "critic/loss", "critic/grad_norm", "reward/reward", "actor/entropy")
     for name, run in runs.items():
         for ours, theirs in zip(run.steps, runs["inline"].steps, strict=True):
             for key in keys:

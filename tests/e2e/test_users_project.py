@@ -121,7 +121,7 @@ def test_a_sentiment_classifier_rewards_ppo_by_one_line(project, classifier, war
     done = warm_command("train", "nice", "--run-dir", "out", cwd=project)
     assert done.returncode == 0, done.stderr
     [record] = records(project / "out")
-    assert record["actor/reward"] != 0
+    assert record["reward/reward"] != 0
     rewards = {json.loads(line)["reward"] for line in (project / "out" / "samples.jsonl").read_text().splitlines()}
     assert len(rewards) > 1
     pooled = warm_command("train", "nice", "--run-dir", "pooled", "models.reward.backend=cpu_pool", cwd=project)
@@ -290,7 +290,7 @@ def test_the_sentiment_interface_of_realhfs_documentation(project, classifier, w
     done = warm_command("train", "nice", "--run-dir", "out", cwd=project)
     assert done.returncode == 0, done.stderr
     [record] = records(project / "out")
-    assert record["actor/reward"] != 0
+    assert record["reward/reward"] != 0
 
 
 PAIRS = '''

@@ -116,6 +116,10 @@ def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
         trained = [trained[t] and weights[t] <= args.behav_imp_weight_cap for t in actions]
     sampler = proximal if args.recompute_logprob and not args.use_decoupled_loss else behaviour
     kl = [_kl(args.kl_estimator, sampler[t] - per_action["packed_ref_logprobs"][t]) * response[t] for t in actions]
+    trained_kl = [
+        math.exp(old[t] - behaviour[t]) * _kl("k3", old[t] - per_action["packed_ref_logprobs"][t]) * response[t]
+        for t in actions
+    ]
     earned = [-kl_coef * kl[t] if args.kl_ctl else 0.0 for t in actions]
     limit = args.max_reward_clip
     if args.use_dense_reward:
@@ -131,8 +135,9 @@ def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
         beyond = sum(response) - (args.generation.max_new_tokens - args.overlong_buffer)
         earned[-1] -= args.overlong_penalty * min(max(beyond / args.overlong_buffer, 0.0), 1.0)
     return {
-        "old": old, "weights": weights, "trained": trained, "kl": kl, "response": response, "earned": earned,
-        "values": list(per_token["values"]), "ended": ended, "reference": per_action["packed_ref_logprobs"],
+        "old": old, "weights": weights, "trained": trained, "trained_kl": trained_kl, "response": response,
+        "earned": earned, "values": list(per_token["values"]), "ended": ended,
+        "reference": per_action["packed_ref_logprobs"],
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import torch
 
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import AGE
 from rlcli.api.model import MicroBatchSpec, call_interface
 from rlcli.api.partition import flat2d
 from rlcli.errors import UsageError
@@ -73,7 +74,9 @@ def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, loss_by_h
     assert stats["loss"] == pytest.approx(float(loss.detach()) / count, rel=1e-5, abs=1e-6)
     for name in ("embedding", "head"):
         torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4)
-    kl = [value for one in sequences for value, counts in zip(one["kl"], one["response"], strict=True) if counts]
+    kl = [
+        value for one in sequences for value, counts in zip(one["trained_kl"], one["response"], strict=True) if counts
+    ]
     assert stats["kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-4, abs=1e-6)
 
 
@@ -108,16 +111,16 @@ def test_a_higher_reward_raises_the_likelihood_of_that_response(rollout, sampled
 
 
 @pytest.mark.parametrize(
-    ("settings", "kl", "returns"),
+    ("settings", "returns"),
     [
-        ({}, (0.5, 0.25), (0.925, 0.975)),
-        ({"use_decoupled_loss": True}, (0.5, 0.25), (0.925, 0.975)),
-        ({"recompute_logprob": True}, (0.75, 1.0), (0.825, 0.9)),
-        ({"recompute_logprob": True, "use_decoupled_loss": True}, (0.5, 0.25), (0.925, 0.975)),
+        ({}, (0.925, 0.975)),
+        ({"use_decoupled_loss": True}, (0.925, 0.975)),
+        ({"recompute_logprob": True}, (0.825, 0.9)),
+        ({"recompute_logprob": True, "use_decoupled_loss": True}, (0.925, 0.975)),
     ],
     ids=["sampler", "decoupled", "recomputed", "both"],
 )
-def test_the_kl_penalty_is_that_of_the_policy_that_sampled(settings, kl, returns):
+def test_the_kl_penalty_is_that_of_the_policy_that_sampled(settings, returns):
     """by hand: of the sampler's log-probs, or of those that were recomputed in their place"""
     lengths = {"packed_input_ids": [[3]], "prompt_mask": [[3]], "values": [[3]], "rewards": [[1]]}
     lengths |= {key: [[2]] for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs")}
@@ -137,7 +140,6 @@ def test_the_kl_penalty_is_that_of_the_policy_that_sampled(settings, kl, returns
     )
     args = PPOActorInterface(minibatches=1, adv_norm=False, **settings)
     batch = prepare(args, data, 0.1, identity)
-    assert batch.data["kl"].tolist() == pytest.approx(kl)
     assert batch.data["returns"].tolist() == pytest.approx(returns)  # 1 - 0.1 · (what is still to be paid)
 
 
@@ -199,7 +201,7 @@ def test_adaptive_kl_is_fed_with_the_true_kl(rollout):
         rollout.data["packed_ref_logprobs"] = rollout.data["packed_logprobs"] - gap
         actor = PPOActorInterface(adaptive_kl_ctl=True, adaptive_kl_target=1.0, adaptive_kl_horizon=1000, **LIMITLESS)
         stats = actor.train_step(tiny_model(), rollout, SPEC)
-        assert stats["kl"] == pytest.approx(gap, abs=1e-5)
+        assert stats["kl"] == pytest.approx(math.exp(-gap) - 1 + gap, abs=1e-5)
         assert stats["kl_coef"] == 0.1, "the coefficient that was in force"
         assert actor.controller.coef == pytest.approx(0.1 * (1 + direction * 0.2 * responses / 1000))
 
@@ -221,7 +223,7 @@ def test_without_reference_or_critic(rollout):
     """no reference is needed without KL, no critic if disabled"""
     few = rollout.select(set(rollout.keys) - {"values", "packed_ref_logprobs"})
     stats = PPOActorInterface(kl_ctl=0.0, disable_value=True).train_step(tiny_model(), few, SPEC)
-    assert stats["kl"] == 0
+    assert "kl" not in stats, "nothing to compare with"
     with pytest.raises(UsageError, match="packed_ref_logprobs"):
         PPOActorInterface(disable_value=True).train_step(tiny_model(), few, SPEC)
     with pytest.raises(UsageError, match="disable_value"):
@@ -231,8 +233,7 @@ def test_without_reference_or_critic(rollout):
 def test_batch_statistics(rollout):
     """stats of the batch are what their names say"""
     stats = PPOActorInterface(**LIMITLESS).train_step(tiny_model(), rollout, SPEC)
-    assert stats["reward"] == pytest.approx(float(rollout.data["rewards"].mean()))
-    assert stats["solved"] == stats["reward"]
+    assert stats["shaped_reward"] == pytest.approx(float(rollout.data["rewards"].mean()))
     assert stats["response_length"] == pytest.approx(float((~rollout.data["prompt_mask"]).sum()) / 16)
     assert stats["no_eos_fraction"] == pytest.approx(float(rollout.data["seq_no_eos_mask"].float().mean()))
     assert stats["lr"] == 0.1
@@ -240,18 +241,52 @@ def test_batch_statistics(rollout):
     assert stats["loss_weight"] == float((~rollout.data["prompt_mask"]).sum())
 
 
-@pytest.mark.parametrize("settings", [{}, {"policy_loss": "gspo"}, {"recompute_logprob": True}], ids=str)
-def test_the_sampler_gap_is_that_before_the_first_optimizer_step(rollout, sampled_by, settings):
-    """the mean distance of the trainer's log-probs from the sampler's, whichever of them the loss is taken to"""
+def test_the_mean_advantage_counts_every_response_alike(rollout, sampled_by):
+    """not every token, or long responses would count for more"""
+    settings = {"adv_norm": False, "disable_value": True, "kl_ctl": 0.0, "gae_lambda": 1.0}
+    stats = PPOActorInterface(**LIMITLESS, **settings).train_step(tiny_model(), rollout, SPEC)
+    rewards = rollout.data["rewards"]  # the advantage of each token of a response, where nothing is expected
+    assert stats["advantage"] == pytest.approx(float(rewards.mean()), rel=1e-5)
+    assert stats["advantage_abs"] == pytest.approx(float(rewards.abs().mean()), rel=1e-5)
+
+
+RECOMPUTED = [{}, {"policy_loss": "gspo"}, {"recompute_logprob": True}, {"use_decoupled_loss": True}]
+
+
+@pytest.mark.parametrize("settings", RECOMPUTED, ids=str)
+@pytest.mark.parametrize(("age", "name"), [(None, "sampler_gap"), (0, "sampler_gap"), (2, "policy_drift")])
+def test_the_distance_to_the_sampler_is_named_by_the_age_of_the_samples(rollout, sampled_by, settings, age, name):
+    """the mean distance of the log-probs as the step begins, of whole responses"""
     model = tiny_model()
-    own = sampled_by(model, rollout).data["packed_logprobs"].clone()
+    current = sampled_by(model, rollout).data["packed_logprobs"].clone()
     sampled = sampled_by(model, rollout, spread=0.3).data["packed_logprobs"]
-    rollout.data["proximal_logprobs"] = own
+    rollout.data["proximal_logprobs"] = current
+    if age is not None:
+        rollout.metadata[AGE] = [age] * rollout.bs
     response = action_mask(rollout.data["prompt_mask"], rollout.flat_seqlens("packed_input_ids"))
     actor = PPOActorInterface(minibatches=1, ppo_epochs=3, **settings, **LIMITLESS)
-    expected = float((own - sampled).abs()[response].mean())
+    expected = float((current - sampled).abs()[response].mean())
     assert expected > 0.2
-    assert actor.train_step(model, rollout, SPEC)["sampler_gap"] == pytest.approx(expected, rel=1e-5)
+    stats = actor.train_step(model, rollout, SPEC)
+    assert stats[name] == pytest.approx(expected, rel=1e-5)
+    assert {name} == {"sampler_gap", "policy_drift"} & stats.keys()
+
+
+@pytest.mark.parametrize("settings", RECOMPUTED, ids=str)
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_kl_of_stale_samples_is_that_of_the_policy_as_the_step_begins(rollout, sampled_by, settings, estimator):
+    """not that of the policy that sampled them, which here is the reference itself, nor of the policy after it"""
+    model = tiny_model()
+    current = sampled_by(model, rollout).data["packed_logprobs"].clone()
+    sampled = sampled_by(model, rollout, spread=0.3).data["packed_logprobs"]
+    rollout.data |= {"proximal_logprobs": current, "packed_ref_logprobs": sampled.clone()}
+    rollout.metadata[AGE] = [0, 2] * (rollout.bs // 2)
+    response = action_mask(rollout.data["prompt_mask"], rollout.flat_seqlens("packed_input_ids"))
+    difference = (current - sampled)[response].double()
+    expected = float((difference.exp() * ((-difference).expm1() + difference)).mean())
+    assert expected > 0.02
+    actor = PPOActorInterface(minibatches=1, ppo_epochs=3, kl_estimator=estimator, **settings, **LIMITLESS)
+    assert actor.train_step(model, rollout, SPEC)["kl"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_rewards_that_are_clipped_are_counted(rollout):

@@ -124,3 +124,11 @@ def test_the_defaults_are_those_of_the_command_line_of_the_seed_systems():
 def test_settings_that_make_no_sense(cls, settings, message):
     with pytest.raises(ValueError, match=message):
         cls(**settings)
+
+
+def test_actor_and_critic_agree_on_all_that_decides_what_they_learn_from():
+    """Every setting between a rollout and its advantages is named, and nothing that only one of them uses."""
+    parts = (GeneralizedAdvantages, KLPenalty, RewardShaping, OldPolicy)
+    decisive = {field.name for part in parts for field in dataclasses.fields(part) if field.init}
+    alike = {entry.split()[0] for entry in PPOSettings.ALIKE["train_step"]}
+    assert alike == {*decisive, "generation", "generation_size"}

@@ -69,7 +69,7 @@ def test_reward_rises():
         assert criticise.controller.coef == act.controller.coef, "both keep the same KL coefficient"
         if step == 0:
             assert abs(stats["kl"]) < 1e-4, "the actor starts as its reference"
-        history.append(stats["reward"])
+        history.append(stats["shaped_reward"])
     assert history[-1] > history[0] + 0.2, history
     assert stats["kl"] > 0.01
     assert critic_stats["return"] <= 1, "the score of a response is all that there is to come"

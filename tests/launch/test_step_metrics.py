@@ -66,4 +66,4 @@ def test_samples_and_tokens_add_up_over_the_steps(train):
     for record in records(folder):
         until = [one for one in samples if one["step"] <= record["step"]]
         words = sum(len(f"{one['prompt']} {one['response']}".split()) for one in until)
-        assert (record["total/samples"], record["total/tokens"]) == (len(until), words)
+        assert (record["total/prompts"], record["total/tokens"]) == (len(until), words)

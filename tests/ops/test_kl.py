@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from rlcli.ops.kl import AdaptiveKLController, FixedKLController, kl_estimate, kl_loss
+from rlcli.ops.kl import AdaptiveKLController, FixedKLController, kl_estimate, kl_loss, kl_of_policy
 
 
 def test_golden_k3():
@@ -61,6 +61,17 @@ def test_the_value_of_the_penalty_is_that_of_the_estimator(estimator, gradient):
     torch.testing.assert_close(kl_loss(OWN, OWN, REFERENCE, estimator, gradient), expected)
     weight = (OWN - OLD).exp() if gradient == "reverse" else 1.0
     torch.testing.assert_close(kl_loss(OWN, OLD, REFERENCE, estimator, gradient), weight * expected)
+
+
+@pytest.mark.parametrize("sampler", [OWN, OLD], ids=["on-policy", "off-policy"])
+def test_the_kl_of_a_policy_does_not_depend_on_which_policy_sampled(sampler):
+    """In expectation over the vocabulary, exactly, and without a gradient."""
+    logprobs = OWN.clone().requires_grad_()
+    expected = (OWN.exp() * (OWN - REFERENCE)).sum()
+    kl = kl_of_policy(logprobs, sampler, REFERENCE)
+    torch.testing.assert_close((sampler.exp() * kl).sum(), expected)
+    assert bool((kl >= 0).all())
+    assert not kl.requires_grad
 
 
 def test_the_naive_gradients_are_those_of_something_else():

@@ -26,8 +26,6 @@ the training calls listed what the checks of that time demanded, and nothing els
 WHERE_GIVEN = {
     "actor_gen → ref_inf": {"prompt_mask"},
     "actor_gen → proximal_inf": {"prompt_mask"},
-    "reward_inf → actor_train": {"solved"},
-    "reward_inf → critic_train": {"solved"},
 }
 """What interfaces read `if given`, and nobody had listed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,21 @@ def test_a_class_has_the_declarations_of_its_bases():
         for call, entries in read.items():
             assert interface.reads(call) == declared_keys(entries, lambda key, of=interface: getattr(of, key))
     assert interface.writes("train_step") is None
+
+
+@pytest.mark.parametrize("base", ["ppo", "grpo"])
+def test_an_adaptive_penalty_above_staleness_0_needs_log_probs_of_the_trainer(base):
+    """The KL of the trained policy, which it follows, is otherwise known only after the loss has used the weight."""
+    adaptive = [f"{base}.adaptive_kl_ctl=true"]
+    stale = [*adaptive, "train.max_staleness=1"]
+    load_recipe(f"{base}_math", adaptive)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(f"{base}_math", stale)
+    assert caught.value.exit_code == 2
+    (problem,) = [problem.what for problem in caught.value.problems]
+    assert "adaptive_kl_ctl of actor_train needs recompute_logprob or use_decoupled_loss" in problem
+    interface = {"type": {"ppo": "ppo_actor", "grpo": "grpo"}[base], "args": f"${{{base}}}"}
+    recomputing = {"model": "actor", "call": "inference", "interface": interface}
+    recomputing |= {"output_key_remap": {"packed_logprobs": "proximal_logprobs"}}
+    recomputed = [f"{base}.recompute_logprob=true", f"graph.own_inf={json.dumps(recomputing)}"]
+    load_recipe(f"{base}_math", [*stale, *recomputed])

@@ -74,3 +74,34 @@ def test_a_block_may_be_left_without_a_use_by_a_layer_that_replaces_what_used_it
     assert load_recipe("ppo_math", ["train.eval={_replace_: true}"]).recipe.train.eval.graph == {}
     reported = problems("train.eval={_replace_: true}", "evaluation.generation.greedy=false")
     assert [code for code, _ in reported] == ["R42"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "of_actor"),
+    [("gae_lambda", "0.5", "1.0 in actor_train (the default)"), ("kl_ctl", "0.5", "0.01 in actor_train (")],
+)
+def test_actor_and_critic_that_would_learn_from_different_rewards_are_refused(argument, value, of_actor):
+    overrides = [f"graph.{call}.interface.args.{argument}={value}" for call in ("critic_inf", "critic_train")]
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", overrides)
+    (problem,) = caught.value.problems
+    assert f"{argument} is {of_actor}" in problem.what
+    assert f"and {value} in critic_train (command line)" in problem.what
+    load_recipe("ppo_math", [f"ppo.{argument}={value}"])
+
+
+def test_actor_and_critic_may_take_different_numbers_of_steps():
+    overrides = [f"graph.{call}.interface.args.ppo_epochs=3" for call in ("critic_inf", "critic_train")]
+    load_recipe("ppo_math", overrides)
+
+
+@pytest.mark.parametrize(("best_of", "is_refused"), [((), False), (("ppo.generation_size=8",), True)])
+def test_how_many_responses_are_kept_counts_only_where_some_are_left_out(best_of, is_refused):
+    overrides = [
+        f"graph.{call}.interface.args.generation.responses_per_prompt=2" for call in ("critic_inf", "critic_train")
+    ]
+    if not is_refused:
+        load_recipe("ppo_math", [*overrides, *best_of])
+        return
+    with pytest.raises(RecipeError, match=r"generation is .* in critic_train .*, but both learn from what it decides"):
+        load_recipe("ppo_math", [*overrides, *best_of])

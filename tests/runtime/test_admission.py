@@ -122,6 +122,7 @@ def test_training_takes_what_the_oldest_weights_have_made():
         admission.admit(12)
         make(admission, chunk, version)
     assert [draw.row for draw in admission.take(6)] == [4, 5, 6, 7, 0, 1]
+    assert admission.ages(["e0r4", "e0r0"], step=4) == {"e0r4": 2, "e0r0": 1}
     assert [one.oldest for one in admission.let_go(["e0r4", "e0r0"])] == [2, 3]
 
 

@@ -38,6 +38,8 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
             "its_training_can_be_tried",
             "nobody knows what 'my_mask' holds",
         ),
+        (f'{CLASS}    "Does."\n    METRICS: ClassVar = {{"gap": "nats"}}\n',
+         "metrics_have_a_unit_and_a_meaning", "METRICS gives gap 'nats'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_what_an_interface_says(tmp_path, monkeypatch, source, check, found):

@@ -19,6 +19,7 @@ from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.layouts import InvarianceChecks
 from rlcli.testing.interface.learning import LearningChecks
+from rlcli.testing.interface.metrics import MetricChecks
 from rlcli.testing.interface.real_model import RealModelChecks
 from rlcli.testing.interface.reward import RewardChecks
 from rlcli.testing.interface.training import TrainingChecks
@@ -34,6 +35,7 @@ class InterfaceContract(
     LawChecks,
     LearningChecks,
     InvarianceChecks,
+    MetricChecks,
     TrainingChecks,
     GeneralChecks,
 ):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path as FilePath
 
 from rlcli.api.dataflow import calls_ahead
-from rlcli.recipe.components import declared, sources_of
+from rlcli.recipe.components import argument_of, declared, sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.parsing.tree import COMMAND_LINE, Path
 from rlcli.recipe.validation.semantics.notes import Notes
@@ -22,6 +22,7 @@ def check(notes: Notes) -> None:
     _data(notes)
     _portions(notes)
     _draws(notes)
+    _stale(notes)
     _kept(notes)
     _folder(notes)
 
@@ -89,6 +90,30 @@ def _draws(notes: Notes) -> None:
         if name not in ahead:
             message = f"{name} drops samples by the weights of their step, so none can be sampled ahead of it"
             notes.note("R71", message, ("graph", name), "set train.max_staleness=0", needs=[("train", "max_staleness")])
+
+
+def _stale(notes: Notes) -> None:
+    """An interface's class may declare `STALE_NEEDS`: what it needs to know of the policy that it trains, where that
+    has changed since it sampled."""
+    recipe = notes.recipe
+    if not recipe.train.max_staleness or not calls_ahead(train_graph(recipe)):
+        return
+    for name, call in recipe.graph.items():
+        declaration = declared("interfaces", call.interface.type, "STALE_NEEDS") if call.call == "train_step" else None
+        for argument, alternatives in (declaration or {}).items():
+            is_set = {
+                key: bool(argument_of("interfaces", call.interface.type, call.interface.args, key))
+                for key in (argument, *alternatives)
+            }
+            if not is_set[argument] or any(is_set[alternative] for alternative in alternatives):
+                continue
+            args: Path = ("graph", name, "interface", "args")
+            problem = (
+                f"{argument} of {name} needs {' or '.join(alternatives)} where samples may be older than their step"
+            )
+            hint = f"set {alternatives[0]}: true, or train.max_staleness=0"
+            needs: list[Path] = [("train", "max_staleness"), *((*args, alternative) for alternative in alternatives)]
+            notes.note_once(("stale", argument), "R71", problem, (*args, argument), hint, needs)
 
 
 def _kept(notes: Notes) -> None:

@@ -1,0 +1,64 @@
+"""Checks that every number that an interface reports has a unit and a meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rlcli.api.interface import ModelInterface
+from rlcli.api.metrics import ENGINE_METRICS, declared_metrics, metric_for
+from rlcli.testing.contract import Note, Violation, place_of
+from rlcli.testing.declaration import DeclaredSubject
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
+from rlcli.testing.interface.training_trial import Make, Rehearsal
+
+OF_ENGINES = tuple(name.removeprefix("<role>/") for name in ENGINE_METRICS)
+
+
+class MetricChecks(DeclaredSubject, CallSubject):
+    def test_metrics_have_a_unit_and_a_meaning(self, make: Make) -> None:
+        """METRICS gives a unit and a meaning for each name"""
+        interface = make()
+        for name, entry in declared_metrics(type(interface)).items():
+            if not isinstance(entry, tuple) or len(entry) != 2 or not all(_is_text(text) for text in entry):
+                problem = f"METRICS gives {name} {entry!r:.80}"
+                cause = f'for example "{name}": ("share", "share of responses that …")'
+                raise Violation(problem, cause, place_of(type(interface)))
+
+    def test_stats_of_training_are_in_its_metrics(self, rehearsal: Rehearsal, record_property: Note) -> None:
+        """METRICS names what training reports"""
+        self._tell_unnamed(rehearsal.result.stats, rehearsal.make(), "train_step", record_property)
+
+    def test_counts_of_inference_are_in_its_metrics(self, inferring: CallTrial, record_property: Note) -> None:
+        """METRICS names what inference counts"""
+        added = {
+            name: values for name, values in inferring.result.metadata.items() if name not in inferring.batch.metadata
+        }
+        counted = [name for name, values in added.items() if _are_numbers(values)]
+        self._tell_unnamed(counted, inferring.interface, "inference", record_property)
+
+    def _tell_unnamed(
+        self, reported: Iterable[str], interface: ModelInterface, call: str, record_property: Note
+    ) -> None:
+        named = (*declared_metrics(type(interface)), *OF_ENGINES)
+        where = place_of(getattr(type(interface), call))
+        self.tell_unsaid(
+            [
+                Violation(
+                    f"{call} reports {name}, which METRICS does not name",
+                    f'METRICS: ClassVar[Metrics] = {{"{name}": ("its unit", "its meaning")}}',
+                    where,
+                )
+                for name in reported
+                if metric_for(name, named) is None
+            ],
+            record_property,
+        )
+
+
+def _is_text(text: Any) -> bool:
+    return isinstance(text, str) and bool(text.strip())
+
+
+def _are_numbers(values: Any) -> bool:
+    return bool(values) and all(type(value) in (int, float) for value in values)

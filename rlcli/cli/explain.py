@@ -198,7 +198,7 @@ def _as_json(explanation: Explanation, reached: list[tuple[Use, str]]) -> dict[s
         "type": field.type if field else None,
         "doc": field.doc if field else None,
         "default": field.default_text if field else None,
-        "declared": field.place if field else None,
+        "declared": field.location if field else None,
         "steps": [asdict(step) for step in explanation.steps],
         "used_by": [{"key": use.key, "through": use.through, "who": who} for use, who in reached],
         "changes": explanation.topology,

@@ -37,29 +37,29 @@ def named_section_of(annotation: Any) -> type[BaseModel] | None:
     return section_of(inside(annotation, "*")) if section_of(annotation) is None else None
 
 
-def field_at(annotation: Any, part: str | int) -> FieldInfo | None:
+def field_at(annotation: Any, key: str | int) -> FieldInfo | None:
     """The field of a section at a key."""
     section = section_of(annotation)
-    return fields_of(section).get(str(part)) if section is not None else None
+    return fields_of(section).get(str(key)) if section is not None else None
 
 
-def inside(annotation: Any, part: str | int) -> Any:
+def inside(annotation: Any, key: str | int) -> Any:
     """The type of a section's field, a dict's value or a list's item; None if there is none."""
-    if (field := field_at(annotation, part)) is not None:
+    if (field := field_at(annotation, key)) is not None:
         return field.annotation
     for option in options(annotation):
         inner = get_args(option)
-        if get_origin(option) is dict and isinstance(part, str):
+        if get_origin(option) is dict and isinstance(key, str):
             return inner[1]
-        if get_origin(option) in (list, tuple) and isinstance(part, int):
+        if get_origin(option) in (list, tuple) and isinstance(key, int):
             return inner[0]
     return None
 
 
 def annotation_at(annotation: Any, path: tuple[str | int, ...]) -> Any:
     """The type at the end of a path; None if the path does not exist."""
-    for part in path:
-        annotation = inside(annotation, part)
+    for key in path:
+        annotation = inside(annotation, key)
     return annotation
 
 

@@ -49,8 +49,8 @@ def with_declared_keys(calls: Mapping[str, Call], brought: Collection[str]) -> d
     silent = [name for name, call in calls.items() if "inputs" not in call.model_fields_set]
     calls |= {name: _listing(calls[name], inputs=_needed("inputs", calls[name])) for name in silent}
     for name in silent:
-        more = _given(name, calls, brought)
-        calls[name] = calls[name].model_copy(update={"inputs": [*calls[name].inputs, *more]})
+        given_keys = _given(name, calls, brought)
+        calls[name] = calls[name].model_copy(update={"inputs": [*calls[name].inputs, *given_keys]})
     return calls
 
 
@@ -65,8 +65,8 @@ def _needed(field: Field, call: Call) -> list[str]:
     if field == "outputs":
         return list(keys.needed)
     renamed = call.input_key_remap.values()
-    wanted = [key for key in keys.all if key in keys.needed or key in renamed]
-    return [name for key in wanted for name in _names_of(key, call)]
+    read = [key for key in keys.all if key in keys.needed or key in renamed]
+    return [name for key in read for name in _names_of(key, call)]
 
 
 def _names_of(key: str, call: Call) -> list[str]:
@@ -80,24 +80,26 @@ def _given(name: str, calls: Mapping[str, Call], brought: Collection[str]) -> li
     call = calls[name]
     keys = keys_of("inputs", call)
     makers, waits = producers(calls), waits_for(calls)
-    return [
-        key
-        for one in (keys.if_given if keys is not None else ())
-        for key in _names_of(one, call)
-        if key not in call.inputs
-        if (all(not _waits(maker, name, waits) for maker in makers[key]) if key in makers else key in brought)
-    ]
+
+    def is_available(key: str) -> bool:
+        if key not in makers:
+            return key in brought
+        return not any(_waits(maker, name, waits) for maker in makers[key])
+
+    optional = keys.if_given if keys is not None else ()
+    candidates = [key for declared_key in optional for key in _names_of(declared_key, call)]
+    return [key for key in candidates if key not in call.inputs and is_available(key)]
 
 
-def _waits(call: str, other: str, waits: Mapping[str, Collection[str]]) -> bool:
+def _waits(call: str, earlier: str, waits: Mapping[str, Collection[str]]) -> bool:
     """Whether a call is the other one, or waits for it, directly or indirectly."""
     seen, following = set[str](), [call]
     while following:
-        one = following.pop()
-        if one not in seen:
-            seen.add(one)
-            following.extend(waits[one])
-    return other in seen
+        name = following.pop()
+        if name not in seen:
+            seen.add(name)
+            following.extend(waits[name])
+    return earlier in seen
 
 
 # -- in a recipe ----------------------------------------------------------------------------------------------

@@ -114,9 +114,9 @@ def kind_of_change(path: Path, recipe: Recipe) -> Kind:
     match path:
         case ("models", str(role), "backend", "args", argument, *_) if role in recipe.models:
             backend = recipe.models[role].backend
-            said = declared("backends", backend.type, "ON_RESUME") if backend is not None else None
-            if said and argument in said:
-                return Kind(said[argument])
+            kinds = declared("backends", backend.type, "ON_RESUME") if backend is not None else None
+            if kinds and argument in kinds:
+                return Kind(kinds[argument])
     fitting = [rule for rule in RULES if covers(tuple(rule.split(".")), path)]
     return RULES[max(fitting, key=lambda rule: rule.count("."))]
 

@@ -24,18 +24,18 @@ def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
     check_name(path)
     names = [name_from(path, parent.path)]
     for profile in profiles:
-        found = find_profile(profile, Problems())
-        assert found is not None  # the parent was loaded with it
-        names.append(name_from(path, found))
+        file = find_profile(profile, Problems())
+        assert file is not None  # the parent was loaded with it
+        names.append(name_from(path, file))
     document: dict[str, Any] = {"extends": names[0] if len(names) == 1 else names}
-    given = Mapping({}, parent.tree.mark)
+    overridden = Mapping({}, parent.tree.mark)
     for tree in parent.override_trees:
-        for place, node in leaves(tree):
-            given = with_entry(given, place, Entry(node.mark, node))
+        for key_path, node in leaves(tree):
+            overridden = with_entry(overridden, key_path, Entry(node.mark, node))
     lines = [*_description(parent), to_yaml(document).rstrip("\n")]
-    if given.entries:
+    if overridden.entries:
         # References must stay references: undo the escaping of `to_yaml`.
-        lines += ["", to_yaml(_as_written(given)).replace("$${", "${").rstrip("\n")]
+        lines += ["", to_yaml(_as_written(overridden)).replace("$${", "${").rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
@@ -59,22 +59,22 @@ def check_name(path: Path) -> None:
             "-._"
         )
         better = path.with_name((stem[:64] or "mine") + ".yaml")
-        what = (
+        message = (
             f"{path.name!r} is not a valid name for a recipe: use up to 64 letters, digits, '.', '_' or '-', then .yaml"
         )
-        raise UsageError(what, hint=f"for example {better}", code="R68")
+        raise UsageError(message, hint=f"for example {better}", code="R68")
 
 
 def name_from(child: Path, parent: Path) -> str:
     """The parent's name for the child's `extends:`: its recipe name, or a path relative to the child."""
     real, folder = parent.resolve(), child.absolute().parent
-    known = [name for name, path in recipe_names().items() if path.resolve() == real]
+    names = [name for name, path in recipe_names().items() if path.resolve() == real]
     beside = [real.relative_to(folder.resolve()).as_posix()] if real.is_relative_to(folder.resolve()) else []
-    for name in (*known, *beside):
+    for name in (*names, *beside):
         if _first_of(name, child).resolve() == real:
             return name
     hint = f"write the new recipe into {shown(parent.parent) or '.'} or a folder above it"
-    if any(_first_of(name, child) == child.absolute() for name in known):
+    if any(_first_of(name, child) == child.absolute() for name in names):
         hint = "choose another name: there, it would extend itself"
     raise UsageError(f"a recipe at {child} cannot extend {shown(parent)}", hint=hint, code="R55")
 
@@ -82,20 +82,20 @@ def name_from(child: Path, parent: Path) -> str:
 def _first_of(name: str, child: Path) -> Path:
     """The file that `extends: name` resolves to in the child, as if the child existed already."""
     folder = child.absolute().parent
-    candidates = [place / text for place in (folder, *recipe_roots()) for text in (name, f"{name}.yaml")]
+    candidates = [root / text for root in (folder, *recipe_roots()) for text in (name, f"{name}.yaml")]
     return next((path for path in candidates if path.is_file() or path == child.absolute()), child)
 
 
 def _description(parent: Resolved) -> list[str]:
     """The comment lines at the top of the parent: what it does, and what it needs, unless that may have changed."""
-    own: Layer = next(layer for layer in parent.layers if layer.path == parent.path)
+    layer: Layer = next(layer for layer in parent.layers if layer.path == parent.path)
     has_changed = parent.overrides or parent.profiles
     lines = []
-    for line in own.text.splitlines()[:2]:
+    for line in layer.text.splitlines()[:2]:
         if not line.startswith("#") or "$schema" in line or (line.startswith("# Needs:") and has_changed):
             break
         lines.append(line.rstrip())
-    return lines or [f"# As {own.path.stem}, with what is written below."]
+    return lines or [f"# As {layer.path.stem}, with what is written below."]
 
 
 class _Number(float):

@@ -54,17 +54,17 @@ def with_backends(tree: Mapping, unresolved: Unresolved | None = None) -> Mappin
 
 
 def _with_backend(tree: Mapping, path: Path, kind: str) -> Mapping:
-    given, mark = at(tree, path), default_mark()
-    backend = given if isinstance(given, Mapping) else Mapping({}, mark)
+    node, mark = at(tree, path), default_mark()
+    backend = node if isinstance(node, Mapping) else Mapping({}, mark)
     typed = {"type": Entry(mark, node_of(kind, mark))}
     return with_entry(tree, path, Entry(backend.mark, replace(backend, entries={**typed, **backend.entries})))
 
 
 def _names_no_backend(section: Mapping) -> bool:
-    given = section.get("backend")
-    if isinstance(given, Mapping):
-        return "type" not in given.entries
-    return given is None or (isinstance(given, Scalar) and given.value is None)
+    node = section.get("backend")
+    if isinstance(node, Mapping):
+        return "type" not in node.entries
+    return node is None or (isinstance(node, Scalar) and node.value is None)
 
 
 def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
@@ -129,7 +129,7 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
         args = without_removed(model, args, problems, prefix=(*path, "args"))
         args = _without_training(args, legal, path, name, problems)
         unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
-        legal = tuple(dict.fromkeys([*legal, *(one for mark in unknown for one in takers[mark].legal)]))
+        legal = tuple(dict.fromkeys([*legal, *(argument for mark in unknown for argument in takers[mark].legal)]))
         checked = check_against(model, args, problems, unresolved, prefix=(*path, "args"), legal=legal)
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
@@ -149,8 +149,8 @@ def _without_training(
         if (plain(removed).get("model"), plain(removed).get("call")) == (role, "train_step"):
             names = ", ".join(key for key in args.entries if key not in legal)
             why = f"no call trains {role}, for {call} is removed {place_of(mark)}"
-            what = f"{why}: its backend is {backend.value}, which takes no {names}"
-            problems.add("R71", what, unknown[0].key, f"models.{role}.backend=null takes its settings away")
+            message = f"{why}: its backend is {backend.value}, which takes no {names}"
+            problems.add("R71", message, unknown[0].key, f"models.{role}.backend=null takes its settings away")
             return replace(args, entries={key: entry for key, entry in args.entries.items() if key in legal})
     return args
 
@@ -166,20 +166,21 @@ class _Takers:
 
 def _takers(tree: Mapping) -> dict[Mark, _Takers]:
     """By the place where an argument is written."""
-    found: dict[Mark, _Takers] = {}
+    takers_of: dict[Mark, _Takers] = {}
     unknown: set[str] = set()
     for path, kind in component_paths(tree):
         name, args = at(tree, (*path, "type")), at(tree, (*path, "args"))
         legal = _legal(kind, str(getattr(name, "value", "")))
         unknown |= {kind} if legal is None else set()
         for entry in args.entries.values() if isinstance(args, Mapping) else ():
-            takers = found.setdefault(entry.key, _Takers())
+            takers = takers_of.setdefault(entry.key, _Takers())
             takers.number += 1
             takers.legal |= dict.fromkeys(legal or ())
-    meant = {one: None for kind in unknown for name in registry.names(kind) for one in _legal(kind, name) or ()}
-    for takers in found.values():
+    components = [(kind, name) for kind in unknown for name in registry.names(kind)]
+    meant = {argument: None for kind, name in components for argument in _legal(kind, name) or ()}
+    for takers in takers_of.values():
         takers.legal |= meant if takers.number > 1 else {}
-    return found
+    return takers_of
 
 
 def _legal(kind: str, name: str) -> tuple[str, ...] | None:
@@ -200,8 +201,8 @@ def _read(read: Callable[[], T], name: Scalar, problems: Problems) -> T | None:
     try:
         return read()
     except (UnknownComponent, ProjectError) as error:
-        what = f"{error.where}: {error.what}" if error.where else error.what
-        problems.add(error.code, what, name.mark, error.hint)
+        message = f"{error.where}: {error.what}" if error.where else error.what
+        problems.add(error.code, message, name.mark, error.hint)
         return None
 
 
@@ -275,20 +276,20 @@ def dataset_keys(
     if not others:
         return None
     named = [others] if isinstance(others, str) else others
-    found = [dataset_keys(datasets, str(other), (*asking, name)) for other in named]
-    return found[0] if all(one == found[0] for one in found) else None
+    keys = [dataset_keys(datasets, str(source), (*asking, name)) for source in named]
+    return keys[0] if all(others == keys[0] for others in keys) else None
 
 
 def with_sources(datasets: ReadMapping[str, Component], name: str) -> tuple[str, ...]:
     """A dataset of the recipe, and those it is made of."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     waiting = [name]
     while waiting:
-        one = waiting.pop()
-        if one in datasets and one not in found:
-            found[one] = None
-            waiting += sources_of(datasets[one])
-    return tuple(found)
+        next_name = waiting.pop()
+        if next_name in datasets and next_name not in names:
+            names[next_name] = None
+            waiting += sources_of(datasets[next_name])
+    return tuple(names)
 
 
 def sources_of(dataset: Component) -> tuple[str, ...]:

@@ -35,5 +35,5 @@ def _check_streams(recipe: Recipe, streams: set[str]) -> None:
     if train.eval.dataset in streams:
         wrong["train.eval.dataset"] = "evaluate on a dataset that knows its rows"
     for where, hint in wrong.items():
-        what = "the dataset is a stream, which does not know how many rows it has"
-        raise UsageError(what, where=where, hint=hint, code="R49")
+        message = "the dataset is a stream, which does not know how many rows it has"
+        raise UsageError(message, where=where, hint=hint, code="R49")

@@ -31,13 +31,13 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
     finder = _Finder(tree, path, layers)
     data: Any = recipe.model_dump()
     missing: list[RlcliError] = []
-    wanted = [(place, finder.file) for place in (*_dataset_files(recipe), *_interface_files(recipe))]
-    wanted += [(place, finder.model_folder) for place in _model_folders(recipe)]
-    wanted += [(place, finder.of_backend) for place in _backend_files(recipe)]
-    for place, find in wanted:
+    searches = [(tree_path, finder.file) for tree_path in (*_dataset_files(recipe), *_interface_files(recipe))]
+    searches += [(tree_path, finder.model_folder) for tree_path in _model_folders(recipe)]
+    searches += [(tree_path, finder.of_backend) for tree_path in _backend_files(recipe)]
+    for tree_path, find in searches:
         try:
-            section = reduce(getitem, place[:-1], data)
-            section[place[-1]] = find(place, section[place[-1]])
+            section = reduce(getitem, tree_path[:-1], data)
+            section[tree_path[-1]] = find(tree_path, section[tree_path[-1]])
         except RlcliError as error:
             missing.append(error)
     raise_all(missing)
@@ -48,11 +48,11 @@ def for_any_folder(recipe: Recipe) -> Recipe:
     """The same, for processes that may run in another folder: paths of found files are absolute."""
     data: Any = recipe.model_dump()
     named = (*_dataset_files(recipe), *_interface_files(recipe), *_model_folders(recipe), *_backend_files(recipe))
-    for place in named:
-        section = reduce(getitem, place[:-1], data)
-        text = section[place[-1]]
+    for tree_path in named:
+        section = reduce(getitem, tree_path[:-1], data)
+        text = section[tree_path[-1]]
         if not text.startswith((HUB, BUILTIN)) and Path(text).exists():
-            section[place[-1]] = str(Path(text).absolute())
+            section[tree_path[-1]] = str(Path(text).absolute())
     return Recipe.model_validate(data)
 
 
@@ -71,16 +71,16 @@ def _model_folders(recipe: Recipe) -> Iterator[TreePath]:
             yield ("models", name, "path")
         if role.tokenizer is not None:
             yield ("models", name, "tokenizer")
-    for place, call in calls_of(recipe):
+    for graph_path, call in calls_of(recipe):
         if model_of_call(call) is not None:
-            yield (*place, "interface", "args", "path")
+            yield (*graph_path, "interface", "args", "path")
 
 
 def _interface_files(recipe: Recipe) -> Iterator[TreePath]:
-    for place, call in calls_of(recipe):
+    for graph_path, call in calls_of(recipe):
         for name in _file_arguments(call):
             if isinstance(call.interface.args.get(name), str):
-                yield (*place, "interface", "args", name)
+                yield (*graph_path, "interface", "args", name)
 
 
 def _backend_files(recipe: Recipe) -> Iterator[TreePath]:
@@ -109,63 +109,65 @@ class _Finder:
         self.path = path
         self.layers = layers
 
-    def file(self, place: TreePath, text: str) -> str:
+    def file(self, tree_path: TreePath, text: str) -> str:
         if text.startswith(HUB):
             return text
-        found = self.look(place, text)
-        if found is None:
-            what = f"{dotted(place)}: no such file: {text}"
-            hint = f"{self.looked(place)}; a dataset of the Hub is written {HUB}owner/name"
-            raise DataError(what, where=str(self.mark(place)), hint=hint, code="F81")
-        if not Path(found).is_file() and not Path(found).is_dir():
-            raise DataError(f"{dotted(place)}: {text} is not an ordinary file", where=str(self.mark(place)), code="F81")
-        return found
+        file = self.look(tree_path, text)
+        if file is None:
+            message = f"{dotted(tree_path)}: no such file: {text}"
+            hint = f"{self.looked(tree_path)}; a dataset of the Hub is written {HUB}owner/name"
+            raise DataError(message, where=str(self.mark(tree_path)), hint=hint, code="F81")
+        if not Path(file).is_file() and not Path(file).is_dir():
+            raise DataError(
+                f"{dotted(tree_path)}: {text} is not an ordinary file", where=str(self.mark(tree_path)), code="F81"
+            )
+        return file
 
-    def model_folder(self, place: TreePath, text: str) -> str:
-        where = str(self.mark(place))
+    def model_folder(self, tree_path: TreePath, text: str) -> str:
+        where = str(self.mark(tree_path))
         if text.startswith(BUILTIN):
-            _check_builtin(text.removeprefix(BUILTIN), dotted(place), where)
+            _check_builtin(text.removeprefix(BUILTIN), dotted(tree_path), where)
             return text
-        found = self.look(place, text)
-        if found is not None:
-            wanted = ("tokenizer.json", "tokenizer_config.json") if place[-1] == "tokenizer" else ("config.json",)
-            if not any((Path(found) / name).is_file() for name in wanted):
-                what = f"{dotted(place)}: {text} holds no {' or '.join(wanted)}"
-                raise ModelError(what, where=where, hint="give the folder that save_pretrained wrote")
-            return found
+        folder = self.look(tree_path, text)
+        if folder is not None:
+            expected = ("tokenizer.json", "tokenizer_config.json") if tree_path[-1] == "tokenizer" else ("config.json",)
+            if not any((Path(folder) / name).is_file() for name in expected):
+                message = f"{dotted(tree_path)}: {text} holds no {' or '.join(expected)}"
+                raise ModelError(message, where=where, hint="give the folder that save_pretrained wrote")
+            return folder
         if _HUB_ID.fullmatch(text):
             return text
-        hint = f"{self.looked(place)}; a model on the Hub is written owner/name"
-        raise ModelError(f"{dotted(place)}: no such folder: {text}", where=where, hint=hint)
+        hint = f"{self.looked(tree_path)}; a model on the Hub is written owner/name"
+        raise ModelError(f"{dotted(tree_path)}: no such folder: {text}", where=where, hint=hint)
 
-    def of_backend(self, place: TreePath, text: str) -> str:
-        found = self.look(place, text)
-        if found is None:
-            what = f"{dotted(place)}: there is no {text}"
-            raise ResourceError(what, where=str(self.mark(place)), hint=self.looked(place))
-        return found
+    def of_backend(self, tree_path: TreePath, text: str) -> str:
+        file = self.look(tree_path, text)
+        if file is None:
+            message = f"{dotted(tree_path)}: there is no {text}"
+            raise ResourceError(message, where=str(self.mark(tree_path)), hint=self.looked(tree_path))
+        return file
 
-    def look(self, place: TreePath, text: str) -> str | None:
+    def look(self, tree_path: TreePath, text: str) -> str | None:
         """The path relative to the working directory, or None. Links are not resolved: the Python of a virtual
         environment is one, and resolved it would be a different Python."""
         try:
             if Path(text).expanduser().exists():
                 return str(Path(text).expanduser())
-            beside = self.folder(place) / text
+            beside = self.folder(tree_path) / text
             return os.path.abspath(beside) if beside.exists() else None
         except (OSError, ValueError, RuntimeError):
             return None
 
-    def looked(self, place: TreePath) -> str:
-        return f"looked in the working directory and in {self.folder(place)}"
+    def looked(self, tree_path: TreePath) -> str:
+        return f"looked in the working directory and in {self.folder(tree_path)}"
 
-    def folder(self, place: TreePath) -> Path:
+    def folder(self, tree_path: TreePath) -> Path:
         """The folder of the layer that names the file."""
-        file = self.mark(place).file
+        file = self.mark(tree_path).file
         return next((layer.path.parent for layer in self.layers if layer.file == file), self.path.parent)
 
-    def mark(self, place: TreePath) -> Mark:
-        return nearest(self.tree, place).mark
+    def mark(self, tree_path: TreePath) -> Mark:
+        return nearest(self.tree, tree_path).mark
 
 
 def _check_builtin(name: str, key: str, where: str) -> None:

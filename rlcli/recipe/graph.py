@@ -52,7 +52,7 @@ def _hooks(hooks: Hooks) -> tuple[Hook, ...]:
 class GraphProblem:
     """`call`: where to point; `key`: the batch key in question, None for a cycle."""
 
-    what: str
+    fault: str
     call: str
     key: str | None = None
     is_unmade: bool = False
@@ -72,17 +72,17 @@ def reasons_to_drop(call: Call) -> tuple[str, ...]:
 
 def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
     """Batch key → the calls that produce it."""
-    made: dict[str, list[str]] = {}
+    makers: dict[str, list[str]] = {}
     for name, call in calls.items():
         for key in made_keys(call):
-            made.setdefault(key, []).append(name)
-    return made
+            makers.setdefault(key, []).append(name)
+    return makers
 
 
 def waits_for(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     """Call → the calls whose outputs it reads."""
-    made = producers(calls)
-    return {name: {maker for key in call.inputs for maker in made.get(key, ())} for name, call in calls.items()}
+    makers = producers(calls)
+    return {name: {maker for key in call.inputs for maker in makers.get(key, ())} for name, call in calls.items()}
 
 
 def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
@@ -92,8 +92,8 @@ def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     if not any(reasons_to_drop(call) for call in calls.values()):
         return after
     late = {name for name, call in calls.items() if call.call == "train_step" or call.hooks.copy_to is not None}
-    while more := {name for name, before in after.items() if before & late} - late:
-        late |= more
+    while late_readers := {name for name, before in after.items() if before & late} - late:
+        late |= late_readers
     return {name: before | (set(calls) - late if name in late else set()) for name, before in after.items()}
 
 
@@ -111,19 +111,19 @@ def stages(calls: Mapping[str, Call]) -> list[list[str]]:
 
 def graph_problems(calls: Mapping[str, Call], dataset_keys: Collection[str] | None) -> list[GraphProblem]:
     """Every reason why the calls cannot run. `dataset_keys`: None if any key may be provided."""
-    found: list[GraphProblem] = []
-    made = producers(calls)
-    for key, makers in made.items():
+    problems: list[GraphProblem] = []
+    made_by = producers(calls)
+    for key, makers in made_by.items():
         for second in makers[1:]:
-            found.append(GraphProblem(f"both {makers[0]} and {second} produce {key}", second, key))
+            problems.append(GraphProblem(f"both {makers[0]} and {second} produce {key}", second, key))
     for name, call in calls.items():
         for key in call.inputs:
-            if dataset_keys is not None and key not in made and key not in dataset_keys:
-                what = f"{name} reads {key}, which no call produces and the dataset does not bring"
-                found.append(GraphProblem(what, name, key, is_unmade=True))
+            if dataset_keys is not None and key not in made_by and key not in dataset_keys:
+                fault = f"{name} reads {key}, which no call produces and the dataset does not bring"
+                problems.append(GraphProblem(fault, name, key, is_unmade=True))
     try:
         graphlib.TopologicalSorter(waits_for(calls)).prepare()
     except graphlib.CycleError as error:
         cycle = list(error.args[1])
-        found.append(GraphProblem("the calls wait for each other: " + " → ".join(cycle), cycle[0]))
-    return found
+        problems.append(GraphProblem("the calls wait for each other: " + " → ".join(cycle), cycle[0]))
+    return problems

@@ -35,8 +35,8 @@ def written_beyond(call: Call) -> tuple[int, int] | None:
     if not isinstance(parts, dict):
         return None
 
-    def tokens(part: str) -> int:
-        terms = (argument(term) if isinstance(term, str) else term for term in parts.get(part, ()))
+    def tokens(segment: str) -> int:
+        terms = (argument(term) if isinstance(term, str) else term for term in parts.get(segment, ()))
         return sum(term for term in terms if isinstance(term, int))
 
     def argument(name: str) -> Any:
@@ -100,21 +100,23 @@ def cache_of(recipe: Recipe, role: str) -> int | None:
     return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
 
 
-def positions_of(recipe: Recipe, role: str, known: Mapping[str, int] | None = None) -> tuple[int, str] | None:
+def positions_of(
+    recipe: Recipe, role: str, positions_by_role: Mapping[str, int] | None = None
+) -> tuple[int, str] | None:
     """The number of positions of a role's model, and the role whose weights determine it; None if unknown here: the
     model is on the Hub, or is the result of another recipe and not among `known`."""
     if role not in recipe.models or not recipe.models[role].has_weights:
         return None
     role = weights_origin(recipe, role)
-    if known and role in known:
-        return known[role], role
+    if positions_by_role and role in positions_by_role:
+        return positions_by_role[role], role
     section = recipe.models[role]
     config: Any = section.scratch
     if config is None and section.path is not None and section.warm_start is None:
         config = known_object(os.path.join(os.path.expanduser(section.path), "config.json"), MAX_CONFIG_BYTES)
     inner = config.get("text_config") if isinstance(config, dict) else None
-    for found in (inner, config):
-        positions = found.get("max_position_embeddings") if isinstance(found, dict) else None
+    for settings in (inner, config):
+        positions = settings.get("max_position_embeddings") if isinstance(settings, dict) else None
         if isinstance(positions, int) and not isinstance(positions, bool) and positions > 0:
             return positions, role
     return None

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def libraries_to_install(resolved: Resolved) -> Iterator[ResourceError]:
     """An error for each, at the first place in the recipe that names a component requiring it."""
-    known: set[str] = set()
+    reported: set[str] = set()
     for path, kind, component in components_of(resolved.recipe):
         for error in missing_libraries(signature_of(kind, component.type)):
-            if error.what not in known:
-                place = str(resolved.origin((*path, "type")))
-                yield ResourceError(error.what, where=place, hint=error.hint, code=error.code)
-            known.add(error.what)
+            if error.what not in reported:
+                location = str(resolved.origin((*path, "type")))
+                yield ResourceError(error.what, where=location, hint=error.hint, code=error.code)
+            reported.add(error.what)
 
 
 def components_of(recipe: Recipe) -> Iterator[tuple[Path, str, Component]]:

@@ -20,8 +20,8 @@ DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")
 class DevicesError(ValueError):
     """Impossible devices or mesh; `key`: which key of the role is at fault, `missing`: devices that do not exist."""
 
-    def __init__(self, what: str, key: str, missing: bool = False, hint: str | None = None):
-        super().__init__(what)
+    def __init__(self, message: str, key: str, missing: bool = False, hint: str | None = None):
+        super().__init__(message)
         self.hint = hint
         self.key = key
         self.missing = missing
@@ -51,8 +51,8 @@ def world_of(cluster: Cluster) -> int:
     """Number of devices in the whole cluster. Raises DevicesError if there are more than MAX_WORLD."""
     world = cluster.nodes * cluster.devices_per_node
     if world > MAX_WORLD:
-        what = f"the cluster has {cluster.nodes} x {cluster.devices_per_node} = {world} devices; at most {MAX_WORLD}"
-        raise DevicesError(what, "cluster")
+        message = f"the cluster has {cluster.nodes} x {cluster.devices_per_node} = {world} devices; at most {MAX_WORLD}"
+        raise DevicesError(message, "cluster")
     return world
 
 
@@ -61,14 +61,14 @@ def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
     if devices is None:
         return tuple(range(world))
     ranks: set[int] = set()
-    for part in devices.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
+    for span in devices.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", span)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise DevicesError(f"devices of {role} are {devices!r}; write ranks such as 0-3,5", "devices")
         last = int(match[2] or match[1])
         if last >= world:
-            what = f"{role} is to use rank {last}, but the cluster has {world} device{'s' if world > 1 else ''}"
-            raise DevicesError(f"{what} (0-{world - 1})" if world > 1 else f"{what} (0)", "devices", missing=True)
+            message = f"{role} is to use rank {last}, but the cluster has {world} device{'s' if world > 1 else ''}"
+            raise DevicesError(f"{message} (0-{world - 1})" if world > 1 else f"{message} (0)", "devices", missing=True)
         ranks |= set(range(int(match[1]), last + 1))
     return tuple(sorted(ranks))
 
@@ -83,8 +83,8 @@ def mesh_of(role: str, mesh: MeshSection, devices: int) -> Mesh:
         shape = f"{asked}tp {mesh.tp} x pp {mesh.pp} x cp {mesh.cp}"
         product = inner * (mesh.dp or 1)
         word = "devices" if devices > 1 else "device"
-        what = f"the mesh of {role} ({shape} = {product}) does not fit its {devices} {word}"
-        raise DevicesError(what, "mesh", hint=_fitting(mesh, devices))
+        message = f"the mesh of {role} ({shape} = {product}) does not fit its {devices} {word}"
+        raise DevicesError(message, "mesh", hint=_fitting(mesh, devices))
     if (dp * mesh.cp) % mesh.ep:
         raise DevicesError(f"ep {mesh.ep} of {role} does not divide its dp {dp} x cp {mesh.cp}", "mesh")
     return result
@@ -104,7 +104,7 @@ def _fitting(mesh: MeshSection, devices: int) -> str:
     return f"tp x pp x cp must divide {devices}"
 
 
-def _around(sizes: list[int], wanted: int) -> list[int]:
+def _around(sizes: list[int], target: int) -> list[int]:
     """The nearest sizes below and above."""
-    below, above = [n for n in sizes if n < wanted], [n for n in sizes if n > wanted]
+    below, above = [n for n in sizes if n < target], [n for n in sizes if n > target]
     return [*below[-1:], *above[:1]]

@@ -250,30 +250,31 @@ def _merged(
     tree = problems.written = _laid_over(path, layers, override_trees, problems)
     spelt = spell_out_types(interpolate(tree, problems, os.environ))
     assert isinstance(spelt, Mapping)
-    blocks = (referenced_blocks(tree) | _orphaned_blocks([*(one.tree for one in layers), *override_trees])) - set(
-        SECTIONS
-    )
-    return replace(spelt, entries={key: entry for key, entry in spelt.entries.items() if key not in blocks}), blocks
+    trees = [*(layer.tree for layer in layers), *override_trees]
+    blocks = (referenced_blocks(tree) | _orphaned_blocks(trees)) - set(SECTIONS)
+    sections = {key: entry for key, entry in spelt.entries.items() if key not in blocks}
+    return replace(spelt, entries=sections), blocks
 
 
 def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
     """Blocks that every layer defining them also refers to: if nothing refers to one in the end, a later layer replaced
     the reference, and the block no longer matters."""
     referred = [referenced_blocks(layer) for layer in layers]
-    return {
-        block
-        for block in set().union(*referred)
-        if all(block in own for layer, own in zip(layers, referred, strict=True) if block in layer.entries)
-    }
+    pairs = list(zip(layers, referred, strict=True))
+
+    def is_orphaned(block: str) -> bool:
+        return all(block in references for layer, references in pairs if block in layer.entries)
+
+    return set(filter(is_orphaned, set().union(*referred)))
 
 
 def _laid_over(path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems) -> Mapping:
     """All layers merged, references as written."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "recipe"
     name = Scalar(stem, default_mark(), stem, plain=False)
-    own = next((layer for layer in layers if layer.path == path), layers[-1])
-    tree: Node = Mapping({"name": Entry(name.mark, name)}, own.tree.mark)
+    recipe_layer = next((layer for layer in layers if layer.path == path), layers[-1])
+    tree: Node = Mapping({"name": Entry(name.mark, name)}, recipe_layer.tree.mark)
     for upper in (*(layer.tree for layer in layers), *override_trees):
         tree = merge(tree, upper, problems)
     assert isinstance(tree, Mapping)
-    return replace(tree, mark=own.tree.mark)
+    return replace(tree, mark=recipe_layer.tree.mark)

@@ -43,10 +43,10 @@ def tokenizer_role(recipe: Recipe, role: str) -> str:
     for name in (role, weights_origin(recipe, role)):
         if recipe.models[name].tokenizer or recipe.models[name].path:
             return name
-    found = next((name for name, other in recipe.models.items() if other.tokenizer or other.path), None)
-    if found is None:
+    provider = next((name for name, section in recipe.models.items() if section.tokenizer or section.path), None)
+    if provider is None:
         raise ModelError(f"role {role} has no tokenizer", hint=f"set models.{role}.tokenizer")
-    return found
+    return provider
 
 
 def tokenizer_source(recipe: Recipe, role: str) -> str:

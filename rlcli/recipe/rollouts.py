@@ -33,16 +33,16 @@ def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, unresolved:
     """
     spelt_out = tree
     for name, role in recipe.models.items():
-        place: Path = ("models", name, "rollout")
+        path: Path = ("models", name, "rollout")
         if role.rollout is None:
             continue
         if problem := _refusal(recipe, name):
-            problems.add("R71", *problem[:1], key_mark(tree, place) or nearest(tree, place).mark, problem[1])
+            problems.add("R71", *problem[:1], key_mark(tree, path) or nearest(tree, path).mark, problem[1])
             unresolved.values |= {("models",), ("graph",), ("train", "eval", "graph")}
             continue
         spelt_out = _spelt_out(recipe, spelt_out, name)
-        for known in (unresolved.values, unresolved.lacking):
-            known |= {("models", _follower(name), *one[3:]) for one in known if one[:3] == place}
+        for doubtful in (unresolved.values, unresolved.lacking):
+            doubtful |= {("models", _follower(name), *inner[3:]) for inner in doubtful if inner[:3] == path}
     if spelt_out is tree:
         return recipe, tree
     spelt_out = _others_elsewhere(recipe, spelt_out)
@@ -82,8 +82,10 @@ def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
         if not any(_calls(recipe, role, kind)):
             return f"no call {verb} {role}, so a rollout of it has nothing to do", removal
     for *_, name in _calls(recipe, role, "train_step"):
-        if (other := recipe.graph[str(name)].hooks.copy_to) is not None:
-            return f"{name} copies its weights to {other} (copy_to), so it cannot also copy them to a rollout", removal
+        follower = recipe.graph[str(name)].hooks.copy_to
+        if follower is not None:
+            message = f"{name} copies its weights to {follower} (copy_to), so it cannot also copy them to a rollout"
+            return message, removal
     return None
 
 
@@ -91,14 +93,14 @@ def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
     section = at(tree, ("models", role))
     assert isinstance(section, Mapping)
     mark = default_mark(f"models.{role}.rollout")
-    given = section.entries["rollout"]
-    assert isinstance(given.node, Mapping)
+    rollout = section.entries["rollout"]
+    assert isinstance(rollout.node, Mapping)
     settings = {key: entry for key, entry in section.entries.items() if key in ("devices", "tokenizer")}
-    entries: dict[str, Entry] = {"init": Entry(mark, node_of(role, mark)), **settings, **given.node.entries}
+    entries: dict[str, Entry] = {"init": Entry(mark, node_of(role, mark)), **settings, **rollout.node.entries}
     rest = {key: entry for key, entry in section.entries.items() if key != "rollout"}
     key = key_mark(tree, ("models", role)) or mark
     tree = with_entry(tree, ("models", role), Entry(key, replace(section, entries=rest)))
-    tree = with_entry(tree, ("models", _follower(role)), Entry(given.key, replace(given.node, entries=entries)))
+    tree = with_entry(tree, ("models", _follower(role)), Entry(rollout.key, replace(rollout.node, entries=entries)))
     follower = Entry(mark, node_of(_follower(role), mark))
     for path in _calls(recipe, role, "generate"):
         tree = with_entry(tree, (*path, "model"), follower)

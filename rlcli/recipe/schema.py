@@ -324,7 +324,7 @@ class Recipe(Section):
     @property
     def described_datasets(self) -> dict[str, DatasetAbstraction]:
         """All datasets, in the registry's form."""
-        return {name: DatasetAbstraction(one.type, one.args) for name, one in self.datasets.items()}
+        return {name: DatasetAbstraction(dataset.type, dataset.args) for name, dataset in self.datasets.items()}
 
     @property
     def trained_roles(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ class SweepRun:
 def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list[SweepRun]:
     """The runs for every combination of the values (`KEY=VALUE,VALUE…`, one per key), each with `seeds` seeds starting
     at `first_seed`. The last key varies first. Raises UsageError."""
-    axes = [_axis(one) for one in swept]
+    axes = [_axis(text) for text in swept]
     if seeds is not None:
         axes.append(("seed", [str(first_seed + number) for number in range(seeds)]))
     keys = [key for key, _ in axes]
@@ -50,13 +50,13 @@ def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list
 
 def _axis(text: str) -> tuple[str, list[str]]:
     """Split `ppo.kl_ctl=0.01,0.1` into the key and its values."""
-    key, equals, given = text.partition("=")
-    values = [value.strip() for value in _split(given)]
+    key, equals, listed = text.partition("=")
+    values = [value.strip() for value in _split(listed)]
     if not equals or not key.strip() or "" in values:
         raise UsageError(f"--sweep {text!r} is not KEY=VALUE,VALUE", hint="for example --sweep ppo.kl_ctl=0.01,0.1")
     if len(set(values)) < len(values):
         raise UsageError(
-            f"--sweep {key} has a value twice: {given}", hint="--seeds N repeats each run with other seeds"
+            f"--sweep {key} has a value twice: {listed}", hint="--seeds N repeats each run with other seeds"
         )
     return key.strip(), values
 
@@ -65,7 +65,7 @@ def _split(text: str) -> Iterator[str]:
     """Split at commas outside brackets and quotes: a value may be a list or a mapping."""
     awaited: list[str] = []
     start = 0
-    for place, sign in enumerate(text):
+    for position, sign in enumerate(text):
         if awaited and sign == awaited[-1]:
             awaited.pop()
         elif awaited and awaited[-1] in "\"'":
@@ -73,8 +73,8 @@ def _split(text: str) -> Iterator[str]:
         elif sign in CLOSES:
             awaited.append(CLOSES[sign])
         elif sign == "," and not awaited:
-            yield text[start:place]
-            start = place + 1
+            yield text[start:position]
+            start = position + 1
     yield text[start:]
 
 

@@ -176,19 +176,19 @@ def called_here(word: str, key: str) -> str:
 def translated(path: Iterable[str], words: Mapping[str, str] | None = None, roles: Collection[str] = ()) -> str | None:
     """The rlcli key for another framework's key; None if unknown. `words`: names for arguments of the recipe's
     interfaces. A role in the foreign key, as in `actor_rollout_ref.ref.…`, is filled in."""
-    parts = [part.lower().lstrip("+~") for part in path]
-    known = {**SYNONYMS, **(words or {})}
-    for size in range(min(len(parts), max(word.count(".") for word in known) + 1), 0, -1):
-        target = known.get(".".join(parts[-size:]))
+    parts = [word.lower().lstrip("+~") for word in path]
+    names = {**SYNONYMS, **(words or {})}
+    for size in range(min(len(parts), max(word.count(".") for word in names) + 1), 0, -1):
+        target = names.get(".".join(parts[-size:]))
         if target is not None:
             return target.replace("<role>", _role(parts, roles) or "<role>")
     return None
 
 
 def _role(parts: list[str], roles: Collection[str]) -> str | None:
-    for part in reversed(parts):
-        if part in roles:
-            return part
-        if (first := re.split(r"[_\W]", part)[0]) in roles:
+    for word in reversed(parts):
+        if word in roles:
+            return word
+        if (first := re.split(r"[_\W]", word)[0]) in roles:
             return first
     return None

@@ -31,7 +31,7 @@ def warm_starts(resolved: Resolved) -> list[WarmStart]:
 
     The other recipe is loaded as it is: neither profiles nor overrides of this one apply to it.
     """
-    found: list[WarmStart] = []
+    starts: list[WarmStart] = []
     for name, role in resolved.recipe.models.items():
         if role.warm_start is None:
             continue
@@ -40,15 +40,15 @@ def warm_starts(resolved: Resolved) -> list[WarmStart]:
         if source_role not in source.recipe.saved_roles:
             saved = ", ".join(source.recipe.saved_roles) or "nothing"
             raise _error(resolved, name, f"{recipe} saves no role {source_role!r}", f"it saves {saved}")
-        found.append(WarmStart(name, source, source_role))
-    _check_lengths(resolved, found)
-    return found
+        starts.append(WarmStart(name, source, source_role))
+    _check_lengths(resolved, starts)
+    return starts
 
 
 def _check_lengths(resolved: Resolved, starts: list[WarmStart]) -> None:
     """Sequences must fit into the models produced by other recipes, whose sizes are known only now."""
-    found = {start.role: positions_of(start.source.recipe, start.source_role) for start in starts}
-    positions = {role: known[0] for role, known in found.items() if known is not None}
+    limits = {start.role: positions_of(start.source.recipe, start.source_role) for start in starts}
+    positions = {role: limit[0] for role, limit in limits.items() if limit is not None}
     if positions:
         problems = _problems_of(resolved)
         lengths.check(Notes(resolved.recipe, resolved.tree, problems, Unresolved(), positions))
@@ -63,10 +63,10 @@ def chain(resolved: Resolved) -> list[Resolved]:
 
 
 def _visit(resolved: Resolved, opened: list[Resolved], order: list[Resolved]) -> None:
-    paths = [one.path.resolve() for one in opened]
+    paths = [recipe.path.resolve() for recipe in opened]
     if resolved.path.resolve() in paths:
         circle = [*opened[paths.index(resolved.path.resolve()) :], resolved]
-        names = " → ".join(one.recipe.name for one in circle)
+        names = " → ".join(step.recipe.name for step in circle)
         role = next(name for name, role in opened[-1].recipe.models.items() if role.warm_start)
         raise _error(opened[-1], role, f"the recipes start from each other: {names}", None, code="R52")
     if any(done.path.resolve() == resolved.path.resolve() for done in order):
@@ -81,18 +81,18 @@ def _find(resolved: Resolved, role: str, recipe: str) -> Path:
         if candidate.is_file():
             return candidate
     problems = Problems()
-    found = find_recipe(recipe, problems)
-    if found is None:
-        problem = problems.found[0]
+    file = find_recipe(recipe, problems)
+    if file is None:
+        problem = problems.reported[0]
         raise _error(resolved, role, problem.what, problem.hint)
-    return found
+    return file
 
 
-def _error(resolved: Resolved, role: str, what: str, hint: str | None, code: str = "R51") -> RecipeError:
+def _error(resolved: Resolved, role: str, message: str, hint: str | None, code: str = "R51") -> RecipeError:
     mark = resolved.origin(("models", role, "path"))
     problems = _problems_of(resolved)
-    problems.add(code, what, mark, hint)
-    return RecipeError(problems.found)
+    problems.add(code, message, mark, hint)
+    return RecipeError(problems.reported)
 
 
 def _problems_of(resolved: Resolved) -> Problems:

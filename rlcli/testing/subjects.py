@@ -115,7 +115,7 @@ def _recipe(name: str) -> Subject:
     problems = Problems()
     path = find_recipe(name, problems)
     if path is None:
-        raise RecipeError(problems.found)
+        raise RecipeError(problems.reported)
     return Subject("recipe", name, path)
 
 

@@ -25,7 +25,7 @@ def validator():
 def read(text: str):
     problems = Problems()
     tree = parse(text, "x.yaml", problems)
-    assert problems.found == []
+    assert problems.reported == []
     return plain(tree)
 
 

@@ -24,7 +24,7 @@ def lay(*texts: str):
     tree = None
     for text in texts:
         tree = merge(tree, spell_out_types(parse(textwrap.dedent(text), "l.yaml", problems)), problems)
-    assert [p.code for p in problems.found] == []
+    assert [p.code for p in problems.reported] == []
     return plain(tree)
 
 
@@ -117,7 +117,7 @@ def test_layering_is_associative(tmp_path_factory, mappings, data):
         tree = None
         for layer in collect(root / name, problems):
             tree = merge(tree, layer.tree, problems)
-        assert problems.found == []
+        assert problems.reported == []
         return plain(tree)
 
     assert total("flat.yaml") == total("grouped.yaml")

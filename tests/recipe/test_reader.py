@@ -19,7 +19,7 @@ def read(text: str):
     problems = Problems()
     problems.add_source("r.yaml", text)
     node = parse(text, "r.yaml", problems)
-    return node, [(p.code, p.where) for p in problems.found]
+    return node, [(p.code, p.where) for p in problems.reported]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_nesting_up_to_the_limit_is_fine():
 def test_encodings(raw, problem):
     problems = Problems()
     assert decode(raw, "r.yaml", problems) is None
-    assert [(p.code, p.where) for p in problems.found] == [problem]
+    assert [(p.code, p.where) for p in problems.reported] == [problem]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key():
@@ -172,7 +172,7 @@ def test_files_that_are_no_files(tmp_path: Path):
     ]:  # fmt: skip
         problems = Problems()
         assert read_file(Path(os.path.join(tmp_path, name)), name, problems) is None
-        assert [p.code for p in problems.found] == [code], name
+        assert [p.code for p in problems.reported] == [code], name
 
 
 def test_unreadable_file(tmp_path: Path, monkeypatch):
@@ -183,7 +183,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     problems = Problems()
     assert read_file(tmp_path / "r.yaml", "r.yaml", problems) is None
-    assert [p.code for p in problems.found] == ["R58"]
+    assert [p.code for p in problems.reported] == ["R58"]
 
 
 @pytest.mark.parametrize("name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"])

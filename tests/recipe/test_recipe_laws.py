@@ -37,7 +37,7 @@ def laid(*values):
     tree = None
     for value in values:
         tree = merge(tree, parse(to_yaml(value) if value else "{}", "l.yaml", problems), problems)
-    assert problems.found == []
+    assert problems.reported == []
     return plain(tree)
 
 

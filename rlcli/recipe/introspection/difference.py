@@ -61,34 +61,36 @@ def values_of_resolved(resolved: Resolved) -> Values:
 
 def differences(before: Values, now: Values) -> list[Difference]:
     """Every key whose value differs, in the order of the recipes' keys."""
-    found = []
+    result = []
     for path in dict.fromkeys([*before.of, *now.of]):
         old, new = before.of.get(path), now.of.get(path)
         is_old, is_new = path in before.of, path in now.of
         if is_old and is_new and _same(old, new):
             continue
         kind: Kind = "changed" if is_old and is_new else "removed" if is_old else "added"
-        found.append(Difference(dotted(path), kind, old, new, before.origin(path), now.origin(path)))
-    return found
+        result.append(Difference(dotted(path), kind, old, new, before.origin(path), now.origin(path)))
+    return result
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(left: Any, right: Any) -> bool:
     """Equal, and of the same type: `1` and `true` differ."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(_same(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 
-def grouped(found: Sequence[Difference]) -> list[DifferenceGroup]:
-    """DifferenceGroup differences with the same last key, values and origins, in the order of their first."""
+def grouped(differences: Sequence[Difference]) -> list[DifferenceGroup]:
+    """Group differences with the same last key, values and origins, in the order of their first."""
     groups: dict[str, list[Difference]] = {}
-    for one in found:
-        last = one.key.rpartition(".")[2]
-        chosen = any(is_default(origin or "") for origin in (one.origin_before, one.origin_now))
-        depth = one.key.count(".") if chosen else 0
-        same = repr((one.kind, last, depth, one.before, one.now, one.origin_before, one.origin_now))
-        groups.setdefault(same, []).append(one)
-    return [DifferenceGroup(_pattern([one.key for one in group]), tuple(group)) for group in groups.values()]
+    for difference in differences:
+        last = difference.key.rpartition(".")[2]
+        chosen = any(is_default(origin or "") for origin in (difference.origin_before, difference.origin_now))
+        depth = difference.key.count(".") if chosen else 0
+        values = (difference.before, difference.now)
+        origins = (difference.origin_before, difference.origin_now)
+        identity = repr((difference.kind, last, depth, values, origins))
+        groups.setdefault(identity, []).append(difference)
+    return [DifferenceGroup(_pattern([member.key for member in group]), tuple(group)) for group in groups.values()]
 
 
 def _pattern(keys: Sequence[str]) -> str:
@@ -96,28 +98,29 @@ def _pattern(keys: Sequence[str]) -> str:
     if len(keys) == 1:
         return keys[0]
     parts = [key.split(".") for key in keys]
-    if len({len(one) for one in parts}) == 1:
+    if len({len(names) for names in parts}) == 1:
         return ".".join(names[0] if len(set(names)) == 1 else "*" for names in zip(*parts, strict=True))
-    from_the_end = zip(*(one[::-1] for one in parts), strict=False)
+    from_the_end = zip(*(names[::-1] for names in parts), strict=False)
     shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, from_the_end)]
     return ".".join(["*", *reversed(shared)])
 
 
-def sections_of_one(found: Sequence[Difference], before: Values, now: Values) -> dict[str, str]:
+def sections_of_one(compared: Sequence[Difference], before: Values, now: Values) -> dict[str, str]:
     """Key → the topmost section that contains it and that only one of the recipes has: `models.critic`."""
     result = {}
-    for kind, here, there in (("removed", before, now), ("added", now, before)):
-        theirs = {path[:n] for path, value in there.of.items() if value is not None for n in range(1, len(path) + 1)}
+    for kind, here, elsewhere in (("removed", before, now), ("added", now, before)):
+        set_there = [path for path, value in elsewhere.of.items() if value is not None]
+        theirs = {path[:depth] for path in set_there for depth in range(1, len(path) + 1)}
         paths = {dotted(path): path for path in here.of}
-        for one in (one for one in found if one.kind == kind):
-            path = paths[one.key]
+        for difference in (entry for entry in compared if entry.kind == kind):
+            path = paths[difference.key]
             top = next((path[:n] for n in range(1, len(path)) if path[:n] not in theirs), None)
             if top is not None:
-                result[one.key] = dotted(top)
+                result[difference.key] = dotted(top)
     return result
 
 
-def implied(one: Difference) -> bool:
+def implied(difference: Difference) -> bool:
     """Whether a key came or went with its component or section, without having been set explicitly."""
-    origin = one.origin_now if one.kind == "added" else one.origin_before
-    return one.kind != "changed" and is_default(origin or "")
+    origin = difference.origin_now if difference.kind == "added" else difference.origin_before
+    return difference.kind != "changed" and is_default(origin or "")

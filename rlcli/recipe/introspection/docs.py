@@ -20,8 +20,8 @@ def doc_of(model: type[BaseModel], field: str) -> str:
     if not issubclass(model, Section):
         return " ".join((fields_of(model)[field].description or "").split())
     written = model.documented_in or model
-    own = [cls for cls in written.__mro__ if cls.__module__.partition(".")[0] == __name__.partition(".")[0]]
-    return next((doc for cls in own if (doc := _docs_in(cls.__module__)[cls.__name__].get(field))), "")
+    ours = [cls for cls in written.__mro__ if cls.__module__.partition(".")[0] == __name__.partition(".")[0]]
+    return next((doc for cls in ours if (doc := _docs_in(cls.__module__)[cls.__name__].get(field))), "")
 
 
 @cache

@@ -66,17 +66,17 @@ def with_entry(text: str) -> str | None:
         return None
     if not isinstance(settings, dict) or not isinstance(settings.get(SETTING, {}), dict):
         return None
-    known = settings.get(SETTING, {})
-    if any(_same_file(name) for name in known):
+    associations = settings.get(SETTING, {})
+    if any(_same_file(name) for name in associations):
         return text
     if SETTING in settings:
         ((name, globs),) = ENTRY.items()
         result = _inserted(text, _opening(_bare(text), SETTING), name, globs)
     else:
         result = _inserted(text, _bare(text).index("{"), SETTING, ENTRY)
-    wanted = {**settings, SETTING: {**known, **ENTRY}}
+    expected = {**settings, SETTING: {**associations, **ENTRY}}
     try:
-        return result if json.loads(_bare(result)) == wanted else None
+        return result if json.loads(_bare(result)) == expected else None
     except ValueError:
         return None
 
@@ -111,16 +111,16 @@ def _bare(text: str) -> str:
     return _TRAILING_COMMAS.sub(blank, _COMMENTS.sub(blank, text))
 
 
-def _opening(bare: str, wanted: str) -> int:
+def _opening(bare: str, outermost: str) -> int:
     """Where the object opens that is the value of an outermost key; there must be one."""
-    decoder, place = json.JSONDecoder(), 0
+    decoder, position = json.JSONDecoder(), 0
     while True:
-        key, place = decoder.raw_decode(bare, bare.index('"', place))
-        place = bare.index(":", place) + 1
-        place += len(bare[place:]) - len(bare[place:].lstrip())
-        if key == wanted and bare[place] == "{":
-            return place
-        _, place = decoder.raw_decode(bare, place)
+        key, position = decoder.raw_decode(bare, bare.index('"', position))
+        position = bare.index(":", position) + 1
+        position += len(bare[position:]) - len(bare[position:].lstrip())
+        if key == outermost and bare[position] == "{":
+            return position
+        _, position = decoder.raw_decode(bare, position)
 
 
 def _inserted(text: str, opening: int, key: str, value: Any) -> str:
@@ -150,8 +150,8 @@ def _read(folder: Path, name: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
-        raise ResourceError(what, where=str(path), code="F75") from None
+        message = f"cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        raise ResourceError(message, where=str(path), code="F75") from None
 
 
 def _write(path: Path, text: str) -> None:

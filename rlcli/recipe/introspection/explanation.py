@@ -73,20 +73,20 @@ class Leaf:
 
 def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
     """Explain a value, or list the values of a section. Raises UsageError R42 for an unknown key."""
-    known = known_values(resolved)
+    values = known_values(resolved)
     path = as_role(resolved.recipe, tuple(key.split(".")))
-    if path in known:
-        return _explanation(resolved, path, known)
-    below = [found for found in known if found[: len(path)] == path]
+    if path in values:
+        return _explanation(resolved, path, values)
+    below = [candidate for candidate in values if candidate[: len(path)] == path]
     if not below:
         removed = next(filter(None, (removed_at(resolved.written, path[:n]) for n in range(1, len(path) + 1))), None)
         if removed is None or not resolved.history(path):
-            raise _unknown(resolved, key, known)
-        found = _explanation(resolved, path, {path: None})
-        *earlier, last = (replace(step, wins=False) for step in found.steps)
-        return replace(found, steps=(*earlier, replace(last, wins=True)), uses=(), removed=place_of(removed))
-    places = {found: _effective(resolved, found) for found in below}
-    return [Leaf(dotted(path), known[path], str(node.mark) if node else DEFAULT) for path, node in places.items()]
+            raise _unknown(resolved, key, values)
+        explanation = _explanation(resolved, path, {path: None})
+        *earlier, last = (replace(step, wins=False) for step in explanation.steps)
+        return replace(explanation, steps=(*earlier, replace(last, wins=True)), uses=(), removed=place_of(removed))
+    places = {leaf: _effective(resolved, leaf) for leaf in below}
+    return [Leaf(dotted(path), values[path], str(node.mark) if node else DEFAULT) for path, node in places.items()]
 
 
 def known_values(resolved: Resolved) -> dict[Path, Any]:
@@ -96,7 +96,7 @@ def known_values(resolved: Resolved) -> dict[Path, Any]:
     values = dict(plain_leaves(document))
     values |= {path: plain(node) for path, node in leaves(_blocks(resolved)) if path}
     for reference in references_in(resolved.written):
-        if reference.whole and reference.target[0] not in SECTIONS:  # a block also receives its nested values
+        if reference.is_alone and reference.target[0] not in SECTIONS:  # a block also receives its nested values
             for path in [p for p in values if p[: len(reference.path)] == reference.path]:
                 key = (*reference.target, *path[len(reference.path) :])
                 values[key] = values[path] if values.get(key) is None else values[key]  # null may restore a default
@@ -109,7 +109,7 @@ def _effective(resolved: Resolved, path: Path) -> Node | None:
 
 
 def _is_prefix(path: Path, values: dict[Path, Any]) -> bool:
-    return any(len(other) > len(path) and other[: len(path)] == path for other in values)
+    return any(len(longer) > len(path) and longer[: len(path)] == path for longer in values)
 
 
 def _blocks(resolved: Resolved) -> Mapping:
@@ -121,17 +121,18 @@ def _blocks(resolved: Resolved) -> Mapping:
 # -- one value -------------------------------------------------------------------------------------------
 
 
-def _explanation(resolved: Resolved, path: Path, known: dict[Path, Any]) -> Explanation:
-    uses = {use: through for use, through in _uses(resolved.written, path).items() if "args" not in use or use in known}
+def _explanation(resolved: Resolved, path: Path, values: dict[Path, Any]) -> Explanation:
+    uses = _uses(resolved.written, path)
+    uses = {use: through for use, through in uses.items() if "args" not in use or use in values}
     carried = [use for use in uses if use[0] in SECTIONS]
     meant = path if path[0] in SECTIONS else next(iter(carried), path)
     field = field_of(meant, resolved.tree)
     ours = [path] if path[0] in SECTIONS else []
     return Explanation(
         key=dotted(path),
-        value=known[path],
+        value=values[path],
         field=field,
-        steps=tuple(_steps(resolved, path, field, known[path])),
+        steps=tuple(_steps(resolved, path, field, values[path])),
         uses=tuple(Use(dotted(p)) for p in ours if _is_read(p)) + tuple(Use(dotted(p), uses[p]) for p in carried),
         topology=_effect([*ours, *carried]),
         on_resume=max(
@@ -160,7 +161,7 @@ def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> I
         winner, decided = len(history) - 1, False
     default = yaml_word(plain(node)) if node is not None and decided else field.default_text if field else None
     if default is not None:
-        note = "chosen by rlcli" if decided and path[-1] == "type" else field.place if field else None
+        note = "chosen by rlcli" if decided and path[-1] == "type" else field.location if field else None
         if decided and node is not None and node.mark.file != DEFAULT:
             note = node.mark.file.removeprefix(f"{DEFAULT}, ")
         yield Step(DEFAULT, default, note, wins=winner is None)
@@ -186,24 +187,24 @@ def _is_read(path: Path) -> bool:
 def _uses(tree: Mapping, path: Path) -> dict[Path, str]:
     """The keys that receive the value at a path through references, nearest first, each with the last reference."""
     references = list(references_in(tree))
-    found: dict[Path, str] = {}
+    references_by_key: dict[Path, str] = {}
     waiting = [path]
     while waiting:
         target = waiting.pop(0)
         for reference in references:
-            place = _carried_to(reference, target)
-            if place is None or place == path or place in found:
+            receiver = _carried_to(reference, target)
+            if receiver is None or receiver == path or receiver in references_by_key:
                 continue
-            if place != reference.path and at(tree, place) is not None:
+            if receiver != reference.path and at(tree, receiver) is not None:
                 continue  # set there by a layer, on top of what the reference brings
-            waiting.append(place)
-            found[place] = f"${{{'.'.join(map(str, reference.target))}}}"
-    return found
+            waiting.append(receiver)
+            references_by_key[receiver] = f"${{{'.'.join(map(str, reference.target))}}}"
+    return references_by_key
 
 
 def _carried_to(reference: Reference, target: Path) -> Path | None:
     size = len(reference.target)
-    if reference.whole and target[:size] == reference.target:
+    if reference.is_alone and target[:size] == reference.target:
         return (*reference.path, *target[size:])
     return reference.path if target == reference.target else None
 
@@ -223,16 +224,18 @@ def _effect(paths: list[Path]) -> str:
     return "none"
 
 
-def _unknown(resolved: Resolved, key: str, known: dict[Path, Any]) -> UsageError:
+def _unknown(resolved: Resolved, key: str, values: dict[Path, Any]) -> UsageError:
     """Likely intended keys: the same last word elsewhere, a similar key, or another framework's word."""
-    keys = [dotted(path) for path in known]
+    keys = [dotted(path) for path in values]
     last = key.rpartition(".")[2]
-    same = [one for one in keys if one.rpartition(".")[2] == last]
-    same.sort(key=lambda one: (one.split(".")[0] in SECTIONS, one.count(".")))  # the block that feeds all comes first
-    near = same[0] if same else close_to(key, [*keys, *{dotted(p[:n]) for p in known for n in range(1, len(p))}])
+    same = [candidate for candidate in keys if candidate.rpartition(".")[2] == last]
+    # The block that feeds all comes first.
+    same.sort(key=lambda candidate: (candidate.split(".")[0] in SECTIONS, candidate.count(".")))
+    sections = {dotted(path[:depth]) for path in values for depth in range(1, len(path))}
+    near = same[0] if same else close_to(key, [*keys, *sections])
     if near is not None:
-        more = f" (or {', '.join(same[1:3])}{', …' if len(same) > 3 else ''})" if len(same) > 1 else ""
-        hint: str | None = f"did you mean {near}?{more}"
+        others = f" (or {', '.join(same[1:3])}{', …' if len(same) > 3 else ''})" if len(same) > 1 else ""
+        hint: str | None = f"did you mean {near}?{others}"
     else:
         hint = suggest_key(last, SECTIONS, argument_words(resolved.written))[1]
     return UsageError(f"the recipe has no key {key}", hint=hint, code="R42")

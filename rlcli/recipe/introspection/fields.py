@@ -38,15 +38,15 @@ class Field:
     required: bool
     default_text: str | None
     """As written in a recipe; None if `required`."""
-    place: str | None = None
+    location: str | None = None
     """`file:line` of a component's argument."""
 
 
 def field_of(path: Path, tree: Node) -> Field | None:
     """The field behind a key of a recipe; None for a free-form key, or one that does not exist."""
-    for place, signature in components_in(tree):
+    for path_of_component, signature in components_in(tree):
         for name, argument in arguments_in(signature):
-            if path == (*place, "args", *name.split(".")):
+            if path == (*path_of_component, "args", *name.split(".")):
                 return _argument_field(signature, argument)
     return _section_field(path)
 
@@ -55,11 +55,11 @@ def fields_under(name: str) -> list[tuple[str, Field]]:
     """The keys of a schema section, nested sections included, or the single key of that name and, if it is a list of
     sections, theirs; none if there is no such section. `<role>` stands for a user-defined name."""
     path = tuple(name.split("."))
-    annotation, found = annotation_at(Recipe, path), _section_field(path)
+    annotation, own_field = annotation_at(Recipe, path), _section_field(path)
     below = list(_fields_in(annotation, path))
-    if found is None or below:
+    if own_field is None or below:
         return below
-    return [(name, found), *_fields_in(inside(annotation, 0), (*path[:-1], f"{path[-1]}[]"))]
+    return [(name, own_field), *_fields_in(inside(annotation, 0), (*path[:-1], f"{path[-1]}[]"))]
 
 
 def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:
@@ -92,11 +92,11 @@ def completed(recipe: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _with_defaults(arguments: tuple[Argument, ...], given: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(arguments: tuple[Argument, ...], values: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for argument in arguments:
-        value = given.get(argument.name)
-        if argument.name in given:
+        value = values.get(argument.name)
+        if argument.name in values:
             inside = argument.fields and isinstance(value, dict)
             result[argument.name] = _with_defaults(argument.fields, value or {}) if inside else value
         elif argument.presets is not None:
@@ -104,7 +104,7 @@ def _with_defaults(arguments: tuple[Argument, ...], given: dict[str, Any]) -> di
         elif not argument.required:
             computed = argument.default is COMPUTED
             result[argument.name] = f"<{argument.default_text}>" if computed else _as_json(argument.default)
-    return result | {name: value for name, value in given.items() if name not in result}
+    return result | {name: value for name, value in values.items() if name not in result}
 
 
 def _as_json(value: Any) -> Any:
@@ -155,7 +155,7 @@ def _argument_field(signature: Signature, argument: Argument) -> Field:
         doc=" ".join(argument.doc.split()),
         required=argument.required,
         default_text=None if argument.required else default_text(argument),
-        place=f"{_short(argument.path)}:{argument.line}",
+        location=f"{_short(argument.path)}:{argument.line}",
     )
 
 
@@ -199,13 +199,13 @@ def type_text(annotation: Any, metadata: Any = ()) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         details = [d for item in inner[1:] for d in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        if any(isinstance(one, BeforeValidator) for one in details) and inner[0] is Any:
+        if any(isinstance(detail, BeforeValidator) for detail in details) and inner[0] is Any:
             raise _Wordless
         return type_text(inner[0], [*metadata, *details])
     if origin is Literal:
         return " | ".join(map(str, inner))
     if origin in (Union, types.UnionType):
-        return " | ".join(type_text(part, metadata) for part in inner)
+        return " | ".join(type_text(member, metadata) for member in inner)
     if origin in (list, tuple, set, frozenset):
         return f"list of {type_text(inner[0])}"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):

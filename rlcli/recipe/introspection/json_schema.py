@@ -54,21 +54,21 @@ _EXTENDS: Schema = {
 _BLOCK = "A block of values of the recipe's own, shared by ${…}."
 
 
-def schema_of(what: str | None = None) -> Schema:
+def schema_of(name: str | None = None) -> Schema:
     """The schema of a recipe, of one of its sections (`train.eval`), or of a component's arguments.
 
     Raises UsageError R42 if there is no such section or component.
     """
     schema = recipe_schema()
-    if what is None:
+    if name is None:
         return schema
-    found = _component_arguments(what, schema) or _section(what, schema)
-    if found is None:
+    content = _component_arguments(name, schema) or _section(name, schema)
+    if content is None:
         names = [*SECTIONS, *(name for kind in registry.KINDS for name in registry.names(kind))]
-        hint = did_you_mean(what.rpartition(".")[2], names, f"sections: {', '.join(SECTIONS)}")
-        raise UsageError(f"no section and no component is named {what}", hint=hint, code="R42")
-    definitions = {name: schema["$defs"][name] for name in _reachable(found, schema["$defs"])}
-    return {"$schema": DRAFT, "title": what, **found, **({"$defs": definitions} if definitions else {})}
+        hint = did_you_mean(name.rpartition(".")[2], names, f"sections: {', '.join(SECTIONS)}")
+        raise UsageError(f"no section and no component is named {name}", hint=hint, code="R42")
+    definitions = {name: schema["$defs"][name] for name in _reachable(content, schema["$defs"])}
+    return {"$schema": DRAFT, "title": name, **content, **({"$defs": definitions} if definitions else {})}
 
 
 def recipe_schema() -> Schema:
@@ -123,20 +123,20 @@ def _ref(name: str) -> Schema:
 def _value(node: Schema, prefix: str = "", optional: bool = True) -> Schema:
     """Allowed content of a field: its value, a reference to one, or null for an optional one. `prefix` is put before
     names of definitions."""
-    kept: Schema = {key: node[key] for key in ("default", "examples") if key in node}
+    described: Schema = {key: node[key] for key in ("default", "examples") if key in node}
     if "description" in node:
-        kept = {"description": " ".join(node["description"].split()), **kept}
+        described = {"description": " ".join(node["description"].split()), **described}
     written = list(_forms(node, prefix))
     others = [REFERENCE, *([REMOVED] if optional and {"type": "null"} not in written else [])]
-    return {**kept, "anyOf": [*written, *others]} if written != [{}] else kept
+    return {**described, "anyOf": [*written, *others]} if written != [{}] else described
 
 
 def _forms(node: Schema, prefix: str) -> Iterator[Schema]:
     """The ways to write a value of one type."""
     core = {key: value for key, value in node.items() if key not in ("title", "description", "default", "examples")}
     if "anyOf" in core:
-        for one in core["anyOf"]:
-            yield from _forms(one, prefix)
+        for form in core["anyOf"]:
+            yield from _forms(form, prefix)
     elif "$ref" in core:
         yield _ref(prefix + core["$ref"].rpartition("/")[2])
     elif core.get("type") == "object":
@@ -255,13 +255,13 @@ def _trees() -> Iterator[Node]:
         problems = Problems()
         text = read_file(path, str(path), problems, None)
         tree = parse(text, str(path), problems) if text is not None else None
-        if tree is not None and not problems.found:  # otherwise `rlcli validate` reports it
+        if tree is not None and not problems.reported:  # otherwise `rlcli validate` reports it
             yield spell_out_types(tree)
 
 
 def _taker(reference: Reference, tree: Node) -> str | None:
     """The component whose `args` a reference is."""
-    if not reference.whole or len(reference.target) > 1 or reference.path[-1:] != ("args",):
+    if not reference.is_alone or len(reference.target) > 1 or reference.path[-1:] != ("args",):
         return None
     kind = kind_at(reference.path[:-1])
     named = at(tree, (*reference.path[:-1], "type"))
@@ -271,22 +271,22 @@ def _taker(reference: Reference, tree: Node) -> str | None:
 # -- parts ------------------------------------------------------------------------------------------------
 
 
-def _component_arguments(what: str, schema: Schema) -> Schema | None:
-    homes = [f"{kind}.{module_name(what)}" for kind in registry.KINDS]
-    found = [schema["$defs"][home] for home in homes if home in schema["$defs"]]
-    return found[0] if len(found) == 1 else {"anyOf": found} if found else None
+def _component_arguments(name: str, schema: Schema) -> Schema | None:
+    homes = [f"{kind}.{module_name(name)}" for kind in registry.KINDS]
+    definitions = [schema["$defs"][home] for home in homes if home in schema["$defs"]]
+    return definitions[0] if len(definitions) == 1 else {"anyOf": definitions} if definitions else None
 
 
-def _section(what: str, schema: Schema) -> Schema | None:
+def _section(key: str, schema: Schema) -> Schema | None:
     """Follow a dotted key; a user-defined name (`models.actor`) matches any."""
     node = schema
-    for part in what.split("."):
+    for word in key.split("."):
         forms = list(_objects(node, schema["$defs"]))
-        found = [form["properties"][part] for form in forms if part in form["properties"]]
-        found += [named for form in forms for named in form.get("patternProperties", {}).values()]
-        if not found or part == REPLACE:
+        candidates = [form["properties"][word] for form in forms if word in form["properties"]]
+        candidates += [named for form in forms for named in form.get("patternProperties", {}).values()]
+        if not candidates or word == REPLACE:
             return None
-        node = found[0]
+        node = candidates[0]
     return node
 
 
@@ -301,16 +301,16 @@ def _objects(node: Schema, definitions: Mapping[str, Schema]) -> Iterator[Schema
 
 
 def _reachable(node: Any, definitions: Mapping[str, Schema]) -> list[str]:
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     waiting = [node]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            target = one.get("$ref")
-            if isinstance(target, str) and (name := target.rpartition("/")[2]) not in found:
-                found[name] = None
+        node_below = waiting.pop()
+        if isinstance(node_below, dict):
+            target = node_below.get("$ref")
+            if isinstance(target, str) and (name := target.rpartition("/")[2]) not in names:
+                names[name] = None
                 waiting.append(definitions[name])
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
-    return sorted(found)
+            waiting.extend(node_below.values())
+        elif isinstance(node_below, list):
+            waiting.extend(node_below)
+    return sorted(names)

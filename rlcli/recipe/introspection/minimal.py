@@ -21,25 +21,25 @@ class Superfluous:
 
 def superfluous(resolved: Resolved, layer: Layer) -> list[Superfluous]:
     """The redundant keys of `layer`, one of the recipe's. Keys set by a command-line override are not judged."""
-    whole = resolved.to_json()
+    expected = resolved.to_json()
     overridden = [tuple(override.partition("=")[0].split(".")) for override in resolved.overrides]
-    found: dict[Path, Superfluous] = {}
+    redundant: dict[Path, Superfluous] = {}
     for path, node in nodes(layer.tree):
         is_overridden = any(above[: len(path)] == path for above in overridden)
-        if not path or is_overridden or any(path[: len(above)] == above for above in found):
+        if not path or is_overridden or any(path[: len(above)] == above for above in redundant):
             continue
         shorter = with_value(layer.tree, path, None)
         assert isinstance(shorter, Mapping)
-        if _comes_to(resolved, layer, replace(layer, tree=shorter)) == whole:
-            found[path] = Superfluous(dotted(path), key_mark(layer.tree, path) or node.mark)
-    return list(found.values())
+        if _comes_to(resolved, layer, replace(layer, tree=shorter)) == expected:
+            redundant[path] = Superfluous(dotted(path), key_mark(layer.tree, path) or node.mark)
+    return list(redundant.values())
 
 
 def _comes_to(resolved: Resolved, layer: Layer, changed: Layer) -> object:
     """The result of the recipe with one layer replaced; None if it is then invalid."""
-    layers = [changed if one is layer else one for one in resolved.layers]
+    layers = [changed if unchanged is layer else unchanged for unchanged in resolved.layers]
     try:
-        other = resolve_layers(resolved.path, layers, resolved.overrides, resolved.profiles, Problems())
+        result = resolve_layers(resolved.path, layers, resolved.overrides, resolved.profiles, Problems())
     except (RecipeError, DataError, ModelError):
         return None
-    return other.to_json()
+    return result.to_json()

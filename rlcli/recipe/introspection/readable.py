@@ -25,9 +25,9 @@ class Line:
 
 def what_is_set(resolved: Resolved) -> dict[str, Any]:
     """The recipe without unset defaults; as a recipe of one layer it loads to the same."""
-    found = _set_only(resolved.tree, resolved.to_json())
-    assert isinstance(found, dict)
-    return found
+    settings = _set_only(resolved.tree, resolved.to_json())
+    assert isinstance(settings, dict)
+    return settings
 
 
 def defaults_left_out(resolved: Resolved) -> int:

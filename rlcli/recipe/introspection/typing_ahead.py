@@ -49,12 +49,12 @@ def sketch(recipe: str, overrides: Sequence[str] = (), profiles: Sequence[str] =
     return with_backends(without_removed(Recipe, tree, problems))
 
 
-def override_candidates(tree: Mapping, text: str, given: Sequence[str] = ()) -> list[Candidate]:
+def override_candidates(tree: Mapping, text: str, existing: Sequence[str] = ()) -> list[Candidate]:
     """Completions of `key=value`; `given`: existing overrides, whose keys are not offered again."""
     key, equals, value = text.partition("=")
     if equals:
         return [Candidate(f"{key}={word}", doc) for word, doc in values(tree, key) if word.startswith(value)]
-    taken = {one.partition("=")[0] for one in given}
+    taken = {override.partition("=")[0] for override in existing}
     return [c for c in key_candidates(tree, text, end="=") if c.text.removesuffix("=") not in taken]
 
 
@@ -62,16 +62,16 @@ def key_candidates(tree: Mapping, text: str, end: str = "") -> list[Candidate]:
     """Completions of a dotted key: sections end with a dot, values with `end`."""
     *above, partial = text.split(".")
     prefix = ".".join([*above, ""]) if above else ""
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for name, (kind, doc) in _keys_at(tree, tuple(above)).items():
         if not name.startswith(partial) or "." in name:
             continue
         below = _is_section(kind) or isinstance(at(tree, (*above, name)), Mapping)
         if not below or _has_shorthand(kind):
-            found.append(Candidate(f"{prefix}{name}{end}", doc))
+            candidates.append(Candidate(f"{prefix}{name}{end}", doc))
         if below:
-            found.append(Candidate(f"{prefix}{name}.", doc))
-    return found
+            candidates.append(Candidate(f"{prefix}{name}.", doc))
+    return candidates
 
 
 def values(tree: Mapping, key: str) -> list[tuple[str, str]]:
@@ -113,8 +113,8 @@ def _words(kind: Any) -> Iterator[str]:
     elif kind is type(None):
         yield "null"
     elif get_origin(kind) not in (list, tuple, dict, set, frozenset):
-        for part in get_args(kind):
-            yield from _words(part)
+        for member in get_args(kind):
+            yield from _words(member)
 
 
 # -- the keys of a section -------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ def _keys_at(tree: Mapping, path: Path) -> Keys:
     """The keys of a section in this recipe."""
     blocks = [name for name in tree.entries if name not in Recipe.model_fields]
     keys: Keys = {**_fields(Recipe), **dict.fromkeys(blocks, (BLOCK, ""))}
-    for depth, part in enumerate(path, start=1):
+    for depth, key in enumerate(path, start=1):
         here = path[:depth]
-        kind, _ = keys.get(str(part), (None, ""))
-        component = kind_at(here[:-1]) if part == "args" else None
+        kind, _ = keys.get(str(key), (None, ""))
+        component = kind_at(here[:-1]) if key == "args" else None
         if component is not None:
             keys = _arguments(tree, here[:-1], component)
         elif kind is BLOCK:
-            keys = _block(tree, str(part))
+            keys = _block(tree, str(key))
         elif section := section_of(kind):
             keys = _fields(section)
         else:  # models: the roles of this recipe

@@ -42,15 +42,16 @@ class Reference:
     """The key whose value contains it."""
     target: Path
     """`("a", "b")`."""
-    whole: bool
+    is_alone: bool
     """Whether the value is only the reference, so that it may bring in whole sections."""
 
 
 def referenced_blocks(node: Node) -> set[str]:
     """The top-level names that some `${name...}` refers to, or did before a null removed it."""
-    removed = [one.over for _, one in nodes(node) if isinstance(one, Scalar) and one.over is not None]
-    found = {str(reference.target[0]) for reference in references_in(node)}
-    return found.union(*(referenced_blocks(one) for one in removed))
+    scalars = [scalar for _, scalar in nodes(node) if isinstance(scalar, Scalar)]
+    removed = [scalar.over for scalar in scalars if scalar.over is not None]
+    blocks = {str(reference.target[0]) for reference in references_in(node)}
+    return blocks.union(*map(referenced_blocks, removed))
 
 
 def references_in(tree: Node) -> Iterator[Reference]:
@@ -58,10 +59,10 @@ def references_in(tree: Node) -> Iterator[Reference]:
     for path, node in nodes(tree):
         scalar = node.under if isinstance(node, Mapping) else node
         if isinstance(scalar, Scalar) and isinstance(scalar.value, str) and "${" in scalar.value:
-            whole = whole_reference(scalar) is not None
+            is_alone = whole_reference(scalar) is not None
             for match in _TOKEN.finditer(scalar.value):
                 if match.group(1) is not None:
-                    yield Reference(path, tuple(match.group(1).strip().split(".")), whole)
+                    yield Reference(path, tuple(match.group(1).strip().split(".")), is_alone)
 
 
 def interpolate(root: Mapping, problems: Problems, environment: Environment[str, str]) -> Mapping:
@@ -76,7 +77,7 @@ class _Interpolator:
         self.root = root
         self.problems = problems
         self.environment = environment
-        self.known: dict[str, Node] = {}
+        self.resolved: dict[str, Node] = {}
         self.open: list[str] = []
         self.nodes = 0
         self.characters = 0
@@ -126,8 +127,8 @@ class _Interpolator:
             hint = "nesting and defaults (:-) are not part of the language"
             self.problems.add("R63", f"${{{reference}}} is not a valid reference", mark, hint)
             return nothing
-        if reference in self.known:
-            return self.known[reference]
+        if reference in self.resolved:
+            return self.resolved[reference]
         if reference in self.open:
             circle = " → ".join([*self.open[self.open.index(reference) :], reference])
             self.problems.add("R64", f"circular reference: {circle}", mark)
@@ -136,26 +137,26 @@ class _Interpolator:
             self.problems.add("R65", f"more than {MAX_HOPS} references lead on from one to the next", mark)
             return nothing
         self.open.append(reference)
-        found = self.find(reference, mark, depth)
-        result = nothing if found is None else self.value(found, depth)
+        target = self.find(reference, mark, depth)
+        result = nothing if target is None else self.value(target, depth)
         self.open.pop()
-        self.known[reference] = result
+        self.resolved[reference] = result
         return result
 
     def find(self, reference: str, mark: Mark, depth: int) -> Node | None:
         node: Node = self.root
         path = tuple(reference.split("."))
-        for walked, part in enumerate(path):
+        for walked, key in enumerate(path):
             if (through := whole_reference(node)) is not None:
                 node = self.target(through, node.mark, depth)
             if isinstance(node, Mapping):
                 node = self.over_reference(node, depth)
-            child = node.get(part) if isinstance(node, Mapping) else None
+            child = node.get(key) if isinstance(node, Mapping) else None
             if isinstance(child, Scalar) and child.value is None and child.valid:
                 meaning = null_means(Recipe, path[: walked + 1])
                 if meaning == "gone":
-                    what = f"${{{reference}}}: {'.'.join(path[: walked + 1])} is removed {place_of(child.mark)}"
-                    self.problems.add("R61", what, mark)
+                    message = f"${{{reference}}}: {'.'.join(path[: walked + 1])} is removed {place_of(child.mark)}"
+                    self.problems.add("R61", message, mark)
                     return None
                 child = None if meaning == "default" else child
             if child is None:
@@ -169,20 +170,20 @@ class _Interpolator:
         return node
 
     def nothing_there(self, reference: str, path: tuple[str, ...], mark: Mark) -> None:
-        *walked, part = path
-        place = f"under {'.'.join(walked)}" if walked else "at the top level"
-        hint = did_you_mean(part, keys_at(self.root, tuple(walked)))
+        *walked, key = path
+        location = f"under {'.'.join(walked)}" if walked else "at the top level"
+        hint = did_you_mean(key, keys_at(self.root, tuple(walked)))
         if removed := removed_at(self.root, tuple(walked)):
             hint = f"{'.'.join(walked)} is removed {place_of(removed)}"
         elif "args" in walked:
             hint = hint or "a component's defaults cannot be referred to; write the value out"
-        self.problems.add("R61", f"${{{reference}}}: nothing is set at {part} {place}", mark, hint)
+        self.problems.add("R61", f"${{{reference}}}: nothing is set at {key} {location}", mark, hint)
 
     def variable(self, name: str, mark: Mark) -> Node:
         value = self.environment.get(name)
         if _SECRET.search(name):
-            what = f"{name} looks like a secret; recipes are copied into run directories"
-            self.problems.add("R62", what, mark, "programs that need it read it from the environment themselves")
+            message = f"{name} looks like a secret; recipes are copied into run directories"
+            self.problems.add("R62", message, mark, "programs that need it read it from the environment themselves")
         elif not value:
             state = "is not set" if value is None else "is empty"
             self.problems.add("R62", f"the environment variable {name} {state}", mark)
@@ -199,20 +200,20 @@ class _Interpolator:
         parts: list[str] = []
         length = end = 0
         for match in _TOKEN.finditer(node.value):
-            part = self.part(match, node.mark, depth)
-            if part is None:
+            replacement = self.replacement(match, node.mark, depth)
+            if replacement is None:
                 return nothing
-            parts += [node.value[end : match.start()], part]
+            parts += [node.value[end : match.start()], replacement]
             end = match.end()
             length += len(parts[-1]) + len(parts[-2])
-            self.characters += len(part)
+            self.characters += len(replacement)
             if length > MAX_TEXT or self.characters > MAX_TEXT_IN_ALL:
                 self.problems.add("R65", "with its references put in, the text is longer than 64 KiB", node.mark)
                 return nothing
         parts.append(node.value[end:])
         return Scalar("".join(parts), node.mark, "".join(parts), plain=False)
 
-    def part(self, match: re.Match[str], mark: Mark, depth: int) -> str | None:
+    def replacement(self, match: re.Match[str], mark: Mark, depth: int) -> str | None:
         """The text for one reference; None, with the reason reported, if there is none."""
         if match.group() == "$${":
             return "${"

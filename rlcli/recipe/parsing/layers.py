@@ -51,12 +51,12 @@ def recipe_roots() -> list[Path]:
 
 def recipe_names() -> dict[str, Path]:
     """Every recipe's name (`ppo_math`, `base/ppo`), with its file."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for root in recipe_roots():
         for path in sorted(root.rglob("*.yaml")):
-            if not any(part.startswith(".") for part in path.relative_to(root).parts):
-                found.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
-    return dict(sorted(found.items()))
+            if not any(folder.startswith(".") for folder in path.relative_to(root).parts):
+                files.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
+    return dict(sorted(files.items()))
 
 
 def profile_names() -> dict[str, Path]:
@@ -72,17 +72,17 @@ def whole_recipe_names() -> dict[str, Path]:
 def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     """A recipe by path (`.yaml` optional) or by name; None, with the reason reported, if not found."""
     text = os.fspath(recipe)
-    found, refused = _existing(text, problems)
-    if found is not None or refused:
-        return found
+    file, refused = _existing(text, problems)
+    if file is not None or refused:
+        return file
     names = recipe_names()
     name = text.removesuffix(".yaml")
     if name in names and not name.startswith(PROFILES):
         return names[name]
     from rlcli.recipe.suggest import did_you_mean
 
-    profile, known = name.removeprefix(PROFILES), whole_recipe_names()
-    hint = did_you_mean(name, known, f"available: {', '.join(known)}" if known else None)
+    profile, listed = name.removeprefix(PROFILES), whole_recipe_names()
+    hint = did_you_mean(name, listed, f"available: {', '.join(listed)}" if listed else None)
     if profile in profile_names():
         hint = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
     problems.add("R51", f"recipe {text!r} not found (not a file, and no recipe has that name)", hint=hint)
@@ -93,13 +93,13 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
     """A layer for the command line: a file (`.yaml` optional; any readable one, as the user names it), a profile by
     name, or another layer by name. None, with the reason reported, if not found."""
     mark = with_option(profile)
-    found, refused = _existing(profile, problems, mark)
-    if found is not None or refused:
-        return found
+    file, refused = _existing(profile, problems, mark)
+    if file is not None or refused:
+        return file
     profiles, name = profile_names(), profile.removesuffix(".yaml")
-    for known in (profiles, recipe_names()):
-        if name in known:
-            return known[name]
+    for files in (profiles, recipe_names()):
+        if name in files:
+            return files[name]
     from rlcli.recipe.suggest import did_you_mean
 
     hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
@@ -132,8 +132,8 @@ def collect(path: Path, problems: Problems, profiles: Sequence[str] = ()) -> lis
     collector = _Collector(recipe_roots(), problems)
     collector.add(path, path.name, None)
     for profile in profiles:
-        if found := find_profile(profile, problems):
-            collector.lay(found, with_option(profile))
+        if file := find_profile(profile, problems):
+            collector.lay(file, with_option(profile))
         else:
             problems.is_cut_off = True
     return collector.layers
@@ -160,8 +160,8 @@ class _Collector:
         if path.resolve() in self.seen:
             below = next((layer for layer in self.layers if layer.path.resolve() == path.resolve()), None)
             by = below.pulled_in_by if below else None
-            place = f"already a layer, pulled in by {by.file_and_line}" if by else "the recipe itself"
-            self.problems.add("R05", f"{shown(path)} is {place}", asked_by, "name each layer once")
+            role = f"already a layer, pulled in by {by.file_and_line}" if by else "the recipe itself"
+            self.problems.add("R05", f"{shown(path)} is {role}", asked_by, "name each layer once")
             return
         self.add(path, self.label(path, path.parent), asked_by)
 
@@ -188,8 +188,8 @@ class _Collector:
             self.problems.is_cut_off = True
             return None
         if not isinstance(tree, Mapping):
-            found = "nothing" if isinstance(tree, Scalar) and tree.value is None else kind_of(tree)
-            return self.refuse("R02", f"expected a mapping at the top level, found {found}", tree.mark)
+            content = "nothing" if isinstance(tree, Scalar) and tree.value is None else kind_of(tree)
+            return self.refuse("R02", f"expected a mapping at the top level, found {content}", tree.mark)
         self.open.append((real, file))
         self.extend(tree.get("extends"), path)
         self.open.pop()
@@ -199,9 +199,9 @@ class _Collector:
         self.layers.append(Layer(file, self.unique(label), path, text, spelt, asked_by))
         return None
 
-    def refuse(self, code: str, what: str, mark: Mark | None, hint: str | None = None) -> None:
+    def refuse(self, code: str, message: str, mark: Mark | None, hint: str | None = None) -> None:
         """Report why a layer is missing; the recipe cannot be judged without it."""
-        self.problems.add(code, what, mark, hint)
+        self.problems.add(code, message, mark, hint)
         self.problems.is_cut_off = True
 
     def unique(self, label: str) -> str:
@@ -218,8 +218,8 @@ class _Collector:
                 self.problems.is_cut_off = True
             elif not isinstance(item, Scalar) or not isinstance(item.value, str) or not item.value.strip():
                 self.refuse("R37", f"extends: names recipe files, found {kind_of(item)}", item.mark)
-            elif found := self.find(item.value, child, item.mark):
-                self.add(*found, item.mark)
+            elif located := self.find(item.value, child, item.mark):
+                self.add(*located, item.mark)
 
     def find(self, name: str, child: Path, mark: Mark) -> tuple[Path, str] | None:
         """The file of a layer and its label; None, with the reason reported, if not found."""

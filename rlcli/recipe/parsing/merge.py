@@ -60,7 +60,7 @@ def with_valid_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
         entry = entries.get(marker)
         if entry is None:
             continue
-        if not path or any(isinstance(part, int) for part in path):
+        if not path or any(isinstance(key, int) for key in path):
             problems.add("R42", f"{marker} has no meaning here: nothing lies below to merge with", entry.key)
         elif marker == REPLACE and not (isinstance(entry.node, Scalar) and entry.node.value is True):
             problems.add("R37", f"{REPLACE} can only be true", entry.node.mark)
@@ -111,11 +111,11 @@ def _type_changes(lower: Mapping, upper: Mapping) -> bool:
 
 
 def _appended(lower: Node | None, upper: Mapping, problems: Problems) -> Node:
-    more = upper.entries[APPEND].node
-    assert isinstance(more, Listing)
+    added = upper.entries[APPEND].node
+    assert isinstance(added, Listing)
     if lower is None or (isinstance(lower, Scalar) and lower.value is None):
-        return more
+        return added
     if not isinstance(lower, Listing):
         problems.add("R37", f"{APPEND} needs a list below; there is {kind_of(lower)} at {lower.mark}", upper.mark)
         return Scalar(None, upper.mark, valid=False)
-    return Listing((*lower.items, *more.items), upper.mark)
+    return Listing((*lower.items, *added.items), upper.mark)

@@ -22,8 +22,8 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
     cannot be read keeps its key, so that nothing is concluded from its absence."""
     problems.add_source(COMMAND_LINE, "\n".join(text.replace("\n", " ") for text in overrides))
     if len(overrides) > MAX_OVERRIDES:
-        what = f"{len(overrides)} overrides; at most {MAX_OVERRIDES}"
-        problems.add("R10", what, Mark(COMMAND_LINE, MAX_OVERRIDES + 1, 1), "write a recipe that extends this one")
+        message = f"{len(overrides)} overrides; at most {MAX_OVERRIDES}"
+        problems.add("R10", message, Mark(COMMAND_LINE, MAX_OVERRIDES + 1, 1), "write a recipe that extends this one")
         problems.is_cut_off = True
         return []
     trees: list[Mapping] = []
@@ -32,22 +32,22 @@ def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mappin
         tree = _parse(text, number, problems)
         if tree is None:
             continue
-        known = len(problems.found)
+        problems_before = len(problems.reported)
         for path, node in leaves(tree):
             first = next((n for p, n in set_by.items() if _overlap(p, path)), None)
             if first is not None:
                 both = f"{overrides[first - 1]!r}, then {text!r}"
-                what = f"{dotted(path)} is set twice on the command line: {both}"
-                problems.add("R05", what, node.mark, "keep one")
+                message = f"{dotted(path)} is set twice on the command line: {both}"
+                problems.add("R05", message, node.mark, "keep one")
             set_by.setdefault(path, number)
-        if len(problems.found) == known:
+        if len(problems.reported) == problems_before:
             trees.append(tree)
     return trees
 
 
-def _overlap(one: Path, other: Path) -> bool:
-    length = min(len(one), len(other))
-    return one[:length] == other[:length]
+def _overlap(left: Path, right: Path) -> bool:
+    length = min(len(left), len(right))
+    return left[:length] == right[:length]
 
 
 def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
@@ -70,10 +70,10 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
         problems.add("R42", "extends: cannot be set on the command line", start)
         return None
     column = len(key) + 1
-    for part in reversed(parts):
-        column -= len(part)
+    for name in reversed(parts):
+        column -= len(name)
         mark = Mark(COMMAND_LINE, number, column)
-        node = Mapping({part: Entry(mark, node)}, mark)
+        node = Mapping({name: Entry(mark, node)}, mark)
         column -= 1
     spelt = spell_out_types(with_valid_markers(node, problems))
     assert isinstance(spelt, Mapping)
@@ -82,7 +82,7 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
 
 def _value(text: str, mark: Mark, problems: Problems) -> Node | None:
     """YAML flow forms and quotes if the value begins with one; otherwise all of it is one scalar."""
-    known = len(problems.found)
+    problems_before = len(problems.reported)
     if text[:1] in ("[", "{", '"', "'"):
         node = parse(text, COMMAND_LINE, problems, first=mark)
         if isinstance(node, Scalar) and node.plain:
@@ -96,4 +96,4 @@ def _value(text: str, mark: Mark, problems: Problems) -> Node | None:
             node = Scalar(core_scalar(text.strip()), mark, text.strip())
         except ScalarError as error:
             problems.add(error.code, str(error), mark)
-    return node if len(problems.found) == known else None
+    return node if len(problems.reported) == problems_before else None

@@ -29,7 +29,7 @@ def matches(pattern: Pattern, path: Path) -> bool:
 
 def covers(pattern: Pattern, path: Path) -> bool:
     """Whether a path is one of those that a pattern describes, or leads to something below one."""
-    return len(pattern) <= len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=False))
+    return len(pattern) <= len(path) and all(want in ("*", key) for want, key in zip(pattern, path, strict=False))
 
 
 def leads_to(patterns: Iterable[Pattern], path: Path) -> bool:
@@ -46,6 +46,6 @@ def component_paths(tree: Node) -> Iterator[tuple[Path, str]]:
     """The sections of components in a recipe, each with its kind."""
     for pattern, kind in COMPONENTS:
         paths: list[Path] = [()]
-        for part in pattern:
-            paths = [(*path, key) for path in paths for key in keys_at(tree, path) if part in ("*", key)]
+        for wanted_key in pattern:
+            paths = [(*path, key) for path in paths for key in keys_at(tree, path) if wanted_key in ("*", key)]
         yield from ((path, kind) for path in paths)

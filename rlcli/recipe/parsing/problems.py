@@ -12,7 +12,7 @@ class Problems:
     """Collects problems. `sources` maps a file, as named in marks, to its lines."""
 
     def __init__(self) -> None:
-        self.found: list[Problem] = []
+        self.reported: list[Problem] = []
         self._marks: list[Mark | None] = []
         self._known: set[tuple[str, str | None, str]] = set()
         self.sources: dict[str, list[str]] = {}
@@ -35,7 +35,7 @@ class Problems:
     def add(
         self,
         code: str,
-        what: str,
+        message: str,
         mark: Mark | None = None,
         hint: str | None = None,
         width: int = 0,
@@ -44,11 +44,11 @@ class Problems:
         """Report a problem. `width`: characters under the caret. Problems with the same `same` (default: the text)
         at one place are one problem, even if an interpolation carries it to many keys."""
         where = str(mark) if mark else None
-        identity = (code, repr(mark), same or what)
+        identity = (code, repr(mark), same or message)
         if identity in self._known:
             return
         self._known.add(identity)
-        self.found.append(Problem(code, what, where, hint, self._excerpt(mark, width) if mark else None))
+        self.reported.append(Problem(code, message, where, hint, self._excerpt(mark, width) if mark else None))
         self._marks.append(mark)
 
     def name_at(self, mark: Mark, of_key: bool = False) -> str | None:
@@ -60,14 +60,14 @@ class Problems:
 
     def raise_if_any(self) -> None:
         """Raise RecipeError with everything found, in the order of the files' lines."""
-        if not self.found:
+        if not self.reported:
             return
         files = list(dict.fromkeys(mark.file for mark in self._marks if mark))
         places = [(files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0) for mark in self._marks]
-        order = sorted(range(len(self.found)), key=places.__getitem__)
-        shown = [self.found[i] for i in order[:MAX_SHOWN]]
-        if (more := len(order) - len(order[:MAX_SHOWN]) + self.unlisted) > 0:
-            shown.append(Problem("RECIPE", f"and {more} more problems"))
+        order = sorted(range(len(self.reported)), key=places.__getitem__)
+        shown = [self.reported[i] for i in order[:MAX_SHOWN]]
+        if (unshown := len(order) - len(order[:MAX_SHOWN]) + self.unlisted) > 0:
+            shown.append(Problem("RECIPE", f"and {unshown} more problems"))
         raise RecipeError(shown)
 
     def chain(self, file: str) -> list[Mark]:

@@ -132,8 +132,8 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, composer: _Composer) -> tupl
         return "R07", "not YAML: a reference inside {} or [] needs quotes", mark(reference), hint
     problem = re.sub(r"\s+", " ", error.problem or "it cannot be parsed")
     opened = error.context_mark is not None and re.search(r"flow|quoted|block scalar", error.context or "")
-    what = f"not YAML: {problem}" + (f" {error.context}" if opened else "")
-    return "R07", what, mark(error.context_mark if opened else at), None
+    message = f"not YAML: {problem}" + (f" {error.context}" if opened else "")
+    return "R07", message, mark(error.context_mark if opened else at), None
 
 
 class _Refused(Exception):
@@ -157,8 +157,8 @@ class _Composer:
         column = at.column + (self.origin.column if at.line == 0 else 1)
         return Mark(self.origin.file, at.line + self.origin.line, column)
 
-    def refuse(self, code: str, what: str, event: Any, hint: str | None = None) -> _Refused:
-        self.problems.add(code, what, self.mark(event.start_mark), hint)
+    def refuse(self, code: str, message: str, event: Any, hint: str | None = None) -> _Refused:
+        self.problems.add(code, message, self.mark(event.start_mark), hint)
         return _Refused()
 
     def document(self) -> Node:

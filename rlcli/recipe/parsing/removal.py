@@ -54,10 +54,10 @@ def without_removed(model: Any, tree: Mapping, problems: Problems, prefix: Path 
         if meaning == "value" and not is_block:
             entries[key] = entry
         elif meaning == "gone" and node.over is None:
-            others = [other for other in tree.entries if other != key]
+            others = [name for name in tree.entries if name != key]
             hint = did_you_mean(key, others, f"there is {', '.join(others) or 'none'}")
-            what = f"null removes {dotted((*prefix, *path))}, which no layer below has"
-            problems.add("R42", what, entry.key, hint, width=len(key))
+            message = f"null removes {dotted((*prefix, *path))}, which no layer below has"
+            problems.add("R42", message, entry.key, hint, width=len(key))
     return replace(tree, entries=entries)
 
 

@@ -16,8 +16,8 @@ MAX_INT = 2**63 - 1
 class ScalarError(ValueError):
     """A value not allowed in a recipe; `code` is the id of the message."""
 
-    def __init__(self, what: str, code: str):
-        super().__init__(what)
+    def __init__(self, message: str, code: str):
+        super().__init__(message)
         self.code = code
 
 

@@ -23,8 +23,8 @@ class Mark:
     column: int
 
     def __str__(self) -> str:
-        whole = self.file == COMMAND_LINE or self.is_default or not self.line
-        return self.file if whole else f"{self.file}:{self.line}:{self.column}"
+        is_one_line = self.file == COMMAND_LINE or self.is_default or not self.line
+        return self.file if is_one_line else f"{self.file}:{self.line}:{self.column}"
 
     @property
     def is_default(self) -> bool:
@@ -111,12 +111,12 @@ def node_of(value: Any, mark: Mark) -> Node:
 
 def at(node: Node, path: Path) -> Node | None:
     """The node at a path, or None if the path does not exist."""
-    for part in path:
+    for key in path:
         child: Node | None = None
-        if isinstance(node, Mapping) and isinstance(part, str):
-            child = node.get(part)
-        elif isinstance(node, Listing) and isinstance(part, int) and part < len(node.items):
-            child = node.items[part]
+        if isinstance(node, Mapping) and isinstance(key, str):
+            child = node.get(key)
+        elif isinstance(node, Listing) and isinstance(key, int) and key < len(node.items):
+            child = node.items[key]
         if child is None:
             return None
         node = child
@@ -125,15 +125,15 @@ def at(node: Node, path: Path) -> Node | None:
 
 def keys_at(node: Node, path: Path) -> list[str]:
     """The keys of the mapping at a path; none where there is no mapping."""
-    found = at(node, path)
-    return list(found.entries) if isinstance(found, Mapping) else []
+    mapping = at(node, path)
+    return list(mapping.entries) if isinstance(mapping, Mapping) else []
 
 
 def nearest(node: Node, path: Path) -> Node:
     """The deepest node along a path: where a message about a missing value points."""
     for depth in range(len(path), 0, -1):
-        if (found := at(node, path[:depth])) is not None:
-            return found
+        if (deepest := at(node, path[:depth])) is not None:
+            return deepest
     return node
 
 
@@ -208,8 +208,8 @@ def nodes(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
 def dotted(path: Path) -> str:
     """`models.actor.path`, and `graph.x.inputs[1]` for list items."""
     text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else (f".{key}" if text else key)
     return text
 
 

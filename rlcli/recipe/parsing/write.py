@@ -26,7 +26,7 @@ def _lines(value: Any, room: int) -> list[str]:
             lines.extend(f"  {line}" for line in _lines(item, room - 2))
         elif isinstance(item, list | tuple) and item and len(line) > room:
             lines.append(f"{_text(key)}:")
-            lines.extend(f"  - {_flow(one)}" for one in item)
+            lines.extend(f"  - {_flow(listed)}" for listed in item)
         else:
             lines.append(line)
     return lines

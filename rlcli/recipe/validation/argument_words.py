@@ -24,5 +24,5 @@ def argument_words(written: Node) -> dict[str, str]:
 
 def _synonyms(kind: Node | None) -> dict[str, str]:
     """Argument of an interface → its names in other frameworks."""
-    found = declared("interfaces", str(kind.value), "SYNONYMS") if isinstance(kind, Scalar) else None
-    return {str(argument): str(words) for argument, words in found.items()} if isinstance(found, dict) else {}
+    synonyms = declared("interfaces", str(kind.value), "SYNONYMS") if isinstance(kind, Scalar) else None
+    return {str(argument): str(words) for argument, words in synonyms.items()} if isinstance(synonyms, dict) else {}

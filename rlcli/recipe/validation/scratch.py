@@ -48,26 +48,27 @@ def check_scratch(tree: Mapping, problems: Problems, unresolved: Unresolved) -> 
 def _checked(
     section: Mapping, family: ReadMapping[str, Argument], path: Path, problems: Problems, unresolved: Unresolved
 ) -> Mapping:
-    own = {key: entry for key, entry in section.entries.items() if key in family or key not in _COMMON.split()}
-    model = arguments_model("scratch", [replace(family[key], name=key) for key in own if key in family])
-    checked = check_against(model, replace(section, entries=own), problems, unresolved, prefix=path, legal=family)
-    valid = replace(section, entries={k: e for k, e in section.entries.items() if k not in own} | checked.tree.entries)
+    judged = {key: entry for key, entry in section.entries.items() if key in family or key not in _COMMON.split()}
+    model = arguments_model("scratch", [replace(family[key], name=key) for key in judged if key in family])
+    checked = check_against(model, replace(section, entries=judged), problems, unresolved, prefix=path, legal=family)
+    others = {key: entry for key, entry in section.entries.items() if key not in judged}
+    valid = replace(section, entries=others | checked.tree.entries)
     _check_heads(valid, family, problems)
     return valid
 
 
 def _check_heads(section: Mapping, family: ReadMapping[str, Argument], problems: Problems) -> None:
-    given = plain(section)
-    sizes = {key: given.get(key, argument.default) for key, argument in family.items()}
+    values = plain(section)
+    sizes = {key: values.get(key, argument.default) for key, argument in family.items()}
     pairs = [("num_attention_heads", "num_key_value_heads")]
     pairs += [("hidden_size", "num_attention_heads")] if sizes.get("head_dim") is None else []
-    for whole, part in pairs:
-        large, small = sizes.get(whole), sizes.get(part)
-        written = next((node for key in (part, whole) if (node := section.get(key)) is not None), None)
+    for total, divisor in pairs:
+        large, small = sizes.get(total), sizes.get(divisor)
+        written = next((node for key in (divisor, total) if (node := section.get(key)) is not None), None)
         if written is None or not isinstance(large, int) or not isinstance(small, int) or small <= 0:
             continue
         if large % small:
-            problems.add("R49", f"{whole} ({large}) must be a multiple of {part} ({small})", written.mark)
+            problems.add("R49", f"{total} ({large}) must be a multiple of {divisor} ({small})", written.mark)
 
 
 # -- transformers' source ---------------------------------------------------------------------------------
@@ -77,7 +78,8 @@ def _check_heads(section: Mapping, family: ReadMapping[str, Argument], problems:
 def _families() -> tuple[str, ...]:
     """The model folders in transformers; none if it is not installed."""
     spec = find_spec("transformers")
-    folders = [File(place) / "models" for place in (spec.submodule_search_locations or ())] if spec is not None else []
+    locations = spec.submodule_search_locations if spec is not None else None
+    folders = [File(location) / "models" for location in locations or ()]
     return tuple(sorted(file.parent.name for folder in folders for file in folder.glob("*/configuration_*.py")))
 
 
@@ -91,8 +93,9 @@ def _arguments(model_type: str) -> ReadMapping[str, Argument] | None:
     """The fields of a family's configuration, aliases included; None if they cannot be read."""
     spec = find_spec("transformers")
     name = model_type.replace("-", "_")
-    for place in (spec.submodule_search_locations or ()) if spec is not None and name.isidentifier() else ():
-        file = File(place) / "models" / name / f"configuration_{name}.py"
+    locations = spec.submodule_search_locations if spec is not None and name.isidentifier() else None
+    for location in locations or ():
+        file = File(location) / "models" / name / f"configuration_{name}.py"
         if not file.is_file():
             continue
         try:
@@ -100,7 +103,7 @@ def _arguments(model_type: str) -> ReadMapping[str, Argument] | None:
             for node in module.classes.values():
                 constants = dict(_constants(node))
                 if constants.get("model_type") == model_type:
-                    fields = {one.name: one for one in arguments_of(Definition(module, node.name, node))}
+                    fields = {argument.name: argument for argument in arguments_of(Definition(module, node.name, node))}
                     aliases = constants.get("attribute_map", {})
                     others = {alias: fields[meant] for alias, meant in aliases.items() if meant in fields}
                     return {**others, **fields} if fields else None
@@ -110,9 +113,9 @@ def _arguments(model_type: str) -> ReadMapping[str, Argument] | None:
 
 
 def _constants(node: ast.ClassDef) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    constants: list[tuple[str, Any]] = []
     for statement in node.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=("model_type" | "attribute_map") as name)], value=value):
-                found.append((name, ast.literal_eval(value)))
-    return found
+                constants.append((name, ast.literal_eval(value)))
+    return constants

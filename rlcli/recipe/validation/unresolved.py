@@ -18,15 +18,15 @@ class Unresolved:
 
     def about(self, path: Path) -> bool:
         """Whether a value was dropped, alone or with a section around it."""
-        return any(path[: len(one)] == one for one in self.values)
+        return any(path[: len(dropped)] == dropped for dropped in self.values)
 
     def about_entries(self, path: Path) -> bool:
         """Whether a section, or one of its entries as a whole, was dropped."""
-        return self.about(path) or any(one[:-1] == path for one in self.values)
+        return self.about(path) or any(dropped[:-1] == path for dropped in self.values)
 
     def about_part(self, path: Path) -> bool:
         """Whether a value or any part of it was dropped, or may lack something."""
-        return self.about(path) or any(one[: len(path)] == path for one in (*self.values, *self.lacking))
+        return self.about(path) or any(doubtful[: len(path)] == path for doubtful in (*self.values, *self.lacking))
 
     def about_absence(self, tree: Node, path: Path) -> bool:
         """Whether a key that no layer sets, or that is null, may have been intended to have a value."""
@@ -45,7 +45,7 @@ class Unresolved:
 
     def drop_from(self, tree: Mapping, path: Path) -> Mapping:
         """The tree without a value; for a list item, without the whole list, because other items would shift."""
-        path = next((path[:depth] for depth, part in enumerate(path) if isinstance(part, int)), path)
+        path = next((path[:depth] for depth, key in enumerate(path) if isinstance(key, int)), path)
         self.values.add(path)
         if not path:
             return Mapping({}, tree.mark)

@@ -128,7 +128,7 @@ def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | N
 
 def _tree_path(error: Any, tree: Node) -> Path:
     """Path of an error, without the union member that pydantic tried, and without its marker for keys."""
-    path: Path = tuple(part for part in error["loc"] if part != "[key]")
+    path: Path = tuple(key for key in error["loc"] if key != "[key]")
     while error["type"] != "missing" and path and at(tree, path) is None:
         path = path[:-1]
     return path
@@ -158,15 +158,15 @@ class _Checker:
 
     def note(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
         """Report what pydantic says about the value at a path; several errors are the members of one union."""
-        error, whole = errors[0], (*self.prefix, *path)
+        error, full_path = errors[0], (*self.prefix, *path)
         if error["type"] == "extra_forbidden":
             self.note_unknown(tree, path)
         elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
             self.note_spelling(error, tree, path)
         elif error["type"] == "missing":
-            if not self.unresolved.about(whole) and whole[:-1] not in self.unresolved.lacking:
-                self.problems.add("R39", f"{dotted(whole)} is required", nearest(tree, path).mark)
-        elif not (error["type"] == "value_error" and self.rests_on_doubt(error, whole)):
+            if not self.unresolved.about(full_path) and full_path[:-1] not in self.unresolved.lacking:
+                self.problems.add("R39", f"{dotted(full_path)} is required", nearest(tree, path).mark)
+        elif not (error["type"] == "value_error" and self.rests_on_doubt(error, full_path)):
             self.note_value(errors, tree, path)
 
     def note_spelling(self, error: Any, tree: Mapping, path: Path) -> None:
@@ -186,31 +186,33 @@ class _Checker:
         if self.unresolved.about(path):
             return True
         words = re.findall(r"\w+", str(error["ctx"]["error"]))
-        dropped = {str(one[len(path)]) for one in self.unresolved.values if one[: len(path)] == path}
-        return any(word in dropped for word in words)
+        inner = [dropped for dropped in self.unresolved.values if dropped[: len(path)] == path]
+        names = {str(dropped[len(path)]) for dropped in inner}
+        return any(word in names for word in words)
 
     def note_unknown(self, tree: Mapping, path: Path) -> None:
         """Report an unknown key; if a whole section of another framework was pasted, key by key."""
-        whole, node = (*self.prefix, *path), at(tree, path)
+        full_path, node = (*self.prefix, *path), at(tree, path)
         section = section_of(annotation_at(self.model, path[:-1]))
         legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
-        foreign = [found for found, _ in leaves(node) if found] if isinstance(node, Mapping) else []
-        meant = {one: translated(map(str, (*whole, *one)), self.words, self.roles) for one in foreign}
+        foreign = [inner for inner, _ in leaves(node) if inner] if isinstance(node, Mapping) else []
+        meant = {inner: translated(map(str, (*full_path, *inner)), self.words, self.roles) for inner in foreign}
         homes = self.written_homes(path)
         is_call = dotted(("graph", *path)) in homes
         if any(meant.values()) and not is_call and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
             for inside, target in meant.items():
-                known = called_here(dotted((*path, *inside)[-2:]), target) if target else None
-                self.note_key("R42", (*path, *inside), tree, known)
+                advice = called_here(dotted((*path, *inside)[-2:]), target) if target else None
+                self.note_key("R42", (*path, *inside), tree, advice)
             return
-        code, hint = suggest_key(str(path[-1]), legal, self.words, whole[:-1], self.roles, homes)
+        code, hint = suggest_key(str(path[-1]), legal, self.words, full_path[:-1], self.roles, homes)
         self.note_key(code, path, tree, hint)
 
     def written_homes(self, path: Path) -> list[str]:
         """Where else in the recipe a key of that name is written: in a role, a call, or a block's argument."""
-        found = [one for one, _ in nodes(self.problems.written) if one and one[-1] == path[-1]]
-        homes = [one for one in found if len(one) > 1 and not any(isinstance(part, int) for part in one)]
-        return [dotted(one) for one in sorted(homes, key=len) if one != (*self.prefix, *path)]
+        written = [home for home, _ in nodes(self.problems.written) if home and home[-1] == path[-1]]
+        in_sections = [home for home in written if len(home) > 1 and all(isinstance(key, str) for key in home)]
+        in_sections.sort(key=len)
+        return [dotted(home) for home in in_sections if home != (*self.prefix, *path)]
 
     def note_key(self, code: str, path: Path, tree: Mapping, hint: str | None) -> None:
         key = str(path[-1])
@@ -223,13 +225,13 @@ class _Checker:
         assert node is not None
         user, written = self.user_of(path), self.problems.name_at(node.mark)
         name = (written if user is None else None) or dotted((*self.prefix, *path)) or "the recipe"
-        code, what, advice = _describe(error, node, name) if len(errors) == 1 else _describe_union(errors, node, name)
+        code, fault, advice = _describe(error, node, name) if len(errors) == 1 else _describe_union(errors, node, name)
         mark = node.mark
         if user is not None:
-            mark, what = user.mark, f"{what}, which it takes from {written or user.text} ({node.mark})"
+            mark, fault = user.mark, f"{fault}, which it takes from {written or user.text} ({node.mark})"
         elif isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
             mark = node.entries[entry].node.mark
-        self.problems.add(code, what, mark, advice, same=str(path[-1]) if path else None)
+        self.problems.add(code, fault, mark, advice, same=str(path[-1]) if path else None)
 
     def user_of(self, path: Path) -> Scalar | None:
         """Where the reference `${…}` is written that is itself the value at a path; None if it came another way."""
@@ -238,20 +240,20 @@ class _Checker:
 
     def repaired(self, errors: Sequence[Any], tree: Mapping, path: Path) -> Mapping:
         """The tree without the faults at a path."""
-        error, whole = errors[0], (*self.prefix, *path)
+        error, full_path = errors[0], (*self.prefix, *path)
         if error["type"] == "missing":
-            self.unresolved.values.add(whole)
+            self.unresolved.values.add(full_path)
             return self.with_stand_in(tree, path)
         if error["type"] == "extra_forbidden":
-            self.unresolved.lacking.add(whole[:-1])
+            self.unresolved.lacking.add(full_path[:-1])
             return cast(Mapping, with_value(tree, path, None)) if at(tree, path) is not None else tree
         if "[key]" in error["loc"]:
-            self.unresolved.values.add(whole[:-1])
+            self.unresolved.values.add(full_path[:-1])
         node = at(tree, path)
         blamed = _blamed(error, node) if isinstance(node, Mapping) else None
         local = Unresolved()
         tree = local.drop_from(tree, (*path, blamed) if blamed else path)
-        self.unresolved.values |= {(*self.prefix, *one) for one in local.values}
+        self.unresolved.values |= {(*self.prefix, *dropped) for dropped in local.values}
         return tree
 
     def with_stand_in(self, tree: Mapping, path: Path) -> Mapping:
@@ -282,8 +284,8 @@ def _describe_union(errors: Sequence[Any], node: Node, name: str) -> tuple[str, 
         else:
             return _describe(error, node, name)
     text = f" {node.text!r}" if isinstance(node, Scalar) and node.text else ""
-    what = f"{name} must be {' or '.join(dict.fromkeys(words))}, found {kind_of(node)}{text}"
-    return "R37", what, None
+    fault = f"{name} must be {' or '.join(dict.fromkeys(words))}, found {kind_of(node)}{text}"
+    return "R37", fault, None
 
 
 def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
@@ -296,8 +298,8 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
         legal = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         word = str(node.value) if isinstance(node, Scalar) else ""
         near = word_here(word, legal) or close_to(word, legal)
-        what = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
-        return "R37", what, f"did you mean {near}?" if near else None
+        fault = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
+        return "R37", fault, f"did you mean {near}?" if near else None
     expected = _EXPECTED.get(kind.split("_")[0])
     if expected is not None and re.search(r"_(type|parsing|from_float|attributes_type|exact_type)$", kind):
         if isinstance(node, Scalar) and node.value is None:

@@ -47,8 +47,8 @@ def check(notes: Notes) -> None:
     train = notes.recipe.train
     _graph(notes, notes.recipe.graph, ("graph",), train.dataset, ("train", "dataset"))
     if train.eval.dataset is not None:
-        place: Path = ("train", "eval", "dataset")
-        _graph(notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, place)
+        dataset_path: Path = ("train", "eval", "dataset")
+        _graph(notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, dataset_path)
     if not notes.recipe.graph:
         notes.note("R39", "the graph has no calls", ("graph",))
     _shared_interfaces(notes)
@@ -68,19 +68,19 @@ def _shared_interfaces(notes: Notes) -> None:
 
 
 def _same_arguments(notes: Notes, role: str, interface: str, first: str, second: str) -> None:
-    given = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
-    for argument in sorted({*given[first], *given[second]}):
-        values = {name: argument_of("interfaces", interface, args, argument) for name, args in given.items()}
+    args_of = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
+    for argument in sorted({*args_of[first], *args_of[second]}):
+        values = {name: argument_of("interfaces", interface, args, argument) for name, args in args_of.items()}
         if values[first] == values[second]:
             continue
         places: dict[str, Path] = {name: ("graph", name, "interface", "args", argument) for name in values}
-        what = (
+        message = (
             f"{first} and {second} share the interface {interface} of the role {role}, but {argument} is "
             f"{values[first]!r} in one and {values[second]!r} in the other"
         )
         needs: list[Path] = [("graph", name, key) for name in values for key in ("model", "call")]
-        place = notes.first_set(places[second], places[first])
-        notes.note("R71", what, place, f"set {argument} to the same value for both", needs=needs)
+        path = notes.first_set(places[second], places[first])
+        notes.note("R71", message, path, f"set {argument} to the same value for both", needs=needs)
 
 
 def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str, dataset_key: Path) -> None:
@@ -90,50 +90,50 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
     keys = dataset_keys(notes.recipe.datasets, dataset)
     if notes.unresolved.about_entries(path):
         return
-    made: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
-    made += [dataset_key, ("datasets", dataset, "type")]
+    basis: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
+    basis += [dataset_key, ("datasets", dataset, "type")]
     unmade: dict[str, list[str]] = {}
     for problem in graph_problems(calls, keys):
         if problem.is_unmade and problem.key and not is_listed(notes, (*path, problem.call), "inputs"):
             unmade.setdefault(problem.key, []).append(problem.call)
         else:
-            _linked_wrongly(notes, problem, calls, path, dataset, made)
-    check_made(notes, unmade, calls, path, made)
+            _linked_wrongly(notes, problem, calls, path, dataset, basis)
+    check_made(notes, unmade, calls, path, basis)
     for name, call in calls.items():
         check_read(notes, call, (*path, name), producers(calls))
 
 
 def _linked_wrongly(
-    notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path, dataset: str, made: list[Path]
+    notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path, dataset: str, basis: list[Path]
 ) -> None:
     keys = dataset_keys(notes.recipe.datasets, dataset)
     read: list[Path] = [(*path, name, "inputs") for name in calls]
-    needs = [*made, *(read if problem.key is None else [(*path, problem.call, "inputs")])]
+    needs = [*basis, *(read if problem.key is None else [(*path, problem.call, "inputs")])]
     near = close_to(problem.key, [*producers(calls), *(keys or ())]) if problem.key else None
     hint = f"did you mean {near}?" if near and near != problem.key else None
     if problem.is_unmade and problem.key:
         hint = removed_maker(notes, path, problem.key) or hint
         hint = hint or (f"rows of {dataset} bring {', '.join(keys)}" if keys else None)
-    notes.note("R71", problem.what, _place(notes, problem, calls, path), hint, needs=needs, same=problem.key)
+    notes.note("R71", problem.fault, _place(notes, problem, calls, path), hint, needs=needs, same=problem.key)
 
 
 def _place(notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:
-    place: Path = (*path, problem.call)
+    call_path: Path = (*path, problem.call)
     if problem.key is None:
-        return place
+        return call_path
     call = calls[problem.call]
     if problem.key in call.inputs:
-        return place_of_key(notes, call, place, "inputs", problem.key)
-    made = {call.output_key_remap.get(key, key): key for key in call.outputs}
-    return place_of_key(notes, call, place, "outputs", made.get(problem.key, ""))
+        return place_of_key(notes, call, call_path, "inputs", problem.key)
+    own_names = {call.output_key_remap.get(key, key): key for key in call.outputs}
+    return place_of_key(notes, call, call_path, "outputs", own_names.get(problem.key, ""))
 
 
 def _call(notes: Notes, call: Call, path: Path) -> None:
     kind = (*path, "interface", "type")
     if lacks_method(call.interface.type, call.call):
-        what = f"the interface {call.interface.type} has no {call.call}"
+        message = f"the interface {call.interface.type} has no {call.call}"
         hint = f"rlcli show interface {call.interface.type} lists what it does"
-        notes.note("R71", what, (*path, "call"), hint, needs=[kind])
+        notes.note("R71", message, (*path, "call"), hint, needs=[kind])
     check_declared(notes, call, path)
     check_written(notes, call, path)
     check_renames(notes, call, path)
@@ -152,25 +152,25 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
     key, asked = dotted(notes.written(("models", name))), (*path, "call")
     head = _needed_head(call)
     if not role.has_weights and (head is not None or call.call not in MODELLESS_CALLS):
-        what = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
+        message = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
         if declared("backends", backend, "RUNS_MODEL") is False:  # otherwise the error is the role's own
             hint = f"give one of {', '.join(f'{key}.{source}' for source in WEIGHTS)}"
             needs: list[Path] = [*sources(name), asked, (*path, "interface", "type")]
-            notes.note_once(("weights", name), "R39", what, ("models", name), hint, needs)
+            notes.note_once(("weights", name), "R39", message, ("models", name), hint, needs)
         return
     if declared("backends", backend, "POOLED"):
         _pooled(notes, call, path)
         return
     if head not in (None, role.head):
-        what = f"{key} has the head {role.head}; {dotted(path)} ({call.interface.type}) needs the head {head}"
+        message = f"{key} has the head {role.head}; {dotted(path)} ({call.interface.type}) needs the head {head}"
         needs = [asked, (*path, "model"), (*path, "interface", "type")]
-        notes.note_once(("head", name), "R71", what, ("models", name, "head"), f"{key}.head={head}", needs)
+        notes.note_once(("head", name), "R71", message, ("models", name, "head"), f"{key}.head={head}", needs)
     able, verb = ABILITIES[call.call]
     answers_by_generating = able == "SCORES" and written_beyond(call) is not None
     if declared("backends", backend, able) is False and not answers_by_generating:
-        what = f"the backend {backend} of {key} cannot {verb}, which {dotted(path)} asks of it"
-        place = ("models", name, "backend", "type")
-        notes.note("R71", what, place, f"for example {TRAINED}", needs=[asked, (*path, "model")])
+        message = f"the backend {backend} of {key} cannot {verb}, which {dotted(path)} asks of it"
+        path_of_backend = ("models", name, "backend", "type")
+        notes.note("R71", message, path_of_backend, f"for example {TRAINED}", needs=[asked, (*path, "model")])
 
 
 def _needed_head(call: Call) -> str | None:
@@ -186,11 +186,11 @@ def _pooled(notes: Notes, call: Call, path: Path) -> None:
     backend, interface = ("models", call.model, "backend", "type"), call.interface.type
     needs: list[Path] = [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
     if call.call != "inference":
-        what = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
-        notes.note("R71", what, backend, f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}", needs=needs)
+        message = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
+        notes.note("R71", message, backend, f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}", needs=needs)
     elif has_method("interfaces", interface, "state_dict"):
-        what = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
-        notes.note("R71", what, backend, f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}", needs=needs)
+        message = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
+        notes.note("R71", message, backend, f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}", needs=needs)
 
 
 def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:
@@ -203,15 +203,15 @@ def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, 
             continue
         responses, written = responses_of(notes.recipe, generating)
         if responses < needed:
-            place = (*graph, name, "interface", "args", *written) if written[0] != "generation" else None
+            own_path = (*graph, name, "interface", "args", *written) if written[0] != "generation" else None
             told: Path = (*graph, name, "interface", "args", "generation", "responses_per_prompt")
-            where = place or (told if notes.is_set(told) else ("generation", "responses_per_prompt"))
-            what = (
+            where = own_path or (told if notes.is_set(told) else ("generation", "responses_per_prompt"))
+            message = (
                 f"{call.interface.type} compares the responses to one prompt and needs at least {needed}, "
                 f"but {name} makes {responses}"
             )
             needs: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*graph, name, "call"), told]
-            notes.note("R49", what, where, f"generation.responses_per_prompt={max(needed, 8)}", needs=needs)
+            notes.note("R49", message, where, f"generation.responses_per_prompt={max(needed, 8)}", needs=needs)
 
 
 def _hooks(notes: Notes, call: Call, path: Path) -> None:
@@ -225,22 +225,24 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
                 needs = [*sources(call.model), (*path, "model")]
                 notes.note("R71", f"{call.model} has no weights to {verb}", (*path, "hooks", key), needs=needs)
     elif target is not None:
-        place = (*path, "hooks", "copy_to")
+        hook = (*path, "hooks", "copy_to")
         role = recipe.models.get(target)
         if role is None:
-            notes.unknown("role", target, ("models",), place)
+            notes.unknown("role", target, ("models",), hook)
         elif target == call.model or target in recipe.trained_roles:
-            what = f"{target} is trained by itself and cannot follow {call.model}"
-            notes.note("R71", what, place, needs=trained)
+            message = f"{target} is trained by itself and cannot follow {call.model}"
+            notes.note("R71", message, hook, needs=trained)
         elif not role.has_weights:
-            what = f"{target} has no weights and cannot follow {call.model}"
-            notes.note("R71", what, place, needs=sources(target))
+            message = f"{target} has no weights and cannot follow {call.model}"
+            notes.note("R71", message, hook, needs=sources(target))
         elif source is not None and role.head != source.head:
-            what = f"{call.model} has the head {source.head}, but {target}, which follows it, has the head {role.head}"
+            message = (
+                f"{call.model} has the head {source.head}, but {target}, which follows it, has the head {role.head}"
+            )
             heads: list[Path] = [("models", name, "head") for name in (call.model, target)]
-            is_of_rollout = notes.mark(place).is_default
-            where = heads[0] if is_of_rollout else place
-            notes.note_once(("head", call.model), "R71", what, where, None, heads)
+            is_of_rollout = notes.mark(hook).is_default
+            where = heads[0] if is_of_rollout else hook
+            notes.note_once(("head", call.model), "R71", message, where, None, heads)
         elif call.hooks.eta < 1:
             _moving_average(notes, target, call, path)
 
@@ -252,8 +254,8 @@ def _moving_average(notes: Notes, target: str, call: Call, path: Path) -> None:
     for name, rounded in (declared("backends", backend.type, "ROUNDS_WEIGHTS") or {}).items():
         value = argument_of("backends", backend.type, backend.args, name)
         if value in rounded:
-            place: Path = ("models", target, "backend", "args", name)
+            setting: Path = ("models", target, "backend", "args", name)
             eta = f"eta {call.hooks.eta:g}"
-            what = f"{target} holds its weights in {value}, in which an average with {eta} would stand still"
-            hint = f"use {dotted(place)}=auto, which holds them in float32"
-            notes.note("R49", what, place, hint, needs=[place, (*path, "hooks", "eta")])
+            message = f"{target} holds its weights in {value}, in which an average with {eta} would stand still"
+            hint = f"use {dotted(setting)}=auto, which holds them in float32"
+            notes.note("R49", message, setting, hint, needs=[setting, (*path, "hooks", "eta")])

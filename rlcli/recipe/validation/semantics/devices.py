@@ -25,14 +25,14 @@ def check(notes: Notes) -> None:
         return
     needs = [*CLUSTER, ("launch", "type")]
     if launch == "inline" and world > 1:
-        what = f"launch inline runs one process, but the cluster has {world} devices"
+        message = f"launch inline runs one process, but the cluster has {world} devices"
         key: Path = ("launch", "type") if notes.is_set(("launch",)) else ("cluster", "devices_per_node")
-        notes.note("R49", what, key, "use launch=local", needs=needs)
-    parts = sum(part.nodes for part in notes.recipe.launch.slurm.parts)
+        notes.note("R49", message, key, "use launch=local", needs=needs)
+    parts = sum(job_part.nodes for job_part in notes.recipe.launch.slurm.parts)
     if parts not in (0, cluster.nodes):
-        what = f"the parts of the job have {parts} nodes, but the cluster has {cluster.nodes}"
+        message = f"the parts of the job have {parts} nodes, but the cluster has {cluster.nodes}"
         key = ("launch", "slurm", "parts")
-        notes.note("R49", what, key, f"write cluster.nodes={parts}", needs=[CLUSTER[0], key])
+        notes.note("R49", message, key, f"write cluster.nodes={parts}", needs=[CLUSTER[0], key])
     _container(notes)
     _prompts(notes, {name: _role(notes, name, role, world) for name, role in notes.recipe.models.items()})
 
@@ -42,13 +42,13 @@ def _container(notes: Notes) -> None:
     container, section = notes.recipe.launch.slurm.container, ("launch", "slurm", "container")
     engine, image = (*section, "engine"), (*section, "image")
     if container.image is None and container.engine != "none":
-        what = f"{dotted(engine)} is {container.engine}, but {dotted(image)} is not set"
-        notes.note("R39", what, engine, f"{dotted(image)}=IMAGE", needs=[image])
+        message = f"{dotted(engine)} is {container.engine}, but {dotted(image)} is not set"
+        notes.note("R39", message, engine, f"{dotted(image)}=IMAGE", needs=[image])
     unused = [key for key in ("image", "mounts", "python", "options") if getattr(container, key)]
     if container.engine == "none" and unused:
         key = (*section, unused[0])
-        what = f"{dotted(key)} is set, but {dotted(engine)} is none, so that nothing runs in a container"
-        notes.note("R39", what, key, f"{dotted(engine)}=pyxis, or apptainer", needs=[engine])
+        message = f"{dotted(key)} is set, but {dotted(engine)} is none, so that nothing runs in a container"
+        notes.note("R39", message, key, f"{dotted(engine)}=pyxis, or apptainer", needs=[engine])
 
 
 def _prompts(notes: Notes, replicas: ReadMapping[str, int]) -> None:
@@ -61,8 +61,8 @@ def _prompts(notes: Notes, replicas: ReadMapping[str, int]) -> None:
     has, fewer = ("have" if len(set(wide.values())) == 1 else "have up to"), "fewer devices"
     if len(wide) == 1:
         has, fewer = "has", f"{dotted(notes.written(('models', next(iter(wide)), 'devices')))}=0-{rows - 1}"
-    what = f"train.prompts_per_step is {rows}, but {in_words(wide)} {has} {most} data-parallel ranks"
-    notes.note("R49", what, ("train", "prompts_per_step"), f"use at least {most}, or {fewer}", needs=CLUSTER)
+    message = f"train.prompts_per_step is {rows}, but {in_words(wide)} {has} {most} data-parallel ranks"
+    notes.note("R49", message, ("train", "prompts_per_step"), f"use at least {most}, or {fewer}", needs=CLUSTER)
 
 
 def _role(notes: Notes, name: str, role: Role, world: int) -> int:
@@ -83,19 +83,19 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
     for dimension in DIMENSIONS:
         size = getattr(mesh, dimension)
         if size > 1 and isinstance(able, tuple) and dimension not in able:
-            what = f"the backend {backend} of {name} knows no {dimension}, which is to be {size}"
+            message = f"the backend {backend} of {name} knows no {dimension}, which is to be {size}"
             hint = f"it knows {', '.join(able) or 'one device'}"
-            notes.note("R49", what, (*where, "mesh", dimension), hint, needs=[(*where, "backend", "type")])
+            notes.note("R49", message, (*where, "mesh", dimension), hint, needs=[(*where, "backend", "type")])
     return 0 if any(map(notes.is_doubtful, layout)) else mesh.dp
 
 
 def _device_of(notes: Notes, name: str, backend: str) -> None:
-    wanted, able = notes.recipe.cluster.device, declared("backends", backend, "DEVICES")
-    if wanted != "auto" and isinstance(able, tuple) and wanted not in able:
-        what = f"the backend {backend} of {name} runs on {' and '.join(able)} only, not on {wanted}"
+    device, able = notes.recipe.cluster.device, declared("backends", backend, "DEVICES")
+    if device != "auto" and isinstance(able, tuple) and device not in able:
+        message = f"the backend {backend} of {name} runs on {' and '.join(able)} only, not on {device}"
         needs = [("cluster", "device"), ("models", name, "backend", "type")]
         key = dotted(notes.written(needs[1]))
-        notes.note("R49", what, ("cluster", "device"), f"choose another {key}", needs=needs)
+        notes.note("R49", message, ("cluster", "device"), f"choose another {key}", needs=needs)
 
 
 def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
@@ -110,9 +110,9 @@ def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
     each = max(len(server.devices) for server in servers)
     many = f"{name} starts {_count(len(servers), 'server')} of {_count(each, 'device')}"
     if most > 1:
-        what = f"{many}, and {most} of them would share device {device} of node {node}"
+        message = f"{many}, and {most} of them would share device {device} of node {node}"
     elif any(device >= cluster.devices_per_node for _, device in users):
-        what = f"{many}, counted from that of its rank, but a node has {cluster.devices_per_node}"
+        message = f"{many}, counted from that of its rank, but a node has {cluster.devices_per_node}"
     else:
         return
     hint = "start fewer servers, with a smaller tp, or on other devices"
@@ -122,7 +122,7 @@ def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
         hint = f"{key}={','.join(map(str, first[:4]))}{',…' if len(first) > 4 else ''} leaves room for each"
     backend: Path = ("models", name, "backend")
     needs: list[Path] = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
-    notes.note("R49", what, (*backend, "args", "tp") if each > 1 else backend, hint, needs=needs)
+    notes.note("R49", message, (*backend, "args", "tp") if each > 1 else backend, hint, needs=needs)
 
 
 def _count(count: int, word: str) -> str:

@@ -37,11 +37,11 @@ def check_declared(notes: Notes, call: Call, path: Path) -> None:
     if not fields or lacks_method(call.interface.type, call.call):
         return
     kind, verbs = call.interface.type, " and ".join(f"{VERBS[field]}s" for field in fields)
-    what = f"{dotted(path)} lists no {' and no '.join(fields)}, and {kind} does not declare what {call.call} {verbs}"
+    message = f"{dotted(path)} lists no {' and no '.join(fields)}, and {kind} does not declare what {call.call} {verbs}"
     example = f'{DECLARED_IN[fields[0]]} = {{"{call.call}": ("a_key",)}}'
     hint = f"list the keys, or declare them in its class: {example}"
     needs = [(*path, field) for field in fields]
-    notes.note("R39", what, (*path, "interface", "type"), hint, needs, same=f"{kind} declares no {fields}")
+    notes.note("R39", message, (*path, "interface", "type"), hint, needs, same=f"{kind} declares no {fields}")
     notes.unresolved.values.update(needs)
 
 
@@ -52,11 +52,13 @@ def check_written(notes: Notes, call: Call, path: Path) -> None:
         return
     for index, key in enumerate(call.outputs):
         if key not in keys.all:
-            what = f"{dotted(path)} lists the output {key}, which {call.call} of {call.interface.type} does not write"
+            message = (
+                f"{dotted(path)} lists the output {key}, which {call.call} of {call.interface.type} does not write"
+            )
             does = "returns numbers for the log" if call.call in RETURN_NUMBERS else f"writes {', '.join(keys.all)}"
-            unlisted = [other for other in keys.all if other not in call.outputs]
+            unlisted = [output for output in keys.all if output not in call.outputs]
             hint = did_you_mean(key, unlisted, f"{call.call if not keys.all else 'it'} {does}")
-            notes.note("R71", what, (*path, "outputs", index), hint, _basis(path))
+            notes.note("R71", message, (*path, "outputs", index), hint, _basis(path))
             notes.unresolved.values.add((*path, "outputs"))
 
 
@@ -77,8 +79,8 @@ def check_renames(notes: Notes, call: Call, path: Path) -> None:
                     continue  # `check_read` reports what the call lacks because of that
                 name, others = (meant, keys.all if keys else ()) if field == "inputs" else (key, listed)
                 why = f"and {call.call} of {call.interface.type} does not {VERBS[field]} {name}"
-            what = f"{dotted((*path, remap))} renames {key}, {why}"
-            notes.note("R71", what, (*path, remap, key), did_you_mean(name, others), needs=[(*path, field)])
+            message = f"{dotted((*path, remap))} renames {key}, {why}"
+            notes.note("R71", message, (*path, remap, key), did_you_mean(name, others), needs=[(*path, field)])
 
 
 def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, list[str]]) -> None:
@@ -95,18 +97,18 @@ def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, li
             lacking.remove(key)
             unread.remove(near)
             index = received[near]
-            what, place = _what(call, path, [key]), (*path, "inputs", index)
-            notes.note("R71", what, place, f"did you mean {key}?", _basis(path), same=call.inputs[index])
+            message, path_of_key = _what(call, path, [key]), (*path, "inputs", index)
+            notes.note("R71", message, path_of_key, f"did you mean {key}?", _basis(path), same=call.inputs[index])
     if lacking:
         arguments = [keys.due_to[key] for key in lacking if key in keys.due_to]
         needs = [*_basis(path), *((*path, "interface", "args", name) for name in arguments)]
-        what, hint = _what(call, path, lacking), _remedy(call, keys, lacking, makers)
-        place = place_of_key(notes, call, path, "inputs", "")
-        notes.note("R71", what, place, hint, needs, same=f"lacks {lacking}")
+        message, hint = _what(call, path, lacking), _remedy(call, keys, lacking, makers)
+        path_of_key = place_of_key(notes, call, path, "inputs", "")
+        notes.note("R71", message, path_of_key, hint, needs, same=f"lacks {lacking}")
 
 
 def check_made(
-    notes: Notes, unmade: ReadMapping[str, list[str]], calls: ReadMapping[str, Call], graph: Path, made: Iterable[Path]
+    notes: Notes, unmade: ReadMapping[str, list[str]], calls: ReadMapping[str, Call], graph: Path, basis: Iterable[Path]
 ) -> None:
     """Report keys that calls read, as their interfaces declare, but that nothing makes: at the first reader, and once
     for all keys of one removed call. `unmade`: key → its readers."""
@@ -116,11 +118,11 @@ def check_made(
     for remedy, keys in remedies.items():
         readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
         reads = "read" if len(readers) > 1 else "reads"
-        what = f"{in_words(readers)} {reads} {in_words(keys)}, which no call produces and the dataset does not bring"
+        message = f"{in_words(readers)} {reads} {in_words(keys)}, which no call produces and the dataset does not bring"
         argument = _due_to(keys[0], calls[readers[0]]) if len(keys) == 1 else None
         hint = f"{remedy}, or change {argument}" if argument else remedy
-        needs = [*made, *((*graph, name, "inputs") for name in readers)]
-        notes.note("R71", what, (*graph, readers[0], "interface", "type"), hint, needs, same=f"nobody makes {keys}")
+        needs = [*basis, *((*graph, name, "inputs") for name in readers)]
+        notes.note("R71", message, (*graph, readers[0], "interface", "type"), hint, needs, same=f"nobody makes {keys}")
 
 
 def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path) -> str:
@@ -156,9 +158,9 @@ def _remedy(call: Call, keys: DeclaredKeys, lacking: list[str], makers: ReadMapp
         return f"its input_key_remap renames {first} to {call.input_key_remap[first]}"
     if len(lacking) > 1:
         return f"add {'both' if len(lacking) == 2 else 'all'} to its inputs"
-    made = f" ({makers[first][0]} makes it)" if first in makers else ""
+    maker = f" ({makers[first][0]} makes it)" if first in makers else ""
     instead = f", or change {keys.due_to[first]}" if first in keys.due_to else ""
-    return f"add it to its inputs{made}{instead}"
+    return f"add it to its inputs{maker}{instead}"
 
 
 def _basis(path: Path) -> list[Path]:

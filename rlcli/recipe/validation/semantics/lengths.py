@@ -34,17 +34,17 @@ def check(notes: Notes) -> None:
 
 def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
     """Check prompt and response against `max_position_embeddings` of the generating role."""
-    found = positions_of(notes.recipe, call.model, notes.positions)
+    limit = positions_of(notes.recipe, call.model, notes.positions)
     new = generation_of(notes.recipe, call)["max_new_tokens"]
-    if found is None or not isinstance(new, int):
+    if limit is None or not isinstance(new, int):
         return
-    positions, role = found
+    positions, role = limit
     component = notes.recipe.datasets.get(dataset)
     prompt = limit_of_rows(component) if component else None
     if (prompt or 1) + new <= positions:
         return
-    made = f"prompts of up to {prompt} tokens and " if prompt else ""
-    what = f"{made}responses of up to {new} do not fit into the {positions} positions of models.{role}"
+    prompts = f"prompts of up to {prompt} tokens and " if prompt else ""
+    message = f"{prompts}responses of up to {new} do not fit into the {positions} positions of models.{role}"
     told: Path = (*path, "interface", "args", "generation", "max_new_tokens")
     row: Path = ("datasets", dataset, "args", "max_length")
     where = notes.first_set(told, ("generation", "max_new_tokens"), row, path)
@@ -54,7 +54,7 @@ def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
         shorter = f"datasets.{dataset}.args.max_length of at most {positions - new}"
         hint = f"{hint}, or {shorter}" if hint else f"use {shorter}"
     needs: list[Path] = [("models", role), ("datasets", dataset), (*path, "model"), told]
-    notes.note_once(("positions", new, role), "R49", what, where, hint, needs)
+    notes.note_once(("positions", new, role), "R49", message, where, hint, needs)
 
 
 def _cache(notes: Notes, call: Call, path: Path, dataset: str) -> None:
@@ -64,26 +64,30 @@ def _cache(notes: Notes, call: Call, path: Path, dataset: str) -> None:
     prompt = (limit_of_rows(component) if component else None) or 1
     if room is None or not isinstance(new, int) or prompt + new <= room:
         return
-    what = f"a KV cache of {room} tokens has no room for a prompt of {prompt} and a response of {new}"
+    message = f"a KV cache of {room} tokens has no room for a prompt of {prompt} and a response of {new}"
     told: Path = (*path, "interface", "args", "generation", "max_new_tokens")
     needs: list[Path] = [("datasets", dataset), (*path, "model"), told, ("generation", "max_new_tokens")]
     where: Path = ("models", call.model, "backend", "args", "kv_cache_tokens")
-    notes.note_once(("cache", room, call.model), "R49", what, where, f"use at least {prompt + new}", needs)
+    notes.note_once(("cache", room, call.model), "R49", message, where, f"use at least {prompt + new}", needs)
 
 
 def _rows(notes: Notes, call: Call, path: Path) -> None:
     """Check rows that are whole sequences against the positions of the role trained on them."""
     dataset = notes.recipe.train.dataset
-    component, found = notes.recipe.datasets.get(dataset), positions_of(notes.recipe, call.model, notes.positions)
+    component = notes.recipe.datasets.get(dataset)
+    model_limit = positions_of(notes.recipe, call.model, notes.positions)
     limit = limit_of_rows(component) if component else None
-    if component is None or found is None or limit is None or limit <= found[0]:
+    if component is None or model_limit is None or limit is None:
+        return
+    positions, role = model_limit
+    if limit <= positions:
         return
     if SEQUENCES not in (dataset_keys(notes.recipe.datasets, dataset) or ()):
         return
-    what = f"rows of up to {limit} tokens do not fit into the {found[0]} positions of models.{found[1]}"
-    needs: list[Path] = [("models", found[1]), ("datasets", dataset), (*path, "model")]
-    place: Path = ("datasets", dataset, "args", "max_length")
-    notes.note_once(("rows", limit, found[1]), "R49", what, place, f"use at most {found[0]}", needs)
+    message = f"rows of up to {limit} tokens do not fit into the {positions} positions of models.{role}"
+    needs: list[Path] = [("models", role), ("datasets", dataset), (*path, "model")]
+    row: Path = ("datasets", dataset, "args", "max_length")
+    notes.note_once(("rows", limit, role), "R49", message, row, f"use at most {positions}", needs)
 
 
 def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
@@ -95,15 +99,15 @@ def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
     if not isinstance(new, int):
         return
     shared: list[Path] = [("generation", key) for key in ("responses_per_prompt", "max_new_tokens")]
-    for name, other in notes.recipe.graph.items():
-        cap = other.max_tokens_per_microbatch or notes.recipe.train.max_tokens_per_microbatch
-        together = responses if keeps_groups(other) else 1
-        is_cut = other.call != "generate" and SEQUENCES in other.inputs and runs_a_model(notes.recipe, other)
+    for name, reader in notes.recipe.graph.items():
+        cap = reader.max_tokens_per_microbatch or notes.recipe.train.max_tokens_per_microbatch
+        together = responses if keeps_groups(reader) else 1
+        is_cut = reader.call != "generate" and SEQUENCES in reader.inputs and runs_a_model(notes.recipe, reader)
         if is_cut and together * new > cap:
-            own: Path = ("graph", name, "max_tokens_per_microbatch")
-            where = notes.first_set(own, ("train", "max_tokens_per_microbatch"), *shared, path)
+            cap_path: Path = ("graph", name, "max_tokens_per_microbatch")
+            where = notes.first_set(cap_path, ("train", "max_tokens_per_microbatch"), *shared, path)
             group = f"a prompt's {together} responses" if together > 1 else "a response"
-            what = f"a micro-batch holds {cap} tokens; {group} of up to {new} must fit into one"
+            message = f"a micro-batch holds {cap} tokens; {group} of up to {new} must fit into one"
             least = together * (prompt + new)
-            needs: list[Path] = [own, ("generation",), (*path, "interface")]
-            notes.note_once(("cap", cap), "R49", what, where, f"use at least {least}", needs)
+            needs: list[Path] = [cap_path, ("generation",), (*path, "interface")]
+            notes.note_once(("cap", cap), "R49", message, where, f"use at least {least}", needs)

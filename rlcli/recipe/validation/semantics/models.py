@@ -29,29 +29,33 @@ def sources(role: str) -> list[Path]:
 def _weights(notes: Notes, role: Role, path: Path) -> None:
     name = str(path[-1])
     kind = role.backend.type if role.backend is not None else ""
-    given = [key for key in WEIGHTS if getattr(role, key) is not None]
-    if len(given) > 1:
-        places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in given)
-        notes.note("R47", f"{dotted(path)} has {' and '.join(given)}; keep one ({places})", (*path, given[-1]))
+    sources_set = [key for key in WEIGHTS if getattr(role, key) is not None]
+    if len(sources_set) > 1:
+        places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in sources_set)
+        notes.note(
+            "R47", f"{dotted(path)} has {' and '.join(sources_set)}; keep one ({places})", (*path, sources_set[-1])
+        )
     runs_model = declared("backends", kind, "RUNS_MODEL") is not False
-    if not given and runs_model:
-        what = f"{dotted(path)} has no weights: give one of path, init, scratch"
-        notes.note("R39", what, path, f"a role that needs no weights has `backend: {WEIGHTLESS}`", needs=sources(name))
-    if given and not runs_model:
-        what = f"{dotted(path)} has {given[0]}, but its backend `{kind}` runs no model"
-        notes.note("R47", what, (*path, "backend", "type"), "drop one of the two")
+    if not sources_set and runs_model:
+        message = f"{dotted(path)} has no weights: give one of path, init, scratch"
+        notes.note(
+            "R39", message, path, f"a role that needs no weights has `backend: {WEIGHTLESS}`", needs=sources(name)
+        )
+    if sources_set and not runs_model:
+        message = f"{dotted(path)} has {sources_set[0]}, but its backend `{kind}` runs no model"
+        notes.note("R47", message, (*path, "backend", "type"), "drop one of the two")
     if role.init is not None and role.init not in notes.recipe.models:
         notes.unknown("role", role.init, ("models",), (*path, "init"))
-    if role.scratch is not None and len(given) == 1:
+    if role.scratch is not None and len(sources_set) == 1:
         if not isinstance(role.scratch.get("model_type"), str):
             where = (*path, "scratch")
             notes.note("R39", f"{dotted(path)}.scratch.model_type is required", where, needs=[where])
         if role.tokenizer is None:
-            what = f"{dotted(path)}.tokenizer is required with scratch"
-            notes.note("R39", what, path, needs=[(*path, "tokenizer")])
+            message = f"{dotted(path)}.tokenizer is required with scratch"
+            notes.note("R39", message, path, needs=[(*path, "tokenizer")])
     if role.path is not None and role.warm_start is not None and not all(role.warm_start):
-        what = f"{role.path!r} does not say which role of which recipe"
-        notes.note("R45", what, (*path, "path"), "write recipe:<name or path>#<role>")
+        message = f"{role.path!r} does not say which role of which recipe"
+        notes.note("R45", message, (*path, "path"), "write recipe:<name or path>#<role>")
 
 
 def _alternatives(notes: Notes, role: Role, path: Path) -> None:
@@ -61,10 +65,10 @@ def _alternatives(notes: Notes, role: Role, path: Path) -> None:
     alternatives = declared("backends", role.backend.type, "ONE_OF") or ()
     if problem := alternatives_problem(alternatives, role.backend.args):
         key = notes.written(path)
-        what = f"{dotted(key)} ({role.backend.type}): {problem}"
+        message = f"{dotted(key)} ({role.backend.type}): {problem}"
         hint = " or ".join(f"{dotted(key)}.args.{name}=…" for name in alternatives)
         needs: list[Path] = [(*path, "args", name) for name in alternatives]
-        notes.note("R39", what, (*path, "type"), f"{hint}; rlcli show backend {role.backend.type}", needs=needs)
+        notes.note("R39", message, (*path, "type"), f"{hint}; rlcli show backend {role.backend.type}", needs=needs)
 
 
 def _circles(notes: Notes) -> None:
@@ -100,10 +104,10 @@ def _in_use(notes: Notes) -> None:
 
 def _removed_calls(notes: Notes) -> dict[str, str]:
     """Role → which of its calls a null removes, and where."""
-    found: dict[str, str] = {}
+    removals: dict[str, str] = {}
     for path in GRAPHS:
         for name, call, mark in removed_calls(notes.problems.written, path):
             role = call.get("model")
             if isinstance(role, Scalar):
-                found.setdefault(str(role.value), f"{name} is removed {place_of(mark)}")
-    return found
+                removals.setdefault(str(role.value), f"{name} is removed {place_of(mark)}")
+    return removals

@@ -31,7 +31,7 @@ class Notes:
     def note(
         self,
         code: str,
-        what: str,
+        message: str,
         path: Path,
         hint: str | None = None,
         needs: Iterable[Path] = (),
@@ -42,18 +42,18 @@ class Notes:
         reported once per place in a file, which aliases may have carried to several calls."""
         if self.unresolved.about(path) or self.unresolved.about_absence(self.tree, path):
             return
-        if any(self.is_doubtful(one) for one in needs):
+        if any(self.is_doubtful(needed) for needed in needs):
             return
-        self.problems.add(code, what, self.mark(path), hint, same=same)
+        self.problems.add(code, message, self.mark(path), hint, same=same)
 
     def note_once(
-        self, same: tuple[object, ...], code: str, what: str, path: Path, hint: str | None, needs: Iterable[Path]
+        self, same: tuple[object, ...], code: str, message: str, path: Path, hint: str | None, needs: Iterable[Path]
     ) -> None:
         """Like `note`, for a value shared by several calls: reported only for the first of them."""
         if same not in self.told:
-            known = len(self.problems.found)
-            self.note(code, what, path, hint, needs)
-            if len(self.problems.found) > known:
+            reported_before = len(self.problems.reported)
+            self.note(code, message, path, hint, needs)
+            if len(self.problems.reported) > reported_before:
                 self.told.add(same)
 
     def is_doubtful(self, path: Path) -> bool:
@@ -79,16 +79,16 @@ class Notes:
         """The first of several values set by a layer, as the place to point at for a contradiction; else the last."""
         return next((path for path in paths if self.is_set(path)), paths[-1])
 
-    def unknown(self, what: str, name: str, section: Path, path: Path, instead: str | None = None) -> None:
+    def unknown(self, kind: str, name: str, section: Path, path: Path, instead: str | None = None) -> None:
         """Report a name missing from a section of names. `instead`: what helps if a layer removed it."""
         if self.unresolved.about(section):
             return
         if removed := removed_at(self.problems.written, (*section, name)):
-            self.note("R71", f"the {what} {name} is removed {place_of(removed)}", path, instead)
+            self.note("R71", f"the {kind} {name} is removed {place_of(removed)}", path, instead)
         else:
-            known = keys_at(self.tree, section)
-            hint = did_you_mean(name, known, f"there is {', '.join(known) or 'none'}")
-            self.note("R71", f"no {what} is named {name!r}", path, hint)
+            names = keys_at(self.tree, section)
+            hint = did_you_mean(name, names, f"there is {', '.join(names) or 'none'}")
+            self.note("R71", f"no {kind} is named {name!r}", path, hint)
 
 
 def in_words(names: Iterable[str]) -> str:

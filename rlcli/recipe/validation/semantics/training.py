@@ -57,8 +57,8 @@ def _data(notes: Notes) -> None:
             "train.eval.dataset=null evaluates nothing",
         )
     elif held_out is not None and not train.eval.graph:
-        what = "train.eval.graph is required: which calls evaluate?"
-        notes.note("R39", what, ("train", "eval"), needs=[("train", "eval", "graph")])
+        message = "train.eval.graph is required: which calls evaluate?"
+        notes.note("R39", message, ("train", "eval"), needs=[("train", "eval", "graph")])
 
 
 def _portions(notes: Notes) -> None:
@@ -66,12 +66,12 @@ def _portions(notes: Notes) -> None:
     portions than there are prompts is a mistake."""
     rows = notes.recipe.train.prompts_per_step
     for name, call in notes.recipe.graph.items():
-        parts, place = call.interface.args.get("minibatches"), ("graph", name, "interface", "args", "minibatches")
+        parts, path = call.interface.args.get("minibatches"), ("graph", name, "interface", "args", "minibatches")
         if call.call == "train_step" and isinstance(parts, int) and parts > rows:
-            what = f"{name} spreads a step over {parts} minibatches, but a step has {rows} prompt{'s'[: rows > 1]}"
+            message = f"{name} spreads a step over {parts} minibatches, but a step has {rows} prompt{'s'[: rows > 1]}"
             hint = f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
             needs: list[Path] = [("train", "prompts_per_step"), ("graph", name, "call")]
-            notes.note_once(("minibatches", parts), "R49", what, place, hint, needs)
+            notes.note_once(("minibatches", parts), "R49", message, path, hint, needs)
 
 
 def _draws(notes: Notes) -> None:
@@ -81,30 +81,30 @@ def _draws(notes: Notes) -> None:
     dropping = [mfc.name for mfc in graph if mfc.drops]
     ahead = [mfc.name for mfc in calls_ahead(graph)] if recipe.train.max_staleness else []
     if recipe.train.prompts_per_draw is not None and not dropping and not ahead:
-        what = "train.prompts_per_draw has no effect: no call drops prompts, and none samples them ahead of training"
+        message = "train.prompts_per_draw has no effect: no call drops prompts, and none samples them ahead of training"
         needs: list[Path] = [("graph",), ("train", "max_staleness")]
         hint = "train.prompts_per_draw=null takes it away"
-        notes.note("R71", what, ("train", "prompts_per_draw"), hint, needs=needs)
+        notes.note("R71", message, ("train", "prompts_per_draw"), hint, needs=needs)
     for name in dropping if ahead else ():
         if name not in ahead:
-            what = f"{name} drops samples by the weights of their step, so none can be sampled ahead of it"
-            notes.note("R71", what, ("graph", name), "set train.max_staleness=0", needs=[("train", "max_staleness")])
+            message = f"{name} drops samples by the weights of their step, so none can be sampled ahead of it"
+            notes.note("R71", message, ("graph", name), "set train.max_staleness=0", needs=[("train", "max_staleness")])
 
 
 def _kept(notes: Notes) -> None:
-    recipe, kept = notes.recipe, notes.recipe.checkpoint
-    for index, name in enumerate(kept.roles or ()):
+    recipe, settings = notes.recipe, notes.recipe.checkpoint
+    for index, name in enumerate(settings.roles or ()):
         if name not in recipe.models:
             notes.unknown("role", name, ("models",), ("checkpoint", "roles", index))
         elif not recipe.models[name].has_weights:
             needs: list[Path] = [("models", name)]
             notes.note("R49", f"{name} has no weights to save", ("checkpoint", "roles", index), needs=needs)
     evaluated = recipe.train.eval.dataset is not None
-    if kept.keep_best and kept.best_metric.startswith(EVALUATIONS) and not evaluated:
-        what = f"checkpoint.keep_best goes by {kept.best_metric}, but nothing is evaluated"
+    if settings.keep_best and settings.best_metric.startswith(EVALUATIONS) and not evaluated:
+        message = f"checkpoint.keep_best goes by {settings.best_metric}, but nothing is evaluated"
         hint = "set train.eval.dataset, or a checkpoint.best_metric of training such as reward"
         needs = [("train", "eval", "dataset"), ("checkpoint", "best_metric")]
-        notes.note("R71", what, ("checkpoint", "keep_best"), hint, needs=needs)
+        notes.note("R71", message, ("checkpoint", "keep_best"), hint, needs=needs)
 
 
 def _folder(notes: Notes) -> None:
@@ -117,12 +117,12 @@ def _folder(notes: Notes) -> None:
         if len(text) > LONGEST_PATH:
             raise ValueError("longer than any path may be")
         folder = FilePath(text).expanduser().absolute()
-        above = next((part for part in (folder, *folder.parents) if part.exists()), folder)
+        above = next((folder_above for folder_above in (folder, *folder.parents) if folder_above.exists()), folder)
         if not above.is_dir():
             notes.note("R69", f"log.dir {text!r} is below a file: {above}", ("log", "dir"), "for example runs")
         for name, role in notes.recipe.models.items():
             if role.path and folder.is_relative_to(FilePath(role.path).absolute()) and FilePath(role.path).is_dir():
-                what = f"log.dir {text!r} is inside the folder of models.{name}.path, which is only read"
-                notes.note("R69", what, ("log", "dir"), "for example runs")
+                message = f"log.dir {text!r} is inside the folder of models.{name}.path, which is only read"
+                notes.note("R69", message, ("log", "dir"), "for example runs")
     except (OSError, ValueError, RuntimeError):
         notes.note("R59", f"log.dir {text[:200]!r} is not a possible folder", ("log", "dir"), "for example runs")

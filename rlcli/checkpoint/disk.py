@@ -88,7 +88,7 @@ def check_free_space(folder: Path, needed: int, what: str = "a checkpoint", hint
     """Raise ResourceError F28 if `needed` bytes do not fit on the disk where a folder is or will be."""
     free = _free(folder)
     if free is not None and free < needed:
-        message = f"{what} needs {_mib(needed)}, {_mib(free)} are free"
+        message = f"{what} needs {_size(needed)}, {_size(free)} are free"
         raise ResourceError(message, where=str(folder), hint=hint, code="F28")
 
 
@@ -102,7 +102,7 @@ def disk_failure(error: BaseException, place: Path) -> ResourceError | None:
     number = error.errno if isinstance(error, OSError) else int(written[1]) if written else None
     what = os.strerror(number) if number else str(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        what += f", {_mib(_free(place) or 0)} free on the disk"
+        what += f", {_size(_free(place) or 0)} free on the disk"
     where = getattr(error, "filename", None) or place
     return ResourceError(what, where=str(where), hint=_hint(number), code=FAULTS.get(number or 0))
 
@@ -136,5 +136,6 @@ def _free(folder: Path) -> int | None:
         return None
 
 
-def _mib(number: int) -> str:
-    return f"{number / 2**20:,.0f} MiB"
+def _size(number: int) -> str:
+    """Bytes in words: small runs need so little that it would be 0 MiB."""
+    return f"{number / 2**20:,.0f} MiB" if number >= 10 << 20 else f"{number / 2**10:,.0f} KiB"

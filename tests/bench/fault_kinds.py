@@ -20,7 +20,7 @@ class Ending:
 
 
 LOST_NODE = r"\(node {victim} of the run\): the node is lost, and with it rank {victim}: its agent "
-FULL = r"error\[F28\].*(No space left on device|MiB free)"
+FULL = r"error\[F28\].*(No space left on device|[KM]iB are free)"
 KINDS: dict[str, dict[str, Ending]] = {
     "rank": {
         "killed": Ending((7,), r"\[F01\].*rank {victim} pid \d+: rank {victim} was killed by SIGKILL"),
@@ -58,7 +58,7 @@ CELLS = [(kind, mode) for mode in MODES for kind in KINDS if kind != "server" or
 PLACES = ("checkpoint.begun", "checkpoint.sealed", "checkpoint.synced", "checkpoint.appeared")
 """Where a write of a checkpoint fails."""
 SILENT = {("agent", "frozen"), ("network", "stalled")}
-"""Faults that are noticed by a silence of 15 seconds: the run must still be at work then."""
+"""Faults that are noticed by a silence of 15 seconds: they come early, in a slow run that is still at work then."""
 CAN_RESTART = {("rank", "killed"), ("agent", "killed"), ("supervisor", "its master killed")}
 """Faults after which a run may be told to start its workers again by itself."""
 
@@ -88,7 +88,8 @@ class Fault:
         kind, mode = CELLS[seed % len(CELLS)]
         variant = draws.choice(sorted(KINDS[kind]))
         victim = draws.randrange(2) if kind in ("rank", "agent", "server") else 1
-        step, delay = draws.randrange(STEPS - 2), round(draws.uniform(0, 0.4), 3)
+        last = 1 if (kind, variant) in SILENT else STEPS - 3
+        step, delay = draws.randint(0, last), round(draws.uniform(0, 0.4), 3)
         restarts = draws.randrange(2) if (kind, variant) in CAN_RESTART else 0
         return cls(seed, kind, variant, mode, victim, step, delay, restarts, draws.choice(PLACES))
 

@@ -13,7 +13,7 @@ HOME = Path(__file__).parents[2]
 FAULTS = Path(__file__).with_name("faults.py")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HOME)}
 SEEDS = "0,2,3,4,9,15"
-"""A killed rank, process of a pool, master and server, a disk that fails, samples made ahead of training."""
+"""A killed rank, pool process, master and supervisor, and a disk that fails; with servers, and with staleness 2 too."""
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -47,6 +47,9 @@ def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="a checkpoint needs 100 MiB, 99 MiB are free") as caught:
         checkpoints.check_room(100 * MIB)
     assert caught.value.code == "F28"
+    free[0] = 3 << 10
+    with pytest.raises(ResourceError, match="a checkpoint needs 5 KiB, 3 KiB are free"):
+        checkpoints.check_room(5 << 10)
 
 
 def test_a_state_that_is_not_finite_is_no_bug_of_ours(make):

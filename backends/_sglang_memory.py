@@ -16,6 +16,10 @@ USUAL_FRACTION = 0.87
 """Its value unless it is given: of 80 GiB, SGLang leaves about 10 to its graphs and activations."""
 
 
+WIDTHS = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
+"""Bytes per number of the weights that are sent; without a dtype, as the model is stored (`_sglang_weights`)."""
+
+
 class ClientMemory(MemoryModel):
     """The client has weights as files: one parameter at a time is in memory, and all of them for a checkpoint."""
 
@@ -42,7 +46,7 @@ class ClientMemory(MemoryModel):
         arguments, options = self.role.arguments, _options(self.role.arguments)
         dtype = options.get("dtype")
         width = 4 if dtype in ("float32", "float") else 2
-        sent = 2 if dtype in ("bfloat16", "float16", "half") else 4  # without a dtype: float32 (`_sglang_weights`)
+        sent = WIDTHS.get(str(dtype), self.role.architecture.stored_width)
         weights = width * self._parameters // arguments.get("tp", 1)
         share = int(self._fraction * (device_bytes or 0))
         return ServerMemory(weights, cache=max(0, share - weights), sent=sent * self._parameters)

@@ -28,12 +28,15 @@ DTYPES = {
     "bfloat16": torch.bfloat16, "half": torch.float16, "float16": torch.float16, "float": torch.float32,
     "float32": torch.float32,
 }  # fmt: skip
-"""SGLang's words for `dtype`, except auto, which is that of the configuration that we write."""
+"""SGLang's words for `dtype`, except auto, which is that of the model's configuration."""
 
 
-def dtype_of(options: Mapping[str, Any]) -> torch.dtype:
-    """What servers with these options hold: anything wider would be rounded when it arrives."""
-    return DTYPES.get(str(options.get("dtype")), torch.float32)
+def dtype_of(options: Mapping[str, Any], configuration: Any) -> torch.dtype:
+    """What servers with these options hold of a model with this configuration: anything wider would be rounded when it
+    arrives. SGLang holds a model of float32 in fewer bits unless told otherwise; it still gets all of them."""
+    stored = getattr(configuration, "dtype", None)
+    usual = stored if stored in (torch.bfloat16, torch.float16) else torch.float32
+    return DTYPES.get(str(options.get("dtype")), usual)
 
 
 class WeightFolder:
@@ -81,7 +84,7 @@ class WeightFolder:
             what = (
                 f"role {self._role} is to follow with eta {eta:g}, but keeps its weights in the servers' {self._dtype}"
             )
-            raise ModelError(what, hint="remove dtype from the servers' options, or follow with eta 1")
+            raise ModelError(what, hint="set dtype: float32 in the servers' options, or follow with eta 1")
 
         def mixed() -> Iterator[tuple[str, torch.Tensor]]:
             for name, theirs in in_order(source, self._parameters, self._role):

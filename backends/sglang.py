@@ -41,6 +41,8 @@ class SGLang(ModelBackend):
         "start_deadline_s": {"gt": 0}, "request_deadline_s": {"gt": 0}, "update_deadline_s": {"gt": 0},
     }  # fmt: skip
     ONE_OF: ClassVar[Alternatives] = ("python", "urls")
+    PER_RANK: ClassVar[tuple[str, ...]] = ("urls",)
+    VARIABLES: ClassVar[tuple[str, ...]] = ("api_key_env",)
     ON_RESUME: ClassVar[dict[str, str]] = {
         "python": "safe", "servers": "safe", "tp": "safe", "options": "safe", "environment": "safe", "urls": "safe",
         "api_key_env": "safe", "max_concurrent_requests": "safe", "update": "safe", "on_pause": "safe",
@@ -118,7 +120,7 @@ class SGLang(ModelBackend):
         root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, root, ignore_errors=True)
-            weights = WeightFolder(model.name, model.source, root, dtype_of(self.options))
+            weights = WeightFolder(model.name, model.source, root, dtype_of(self.options, model.source.config))
             servers = Servers(
                 self._servers(model, weights.configuration), self.update,
                 Deadlines(self.request_deadline_s, self.update_deadline_s),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rlcli.api.chat_template import DAY, conversation_text
-from rlcli.api.special_tokens import tokens_of
+from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
@@ -57,7 +57,8 @@ def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
         raise ModelError("the tokenizer has no end-of-sequence token, so no answer could ever end", code="F32")
     if not texts:
         return []
-    return [[*ids, tokenizer.eos_token_id] for ids in tokenizer(list(texts), add_special_tokens=False).input_ids]
+    contents = [as_content(tokenizer, text) for text in texts]
+    return [[*ids, tokenizer.eos_token_id] for ids in tokens_of(tokenizer, contents)]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> str:

@@ -22,6 +22,8 @@ class PPOSettings(OptimizerSteps, GeneralizedAdvantages, RolloutSettings):
         "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if generation_size",
     )}  # fmt: skip
 
+    NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2 if group_adv_norm",)}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group_adv_norm and self.generation.responses_per_prompt == 1:

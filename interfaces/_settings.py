@@ -54,7 +54,7 @@ class Generation(Settings):
 class Sampling(Generation):
     """How responses are sampled, and which of them are trained on."""
 
-    LIMITS: ClassVar[Limits] = {"generation_size": {"ge": 1}}
+    LIMITS: ClassVar[Limits] = {"generation_size": {"ge": 1, "le": 100_000}}
     SYNONYMS: ClassVar[Synonyms] = {
         "generation_size": "best_of best_of_n",
     }
@@ -81,7 +81,7 @@ class Sampling(Generation):
 class OptimizerSteps(Settings):
     """How a batch is split over optimizer steps."""
 
-    LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "ppo_epochs": {"ge": 1}}
+    LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "ppo_epochs": {"ge": 1, "le": 1000}}
     SYNONYMS: ClassVar[Synonyms] = {
         "minibatches": "ppo_n_minibatches num_mini_batches ppo_mini_batch_size mini_batch_size n_minibatches",
         "ppo_epochs": "num_ppo_epochs num_iterations ppo_epoch n_ppo_epochs max_epochs",

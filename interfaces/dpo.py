@@ -80,7 +80,7 @@ class DPOInterface(DPOSettings, ModelInterface):
         "evaluate": ("packed_input_ids", "prompt_mask", "packed_ref_logprobs unless reference_free"),
     }
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "evaluate": ("lm",)}
-    NEEDS_GROUP: ClassVar[int] = 2
+    NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """One optimizer step on the pairs of a batch."""

@@ -42,6 +42,10 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
         "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if generation_size",
     )}  # fmt: skip
 
+    NEEDS_GROUP: ClassVar[Declaration] = {
+        "train_step": ("2 if baseline=group", "2 if baseline=leave_one_out", "2 if scale=group")
+    }
+
     generation: GenerationHyperparameters = field(
         default_factory=lambda: GenerationHyperparameters(responses_per_prompt=8)
     )

@@ -33,7 +33,7 @@ class RewardModelInterface(PairSettings, ModelInterface):
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     HEAD: ClassVar[Declaration] = {"train_step": ("value",), "evaluate": ("value",), "inference": ("value",)}
     CUT: ClassVar[Mapping[str, Cut]] = {"inference": "sequence"}
-    NEEDS_GROUP: ClassVar[int] = 2
+    NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}
 
     LIMITS: ClassVar[Limits] = {"centering": {"ge": 0}}
     SYNONYMS: ClassVar[Synonyms] = {

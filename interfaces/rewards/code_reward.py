@@ -60,8 +60,8 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved")}
     LIMITS: ClassVar[Limits] = {
-        "cpu_s": {"ge": 1}, "wall_s": {"gt": 0}, "memory_mib": {"ge": 32}, "file_mib": {"ge": 1},
-        "output_mib": {"ge": 1}, "processes": {"ge": 1}, "workers": {"ge": 1},
+        "cpu_s": {"ge": 1, "le": 1_000_000}, "wall_s": {"gt": 0, "le": 1_000_000}, "memory_mib": {"ge": 32},
+        "file_mib": {"ge": 1}, "output_mib": {"ge": 1}, "processes": {"ge": 1}, "workers": {"ge": 1, "le": 1024},
     }  # fmt: skip
 
     tests_key: str = "tests"

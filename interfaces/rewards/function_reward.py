@@ -52,7 +52,8 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     FILES: ClassVar[tuple[str, ...]] = ("path",)
     LIMITS: ClassVar[Limits] = {
-        "cpu_s": {"gt": 0}, "memory_gib": {"gt": 0}, "hang_s": {"gt": 0}, "workers": {"ge": 1},
+        "cpu_s": {"gt": 0, "le": 1_000_000}, "memory_gib": {"gt": 0}, "hang_s": {"gt": 0, "le": 1_000_000},
+        "workers": {"ge": 1, "le": 1024},
     }  # fmt: skip
 
     path: str | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
@@ -15,6 +16,7 @@ from rlcli.api.limits import Limits
 from rlcli.api.mocks import uniform
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.api.model_folder import model_folder
+from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.api.tokenizer_limits import check_tokenizer
 from rlcli.errors import DataError, ModelError
 
@@ -67,6 +69,9 @@ class HFRewardInterface(Settings, ModelInterface):
 
     classifier: Any = field(init=False, default=None, repr=False)
     tokenizer: Any = field(init=False, default=None, repr=False)
+    before: list[int] = field(init=False, default_factory=list, repr=False)
+    after: list[int] = field(init=False, default_factory=list, repr=False)
+    """The special tokens of the classifier around a text."""
     limit: int = field(init=False, default=0, repr=False)
     has_warned: bool = field(init=False, default=False, repr=False)
 
@@ -77,12 +82,13 @@ class HFRewardInterface(Settings, ModelInterface):
         if self.classifier is None:
             self._load(model.device)
         texts = (full_texts if self.text == "full" else response_texts)(model.data_tokenizer, data)
-        truncated = self._truncated(texts, data)
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # minimises padding per batch
-        rewards = torch.zeros(len(texts))
+        tokens = tokens_of(self.tokenizer, [as_content(self.tokenizer, text) for text in texts])
+        truncated = self._truncated([len(ids) for ids in tokens], data)
+        order = sorted(range(len(tokens)), key=lambda place: len(tokens[place]))  # minimises padding per batch
+        rewards = torch.zeros(len(tokens))
         for begin in range(0, len(order), self.batch_size):
             places = order[begin : begin + self.batch_size]
-            rewards[places] = self._score([texts[place] for place in places])
+            rewards[places] = self._score([tokens[place] for place in places])
         return _rewarded(data, rewards, truncated)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
@@ -115,7 +121,7 @@ class HFRewardInterface(Settings, ModelInterface):
             raise ModelError(f"{self.path} has no label {self.label!r}", hint=f"it has {', '.join(names)}")
         if isinstance(self.label, int) and not -classifier.num_labels <= self.label < classifier.num_labels:
             raise ModelError(f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}")
-        self.tokenizer.truncation_side = self.overlong.removeprefix("truncate_")
+        self.before, self.after = _surroundings(self.tokenizer)
         self.limit = self._most_tokens(classifier.config)
         self.classifier = classifier.to(device).eval()
 
@@ -123,7 +129,7 @@ class HFRewardInterface(Settings, ModelInterface):
         """The smallest of `max_length`, the classifier's positions and its tokenizer's limit."""
         positions = getattr(config, "max_position_embeddings", None) or self.max_length
         limit = min(self.max_length, positions, self.tokenizer.model_max_length)
-        special = self.tokenizer.num_special_tokens_to_add()
+        special = len(self.before) + len(self.after)
         if limit <= special:
             raise ModelError(
                 f"{self.path} cannot score any text: {limit} tokens are the most it may be given, of which {special} "
@@ -132,9 +138,9 @@ class HFRewardInterface(Settings, ModelInterface):
             )
         return int(limit)
 
-    def _truncated(self, texts: list[str], data: SequenceSample) -> list[bool]:
-        """Whether each text exceeds the classifier's limit; warned about once, or an error."""
-        counts = [len(ids) for ids in self.tokenizer(texts, verbose=False)["input_ids"]] if texts else []
+    def _truncated(self, lengths: list[int], data: SequenceSample) -> list[bool]:
+        """Whether each text, of so many tokens, exceeds the classifier's limit; warned about once, or an error."""
+        counts = [len(self.before) + length + len(self.after) for length in lengths]
         longest = max(range(len(counts)), key=counts.__getitem__, default=None)
         if longest is None or counts[longest] <= self.limit:
             return [False] * len(counts)
@@ -149,17 +155,37 @@ class HFRewardInterface(Settings, ModelInterface):
             self.has_warned = True
         return [count > self.limit for count in counts]
 
-    def _score(self, texts: list[str]) -> torch.Tensor:
-        inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=self.limit, return_tensors="pt").to(
-            self.classifier.device
-        )
-        logits = self.classifier(**inputs).logits.float()
+    def _score(self, contents: list[list[int]]) -> torch.Tensor:
+        """[N]: the scores of texts, from their tokens without special ones."""
+        sequences = [
+            torch.tensor([*self.before, *self._within_limit(ids), *self.after], dtype=torch.int64) for ids in contents
+        ]
+        masks = [torch.ones_like(sequence) for sequence in sequences]
+        side, device = self.tokenizer.padding_side, self.classifier.device
+        input_ids = pad_sequence(
+            sequences, batch_first=True, padding_value=self.tokenizer.pad_token_id, padding_side=side
+        ).to(device)
+        attention_mask = pad_sequence(masks, batch_first=True, padding_side=side).to(device)
+        logits = self.classifier(input_ids=input_ids, attention_mask=attention_mask).logits.float()
         place = self.classifier.config.label2id[self.label] if isinstance(self.label, str) else self.label
         if self.output != "logit":
             single = logits.shape[-1] == 1
             logits = torch.nn.functional.logsigmoid(logits) if single else logits.log_softmax(-1)
         scores = logits[:, place]
         return (scores.exp() if self.output == "prob" else scores).cpu()
+
+    def _within_limit(self, ids: list[int]) -> list[int]:
+        room = self.limit - len(self.before) - len(self.after)
+        return ids[-room:] if self.overlong == "truncate_left" else ids[:room]
+
+
+def _surroundings(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer puts before a text, and after it."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    ids, is_special = encoded["input_ids"], encoded["special_tokens_mask"]
+    begin = next((number for number, special in enumerate(is_special) if not special), len(ids))
+    end = next((number for number in range(len(ids), begin, -1) if not is_special[number - 1]), begin)
+    return ids[:begin], ids[end:]
 
 
 def _rewarded(data: SequenceSample, rewards: torch.Tensor, truncated: list[bool]) -> SequenceSample:

@@ -40,9 +40,10 @@ class LLMJudgeInterface(Judging):
     """
 
     TRIED: ClassVar[bool] = False
+    VARIABLES: ClassVar[tuple[str, ...]] = ("api_key_env",)
     LIMITS: ClassVar[Limits] = {
-        "concurrency": {"ge": 1, "le": 256}, "tries": {"ge": 1}, "try_s": {"gt": 0}, "deadline_s": {"gt": 0},
-        "pause_s": {"ge": 0}, "max_tokens": {"ge": 1},
+        "concurrency": {"ge": 1, "le": 256}, "tries": {"ge": 1, "le": 1000}, "try_s": {"gt": 0, "le": 1_000_000},
+        "deadline_s": {"gt": 0, "le": 1_000_000}, "pause_s": {"ge": 0, "le": 1_000_000}, "max_tokens": {"ge": 1},
     }  # fmt: skip
 
     url: str

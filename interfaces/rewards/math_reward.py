@@ -49,7 +49,11 @@ class MathRewardInterface(RightOrWrong):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved", "answer_classes")}
     DROPS: ClassVar[Declaration] = {"inference": ("unreadable_answer if on_error=drop",)}
-    LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}, "workers": {"ge": 1}, "timeout_s": {"gt": 0}}
+    LIMITS: ClassVar[Limits] = {
+        "max_error_fraction": {"ge": 0, "le": 1},
+        "workers": {"ge": 1, "le": 1024},
+        "timeout_s": {"gt": 0, "le": 1_000_000},
+    }
 
     last_number: bool = False
     """Without `####`, `\\boxed{}`, `<answer>` or "answer is", and unless the whole response is one value, take the last

@@ -48,6 +48,8 @@ class Architecture:
     """0 in a dense model."""
     layers: tuple[Layer, ...]
     final_norm: int
+    stored_width: int = 4
+    """Bytes per number of its weights, by the dtype in its configuration."""
 
     @property
     def embedding(self) -> int:

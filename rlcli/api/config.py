@@ -33,6 +33,10 @@ class DatasetAbstraction:
     args: dict[str, Any] = field(default_factory=dict)
 
 
+MAX_RESPONSES = 10**5
+"""Responses to one prompt."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationHyperparameters:
     """How responses are sampled."""
@@ -65,8 +69,9 @@ class GenerationHyperparameters:
     """Maximum number of responses decoded at once; others wait. The backend's `kv_cache_tokens` may allow fewer."""
 
     def __post_init__(self) -> None:
-        if self.responses_per_prompt < 1:
-            raise ValueError(f"responses_per_prompt is {self.responses_per_prompt}; it must be at least 1")
+        if not 1 <= self.responses_per_prompt <= MAX_RESPONSES:
+            allowed = f"it must lie between 1 and {MAX_RESPONSES}"
+            raise ValueError(f"responses_per_prompt is {self.responses_per_prompt}; {allowed}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:

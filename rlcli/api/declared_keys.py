@@ -75,6 +75,12 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
     )
 
 
+def largest_number(declared: DeclaredKeys | None, default: int) -> int:
+    """The largest of the needed entries, where these are numbers."""
+    entries = declared.needed if declared is not None else ()
+    return max((int(entry) for entry in entries if entry.isdecimal()), default=default)
+
+
 def _named(name: str, argument: Callable[[str], Any]) -> list[str]:
     """The keys that an argument names; none if it is unknown, or of another kind, which is reported elsewhere."""
     try:

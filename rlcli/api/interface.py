@@ -25,6 +25,7 @@ RETURN_NUMBERS = ("train_step", "evaluate")
 """Methods that add nothing to the batch."""
 
 CutName = Literal["sample", "sequence"]
+HeadName = Literal["lm", "value"]
 Generates = Mapping[str, Mapping[Literal["prompt", "response"], Sequence[str | int]]]
 
 
@@ -47,7 +48,7 @@ class ModelInterface:
 
         READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "solved if given")}
         WRITES: ClassVar[Declaration] = {"inference": ("values",)}
-        NEEDS_GROUP: ClassVar[int] = 2      # it compares the responses to one prompt and needs at least two
+        NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}     # it compares two or more responses to a prompt
         DROPS: ClassVar[Declaration] = {"inference": ("too_long", "unsolved if only_solved")}   # why it drops samples
         CUT: ClassVar[str] = "sequence"     # its loss compares no responses: a group may be spread over micro-batches
         CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # for this method only
@@ -77,6 +78,10 @@ class ModelInterface:
     around the sequence in the model's input; "response": the most tokens that it writes. Each is a sum of numbers and
     arguments. `rlcli plan` includes the memory for it."""
 
+    NEEDS_GROUP: ClassVar[Declaration] = {}
+    """Method → the number of responses to each prompt that it needs at least, with conditions as in READS:
+    `{"train_step": ("2 if baseline=group",)}`."""
+
     HEAD: ClassVar[Declaration] = {}
     """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS. A method that is not
     named may do without a model; `generate` needs the head `lm` in any case."""
@@ -87,6 +92,9 @@ class ModelInterface:
 
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files: they are looked up when a recipe is read, also next to the layer that names them."""
+
+    VARIABLES: ClassVar[tuple[str, ...]] = ()
+    """Arguments that name variables of the environment, which must be set before anything starts."""
 
     def __post_init__(self) -> None:
         """Do nothing; subclasses may call it."""
@@ -150,6 +158,14 @@ class ModelInterface:
         """The reasons for which a method may drop samples with these arguments."""
         declared = self._declared("DROPS", call)
         return declared.needed if declared is not None else ()
+
+    def heads(self, call: str) -> DeclaredKeys | None:
+        """The head of the model that a method needs with these arguments; None if the class does not say."""
+        return self._declared("HEAD", call)
+
+    def group_sizes(self, call: str) -> DeclaredKeys | None:
+        """The numbers of responses to each prompt that a method needs at least; None if the class does not say."""
+        return self._declared("NEEDS_GROUP", call)
 
     def _declared(self, constant: str, call: str) -> DeclaredKeys | None:
         entries = inherited([vars(cls).get(constant, {}) for cls in reversed(type(self).__mro__)]).get(call)

@@ -216,6 +216,10 @@ class ModelBackend(abc.ABC):
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files or folders that must exist: they are looked up when a recipe is read, also next to the
     layer that names them. A name without a slash is a command, looked up where it is run."""
+    VARIABLES: ClassVar[tuple[str, ...]] = ()
+    """Arguments that name variables of the environment, which must be set before anything starts."""
+    PER_RANK: ClassVar[tuple[str, ...]] = ()
+    """Arguments that, if they are given, have at least one entry for each rank of the role."""
     ON_RESUME: ClassVar[dict[str, str]] = {}
     """Argument → the effect of changing it on resume: safe, if the remaining steps compute the same; forbidden, if the
     saved state does not fit the new value. Changing any other argument alters the run, which must be accepted."""

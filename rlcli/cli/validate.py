@@ -24,13 +24,13 @@ def validate(
     Example: rlcli validate ppo_math train.steps=100
     """
     from rlcli.inspect.doubtful import recipe_warnings
-    from rlcli.recipe.libraries import libraries_to_install
+    from rlcli.recipe.libraries import missing_here
     from rlcli.recipe.parsing.layers import shown
     from rlcli.recipe.warm_start import chain
 
     resolved = load(recipe, overrides, with_)
     runs_first = chain(resolved)
-    raise_all(error for run in (*runs_first, resolved) for error in libraries_to_install(run))
+    raise_all(error for run in (*runs_first, resolved) for error in missing_here(run))
     first = [source.recipe.name for source in runs_first]
     warnings = [warning for run in (*runs_first, resolved) for warning in recipe_warnings(run)]
     layers = [layer.file for layer in resolved.layers]

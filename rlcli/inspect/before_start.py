@@ -25,12 +25,12 @@ def check_before_start(
     """Check the libraries, models, data, folders and disk of a recipe and of those that must run before it; with `warn`
     also some of their rows. Loads no model and makes no folder. Raises RlcliError with all problems found."""
     from rlcli.inspect.model_files import model_faults
-    from rlcli.recipe.libraries import libraries_to_install
+    from rlcli.recipe.libraries import missing_here
 
     errors: list[RlcliError] = []
     opened: list[tuple[Resolved, dict[str, OpenDataset]]] = []
     for run in (*runs_first, resolved):
-        missing, models = list(libraries_to_install(run)), list(model_faults(run))
+        missing, models = list(missing_here(run)), list(model_faults(run))
         errors += [*missing, *models]
         if not models:  # rows cannot be judged with a broken tokenizer
             reported = {error.what for error in missing}

@@ -67,7 +67,7 @@ def resume_run(
     RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.changes import longer
-    from rlcli.recipe.libraries import libraries_to_install
+    from rlcli.recipe.libraries import missing_here
 
     named = found_from_here(recipe_file)
     check_run_not_planted(run_dir, "resume")
@@ -78,7 +78,7 @@ def resume_run(
     ):
         before = _resolved_recipe(run)
         now = _load(named or str(run.resolved_recipe), overrides)
-        raise_all(libraries_to_install(now))
+        raise_all(missing_here(now))
         found = _accepted_changes(before.recipe, now.recipe, accept_changes)
         start = last_checkpoint(run, display)
         step = start.state.step if start is not None else 0

@@ -239,7 +239,7 @@ def declared(kind: str, component: str, constant: str) -> Any:
 
 
 def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
-    """What the call's interface declares in READS, WRITES or DROPS for its method and arguments; None: nothing."""
+    """What the call's interface declares in a constant such as READS for its method and arguments; None: nothing."""
     declaration = declared("interfaces", call.interface.type, constant)
     entries = declaration.get(call.call) if isinstance(declaration, dict) else None
     if not isinstance(entries, tuple | list) or not all(isinstance(entry, str) for entry in entries):

@@ -1,19 +1,42 @@
-"""Optional libraries that a recipe's components require but that are not installed. Imports none of them."""
+"""What a recipe's components require of this machine: optional libraries, which are not imported here, and variables of
+the environment."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlcli.errors import ResourceError
 from rlcli.recipe.call_keys import calls_of
-from rlcli.recipe.components import signature_of
+from rlcli.recipe.components import argument_of, declared, signature_of
 from rlcli.registry.requirements import missing_libraries
 
 if TYPE_CHECKING:
     from rlcli.recipe.parsing.tree import Path
     from rlcli.recipe.resolve import Resolved
     from rlcli.recipe.schema import Component, Recipe
+
+
+def missing_here(resolved: Resolved) -> Iterator[ResourceError]:
+    """An error for each library that is not installed, and for each variable that is not set."""
+    yield from libraries_to_install(resolved)
+    yield from _variables_to_set(resolved)
+
+
+def _variables_to_set(resolved: Resolved) -> Iterator[ResourceError]:
+    """An error for each variable that an argument named in a component's `VARIABLES` names, at the first place."""
+    reported: set[tuple[str, str]] = set()
+    for path, kind, component in components_of(resolved.recipe):
+        for argument in declared(kind, component.type, "VARIABLES") or ():
+            variable = argument_of(kind, component.type, component.args, argument)
+            if not isinstance(variable, str) or os.environ.get(variable):
+                continue
+            if (component.type, variable) not in reported:
+                reported.add((component.type, variable))
+                location = str(resolved.origin((*path, "args", argument)))
+                text = f"{component.type}: the environment has no {variable}"
+                yield ResourceError(text, where=location, hint=f"export {variable}=…", code="F51")
 
 
 def libraries_to_install(resolved: Resolved) -> Iterator[ResourceError]:

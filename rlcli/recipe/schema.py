@@ -294,7 +294,7 @@ class Recipe(Section):
 
     name: Name
     """Name of the run; default: the file's name."""
-    seed: NotNegative = 1
+    seed: Annotated[int, Field(ge=0)] = 1
     """Root seed of all random draws."""
     datasets: dict[Label, Component]
     """Sources of rows."""

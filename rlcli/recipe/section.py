@@ -6,9 +6,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
+MOST = 10**9
+"""No run has more steps, tokens in a micro-batch or seconds (thirty years): whoever writes more has made a mistake."""
+
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+NotNegative = Annotated[int, Field(ge=0, le=MOST)]
+Seconds = Annotated[float, Field(gt=0, le=MOST)]
 
 
 class Section(BaseModel):

@@ -30,6 +30,7 @@ from rlcli.runtime.flows import Flows, make_flows
 from rlcli.runtime.lanes import lanes_of
 from rlcli.runtime.nonfinite import NonfiniteSteps
 from rlcli.runtime.outputs import Outputs
+from rlcli.runtime.rank_warnings import RankWarnings
 from rlcli.runtime.requests import Requests
 from rlcli.runtime.restarts import Restarts
 from rlcli.runtime.roles import training_steps
@@ -80,6 +81,7 @@ class MasterWorker:
         """Step → its finished calls, by name."""
         self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
         self._restarts = Restarts(self.requests, display)
+        self._warnings = RankWarnings(self.requests.listen, display)
         self._totals = Totals(self.calls.buffer, sources_of(recipe.datasets[recipe.train.dataset]))
         self._last_record: dict[str, float] = {}
         self._too_few: DataError | None = None

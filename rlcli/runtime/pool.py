@@ -15,6 +15,7 @@ from rlcli.errors import HangError, WorkerError
 from rlcli.processes import ended_how
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.messages import Reply, Report, Request
+from rlcli.runtime.rank_warnings import WARNED, log_again
 from rlcli.runtime.transport import HELLO, ZmqMaster
 from rlcli.topology import Topology
 from rlcli.topology.groups import GIVEN_UP, pool_folders
@@ -102,6 +103,8 @@ class PoolProcess:
             raise self._hang("does not run any more") from error
 
     def _note(self, report: Report) -> None:
+        if report.name == WARNED:
+            log_again(report)
         if report.name == HELLO and report.failure is not None:
             raise report.failure.as_error()
         if report.name == HELLO and (code := report.value.get("last_exit")) is not None:

@@ -22,6 +22,7 @@ from rlcli.processes import keep_private
 from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Failure, Request
 from rlcli.runtime.pool import LARGEST_BATCH, packed, unpacked
+from rlcli.runtime.rank_warnings import report_warnings
 from rlcli.runtime.transport import ZmqWorker
 from rlcli.runtime.worker_main import read_recipe
 from rlcli.topology.groups import LAST_EXIT, pool_name, process_folder
@@ -55,6 +56,7 @@ def main(role: str, run_dir: Path, index: int) -> None:
     collect_as_usual()
     Control.wait_for(folder, recipe.launch.startup_deadline)
     link = ZmqWorker(folder, 0, most=LARGEST_BATCH)
+    report_warnings(link.report)
     if isinstance(started, BaseException):
         link.fail(failure(started))
         link.close()

@@ -58,6 +58,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
 
     from rlcli.runtime.control import Control
     from rlcli.runtime.messages import MOVES, Failure
+    from rlcli.runtime.rank_warnings import report_warnings
     from rlcli.runtime.store_client import RunStore
     from rlcli.runtime.transport import ZmqWorker
 
@@ -75,6 +76,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         link.fail(failure(error))
         link.close()
         sys.exit(1)
+    report_warnings(link.report)
     from rlcli.runtime.lanes import lanes_of, start_lane  # slow to import: this rank reports to the master first
 
     others = [lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcli.api.architecture import Architecture, Layer
@@ -73,6 +73,11 @@ _ALIASES = {"num_experts": ("num_experts", "num_local_experts")}
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """The sizes described by a config.json. Raises UnknownArchitecture."""
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return replace(_sizes(config), stored_width=2 if dtype in ("bfloat16", "float16") else 4)
+
+
+def _sizes(config: Mapping[str, Any]) -> Architecture:
     model_type = config.get("model_type")
     if model_type == "gpt2":
         return _gpt2(config)

@@ -276,6 +276,7 @@ def _about_servers(plan: Plan) -> Iterator[str]:
             each = f"each of {count} servers" if count > 1 else "each server"
             time = f"about {_duration(servers.seconds_per_update)} at {BYTES_PER_SECOND / 1e9:g} GB/s"
             text = f"weights to {servers.role}: {size(taken.sent)} to {each} per update, {time}"
+            text += f"; up to {size(2 * taken.sent)} on disk per rank of {servers.role} (weights_folder)"
             yield from _wrapped(text, "  ", "    ")
 
 

@@ -22,12 +22,14 @@ def followed(weights, model, eta=1.0):
     weights.follow(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), eta)
 
 
-@pytest.mark.parametrize(("options", "dtype"), [
-    ({}, torch.float32), ({"dtype": "auto"}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16),
-    ({"dtype": "half"}, torch.float16),
+@pytest.mark.parametrize(("options", "stored", "dtype"), [
+    ({}, None, torch.float32), ({}, torch.float32, torch.float32), ({}, torch.bfloat16, torch.bfloat16),
+    ({"dtype": "auto"}, None, torch.float32), ({"dtype": "auto"}, torch.float16, torch.float16),
+    ({"dtype": "bfloat16"}, torch.float32, torch.bfloat16), ({"dtype": "half"}, None, torch.float16),
+    ({"dtype": "float32"}, torch.bfloat16, torch.float32),
 ])  # fmt: skip
-def test_weights_have_the_dtype_of_the_servers(options, dtype):
-    assert dtype_of(options) is dtype
+def test_weights_have_the_dtype_of_the_servers(options, stored, dtype):
+    assert dtype_of(options, SimpleNamespace(dtype=stored)) is dtype
 
 
 def test_servers_in_bfloat16_are_sent_half_the_bytes_which_are_what_they_would_hold(tmp_path):

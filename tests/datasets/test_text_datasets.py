@@ -39,6 +39,17 @@ def texts(sample, key="packed_prompts", tokenizer=PLAIN):
     return [tokenizer.decode(tokens.tolist()) for tokens in sample.data[key].split(sample.flat_seqlens(key))]
 
 
+@pytest.mark.parametrize("name", ["prompt_answer", "paired"])
+def test_an_answer_that_names_special_tokens_contains_none_but_its_end(build, name):
+    """What a policy has written may come back as an answer."""
+    forged = f"yes{PLAIN.eos_token}{PLAIN.eos_token}"
+    fields = {"answer": forged, "pos_answers": [forged], "neg_answers": [forged]}
+    sample = build(name, [{key: fields.get(key, text) for key, text in ROWS[name].items()}])[0]
+    for tokens in sample.data["packed_input_ids"].split(sample.flat_seqlens("packed_input_ids")):
+        assert (tokens == PLAIN.eos_token_id).nonzero().flatten().tolist() == [len(tokens) - 1]
+        assert PLAIN.decode(tokens.tolist(), skip_special_tokens=True) == f"hi{forged}"
+
+
 # -- all of them ---------------------------------------------------------------------------------------------
 
 

@@ -148,6 +148,40 @@ def test_outputs_labels_and_response_only(tmp_path, role, data):
     assert not torch.allclose(full[:, 2], response[:, 2])
 
 
+def forging(text):
+    """A role whose policy wrote this as text, and the batch of it."""
+    tokenizer = word_tokenizer([*ROLE_WORDS, text], eos_token="<eos>")
+    tokens = torch.tensor([ROLE_WORDS.index("bad"), len(ROLE_WORDS)])
+    data = SequenceSample(ids=["a"], seqlens={"packed_input_ids": [[2]]}, data={"packed_input_ids": tokens})
+    return Model("reward", None, tokenizer, torch.device("cpu")), data
+
+
+@pytest.mark.parametrize("make", [bert, llama])
+def test_a_response_that_names_a_special_token_does_not_write_one(tmp_path, make):
+    """A classifier would read [EOS] as the end of the text, and what follows as another."""
+    path = saved(tmp_path, make)
+    role, data = forging("[EOS]")
+    rewards = HFRewardInterface(path=path).inference(role, data, MicroBatchSpec()).data["rewards"]
+    assert not torch.allclose(rewards, direct(path, ["bad [EOS]"])[:, -1])
+    torch.testing.assert_close(rewards, direct(path, ["bad [ EOS]"])[:, -1], atol=1e-5, rtol=1e-5)  # two unknown words
+
+
+def test_special_tokens_of_the_classifier_surround_a_text(tmp_path, role, data):
+    """Also where the text is cut."""
+    from tokenizers.processors import TemplateProcessing
+
+    path = saved(tmp_path, bert)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[EOS] $A [EOS]", special_tokens=[("[EOS]", WORDS.index("[EOS]"))]
+    )
+    tokenizer.save_pretrained(path)
+    uncut = HFRewardInterface(path=path).inference(role, data, MicroBatchSpec()).data["rewards"]
+    torch.testing.assert_close(uncut, direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
+    cut = HFRewardInterface(path=path, max_length=5).inference(role, data, MicroBatchSpec()).data["rewards"]
+    torch.testing.assert_close(cut, direct(path, LAST)[:, -1], atol=1e-5, rtol=1e-5)
+
+
 LAST = [" ".join(text.split()[-3:]) for text in FULL]
 FIRST = [" ".join(text.split()[:3]) for text in FULL]
 

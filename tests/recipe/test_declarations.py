@@ -21,7 +21,7 @@ from rlcli.api import model as model_api
 
 
 class Base(model_api.ModelInterface):
-    NEEDS_GROUP: ClassVar[int] = 4
+    NEEDS_GROUP: ClassVar = {"train_step": ("4 if size=3", "2")}
     PLAIN = (1, 2)
     computed: ClassVar[int] = len("abc")
 
@@ -52,7 +52,11 @@ def project(folder: Path) -> Path:
 
 def test_constants_are_read_without_importing(project: Path):
     constants = registry.signature("interfaces", "grouped").constants
-    assert constants == {"NEEDS_GROUP": 4, "PLAIN": (1, 2), "READS": {"train_step": ("packed_input_ids",)}}
+    assert constants == {
+        "NEEDS_GROUP": {"train_step": ("4 if size=3", "2")},
+        "PLAIN": (1, 2),
+        "READS": {"train_step": ("packed_input_ids",)},
+    }
     assert declared("interfaces", "nowhere", "NEEDS_GROUP") is None
     keys = ("packed_input_ids", "prompt_mask", "prompt_lens")
     assert dataset_keys({"train": Component(type="paired")}, "train") == keys
@@ -66,6 +70,26 @@ def test_an_algorithm_that_needs_a_group_gets_one(project: Path):
     (problem,) = caught.value.problems
     assert (problem.code, problem.where, problem.hint) == ("R49", "command line", "generation.responses_per_prompt=8")
     load_recipe("grouped", ["generation.responses_per_prompt=3", "ppo.generation_size=5"])
+    load_recipe("grouped", ["generation.responses_per_prompt=3", "graph.actor_train.interface.args.size=2"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("grpo_math", ()),
+        ("grpo_math", ("grpo.baseline=none",)),
+        ("grpo_math", ("grpo.scale=none",)),
+        ("ppo_math", ("ppo.group_adv_norm=true",)),
+    ],
+)
+def test_an_algorithm_that_compares_responses_to_a_prompt_needs_two(recipe: str, settings: tuple[str, ...]):
+    load_recipe(recipe, [*settings, "generation.responses_per_prompt=2"])
+    with pytest.raises(RecipeError, match="needs at least 2, but actor_gen makes 1"):
+        load_recipe(recipe, [*settings, "generation.responses_per_prompt=1"])
+
+
+def test_an_algorithm_that_compares_with_the_batch_may_have_one_response_per_prompt():
+    load_recipe("grpo_math", ["grpo.baseline=batch", "grpo.scale=batch", "generation.responses_per_prompt=1"])
 
 
 def test_responses_fit_into_the_model_of_another_recipe(folder: Path):

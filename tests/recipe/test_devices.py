@@ -65,12 +65,18 @@ def test_no_engine_has_context_or_expert_parallel_ranks_yet(backend, dimension):
     """The refusal is at the number in the recipe."""
     others = ["launch=local", "cluster.devices_per_node=2", "models.critic.mesh.dp=2"]
     layout = [f"models.ref.backend.type={backend}", f"models.ref.mesh={{{dimension}: 2}}"]
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", [*others, *layout])
-    (problem,) = caught.value.problems
+    problem = only_problem("ppo_math", [*others, *layout])
     assert problem.code == "R49"
     assert problem.what == f"the backend {backend} of ref knows no {dimension}, which is to be 2"
     assert f"{dimension}: 2" in (problem.excerpt or "")
+
+
+def only_problem(*recipe):
+    """The one thing that is wrong with a recipe."""
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(*recipe)
+    (problem,) = caught.value.problems
+    return problem
 
 
 def test_an_engine_that_does_not_generate_is_refused_where_it_is_asked_to():
@@ -96,9 +102,7 @@ def test_an_engine_that_does_not_score_is_refused_where_it_is_asked_to():
      ("{python: p, urls: ['http://h:1']}", "python and urls are given; keep one")],
 )  # fmt: skip
 def test_servers_are_started_or_attached_to_and_the_hint_names_the_key_that_a_user_writes(args, problem):
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", [f"models.actor.rollout.backend={{type: sglang, args: {args}}}"])
-    (only,) = caught.value.problems
+    only = only_problem("ppo_math", [f"models.actor.rollout.backend={{type: sglang, args: {args}}}"])
     assert (only.code, only.what) == ("R39", f"models.actor.rollout.backend (sglang): {problem}")
     assert only.hint.startswith("models.actor.rollout.backend.args.python=")
 
@@ -113,18 +117,14 @@ def test_servers_are_started_or_attached_to_and_the_hint_names_the_key_that_a_us
     ],
 )
 def test_a_role_with_the_wrong_head_is_refused_once_and_the_hint_is_the_right_one(recipe, override, said):
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(recipe, [override])
-    (problem,) = caught.value.problems
+    problem = only_problem(recipe, [override])
     key, _, head = override.partition("=")
     assert (problem.code, problem.hint) == ("R71", f"{key}={'value' if head == 'lm' else 'lm'}")
     assert problem.what.endswith(said)
 
 
 def test_a_judge_without_weights_is_one_problem():
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("grpo_math", (), ["judge"])
-    (problem,) = caught.value.problems
+    problem = only_problem("grpo_math", (), ["judge"])
     assert (problem.code, problem.where) == ("R39", "recipes/profiles/judge.yaml:4:3")
     assert problem.what == "models.judge has no weights, which graph.reward_inf (inference) needs"
     assert "models.judge.path" in problem.hint
@@ -143,9 +143,7 @@ def test_a_reference_without_weights_needs_its_store():
      ("{engine: pyxis}", "engine")],
 )  # fmt: skip
 def test_a_container_needs_an_engine_and_an_image(container, key):
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", [f"launch.slurm.container={container}"])
-    (problem,) = caught.value.problems
+    problem = only_problem("ppo_math", [f"launch.slurm.container={container}"])
     assert problem.code == "R39"
     assert problem.what.startswith(f"launch.slurm.container.{key} is ")
 
@@ -160,15 +158,14 @@ SERVERS = ["launch=local", "cluster.device=cuda", "cluster.devices_per_node=8", 
         (["backend.args.tp=8"], "16 servers of 8 devices, and 8 of them would share device 7 of node 0", "devices=0,8"),
         (["backend.args.tp=4", "devices=0-1"], "2 servers of 4 devices, and 2 of them would", "devices=0,4,8,12 "),
         (["backend.args.servers=2"], "32 servers of 1 device, and 2 of them would share", "devices=0,2,4,6,… leaves"),
-        (["backend.args.tp=16", "devices=0"], "1 server of 16 devices, counted from that of its rank", "a smaller tp"),
+        (["backend.args.tp=16", "devices=0"], "1 server of 16 devices, counted from that of its rank",
+         "--nnodes) and named by models.actor.rollout.backend.args.urls"),
         (["devices=2-3", 'backend.args.environment={CUDA_VISIBLE_DEVICES: "4"}'],
          "2 servers of 1 device, and 2 of them would share device 4 of node 0", "or on other devices"),
     ],
 )  # fmt: skip
 def test_servers_that_would_share_a_device_are_refused(overrides, what, hint):
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", [*SERVERS, *(f"models.actor.rollout.{one}" for one in overrides)], ["sglang"])
-    (problem,) = caught.value.problems
+    problem = only_problem("ppo_math", [*SERVERS, *(f"models.actor.rollout.{one}" for one in overrides)], ["sglang"])
     assert problem.code == "R49"
     assert what in problem.what
     assert hint in (problem.hint or "")
@@ -186,3 +183,13 @@ def test_servers_with_devices_of_their_own_are_accepted(overrides):
 def test_a_client_of_servers_has_no_tensor_parallel_ranks():
     with pytest.raises(RecipeError, match="the backend sglang of actor_rollout knows no tp"):
         load_recipe("ppo_math", [*SERVERS, "models.actor.rollout.mesh.tp=8"], ["sglang"])
+
+
+def test_each_rank_needs_a_server_of_its_own():
+    two_ranks = ["launch=local", "cluster.devices_per_node=2", "models.actor.rollout.devices=0-1"]
+    urls = "models.actor.rollout.backend={{type: sglang, args: {{urls: {}}}}}"
+    load_recipe("ppo_math", [*two_ranks, urls.format("['http://h:1', 'http://h:2']")])
+    problem = only_problem("ppo_math", [*two_ranks, urls.format("['http://h:1']")])
+    assert problem.code == "R49"
+    assert problem.what == "actor_rollout has 2 ranks, each of which needs an entry of urls, but there are 1"
+    assert "models.actor.rollout.devices" in problem.hint

@@ -66,7 +66,7 @@ class ComparesPairs(Trains):
     """The first response of each pair becomes likelier than the second; the weight counts pairs."""
 
     READS = {"train_step": ("packed_input_ids", "prompt_mask")}
-    NEEDS_GROUP = 2
+    NEEDS_GROUP = {"train_step": ("2",)}
 
     def mask(self, batch):
         return action_mask(batch.data["prompt_mask"], batch.flat_seqlens("packed_input_ids"))

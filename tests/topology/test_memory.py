@@ -198,8 +198,8 @@ SERVERS = (
 def planned(tmp_path):
     """A plan of GRPO, or of PPO, with a large Llama on nodes of eight devices of 80 GiB."""
 
-    def make(size: str, *overrides: str, recipe: str = "grpo_math", device_gib: int = 80):
-        (tmp_path / "config.json").write_text(json.dumps(LLAMA | SIZES[size]))
+    def make(size: str, *overrides: str, recipe: str = "grpo_math", device_gib: int = 80, dtype: str = "float32"):
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **SIZES[size], "dtype": dtype}))
         given = [f"models.actor.path={tmp_path}", *([] if MEGATRON[0] in overrides else FSDP),
                  "models.ref.backend={_replace_: true}", "generation.max_new_tokens=512",
                  "generation.responses_per_prompt=8", *overrides]  # fmt: skip
@@ -221,8 +221,9 @@ def test_a_reference_in_bfloat16_takes_about_half(planned):
 
 
 def test_a_whole_reference_that_does_not_fit_is_advised_another_engine(planned):
-    plan = planned("70B", *MEGATRON, "models.actor.rollout.devices=0-15", "models.actor.devices=0-511",
-                   "models.actor.rollout.backend={type: sglang, args: {urls: ['http://a:1']}}")  # fmt: skip
+    urls = [f"http://a:{port}" for port in range(1, 17)]
+    servers = f"models.actor.rollout.backend={{type: sglang, args: {{urls: {urls}}}}}"
+    plan = planned("70B", *MEGATRON, "models.actor.rollout.devices=0-15", "models.actor.devices=0-511", servers)
     ((keys,),) = [{*plan.advice.values()}]
     assert "models.ref.backend.type=fsdp" in keys
     assert "models.actor.backend.args.gradient_checkpointing=true" in keys
@@ -270,8 +271,18 @@ def test_transfers_of_weights_to_servers_are_shown(planned):
     plan = planned("8B", SERVERS, "cluster.nodes=2")
     text = " ".join(" ".join(plan_lines(plan)).split())
     assert "weights to actor_rollout: 29.9 GiB to each of 2 servers per update, about 32 s at 1 GB/s" in text
+    assert "up to 59.8 GiB on disk per rank of actor_rollout" in text
     (servers,) = plan_json(plan)["memory"]["servers"]
     assert (servers["sent_per_update"], servers["servers"], servers["devices_of_each"]) == (4 * 8_030_261_248, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "width"),
+    [("bfloat16", "{}", 2), ("bfloat16", "{dtype: float32}", 4), ("float32", "{dtype: half}", 2)],
+)
+def test_weights_are_sent_as_the_servers_hold_them(planned, stored, options, width):
+    plan = planned("8B", SERVERS.replace("tp: 8", f"tp: 8, options: {options}"), "cluster.nodes=2", dtype=stored)
+    assert plan.memory.servers[0].memory.sent == width * 8_030_261_248
 
 
 def test_attention_that_is_quadratic_in_memory_is_named(planned):

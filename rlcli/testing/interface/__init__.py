@@ -14,6 +14,7 @@ from __future__ import annotations
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.general import GeneralChecks
 from rlcli.testing.interface.generation import GenerationChecks
+from rlcli.testing.interface.heads import HeadChecks
 from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.invariants import LawChecks
 from rlcli.testing.interface.layouts import InvarianceChecks
@@ -27,6 +28,7 @@ class InterfaceContract(
     RealModelChecks,
     RewardChecks,
     GenerationChecks,
+    HeadChecks,
     InferenceChecks,
     EdgeChecks,
     LawChecks,

@@ -26,7 +26,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                 "implement at least one: a graph has nothing to call",
                 place_of(type(interface)),
             )
-        for declaration in ("READS", "WRITES", "DROPS"):
+        for declaration in ("READS", "WRITES", "DROPS", "NEEDS_GROUP", "HEAD"):
             for call in getattr(type(interface), declaration, {}):
                 if call not in CALLS:
                     raise Violation(
@@ -34,6 +34,15 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                         f"the calls are {', '.join(CALLS)}",
                         place_of(type(interface)),
                     )
+        for call in calls:
+            declared = interface.group_sizes(call)
+            sizes = declared.all if declared is not None else ()
+            if not all(size.isdecimal() for size in sizes):
+                raise Violation(
+                    f"NEEDS_GROUP has {', '.join(sizes)} for {call}; a group has a number of responses",
+                    f'NEEDS_GROUP: ClassVar[Declaration] = {{"{call}": ("2",)}}',
+                    place_of(getattr(type(interface), call)),
+                )
         unsaid = []
         for call in calls:
             if interface.reads(call) is None:

@@ -17,6 +17,7 @@ import torch
 from rlcli.api.component import module_name
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.data import SequenceSample
+from rlcli.api.declared_keys import largest_number
 from rlcli.api.interface import ModelInterface
 from rlcli.api.model import Model, call_interface
 from rlcli.registry import make_interface, signature
@@ -228,7 +229,7 @@ def usual_batches(interface: ModelInterface) -> Batches:
     known keys; a key that it reads but nobody knows must be supplied."""
     declared = interface.reads("train_step")
     keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step"))) if declared is None else declared.needed
-    size = getattr(interface, "NEEDS_GROUP", 1)
+    size = largest_number(interface.group_sizes("train_step"), default=1)
 
     def make(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
         return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as ReadMapping
 
+from rlcli.api.declared_keys import largest_number
 from rlcli.api.default_backends import TRAINED, WEIGHTLESS
 from rlcli.recipe.components import (
     argument_of,
@@ -194,10 +195,12 @@ def _pooled(notes: Notes, call: Call, path: Path) -> None:
 
 
 def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:
-    """An interface whose class declares `NEEDS_GROUP: ClassVar[int]` compares the responses to a prompt."""
-    needed = declared("interfaces", call.interface.type, "NEEDS_GROUP")
-    if not isinstance(needed, int) or call.call != "train_step":
+    """An interface whose class declares `NEEDS_GROUP` compares the responses to a prompt."""
+    sizes = declared_of_call("NEEDS_GROUP", call)
+    if sizes is None or not sizes.needed:
         return
+    needed = largest_number(sizes, default=1)
+    deciding: list[Path] = [(*path, "interface", "args", argument) for argument in sizes.due_to.values()]
     for name, generating in calls.items():
         if generating.call != "generate":
             continue
@@ -210,7 +213,7 @@ def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, 
                 f"{call.interface.type} compares the responses to one prompt and needs at least {needed}, "
                 f"but {name} makes {responses}"
             )
-            needs: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*graph, name, "call"), told]
+            needs: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*graph, name, "call"), told, *deciding]
             notes.note("R49", message, where, f"generation.responses_per_prompt={max(needed, 8)}", needs=needs)
 
 

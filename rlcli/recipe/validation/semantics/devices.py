@@ -79,6 +79,7 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
     backend = role.backend.type if role.backend is not None else ""
     _device_of(notes, name, backend)
     _servers(notes, name, role, ranks)
+    _one_per_rank(notes, name, role, len(ranks))
     able = declared("backends", backend, "DIMENSIONS")
     for dimension in DIMENSIONS:
         size = getattr(mesh, dimension)
@@ -96,6 +97,20 @@ def _device_of(notes: Notes, name: str, backend: str) -> None:
         needs = [("cluster", "device"), ("models", name, "backend", "type")]
         key = dotted(notes.written(needs[1]))
         notes.note("R49", message, ("cluster", "device"), f"choose another {key}", needs=needs)
+
+
+def _one_per_rank(notes: Notes, name: str, role: Role, ranks: int) -> None:
+    """Each rank needs an entry of its own in the arguments that the backend declares in PER_RANK."""
+    if role.backend is None:
+        return
+    path: Path = ("models", name, "backend")
+    for argument in declared("backends", role.backend.type, "PER_RANK") or ():
+        entries = role.backend.args.get(argument)
+        if isinstance(entries, list | tuple) and 0 < len(entries) < ranks:
+            text = f"{name} has {ranks} ranks, each of which needs an entry of {argument}, but there are {len(entries)}"
+            key = dotted(notes.written((*path[:-1], "devices")))
+            needs: list[Path] = [*CLUSTER, (*path[:-1], "devices"), (*path, "type")]
+            notes.note("R49", text, (*path, "args", argument), f"add some, or give it fewer ranks: {key}", needs=needs)
 
 
 def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
@@ -116,6 +131,9 @@ def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
     else:
         return
     hint = "start fewer servers, with a smaller tp, or on other devices"
+    if each > cluster.devices_per_node:
+        urls = dotted(notes.written(("models", name, "backend", "args", "urls")))
+        hint = f"a server over several nodes is started by hand (sglang's --nnodes) and named by {urls}"
     first = _first_ranks(cluster, each * len(servers) // len(ranks))
     if first and max(servers_on(placed_servers(role.backend, first, cluster.devices_per_node)).values()) == 1:
         key = dotted(as_rollout(("models", name, "devices")))

@@ -1,0 +1,88 @@
+"""Checks of HEAD: each call uses the head of the model that its interface declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import pytest
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.engine import ModelOutput
+from rlcli.api.interface import HeadName, ModelInterface
+from rlcli.api.model import call_interface
+from rlcli.testing.contract import Note, Violation, place_of
+from rlcli.testing.declaration import DeclaredSubject
+from rlcli.testing.interface.inference_trial import CallTrial
+from rlcli.testing.interface.recording_engine import HEADS, WatchedOutput
+from rlcli.testing.interface.training_trial import InterfaceSubject, Make, Rehearsal, overrides
+from rlcli.testing.tiny_engine import TinyEngine
+
+T = TypeVar("T")
+
+HEAD_NAMES = get_args(HeadName)
+
+
+class HeadEngine(TinyEngine):
+    """A `TinyEngine` that remembers which heads were used."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.heads: set[str] = set()
+
+    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+        asked: dict[str, list[Any]] = {}
+        result = super().forward_micro_batch(micro_batch, lambda output: then(WatchedOutput(output, asked)))
+        self.heads |= {HEADS[name] for name in asked}
+        return result
+
+    def generate(self, *args: Any, **settings: Any) -> Any:
+        self.heads.add("lm")
+        return super().generate(*args, **settings)
+
+
+class HeadChecks(DeclaredSubject, InterfaceSubject):
+    def test_training_uses_the_head_that_it_declares(self, rehearsal: Rehearsal, record_property: Note) -> None:
+        """training uses the head of the model that HEAD names"""
+        self._compare(rehearsal.make(), "train_step", rehearsal.result.engine.heads, record_property)
+
+    def test_evaluation_uses_the_head_that_it_declares(
+        self, make: Make, rehearsal: Rehearsal, record_property: Note
+    ) -> None:
+        """evaluation uses the head of the model that HEAD names"""
+        interface = make()
+        if not overrides(interface, "evaluate"):
+            pytest.skip("does not evaluate")
+        model = rehearsal.model()
+        model.module = engine = HeadEngine(model.module.model, lr=0.0)
+        call_interface(interface, "evaluate", model, [rehearsal.batch])
+        self._compare(interface, "evaluate", engine.heads, record_property)
+
+    def test_inference_uses_the_head_that_it_declares(self, inferring: CallTrial, record_property: Note) -> None:
+        """inference uses the head of the model that HEAD names"""
+        model = inferring.model()
+        model.module = engine = HeadEngine(model.module.model, lr=0.0)
+        inferring.run(inferring.batch, model=model, interface=inferring.make())
+        self._compare(inferring.interface, "inference", engine.heads, record_property)
+
+    def _compare(self, interface: ModelInterface, call: str, used: set[str], record_property: Note) -> None:
+        """Raise Violation unless a call used the head that is declared for it; nothing at all declared is a note."""
+        where = place_of(getattr(type(interface), call))
+        declared = interface.heads(call)
+        if unknown := set(declared.all if declared else ()) - {*HEAD_NAMES}:
+            raise Violation(
+                f"HEAD names {', '.join(sorted(unknown))} for {call}, which is not a head",
+                f"the heads are {', '.join(HEAD_NAMES)}",
+                where,
+            )
+        if declared is None:
+            example = f'HEAD: ClassVar[Declaration] = {{"{call}": ("{min(used, default="lm")}",)}}'
+            message = f"{call} uses the head {' and '.join(sorted(used))}, and is not in HEAD"
+            self.tell_unsaid([Violation(message, example, where)] if used else [], record_property)
+            return
+        if undeclared := used - {*declared.all}:
+            message = f"{call} uses the head {' and '.join(sorted(undeclared))}, which HEAD does not name"
+            raise Violation(message, "name it: a recipe whose model has another head is then refused", where)
+        if unused := {*declared.needed} - used:
+            message = f"HEAD says that {call} needs the head {' and '.join(sorted(unused))}, which it does not use"
+            raise Violation(message, "take it out of HEAD: recipes that would work are refused", where)

@@ -1,0 +1,19 @@
+"""What a rank or a process of a pool warns of is seen by the user, and not only by who opens its log."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(420)
+
+TWO_RANKS = ("launch=local", "cluster.devices_per_node=2", "train.eval.dataset=null")
+WARNS = "graph.score.interface={type: toy_trouble, args: {kind: warning}}"
+POOL = "models.reward.backend=cpu_pool"
+WARNING = "the toy warns in process"
+
+
+@pytest.mark.parametrize("layout", [(), (POOL,)], ids=["in the ranks", "in their pools"])
+def test_a_warning_of_two_processes_is_shown_once_and_stays_in_their_logs(train, capfd, layout):
+    finished, folder = train(*TWO_RANKS, WARNS, *layout)
+    assert finished.exit_code == 0
+    assert capfd.readouterr().err.count(WARNING) == 1
+    logs = {log.name: log.read_text().count(WARNING) for log in (folder / "logs").glob("*.log")}
+    assert sum(count > 0 for count in logs.values()) == (4 if layout else 2), logs

@@ -54,7 +54,10 @@ GONE_WITHIN = 5.0
 """Seconds for the processes of a run that has ended to be gone."""
 ENDS_WITHIN = 240.0
 """Seconds for a run to end, on a busy machine."""
+FULL_DISK = ("disk", "full")
 DISK_MB = 8
+HAS_MOUNTS = "RLCLI_FAULTS_MOUNTS"
+"""Variable of a bench that is in a mount namespace of its own."""
 NODES = ("launch=local", "cluster.nodes=2", "models.reward.backend=cpu_pool")
 QUICK = ("log.tensorboard=false", "log.plot=false", f"train.steps={STEPS}")
 TOY = (
@@ -305,7 +308,7 @@ class Bench:
         """A folder for its runs, on a small disk of its own where that is to be full."""
         folder = self.home / f"seed{fault.seed}"
         folder.mkdir()
-        is_small = (fault.kind, fault.variant) == ("disk", "full")
+        is_small = (fault.kind, fault.variant) == FULL_DISK
         if is_small:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "none", str(folder)], check=True)
         yield folder
@@ -352,8 +355,8 @@ def measure(seeds: Sequence[int], home: Path, keep: bool = False, say: Callable[
 
 def in_private_mounts(arguments: Sequence[str]) -> None:
     """Continue in a mount namespace of our own, in which disks may be made."""
-    if os.environ.get("RLCLI_FAULTS_MOUNTS") != "1":
-        os.environ["RLCLI_FAULTS_MOUNTS"] = "1"
+    if os.environ.get(HAS_MOUNTS) != "1":
+        os.environ[HAS_MOUNTS] = "1"
         os.execvp("unshare", ["unshare", "-rm", sys.executable, str(Path(__file__).absolute()), *arguments])
 
 
@@ -363,9 +366,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--home", type=Path, help="folder for the runs; by default a temporary one")
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that passed")
     asked = parser.parse_args(arguments)
-    in_private_mounts(sys.argv[1:] if arguments is None else arguments)
     first, _, end = asked.seeds.partition(":")
     seeds = range(int(first), int(end)) if end else [int(seed) for seed in first.split(",")]
+    if any((fault.kind, fault.variant) == FULL_DISK for fault in map(Fault.of, seeds)):
+        in_private_mounts(sys.argv[1:] if arguments is None else arguments)
     load_everything()
     with tempfile.TemporaryDirectory() as temporary, warm_processes():
         home = asked.home or Path(temporary)

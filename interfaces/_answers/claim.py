@@ -15,29 +15,26 @@ from dataclasses import dataclass
 from .languages import NAMES_OF_ANSWERS
 from .markup import MAX_CHARS, closing_brace
 from .number import is_number_word
-from .stance import SPAN, is_attributed, is_denied, is_taken_back
+from .stance import is_attributed, is_denied, is_taken_back
 from .words import FILLERS
 
 _ATTEMPTS = 50
 """Marks tried from the end of a response; only the last complete one counts."""
 _LINE = 4 * MAX_CHARS
-_MARKED_BOX = re.compile(r"\\(?:boxed|fbox)")
-_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*\{|\s*(?P<token>-?[0-9.,]*[0-9]|\s[^\s{}$\\.,]+))")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s*(?P<token>-?[0-9.,]*[0-9]|\s[^\s{}$\\.,]+)|)")
 _JOINED = re.compile(r"[\s$.,;/|&]*(?:\\text\{)?\s*(?:or|and)?\s*\}?[\s$,;/|&]*", re.IGNORECASE)
 _TAG = re.compile("<answer>", re.IGNORECASE)
-_END_OF_TAG = re.compile("</answer>", re.IGNORECASE)
-_SAID = re.compile(
-    r"""(?<![^\W\d_])(?:answer|ans\.?|final[ ](?:result|solution|value)|(?:correct|right)[ ](?:option|choice))
+_END_OF_TAG = re.compile("</answer>|$", re.IGNORECASE)
+_NAMED = re.compile(
+    r"""(?<![^\W\d_])(?:answer|ans|final[ ](?:result|solution|value)|(?:correct|right)[ ](?:option|choice))
     (?:[ ](?:to|for|of|in|as)(?:[ ][a-z]+){1,5}?)?[*_]*
     (?:\s*(?P<verb>is|equals|(?:must|will)[ ]be|becomes|turns[ ]out[ ]to[ ]be|comes[ ]out[ ]to)[*_]*\s*:?
-    |\s*(?:=>|->|[:=→]|\\to(?![a-z]))|[ \t]*(?P<heading>\n))[ ]*\}?""",
+    |\s*(?:=>|->|[:=→]|\\to(?![a-z]))|[ \t]*\n)[ ]*\}?""",
     re.IGNORECASE | re.VERBOSE,
 )
-_HEADING = re.compile(r"[\s#*_]*(?:[^\W\d_]+\s)?")
-"""Text before "answer" on a heading line, as in "### Final answer"."""
-_HEADING_ALONE = re.compile(r"[\W_]*(?:the\s)?(?:final\s)?(?:answer|result|solution)[\W_]*", re.IGNORECASE)
 _NAMED_ELSEWHERE = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(NAMES_OF_ANSWERS)})(?![A-Za-z])", re.IGNORECASE)
-_END_OF_SENTENCE = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b(?:sq|Rs)\.)[*_]*\s+|(?<=[。！？])")
+_HEADING = re.compile(r"[\W_]*(?:the\s)?(?:final\s)?answer[\W_]*", re.IGNORECASE)
+_END_OF_SENTENCE = re.compile(r"(?<=[.!?])(?<!\bRs\.)[*_]*\s+|(?<=[。！？])")
 _WORDS_FIRST = re.compile(r"((?:[A-Za-z']+\s+)+)[$\\(+*{-]*[0-9]")
 """Words before a number in digits."""
 _EXCLAMATION = re.compile(r"!+(?=[*_\s]*$)")
@@ -64,89 +61,76 @@ def claimed_answer(response: str, is_value: Callable[[str], bool]) -> str | None
     tag = next(_from_the_end(_TAG, response), None)
     if tag is None:
         return _last_claim(response, is_value)
-    content, *rest = _END_OF_TAG.split(response[tag.end() :], maxsplit=1)
+    content, rest = _END_OF_TAG.split(response[tag.end() :], maxsplit=1)
     claim = _last_claim(content, is_value)
     answer = content.strip() if claim is None else claim
-    is_complete = bool(rest) and not is_taken_back("\n" + rest[0])
-    return answer if is_complete and _last_claim(rest[0], is_value) in (None, answer) else ""
+    is_withdrawn = is_taken_back("\n" + rest) or _last_claim(rest, is_value) not in (None, answer)
+    return "" if is_withdrawn else answer
 
 
 def marked_answer(text: str) -> str:
     """What a dataset's answer marks by `####` or a box, else all of it."""
-    line = _after_marker(text)
-    box = _boxed(text, line.end if line else 0)
+    line, box = _line_and_box(text)
     return (box and box.text) or (line and line.text) or text.strip()
 
 
 def _last_claim(text: str, is_value: Callable[[str], bool]) -> str | None:
     """The claim at the last mark: an answer that is corrected later is not the final one."""
-    line = _after_marker(text)
-    mark = _boxed(text, line.end if line else 0) or line
-    said = _said(text[mark.end if mark else 0 :])
-    if said and (mark is None or is_value(said.claim)):
-        return said.claim
+    line, box = _line_and_box(text)
+    mark = box or line
+    sentence = _sentence_of_answer(text[mark.end if mark else 0 :])
+    if sentence and (mark is None or is_value(sentence.claim)):
+        return sentence.claim
     return mark.claim if mark else None
 
 
+def _line_and_box(text: str) -> tuple[_Mark | None, _Mark | None]:
+    """The last `####`, and the last box after it."""
+    line = _after_marker(text)
+    return line, _boxed(text, line.end if line else 0)
+
+
 def _after_marker(text: str) -> _Mark | None:
-    """The line after the last `####` that does not merely close a heading."""
-    text = text.rstrip().rstrip("#")
+    """The sentence after the last `####` that does not merely open a heading."""
     before, marker, rest = text.rpartition("####")
-    if not marker:
+    sentence, end = _sentence(text, len(text) - len(rest))
+    if not marker or _HEADING.fullmatch(sentence):
         return None
-    line = rest.lstrip()[:_LINE].split("\n", 1)[0]
-    if _HEADING_ALONE.fullmatch(line):
-        return None
-    sentence, *others = _END_OF_SENTENCE.split(line, maxsplit=1)
-    line = line if others and re.search("[0-9]", others[0]) else sentence
-    end = len(text) - len(rest.lstrip()) + len(line)
-    return _Mark(line.strip(), end, is_denied(before.rpartition("\n")[2]) or is_taken_back("\n" + text[end:]))
+    return _Mark(sentence, end, is_denied(before) or is_taken_back("\n" + text[end:]))
 
 
 def _boxed(text: str, since: int) -> _Mark | None:
     """The last box; with the content "3, 5" for `\\boxed{3} or \\boxed{5}`, which are one answer, not two."""
     contents: list[str] = []
     start = end = len(text)
-    for mark in _from_the_end(_MARKED_BOX, text, since):
-        found = _BOX.match(text, mark.start())
-        content, closed = _content(text, found) if found else (None, 0)
-        if content is None:
+    for box in _from_the_end(_BOX, text, since):
+        closed = closing_brace(text, box.end() - 1) if box["brace"] else box.end()
+        if closed is None or not (box["brace"] or box["token"]):
             continue
-        if contents and not (start - closed < 30 and _JOINED.fullmatch(text, closed, start)):
+        content = text[box.end() : closed] if box["brace"] else box["token"]
+        closed += bool(box["brace"])
+        if contents and not _JOINED.fullmatch(text, closed, start):
             break
-        if not contents:
-            end = closed
-        if content not in contents:
-            contents.insert(0, content)
-        start = mark.start()
+        end = end if contents else closed
+        if content.strip() not in contents:
+            contents.insert(0, content.strip())
+        start = box.start()
     if not contents:
         return None
-    return _Mark(", ".join(contents), end, is_denied(text[max(0, start - SPAN) : start]) or is_taken_back(text[end:]))
+    return _Mark(", ".join(contents), end, is_denied(text[:start]) or is_taken_back(text[end:]))
 
 
-def _content(text: str, found: re.Match[str]) -> tuple[str | None, int]:
-    """The content of a box, None if it does not end; and the position after it."""
-    if found["token"]:
-        return found["token"].strip(), found.end()
-    end = closing_brace(text, found.end() - 1)
-    return (text[found.end() : end].strip(), end + 1) if end else (None, found.end())
-
-
-def _said(text: str) -> _Mark | None:
+def _sentence_of_answer(text: str) -> _Mark | None:
     """The sentence after the last "answer is", or around the last word for it in another language."""
-    elsewhere = next(_from_the_end(_NAMED_ELSEWHERE, text), None)
-    for said in _from_the_end(_SAID, text):
-        before = text[max(0, said.start() - SPAN) : said.start()]
-        if said["heading"] and not _HEADING.fullmatch(before.rpartition("\n")[2]):
-            continue
-        if elsewhere and elsewhere.start() > said.start():
-            break
-        sentence, end = _sentence(text, said.end())
-        is_withdrawn = is_attributed(before) or (bool(said["verb"]) and not _leads_up(sentence))
+    name = next(_from_the_end(_NAMED, text), None)
+    if name is not None:
+        sentence, end = _sentence(text, name.end())
+        is_withdrawn = is_attributed(text[: name.start()]) or (bool(name["verb"]) and not _leads_up(sentence))
         return _Mark(_EXCLAMATION.sub("", sentence), end, is_withdrawn or is_taken_back("\n" + text[end:]))
-    if elsewhere is None:
+    name = next(_from_the_end(_NAMED_ELSEWHERE, text), None)
+    if name is None:
         return None
-    start = max(text.rfind(mark, 0, elsewhere.start()) for mark in ".!?\n。！？") + 1
+    start = max(text.rfind(mark, 0, name.start()) for mark in ".!?\n。！？") + 1
     sentence, end = _sentence(text, start)
     return _Mark(sentence, end, is_taken_back("\n" + text[end:]))
 
@@ -161,9 +145,8 @@ def _sentence(text: str, start: int) -> tuple[str, int]:
 
 def _leads_up(sentence: str) -> bool:
     """Whether the words between "answer is" and a number only lead up to it."""
-    first = _WORDS_FIRST.match(sentence)
-    leading = first[1].lower().split() if first else []
-    return leading[:1] == ["that"] or all(word in FILLERS or is_number_word(word) for word in leading)
+    match = _WORDS_FIRST.match(sentence)
+    return match is None or all(word in FILLERS or is_number_word(word) for word in match[1].lower().split())
 
 
 def _from_the_end(pattern: re.Pattern[str], text: str, since: int = 0) -> Iterator[re.Match[str]]:

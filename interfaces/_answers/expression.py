@@ -137,32 +137,32 @@ def _is_plain_prose(text: str) -> bool:
 
 
 def _without_unit(latex: str) -> tuple[str | None, str]:
-    found = _UNIT.search(latex)
-    if found is None:
+    match = _UNIT.search(latex)
+    if match is None:
         return latex, ""
-    unit = found[1].split()
+    unit = match[1].split()
     if any(qualifies(word) or not is_plain_word(word, glued=False) for word in unit):
         return None, ""
-    return latex[: found.start()], "".join(unit_of(word) for word in unit)
+    return latex[: match.start()], "".join(unit_of(word) for word in unit)
 
 
 def _letters(latex: str) -> frozenset[str] | None:
     """The variables, or None if it contains anything but mathematics."""
-    found: set[str] = set()
-    for place, token in enumerate(_TOKEN.finditer(latex)):
+    letters: set[str] = set()
+    for index, token in enumerate(_TOKEN.finditer(latex)):
         command, letter, sign = token["command"], token["letter"], token["sign"]
-        if place >= MAX_TOKENS or (sign and sign not in _SIGNS):
+        if index >= MAX_TOKENS or (sign and sign not in _SIGNS):
             return None
         if command:
             if command not in _COMMANDS:
                 return None
             if command in GREEK:
-                found.add(command)
+                letters.add(command)
         if letter:
-            found.add(letter)
+            letters.add(letter)
         if token["number"] and len(token["number"]) > MAX_DIGITS:
             return None
-    return frozenset(found)
+    return frozenset(letters)
 
 
 def _is_small(latex: str, has_variables: bool) -> bool:
@@ -175,8 +175,8 @@ def _is_small(latex: str, has_variables: bool) -> bool:
         and sum(name in _FUNCTIONS for name in commands) <= MAX_FUNCTIONS
         and unions <= (MAX_UNIONS_OF_VARIABLES if has_variables else MAX_UNIONS)
         and _has_small_powers(latex, max_exponent=MAX_EXPONENT if _FUNCTIONS.isdisjoint(commands) else MAX_DEGREE)
-        and all(_is_of_a_small_number(found) for found in _FACTORIAL.finditer(latex))
-        and all(_has_small_arguments(latex[found.end() :]) for found in _BINOMIAL.finditer(latex))
+        and all(_is_of_a_small_number(match) for match in _FACTORIAL.finditer(latex))
+        and all(_has_small_arguments(latex[match.end() :]) for match in _BINOMIAL.finditer(latex))
     )
 
 
@@ -217,10 +217,10 @@ def _has_small_powers(latex: str, max_exponent: int) -> bool:
 
 def _end_of_group(text: str) -> int:
     depth = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(character, 0)
         if depth == 0:
-            return place + 1
+            return index + 1
     return len(text)
 
 

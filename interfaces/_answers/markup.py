@@ -135,8 +135,8 @@ def plain(text: str) -> str:
     """The text without Markdown, styles, quotation marks, marks between groups of digits, and what closes it (its final
     full stop, "QED"); digits and punctuation of other scripts become those of ASCII."""
     text = _without_commands(_ascii(text).strip(), _STYLES)
-    text = _GROUPS_OF_DIGITS.sub(lambda found: re.sub("[^0-9]", "", found[0]), text)
-    text = _OVER.sub(lambda found: rf"\frac{{{found[1] or found[3]}}}{{{found[2] or found[4]}}}", text)
+    text = _GROUPS_OF_DIGITS.sub(lambda match: re.sub("[^0-9]", "", match[0]), text)
+    text = _OVER.sub(lambda match: rf"\frac{{{match[1] or match[3]}}}{{{match[2] or match[4]}}}", text)
     text = _unclosed(_FRACTION.sub(r"\\frac", text))
     if text.count("**") == 1:
         text = text.removeprefix("**").removesuffix("**").strip()
@@ -154,7 +154,7 @@ def readable(text: str) -> str:
     if text.count("$") % 2 == 0:
         text = text.replace("$", " ")
     text = _FRACTION_OF_UNITS.sub(
-        r" \1/\2", _POWER_OF_UNIT.sub(lambda found: f"^{found[1]} " if found[1] else " ", text)
+        r" \1/\2", _POWER_OF_UNIT.sub(lambda match: f"^{match[1]} " if match[1] else " ", text)
     )
     text = re.sub(r"\\[()\[\]]", " ", text).replace("\x01", "$")
     text = _SPACE.sub(" ", IDEOGRAPHS.sub(r" \g<0> ", text))
@@ -177,10 +177,10 @@ def _unclosed(text: str) -> str:
 def closing_brace(text: str, opened: int) -> int | None:
     """The position of the brace that closes the one at `opened`, if it is near enough to belong to an answer."""
     depth = 0
-    for place in range(opened, min(len(text), opened + MAX_CHARS + 2)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for position in range(opened, min(len(text), opened + MAX_CHARS + 2)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return place
+            return position
     return None
 
 
@@ -199,9 +199,9 @@ def _without_commands(text: str, arguments: Mapping[str, int]) -> str:
 
 def _argument(text: str) -> tuple[str, str]:
     """The content of the braces that the text begins with, if any, and the text after them."""
-    found = _ARGUMENT.match(text)
-    end = closing_brace(text, found.end()) if found else None
-    return (text[found.end() + 1 : end], text[end + 1 :]) if found and end else ("", text)
+    match = _ARGUMENT.match(text)
+    end = closing_brace(text, match.end()) if match else None
+    return (text[match.end() + 1 : end], text[end + 1 :]) if match and end else ("", text)
 
 
 def _without_group(text: str) -> str:

@@ -9,7 +9,6 @@ from fractions import Fraction
 
 from .words import FRACTIONS, NUMBERS, SCALES, SMALL_NUMBERS, TENS
 
-MAX_DIGITS = 100
 MAX_EXPONENT = 100
 
 _PLAIN = r"(?:[0-9]+(?:,[0-9]+)*(?:\.[0-9]+|\.(?!\w))?|\.[0-9]+)"
@@ -27,56 +26,65 @@ WRITTEN = rf"""
     | {_PLAIN}(?:{_TIMES}{_TEN_TO} | [eE][+-]?[0-9]+(?!\w|\.[0-9]) | \s+(?:{"|".join(SCALES)})(?!\w))?)
 """
 """Verbose pattern of a number in digits, without its sign."""
+_WRITTEN = re.compile(WRITTEN, re.VERBOSE)
 
 _WORD_SCALES = SCALES | {"dozen": 12}
-_VOCABULARY = NUMBERS | frozenset(FRACTIONS) | {"and", "a", "an", "point", "dozen"}
-_PARTS = re.compile(
-    rf"""(?:(?P<whole>[0-9]+)(?:\s+(?=[0-9])|\s*(?=[^0-9\s])))?
-    (?:(?P<vulgar>{_VULGAR}) | (?P<fraction>{_FRACTION}) | (?P<ratio>{_RATIO}))""",
+_NUMBER_WORD = "|".join(sorted(NUMBERS, reverse=True))
+_COUNTABLE = "|".join([*FRACTIONS, *_WORD_SCALES])
+"""What "a" counts."""
+_FIRST = rf"(?:an?[ ](?=(?:{_COUNTABLE})\b) | [0-9]+[ ]and[ ](?:an?[ ])? | (?=(?:half|{_NUMBER_WORD})\b))"
+_NEXT = rf"(?:(?:{_NUMBER_WORD}|{_COUNTABLE})s?|halves)\b"
+SPELT = (
+    rf"(?i:{_FIRST} (?:half[ ]an?[ ])? {_NEXT} (?:(?:[ ]and(?:[ ]an?)?|[ ]point)?(?:[ ]|-|,[ ]){_NEXT})*)(?!['-]?\w)"
+)
+"""Verbose pattern of a number in words."""
+_MIXED = re.compile(
+    rf"""(?:(?P<integer>[0-9]+)(?:\s+(?=[0-9])|\s*(?=[^0-9\s])))?
+    (?:(?P<vulgar>{_VULGAR}) | (?P<fraction>{_FRACTION}|{_RATIO}))""",
     re.VERBOSE,
 )
 _POWER_OF_TEN = re.compile(rf"(?:{_TIMES}|^){_TEN_TO}$")
-_SCALED = re.compile(rf"(?P<plain>{_PLAIN})(?:[eE](?P<exponent>.+)|\s+(?P<scale>[a-z]+))?")
+_SCALED = re.compile(rf"(?P<digits>{_PLAIN})(?:[eE](?P<exponent>.+)|\s+(?P<scale>[a-z]+))?")
 _THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+
+
+def read_number(text: str) -> Fraction | None:
+    """The number that a text writes, in digits or in words; None if it is none."""
+    return number_in_digits(text) if _WRITTEN.fullmatch(text) else number_in_words(text)
 
 
 def number_in_digits(text: str) -> Fraction | None:
     """The value of what WRITTEN matches; None for misplaced commas, a division by zero or one without remainder
     (a computation not carried out), and numbers out of bounds."""
-    if sum(character.isdigit() for character in text) > MAX_DIGITS:
-        return None
-    parts = _PARTS.fullmatch(text)
-    if parts is None:
+    mixed = _MIXED.fullmatch(text)
+    if mixed is None:
         return _scaled(text)
-    part = _part(parts)
-    if parts["whole"] is None or part is None:
-        return part
-    return int(parts["whole"]) + part if 0 < part < 1 else None
+    fraction = _fraction(mixed)
+    if mixed["integer"] is None or fraction is None:
+        return fraction
+    return int(mixed["integer"]) + fraction if 0 < fraction < 1 else None
 
 
-def _part(parts: re.Match[str]) -> Fraction | None:
-    if parts["vulgar"]:
-        return Fraction(unicodedata.numeric(parts["vulgar"])).limit_denominator(10)
-    numbers = re.findall("-?[0-9]+", parts["fraction"] or parts["ratio"])
-    if len(numbers) == 1:  # \frac12
-        numbers = list(numbers[0])
-    top, bottom = map(int, numbers)
+def _fraction(mixed: re.Match[str]) -> Fraction | None:
+    if mixed["vulgar"]:
+        return Fraction(unicodedata.numeric(mixed["vulgar"])).limit_denominator(10)
+    numbers = re.findall("-?[0-9]+", mixed["fraction"])
+    top, bottom = map(int, numbers if len(numbers) == 2 else numbers[0])  # \frac12
     return Fraction(top, bottom) if bottom and top % bottom else None
 
 
 def _scaled(text: str) -> Fraction | None:
     power = _POWER_OF_TEN.search(text)
     if power:
-        exponent = re.sub(r"[\s^{}]", "", power[0].partition("10")[2]).translate(_SUPERSCRIPTS)
-        text = f"{text[: power.start()] or 1}e{exponent}"
-    found = _SCALED.fullmatch(text)
-    if found is None or ("," in found["plain"] and not _THOUSANDS.fullmatch(found["plain"])):
+        raised = re.sub(r"[\s^{}]", "", power[0].partition("10")[2]).translate(_SUPERSCRIPTS)
+        text = f"{text[: power.start()] or 1}e{raised}"
+    match = _SCALED.fullmatch(text)
+    if match is None or ("," in match["digits"] and not _THOUSANDS.fullmatch(match["digits"])):
         return None
-    number = Fraction(found["plain"].replace(",", "").removesuffix("."))
-    exponent = found["exponent"] or "0"
-    if len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
+    exponent = int(match["exponent"] or 0)
+    if abs(exponent) > MAX_EXPONENT:
         return None
-    return number * Fraction(10) ** int(exponent) * SCALES.get(found["scale"] or "", 1)
+    return Fraction(match["digits"].replace(",", "")) * Fraction(10) ** exponent * SCALES.get(match["scale"], 1)
 
 
 def is_number_word(word: str) -> bool:
@@ -84,74 +92,65 @@ def is_number_word(word: str) -> bool:
     return any(part in NUMBERS or part.removesuffix("s") in NUMBERS for part in word.lower().split("-"))
 
 
-def belongs_to_number(word: str) -> bool:
-    """Whether the word can be part of a number in words."""
-    return all(_singular(part) in _VOCABULARY for part in word.lower().split("-"))
+def number_in_words(text: str) -> Fraction | None:
+    """The number that a text spells out, or None.
 
-
-def number_in_words(words: Sequence[str]) -> Fraction | None:
-    """The number that these words spell out together, or None.
-
-    "one hundred and twenty-five", "three quarters", "one and a half", "a dozen", "two point five".
+    "one hundred and twenty-five", "three quarters", "one and a half", "a dozen", "two point five", "2 and a half".
     """
-    parts = [part for word in words for part in word.lower().split("-")]
-    if parts[1:] and parts[0] in ("a", "an"):
-        parts[0] = "one"
+    *count, last = parts = re.split(r"[\s,-]+", text.lower())
     if "point" in parts:
-        return _decimal(parts)
-    if parts[:2] == ["half", "a"]:
-        scale = _whole(["one", *parts[2:]])
-        return scale if scale is None else Fraction(scale, 2)
-    if parts and _singular(parts[-1]) in FRACTIONS:
-        return _parts_of(parts)
-    whole = _whole(parts)
-    return None if whole is None else Fraction(whole)
-
-
-def _decimal(parts: Sequence[str]) -> Fraction | None:
-    point = parts.index("point")
-    whole, digits = _whole(parts[:point]), [SMALL_NUMBERS.get(part, 10) for part in parts[point + 1 :]]
-    if whole is None or not digits or max(digits) > 9:
+        point = parts.index("point")
+        return _decimal(_integer(parts[:point]), parts[point + 1 :])
+    if parts[0] == "half" and parts[1:2] in (["a"], ["an"]):
+        scale = _integer(parts[1:])
+        return Fraction(scale, 2) if scale else None
+    denominator = FRACTIONS.get("half" if last == "halves" else last.removesuffix("s"))
+    if denominator is None:
+        integer = _integer(parts)
+        return None if integer is None else Fraction(integer)
+    if "and" not in count:
+        numerator = _integer(count or ["one"])
+        return Fraction(numerator, denominator) if numerator else None
+    joint = len(count) - 1 - count[::-1].index("and")
+    integer, numerator = _integer(count[:joint]), _integer(count[joint + 1 :] or ["one"])
+    if not integer or not numerator or numerator >= denominator:
         return None
-    return Fraction(f"{whole}.{''.join(map(str, digits))}")
+    return integer + Fraction(numerator, denominator)
 
 
-def _parts_of(parts: Sequence[str]) -> Fraction | None:
-    """ "three quarters", or "two and three quarters"."""
-    *count, name = parts
-    joint = len(count) - 1 - count[::-1].index("and") if "and" in count else -1
-    top = ["one"] if count[joint + 1 :] == ["a"] or (not count and name == "half") else count[joint + 1 :]
-    whole, number = _whole(count[:joint]) if joint > 0 else 0, _whole(top)
-    if whole is None or not number:
+def _decimal(integer: int | None, words: Sequence[str]) -> Fraction | None:
+    """two, [five, one] → 2.51"""
+    digits = [SMALL_NUMBERS.get(word, 10) for word in words]
+    if integer is None or max(digits) > 9:
         return None
-    part = Fraction(number, FRACTIONS[_singular(name)])
-    return part + whole if joint < 0 or (whole and part < 1) else None
+    return Fraction(f"{integer}.{''.join(map(str, digits))}")
 
 
-def _whole(parts: Sequence[str]) -> int | None:
+def _integer(words: Sequence[str]) -> int | None:
+    """one, hundred, and, five → 105; also a number in digits, and "a" as one."""
+    if len(words) == 1 and words[0].isdigit():
+        return int(words[0])
     total, group, smallest = 0, 0, 10**15
     previous = ""
-    for place, part in enumerate(parts):
-        if part == "and" and previous in SCALES and place + 1 < len(parts):
+    for word in words:
+        if word in ("a", "an") and not previous:
+            group = 1
+        elif word == "and" and previous in SCALES:
             pass
-        elif part in SMALL_NUMBERS and _may_follow(part, previous):
-            group += SMALL_NUMBERS[part]
-        elif part == "hundred" and 1 <= group < 100:
+        elif word in SMALL_NUMBERS and _may_follow(word, previous):
+            group += SMALL_NUMBERS[word]
+        elif word == "hundred" and 1 <= group < 100:
             group *= 100
-        elif part in _WORD_SCALES and part != "hundred" and group and _WORD_SCALES[part] < smallest:
-            smallest = _WORD_SCALES[part]
+        elif word in _WORD_SCALES and word != "hundred" and group and _WORD_SCALES[word] < smallest:
+            smallest = _WORD_SCALES[word]
             total, group = total + group * smallest, 0
         else:
             return None
-        previous = part
-    return total + group if parts else None
+        previous = word
+    return total + group if words else None
 
 
-def _may_follow(part: str, previous: str) -> bool:
+def _may_follow(word: str, previous: str) -> bool:
     if previous in TENS:
-        return 1 <= SMALL_NUMBERS[part] <= 9
-    return previous == "" or previous in SCALES or previous == "and"
-
-
-def _singular(part: str) -> str:
-    return "half" if part == "halves" else part.removesuffix("s")
+        return 1 <= SMALL_NUMBERS[word] <= 9
+    return previous in ("", "and", *SCALES)

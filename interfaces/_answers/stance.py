@@ -78,11 +78,15 @@ def is_attributed(before: str) -> bool:
 
 
 def is_taken_back(after: str) -> bool:
-    """Whether the rest of the claim's own sentence, or a later one, takes the claim back."""
-    own, *later = re.split(r"(?<=[.!?\n])", after[:_SPAN_AFTER])
-    if own.endswith("?") or _OPERATOR_AFTER.match(after) or not set(DENYING_PICTURES).isdisjoint(after[:_SPAN_OF_BOX]):
+    """Whether the rest of the claim's sentence sentence, or a later one, takes the claim back."""
+    sentence, *later = re.split(r"(?<=[.!?\n])", after[:_SPAN_AFTER])
+    if (
+        sentence.endswith("?")
+        or _OPERATOR_AFTER.match(after)
+        or not set(DENYING_PICTURES).isdisjoint(after[:_SPAN_OF_BOX])
+    ):
         return True
-    clauses = [_words(clause) for clause in re.split("[,;:(—]", own)]
+    clauses = [_words(clause) for clause in re.split("[,;:(—]", sentence)]
     multiplied = any(word in SCALES or word in OPERATIONS for word in clauses[0][:1])
     return (
         multiplied
@@ -121,8 +125,8 @@ def _refutes(sentence: Sequence[str]) -> bool:
         or any(retreat <= set(sentence) for retreat in _RETREATS)
         or any(len(word) > 2 and denies_elsewhere(word) for word in sentence)
         or any(
-            word in _REFERENCES and any(_denies(other) for other in sentence[place + 1 : place + 4])
-            for place, word in enumerate(sentence)
+            word in _REFERENCES and any(_denies(other) for other in sentence[position + 1 : position + 4])
+            for position, word in enumerate(sentence)
         )
     )
 

@@ -96,18 +96,18 @@ def judge(answer: str | None, gold: Gold) -> Verdict | Comparison:
 
 
 def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:
-    found = read_expression(answer)
-    if found is None:
+    expression = read_expression(answer)
+    if expression is None:
         return Verdict.UNPARSED
     if not gold.is_relation:
-        found = found.unnamed()
-    if found.key == gold.key and found.unit in ("", gold.unit):
+        expression = expression.unnamed()
+    if expression.key == gold.key and expression.unit in ("", gold.unit):
         return Verdict.RIGHT
-    other_variables = not found.letters <= gold.letters
-    other_unit = gold.unit and found.unit not in ("", gold.unit)
-    if other_variables or other_unit or (found.is_relation and not gold.is_relation):
+    other_variables = not expression.letters <= gold.letters
+    other_unit = gold.unit and expression.unit not in ("", gold.unit)
+    if other_variables or other_unit or (expression.is_relation and not gold.is_relation):
         return Verdict.WRONG
-    return Comparison(found.latex, gold.latex)
+    return Comparison(expression.latex, gold.latex)
 
 
 def final_answer(text: str, last_number: bool = False) -> str | None:
@@ -119,13 +119,12 @@ def final_answer(text: str, last_number: bool = False) -> str | None:
     any of these, the whole text if it states one value and nothing else; with `last_number`, its last number.
     """
     text = without_tags(text[-MAX_RESPONSE:])
-    found = claimed_answer(text, _is_one_value)
-    if found is None and _is_one_value(text.strip()):
-        found = text.strip()
-    if found is None and last_number:
-        numbers = _LAST.findall(text[-10 * MAX_CHARS :])
-        found = numbers[-1] if numbers else None
-    return found if found and len(found) <= MAX_CHARS else None
+    answer = claimed_answer(text, _is_one_value)
+    if answer is None and _is_one_value(text.strip()):
+        answer = text.strip()
+    if answer is None and last_number:
+        answer = next(reversed(_LAST.findall(text[-10 * MAX_CHARS :])), None)
+    return answer if answer and len(answer) <= MAX_CHARS else None
 
 
 def answer_key(answer: str) -> Hashable:
@@ -133,13 +132,13 @@ def answer_key(answer: str) -> Hashable:
     without symbolic maths. Units are ignored, because some responses name them and others do not."""
     value = read_value(answer)
     if value is not None:
-        return value.number / (100 if value.percent else 1)
-    expression = read_expression(answer) if is_clean(answer) else None
+        return value.amount
+    expression = read_expression(answer)
     return expression.key if expression is not None else _as_text(answer)
 
 
 def _is_one_value(text: str) -> bool:
-    return len(text) <= MAX_CHARS and read_value(text) is not None
+    return read_value(text) is not None
 
 
 def _as_text(answer: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 
 from .languages import announces, denies_elsewhere, is_elsewhere, words
 
@@ -80,8 +81,8 @@ BOUNDS = words(
 )
 """Right before a number: the value is a different one, or unknown."""
 
-AT_SUCH = words("least most best worst")
-"""Bounds after "at"."""
+SUPERLATIVES = words("least most best worst")
+"""After a number, as in "5 at most": it is a bound."""
 
 CEILINGS = words("max maximum minimum tops and to up by then too odd below above under beneath short away off past")
 """Right after a number: it is a bound, or only a part of what is stated."""
@@ -114,9 +115,6 @@ CLOSING = words(
 )
 """Words of a remark that only confirms a value."""
 
-PREPOSITIONS = words("in on at for with from during under over as on within among per of")
-"""Right after a bare number they begin a remark about it, not a unit."""
-
 FILLERS = words(
     """
     simply therefore thus hence so just exactly precisely clearly obviously definitely certainly indeed plainly
@@ -138,29 +136,27 @@ DETERMINERS = words(
 )
 """Words before "answer" and its adjectives."""
 
-ANNOUNCING = FILLERS | OF_THE_ANSWER | DETERMINERS | CLOSING | {"answer", "are", "ans", "gives"}
-"""Words of a sentence that says "answer" and leads up to it."""
+ABBREVIATED = words("Rs sq cu ft yd mi oz lb lbs hr hrs min mins sec secs deg in")
 
-ABBREVIATED = words("sq cu ft yd mi oz lb lbs hr hrs min mins sec secs deg in")
-
-_ONES = """
+_UNDER_TWENTY = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen
 """.split()  # noqa: SIM905
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-SMALL_NUMBERS = {word: value for value, word in enumerate(_ONES)} | {word: 20 + 10 * n for n, word in enumerate(TENS)}
+SMALL_NUMBERS = {word: value for value, word in enumerate(_UNDER_TWENTY)} | {
+    word: 20 + 10 * n for n, word in enumerate(TENS)
+}
 NUMBERS = frozenset(SMALL_NUMBERS) | frozenset(SCALES)
 FRACTIONS = {
     "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
     "tenth": 10, "eleventh": 11, "twelfth": 12, "sixteenth": 16, "twentieth": 20, "hundredth": 100, "thousandth": 1000,
 }  # fmt: skip
-COUNTABLE = frozenset(FRACTIONS) | frozenset(SCALES) | {"dozen"}
-"""What "a" counts."""
 _PARTS = re.compile(r"(?:thirds|fifths|eighths|ninths|twelfths|(?:" + "|".join(sorted(NUMBERS)) + r")ths?)")
 
 _SHORT_UNIT = re.compile(
-    r"[kcmdµμnMGT]?(?:m|g|s|l|L|Hz|Pa|Wh|cal|W|V|N|J|B|mol)|[hCF]|sq|cu|hrs?|yrs?|mins?|secs?|ft|in|yd|mi|lbs?|oz|mph|kph|kmh|rpm|am|pm|AM|PM|st|nd|rd|th"
+    r"[kcmdµμnMGT]?(?:m|g|s|l|L|Hz|Pa|Wh|cal|W|V|N|J|B|mol)|[hCF]|sq|cu|hrs?|yrs?|mins?|secs?|ft|in|yd|mi|lbs?|oz"
+    "|mph|kph|kmh|rpm|am|pm|AM|PM|st|nd|rd|th"
 )
 _QUALIFYING = (HEDGES | SAYINGS | NEGATIONS | OPERATIONS | CODE) - COUNTED
 _RETRACTING = (HEDGES | SAYINGS | NEGATIONS) - {"but", "instead"}
@@ -204,12 +200,12 @@ def unit_of(word: str) -> str:
     return _CURRENCY_CODES.get(lower, lower)
 
 
-def units_agree(expected: Sequence[str], given: Sequence[str]) -> bool:
-    """Whether the given words begin with that unit, with its abbreviation, or with what it abbreviates."""
-    wanted = "".join(expected)
+def units_agree(expected: Sequence[str], words_after: Sequence[str]) -> bool:
+    """Whether the words begin with that unit, with its abbreviation, or with what it abbreviates."""
+    unit = "".join(expected)
     return any(
-        _digits(wanted) == _digits(start) and (_abbreviates(wanted, start) or _abbreviates(start, wanted))
-        for start in ("".join(given[: count + 1]) for count in range(len(given)))
+        _digits(unit) == _digits(start) and (_abbreviates(unit, start) or _abbreviates(start, unit))
+        for start in accumulate(words_after)
     )
 
 

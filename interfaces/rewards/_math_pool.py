@@ -34,8 +34,8 @@ class MathPool(WorkerPool):
         try:
             outcomes = self.run(tasks, again=lambda outcome: outcome.end is End.DIED)
         except BrokenWorker as problem:
-            what = f"math-verify cannot be imported: {problem}"
-            raise ModelError(what, hint="pip install math-verify", code="F51") from problem
+            message = f"math-verify cannot be imported: {problem}"
+            raise ModelError(message, hint="pip install math-verify", code="F51") from problem
         return [_verdict(outcome) for outcome in outcomes if outcome is not None]
 
 

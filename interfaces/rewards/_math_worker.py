@@ -30,10 +30,10 @@ def compare(answer: str, expected: str) -> dict[str, Any]:
     except Exception as problem:
         return {"no_gold": f"{type(problem).__name__}: {str(problem)[:200]}"}
     try:
-        found = parsed(answer)
+        expression = parsed(answer)
     except Exception:
         return {"unparsed": True}
-    return {"equal": bool(verify(gold, found, timeout_seconds=None))}
+    return {"equal": bool(verify(gold, expression, timeout_seconds=None))}
 
 
 def work(task: dict[str, Any]) -> dict[str, Any]:

@@ -93,17 +93,17 @@ class MathRewardInterface(RightOrWrong):
         answers = [final_answer(text, self.last_number) for text in response_texts(model.data_tokenizer, data)]
         verdicts = self._judge(answers, [golds[sample] for sample in owners])
         _report(places_of(data), answers, verdicts)
-        unreadable = {sample for sample, found in zip(owners, verdicts, strict=True) if found is Verdict.NO_GOLD}
+        unreadable = {sample for sample, verdict in zip(owners, verdicts, strict=True) if verdict is Verdict.NO_GOLD}
         self._refuse_rows(data, golds, sorted(unreadable))
-        made = self._rewarded(data, answers, verdicts)
+        rewarded = self._rewarded(data, answers, verdicts)
         if self.on_error == "drop":
-            made.metadata[DROPPED] = ["unreadable_answer" if place in unreadable else None for place in range(data.bs)]
-        return made
+            rewarded.metadata[DROPPED] = ["unreadable_answer" if row in unreadable else None for row in range(data.bs)]
+        return rewarded
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
         """The rewards that `inference` would give these responses; None where the row's own answer cannot be read."""
-        found = [final_answer(text, self.last_number) for text in responses]
-        verdicts = self._judge(found, [gold_of(str(answer)) for answer in answers])
+        finals = [final_answer(text, self.last_number) for text in responses]
+        verdicts = self._judge(finals, [gold_of(str(answer)) for answer in answers])
         reward = {Verdict.RIGHT: self.correct_reward, Verdict.NO_GOLD: None}
         return [reward.get(verdict, self.wrong_reward) for verdict in verdicts]
 
@@ -131,23 +131,23 @@ class MathRewardInterface(RightOrWrong):
     def _judge(self, answers: list[str | None], golds: list[Gold]) -> list[Verdict]:
         verdicts: list[Verdict] = []
         undecided: dict[Comparison, list[int]] = {}
-        for place, (answer, gold) in enumerate(zip(answers, golds, strict=True)):
+        for index, (answer, gold) in enumerate(zip(answers, golds, strict=True)):
             verdict = judge(answer, gold)
             if isinstance(verdict, Comparison):
-                undecided.setdefault(verdict, []).append(place)
+                undecided.setdefault(verdict, []).append(index)
                 verdict = Verdict.WRONG
             verdicts.append(verdict)
         if undecided and self.symbolic:
-            for places, verdict in zip(undecided.values(), self.pool.compare(list(undecided)), strict=True):
-                for place in places:
-                    verdicts[place] = verdict
+            for indices, verdict in zip(undecided.values(), self.pool.compare(list(undecided)), strict=True):
+                for index in indices:
+                    verdicts[index] = verdict
         return verdicts
 
     def _refuse_rows(self, data: SequenceSample, golds: list[Gold], rows: list[int]) -> None:
         """`rows`: indices of the rows whose own answer cannot be read."""
         if not rows:
             return
-        says = (
+        problem = (
             f"the answers of {len(rows)} of {data.bs} samples cannot be read; first, sample {data.ids[rows[0]]}: "
             f"{escape_control(golds[rows[0]].text[:80])!r}"
         )
@@ -155,9 +155,9 @@ class MathRewardInterface(RightOrWrong):
             hint = (
                 "correct these rows; with on_error: wrong their responses count as wrong, with drop they are replaced"
             )
-            raise DataError(says, hint=hint, code="F51")
-        what = "these samples are dropped" if self.on_error == "drop" else "responses to them count as wrong"
-        log.warning("%s; %s", says, what)
+            raise DataError(problem, hint=hint, code="F51")
+        consequence = "these samples are dropped" if self.on_error == "drop" else "responses to them count as wrong"
+        log.warning("%s; %s", problem, consequence)
 
 
 def _golds(data: SequenceSample) -> list[Gold]:
@@ -180,12 +180,12 @@ def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[H
 
 def _report(places: Sequence[str], answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> None:
     """Warn about comparisons that failed; unparsed answers are too common for a warning, and only counted."""
-    for what, verdict in (("took too long", Verdict.TIMEOUT), ("ended its process", Verdict.CRASHED)):
-        failed = [number for number, found in enumerate(verdicts) if found is verdict]
+    for event, verdict in (("took too long", Verdict.TIMEOUT), ("ended its process", Verdict.CRASHED)):
+        failed = [number for number, judged in enumerate(verdicts) if judged is verdict]
         if failed:
             log.warning(
                 "%d of %d responses count as wrong because comparing their answers %s; first, %s: %s",
-                len(failed), len(verdicts), what, places[failed[0]], escape_control(str(answers[failed[0]])),
+                len(failed), len(verdicts), event, places[failed[0]], escape_control(str(answers[failed[0]])),
             )  # fmt: skip
 
 

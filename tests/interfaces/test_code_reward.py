@@ -169,6 +169,11 @@ def test_names_that_python_looks_up_are_never_the_programs(judge):
         assert judge([CLAIMS.format(names=names)], BUILTIN_TESTS, score="share") == [0], names
 
 
+def test_tests_whose_process_fails_are_not_passed(judge):
+    test = "import atexit, os\natexit.register(os._exit, 3)\nassert add(1, 2) == 3"
+    assert judge([ADD], [test]) == [0]
+
+
 @pytest.mark.parametrize(("program", "test"), UNKNOWING)
 def test_a_program_that_does_not_know_the_answer_does_not_pass(judge, program, test):
     assert judge([program], [test], wall_s=3.0) == [0]

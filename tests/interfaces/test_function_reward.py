@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlcli.api.model import MicroBatchSpec, Model
-from rlcli.errors import DataError, ProjectError, RlcliError, UsageError, WorkerError
+from rlcli.errors import DataError, ProjectError, UsageError, WorkerError
 from rlcli.interfaces.rewards.function_reward import FunctionRewardInterface
 from rlcli.processes import file_write_gap
 from rlcli.testing.batches import DigitTokenizer, make_batch
@@ -39,17 +39,18 @@ class TestContract(InterfaceContract):
 @pytest.fixture
 def reward(tmp_path, monkeypatch):
     """Makes a reward of a function's body; its parameters are `response, **row`."""
-    made = []
+    interfaces = []
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)  # functions run in its folder, where there is one
     monkeypatch.chdir(tmp_path)
 
     def make(body, head="def score(response, **row):", **args):
         (tmp_path / "my_reward.py").write_text(f"{head}\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n")
-        made.append(FunctionRewardInterface(path="my_reward.py", **{"workers": 1, "cpu_s": 60.0, **args}))
-        return made[-1]
+        interfaces.append(FunctionRewardInterface(path="my_reward.py", **{"workers": 1, "cpu_s": 60.0, **args}))
+        return interfaces[-1]
 
     yield make
-    for one in made:
-        one.pool.close()
+    for interface in interfaces:
+        interface.pool.close()
 
 
 def batch(**metadata):
@@ -99,57 +100,6 @@ def test_a_field_that_rows_do_not_have(reward):
     assert caught.value.hint == "they have answer, prompt, response"
 
 
-def test_a_function_of_a_module(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_rewards_room").mkdir()
-    (tmp_path / "my_rewards_room" / "short.py").write_text(
-        "from my_rewards_room.more import weight\ndef score(): return weight\n"
-    )
-    (tmp_path / "my_rewards_room" / "more.py").write_text("weight = 2\n")
-    interface = FunctionRewardInterface(function="my_rewards_room.short:score", workers=1)
-    assert run(interface).data["rewards"].tolist() == [2.0] * 5
-    interface.pool.close()
-
-
-def test_a_file_of_the_project(tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "mine.py").write_text(
-        "import json\nweight = json.load(open('weight.json'))\ndef score(): return weight\n"
-    )
-    (tmp_path / "weight.json").write_text("4")
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
-    interface = FunctionRewardInterface(path="mine.py", workers=1)
-    assert run(interface).data["rewards"].tolist() == [4.0] * 5
-    interface.pool.close()
-
-
-LAYER = """\
-extends: ppo_math
-graph:
-  reward_inf: {interface: {_replace_: true, type: function_reward, args: {path: mine.py}}}
-"""
-
-
-def test_a_recipe_finds_the_file_next_to_it(tmp_path, monkeypatch):
-    from rlcli.inspect.model_files import model_faults
-    from rlcli.recipe.resolve import load_recipe
-
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "mine.yaml").write_text(LAYER)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RlcliError, match=r"graph.reward_inf.interface.args.path: no such file: mine.py") as caught:
-        load_recipe("recipes/mine.yaml")
-    assert (caught.value.where, caught.value.exit_code) == ("recipes/mine.yaml:3:81", 4)
-    (tmp_path / "recipes" / "mine.py").write_text("def score(): return 1\n")
-    resolved = load_recipe("recipes/mine.yaml")
-    assert list(model_faults(resolved)) == [], "it is no model"
-    args = resolved.recipe.graph["reward_inf"].interface.args
-    interface = FunctionRewardInterface(**args, workers=1)
-    assert run(interface).data["rewards"].tolist() == [1.0] * 5
-    interface.pool.close()
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -194,7 +144,6 @@ def witness(tmp_path, monkeypatch):
     """Records what functions report, as they write no files: name → process numbers. It replies with how many reports
     came before."""
     reports = {}
-    monkeypatch.delenv("RLCLI_PROJECT", raising=False)  # functions run in its folder, where there is one
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     server = socket.create_server("witness", family=socket.AF_UNIX)
 
@@ -420,18 +369,6 @@ def test_a_file_that_cannot_be_loaded(reward, tmp_path, head, message):
         run(reward("pass", head))
     assert caught.value.exit_code == 2
     assert "Error" in caught.value.what or "Exit" in caught.value.what
-
-
-def test_a_file_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ProjectError, match=r"there is no file none.py in"):
-        FunctionRewardInterface(path="none.py")
-
-
-@pytest.mark.parametrize("args", [{}, {"path": "a.py", "function": "a:b"}, {"function": "a:b", "workers": 0}])
-def test_arguments_that_do_not_fit(args):
-    with pytest.raises(ValueError, match=r"must be at least|path is"):
-        FunctionRewardInterface(**args)
 
 
 def test_a_role_without_a_tokenizer(reward):

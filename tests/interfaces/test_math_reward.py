@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import MicroBatchSpec, Model
@@ -85,86 +86,19 @@ def test_rewards_by_sample_and_response():
     assert not interface.pool._workers, "numbers need no processes"
 
 
-HEDGED_OR_WRONG = {
-    "5": (
-        "#### 1 2 3 4 5", "#### 3 or 5", "#### 7 maybe 5", "#### not 5", "#### 7 != 5", "#### 9=5", "#### 5 thousand",
-        "#### 5k", "#### 5!", "#### 5x", "\\boxed{5x}", "\\boxed{(-\\infty, 5)}", "\\boxed{6=5}", "\\boxed{\\geq 5}",
-        "#### about 5", "#### 2+3", "#### 10/2", "#### 5 dozen", "#### 5,5", "#### half of 5", "#### -5",
-        "#### at least 5", "#### 5?",
-        "The answer is not 5.", "Maybe the answer is 5.", "The answer is 5. Or maybe 6.", "\\boxed{3} or \\boxed{5}",
-        "#### 5\n\\boxed{6}", "#### 5\nNo, the answer is 6.", "\\boxed{5}\nNo, the answer is 6.",
-        "5 or 6", "5\n6", "2+3=5",
-        "### Answer\n6\n", "#### 5 000", "#### ５６",
-    ),
-    "10": (
-        "\\boxed{} 10", "\\boxed{10}? No.", "<think>\\boxed{10}", "<think>The answer is 10.</think>", "<del>10</del>",
-        "#### 10.__class__", "#### lambda: 10", "10 is what a fool would say", "The answer is 10, said nobody ever.",
-        "The answer is 10. Just kidding!", "The answer is 10. That is wrong.", "Bob's answer is 10.",
-        "\\boxed{10} million", "Some say the answer is 10.", "The answer is the number after 10.",
-        "\\boxed{10} is not the answer.",
-        "Die Antwort ist nicht 10.", "La réponse n'est pas 10.", "Ответ не 10", "答案不是10", "cevap 10 değil",
-        "-\\boxed{10}", "#### 10 (eleven)", "#### 10 = 11", "#### 10 ❌", "\\boxed{\\cancel{10}}", "#### \\not= 10",
-    ),
-    "3/4": ("#### \\frac34\\%", "#### 0.75%", "#### 3/4 of a percent", "#### 3/4 = 0.8", "#### three quarters of 10"),
-    "B": ("#### B?", "#### B or C", "#### (A) B", "#### not B"),
-    "1000": ("#### 10^4", "#### 10^{3}x", "#### 10^3 + 1", "#### 10^{3^2}", "#### 1 0000", "#### 1 000 000"),
-    "10^{20}": ("\\boxed{10^{2}0}", "\\boxed{10^{21}}"),
-    "\\sqrt{2}": ("\\boxed{\\sqrt{2} \\text{ or } 1}",),
-    "7": ("#### 7; DROP TABLE", "#### 7 5"),
-    "30": ("#### 12 hours 30 minutes",),
-    "6": ("#### 5 (not 6)",),
-    "2,125": ("#### 2,1250", "#### 2.125"),
-    "5 \\text{ cm}": ("#### 5 inches", "#### $5"),
-    "12": ("#### two dozen", "#### 1,2"),
-    "\\sqrt{5}": ("#### 2 = \\sqrt{5}", "#### \\sqrt{5} \\text{ or } 2", "#### \\sqrt{5} x"),
-    "1/2": ("#### 1/0", "#### -1/2", "#### 1"),
-}  # fmt: skip
-ONE_VALUE = {
-    "10": (
-        "<think>maybe 11</think>\\boxed{10}", "11?</think>The answer is 10.", "The answer is 10!", "#### 10,",
-        "#### 10 ✓", "#### 10</s>", "<b>10</b>", "#### 10 (ten)",
-        "\\boxed{\\textbf{(B)}\\ 10}", "\\boxed{\\color{red}{10}}",
-        "#### Final Answer\n10", "\\boxed{10} is our answer.", "Die Antwort ist 10.", "答案是10", "~~11~~ 10",
-    ),
-    "B": ("#### (B) 10", "\\boxed{\\text{option B}}", "The answer is B."),
-    "3/4": ("{3 \\over 4}", "\\boxed{\\nicefrac34}", "#### \\frac34=0.75", "#### three quarters", "#### 75%"),
-    "2.5": ("#### two and a half", "#### two point five", "#### 5/2 (2.5)"),
-    "2500": ("#### two thousand, five hundred", "#### twenty-five hundred", "#### 2'500"),
-    "5": (
-        "\\boxed 5", "\\fbox{5}", "<answer>5</answer>", "#### five", "#### 5 apples", "#### $5", "The answer is 5.",
-        "#### 5 kilometers per hour", "#### x = 5", "#### 5.0", "#### Tom has 5 cards left.", "\\boxed{5\\text{ cm}^2}",
-        "5", "$5", "5 apples", "She has 5 apples left.", "### Final Answer\n\n**5**", "#### ５", "#### ٥",
-        "\\boxed{5\\textup{ m}}",
-        "#### Step 1\n2 and 3\n#### Step 2\nSo \\boxed{5}", "#### 6\nCorrection: the answer is 5.",
-        "#### 5\nI hope that the answer is right.", "\\boxed{6}, no, the answer is 5.",
-    ),
-    "7": ("#### `7`", "#### **7**", "#### $\\boxed{7}$", "#### 7."),
-    "1000": ("#### 1e3", "#### 1,000", "#### 1 \\times 10^3", "#### one thousand", "#### 10^3", "#### 10³", "1 000"),
-    "1234567": ("#### 1 234 567", "\\boxed{1~234~567}"),
-    "10^{20}": ("#### 1e20", "#### 100000000000000000000", "\\boxed{10^{20}}"),
-    "-\\frac{3}{4}": ("\\boxed{\\frac{3}{-4}}", "#### -0.75"),
-    "(1,2)": ("\\boxed{(x,y)=(1,2)}",),
-    "1,-2": ("\\boxed{1 \\text{ or } -2}", "\\boxed{-2, \\text{ and } 1}"),
-    "\\frac\\pi4": ("\\boxed{\\frac{\\pi}{4}}", "\\boxed{\\pi/4}"),
-    "0.5": ("#### ½", "#### 1/2", "#### \\frac12", "#### 50%", "#### .5"),
-    "3/2": ("#### 1 1/2", "#### 1½", "#### 1\\frac{1}{2}"),
-    "-7": ("#### -7", "#### −7", "#### minus seven", "#### -$7"),
-    "5 \\text{ cm}": ("#### 5", "#### 5 cm", "#### 5 centimeters"),
-    "5000000": ("#### 5 million", "#### $5,000,000"),
-    "Paris": ("#### paris", "\\boxed{\\text{Paris}}"),
-}  # fmt: skip
+RESPONSES = yaml.safe_load((Path(__file__).parent / "math_answers" / "responses.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("gold", HEDGED_OR_WRONG)
+@pytest.mark.parametrize("gold", RESPONSES["wrong"])
 def test_hedging_and_wrong_values_earn_nothing(gold):
-    responses = HEDGED_OR_WRONG[gold]
+    responses = RESPONSES["wrong"][gold]
     scores = MathRewardInterface().score_texts(responses, [gold] * len(responses))
     assert dict(zip(responses, scores, strict=True)) == dict.fromkeys(responses, 0.0)
 
 
-@pytest.mark.parametrize("gold", ONE_VALUE)
+@pytest.mark.parametrize("gold", RESPONSES["right"])
 def test_one_value_is_right_in_all_its_forms(gold):
-    responses = ONE_VALUE[gold]
+    responses = RESPONSES["right"][gold]
     scores = MathRewardInterface().score_texts(responses, [gold] * len(responses))
     assert dict(zip(responses, scores, strict=True)) == dict.fromkeys(responses, 1.0)
 

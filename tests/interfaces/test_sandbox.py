@@ -41,6 +41,15 @@ for _ in range(6):
     assert number >= 0
 print(3)
 """
+CHILDREN = """
+for _ in range(5):
+    if os.fork() == 0:
+        held = bytearray(40 << 20)
+        time.sleep(2)
+        os._exit(0)
+for _ in range(5): os.wait()
+"""
+"""Five processes that hold 40 MiB each."""
 MOUNTS = """
 call(272, 0x10000000 | 0x00020000)
 call(165, b"tmpfs", b"/work", b"tmpfs", 0, b"size=1g")
@@ -56,15 +65,7 @@ for file in files: os.write(file, bytes(16 << 20))
 print(3)
 """,
     "a file system of its own": MOUNTS,
-    "several processes": """
-for _ in range(5):
-    if os.fork() == 0:
-        held = bytearray(40 << 20)
-        time.sleep(2)
-        os._exit(0)
-for _ in range(5): os.wait()
-print(3)
-""",
+    "several processes": CHILDREN + "print(3)",
     "processes that have left their parent": """
 for _ in range(5):
     if os.fork() == 0:
@@ -76,16 +77,7 @@ for _ in range(5):
 time.sleep(1.5)
 print(3)
 """,
-    "processes, after its output": """
-print(3, flush=True)
-os.close(1)
-for _ in range(5):
-    if os.fork() == 0:
-        held = bytearray(40 << 20)
-        time.sleep(2)
-        os._exit(0)
-for _ in range(5): os.wait()
-""",
+    "processes, after its output": "print(3, flush=True)\nos.close(1)" + CHILDREN,
     "pages given to pipes": """
 import mmap
 pipes = [os.pipe() for _ in range(20)]

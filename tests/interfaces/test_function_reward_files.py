@@ -1,0 +1,78 @@
+"""Where the function of a `function_reward` comes from: a file, a module, the project or the folder of a recipe."""
+
+import pytest
+import torch
+
+from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.errors import ProjectError, RlcliError
+from rlcli.interfaces.rewards.function_reward import FunctionRewardInterface
+from rlcli.testing.batches import DigitTokenizer, make_batch
+
+
+def rewards_of(interface):
+    """What the function gives one response."""
+    model = Model("reward", None, DigitTokenizer(), torch.device("cpu"))
+    batch = make_batch(["packed_input_ids", "prompt_mask"], [[(2, 3)]])
+    rewards = interface.inference(model, batch, MicroBatchSpec()).data["rewards"].tolist()
+    interface.pool.close()
+    return rewards
+
+
+def test_a_function_of_a_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rewards_room").mkdir()
+    (tmp_path / "my_rewards_room" / "short.py").write_text(
+        "from my_rewards_room.more import weight\ndef score(): return weight\n"
+    )
+    (tmp_path / "my_rewards_room" / "more.py").write_text("weight = 2\n")
+    interface = FunctionRewardInterface(function="my_rewards_room.short:score", workers=1)
+    assert rewards_of(interface) == [2.0]
+
+
+def test_a_file_of_the_project(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "mine.py").write_text(
+        "import json\nweight = json.load(open('weight.json'))\ndef score(): return weight\n"
+    )
+    (tmp_path / "weight.json").write_text("4")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
+    interface = FunctionRewardInterface(path="mine.py", workers=1)
+    assert rewards_of(interface) == [4.0]
+
+
+LAYER = """\
+extends: ppo_math
+graph:
+  reward_inf: {interface: {_replace_: true, type: function_reward, args: {path: mine.py}}}
+"""
+
+
+def test_a_recipe_finds_the_file_next_to_it(tmp_path, monkeypatch):
+    from rlcli.inspect.model_files import model_faults
+    from rlcli.recipe.resolve import load_recipe
+
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.yaml").write_text(LAYER)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RlcliError, match=r"graph.reward_inf.interface.args.path: no such file: mine.py") as caught:
+        load_recipe("recipes/mine.yaml")
+    assert (caught.value.where, caught.value.exit_code) == ("recipes/mine.yaml:3:81", 4)
+    (tmp_path / "recipes" / "mine.py").write_text("def score(): return 1\n")
+    resolved = load_recipe("recipes/mine.yaml")
+    assert list(model_faults(resolved)) == [], "it is no model"
+    args = resolved.recipe.graph["reward_inf"].interface.args
+    interface = FunctionRewardInterface(**args, workers=1)
+    assert rewards_of(interface) == [1.0]
+
+
+def test_a_file_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProjectError, match=r"there is no file none.py in"):
+        FunctionRewardInterface(path="none.py")
+
+
+@pytest.mark.parametrize("args", [{}, {"path": "a.py", "function": "a:b"}, {"function": "a:b", "workers": 0}])
+def test_arguments_that_do_not_fit(args):
+    with pytest.raises(ValueError, match=r"must be at least|path is"):
+        FunctionRewardInterface(**args)

@@ -24,7 +24,7 @@ FULL = r"error\[F28\].*(No space left on device|[KM]iB are free)"
 KINDS: dict[str, dict[str, Ending]] = {
     "rank": {
         "killed": Ending((7,), r"\[F01\].*rank {victim} pid \d+: rank {victim} was killed by SIGKILL"),
-        "frozen": Ending((8,), r"rank {victim} pid \d+.*(rank {victim} has been silent|no answer within)"),
+        "frozen": Ending((8,), r"rank {victim} has been silent|no answer within .* on rank {victim}\b"),
     },
     "agent": {
         "killed": Ending((7,), rf"\[F01\].*{LOST_NODE}was killed by SIGKILL"),
@@ -59,6 +59,8 @@ PLACES = ("checkpoint.begun", "checkpoint.sealed", "checkpoint.synced", "checkpo
 """Where a write of a checkpoint fails."""
 SILENT = {("agent", "frozen"), ("network", "stalled")}
 """Faults that are noticed by a silence of 15 seconds: they come early, in a slow run that is still at work then."""
+REPLACED = ("server", "pool")
+"""Kinds of processes that are started again, which is reported a second or two later: they are killed early too."""
 CAN_RESTART = {("rank", "killed"), ("agent", "killed"), ("supervisor", "its master killed")}
 """Faults after which a run may be told to start its workers again by itself."""
 
@@ -88,7 +90,7 @@ class Fault:
         kind, mode = CELLS[seed % len(CELLS)]
         variant = draws.choice(sorted(KINDS[kind]))
         victim = draws.randrange(2) if kind in ("rank", "agent", "server") else 1
-        last = 1 if (kind, variant) in SILENT else STEPS - 3
+        last = 1 if (kind, variant) in SILENT else 2 if kind in REPLACED else STEPS - 3
         step, delay = draws.randint(0, last), round(draws.uniform(0, 0.4), 3)
         restarts = draws.randrange(2) if (kind, variant) in CAN_RESTART else 0
         return cls(seed, kind, variant, mode, victim, step, delay, restarts, draws.choice(PLACES))

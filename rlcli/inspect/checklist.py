@@ -29,7 +29,7 @@ from rlcli.inspect.rows import OpenDataset, OpenTokenizer, Tokenizers, open_data
 from rlcli.inspect.template_checks import check_template
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.lengths import cache_of, kept_together
-from rlcli.recipe.libraries import missing_here
+from rlcli.recipe.libraries import libraries_to_install, variables_to_set
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 
 if TYPE_CHECKING:
@@ -68,8 +68,10 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     """Everything that can be checked without loading a model, on up to `rows` rows of each dataset."""
     subject = _Subject(resolved)
     yield _check_recipe(resolved)
-    missing = list(missing_here(resolved))
-    yield from (failure("requires", error) for error in missing)
+    libraries, variables = list(libraries_to_install(resolved)), list(variables_to_set(resolved))
+    missing = [*libraries, *variables]
+    yield from (failure("library", error) for error in libraries)
+    yield from (failure("variable", error) for error in variables)
     yield from _check_models(subject)
     datasets: dict[str, OpenDataset] = {}
     looked_at: Rows = {}

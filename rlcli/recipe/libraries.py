@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def missing_here(resolved: Resolved) -> Iterator[ResourceError]:
     """An error for each library that is not installed, and for each variable that is not set."""
     yield from libraries_to_install(resolved)
-    yield from _variables_to_set(resolved)
+    yield from variables_to_set(resolved)
 
 
-def _variables_to_set(resolved: Resolved) -> Iterator[ResourceError]:
+def variables_to_set(resolved: Resolved) -> Iterator[ResourceError]:
     """An error for each variable that an argument named in a component's `VARIABLES` names, at the first place."""
     reported: set[tuple[str, str]] = set()
     for path, kind, component in components_of(resolved.recipe):

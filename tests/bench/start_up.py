@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -49,6 +50,9 @@ OURS = (
 OF_A_RUN = ("ckpt ls RUN", "ckpt show RUN", "ckpt verify RUN", "convert RUN --to-hf out --dry-run")
 PEERS = ("trl", "accelerate", "oumi")
 BASELINE = "rlcli --help"
+LIMIT_S = 0.3
+"""Median seconds of processor time that a verb may take which neither trains nor looks at rows."""
+MAY_TAKE_LONGER = ("rlcli check", "rlcli tokens", "rlcli doctor", "rlcli ckpt", "rlcli convert")
 WIDTH = 62
 
 
@@ -80,8 +84,15 @@ def commands(run: Path | None, peers: Path | None) -> dict[str, list[str]]:
     return found
 
 
-def main() -> None:
-    """Measure and print the table."""
+def above(seconds: Mapping[str, float]) -> list[str]:
+    """What is too slow. `seconds`: name of a command → its median processor time."""
+    ours = {name: median for name, median in seconds.items() if name.startswith("rlcli ")}
+    held_to_limit = {name: median for name, median in ours.items() if not name.startswith(MAY_TAKE_LONGER)}
+    return [f"{name}: {median:.3f} s, {LIMIT_S} allowed" for name, median in held_to_limit.items() if median > LIMIT_S]
+
+
+def main() -> int:
+    """Measure and print the table. Returns 1 if a verb takes longer than it may."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=10, help="rounds, after one that warms the caches")
     parser.add_argument("--run", type=Path, help="a run with a checkpoint, for the verbs that look at one")
@@ -106,7 +117,10 @@ def main() -> None:
         ratio = statistics.median(cpu) / base
         print(f"{name:<{WIDTH}}{min(wall):>10.3f}{statistics.median(wall):>8.3f}{min(cpu):>10.3f}"
               f"{statistics.median(cpu):>8.3f}{ratio:>8.1f}")  # fmt: skip
+    too_slow = above({name: statistics.median(cpu for _, cpu in pairs) for name, pairs in taken.items()})
+    print("\n".join(too_slow), end="\n" if too_slow else "")
+    return int(bool(too_slow))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

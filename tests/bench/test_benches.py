@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import time
 from pathlib import Path
@@ -68,3 +69,38 @@ def test_scale_finds_sleep_in_each_dispatch_and_nothing_without_it(scale, monkey
     above = scale()
     assert any("8 ranks: a call costs 5" in line for line in above), above
     assert any("of the critical path" in line for line in above), above
+
+
+def test_start_up_finds_a_slow_verb_and_allows_those_that_look_at_rows(monkeypatch):
+    bench = runpy.run_path(str(BENCHES / "start_up.py"))
+    quick = {"rlcli --help": 0.1, "rlcli validate ppo_math": 0.25, "rlcli check ppo_math": 3.0, "trl --help": 9.0}
+    assert bench["above"](quick) == []
+    assert bench["above"](quick | {"rlcli ls": 0.4}) == ["rlcli ls: 0.400 s, 0.3 allowed"]
+    scope = bench["main"].__globals__
+    monkeypatch.setitem(scope, "measure", lambda command: (0.5, 0.4))
+    monkeypatch.setattr("sys.argv", ["start_up.py", "--runs", "1"])
+    assert bench["main"]() == 1
+    monkeypatch.setitem(scope, "measure", lambda command: (0.2, 0.2))
+    assert bench["main"]() == 0
+
+
+def test_neighbour_finds_that_a_busy_machine_costs_too_much(monkeypatch):
+    bench = runpy.run_path(str(BENCHES / "neighbour.py"))
+    scope = bench["main"].__globals__
+    monkeypatch.setattr("sys.argv", ["neighbour.py", "--rounds", "1"])
+    monkeypatch.setitem(scope, "neighbour", contextlib.nullcontext)
+    for seconds, code in (((0.1, 0.2), 0), ((0.1, 0.5), 1)):
+        steps = iter(seconds)
+        monkeypatch.setitem(scope, "seconds_per_step", lambda count, steps=steps, **variables: next(steps))
+        assert bench["main"]() == code
+
+
+@pytest.mark.parametrize("figure", ["loss", "norm", "update", "log-probs"])
+def test_engines_finds_a_figure_above_its_limit(monkeypatch, figure):
+    bench = runpy.run_path(str(BENCHES / "engines.py"))
+    limits, layout = bench["LIMITS"], bench["LAYOUTS"][0]
+    monkeypatch.setattr("sys.argv", ["engines.py"])
+    for factor, code in ((0.5, 0), (2.0, 1), (float("nan"), 1)):
+        apart = dict.fromkeys(limits, 0.0) | {figure: limits[figure] * factor}
+        monkeypatch.setitem(bench["main"].__globals__, "measured", lambda layouts, apart=apart: [(layout, apart)])
+        assert bench["main"]() == code

@@ -76,7 +76,7 @@ class Wrong(Exception):
 def settings(mode: str, home: Path, is_slow: bool = False) -> tuple[str, ...]:
     """The arguments of a run; a slow one takes half a minute."""
     if mode != "servers":
-        seconds = f"toy.seconds={1.5 if is_slow else 0.05}"
+        seconds = f"toy.seconds={2.5 if is_slow else 0.05}"
         return (*TOY, *NODES, *QUICK, seconds, f"train.max_staleness={mode.split()[1]}")
     backend = {
         "type": "sglang",

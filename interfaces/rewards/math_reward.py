@@ -14,6 +14,7 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.interface import register_interface
 from rlcli.api.key_meaning import DROPPED
 from rlcli.api.limits import Limits
+from rlcli.api.metrics import Metrics
 from rlcli.errors import DataError, escape_control
 
 from .._answers.verdict import Comparison, Gold, Verdict, answer_key, final_answer, gold_of, judge

@@ -50,6 +50,12 @@ class MathRewardInterface(RightOrWrong):
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved", "answer_classes")}
     DROPS: ClassVar[Declaration] = {"inference": ("unreadable_answer if on_error=drop",)}
+    METRICS: ClassVar[Metrics] = {
+        "reward_unparsed": ("share", "share of responses whose answer is neither one value nor a small expression"),
+        "reward_timeouts": ("share", "share of responses whose answer took too long to compare"),
+        "reward_crashes": ("share", "share of responses whose answer ended the process that compared it"),
+        "reward_errors": ("share", "share of responses to rows whose own answer cannot be read"),
+    }
     LIMITS: ClassVar[Limits] = {
         "max_error_fraction": {"ge": 0, "le": 1},
         "workers": {"ge": 1, "le": 1024},

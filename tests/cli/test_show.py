@@ -84,7 +84,7 @@ def test_a_list_of_sections_has_the_keys_of_each(rlcli):
     code, out, _ = rlcli("show", "launch.slurm.parts", "--json")
     keys = {described["name"]: described for described in json.loads(out)["keys"]}
     assert (code, next(iter(keys))) == (0, "launch.slurm.parts")
-    assert keys["launch.slurm.parts[].nodes"]["type"] == "int >= 1"
+    assert keys["launch.slurm.parts[].nodes"]["type"] == "int >= 1 <= 1000000000"
     assert keys["launch.slurm.parts[].nodes"]["default"] is None  # required
     assert "launch.slurm.parts[].gres" in keys
     assert not any(

@@ -66,14 +66,15 @@ def verified_checkpoint(
 ) -> Start | None:
     """The newest checkpoint that the ranks found to be whole, every byte of it; None if there is none yet. Raises
     NoWholeCheckpoint."""
-    from rlcli.runtime.requests import Requests
+    from rlcli.runtime.ranks import Ranks
     from rlcli.runtime.verification import verify_on_ranks
 
-    requests, limits = Requests(running.transport, topology.world_size, recipe.launch.step_deadline), recipe.launch
+    ranks = Ranks(running.transport, topology.world_size, recipe.launch.step_deadline)
+    patience = recipe.launch.startup_deadline
     rejected: dict[Path, ModelError] = {}
     while start is not None:
         display.phase("verifying the checkpoint")
-        faults = verify_on_ranks(start.folder, requests, topology.world_size, limits.startup_deadline)
+        faults = ranks.run(verify_on_ranks(start.folder, ranks, topology.world_size, patience))
         if not faults:
             break
         rejected[start.folder] = faults[0]

@@ -1,4 +1,5 @@
-"""Tracks who holds what: for every sample its sequence lengths, its metadata and the ranks that hold each key.
+"""Tracks who holds what: for every sample its sequence lengths, its metadata and the ranks that hold each key; and
+decides which rank of a role works on which samples.
 
 Metadata only; tensors stay with the workers.
 """
@@ -6,9 +7,11 @@ Metadata only; tensors stay with the workers.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.api.data import SequenceSample
@@ -16,7 +19,10 @@ from rlcli.api.data import SequenceSample
 if TYPE_CHECKING:
     import torch
 
+    from rlcli.topology import RolePlacement
+
 T = TypeVar("T", bound=Hashable)
+Item = TypeVar("Item")
 
 Traits = tuple["torch.dtype | None", tuple[int, ...] | None]
 """The dtype and the trailing shape of a key."""
@@ -192,3 +198,29 @@ class Buffer:
             self._shared.clear()
         found: T = self._shared.setdefault(value, value)
         return found
+
+
+def shares(items: Sequence[Item], loads: Sequence[int], parts: int) -> list[list[Item]]:
+    """Contiguous shares, each cut where the sum of the loads before it is closest to its target. Roles on equal meshes
+    get equal shares; some are empty if items are few or one of them outweighs the others."""
+    sums = [0, *accumulate(loads)]
+    cuts = [0]
+    for number in range(1, parts):
+        due = sums[-1] * number / parts
+        after = bisect_left(sums, due)
+        is_closer = after > 0 and due - sums[after - 1] < sums[after] - due
+        cuts.append(max(cuts[-1], after - is_closer))
+    return [list(items[a:b]) for a, b in pairwise([*cuts, len(items)])]
+
+
+def share_by_rank(items: Sequence[Item], loads: Sequence[int], placement: RolePlacement) -> dict[int, list[Item]]:
+    """Rank → its share; ranks of one data-parallel replica get the same share."""
+    replica = len(placement.ranks) // placement.mesh.dp
+    parts = shares(items, loads, placement.mesh.dp)
+    return {rank: parts[place // replica] for place, rank in enumerate(placement.ranks)}
+
+
+def owners(placement: RolePlacement) -> tuple[int, ...]:
+    """The ranks whose outputs count: the first of each data-parallel replica."""
+    replica = len(placement.ranks) // placement.mesh.dp
+    return placement.ranks[::replica]

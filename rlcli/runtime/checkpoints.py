@@ -29,7 +29,7 @@ from rlcli.recipe.schema import Checkpoint, Recipe
 from rlcli.runtime.commits import MASTER, WRITTEN, Commits, RunIdentity
 from rlcli.runtime.data_order import StepSizes
 from rlcli.runtime.messages import Report
-from rlcli.runtime.requests import Answers, Requests
+from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.topology import Topology
 
 STATE = "state.json"
@@ -129,16 +129,6 @@ class Schedule:
         every = self._settings.every_steps
         return bool(every and step % every == 0) or self._ends_epochs(step) or self._time_is_up()
 
-    def next_after(self, step: int) -> int | None:
-        """The first step beyond `step` at whose end a checkpoint is sure to be due: no later step may begin before."""
-        every, sizes = self._settings.every_steps, self._sizes
-        planned = [] if every is None else [step - step % every + every]
-        if self._settings.every_epochs is not None and sizes.rows is not None:
-            span = self._settings.every_epochs * sizes.rows
-            end = (sizes.place(step) // span + 1) * span
-            planned.append(sizes.first_step + -(-(end - sizes.first_place) // sizes.per_step))
-        return min(planned, default=None)
-
     def note(self) -> None:
         """Note that one has just been taken."""
         self._last = time.monotonic()
@@ -157,13 +147,13 @@ class Schedule:
 class Checkpoints:
     """Has the workers write checkpoints, makes sure that they are committed, and reports the outcome."""
 
-    def __init__(self, run: RunDirectory, identity: RunIdentity, recipe: Recipe, topology: Topology, requests: Requests,
+    def __init__(self, run: RunDirectory, identity: RunIdentity, recipe: Recipe, topology: Topology, ranks: Ranks,
                  display: Display):  # fmt: skip
         folder = self.folder = run.checkpoints
         self._identity = identity
         self._recipe = recipe
         self._topology = topology
-        self._requests = requests
+        self._ranks = ranks
         self._display = display
         self._commits = Commits(
             folder, identity, recipe.checkpoint, topology.world_size, lambda step: run.record.update(step=step)
@@ -171,7 +161,7 @@ class Checkpoints:
         self._failed = 0
         self._size = 0
         """Bytes of a checkpoint."""
-        requests.listen(WRITTEN, self._take_in)
+        ranks.listen(WRITTEN, self._take_in)
 
     @property
     def committed(self) -> int | None:
@@ -192,7 +182,7 @@ class Checkpoints:
             what = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
             check_free_space(self.folder, size * more, what)
 
-    def take(
+    async def take(
         self,
         state: RunState,
         metrics: Mapping[str, Any],
@@ -204,7 +194,7 @@ class Checkpoints:
         `samples`: rank → the part of the finished samples that it writes, as sample → keys. `sync` flushes the lines of
         the steps up to this one to disk, or raises ResourceError: a run that resumes here keeps them.
         """
-        self.settle(wait=True)
+        await self.settle(wait=True)
         self._display.phase("copying a checkpoint")
         try:
             sync()
@@ -216,7 +206,7 @@ class Checkpoints:
         self._commits.begin(state.step, folder, numbers)
         wanted = {"folder": str(folder), "step": state.step}
         asked = {rank: wanted | {"samples": (samples or {}).get(rank, {})} for rank in range(self._topology.world_size)}
-        answers = self._requests.ask("checkpoint", asked)
+        answers = await self._ranks.ask("checkpoint", asked)
         whole = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
         try:
             self._commits.add(state.step, MASTER, seal(folder, [write_json(folder / STATE, whole)]))
@@ -226,13 +216,13 @@ class Checkpoints:
             what = f"the state of step {state.step} holds a number that is not finite; no checkpoint is written"
             raise NumericError(what, hint="the state is what the interfaces' state_dict() say", code="F35") from error
         if not self._recipe.checkpoint.asynchronous:
-            self.settle(wait=True)
+            await self.settle(wait=True)
 
-    def settle(self, wait: bool = False) -> None:
+    async def settle(self, wait: bool = False) -> None:
         """Report what became of checkpoints; `wait` until none is being written. Raises errors from their threads, and
         ResourceError once too many could not be written."""
         while wait and self._commits.writing is not None:
-            self._requests.wait(report=f"the files of the checkpoint of step {self._commits.writing}")
+            await self._ranks.next_report(f"the files of the checkpoint of step {self._commits.writing}")
         for outcome in self._commits.outcomes():
             if isinstance(outcome.error, ResourceError):
                 self._count_failure(outcome.step, outcome.error)
@@ -243,16 +233,16 @@ class Checkpoints:
             for warning in outcome.warnings:
                 self._display.warning(warning)
 
-    def settle_at_error(self, patience: float) -> None:
+    async def settle_at_error(self, patience: float) -> None:
         """Before an error ends the run: commit the checkpoint whose files are complete, or will be within `patience`
         seconds. Raises nothing: the run ends with the original error."""
-        self._requests.cancel()
+        self._ranks.cancel()
         if self._commits.waits_for_ranks:
             self._display.phase("finishing a checkpoint")
         end = time.monotonic() + patience
         while self._commits.waits_for_ranks:
             try:
-                self._requests.wait(max(0.0, end - time.monotonic()), "the files of a checkpoint")
+                await self._ranks.next_report("the files of a checkpoint", max(0.0, end - time.monotonic()))
             except (WorkerError, HangError):
                 break
             except RlcliError:  # from another rank that hit the same error

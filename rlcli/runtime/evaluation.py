@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,13 @@ from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.graph import eval_graph
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.answered import Answered, named_reports
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
+from rlcli.runtime.flow import Batch, Flow
 from rlcli.runtime.lanes import lanes_of
 from rlcli.runtime.measures import Moments
-from rlcli.runtime.requests import Requests
-from rlcli.runtime.scheduler import Scheduler
+from rlcli.runtime.ranks import Ranks
+from rlcli.runtime.report import Answered, named_reports
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
 
@@ -43,45 +42,38 @@ class Evaluated:
         return {f"eval/{name}": value for name, value in named.items()} | {"time/eval": self.seconds}
 
 
-def evaluate(
-    recipe: Recipe,
-    calls: Calls,
-    requests: Requests,
-    rows: int,
-    shown: int,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Evaluated:
-    """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first `shown` of them.
-    `meanwhile` is called before each answer, to do other pending work.
+@dataclass(frozen=True)
+class HeldOut:
+    """The samples of an evaluation. None is dropped, even if calls request it: the numbers are those of the whole
+    dataset."""
 
-    No sample is dropped, even if calls request it: the numbers are those of the whole dataset.
-    """
+    all_ids: list[str]
+
+    def ids(self, call: str) -> list[str]:
+        """The samples that a call works on."""
+        return self.all_ids
+
+    def drop(self, call: str, reasons: Mapping[str, str]) -> None:
+        """Drop nothing."""
+
+
+async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: int) -> Evaluated:
+    """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first `shown` of them."""
     dataset, graph = recipe.train.eval.dataset, eval_graph(recipe)
     assert dataset is not None
     began = time.perf_counter()
-    ids, is_loaded, finished = [evaluation_id(row) for row in range(rows)], list[bool](), deque[Answered]()
-    calls.load(graph, dataset, [(id_, row, 0) for row, id_ in enumerate(ids)], lambda: is_loaded.append(True))
-    while not is_loaded:
-        meanwhile()
-        requests.wait()
-    reports: list[Answered] = []
-    scheduler = Scheduler(graph, 1)
-    while not scheduler.finished:
-        for task in scheduler.ready():
-            scheduler.start(task)
-            calls.dispatch(task, ids, finished.append)
-        while not finished:
-            meanwhile()
-            requests.wait()
-        reports.append(finished.popleft())
-        scheduler.finish(reports[-1].task)
+    ids = [evaluation_id(row) for row in range(rows)]
+    await calls.load(graph, dataset, [(id_, row, 0) for row, id_ in enumerate(ids)])
+    batch = Batch("the evaluation", HeldOut(ids), 0, is_step=False)
+    await flow.go_through(graph, batch)
+    reports = list(batch.reports.values())
     scores = named_reports(reports, Answered.averages, lambda _: "")
     stats = named_reports(reports, Answered.stats, lambda _: "")
-    texts: list[dict[str, Any]] = []
-    if any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph):
-        texts = _texts(calls, requests, ids[:shown])
+    generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph)
+    texts = await calls.describe(ids[:shown]) if generates else []
     calls.forget(ids)
-    return Evaluated(scores, stats, texts, time.perf_counter() - began, max(one.version for one in reports))
+    version = max(answered.version for answered in reports)
+    return Evaluated(scores, stats, texts, time.perf_counter() - began, version)
 
 
 def evaluate_alone(
@@ -91,21 +83,18 @@ def evaluate_alone(
     dataset."""
     dataset, deadline = recipe.train.eval.dataset, recipe.launch.startup_deadline
     assert dataset is not None
-    requests = Requests(transport, topology.world_size, recipe.launch.step_deadline)
-    phase("reading the data")
-    there = requests.ask_all("open_datasets", deadline=deadline)[0]["rows"][dataset]
-    check_dataset_sizes(recipe, {dataset: there})
-    phase("loading the model")
-    requests.ask_all("build", {"steps": 1, "rows": there}, deadline=deadline)
-    calls = Calls(recipe, topology, requests, phase)
-    found = evaluate(recipe, calls, requests, there if rows is None else min(rows, there), shown)
-    requests.let_go(lanes_of(recipe, topology))
-    return found
+    ranks = Ranks(transport, topology.world_size, recipe.launch.step_deadline)
 
+    async def run() -> Evaluated:
+        phase("reading the data")
+        available = (await ranks.ask_all("open_datasets", deadline=deadline))[0]["rows"][dataset]
+        check_dataset_sizes(recipe, {dataset: available})
+        phase("loading the model")
+        await ranks.ask_all("build", {"steps": 1, "rows": available}, deadline=deadline)
+        calls = Calls(recipe, topology, ranks, phase)
+        flow = Flow(calls, [])
+        evaluated = await evaluate(recipe, calls, flow, available if rows is None else min(rows, available), shown)
+        await ranks.let_go(lanes_of(recipe, topology))
+        return evaluated
 
-def _texts(calls: Calls, requests: Requests, ids: Sequence[str]) -> list[dict[str, Any]]:
-    described: list[list[dict[str, Any]]] = []
-    calls.describe(ids, described.append)
-    while not described:
-        requests.wait()
-    return described[0]
+    return ranks.run(run())

@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,8 +17,8 @@ from rlcli.runtime.transport import CHECK_SECONDS, ignore
 
 
 class InlineTransport:
-    """Requests are plain calls in this process, so a debugger can follow them. Lanes other than COMPUTE have a thread
-    each.
+    """A request is a plain call in this process, made where it is sent: a debugger and a traceback show who asked.
+    Lanes other than COMPUTE have a thread each.
 
     `waiting` is entered around each call with its name and deadline: only another process can end the call. `check`
     runs before each call: it raises when processes that belong to the run have ended.
@@ -34,10 +33,9 @@ class InlineTransport:
         self._handle = handle
         self._waiting = waiting
         self._check = check
-        self._queue: deque[Request] = deque()
         self._lanes: dict[str, queue.SimpleQueue[Request]] = {}
         self._heard: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
-        """Replies of the lanes; None for a report."""
+        """Replies; None for a report."""
         self.on_report: Callable[[Report], None] = ignore
 
     def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
@@ -45,9 +43,11 @@ class InlineTransport:
         self.on_report(Report(0, name, value, failure))
         self._heard.put(None)
 
-    def send(self, rank: int, request: Request) -> None:
+    def send(self, rank: int, request: Request, limit: float = 0.0) -> None:
         if request.lane == COMPUTE:
-            self._queue.append(request)
+            self._check()
+            with self._waiting(f"{request.name} on rank {rank}", limit):
+                self._heard.put(Reply(request.number, rank, self._handle(request)))
             return
         if request.lane not in self._lanes:
             self._lanes[request.lane] = queue.SimpleQueue()
@@ -67,10 +67,6 @@ class InlineTransport:
         self._check()
         with contextlib.suppress(queue.Empty):
             return self._heard.get_nowait()
-        if self._queue:
-            request = self._queue.popleft()
-            with self._waiting(waiting_for, deadline if limit is None else limit):
-                return Reply(request.number, 0, self._handle(request))
         end = time.monotonic() + deadline
         while (left := end - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -81,8 +77,5 @@ class InlineTransport:
     def clock(self) -> float:
         return time.monotonic()
 
-    def cancel(self) -> None:
-        self._queue.clear()
-
     def close(self) -> None:
-        self._queue.clear()
+        """Do nothing: the process is its own."""

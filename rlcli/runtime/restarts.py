@@ -7,7 +7,7 @@ from collections import Counter
 from rlcli.observe.display import Display
 from rlcli.observe.progress import RESTARTS
 from rlcli.runtime.messages import Report
-from rlcli.runtime.requests import Requests
+from rlcli.runtime.ranks import Ranks
 
 RESTARTED = "restarted"
 """Name of the report that such a process was started again: its `group` and `name`, the
@@ -17,11 +17,11 @@ RESTARTED = "restarted"
 class Restarts:
     """The restarts since the last step ended."""
 
-    def __init__(self, requests: Requests, display: Display):
+    def __init__(self, ranks: Ranks, display: Display):
         self._display = display
         self._of_step: Counter[str] = Counter()
         """Group → how many of its processes were started again."""
-        requests.listen(RESTARTED, self._take)
+        ranks.listen(RESTARTED, self._take)
 
     def numbers(self) -> dict[str, float]:
         """`restarts/<group>` of each group that had some, for the metrics of a step. The next step begins."""

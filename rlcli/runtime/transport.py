@@ -50,10 +50,11 @@ class Transport(Protocol):
 
     on_report: Callable[[Report], None]
     """Receives the workers' unsolicited reports: over ZeroMQ inside `receive`; inline in the reporting thread, even
-    while `receive` is busy with a request. It must not raise."""
+    while a request is handled. It must not raise."""
 
-    def send(self, rank: int, request: Request) -> None:
-        """Queue a request for a worker; workers handle their requests in the order they were sent."""
+    def send(self, rank: int, request: Request, limit: float = 0.0) -> None:
+        """Send a request to a worker, which may take `limit` seconds; workers handle their requests in the order they
+        were sent. Inline it is handled before this returns."""
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
         """The next reply of any worker; None if a report came first. Raises HangError when `deadline` (seconds from
@@ -61,9 +62,6 @@ class Transport(Protocol):
 
     def clock(self) -> float:
         """Seconds that the master has been running: its own pauses count against no rank."""
-
-    def cancel(self) -> None:
-        """Drop the requests that no worker has begun yet, where that is still possible."""
 
     def close(self) -> None: ...
 
@@ -124,7 +122,7 @@ class ZmqMaster:
             if message.failure is not None:
                 raise message.failure.as_error()
 
-    def send(self, rank: int, request: Request) -> None:
+    def send(self, rank: int, request: Request, limit: float = 0.0) -> None:
         zmq = zeromq()
 
         self.has_let_go = self.has_let_go or request.op == LAST_REQUEST
@@ -147,9 +145,6 @@ class ZmqMaster:
     def clock(self) -> float:
         self._own_pause()
         return time.monotonic() - self._paused
-
-    def cancel(self) -> None:
-        """Do nothing: requests are sent at once, so there is nothing to drop."""
 
     def _next(
         self, deadline: float, waiting_for: str, limit: float | None = None, key: str = "launch.step_deadline"

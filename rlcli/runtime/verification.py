@@ -14,13 +14,13 @@ from rlcli.checkpoint.manifest import FileDigest, read_manifest
 from rlcli.checkpoint.state import writer_of
 from rlcli.checkpoint.verify import damaged_files
 from rlcli.errors import ModelError
-from rlcli.runtime.requests import Requests
+from rlcli.runtime.ranks import Ranks
 
 SLOWEST = 50e6
 """Bytes per second: storage that is slower than this, for all ranks together, counts as hanging."""
 
 
-def verify_on_ranks(checkpoint: Path, requests: Requests, world_size: int, deadline: float) -> list[ModelError]:
+async def verify_on_ranks(checkpoint: Path, ranks: Ranks, world_size: int, deadline: float) -> list[ModelError]:
     """What is wrong with the files of a checkpoint, according to the ranks. `deadline`: seconds that they may take in
     addition to the time for reading."""
     manifest = read_manifest(checkpoint)
@@ -30,7 +30,7 @@ def verify_on_ranks(checkpoint: Path, requests: Requests, world_size: int, deadl
         for rank, share in enumerate(shares)
         if share
     }
-    answers = requests.ask("verify", asked, deadline + manifest.size / SLOWEST)
+    answers = await ranks.ask("verify", asked, deadline + manifest.size / SLOWEST)
     return [ModelError(**fault) for rank in sorted(answers) for fault in answers[rank]["faults"]]
 
 

@@ -134,7 +134,7 @@ class SimulatedRanks:
         self._order = itertools.count()
         self._seen: set[int] = set()
 
-    def send(self, rank: int, request: Request) -> None:
+    def send(self, rank: int, request: Request, limit: float) -> None:
         self._weigh(pack(request, TOKEN))
         with self._ranks_side():
             if request.op == "run_call" and request.number not in self._seen:
@@ -158,9 +158,6 @@ class SimulatedRanks:
 
     def clock(self) -> float:
         return self.now
-
-    def cancel(self) -> None:
-        self._events.clear()
 
     def close(self) -> None:
         pass

@@ -57,15 +57,15 @@ def scale(tmp_path, monkeypatch):
     return lambda: bench["measure"]([8], samples=16, real=0, staleness=0)[1]
 
 
-def test_scale_finds_sleep_in_each_dispatch_and_nothing_without_it(scale, monkeypatch):
+def test_scale_finds_sleep_in_each_call_and_nothing_without_it(scale, monkeypatch):
     assert scale() == []
-    dispatch = Calls.dispatch
+    prepare = Calls.prepare
 
     def slow(self, *arguments, **more):
         time.sleep(0.5)
-        return dispatch(self, *arguments, **more)
+        return prepare(self, *arguments, **more)
 
-    monkeypatch.setattr(Calls, "dispatch", slow)
+    monkeypatch.setattr(Calls, "prepare", slow)
     above = scale()
     assert any("8 ranks: a call costs 5" in line for line in above), above
     assert any("of the critical path" in line for line in above), above

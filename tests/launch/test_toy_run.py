@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -262,6 +263,9 @@ def test_a_bug_in_a_users_component_is_told_with_its_place(train, project, compo
     assert 'data.data["nothing"]' in Path(file).read_text().splitlines()[int(line) - 1]
     assert "rlcli test interface toy" in raised.value.hint
     assert isinstance(raised.value.__cause__, KeyError)
+    assert re.search("in call train_[a-z]+ of step 1", " ".join(raised.value.__notes__))
+    frames = [frame.name for frame in raised.traceback]
+    assert frames.index("_call") < frames.index("_compute") < frames.index("ask") < frames.index("handle")
 
 
 @pytest.mark.usefixtures("quick_ranks")

@@ -3,8 +3,7 @@
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.recipe.mesh import Mesh
-from rlcli.runtime.answered import Answered, named_reports
-from rlcli.runtime.scheduler import Task
+from rlcli.runtime.report import Answered, named_reports
 from rlcli.topology import RolePlacement
 
 
@@ -12,7 +11,7 @@ def running(name, role, sums, stats=None):
     mfc = MFCDef(name=name, model_name=role, interface_type=ModelInterfaceType.INFERENCE,
                  interface_impl=ModelInterfaceAbstraction("x"))  # fmt: skip
     answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0, "dropped": {}}}
-    return Answered(Task(0, 0, name), mfc, RolePlacement(role, (0,), Mesh()), answers)
+    return Answered(mfc, RolePlacement(role, (0,), Mesh()), answers)
 
 
 REWARDS = [

@@ -42,25 +42,21 @@ def test_by_seconds_since_the_last_one(monkeypatch):
     assert not schedule.is_due(3)
 
 
-@pytest.mark.parametrize("settings", [{"every_steps": 3}, {"every_epochs": 1}, {"every_steps": 4, "every_epochs": 2}])
 @pytest.mark.parametrize("sizes", [StepSizes(10, 4), StepSizes(3, 7), StepSizes(10, 6, 3, 12)])
-def test_no_step_begins_before_a_planned_one(settings, sizes):
-    schedule = Schedule(Checkpoint(every_seconds=None, **settings), sizes)
-    planned = [step for step in range(sizes.first_step + 1, 80) if schedule.is_due(step)]
-    for step in range(sizes.first_step, 40):
-        assert schedule.next_after(step) == next(due for due in planned if due > step)
+def test_whether_a_checkpoint_is_planned_before_a_step_is_known_as_it_begins(sizes):
+    """Steps of an epoch: one is due after each that reaches an end."""
+    schedule = Schedule(Checkpoint(every_seconds=None, every_epochs=1), sizes)
+    for step in range(sizes.first_step + 1, 80):
+        ends = any(place % sizes.rows == 0 for place in range(sizes.place(step - 1) + 1, sizes.place(step) + 1))
+        assert schedule.is_due(step) == ends
 
 
 @pytest.mark.parametrize("far", [10**12, 10**300])
-def test_a_checkpoint_that_is_far_away_is_found_at_once(far):
+def test_a_checkpoint_that_is_far_away_is_not_due(far):
     sizes = StepSizes(10, 4)
-    assert Schedule(Checkpoint(every_steps=far), sizes).next_after(7) == far
-    assert Schedule(Checkpoint(every_epochs=far), sizes).next_after(7) == far * 10 // 4
-    assert Schedule(Checkpoint(every_steps=far, every_epochs=1), sizes).next_after(7) == 8
-
-
-def test_nothing_is_planned_by_seconds_alone():
-    assert Schedule(Checkpoint(), StepSizes(10, 4)).next_after(5) is None
+    for settings in (Checkpoint(every_steps=far), Checkpoint(every_epochs=far), Checkpoint()):
+        assert not Schedule(settings, sizes).is_due(7)
+    assert Schedule(Checkpoint(every_steps=far, every_epochs=1), sizes).is_due(8)
 
 
 def test_steps_of_another_size_begin_at_the_place_that_was_reached():

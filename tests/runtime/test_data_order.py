@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.recipe.mesh import Mesh
+from rlcli.runtime.buffer import owners, share_by_rank, shares
 from rlcli.runtime.data_order import DataOrder, StepSizes
-from rlcli.runtime.partition import owners, share_by_rank, shares
 from rlcli.topology import RolePlacement
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcli.runtime.step_times import StepTimes
+from rlcli.runtime.report import StepTimes
 from rlcli.topology import WorkerGroup
 
 GROUPS = [WorkerGroup((0, 1), ("actor", "critic")), WorkerGroup((2,), ("rollout",)), WorkerGroup((3,), ("ref",))]

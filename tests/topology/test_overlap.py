@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rlcli.api.dataflow import CallGraph, weight_writers
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime.scheduler import Scheduler, Task
+from rlcli.runtime.flow import in_turn
 from rlcli.topology.overlap import COLUMNS, Timetable
 from rlcli.topology.report import make_plan, plan_json
 from rlcli.topology.text import plan_lines
@@ -50,22 +51,30 @@ def test_on_one_device_nothing_overlaps_and_nothing_is_drawn():
 
 
 def test_the_picture_keeps_the_order_that_a_synchronous_run_keeps():
-    """Each call starts only where the scheduler of a run lets it."""
+    """Each call starts where a run lets it: with what it reads and its weights, and in its turn on each rank."""
     made = plan(*APART, "train.max_staleness=0")
-    table = Timetable(made.recipe, made.topology)
-    turns = table.turns()
-    scheduler = Scheduler(train_graph(made.recipe), 20, window=2)
-    running: dict[str, Task] = {}
+    table, graph = Timetable(made.recipe, made.topology), train_graph(made.recipe)
+    rows, turns = table.turns(), [mfc.name for mfc in in_turn(graph)]
+    mfcs, makers, writers = {mfc.name: mfc for mfc in graph}, CallGraph(graph).reads, weight_writers(graph)
+    done, started = set(), {}
     for turn in range(COLUMNS):
-        now = {name: row[turn] for name, row in turns.items() if row[turn] is not None}
-        for name, task in list(running.items()):
-            if now.get(name) != task.step + 1:
-                scheduler.finish(running.pop(name))
-        for name, step in now.items():
-            if name not in running:
-                running[name] = next(t for t in scheduler.ready() if (t.call, t.step + 1) == (name, step))
-                scheduler.start(running[name])
-    assert scheduler.open_steps.start >= 2  # whole steps were drawn
+        for name, row in rows.items():
+            if turn and row[turn - 1] is not None and row[turn] != row[turn - 1]:
+                done.add((name, row[turn - 1]))
+        for name in turns:
+            step = rows[name][turn]
+            if step is None or (name, step) in started:
+                continue
+            started[name, step] = turn
+            before = {(maker, step) for maker in makers[name]}
+            before |= {(writer, step - 1) for writer in writers.get(mfcs[name].model_name, ()) if step > 1}
+            assert before <= done
+    assert max(step for _, step in started) > 2  # whole steps were drawn
+    for rank in range(made.topology.world_size):
+        of_rank = [
+            (start, step, turns.index(name)) for (name, step), start in started.items() if rank in table.places[name]
+        ]
+        assert [task[1:] for task in sorted(of_rank)] == sorted(task[1:] for task in of_rank)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])

@@ -56,7 +56,7 @@ class TimedRanks(SIMULATED):
         self._ends_of_training = []
         self._versions = {}
 
-    def send(self, rank, request):
+    def send(self, rank, request, limit):
         if request.op == "run_call" and request.number not in self._versions:
             call = request.args["call"]
             begin = max(self.now, self._free.get((rank, request.lane), 0.0))
@@ -64,7 +64,7 @@ class TimedRanks(SIMULATED):
             self._versions[request.number] = sum(end <= begin for end in self._ends_of_training)
             if call == "train_actor":
                 self._ends_of_training.append(begin + self._seconds[call])
-        super().send(rank, request)
+        super().send(rank, request, limit)
 
     def _answer(self, request, rank):
         if request.op == "copy_weights":

@@ -1,0 +1,269 @@
+"""How a batch of samples goes through calls: a training step, samples made ahead of one, and an evaluation alike.
+
+`Flow.go_through` and `Flow._call` are the whole way of a call; `calls` has its requests, `ranks` sends them in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from rlcli.api.dataflow import CallGraph, MFCDef, ModelInterfaceType, weight_writers
+from rlcli.errors import UsageError
+from rlcli.runtime.calls import Calls, WeightCopy
+from rlcli.runtime.ranks import Turn
+from rlcli.runtime.report import Answered
+
+
+class Selection(Protocol):
+    """Which samples of a batch a call works on: those of a chunk, a step or an evaluation."""
+
+    def ids(self, call: str) -> list[str]:
+        """The samples of a call, once the calls that it waits for are done."""
+
+    def drop(self, call: str, reasons: Mapping[str, str]) -> None:
+        """A call drops samples: sample → why."""
+
+
+class Gate:
+    """Lets one chunk after the other through a call, so that new weights need not wait for all of them."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        """Samples that wait for the call."""
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def let_through(self, samples: int) -> AsyncIterator[None]:
+        """Wait until the chunks before this one, of so many samples, are through; then keep others out."""
+        self.waiting += samples
+        async with self._lock:
+            self.waiting -= samples
+            yield
+
+
+@dataclass
+class Batch:
+    """Samples that go through calls together."""
+
+    title: str
+    """`step 3`, for errors."""
+    samples: Selection
+    number: int
+    """That of its training step, from 0, or of its chunk; it seeds what components draw."""
+    is_step: bool = True
+    """Whether it belongs to a training step: its calls then need the weights that the steps before have trained.
+    Others take those that there are."""
+    ages: Mapping[str, int] | None = None
+    """Sample → its staleness, if it was made ahead of training."""
+    gates: Mapping[str, Gate] = field(default_factory=dict)
+    """Calls that take one such batch after the other."""
+    reports: dict[str, Answered] = field(default_factory=dict)
+    """Call → what it answered."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """Generating call → training steps behind its weights, if these change."""
+    done: dict[str, asyncio.Event] = field(default_factory=dict)
+    """The calls that it goes through."""
+
+    def of(self, samples: Selection) -> Batch:
+        """Other samples that report to the same place."""
+        return replace(self, samples=samples)
+
+    def gate(self, call: str, samples: int) -> AbstractAsyncContextManager[None]:
+        """What lets so many samples through to a call."""
+        gate = self.gates.get(call)
+        return gate.let_through(samples) if gate is not None else nullcontext()
+
+    async def has(self, made_by: Iterable[str]) -> None:
+        """Wait until these calls are done."""
+        for call in made_by:
+            await self.done[call].wait()
+
+    def take_in(self, answered: Answered) -> None:
+        """A call is done."""
+        call = answered.mfc.name
+        earlier = self.reports.get(call)
+        self.reports[call] = answered if earlier is None else earlier.and_then(answered)
+        if answered.mfc.interface_type is ModelInterfaceType.GENERATE and answered.updates:
+            self.versions[call] = answered.version
+        self.samples.drop(call, answered.dropped())
+
+
+class Progress(asyncio.Event):
+    """What coroutines wait for that is not an answer: that a call is done, or samples are taken."""
+
+    def note(self) -> None:
+        """Have all that wait look again."""
+        self.set()
+        self.clear()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is the case."""
+        while not condition():
+            await self.wait()
+
+
+class Versions:
+    """Training steps behind the weights of each role that changes, directly or as a follower."""
+
+    def __init__(self, graph: Sequence[MFCDef], step: int, progress: Progress):
+        """`step`: how many are behind all of them now."""
+        self.finished = step
+        """Steps whose calls are all done."""
+        self._progress = progress
+        self._writers = weight_writers(graph)
+        self._versions = dict.fromkeys(self._writers, step)
+        self._written: set[tuple[str, int]] = set()
+        """Calls that have changed weights, and their steps."""
+
+    def of(self, roles: Iterable[str]) -> int:
+        """The version of these roles' weights: the lowest if they differ, the number of finished steps if none of them
+        changes."""
+        return min((self._versions[role] for role in roles if role in self._versions), default=self.finished)
+
+    async def reach(self, roles: Iterable[str], step: int) -> None:
+        """Wait until these roles have the weights that the steps before `step` trained."""
+        changing = [role for role in roles if role in self._versions]
+        await self._progress.until(lambda: all(self._versions[role] >= step for role in changing))
+
+    def write(self, mfc: MFCDef, step: int) -> None:
+        """A call has changed weights at a step."""
+        self._written.add((mfc.name, step))
+        for role in mfc.written_roles:
+            if all((writer, step) in self._written for writer in self._writers[role]):
+                self._versions[role] = step + 1
+        self._written = {(call, of_step) for call, of_step in self._written if of_step >= step}
+
+
+class Flow:
+    """Has batches go through calls."""
+
+    def __init__(self, calls: Calls, graph: Sequence[MFCDef], step: int = 0, is_asynchronous: bool = False):
+        """`graph`: that of training, whose calls change weights; `is_asynchronous`: samples are made ahead of it."""
+        self.progress = Progress()
+        self.versions = Versions(graph, step, self.progress)
+        self._calls = calls
+        self._is_asynchronous = is_asynchronous
+
+    async def go_through(self, graph: Sequence[MFCDef], batch: Batch) -> None:
+        """Have a batch go through calls, each as soon as it has what it reads. An error of one cancels the others."""
+        batch.done = {mfc.name: asyncio.Event() for mfc in graph}
+        waits_for = earlier_turns(graph) if self._is_asynchronous else CallGraph(graph).reads
+        queued = [(mfc, None if self._is_asynchronous else self._turns(mfc)) for mfc in in_turn(graph)]
+        async with asyncio.TaskGroup() as calls:
+            for mfc, turns in queued:
+                calls.create_task(self._call(mfc, waits_for[mfc.name], batch, turns))
+
+    def finish_step(self, step: int) -> None:
+        """All calls of a step are done."""
+        self.versions.finished = step + 1
+        self.progress.note()
+
+    async def _call(self, mfc: MFCDef, before: Iterable[str], batch: Batch, turns: CallTurns | None) -> None:
+        """The way of one call, after those `before` it; `turns`: those that were queued when its batch opened."""
+        with _naming(f"in call {mfc.name} of {batch.title}"):
+            await batch.has(before)
+            if batch.is_step:
+                await self.versions.reach({mfc.model_name, *mfc.written_roles}, batch.number)
+            if ids := batch.samples.ids(mfc.name):
+                async with batch.gate(mfc.name, len(ids)):
+                    batch.take_in(await self._compute(mfc, ids, batch, turns))
+            elif turns is not None:
+                await turns.skip()
+            if mfc.written_roles:
+                self.versions.write(mfc, batch.number)
+            batch.done[mfc.name].set()
+            self.progress.note()
+
+    async def _compute(self, mfc: MFCDef, ids: Sequence[str], batch: Batch, turns: CallTurns | None) -> Answered:
+        """Move, compute and copy. What is sent in a turn is awaited after it: the ranks have their next request before
+        they are done with this one."""
+        turns = turns or self._turns(mfc)
+        call = self._calls.prepare(mfc, ids, batch.number, batch.ages)
+        await self._calls.move(call)  # the lane works while the owners compute
+        async with turns.compute:  # of all ranks involved
+            computing = self._calls.run(call)
+        answered = self._calls.take_in(call, await computing)
+        if (copy := self._calls.copy_after(mfc)) is not None:
+            async with self._copy_turn(copy, turns.copy):  # of source and follower
+                copying = self._calls.copy(copy)
+            answered = answered.and_copied(copy.followers, await copying)
+        return answered
+
+    def _turns(self, mfc: MFCDef) -> CallTurns:
+        """The next turns of a call.
+
+        They are queued when its batch opens. Where samples are made ahead of training, they are queued when the call is
+        ready, so that no rank waits for what takes long elsewhere; and until a copy can begin, it only holds the turn
+        of its source.
+        """
+        queue, copy = self._calls.turns.queue, self._calls.copy_after(mfc)
+        compute = queue(self._calls.ranks_of(mfc))
+        if copy is None:
+            return CallTurns(compute, None)
+        return CallTurns(compute, queue(copy.sources if self._is_asynchronous else copy.ranks))
+
+    def _copy_turn(self, copy: WeightCopy, turn: Turn | None) -> Turn:
+        """The turn of a copy that can begin. If its follower is busy, it comes after what the source's ranks were given
+        meanwhile: they would wait for the follower."""
+        assert turn is not None
+        if self._is_asynchronous and self._calls.are_busy(copy.followers):
+            self._calls.turns.end(turn)
+            return self._calls.turns.queue(copy.ranks)
+        self._calls.turns.widen(turn, copy.ranks)
+        return turn
+
+
+@dataclass(frozen=True)
+class CallTurns:
+    """The turn of a call, and that of a copy of its weights to other ranks."""
+
+    compute: Turn
+    copy: Turn | None
+
+    async def skip(self) -> None:
+        """Let them pass."""
+        for turn in (self.compute, self.copy):
+            if turn is not None:
+                async with turn:
+                    continue
+
+
+def earlier_turns(graph: Sequence[MFCDef]) -> dict[str, set[str]]:
+    """Call → those that have their turn before it: those that it reads from, and if it changes weights the others of
+    their roles, which need the old ones."""
+    linked, writers = CallGraph(graph), weight_writers(graph)
+    earlier = {name: set(makers) for name, makers in linked.reads.items()}
+    for mfc in graph:
+        for role in mfc.written_roles:
+            readers = {reader.name for reader in graph if reader.model_name == role}
+            earlier[mfc.name] |= readers - linked.after(mfc.name) - set(writers[role])
+    return earlier
+
+
+def in_turn(graph: Sequence[MFCDef]) -> list[MFCDef]:
+    """Calls in the order of their turns, otherwise in the order of the graph.
+
+    Raises UsageError if calls wait for each other.
+    """
+    calls, earlier, ordered = {mfc.name: mfc for mfc in graph}, earlier_turns(graph), list[str]()
+    while len(ordered) < len(calls):
+        free = [name for name in calls if name not in ordered and earlier[name] <= set(ordered)]
+        if not free:
+            waiting = ", ".join(name for name in calls if name not in ordered)
+            raise UsageError(f"calls wait for each other's weights: {waiting}", where="graph")
+        ordered.append(free[0])
+    return [calls[name] for name in ordered]
+
+
+@contextmanager
+def _naming(location: str) -> Iterator[None]:
+    """Have errors say where they happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(location)
+        raise

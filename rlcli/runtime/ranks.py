@@ -1,0 +1,302 @@
+"""The ranks as the master sees them: what they are asked and in which order, and when an answer is late.
+
+The master is a set of coroutines. Whenever none of them can continue, it waits for the next answer of a rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import selectors
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rlcli.runtime.messages import COMPUTE, END_LANE, Reply, Report, Request
+from rlcli.runtime.transport import LAST_REQUEST, Transport
+
+T = TypeVar("T")
+
+Answers = dict[int, Mapping[str, Any]]
+"""Rank → its answer."""
+
+Asked = tuple[int, str]
+"""A rank and one of its lanes. Each lane does one thing after the other."""
+
+
+@dataclass(eq=False)
+class Question:
+    """A request to some ranks: those that owe an answer, and the answers so far."""
+
+    number: int
+    name: str
+    lane: str
+    waiting: set[int]
+    limit: float
+    """Seconds that a rank may take."""
+    answered: asyncio.Future[Answers] | None
+    """None if nobody waits for the answers."""
+    answers: Answers = field(default_factory=dict)
+
+
+class Ranks:
+    """Asks ranks. Every worker handles its requests in the order in which they were sent here.
+
+    So all workers see parts of one order of operations, and no two can wait for each other. For each rank, the clock of
+    a request starts when that rank has answered its previous request: a silent rank is found even if others answer.
+    Each lane of a rank has an order of requests and a clock of its own.
+    """
+
+    def __init__(self, transport: Transport, world_size: int, deadline: float):
+        self.turns = Turns()
+        self._transport = transport
+        self._world_size = world_size
+        self._deadline = deadline
+        self._number = 0
+        self._questions: dict[int, Question] = {}
+        self._queues: defaultdict[Asked, deque[Question]] = defaultdict(deque)
+        """What each lane works on, and what it was asked after that."""
+        self._due: list[tuple[float, int, Asked]] = []
+        """A heap of (when, question, who): an answer that would be late then, unless it has arrived meanwhile."""
+        self._listeners: dict[str, Callable[[Report], None]] = {}
+        self._awaited: tuple[asyncio.Future[None], str, float] | None = None
+        """Resolved by the next report; what it is, and the seconds that it may take."""
+        transport.on_report = self._take_report
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the master to its end. Raises the first error of its tasks, the error of a worker, or
+        HangError when an answer is late."""
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Waiting(self._wait))) as runner:
+            try:
+                return runner.get_loop().run_until_complete(work)
+            except BaseExceptionGroup as group:
+                error = _first(group)
+        raise error
+
+    def ask(
+        self, op: str, args: Mapping[int, dict[str, Any]], deadline: float | None = None, lane: str = COMPUTE
+    ) -> Awaitable[Answers]:
+        """Send a request to ranks, at once, each with its own arguments; await the result for their answers.
+
+        A rank that takes longer than `deadline` seconds ends the run.
+        """
+        answered: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
+        self._send(op, args, deadline, lane, answered)
+        return answered
+
+    def ask_all(
+        self,
+        op: str,
+        args: dict[str, Any] | None = None,
+        deadline: float | None = None,
+        ranks: Sequence[int] | None = None,
+        lane: str = COMPUTE,
+    ) -> Awaitable[Answers]:
+        """Ask ranks (default: all) the same."""
+        asked = range(self._world_size) if ranks is None else ranks
+        return self.ask(op, {rank: args or {} for rank in asked}, deadline, lane)
+
+    def tell(self, op: str, args: Mapping[int, dict[str, Any]]) -> None:
+        """Send a request whose answers are of no interest; an error still ends the run."""
+        self._send(op, args, None, COMPUTE, None)
+
+    def listen(self, name: str, take: Callable[[Report], None]) -> None:
+        """Have `take` called with each report of that name: inside `run`, or in the reporting thread of an inline
+        worker. It must not raise."""
+        self._listeners[name] = take
+
+    def are_busy(self, ranks: Iterable[int]) -> bool:
+        """Whether some of these ranks have not answered all they were asked."""
+        return any(self._queues[rank, COMPUTE] for rank in ranks)
+
+    async def next_report(self, awaited: str, deadline: float | None = None) -> None:
+        """Wait for a report, any. If nothing else is waited for, raises HangError, which says what was `awaited`, after
+        `deadline` seconds."""
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited = arrived, awaited, self._deadline if deadline is None else deadline
+        try:
+            await arrived
+        finally:
+            self._awaited = None
+
+    def cancel(self) -> None:
+        """Stop waiting for answers; reports are still accepted."""
+        self._questions.clear()
+        self._queues.clear()
+        self._due.clear()
+
+    async def let_go(self, lanes: Mapping[str, Sequence[int]]) -> None:
+        """Have all workers end, after their other lanes: lane → the ranks that have it."""
+        for lane, ranks in lanes.items():
+            await self.ask_all(END_LANE, ranks=ranks, lane=lane)
+        await self.ask_all(LAST_REQUEST)
+
+    def _send(
+        self,
+        op: str,
+        args: Mapping[int, dict[str, Any]],
+        deadline: float | None,
+        lane: str,
+        answered: asyncio.Future[Answers] | None,
+    ) -> None:
+        self._number += 1
+        requests = {rank: Request(self._number, op, args[rank], lane) for rank in sorted(args)}
+        name = next((request.name for request in requests.values()), op)
+        limit = self._deadline if deadline is None else deadline
+        question = Question(self._number, name, lane, set(args), limit, answered)
+        self._questions[self._number] = question
+        now = self._transport.clock()
+        for rank, request in requests.items():
+            queue = self._queues[rank, lane]
+            queue.append(question)
+            if len(queue) == 1:
+                self._start_clock((rank, lane), now)
+            self._transport.send(rank, request, limit)
+
+    # -- answers ---------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Wait for answers or reports until some coroutine can continue."""
+        has_news = False
+        while not has_news:
+            reply = self._receive()
+            has_news = self._wake_for_report() if reply is None else self._take_answer(reply)
+
+    def _receive(self) -> Reply | None:
+        """The next answer; None for a report. Raises HangError when the first answer that is due is late."""
+        first = self._first_due()
+        if first is None:
+            _, awaited, deadline = self._awaited or (None, "nothing", self._deadline)
+            return self._transport.receive(deadline, awaited)
+        due, question, rank = first
+        lane = "" if question.lane == COMPUTE else f" ({question.lane})"
+        remaining = max(0.0, due - self._transport.clock())
+        return self._transport.receive(remaining, f"{question.name} on rank {rank}{lane}", question.limit)
+
+    def _take_answer(self, reply: Reply) -> bool:
+        """Record an answer; True if it was the last that somebody waits for, or an error."""
+        question = self._questions.get(reply.number)
+        if question is None or reply.rank not in question.waiting:  # it was cancelled or already answered
+            return False
+        answered = question.answered
+        if reply.failure is not None:
+            if answered is None or answered.done():
+                raise reply.failure.as_error()
+            answered.set_exception(reply.failure.as_error())
+            return True
+        who = reply.rank, question.lane
+        self._queues[who].remove(question)
+        self._start_clock(who, self._transport.clock())
+        question.answers[reply.rank] = reply.value
+        question.waiting.discard(reply.rank)
+        if question.waiting:
+            return False
+        del self._questions[reply.number]
+        if answered is None or answered.done():
+            return False
+        answered.set_result(question.answers)
+        return True
+
+    def _wake_for_report(self) -> bool:
+        if self._awaited is None or self._awaited[0].done():
+            return False
+        self._awaited[0].set_result(None)
+        return True
+
+    def _start_clock(self, who: Asked, now: float) -> None:
+        """Start the clock of the oldest unanswered question, which it begins now."""
+        queue = self._queues[who]
+        if queue:
+            heapq.heappush(self._due, (now + queue[0].limit, queue[0].number, who))
+
+    def _first_due(self) -> tuple[float, Question, int] | None:
+        """(when, what, which rank) of the answer that will be late first."""
+        while self._due:
+            when, number, who = self._due[0]
+            queue = self._queues[who]
+            if queue and queue[0].number == number:
+                return when, queue[0], who[0]
+            heapq.heappop(self._due)
+        return None
+
+    def _take_report(self, report: Report) -> None:
+        take = self._listeners.get(report.name)
+        if take is not None:
+            take(report)
+
+
+class Turns:
+    """The order in which ranks get their requests: it decides which weights a call sees, and which collectives match
+    up. A turn is queued for all of its ranks at the same time, so all ranks see parts of one order."""
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[int, deque[Turn]] = defaultdict(deque)
+        self._number = 0
+
+    def queue(self, ranks: Iterable[int]) -> Turn:
+        """The next turn of these ranks."""
+        self._number += 1
+        turn = Turn(self, self._number, frozenset(ranks))
+        for rank in turn.ranks:
+            self._queues[rank].append(turn)
+        return turn
+
+    def widen(self, turn: Turn, ranks: Iterable[int]) -> None:
+        """Have more ranks take part in a turn that has not begun: on these too it comes before all later ones."""
+        for rank in set(ranks) - turn.ranks:
+            queue = self._queues[rank]
+            queue.insert(sum(earlier.number < turn.number for earlier in queue), turn)
+        turn.ranks |= frozenset(ranks)
+
+    def is_first(self, turn: Turn) -> bool:
+        """Whether no earlier turn is left on any of its ranks."""
+        return all(self._queues[rank][0] is turn for rank in turn.ranks)
+
+    def end(self, turn: Turn) -> None:
+        """Let the turns after it begin; it may be left out."""
+        for rank in turn.ranks:
+            self._queues[rank].remove(turn)
+        for later in {self._queues[rank][0] for rank in turn.ranks if self._queues[rank]}:
+            if later.may_begin is not None and not later.may_begin.done() and self.is_first(later):
+                later.may_begin.set_result(None)
+
+
+class Turn:
+    """`async with turn:` waits for the earlier turns of its ranks. What is sent meanwhile is sent in turn."""
+
+    def __init__(self, turns: Turns, number: int, ranks: frozenset[int]):
+        self.number = number
+        """Its place in the order of all turns."""
+        self.ranks = ranks
+        self.may_begin: asyncio.Future[None] | None = None
+        """Where it is waited for."""
+        self._turns = turns
+
+    async def __aenter__(self) -> None:
+        if not self._turns.is_first(self):
+            self.may_begin = asyncio.get_running_loop().create_future()
+            await self.may_begin
+
+    async def __aexit__(self, *error: object) -> None:
+        self._turns.end(self)
+
+
+class _Waiting(selectors.DefaultSelector):
+    """What an event loop does when no coroutine can continue: it waits for ranks, the only thing that happens outside
+    the master. There are no timers: deadlines are those of requests."""
+
+    def __init__(self, wait: Callable[[], None]):
+        super().__init__()
+        self._wait = wait
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout > 0:
+            self._wait()
+        return super().select(0)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that made the others be cancelled."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

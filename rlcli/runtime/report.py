@@ -1,0 +1,212 @@
+"""What a step reports: what its calls answered, where its time went, and what the run has come to."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any, TypeVar
+
+from rlcli.api.dataflow import MFCDef
+from rlcli.api.key_meaning import SEQUENCES, SOURCE
+from rlcli.errors import NumericError
+from rlcli.observe.display import Display
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.runtime.buffer import Buffer, owners
+from rlcli.runtime.measures import Moments
+from rlcli.topology import RolePlacement, WorkerGroup
+
+T = TypeVar("T")
+
+MEASURES = ("/grad_norm", "/loss")
+"""Name endings of the numbers that show whether an update was finite."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A call that all its ranks have answered."""
+
+    mfc: MFCDef
+    placement: RolePlacement
+    answers: Mapping[int, Mapping[str, Any]]
+    copy_seconds: float = 0.0
+    """Seconds until the last rank of the role that follows its role had the new weights; 0 if none follows."""
+    updates: int = 0
+    """Updates of its role's weights per training step; 0 if they never change."""
+
+    def and_then(self, later: Answered) -> Answered:
+        """Merge with the same call on other samples of the step."""
+        answers = {rank: _added(answer, later.answers[rank]) for rank, answer in self.answers.items()}
+        return replace(later, answers=answers, copy_seconds=self.copy_seconds + later.copy_seconds)
+
+    def and_copied(self, followers: Iterable[int], answers: Mapping[int, Mapping[str, Any]]) -> Answered:
+        """The call is done once the ranks of its follower have the new weights."""
+        return replace(self, copy_seconds=max(answers[rank]["seconds"] for rank in followers))
+
+    def dropped(self) -> dict[str, str]:
+        """Sample → why the call drops it."""
+        return {id_: why for rank in owners(self.placement) for id_, why in self.answers[rank]["dropped"].items()}
+
+    def stats(self) -> dict[str, float]:
+        """Statistics reported by the interface, which has already reduced them over the ranks."""
+        return dict(self.answers[self.placement.ranks[0]]["stats"])
+
+    def averages(self) -> dict[str, Moments]:
+        """Scores over all ranks' outputs, and counts of errors and the like if there were any."""
+        counts, scores = (self._sum_over_ranks(aspect) for aspect in ("counts", "scores"))
+        return {name: sums for name, sums in counts.items() if sums.total} | scores
+
+    def _sum_over_ranks(self, aspect: str) -> dict[str, Moments]:
+        totals = _sums(self.answers[rank][aspect] for rank in owners(self.placement))
+        return {name: moments for name, moments in totals.items() if moments.count}
+
+    def reports(self) -> dict[str, float]:
+        """Everything to record about the call."""
+        return {name: moments.mean for name, moments in self.averages().items()} | self.stats()
+
+    @property
+    def version(self) -> int:
+        """Version of the role's weights when the call began: the number of training steps behind them."""
+        return int(self.answers[self.placement.ranks[0]]["version"]) // max(self.updates, 1)
+
+    def times(self) -> dict[str, float]:
+        """Seconds of the slowest rank, by name; also of copying its weights."""
+        times = {self.mfc.name: max(self.answers[rank]["seconds"] for rank in self.placement.ranks)}
+        return times | {f"{self.mfc.name}.copy_to": self.copy_seconds} if self.copy_seconds else times
+
+
+def _added(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank's answers for two draws of a step, merged."""
+    sums = {
+        aspect: {name: astuple(moments) for name, moments in _sums((earlier[aspect], later[aspect])).items()}
+        for aspect in ("counts", "scores")
+    }
+    return {**later, **sums, "seconds": earlier["seconds"] + later["seconds"]}
+
+
+def _sums(reports: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Moments]:
+    """The moments of each name, as ranks send them, added up."""
+    totals: dict[str, Moments] = {}
+    for report in reports:
+        for name, moments in report.items():
+            totals[name] = totals.get(name, Moments()) + Moments(*moments)
+    return totals
+
+
+def named_reports(
+    calls: Sequence[Answered], reports: Callable[[Answered], Mapping[str, T]], section: Callable[[MFCDef], str]
+) -> dict[str, T]:
+    """Reports of calls as `<section>/<name>`, or as `<call>/<name>` where several calls of a section report the same
+    name: `math_inf/reward`."""
+    named = [(answered.mfc, name, value) for answered in calls for name, value in reports(answered).items()]
+    uses = Counter((section(mfc), name) for mfc, name, _ in named)
+
+    def full(mfc: MFCDef, name: str) -> str:
+        prefix = section(mfc) if uses[section(mfc), name] == 1 else mfc.name
+        return f"{prefix}/{name}" if prefix else name
+
+    return {full(mfc, name): value for mfc, name, value in named}
+
+
+class Totals:
+    """Counts the samples of one step after the other."""
+
+    def __init__(self, buffer: Buffer, sources: Sequence[str]):
+        """`sources`: the datasets that the training dataset is made of; none if it is a single one."""
+        self.tokens = 0
+        self.used: Counter[str] = Counter()
+        """Samples of each of these datasets."""
+        self._buffer = buffer
+        self._sources = sources
+
+    def restore(self, tokens: int, used: Mapping[str, int]) -> None:
+        """Continue with the totals of a checkpoint."""
+        self.tokens, self.used = tokens, Counter(used)
+
+    def count(self, ids: Sequence[str]) -> int:
+        """Add the samples of a step; returns their tokens."""
+        tokens = sum(self._buffer.sequence_lengths(ids, SEQUENCES))
+        self.tokens += tokens
+        if self._sources:
+            self.used.update(self._buffer.metadata(ids, SOURCE))
+        return tokens
+
+    def numbers(self, samples: int) -> dict[str, float]:
+        """Numbers for the metrics. `samples`: of all finished steps, each a prompt or another row of the dataset."""
+        used = {f"used/{name}": float(self.used[name]) for name in self._sources}
+        return {"total/prompts": float(samples), "total/tokens": float(self.tokens), **used}
+
+
+class StepTimes:
+    """Adds up seconds since the last step ended. A call counts when it is done, even if it belongs to a later step."""
+
+    def __init__(self, groups: Sequence[WorkerGroup], clock: Callable[[], float] = time.perf_counter):
+        self._groups = {"+".join(group.roles): group.ranks for group in groups}
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Start timing the next step."""
+        self._began = self._clock()
+        self._busy: Counter[int] = Counter()
+        self._moves = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the step began."""
+        return self._clock() - self._began
+
+    def count_call(self, seconds: Mapping[int, float]) -> None:
+        """Count a call; `seconds`: computing time of each of its ranks."""
+        self._busy.update(seconds)
+
+    def count_move(self, seconds: Iterable[float]) -> None:
+        """Count a transfer of tensors between ranks, `seconds` for each participant: it took as long as the slowest."""
+        self._moves += max(seconds, default=0.0)
+
+    def report(self, seconds: float) -> dict[str, float]:
+        """Times of a step that took `seconds`: `time/moves`, and for each group of ranks `time/idle/<roles>`, the mean
+        seconds in which its ranks computed nothing, and `time/idle_share/<roles>`, their share of the step."""
+        idle = {
+            name: max(0.0, seconds - sum(self._busy[rank] for rank in ranks) / len(ranks))
+            for name, ranks in self._groups.items()
+        }
+        named = {f"time/idle/{name}": of_group for name, of_group in idle.items()}
+        named |= {f"time/idle_share/{name}": of_group / seconds for name, of_group in idle.items() if seconds}
+        return {"time/step": seconds, **named} | ({"time/moves": self._moves} if self._moves else {})
+
+
+class NonfiniteSteps:
+    """Consecutive non-finite steps, with their samples."""
+
+    def __init__(self, directory: RunDirectory, display: Display, limit: int):
+        self.streak: list[tuple[int, list[str]]] = []
+        """(step, samples)."""
+        self._directory = directory
+        self._display = display
+        self._limit = limit
+
+    def restore(self, streak: Iterable[tuple[int, Sequence[str]]]) -> None:
+        """Continue with the streak of a checkpoint."""
+        self.streak = [(step, list(samples)) for step, samples in streak]
+
+    def watch(self, step: int, record: Mapping[str, float], ids: Sequence[str]) -> None:
+        """Record a finished step. Raises NumericError F37, before anything is saved, if too many in a row failed."""
+        bad = [key for key, value in record.items() if key.endswith(MEASURES) and not math.isfinite(value)]
+        if not bad:
+            self.streak.clear()
+            return
+        self.streak.append((step, list(ids)))
+        problem = f"step {step}: {bad[0]} is not finite"
+        self._display.warning(f"[F33] {problem}, update skipped ({len(self.streak)} of {self._limit})")
+        if len(self.streak) >= self._limit:
+            steps = [{"step": number, "samples": samples} for number, samples in self.streak]
+            file = self._directory.write_text("crash/nonfinite.json", json.dumps(steps, indent=2) + "\n")
+            raise NumericError(
+                f"{problem}, for {self._limit} steps in a row; no model was saved",
+                hint=f"lower the learning rate, or look at the samples named in {file}",
+                code="F37",
+            )

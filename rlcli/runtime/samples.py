@@ -1,0 +1,402 @@
+"""What becomes of every sample: it is queued, drawn, ready, and taken by a training step or dropped. Pure.
+
+Samples are drawn in chunks. A chunk goes through the calls that need no batch; those of its samples that no call drops
+are then ready. A step takes a batch of them. One rule admits samples: those accepted, in progress included, never
+exceed what may be trained on within `max_staleness` of the weights that generate them.
+
+At staleness 0 nothing here depends on when an answer arrives: a step draws until its batch is full, in the order of the
+data, and what it does not need goes back to the front of the queue. Above that, samples stay ready for later steps,
+which take them in the order of the weights that generated them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from rlcli.api.dataflow import CallGraph, MFCDef
+from rlcli.errors import DataError, UsageError
+from rlcli.runtime.data_order import DataOrder, StreamOrder, training_id
+
+WHY_SO_MANY = "look into why: with rewards that are all equal, the prompts are too easy or too hard for the model"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A row of an epoch, drawn to become a sample."""
+
+    epoch: int
+    row: int
+    attempt: int = 0
+    """How many times it was begun before."""
+
+    @property
+    def id(self) -> str:
+        """Id of the sample that it becomes."""
+        return training_id(self.epoch, self.row)
+
+    @property
+    def again(self) -> Draw:
+        """The next attempt."""
+        return replace(self, attempt=self.attempt + 1)
+
+
+class SampleQueue:
+    """What is drawn next: first the samples that were given back, then the data in order."""
+
+    def __init__(self, order: DataOrder | StreamOrder, position: int = 0, returned: Iterable[Draw] = ()):
+        self.position = position
+        """Position in the data order of the first row that was never drawn."""
+        self._order = order
+        self._returned = deque(returned)
+
+    @property
+    def returned(self) -> tuple[Draw, ...]:
+        """Samples that come before the rows that were never drawn."""
+        return tuple(self._returned)
+
+    def take(self, count: int) -> list[Draw]:
+        old = [self._returned.popleft() for _ in range(min(count, len(self._returned)))]
+        new = [Draw(*self._order.at(self.position + number)) for number in range(count - len(old))]
+        self.position += len(new)
+        return old + new
+
+    @property
+    def pass_rows(self) -> int | None:
+        """Rows of a pass over the data, if known."""
+        return self._order.rows
+
+    def pass_ended(self, rows: int) -> None:
+        """Record how many rows a pass over a stream has."""
+        assert isinstance(self._order, StreamOrder)
+        self._order.rows = rows
+
+    def instead_of(self, draw: Draw) -> Draw:
+        """The row to draw instead of one that turned out to be missing in the first pass over a stream."""
+        return Draw(*self._order.at(draw.row), draw.attempt)
+
+    def put_back(self, draws: Sequence[Draw]) -> None:
+        """Return them to the front, in order, as if they had not been taken."""
+        self._returned.extendleft(reversed(draws))
+
+    def give_back(self, draws: Sequence[Draw]) -> None:
+        """Return them to the front, in order, to be begun once more."""
+        self.put_back([draw.again for draw in draws])
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Why a sample is not trained on."""
+
+    call: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A sample that a training step may take."""
+
+    draw: Draw
+    versions: Mapping[str, int]
+    """Generating call → training steps behind the weights that it sampled with. Only for weights that change."""
+    chunk: int = -1
+    """The chunk it was drawn with; -1 if it was drawn before the run was resumed."""
+
+    @property
+    def id(self) -> str:
+        return self.draw.id
+
+    @property
+    def oldest(self) -> int:
+        """The version of its oldest part."""
+        return min(self.versions.values(), default=0)
+
+    def as_json(self) -> dict[str, Any]:
+        """The sample's entry in a checkpoint."""
+        return {"draw": [self.draw.epoch, self.draw.row, self.draw.attempt], "versions": dict(self.versions)}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Ready:
+        return Ready(Draw(*fields["draw"]), fields["versions"])
+
+    def staleness(self, step: int) -> int:
+        """Training steps between the weights that generated it and those that step number `step` (from 0) trains."""
+        return step - self.oldest if self.versions else 0
+
+
+class Chunk:
+    """Samples that are drawn together and go through the calls before training."""
+
+    def __init__(self, number: int, draws: list[Draw], before: Mapping[str, set[str]]):
+        """`before`: call → the calls that it waits for, in the order of the graph."""
+        self.number = number
+        self.draws = draws
+        self.drops: dict[str, Drop] = {}
+        """Sample → why it was dropped."""
+        self._before = before
+
+    @property
+    def remaining(self) -> list[Draw]:
+        """Samples that no call has dropped."""
+        return [draw for draw in self.draws if draw.id not in self.drops]
+
+    def ids(self, call: str) -> list[str]:
+        """The samples that a call works on: those that the calls before it have kept. Which of the other calls are done
+        makes no difference."""
+        dropped = {id_ for id_, drop in self.drops.items() if drop.call in self._before[call]}
+        return [draw.id for draw in self.draws if draw.id not in dropped]
+
+    def drop(self, call: str, reasons: Mapping[str, str]) -> None:
+        """Count samples as dropped by a call. If several calls drop a sample, the first in the graph counts."""
+        places = list(self._before)
+        for id_, reason in reasons.items():
+            earlier = self.drops.get(id_)
+            if earlier is None or places.index(call) < places.index(earlier.call):
+                self.drops[id_] = Drop(call, reason)
+
+    def replace(self, missing: Sequence[str], instead_of: Callable[[Draw], Draw]) -> list[Draw]:
+        """Draw others instead of rows that do not exist; returns these."""
+        others = {draw.id: instead_of(draw) for draw in self.draws if draw.id in missing}
+        self.draws = [others.get(draw.id, draw) for draw in self.draws]
+        return list(others.values())
+
+
+@dataclass
+class StepSamples:
+    """The samples that a training step takes, and those dropped since the step before took its own."""
+
+    batch: list[Ready]
+    drawn: list[Draw] = field(default_factory=list)
+    """What was drawn since the step before, in order."""
+    first: int = 0
+    """How many of these were drawn first."""
+    drops: dict[str, Drop] = field(default_factory=dict)
+    """Sample → why it was dropped."""
+    surplus: list[str] = field(default_factory=list)
+    """Samples that went back to the queue."""
+
+    @property
+    def all_ids(self) -> list[str]:
+        """The samples of the batch, in its order."""
+        return [sample.id for sample in self.batch]
+
+    def ids(self, call: str) -> list[str]:
+        """The samples that a call works on: all of them."""
+        return self.all_ids
+
+    def drop(self, call: str, reasons: Mapping[str, str]) -> None:
+        """Raises UsageError R71 if there are any: training has begun."""
+        if reasons:
+            problem = f"{call} drops samples of a batch that is complete"
+            raise UsageError(problem, hint="drop samples in a call that comes before training", code="R71")
+
+    def counts(self, reasons: Iterable[str]) -> dict[str, float]:
+        """Counts for the metrics: samples that were drawn, dropped (for each of `reasons`), drawn as replacements, and
+        given back."""
+        dropped = Counter(drop.reason for drop in self.drops.values())
+        counts = {"drawn": len(self.drawn), "dropped": len(self.drops), "redrawn": len(self.drawn) - self.first}
+        counts |= {"returned": len(self.surplus)}
+        counts |= {f"dropped/{reason}": dropped[reason] for reason in reasons}
+        return {f"samples/{name}": float(count) for name, count in counts.items()}
+
+    def ledger(self, state: str, versions: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+        """One line for each finished sample: why it was dropped, or `state` and the versions of the weights that
+        generated it, those of the step's own calls being `versions`."""
+        taken = {sample.id: sample for sample in self.batch}
+        for id_ in dict.fromkeys([*(draw.id for draw in self.drawn), *taken]):
+            if id_ in taken:
+                yield {"sample": id_, "state": state, "versions": {**taken[id_].versions, **versions}}
+            elif id_ in self.drops:
+                yield dropped_line(id_, self.drops[id_])
+
+
+def dropped_line(id_: str, drop: Drop) -> dict[str, Any]:
+    """The ledger's entry of a dropped sample."""
+    return {"sample": id_, "state": "dropped", **asdict(drop)}
+
+
+@dataclass(frozen=True)
+class Admission:
+    """How many samples are drawn, and when."""
+
+    batch: int
+    """Samples of a training step."""
+    max_staleness: int = 0
+    """By how many training steps the weights that generate a sample may lag those that it trains."""
+    chunk: int | None = None
+    """Samples drawn at a time; None: as many as are admitted."""
+    max_redraws: int = 0
+    """Above staleness 0: how many batches of samples may be dropped before a step has its samples. At 0: how many times
+    a step may draw again."""
+    takes_freshest: bool = False
+    """Whether a step takes the samples of the newest weights first, instead of the oldest."""
+    replaces: bool = True
+    """Whether dropped samples are replaced, so that every batch is full."""
+
+    def size(self, room: int, is_awaited: bool) -> int:
+        """Samples of the next chunk, 0 if it has to wait, if `room` more may be accepted. `is_awaited`: training waits
+        for it."""
+        if room <= 0 or self.chunk is None:
+            return max(room, 0)
+        if not self.max_staleness:  # the surplus goes back to the queue
+            return self.chunk
+        return min(self.chunk, room) if room >= self.chunk or is_awaited else 0
+
+
+class Samples:
+    """Every sample that was drawn: in progress, ready, taken, dropped, or waiting in the queue once more."""
+
+    def __init__(self, queue: SampleQueue, calls: Sequence[MFCDef], rule: Admission, accepted: int = 0,
+                 ready: Iterable[Ready] = (), step: int = 0):  # fmt: skip
+        """`calls`: those that a chunk goes through; `accepted`: samples that the steps before `step` have taken."""
+        self.queue = queue
+        self.rule = rule
+        self.expired = 0
+        """Samples that were given back as too stale."""
+        graph = CallGraph(calls)
+        self._before = {mfc.name: graph.before(mfc.name) for mfc in calls}
+        self._in_progress: dict[int, Chunk] = {}
+        self._next_chunk = 0
+        self._ready = list(ready)
+        self._past = accepted
+        self._step = step
+        """The step that takes samples next."""
+        self._ended: list[Chunk] = []
+        """Chunks that are done since the last step took samples."""
+        self._drops: dict[str, Drop] = {}
+        """Dropped since then, and not reported."""
+
+    @property
+    def running(self) -> int:
+        """Samples in progress."""
+        return sum(len(chunk.draws) - len(chunk.drops) for chunk in self._in_progress.values())
+
+    @property
+    def ready(self) -> tuple[Ready, ...]:
+        """Finished samples that no step has taken."""
+        return tuple(self._ready)
+
+    @property
+    def accepted(self) -> int:
+        """Samples that were taken or still may be: those neither dropped nor given back."""
+        return self._past + len(self._ready) + self.running
+
+    def has(self, count: int) -> bool:
+        """Whether at least `count` samples are ready."""
+        return len(self._ready) >= count
+
+    def waiting(self) -> tuple[Draw, ...]:
+        """What a run that resumes from here draws first: the samples in progress, then the queue's."""
+        unfinished = (draw.again for chunk in self._in_progress.values() for draw in chunk.draws)
+        return (*unfinished, *self.queue.returned)
+
+    # -- before training -------------------------------------------------------------------------------------
+
+    def admit(self, limit: float) -> Chunk | None:
+        """Draw the next chunk, unless more than `limit` samples would be accepted.
+
+        Raises DataError F80 if too many were dropped to draw again.
+        """
+        is_awaited = not self.running and not self.has(self.rule.batch)
+        size = self.rule.size(int(limit) - self.accepted, is_awaited)
+        if not size:
+            return None
+        if not self.rule.max_staleness and len(self._ended) > self.rule.max_redraws:
+            raise self._too_few(int(limit) - self._past)
+        chunk = Chunk(self._next_chunk, self.queue.take(size), self._before)
+        self._next_chunk += 1
+        self._in_progress[chunk.number] = chunk
+        return chunk
+
+    def redraw(self, chunk: Chunk, missing: Sequence[str], rows: int) -> list[Draw]:
+        """Replace rows of a chunk that lie beyond the end of a stream of `rows` rows; returns the replacements."""
+        self.queue.pass_ended(rows)
+        return chunk.replace(missing, self.queue.instead_of)
+
+    def end(self, chunk: Chunk, versions: Mapping[str, int]) -> list[str]:
+        """A chunk has been through all calls; `versions` of the weights that generated it. Returns the samples that are
+        no longer needed.
+
+        Raises DataError F80 if more samples were dropped than training can wait for.
+        """
+        del self._in_progress[chunk.number]
+        self._ended.append(chunk)
+        self._ready += [Ready(draw, versions, chunk.number) for draw in chunk.remaining]
+        self._drops |= chunk.drops
+        if not self.rule.replaces:
+            self._past += len(chunk.drops)
+        drops = Counter(drop for ended in self._ended for drop in ended.drops.values())
+        if self.rule.max_staleness and drops.total() > (self.rule.max_redraws + 1) * self.rule.batch:
+            raise self._too_many(drops)
+        return list(chunk.drops)
+
+    # -- training --------------------------------------------------------------------------------------------
+
+    def expire(self, step: int) -> list[str]:
+        """Give back samples that are too stale for step number `step`; returns them."""
+        limit = self.rule.max_staleness
+        stale = [sample.draw for sample in self._ready if sample.staleness(step) > limit]
+        self._ready = [sample for sample in self._ready if sample.staleness(step) <= limit]
+        self.queue.give_back(stale)
+        self.expired += len(stale)
+        return [draw.id for draw in stale]
+
+    def take(self, count: int) -> StepSamples:
+        """The samples of the next step: `count` of those that are ready, or all if dropped ones are not replaced."""
+        assert self.has(count) or not self.rule.replaces, f"{count} samples needed, {len(self._ready)} ready"
+        sign = -1 if self.rule.takes_freshest else 1
+        in_order = sorted(self._ready, key=lambda sample: (sign * sample.oldest, sample.chunk))
+        batch, self._ready = in_order[:count], in_order[count:]
+        self._past += len(batch)
+        self._step += 1
+        drawn = [draw for chunk in self._ended for draw in chunk.draws]
+        first = len(self._ended[0].draws) if self._ended else 0
+        step = StepSamples(batch, drawn, first, self._drops, self._surplus())
+        self._ended, self._drops = [], {}
+        return step
+
+    def abandon(self) -> list[str]:
+        """Put back all that was drawn for the next step, as if it had not been; returns the samples that were ready."""
+        self.queue.put_back([draw for chunk in self._ended for draw in chunk.draws])
+        ready = [sample.id for sample in self._ready]
+        self._ended, self._drops, self._ready = [], {}, []
+        return ready
+
+    def drain_drops(self) -> list[dict[str, Any]]:
+        """Ledger entries: the samples dropped since the last call of this, or since a step took samples."""
+        drops, self._drops = self._drops, {}
+        return [dropped_line(id_, drop) for id_, drop in drops.items()]
+
+    def _surplus(self) -> list[str]:
+        """At staleness 0 what is not needed goes back."""
+        if self.rule.max_staleness:
+            return []
+        surplus, self._ready = [sample.draw for sample in self._ready], []
+        self.queue.give_back(surplus)
+        return [draw.id for draw in surplus]
+
+    # -- errors ----------------------------------------------------------------------------------------------
+
+    def _too_few(self, size: int) -> DataError:
+        drops = Counter(drop for chunk in self._ended for drop in chunk.drops.values())
+        ready, drawn, times = len(self._ready), sum(len(chunk.draws) for chunk in self._ended), len(self._ended)
+        few = f"{ready} of the {size} samples of a batch are" if ready else "the batch is empty: no sample is"
+        draws = f"{times} draw{'s' if times > 1 else ''}"
+        problem = f"step {self._step + 1}: {few} left of {drawn} in {draws}"
+        return self._shortage(drops, problem, "train.max_redraws or train.prompts_per_draw")
+
+    def _too_many(self, drops: Counter[Drop]) -> DataError:
+        ready = f"{len(self._ready)} of the {self.rule.batch} of a batch are there"
+        dropped = f"{drops.total()} samples were dropped since the last step began"
+        return self._shortage(drops, f"{ready}, and {dropped}", "train.max_redraws")
+
+    def _shortage(self, drops: Counter[Drop], problem: str, key: str) -> DataError:
+        names = list(self._before)
+        in_order = sorted(drops.items(), key=lambda counted: names.index(counted[0].call))
+        reasons = ", ".join(f"{drop.call} {count} ({drop.reason})" for drop, count in in_order)
+        where = ", ".join(dict.fromkeys(f"graph.{drop.call}" for drop in drops))
+        return DataError(
+            f"{problem}; dropped: {reasons}", where=where, hint=f"raise {key}, or {WHY_SO_MANY}", code="F80"
+        )

@@ -1,0 +1,164 @@
+"""How a batch goes through calls: in which order they take their turns, and which weights they wait for."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
+from rlcli.errors import UsageError
+from rlcli.runtime.flow import Gate, Progress, Versions, in_turn
+
+KINDS = {"generate": ModelInterfaceType.GENERATE, "inference": ModelInterfaceType.INFERENCE,
+         "train_step": ModelInterfaceType.TRAIN_STEP}  # fmt: skip
+
+
+def mfc(name, role, kind, inputs=(), outputs=(), copies_to=()):
+    return MFCDef(
+        name=name, model_name=role, interface_type=KINDS[kind], interface_impl=ModelInterfaceAbstraction("x"),
+        input_keys=tuple(inputs), output_keys=tuple(outputs),
+        post_hooks=tuple(ParamReallocHook(target=target) for target in copies_to),
+    )  # fmt: skip
+
+
+PPO = [
+    mfc("gen", "actor", "generate", ["prompts"], ["ids"]),
+    mfc("rew", "reward", "inference", ["ids"], ["rewards"]),
+    mfc("val", "critic", "inference", ["ids"], ["values"]),
+    mfc("a_train", "actor", "train_step", ["ids", "rewards", "values"]),
+    mfc("c_train", "critic", "train_step", ["ids", "rewards", "values"]),
+]
+FOLLOWED = [
+    mfc("gen", "rollout", "generate", ["prompts"], ["ids"]),
+    mfc("ref", "ref", "inference", ["ids"], ["ref_logprobs"]),
+    mfc("train", "actor", "train_step", ["ids", "ref_logprobs"], copies_to=["rollout", "ref"]),
+    mfc("other", "ref", "inference", ["ids"], ["unread"]),
+]
+
+
+def names(calls):
+    return [call.name for call in calls]
+
+
+def test_turns_have_the_order_of_the_graph():
+    assert names(in_turn(PPO)) == names(PPO)
+
+
+def test_a_call_takes_its_turn_after_those_that_it_reads_from():
+    assert names(in_turn([PPO[3], PPO[4], *PPO[:3]])) == ["gen", "rew", "val", "a_train", "c_train"]
+
+
+def test_training_takes_its_turn_after_the_other_calls_of_its_role():
+    """They are to see the weights from before the update, wherever they are in the graph."""
+    graph = [
+        mfc("train", "actor", "train_step", ["prompts"]),
+        mfc("look", "actor", "inference", ["prompts"], ["unused"]),
+        mfc("slow", "other", "inference", ["prompts"], ["late"]),
+        mfc("late_look", "actor", "inference", ["late"], ["more"]),
+    ]
+    assert names(in_turn(graph)) == ["look", "slow", "late_look", "train"]
+
+
+def test_weights_are_not_replaced_under_a_call_of_a_follower():
+    assert names(in_turn(FOLLOWED)) == ["gen", "ref", "other", "train"]
+
+
+def test_what_reads_from_training_comes_after_it():
+    graph = [
+        mfc("train", "actor", "train_step", ["prompts"], ["advice"]),
+        mfc("look", "actor", "inference", ["advice"], ["unused"]),
+    ]
+    assert names(in_turn(graph)) == ["train", "look"]
+
+
+def test_calls_that_need_each_others_old_weights_are_refused():
+    graph = [
+        mfc("a_train", "a", "train_step", ["prompts"], ["x"]),
+        mfc("b_train", "b", "train_step", ["prompts"], ["y"]),
+        mfc("a_look", "a", "inference", ["y"], ["u"]),
+        mfc("b_look", "b", "inference", ["x"], ["v"]),
+    ]
+    with pytest.raises(UsageError, match="wait for each other's weights: a_train, b_train, a_look, b_look"):
+        in_turn(graph)
+
+
+async def reached(versions, roles, step):
+    """Whether a call of these roles need not wait for its weights."""
+    try:
+        async with asyncio.timeout(0):
+            await versions.reach(roles, step)
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_call_waits_for_the_weights_that_the_step_before_has_trained():
+    async def checked():
+        versions = Versions(PPO, 0, Progress())
+        assert await reached(versions, ["actor"], 0)
+        assert not await reached(versions, ["actor"], 1)
+        assert await reached(versions, ["reward"], 7)  # its weights never change
+        versions.write(PPO[3], 0)
+        assert await reached(versions, ["actor"], 1)
+        assert not await reached(versions, ["actor", "critic"], 1)
+
+    asyncio.run(checked())
+
+
+def test_two_training_calls_of_one_role_make_one_version():
+    first, second = (mfc(name, "actor", "train_step", ["ids"]) for name in ("first", "second"))
+    versions = Versions([first, second], 0, Progress())
+    versions.write(first, 0)
+    assert versions.of(["actor"]) == 0
+    versions.write(second, 0)
+    assert versions.of(["actor"]) == 1
+
+
+def test_a_follower_has_the_version_of_its_source():
+    versions = Versions(FOLLOWED, 3, Progress())
+    assert versions.of(["rollout", "ref"]) == 3
+    versions.write(FOLLOWED[2], 3)
+    assert versions.of(["rollout", "ref"]) == versions.of(["actor"]) == 4
+
+
+def test_weights_that_never_change_count_as_those_of_the_finished_steps():
+    versions = Versions([replace(PPO[0], model_name="frozen")], 2, Progress())
+    assert versions.of(["frozen"]) == 2
+
+
+def test_a_waiting_call_continues_once_the_weights_are_trained():
+    progress = Progress()
+    versions, log = Versions(PPO, 0, progress), []
+
+    async def generate():
+        await versions.reach(["actor"], 1)
+        log.append("gen of step 2")
+
+    async def train():
+        log.append("train of step 1")
+        versions.write(PPO[3], 0)
+        progress.note()
+
+    async def both():
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(generate())
+            tasks.create_task(train())
+
+    asyncio.run(both())
+    assert log == ["train of step 1", "gen of step 2"]
+
+
+def test_a_gate_lets_one_chunk_through_at_a_time_and_counts_the_samples_that_wait():
+    gate, log = Gate(), []
+
+    async def go_through(number, samples):
+        async with gate.let_through(samples):
+            await asyncio.sleep(0)
+            log.append((number, gate.waiting))
+
+    async def all_of_them():
+        await asyncio.gather(*[go_through(number, samples) for number, samples in enumerate((4, 8, 16))])
+
+    asyncio.run(all_of_them())
+    assert log == [(0, 24), (1, 16), (2, 0)]

@@ -1,5 +1,6 @@
 """The master's side of a checkpoint: the room that it needs, and a state that can be written down."""
 
+import asyncio
 import json
 import shutil
 from types import SimpleNamespace
@@ -20,13 +21,17 @@ def make(tmp_path):
 
     def made(settings, answer=None):
         recipe, topology = SimpleNamespace(checkpoint=settings), SimpleNamespace(placements=[], world_size=1)
-        requests = SimpleNamespace(ask=lambda op, args: {0: answer}, listen=lambda name, take: None)
+
+        async def ask(op, args):
+            return {0: answer}
+
+        ranks = SimpleNamespace(ask=ask, listen=lambda name, take: None)
         return Checkpoints(
             SimpleNamespace(checkpoints=tmp_path, record=None),
             SimpleNamespace(run_id="run"),
             recipe,
             topology,
-            requests,
+            ranks,
             SimpleNamespace(phase=lambda text: None),
         )
 
@@ -55,7 +60,7 @@ def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
 def test_a_state_that_is_not_finite_is_no_bug_of_ours(make):
     checkpoints = make(Checkpoint(), {"versions": {}, "interfaces": {"train": {"kl_ctl": float("nan")}}})
     with pytest.raises(NumericError, match="the state of step 3 holds a number that is not finite") as caught:
-        checkpoints.take(RunState(step=3, samples=24, drawn=24, datasets={}), {}, lambda: None)
+        asyncio.run(checkpoints.take(RunState(step=3, samples=24, drawn=24, datasets={}), {}, lambda: None))
     assert (caught.value.code, caught.value.exit_code) == ("F35", 9)
 
 

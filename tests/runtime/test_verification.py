@@ -1,5 +1,6 @@
 """Ranks verify a checkpoint: who reads what, and what each finds."""
 
+import asyncio
 import hashlib
 import os
 from collections import Counter
@@ -43,34 +44,34 @@ def checkpoint(tmp_path):
     return folder
 
 
-class Ranks:
-    """Requests that are answered at once."""
+class AnsweringRanks:
+    """Ranks that answer at once."""
 
     def __init__(self):
         self.deadlines = []
 
-    def ask(self, op, args, deadline):
+    async def ask(self, op, args, deadline):
         assert op == "verify"
         self.deadlines.append(deadline)
         return {rank: verify_share(**asked, threads=2) for rank, asked in args.items()}
 
 
 def test_ranks_find_each_changed_byte(checkpoint):
-    assert verify_on_ranks(checkpoint, Ranks(), 4, 60) == []
+    assert asyncio.run(verify_on_ranks(checkpoint, AnsweringRanks(), 4, 60)) == []
     damaged = checkpoint / "models/actor/file4"
     content = bytearray(damaged.read_bytes())
     for place in (0, 2500, 4999):
         content[place] ^= 1
         damaged.write_bytes(content)
         content[place] ^= 1
-        (fault,) = verify_on_ranks(checkpoint, Ranks(), 4, 60)
+        (fault,) = asyncio.run(verify_on_ranks(checkpoint, AnsweringRanks(), 4, 60))
         assert (fault.code, fault.where) == ("F18", str(damaged))
 
 
 def test_large_checkpoints_get_time_to_be_read(checkpoint, monkeypatch):
     monkeypatch.setattr(verification, "SLOWEST", 100)
-    ranks = Ranks()
-    verify_on_ranks(checkpoint, ranks, 1, 60)
+    ranks = AnsweringRanks()
+    asyncio.run(verify_on_ranks(checkpoint, ranks, 1, 60))
     assert ranks.deadlines == [60 + 6 * 5000 / 100]
 
 

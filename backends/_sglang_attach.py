@@ -72,11 +72,11 @@ def check_logprobs(server: Server, expected: Expected) -> None:
     low, high = min(clear, key=as_it_is.__getitem__), max(clear, key=as_it_is.__getitem__)
     apart, found = as_it_is[high] - as_it_is[low], halved[high] - halved[low]
     if apart > SEEN and abs(found - 2 * apart) > TOLERANCE * apart:
-        what = (
+        message = (
             f"{server.name} reports log-probs of another distribution than the one that it samples from: tokens "
             f"{ids[low]} and {ids[high]} differ by {apart:.3g} at temperature 1 and by {found:.3g} at 0.5"
         )
-        raise ModelError(what, hint="start it without SGLANG_RETURN_ORIGINAL_LOGPROB", code="F93")
+        raise ModelError(message, hint="start it without SGLANG_RETURN_ORIGINAL_LOGPROB", code="F93")
 
 
 def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
@@ -94,17 +94,17 @@ def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
 
 def _check_processes(server: Server, expected: Expected, found: Any) -> None:
     if isinstance(found, int) and found != expected.ranks:
-        what = f"{server.name} is {found} processes (its tp-size), and role {expected.role} expects {expected.ranks}"
+        message = f"{server.name} is {found} processes (its tp-size), and role {expected.role} expects {expected.ranks}"
         hint = f"models.{expected.role}.backend.args.tp={found}"
-        raise UsageError(what, hint=hint, code="R49")
+        raise UsageError(message, hint=hint, code="R49")
 
 
 def _check_settings(server: Server, preferred: Any) -> None:
     """The server's preferences apply to every parameter that a request does not set."""
     others = sorted(set(preferred) - SENT) if isinstance(preferred, dict) else [str(preferred)] if preferred else []
     if others:
-        what = f"{server.name} changes every distribution by sampling settings of its own: {', '.join(others)[:200]}"
-        raise ModelError(what, hint="start it without --preferred-sampling-params", code="F93")
+        message = f"{server.name} changes every distribution by sampling settings of its own: {', '.join(others)[:200]}"
+        raise ModelError(message, hint="start it without --preferred-sampling-params", code="F93")
 
 
 def _check_tokens(server: Server, expected: Expected) -> None:
@@ -117,8 +117,8 @@ def _check_tokens(server: Server, expected: Expected) -> None:
     ours = expected.tokenizer(texts, add_special_tokens=False).input_ids
     for text, own, other in zip(texts, ours, theirs, strict=True):
         if list(own) != other:
-            what = f"the tokens of {text!r} are {str(other)[:80]} there and {str(list(own))[:80]} here"
-            raise _another(server, expected, what)
+            message = f"the tokens of {text!r} are {str(other)[:80]} there and {str(list(own))[:80]} here"
+            raise _another(server, expected, message)
 
 
 def _check_ids(server: Server, expected: Expected) -> None:

@@ -71,13 +71,13 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         prompts = self._prompts(input_, gconfig)
         if len(seeds) != len(prompts) * gconfig.responses_per_prompt:
             raise ValueError(f"{len(prompts)} prompts of {gconfig.responses_per_prompt} responses, {len(seeds)} seeds")
-        made: dict[int, FinishedResponse] = {}
+        finished: dict[int, FinishedResponse] = {}
         with self.open(tokenizer, gconfig, 0) as stream:
             for number, seed in enumerate(seeds):
                 stream.submit(prompts[number // gconfig.responses_per_prompt], seed)
-            while len(made) < len(seeds):
-                made |= {one.number: one for one in stream.collect()}
-        in_order = [made[number] for number in range(len(seeds))]
+            while len(finished) < len(seeds):
+                finished |= {one.number: one for one in stream.collect()}
+        in_order = [finished[number] for number in range(len(seeds))]
         return GeneratedResponses(
             [one.tokens for one in in_order],
             [one.logprobs for one in in_order],
@@ -119,14 +119,16 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
             response.is_aborted = answer.is_aborted
             if len(response.tokens) == limit or response.has_ended or response.is_aborted:
                 return response
-        what = f"role {self.role} keeps sampling ids from {sampling.tokens} on, for which its tokenizer has no tokens"
-        raise ModelError(what, hint="is the tokenizer that of the model?")
+        message = (
+            f"role {self.role} keeps sampling ids from {sampling.tokens} on, for which its tokenizer has no tokens"
+        )
+        raise ModelError(message, hint="is the tokenizer that of the model?")
 
     def _number_of(self, label: str, server: Server) -> int:
         number = self._servers.number(label)
         if number is None:
-            what = f"{server.name} sampled with weights that somebody else has given it ({label[:40]!r})"
-            raise WorkerError(what, hint="a server belongs to one run", code="F92")
+            message = f"{server.name} sampled with weights that somebody else has given it ({label[:40]!r})"
+            raise WorkerError(message, hint="a server belongs to one run", code="F92")
         return number
 
     def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:

@@ -37,8 +37,8 @@ class ClientMemory(MemoryModel):
 
     def savings(self) -> list[list[dict[str, Any]]]:
         """Smaller caches."""
-        given = self.role.arguments.get("options") or {}
-        key = next((name for name in given if name.replace("-", "_") == FRACTION), FRACTION)
+        options = self.role.arguments.get("options") or {}
+        key = next((name for name in options if name.replace("-", "_") == FRACTION), FRACTION)
         shares = (tenths / 10 for tenths in range(8, 1, -1))
         return [[{f"options.{key}": share} for share in shares if share < self._fraction]]
 
@@ -54,8 +54,8 @@ class ClientMemory(MemoryModel):
     @property
     def _fraction(self) -> float:
         """Share of a device's memory; if the option is not a number, SGLang will say so."""
-        given = _options(self.role.arguments).get(FRACTION)
-        return given if isinstance(given, int | float) else USUAL_FRACTION
+        fraction = _options(self.role.arguments).get(FRACTION)
+        return fraction if isinstance(fraction, int | float) else USUAL_FRACTION
 
     @property
     def _parameters(self) -> int:

@@ -117,8 +117,8 @@ class Servers:
                 server.start()
                 server.take(update, self._way, self._deadlines.update)
             except BEHIND as again:
-                what = f"{server.name} failed ({problem}), and did not take the weights after that: {again}"
-                raise WorkerError(what, code="F92") from problem
+                message = f"{server.name} failed ({problem}), and did not take the weights after that: {again}"
+                raise WorkerError(message, code="F92") from problem
             server.lives += 1
             server.is_ready = True
         with self._changed:

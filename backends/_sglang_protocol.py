@@ -42,8 +42,10 @@ class Sampling:
     def of(cls, gconfig: GenerationHyperparameters, tokenizer: Any, ids: int, tokens: int) -> Sampling:
         """Raises ModelError for settings under which the server's log-probs differ."""
         if gconfig.min_new_tokens:
-            what = "a server of sglang reports other log-probs while it keeps a response from ending (min_new_tokens)"
-            raise ModelError(what, hint="set generation.min_new_tokens=0", code="F93")
+            message = (
+                "a server of sglang reports other log-probs while it keeps a response from ending (min_new_tokens)"
+            )
+            raise ModelError(message, hint="set generation.min_new_tokens=0", code="F93")
         ends = frozenset({tokenizer.eos_token_id, *gconfig.stop_token_ids})
         top_k, top_p = gconfig.top_k or -1, gconfig.top_p
         if gconfig.greedy or top_k == 1:  # its own greedy mode omits the temperature from log-probs
@@ -119,10 +121,10 @@ def _answer(raw: Any, body: Mapping[str, Any], sampling: Sampling) -> Answer:
         or (finish == "stop" and not tokens)
     ):
         raise ValueError(f"of {len(tokens)} tokens that ended by {finish!r}, where {new_tokens} were asked for")
-    given = meta["output_token_logprobs"]
-    if len(given) != len(tokens) or any(one[1] != token for one, token in zip(given, tokens, strict=True)):
-        raise ValueError(f"of {len(tokens)} tokens with log-probs of {len(given)} tokens, or of other ones")
-    logprobs = [one[0] for one in given]
+    logged = meta["output_token_logprobs"]
+    if len(logged) != len(tokens) or any(one[1] != token for one, token in zip(logged, tokens, strict=True)):
+        raise ValueError(f"of {len(tokens)} tokens with log-probs of {len(logged)} tokens, or of other ones")
+    logprobs = [one[0] for one in logged]
     if not all(map(is_logprob, logprobs)):
         raise ValueError("with log-probs that are no finite numbers up to 0")
     return Answer(tokens, [float(one) for one in logprobs], _spans(meta, len(tokens)), finish == "abort")

@@ -163,17 +163,17 @@ class Server:
             from_disk(self.endpoint, update, seconds)
         else:
             by_process_group(self.endpoint, update, self.ranks, seconds)
-        found = self.label()
-        if found != update.label:
-            what = f"says that it has the weights {found!r}, after it took {update.label!r}"
-            raise self.endpoint.hostile(what)
+        reported = self.label()
+        if reported != update.label:
+            message = f"says that it has the weights {reported!r}, after it took {update.label!r}"
+            raise self.endpoint.hostile(message)
         self.digest = self._digest(seconds)
 
     def label(self) -> str | None:
         """The version of its weights, as it reports it."""
         info = self.endpoint.get("/model_info", self.patience)
-        found = info.get("weight_version") if isinstance(info, dict) else None
-        return found if isinstance(found, str) else None
+        reported = info.get("weight_version") if isinstance(info, dict) else None
+        return reported if isinstance(reported, str) else None
 
     def _digest(self, seconds: float) -> Any:
         try:

@@ -57,9 +57,9 @@ class ServerStream(ResponseStream):
         self._stop.set()
         self.resume()
         self._servers.abort()
-        made = self._take(wait(self._making).done)
+        finished = self._take(wait(self._making).done)
         self._stop.clear()
-        return made
+        return finished
 
     def close(self) -> None:
         if self._making:

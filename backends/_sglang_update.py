@@ -156,7 +156,7 @@ def _buckets(folder: Path) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
 
 def _address_towards(host: str) -> str:
     """The address of this machine from which a host is reached."""
-    family, _, _, _, place = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as one:
-        one.connect(place)  # sends nothing
-        return str(one.getsockname()[0])
+    family, _, _, _, address = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])

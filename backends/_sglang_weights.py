@@ -74,17 +74,17 @@ class WeightFolder:
         return {name: self._read(name) for name in self._names}
 
     def blocks(self) -> dict[WeightBlock, Callable[[], torch.Tensor]]:
-        whole = {name: WeightBlock.whole(name, shape) for name, shape in self._parameters.items()}
-        return {block: partial(self._read, name) for name, block in whole.items()}
+        blocks = {name: WeightBlock.whole(name, shape) for name, shape in self._parameters.items()}
+        return {block: partial(self._read, name) for name, block in blocks.items()}
 
     def follow(self, source: GivesParameters, eta: float) -> None:
         """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not those of the model, and
         for a mixture of rounded ones, which would stay where it is."""
         if eta != 1 and self._dtype != torch.float32:
-            what = (
+            message = (
                 f"role {self._role} is to follow with eta {eta:g}, but keeps its weights in the servers' {self._dtype}"
             )
-            raise ModelError(what, hint="set dtype: float32 in the servers' options, or follow with eta 1")
+            raise ModelError(message, hint="set dtype: float32 in the servers' options, or follow with eta 1")
 
         def mixed() -> Iterator[tuple[str, torch.Tensor]]:
             for name, theirs in in_order(source, self._parameters, self._role):
@@ -100,8 +100,8 @@ class WeightFolder:
 
     def _read(self, name: str) -> torch.Tensor:
         """A parameter or buffer; floating-point numbers as float32, which every follower and checkpoint holds."""
-        found = self._source.read(name)
-        return found.float() if found.is_floating_point() else found
+        tensor = self._source.read(name)
+        return tensor.float() if tensor.is_floating_point() else tensor
 
     def _replace(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         old = self.folder
@@ -131,8 +131,8 @@ def in_order(source: GivesParameters, shapes: Shapes, role: str) -> Iterator[tup
     for block, numbers in source.parameter_blocks():
         if shapes.get(block.name) != block.shape:
             raise ModelError(f"role {role} has no parameter like {block.name} that it is to follow")
-        whole = arrived.setdefault(block.name, torch.empty(block.shape))
-        whole[block.within(WeightBlock.whole(block.name, block.shape))] = numbers.detach().to("cpu", torch.float32)
+        arriving = arrived.setdefault(block.name, torch.empty(block.shape))
+        arriving[block.within(WeightBlock.whole(block.name, block.shape))] = numbers.detach().to("cpu", torch.float32)
         missing[block.name] -= block.numbers
         while turn is not None and not missing[turn]:
             yield turn, arrived.pop(turn)

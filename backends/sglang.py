@@ -169,8 +169,10 @@ class SGLang(ModelBackend):
         first = (model.device.index or 0) + number * size
         devices = share(os.environ, first, size)
         if devices is None:
-            what = f"server {number} of role {model.name} is to take {size} devices, from device {first} of the node on"
-            raise UsageError(what, hint=f"{VISIBLE} is {os.environ[VISIBLE]}: give each rank enough", code="R50")
+            message = (
+                f"server {number} of role {model.name} is to take {size} devices, from device {first} of the node on"
+            )
+            raise UsageError(message, hint=f"{VISIBLE} is {os.environ[VISIBLE]}: give each rank enough", code="R50")
         return {**self.environment, VISIBLE: devices}
 
     def destroy(self, model: Model) -> None:

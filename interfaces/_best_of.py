@@ -18,7 +18,7 @@ def keep_best(data: SequenceSample, k: int) -> SequenceSample:
 
 def best_places(rewards: Sequence[float], lengths: Sequence[int], k: int) -> list[int]:
     """Indices of the k sequences of a sample with the highest rewards; ties go to the shorter, then the earlier."""
-    ranked = sorted(range(len(rewards)), key=lambda place: (-rewards[place], lengths[place], place))
+    ranked = sorted(range(len(rewards)), key=lambda index: (-rewards[index], lengths[index], index))
     return sorted(ranked[:k])
 
 
@@ -30,13 +30,13 @@ def keep_places(data: SequenceSample, places: Sequence[Sequence[int]]) -> Sequen
     groups = data.seqlens["packed_input_ids"]
     keys = [key for key in data.keys if all(len(data.seqlens[key][i]) == len(g) for i, g in enumerate(groups))]
     tensors = data.data or {}
-    kept, seqlens = {}, {}
+    chosen_rows, seqlens = {}, {}
     for key in keys:
         pieces = iter(tensors[key].split(data.flat_seqlens(key)))
         rows = [[next(pieces) for _ in lengths] for lengths in data.seqlens[key]]
         picked = [row[place] for row, chosen in zip(rows, places, strict=True) for place in chosen]
-        kept[key] = torch.cat(picked) if picked else tensors[key]
+        chosen_rows[key] = torch.cat(picked) if picked else tensors[key]
         seqlens[key] = [
             [lengths[place] for place in chosen] for lengths, chosen in zip(data.seqlens[key], places, strict=True)
         ]
-    return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=kept, metadata=data.metadata)
+    return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=chosen_rows, metadata=data.metadata)

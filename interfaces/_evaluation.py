@@ -22,14 +22,14 @@ def mean_loss(
     """Loss and stats over all batches and ranks, and their weight. Stats must be sums that the loss weight divides, so
     that the split into batches does not matter."""
     totals: dict[str, float] = {"loss": 0.0}
-    whole = 0.0
+    total_weight = 0.0
     for batch in batches:
         weight = total(model, loss_weight_fn(batch))
         stats = model.module.eval_batch(batch, loss_fn, loss_weight_fn, cut=cut)
         for name, value in stats.items():
             totals[name] = totals.get(name, 0.0) + value * weight
-        whole += weight
-    return {name: value / whole if whole else 0.0 for name, value in totals.items()}, whole
+        total_weight += weight
+    return {name: value / total_weight if total_weight else 0.0 for name, value in totals.items()}, total_weight
 
 
 def total(model: Model, value: torch.Tensor) -> float:

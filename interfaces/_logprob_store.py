@@ -28,8 +28,8 @@ class LogprobStore:
 
     def read(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The log-probs of each token sequence, [length - 1]; None where not stored."""
-        found = [self._places.get(_key(tokens)) for tokens in sequences]
-        return [None if place is None else _rows(*place) for place in found]
+        positions = [self._places.get(_key(tokens)) for tokens in sequences]
+        return [None if place is None else _rows(*place) for place in positions]
 
     def write(self, sequences: Sequence[torch.Tensor], logprobs: Sequence[torch.Tensor]) -> None:
         """Add log-probs of sequences that are not stored yet."""
@@ -54,10 +54,10 @@ class LogprobStore:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(path, framework="pt") as part:
-                keys, lengths = part.get_tensor("keys"), part.get_tensor("lengths")
+            with safe_open(path, framework="pt") as shard:
+                keys, lengths = shard.get_tensor("keys"), shard.get_tensor("lengths")
                 ends = lengths.cumsum(0).tolist()
-                if tuple(keys.shape) != (len(ends), 32) or part.get_slice("logprobs").get_shape() != ends[-1:]:
+                if tuple(keys.shape) != (len(ends), 32) or shard.get_slice("logprobs").get_shape() != ends[-1:]:
                     raise ValueError("its tensors do not fit together")
         except (OSError, ValueError, SafetensorError) as problem:
             raise DataError(
@@ -70,8 +70,8 @@ class LogprobStore:
 def _rows(path: Path, start: int, end: int) -> torch.Tensor:
     from safetensors import safe_open
 
-    with safe_open(path, framework="pt") as part:  # not kept open: there may be thousands of parts
-        rows: torch.Tensor = part.get_slice("logprobs")[start:end]
+    with safe_open(path, framework="pt") as shard:  # not kept open: there may be thousands of parts
+        rows: torch.Tensor = shard.get_slice("logprobs")[start:end]
     return rows
 
 

@@ -31,9 +31,9 @@ def optimizer_steps(
 ) -> dict[str, float]:
     """Take `ppo_epochs` times `minibatches` optimizer steps on a batch; return the mean of their stats (`average`)."""
     scope, steps = settings.token_normalize_scope, []
-    for part in optimizer_batches(settings, model, batch):
+    for minibatch in optimizer_batches(settings, model, batch):
         step = model.module.train_batch(
-            part, loss_fn, loss_weight_fn, token_normalize_scope=scope, mb_spec=mb_spec, step_if=step_if, cut=cut
+            minibatch, loss_fn, loss_weight_fn, token_normalize_scope=scope, mb_spec=mb_spec, step_if=step_if, cut=cut
         )
         steps.append(step)
     return average(steps)
@@ -44,9 +44,9 @@ def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSamp
     index = data.metadata.get("batch_index") or list(range(data.bs))
     seed = f"{model.role_seed}/{model.version.global_step}"
     return [
-        data.select_indices(part)
+        data.select_indices(minibatch)
         for epoch in range(settings.ppo_epochs)
-        for part in assign_minibatches(index, settings.minibatches, seed, epoch)
+        for minibatch in assign_minibatches(index, settings.minibatches, seed, epoch)
     ]
 
 

@@ -45,8 +45,8 @@ def pairs_of(batch: SequenceSample) -> list[int]:
     counts = [len(lengths) for lengths in batch.seqlens["packed_input_ids"]]
     for id_, count in zip(batch.ids, counts, strict=True):
         if count % 2:
-            what = f"sample {id_} has {count} sequences; pairs are chosen 0, rejected 0, chosen 1, rejected 1, …"
-            raise DataError(what, hint="use a dataset of pairs, such as paired", code="F31")
+            message = f"sample {id_} has {count} sequences; pairs are chosen 0, rejected 0, chosen 1, rejected 1, …"
+            raise DataError(message, hint="use a dataset of pairs, such as paired", code="F31")
     return [count // 2 for count in counts]
 
 

@@ -28,8 +28,8 @@ def named(functions: Mapping[Any, Callable[..., Any]], name: str, settings: Sett
     """The function of that name, with its keyword-only parameters bound to the settings of the same names."""
     function = functions[name]
     parameters = inspect.signature(function).parameters.values()
-    own = {p.name: getattr(settings, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
-    return lambda *inputs: function(*inputs, **own)
+    bound = {p.name: getattr(settings, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return lambda *inputs: function(*inputs, **bound)
 
 
 @dataclass(kw_only=True)

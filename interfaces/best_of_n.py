@@ -63,12 +63,12 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`minibatches` optimizer steps on the mean negative log-likelihood per token of the chosen responses."""
         chosen = self._chosen(data)
-        kept = torch.tensor([choice for group in chosen for choice in group], dtype=torch.bool)
+        is_chosen = torch.tensor([choice for group in chosen for choice in group], dtype=torch.bool)
         without = torch.tensor([not any(group) for group in chosen], dtype=torch.bool)
-        stats = {"kept_fraction": (kept.sum(), len(kept)), "prompts_without": (without.sum(), data.bs)}
+        stats = {"kept_fraction": (is_chosen.sum(), len(is_chosen)), "prompts_without": (without.sum(), data.bs)}
         if "rewards" in data.keys:
             rewards = data.data["rewards"].double().cpu()
-            stats["kept_reward"] = (rewards[kept].sum(), int(kept.sum()))
+            stats["kept_reward"] = (rewards[is_chosen].sum(), int(is_chosen.sum()))
         return means(stats, reduce_over(model)) | optimizer_steps(
             self, model, _marked(data, chosen), _loss, _weight, mb_spec, cut=self.CUT
         )
@@ -102,11 +102,11 @@ def _marked(data: SequenceSample, chosen: list[list[bool]]) -> SequenceSample:
     because a sample needs at least one."""
     places = [[place for place, want in enumerate(group) if want] or [0] for group in chosen]
     trained = torch.tensor([want for group in chosen for want in ([True] * sum(group) or [False])], dtype=torch.bool)
-    kept = keep_places(data.select(["packed_input_ids", "prompt_mask"]), places)
+    selected = keep_places(data.select(["packed_input_ids", "prompt_mask"]), places)
     ones = [[1] * len(group) for group in places]
     flags = trained.to(data.data["prompt_mask"].device)
-    kept.update_(SequenceSample.from_default(ids=data.ids, seqlens={"trained": ones}, data={"trained": flags}))
-    return kept
+    selected.update_(SequenceSample.from_default(ids=data.ids, seqlens={"trained": ones}, data={"trained": flags}))
+    return selected
 
 
 def _mask(batch: SequenceSample) -> torch.Tensor:

@@ -61,9 +61,9 @@ class DistillInterface(OptimizerSteps, ModelInterface):
 
         seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
         tokens = data.select(["packed_input_ids"])
-        made = model.module.forward(tokens, mb_spec, post_hook=distributions, output_seqlens=seqlens, cut=self.CUT)
+        outputs = model.module.forward(tokens, mb_spec, post_hook=distributions, output_seqlens=seqlens, cut=self.CUT)
         return SequenceSample.from_default(
-            ids=data.ids, seqlens={"teacher_distributions": seqlens}, data={"teacher_distributions": made}
+            ids=data.ids, seqlens={"teacher_distributions": seqlens}, data={"teacher_distributions": outputs}
         )
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
@@ -74,14 +74,14 @@ class DistillInterface(OptimizerSteps, ModelInterface):
         mask, tensors = _responses(batch), batch.data
         output.temperature = self.temperature
         if self.estimator == "full":
-            terms = found = full_reverse_kl(
+            terms = divergence = full_reverse_kl(
                 self._distributions(output, batch)[mask], tensors["teacher_distributions"][mask].to(torch.float32)
             )
         else:
             logprobs, teacher = output.logprobs[mask], tensors["packed_ref_logprobs"][mask]
             terms = sampled_reverse_kl(logprobs, teacher, tensors["packed_logprobs"][mask], self.ratio_cap)
-            found = logprobs - teacher
-        return terms.sum(), {"reverse_kl": (found.detach().sum(), mask.count_nonzero())}
+            divergence = logprobs - teacher
+        return terms.sum(), {"reverse_kl": (divergence.detach().sum(), mask.count_nonzero())}
 
     def _distributions(self, output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
         """[T - N, V] log-probs; those at a sequence's last token are left out, as they predict nothing."""

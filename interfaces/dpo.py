@@ -111,12 +111,12 @@ class DPOInterface(DPOSettings, ModelInterface):
         chosen, rejected = chosen_and_rejected(scores)
         weights = self._pair_weights(tokens, batch)
         loss = (named(PREFERENCE_LOSSES, self.loss, self)(chosen - rejected) * weights).sum()
-        own = chosen_and_rejected(sequence_sums(logprobs, mask, lengths))
+        answer_logprobs = chosen_and_rejected(sequence_sums(logprobs, mask, lengths))
         stats = pair_stats(self.beta * chosen, self.beta * rejected, weights)
-        for name, sums in zip(("chosen_logprob", "rejected_logprob"), own, strict=True):
+        for name, sums in zip(("chosen_logprob", "rejected_logprob"), answer_logprobs, strict=True):
             stats[name] = (sums.detach() * weights).sum()
         if self.nll_coef:
-            nll = self._nll(own[0], chosen_and_rejected(tokens)[0], weights) * nll_scale
+            nll = self._nll(answer_logprobs[0], chosen_and_rejected(tokens)[0], weights) * nll_scale
             loss = loss + self.nll_coef * nll
             stats["nll"] = nll.detach()
         return loss, stats

@@ -75,8 +75,8 @@ class GRPOInterface(KLPlacement, RelativeAdvantages, Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compares_groups and self.generation.responses_per_prompt == 1:
-            what = f"baseline: {self.baseline} with scale: {self.scale} compares responses to one prompt"
-            raise ValueError(f"{what}: set generation.responses_per_prompt above 1")
+            message = f"baseline: {self.baseline} with scale: {self.scale} compares responses to one prompt"
+            raise ValueError(f"{message}: set generation.responses_per_prompt above 1")
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""

@@ -81,11 +81,13 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
         tensors = dict(batch.data)
         tensors["values"] = self.normalizer.normalize(tensors["values"], clip=False)  # before the update: its inverse
         self.normalizer.update(tensors["returns"], tensors["loss_mask"], reduce)
-        whole = self.normalizer.normalize(tensors["returns"], clip=False)[tensors["loss_mask"]]
-        beyond = (whole.abs() > self.normalizer.CLIP).sum()
+        normalized = self.normalizer.normalize(tensors["returns"], clip=False)[tensors["loss_mask"]]
+        beyond = (normalized.abs() > self.normalizer.CLIP).sum()
         tensors["returns"] = self.normalizer.normalize(tensors["returns"])
-        made = SequenceSample.from_default(ids=batch.ids, seqlens=batch.seqlens, data=tensors, metadata=batch.metadata)
-        return made, means({"return_clip_fraction": (beyond, len(whole))}, reduce)
+        prepared = SequenceSample.from_default(
+            ids=batch.ids, seqlens=batch.seqlens, data=tensors, metadata=batch.metadata
+        )
+        return prepared, means({"return_clip_fraction": (beyond, len(normalized))}, reduce)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         tensors, lengths = batch.data, batch.flat_seqlens("packed_input_ids")

@@ -49,19 +49,19 @@ class ReferenceInterface(ModelInterface):
         tokens = data.data["packed_input_ids"]
         sequences = tokens.split(data.flat_seqlens("packed_input_ids"))
         rows = self.opened.read(sequences)
-        missing = [place for place, row in enumerate(rows) if row is None]
+        missing = [index for index, row in enumerate(rows) if row is None]
         if model.module is None and missing:
-            what = f"{self.store} has no log-probs of {len(missing)} of {len(rows)} sequences"
-            raise DataError(what, hint="give the reference its weights back: they are then computed and stored")
+            message = f"{self.store} has no log-probs of {len(missing)} of {len(rows)} sequences"
+            raise DataError(message, hint="give the reference its weights back: they are then computed and stored")
         if model.module is not None:  # even if nothing is missing here: other ranks may wait
-            whole = one_per_sequence(data.select(["packed_input_ids"])).select_indices(missing)
-            made = recompute_logprobs(model, whole, mb_spec, "packed_ref_logprobs", self.temperature)
-            scores = made.data["packed_ref_logprobs"].split(made.flat_seqlens("packed_ref_logprobs"))
-            self.opened.write([sequences[place] for place in missing], scores)
-            for place, row in zip(missing, scores, strict=True):
-                rows[place] = row
-        found = [row.to(tokens.device) for row in rows if row is not None]
-        return as_logprobs(data, "packed_ref_logprobs", torch.cat([torch.zeros(0, device=tokens.device), *found]))
+            without_logprobs = one_per_sequence(data.select(["packed_input_ids"])).select_indices(missing)
+            computed = recompute_logprobs(model, without_logprobs, mb_spec, "packed_ref_logprobs", self.temperature)
+            scores = computed.data["packed_ref_logprobs"].split(computed.flat_seqlens("packed_ref_logprobs"))
+            self.opened.write([sequences[index] for index in missing], scores)
+            for index, row in zip(missing, scores, strict=True):
+                rows[index] = row
+        logprobs = [row.to(tokens.device) for row in rows if row is not None]
+        return as_logprobs(data, "packed_ref_logprobs", torch.cat([torch.zeros(0, device=tokens.device), *logprobs]))
 
 
 register_interface("reference", ReferenceInterface)

@@ -124,10 +124,10 @@ class ChatEndpoint:
         if expired.is_set():
             raise EndpointError(f"no reply within {seconds:.3g} s")
         if response.status != 200:
-            said = self._redacted(content[:300].decode(errors="replace"))
+            excerpt = self._redacted(content[:300].decode(errors="replace"))
             pause = _seconds(response.getheader("Retry-After"))
             again, refused = response.status in AGAIN, response.status in REFUSED
-            raise EndpointError(f"status {response.status}: {said}", again=again, pause_s=pause, of_question=refused)
+            raise EndpointError(f"status {response.status}: {excerpt}", again=again, pause_s=pause, of_question=refused)
         return self._text(content)
 
     def _text(self, content: bytes) -> str:
@@ -136,8 +136,8 @@ class ChatEndpoint:
         try:
             text = parsed(content, LARGEST)["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError):
-            said = self._redacted(content[:100].decode(errors="replace"))
-            raise EndpointError(f"its reply is not a chat completion: {said!r}") from None
+            excerpt = self._redacted(content[:100].decode(errors="replace"))
+            raise EndpointError(f"its reply is not a chat completion: {excerpt!r}") from None
         if not isinstance(text, str):
             raise EndpointError("its reply has no text", of_question=True)
         return text

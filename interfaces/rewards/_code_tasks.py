@@ -31,8 +31,8 @@ def tasks_of(row: Mapping[str, Any], key: str, place: str) -> list[Task]:
     tests = tests if isinstance(tests, list) else [tests]
     for number, test in enumerate(tests, start=1):
         if not _is_test(test):
-            what = f"entry {number} of the {key} of {place} is {test!r:.80}"
-            raise DataError(what, hint=f"it must be {FORMS}", code="F31")
+            message = f"entry {number} of the {key} of {place} is {test!r:.80}"
+            raise DataError(message, hint=f"it must be {FORMS}", code="F31")
     code = [test for test in tests if isinstance(test, str)]
     tasks = [{"stdin": test["input"], "expected": test["output"]} for test in tests if not isinstance(test, str)]
     return tasks + ([{"tests": code, "entry_point": row.get("entry_point")}] if code else [])
@@ -42,8 +42,8 @@ def passed(task: Task, reply: Mapping[str, Any]) -> list[bool]:
     """For each test of a task, whether it passed, according to a worker's reply."""
     if "stdin" in task:
         return [reply["status"] == 0 and _lines(reply["output"]) == _lines(task["expected"])]
-    said = reply["passed"]
-    return [number < len(said) and said[number] is True for number in range(len(task["tests"]))]
+    marks = reply["passed"]
+    return [number < len(marks) and marks[number] is True for number in range(len(task["tests"]))]
 
 
 def _lines(text: str) -> list[str]:

@@ -72,12 +72,12 @@ class Question:
     def score(self, reply: str) -> float:
         """The score in the last line of a reply. Raises ValueError if there is none."""
         last = reply.rstrip().rpartition("\n")[2].strip()
-        found = re.fullmatch(rf"{self.before_score} ([-+]?[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", last)
-        if found is None:
+        score = re.fullmatch(rf"{self.before_score} ([-+]?[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", last)
+        if score is None:
             raise ValueError(f"its reply does not end with a score: {last[-100:]!r}")
-        if not self.allows(float(found[1])):
-            raise ValueError(f"its score {found[1]} is not from {self.lowest:g} to {self.highest:g}")
-        return float(found[1])
+        if not self.allows(float(score[1])):
+            raise ValueError(f"its score {score[1]} is not from {self.lowest:g} to {self.highest:g}")
+        return float(score[1])
 
     def allows(self, score: Any) -> bool:
         """Whether it is a valid score."""

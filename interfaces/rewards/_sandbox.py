@@ -133,10 +133,10 @@ class Program:
             with suppress(BrokenPipeError):
                 os.write(map_now, b"m")
             os.close(map_now)
-            said = troubles.read().decode()
-        if said:
+            reason = troubles.read().decode()
+        if reason:
             self.end()
-            raise NoSandbox(said)
+            raise NoSandbox(reason)
 
     def wait(self, output: int, partner: Program | None = None) -> Ended:
         """Read everything it writes to a descriptor until it finishes, or it or its partner exceeds a limit."""

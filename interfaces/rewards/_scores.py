@@ -95,10 +95,10 @@ class ScoreErrors(Settings):
         if not failed:
             return
         place, error = failed[0]
-        what = f"{len(failed)} of {len(scores)} scores could not be computed; first, {place}: {error.what}"
+        message = f"{len(failed)} of {len(scores)} scores could not be computed; first, {place}: {error.what}"
         if len(failed) > self.most_errors(len(scores)) or None in scores:
-            raise type(error)(what, where=error.where, hint=error.hint, code=error.code)
-        log.warning("%s: %s\nTheir reward is %g.", error.where or "reward", escape_control(what), self.error_reward)
+            raise type(error)(message, where=error.where, hint=error.hint, code=error.code)
+        log.warning("%s: %s\nTheir reward is %g.", error.where or "reward", escape_control(message), self.error_reward)
 
 
 @dataclass(kw_only=True)

@@ -80,19 +80,19 @@ def install() -> None:
 
 def filter_steps(machine: Architecture) -> list[Step]:
     """The filter as a program; calls of another architecture, which have other numbers, are refused."""
-    own = machine.index
+    architecture = machine.index
     steps = [
         (LOAD, 0, 0, ARCHITECTURE_AT), (JUMP_IF_EQUAL, 1, 0, machine.audit_number), _refusal(errno.EPERM),
         (LOAD, 0, 0, NUMBER_AT), (JUMP_IF_GREATER, 0, 1, NEWEST), _refusal(errno.ENOSYS),
     ]  # fmt: skip
-    numbers = [numbers[own] for numbers in REFUSED.values()]
-    for number in (*numbers, *(ONLY_ON_X86_64.values() if own == 0 else ())):
+    numbers = [numbers[architecture] for numbers in REFUSED.values()]
+    for number in (*numbers, *(ONLY_ON_X86_64.values() if architecture == 0 else ())):
         steps += [(JUMP_IF_EQUAL, 0, 1, number), _refusal(errno.EPERM)]
-    steps += [(JUMP_IF_EQUAL, 0, 1, CLONE3[own]), _refusal(errno.ENOSYS)]  # libraries then use clone
-    steps += _refused_if(CLONE[own], 0, (JUMP_IF_ANY, 0, 1, NEW_NAMESPACES), errno.EPERM)
-    steps += _refused_if(SOCKET[own], 0, (JUMP_IF_EQUAL, 1, 0, AF_UNIX), errno.EAFNOSUPPORT)
-    steps += _refused_if(SETSOCKOPT[own], 2, (JUMP_IF_EQUAL, 0, 1, SO_SNDBUF), errno.EPERM)
-    steps += _refused_if(FCNTL[own], 1, (JUMP_IF_EQUAL, 0, 1, F_SETPIPE_SZ), errno.EPERM)
+    steps += [(JUMP_IF_EQUAL, 0, 1, CLONE3[architecture]), _refusal(errno.ENOSYS)]  # libraries then use clone
+    steps += _refused_if(CLONE[architecture], 0, (JUMP_IF_ANY, 0, 1, NEW_NAMESPACES), errno.EPERM)
+    steps += _refused_if(SOCKET[architecture], 0, (JUMP_IF_EQUAL, 1, 0, AF_UNIX), errno.EAFNOSUPPORT)
+    steps += _refused_if(SETSOCKOPT[architecture], 2, (JUMP_IF_EQUAL, 0, 1, SO_SNDBUF), errno.EPERM)
+    steps += _refused_if(FCNTL[architecture], 1, (JUMP_IF_EQUAL, 0, 1, F_SETPIPE_SZ), errno.EPERM)
     return [*steps, (RETURN, 0, 0, ALLOW)]
 
 

@@ -120,8 +120,8 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
             raise self._not_loaded(problem) from problem
 
     def _not_loaded(self, problem: BrokenWorker) -> ProjectError:
-        what = f"{self._name} cannot be loaded: {problem}\n{problem.reply['traceback']}"
-        return ProjectError(what, where=problem.reply["where"], code="F51")
+        message = f"{self._name} cannot be loaded: {problem}\n{problem.reply['traceback']}"
+        return ProjectError(message, where=problem.reply["where"], code="F51")
 
     def _score(self, outcome: Outcome) -> Score:
         reply = outcome.reply
@@ -134,15 +134,15 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         if "limit" in reply:
             return Score(self.limit_reward, limit=f"{self._name} used up {self.memory_gib:g} GiB of memory")
         if "lacks" in reply:
-            what = f"{self._name} takes {', '.join(reply['lacks'])}, which the rows do not have"
-            raise DataError(what, hint=f"they have {', '.join(reply['row'])}", code="F31")
+            message = f"{self._name} takes {', '.join(reply['lacks'])}, which the rows do not have"
+            raise DataError(message, hint=f"they have {', '.join(reply['row'])}", code="F31")
         return Score(error=self._error(outcome))
 
     def _error(self, outcome: Outcome) -> RlcliError:
         reply = outcome.reply
         if outcome.end is None:
-            what = f"{self._name} raised {reply['error']}\n{reply['traceback']}"
-            return ProjectError(what, where=reply["where"] or self._file(), code="F51")
+            message = f"{self._name} raised {reply['error']}\n{reply['traceback']}"
+            return ProjectError(message, where=reply["where"] or self._file(), code="F51")
         why = f"in {self.hang_s:g} s by the clock" if outcome.end is End.HUNG else "while the function ran"
         return WorkerError(f"{self._name}: {outcome.end} {why}", where=self._file(), code="F52")
 
@@ -154,11 +154,11 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         """Raises ProjectError if there is no such file."""
         if self.path is None:
             return None
-        found = next((file for folder in _folders() if (file := folder / self.path).is_file()), None)
-        if found is None:
-            what = f"function_reward: there is no file {self.path} in {' or '.join(map(str, _folders()))}"
-            raise ProjectError(what, hint="path names a Python file that has the function", code="F51")
-        return str(found.resolve())
+        file_here = next((file for folder in _folders() if (file := folder / self.path).is_file()), None)
+        if file_here is None:
+            message = f"function_reward: there is no file {self.path} in {' or '.join(map(str, _folders()))}"
+            raise ProjectError(message, hint="path names a Python file that has the function", code="F51")
+        return str(file_here.resolve())
 
 
 def _folders() -> list[Path]:

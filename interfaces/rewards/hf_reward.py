@@ -147,13 +147,15 @@ class HFRewardInterface(Settings, ModelInterface):
         if longest is None or counts[longest] <= self.limit:
             return [False] * len(counts)
         owners = [id_ for id_, lengths in zip(data.ids, data.seqlens["packed_input_ids"], strict=True) for _ in lengths]
-        what = f"the text of sample {owners[longest]} has {counts[longest]} tokens of {self.path}, {self.limit} at most"
+        message = (
+            f"the text of sample {owners[longest]} has {counts[longest]} tokens of {self.path}, {self.limit} at most"
+        )
         hint = "raise max_length if the classifier takes more, or lower generation.max_new_tokens"
         if self.overlong == "error":
-            raise DataError(what, hint=f"{hint}; or set overlong to truncate_left", code="F30")
+            raise DataError(message, hint=f"{hint}; or set overlong to truncate_left", code="F30")
         if not self.has_warned:
             lost = "beginning" if self.overlong == "truncate_left" else "end"
-            log.warning("%s: its %s is not scored, nor that of others (reported as truncated). %s", what, lost, hint)
+            log.warning("%s: its %s is not scored, nor that of others (reported as truncated). %s", message, lost, hint)
             self.has_warned = True
         return [count > self.limit for count in counts]
 

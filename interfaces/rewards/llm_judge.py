@@ -112,8 +112,8 @@ class LLMJudgeInterface(Judging):
                 failed.append(question)
                 if len(failed) > most:
                     stop.set()
-                what = f"no score from {self.model} at {self.url} in up to {self.tries} tries: {problem}"
-                return Score(error=WorkerError(what, code="F52"))
+                message = f"no score from {self.model} at {self.url} in up to {self.tries} tries: {problem}"
+                return Score(error=WorkerError(message, code="F52"))
 
         asked = list(dict.fromkeys(questions.of_responses))
         with ThreadPoolExecutor(self.concurrency) as threads:
@@ -143,10 +143,10 @@ class LLMJudgeInterface(Judging):
         return self.endpoint.ask(body, question.score, patience, stop)
 
     def _remembered(self, question: Question) -> float | None:
-        found = self.known.get(question.key)
-        if found is None and self.cache is not None:
-            found = known_object(_file(self.cache, question)).get("score")
-        return float(found) if found is not None and question.allows(found) else None
+        score = self.known.get(question.key)
+        if score is None and self.cache is not None:
+            score = known_object(_file(self.cache, question)).get("score")
+        return float(score) if score is not None and question.allows(score) else None
 
     def _remember(self, question: Question, score: float, reply: str) -> None:
         self.known[question.key] = score

@@ -109,9 +109,9 @@ class RoleJudgeInterface(Judging):
             max_new_tokens=most, greedy=self.temperature == 0, temperature=self.temperature or 1.0
         )
         seeds = [stable_seed(model.seed, question.key, most) for question in questions]
-        made = model.module.generate(batch.to(model.module.device), model.tokenizer, settings, seeds)
-        ended = made.ended.tolist()
-        return [tokens.tolist()[: len(tokens) - end] for tokens, end in zip(made.tokens, ended, strict=True)]
+        written = model.module.generate(batch.to(model.module.device), model.tokenizer, settings, seeds)
+        ended = written.ended.tolist()
+        return [tokens.tolist()[: len(tokens) - end] for tokens, end in zip(written.tokens, ended, strict=True)]
 
 
 def _opening(model: Model, question: Question) -> list[int]:

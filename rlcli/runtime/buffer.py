@@ -92,15 +92,15 @@ class Buffer:
         alone = self._once(frozenset({rank}))
         traits = {key: self._once((batch.dtypes[key], batch.trailing_shapes[key])) for key in batch.keys}
         for place, id_ in enumerate(map(str, batch.ids)):
-            known = self._held[id_]
+            held_keys = self._held[id_]
             self._metadata.setdefault(id_, {}).update({name: all_[place] for name, all_ in batch.metadata.items()})
             for key in batch.keys:
-                if key in known:
-                    known[key].ranks = self._once(known[key].ranks | alone)
+                if key in held_keys:
+                    held_keys[key].ranks = self._once(held_keys[key].ranks | alone)
                 else:
                     lengths = array("Q", batch.seqlens[key][place])
-                    same = (other.lengths for other in known.values() if other.lengths == lengths)
-                    known[key] = Held(next(same, lengths), traits[key], alone)
+                    same = (other.lengths for other in held_keys.values() if other.lengths == lengths)
+                    held_keys[key] = Held(next(same, lengths), traits[key], alone)
 
     def forget(self, ids: Sequence[str]) -> dict[int, list[str]]:
         """Release samples; returns rank → those of them that it holds something of."""

@@ -33,12 +33,12 @@ DESCRIBED: Mapping[str, tuple[str, ...]] = {
 def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
     """Role whose weights change → by how much its version grows in a training step. A role that follows another grows
     with it."""
-    found = Counter(mfc.model_name for mfc in graph if mfc.is_train)
+    trained = Counter(mfc.model_name for mfc in graph if mfc.is_train)
     for mfc in graph:
         for hook in mfc.post_hooks:
-            if isinstance(hook, ParamReallocHook) and hook.target not in found:
-                found[hook.target] = found[mfc.model_name]
-    return {role: count for role, count in found.items() if count}
+            if isinstance(hook, ParamReallocHook) and hook.target not in trained:
+                trained[hook.target] = trained[mfc.model_name]
+    return {role: count for role, count in trained.items() if count}
 
 
 @dataclass(frozen=True)

@@ -177,10 +177,10 @@ class Checkpoints:
         once, in addition to the existing ones. Raises ResourceError F28."""
         settings, self._size = self._recipe.checkpoint, size
         if settings.at_end or settings.on_stop or settings.every_steps or settings.every_epochs:
-            kept = settings.keep_last + settings.keep_best
-            more = kept + 1 - min(kept, len(checkpoints_in(self.folder)))
-            what = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
-            check_free_space(self.folder, size * more, what)
+            most_kept = settings.keep_last + settings.keep_best
+            more = most_kept + 1 - min(most_kept, len(checkpoints_in(self.folder)))
+            subject = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
+            check_free_space(self.folder, size * more, subject)
 
     async def take(
         self,
@@ -207,14 +207,16 @@ class Checkpoints:
         wanted = {"folder": str(folder), "step": state.step}
         asked = {rank: wanted | {"samples": (samples or {}).get(rank, {})} for rank in range(self._topology.world_size)}
         answers = await self._ranks.ask("checkpoint", asked)
-        whole = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
+        contents = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
         try:
-            self._commits.add(state.step, MASTER, seal(folder, [write_json(folder / STATE, whole)]))
+            self._commits.add(state.step, MASTER, seal(folder, [write_json(folder / STATE, contents)]))
         except (OSError, ResourceError) as error:
             self._commits.add(state.step, MASTER, failure=disk_failure(error, folder))
         except ValueError as error:  # JSON has no NaN
-            what = f"the state of step {state.step} holds a number that is not finite; no checkpoint is written"
-            raise NumericError(what, hint="the state is what the interfaces' state_dict() say", code="F35") from error
+            message = f"the state of step {state.step} holds a number that is not finite; no checkpoint is written"
+            raise NumericError(
+                message, hint="the state is what the interfaces' state_dict() say", code="F35"
+            ) from error
         if not self._recipe.checkpoint.asynchronous:
             await self.settle(wait=True)
 
@@ -262,19 +264,19 @@ class Checkpoints:
         if report.failure is not None:
             failure = report.failure.as_error()
             if isinstance(failure, ResourceError):
-                what = f"rank {report.rank}: {failure.what}"
-                failure = ResourceError(what, where=failure.where, hint=failure.hint, code=failure.code)
+                message = f"rank {report.rank}: {failure.what}"
+                failure = ResourceError(message, where=failure.where, hint=failure.hint, code=failure.code)
         files = [FileDigest(**digest) for digest in report.value["files"]]
         self._commits.add(report.value["step"], report.rank, files, failure)
 
     def _count_failure(self, step: int, why: ResourceError) -> None:
         self._failed += 1
         limit = self._recipe.checkpoint.max_failed_saves
-        what = f"the checkpoint of step {step} could not be written: {why.what}"
+        message = f"the checkpoint of step {step} could not be written: {why.what}"
         if self._failed > limit:
-            kept = f"the last one is of step {self.committed}" if self.committed is not None else "there is none"
-            raise ResourceError(f"{what}; {kept}", where=str(self.folder), hint=why.hint, code=why.code)
-        self._display.warning(f"[{why.code}] {what} ({self._failed} of {limit})")
+            last = f"the last one is of step {self.committed}" if self.committed is not None else "there is none"
+            raise ResourceError(f"{message}; {last}", where=str(self.folder), hint=why.hint, code=why.code)
+        self._display.warning(f"[{why.code}] {message} ({self._failed} of {limit})")
 
     def _versions(self, answers: Answers) -> dict[str, Any]:
         return {

@@ -182,9 +182,11 @@ class Commits:
     def _mention_strangers(self) -> list[str]:
         """Mention each only once."""
         try:
-            found = [path for path in strangers(self._folder, self._identity.run_id) if path not in self._mentioned]
+            unmentioned = [
+                path for path in strangers(self._folder, self._identity.run_id) if path not in self._mentioned
+            ]
         except ResourceError:
             return []
-        self._mentioned.update(found)
-        names = ", ".join(path.name for path in found[:5]) + (" …" if len(found) > 5 else "")
-        return [f"kept in {self._folder}, as these may not be checkpoints of this run: {names}"] if found else []
+        self._mentioned.update(unmentioned)
+        names = ", ".join(path.name for path in unmentioned[:5]) + (" …" if len(unmentioned) > 5 else "")
+        return [f"kept in {self._folder}, as these may not be checkpoints of this run: {names}"] if unmentioned else []

@@ -47,15 +47,15 @@ def _is_ctrl_c(error: BaseException) -> bool:
 def fault(error: BaseException) -> RlcliError:
     """The error to report for an exception: the component's, with its innermost line there, or else that of the run."""
     place = _place_in_a_component(error)
-    what = f"{type(error).__name__}: {_words(error)}".rstrip(": ")
+    message = f"{type(error).__name__}: {_words(error)}".rstrip(": ")
     if place is None:
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         return WorkerError(
-            what, where=f"{frame.f_code.co_filename}:{line}", hint="only rlcli itself may end its process"
+            message, where=f"{frame.f_code.co_filename}:{line}", hint="only rlcli itself may end its process"
         )
     kind, file, line = place
     alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
-    return ProjectError(what, where=f"{file}:{line}", hint=f"{alone}--debug before the verb shows the traceback")
+    return ProjectError(message, where=f"{file}:{line}", hint=f"{alone}--debug before the verb shows the traceback")
 
 
 def _words(error: BaseException) -> str:

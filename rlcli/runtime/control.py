@@ -77,8 +77,8 @@ class Control:
         end = time.monotonic() + deadline
         while not (folder / CONTROL_FILE).is_file():
             if time.monotonic() > end:
-                what = f"no run has begun in {folder.parent} within {deadline:.0f} s"
-                raise HangError(what, hint="start its first node; both must see the same run folder")
+                message = f"no run has begun in {folder.parent} within {deadline:.0f} s"
+                raise HangError(message, hint="start its first node; both must see the same run folder")
             time.sleep(0.2)
         return cls.read(folder)
 
@@ -139,8 +139,8 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
     except zmq.ZMQError as error:
         for socket in sockets:
             socket.close()
-        what = f"cannot listen on {host or folder}: {error}"
-        raise ResourceError(what, hint="launch.interface names the network interface", code="F58") from error
+        message = f"cannot listen on {host or folder}: {error}"
+        raise ResourceError(message, hint="launch.interface names the network interface", code="F58") from error
     client, client_secret = (key.decode() for key in zmq.curve_keypair())
     requests, pulses, store = addresses
     control = Control(requests, pulses, store, public.decode(), client, client_secret, secrets.token_bytes(32))

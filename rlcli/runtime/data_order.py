@@ -40,9 +40,9 @@ def row_of(id_: str) -> tuple[bool, int]:
 
 def dataset_of(recipe: Recipe, id_: str) -> str:
     """The dataset that contains the sample's row."""
-    found = recipe.train.eval.dataset if row_of(id_)[0] else recipe.train.dataset
-    assert found is not None
-    return found
+    dataset = recipe.train.eval.dataset if row_of(id_)[0] else recipe.train.dataset
+    assert dataset is not None
+    return dataset
 
 
 def place_of_sample(recipe: Recipe, id_: str) -> str:

@@ -131,9 +131,9 @@ class EngineLM(TemplateLM):
             top_p=float(settings.get("top_p", 1.0)), top_k=int(settings.get("top_k", 0)),
         )  # fmt: skip
         seeds = [stable_seed(self.model.seed, text, number) for number, text in enumerate(contexts)]
-        made = self.model.module.generate(batch, self.tokenizer, sampling, seeds)
+        generated = self.model.module.generate(batch, self.tokenizer, sampling, seeds)
         stops = handle_stop_sequences(settings.get("until"), eos=self.tokenizer.decode([self.eot_token_id]))
-        return [_until(self.tokenizer.decode(tokens, skip_special_tokens=True), stops) for tokens in made.tokens]
+        return [_until(self.tokenizer.decode(tokens, skip_special_tokens=True), stops) for tokens in generated.tokens]
 
 
 def _scores(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:

@@ -64,12 +64,12 @@ def needed_by_rank(world_size: int) -> int:
 
 def too_few(limit: int, needed: int, who: str, where: str | None = None) -> ResourceError:
     """The error for a process that may not open as many files as it needs."""
-    what = f"{who} may open {limit} files (ulimit -n), and needs {needed} in this run"
+    message = f"{who} may open {limit} files (ulimit -n), and needs {needed} in this run"
     hint = f"raise the hard limit there to at least {needed}: /etc/security/limits.conf, or LimitNOFILE= of a service"
-    return ResourceError(what, where=where, hint=hint, code="F61")
+    return ResourceError(message, where=where, hint=hint, code="F61")
 
 
 def none_left(who: str, during: str) -> ResourceError:
     """The error for a process that has used up its descriptors."""
-    what = f"{who} may open {raise_limit()} files (ulimit -n), and has none left: {during}"
-    return ResourceError(what, hint="raise the hard limit there", code="F61")
+    message = f"{who} may open {raise_limit()} files (ulimit -n), and has none left: {during}"
+    return ResourceError(message, hint="raise the hard limit there", code="F61")

@@ -40,17 +40,17 @@ def checked_output(
     """
     if made is None:
         return SequenceSample(ids=asked.ids, seqlens={}, data={})
-    whole = _read_again(made, origin)
-    _check_ids(whole.ids, asked.ids, origin)
-    kept = whole.select(key for key in promised if key in whole.keys)
-    assert kept.data is not None
-    kept.data = {key: _plain(key, tensor, origin).to(device) for key, tensor in kept.data.items()}
-    packed = next((one for one in (kept, asked) if SEQUENCES in one.keys), None)
+    reread = _read_again(made, origin)
+    _check_ids(reread.ids, asked.ids, origin)
+    promised_keys = reread.select(key for key in promised if key in reread.keys)
+    assert promised_keys.data is not None
+    promised_keys.data = {key: _plain(key, tensor, origin).to(device) for key, tensor in promised_keys.data.items()}
+    packed = next((one for one in (promised_keys, asked) if SEQUENCES in one.keys), None)
     tokens = packed.seqlens[SEQUENCES] if packed is not None else None
     for key, name in promised.items():
-        if key in kept.keys and asked.bs:  # an empty list makes a float32 tensor, whatever the intended dtype
-            check_key(kept, key, MEANINGS.get(key) or MEANINGS.get(name), tokens, origin)
-    return kept
+        if key in promised_keys.keys and asked.bs:  # an empty list makes a float32 tensor, whatever the intended dtype
+            check_key(promised_keys, key, MEANINGS.get(key) or MEANINGS.get(name), tokens, origin)
+    return promised_keys
 
 
 def checked_row(row: Any, origin: Origin) -> SequenceSample:
@@ -125,8 +125,8 @@ def check_key(
         _check_tokens(sample, key, origin)
     if meaning is not None and meaning.numbers is LOGPROBS and bool((tensor > ROUNDING).any()):
         row = int((tensor > ROUNDING).nonzero()[0])
-        what = f"gave {key} {float(tensor[row]):g} for {_place(sample, key, row, origin)}"
-        raise origin.malformed(f"{what}; a log-probability is never above 0")
+        message = f"gave {key} {float(tensor[row]):g} for {_place(sample, key, row, origin)}"
+        raise origin.malformed(f"{message}; a log-probability is never above 0")
 
 
 def _check_lengths(sample: SequenceSample, key: str, meaning: Meaning, tokens: Lengths, origin: Origin) -> None:
@@ -217,9 +217,9 @@ def _check_ids(ids: Sequence[Hashable], asked: Sequence[Hashable], origin: Origi
         first = next(place for place, pair in enumerate(zip(ids, asked, strict=True)) if pair[0] != pair[1])
         where = f"{ids[first]} where sample {origin.describe(asked[first])} was asked for"
         raise origin.malformed(f"returned the samples in another order, {where}; {advice}")
-    said = [f"nothing for sample {origin.describe(missing[0])}{_more(missing)}"] if missing else []
-    said += [f"something for {strange[0]!r:.60}{_more(strange)}, not asked for"] if strange else []
-    raise origin.malformed(f"returned {' and '.join(said)}; {advice}")
+    problems = [f"nothing for sample {origin.describe(missing[0])}{_more(missing)}"] if missing else []
+    problems += [f"something for {strange[0]!r:.60}{_more(strange)}, not asked for"] if strange else []
+    raise origin.malformed(f"returned {' and '.join(problems)}; {advice}")
 
 
 def _plain(key: str, tensor: torch.Tensor | None, origin: Origin) -> torch.Tensor:

@@ -51,8 +51,8 @@ class Outputs:
             except ResourceError as error:
                 if tries == LAST_TRIES:
                     lost = ", ".join(f"{lines.waiting} of {lines.path.name}" for lines in self.lines if lines.waiting)
-                    what = f"lines that are not on disk: {lost or 'unknown'}: {error.what}"
-                    raise ResourceError(what, where=error.where, hint=error.hint, code=error.code) from error
+                    message = f"lines that are not on disk: {lost or 'unknown'}: {error.what}"
+                    raise ResourceError(message, where=error.where, hint=error.hint, code=error.code) from error
             time.sleep(PAUSE)
 
 

@@ -73,8 +73,8 @@ class PoolProcess:
             answer = self._ask(Request(self._number, RUN, args))
             if answer is not None:
                 return unpacked(answer)
-        what = f"{self.name} {self._has_died} while it worked on call {call}, {TRIES} times"
-        raise WorkerError(what, where=self.name, hint=f"see {self._log}", code="F01")
+        message = f"{self.name} {self._has_died} while it worked on call {call}, {TRIES} times"
+        raise WorkerError(message, where=self.name, hint=f"see {self._log}", code="F01")
 
     def close(self) -> None:
         self._link.close()
@@ -117,8 +117,8 @@ class PoolProcess:
             return
         self._looked = now
         if self._given_up.exists():
-            what = f"{self.name} {self._given_up.read_text()}"
-            raise WorkerError(what, where=self.name, hint=f"see {self._log}", code="F01")
+            message = f"{self.name} {self._given_up.read_text()}"
+            raise WorkerError(message, where=self.name, hint=f"see {self._log}", code="F01")
 
     def _hang(self, what: str) -> HangError:
         return HangError(f"{self.name} {what}", where=self.name, hint=f"see {self._log}")

@@ -93,8 +93,8 @@ class PoolWorker:
         """Limit this process's memory. Raises ResourceError if even an idle process takes more."""
         limit, taken = int(self._memory_gib * GIB), psutil.Process().memory_info().vms
         if limit < taken:
-            what = f"a process of a pool takes {taken / GIB:.3g} GiB of address space before it has done anything"
-            raise ResourceError(what, hint=f"{self._memory_key} is {self._memory_gib:g}", code="F51")
+            message = f"a process of a pool takes {taken / GIB:.3g} GiB of address space before it has done anything"
+            raise ResourceError(message, hint=f"{self._memory_key} is {self._memory_gib:g}", code="F51")
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
@@ -119,8 +119,8 @@ class PoolWorker:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
                 raise
-            what = f"call {call} needs more than {self._memory_gib:g} GiB of memory"
-            raise ResourceError(what, hint=f"{self._memory_key} is the limit", code="F51") from error
+            message = f"call {call} needs more than {self._memory_gib:g} GiB of memory"
+            raise ResourceError(message, hint=f"{self._memory_key} is the limit", code="F51") from error
 
     def _run(self, call: str, step: int, batch: dict[str, Any], tensors: bytes) -> dict[str, Any]:
         from rlcli.api.key_meaning import DROPPED

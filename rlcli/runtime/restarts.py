@@ -25,9 +25,9 @@ class Restarts:
 
     def numbers(self) -> dict[str, float]:
         """`restarts/<group>` of each group that had some, for the metrics of a step. The next step begins."""
-        found = {f"{RESTARTS}{group}": float(count) for group, count in sorted(self._of_step.items())}
+        counts = {f"{RESTARTS}{group}": float(count) for group, count in sorted(self._of_step.items())}
         self._of_step.clear()
-        return found
+        return counts
 
     def _take(self, report: Report) -> None:
         told = report.value

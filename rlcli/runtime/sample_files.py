@@ -36,7 +36,7 @@ def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
     """Samples written by any ranks, each with all its keys, in the order of `ids`."""
     from safetensors import safe_open
 
-    found: dict[str, SequenceSample] = {}
+    loaded: dict[str, SequenceSample] = {}
     for described in sorted((folder / SAMPLES).glob("rank-*.json")):
         parts = [SequenceSample.from_json(one) for one in json.loads(described.read_text(encoding="utf-8"))]
         with safe_open(described.with_suffix(".safetensors"), "pt") as file:
@@ -47,8 +47,8 @@ def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
                     names = {key: f"{id_}/{key}" for key in part.keys}
                     data = {key: file.get_tensor(name) if name in there else None for key, name in names.items()}
                     whole = SequenceSample(ids=[id_], seqlens=part.seqlens, data=data, metadata=part.metadata)
-                    if id_ in found:
-                        found[id_].update_(whole)
+                    if id_ in loaded:
+                        loaded[id_].update_(whole)
                     else:
-                        found[id_] = whole
-    return [found[id_] for id_ in ids]
+                        loaded[id_] = whole
+    return [loaded[id_] for id_ in ids]

@@ -46,10 +46,10 @@ class Bucket:
     @cached_property
     def pairs(self) -> dict[tuple[int, int], list[Slice]]:
         """(source, target) → what moves between them, in an order known to both; includes what stays on a rank."""
-        found: dict[tuple[int, int], list[Slice]] = {}
+        by_pair: dict[tuple[int, int], list[Slice]] = {}
         for one in self.slices:
-            found.setdefault((one.source, one.target), []).append(one)
-        return found
+            by_pair.setdefault((one.source, one.target), []).append(one)
+        return by_pair
 
 
 def plan_slices(held: Blocks, wanted: Blocks, size: int, rank: int) -> list[Bucket]:
@@ -77,11 +77,11 @@ def plan_slices(held: Blocks, wanted: Blocks, size: int, rank: int) -> list[Buck
 
 def _by_name(blocks: Blocks) -> dict[str, dict[WeightBlock, list[int]]]:
     """Parameter → its blocks, each with the ranks that have it."""
-    found: dict[str, dict[WeightBlock, list[int]]] = {}
+    ranks_of: dict[str, dict[WeightBlock, list[int]]] = {}
     for rank in sorted(blocks):
         for block in blocks[rank]:
-            found.setdefault(block.name, {}).setdefault(block, []).append(rank)
-    return found
+            ranks_of.setdefault(block.name, {}).setdefault(block, []).append(rank)
+    return ranks_of
 
 
 def _slices(
@@ -93,8 +93,8 @@ def _slices(
     for wanted, targets in wanting.items():
         found = [(held, common) for held in holders if (common := wanted.common(held)) is not None]
         if any(block.shape != wanted.shape for block in holders) or sum(c.numbers for _, c in found) != wanted.numbers:
-            what = f"the source does not hold every number of {wanted.name}, of shape {list(wanted.shape)}, once"
-            raise WorkerError(what, code="F18")
+            message = f"the source does not hold every number of {wanted.name}, of shape {list(wanted.shape)}, once"
+            raise WorkerError(message, code="F18")
         for held, common in found:
             ranks, numbers = holders[held], common.numbers
             own = set(ranks)

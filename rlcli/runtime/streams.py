@@ -65,8 +65,8 @@ class StreamRows:
         if not rows:
             raise DataError(f"dataset {self._name} has no rows", code="F80")
         if self.length is not None and rows != self.length:
-            what = f"dataset {self._name} has {rows} rows in pass {epoch + 1}, and had {self.length} in another"
-            raise DataError(what, hint="a stream gives the same number of rows in every pass", code="F31")
+            message = f"dataset {self._name} has {rows} rows in pass {epoch + 1}, and had {self.length} in another"
+            raise DataError(message, hint="a stream gives the same number of rows in every pass", code="F31")
         self.length = rows
 
 

@@ -211,9 +211,9 @@ class ZmqMaster:
                 raise self._lost_connection(rank)
 
     def _lost_connection(self, rank: int) -> WorkerError:
-        what = f"the connection between the master and rank {rank} was lost"
+        message = f"the connection between the master and rank {rank} was lost"
         hint = "the network between the nodes, or a firewall, has closed it"
-        return WorkerError(what, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
+        return WorkerError(message, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
 
     def _check_clocks(self, end: float, limit: float, waiting_for: str, key: str) -> None:
         """Raise HangError if the answer is late or a rank has been silent for too long."""
@@ -223,11 +223,11 @@ class ZmqMaster:
             return
         names = [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
         late = [f"no answer within {limit:.0f} s"] if is_late else []
-        more = f"; {key} is the limit" if is_late else ""
+        limit_note = f"; {key} is the limit" if is_late else ""
         raise HangError(
             f"{', '.join([*late, *names])}: waiting for {waiting_for}",
             where=", ".join(f"rank {rank} pid {self.pids.get(rank)}" for rank in silent) or None,
-            hint=f"logs/rank<n>.log in the run directory says where each rank is{more}",
+            hint=f"logs/rank<n>.log in the run directory says where each rank is{limit_note}",
         )
 
     def _await_death(self) -> None:

@@ -229,9 +229,9 @@ class ModelWorker:
 
     def _check_weights(self, role: str) -> None:
         if role in self._torn:
-            what = f"{role} has weights of two versions, for a copy to it failed"
+            message = f"{role} has weights of two versions, for a copy to it failed"
             hint = "resume the run from its last checkpoint"
-            raise WorkerError(what, where=f"rank {self.rank}", hint=hint, code="F18")
+            raise WorkerError(message, where=f"rank {self.rank}", hint=hint, code="F18")
 
     def _compute(
         self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int
@@ -371,10 +371,10 @@ class ModelWorker:
 
     def load_samples(self, folder: str, ids: Sequence[str]) -> dict[str, Any]:
         """Load finished samples from a checkpoint; returns their description."""
-        made = [sample.to(self.device) for sample in read_samples(Path(folder), ids)]
-        for sample in made:
+        samples = [sample.to(self.device) for sample in read_samples(Path(folder), ids)]
+        for sample in samples:
             self.samples.add(sample)
-        return {"batch": SequenceSample.gather([sample.meta() for sample in made]).as_json()}
+        return {"batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json()}
 
     # -- ending ----------------------------------------------------------------------------------------------
 

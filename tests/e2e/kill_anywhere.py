@@ -65,7 +65,11 @@ APART = {
 """Runs whose generation has a rank of its own, or their reward a process, some ahead of training; tests would take too
 long with them."""
 AHEAD = {
-    "ppo_ahead_1": (*ALGORITHMS["ppo"], "train.max_staleness=1", "train.prompts_per_draw=3"),
+    "ppo_ahead_1": (
+        *(setting for setting in ALGORITHMS["ppo"] if "adaptive_kl_ctl" not in setting),
+        "train.max_staleness=1",
+        "train.prompts_per_draw=3",
+    ),
     "dapo_ahead_4": (*ALGORITHMS["dapo"], "train.max_staleness=4"),
 }
 """Runs that make samples ahead of training: after a kill they lose and repeat none, but their numbers may differ."""

@@ -66,7 +66,7 @@ async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: i
     await calls.load(graph, dataset, [(id_, row, 0) for row, id_ in enumerate(ids)])
     batch = Batch("the evaluation", HeldOut(ids), 0, is_step=False)
     await flow.go_through(graph, batch)
-    reports = list(batch.reports.values())
+    reports = batch.reports_in(graph)
     scores = named_reports(reports, Answered.averages, lambda _: "")
     stats = named_reports(reports, Answered.stats, lambda _: "")
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph)

@@ -91,6 +91,10 @@ class Batch:
             self.versions[call] = answered.version
         self.samples.drop(call, answered.dropped())
 
+    def reports_in(self, graph: Iterable[MFCDef]) -> list[Answered]:
+        """What its calls answered, in the order of the graph, whichever ended first."""
+        return [self.reports[mfc.name] for mfc in graph if mfc.name in self.reports]
+
 
 class Progress(asyncio.Event):
     """What coroutines wait for that is not an answer: that a call is done, or samples are taken."""

@@ -208,7 +208,7 @@ class Supply:
             for name, answered in self._reports.pop(chunk).items():
                 ahead[name] = ahead[name].and_then(answered) if name in ahead else answered
         in_order = [ahead[mfc.name] for mfc in self._before if mfc.name in ahead]
-        return [*in_order, *step.batch.reports.values()]
+        return [*in_order, *step.batch.reports_in(self._graph)]
 
     def numbers(self, step: Step) -> dict[str, float]:
         """Numbers for the metrics: on the samples that a step took, and the fate of others since the step before."""

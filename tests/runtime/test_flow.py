@@ -2,13 +2,14 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.errors import UsageError
-from rlcli.runtime.flow import Gate, Progress, Versions, in_turn
+from rlcli.runtime.flow import Batch, Gate, Progress, Versions, in_turn
 
 KINDS = {"generate": ModelInterfaceType.GENERATE, "inference": ModelInterfaceType.INFERENCE,
          "train_step": ModelInterfaceType.TRAIN_STEP}  # fmt: skip
@@ -162,3 +163,10 @@ def test_a_gate_lets_one_chunk_through_at_a_time_and_counts_the_samples_that_wai
 
     asyncio.run(all_of_them())
     assert log == [(0, 24), (1, 16), (2, 0)]
+
+
+def test_reports_have_the_order_of_the_graph_whichever_call_ends_first():
+    batch = Batch("step 1", SimpleNamespace(drop=lambda call, reasons: None), 0)
+    for call in (PPO[2], PPO[1], PPO[0]):
+        batch.take_in(SimpleNamespace(mfc=call, updates=0, dropped=dict))
+    assert names(report.mfc for report in batch.reports_in(PPO)) == ["gen", "rew", "val"]

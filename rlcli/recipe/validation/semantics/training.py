@@ -111,7 +111,7 @@ def _stale(notes: Notes) -> None:
             problem = (
                 f"{argument} of {name} needs {' or '.join(alternatives)} where samples may be older than their step"
             )
-            hint = f"set {alternatives[0]}: true, or train.max_staleness=0"
+            hint = "set train.max_staleness=0, or take a profile that has the call for it: async, async_grpo"
             needs: list[Path] = [("train", "max_staleness"), *((*args, alternative) for alternative in alternatives)]
             notes.note_once(("stale", argument), "R71", problem, (*args, argument), hint, needs)
 

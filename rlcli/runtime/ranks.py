@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import selectors
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rlcli.errors import RlcliError
 from rlcli.runtime.messages import COMPUTE, END_LANE, Reply, Report, Request
 from rlcli.runtime.transport import LAST_REQUEST, Transport
 
@@ -67,7 +67,7 @@ class Ranks:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the master to its end. Raises the first error of its tasks, the error of a worker, or
         HangError when an answer is late."""
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Waiting(self._wait))) as runner:
+        with asyncio.Runner(loop_factory=lambda: _MasterLoop(self._wait)) as runner:
             try:
                 return runner.get_loop().run_until_complete(work)
             except BaseExceptionGroup as group:
@@ -160,7 +160,12 @@ class Ranks:
         """Wait for answers or reports until some coroutine can continue."""
         has_news = False
         while not has_news:
-            reply = self._receive()
+            try:
+                reply = self._receive()
+            except RlcliError as error:
+                if self._questions or not self._fail_report(error):
+                    raise
+                return
             has_news = self._wake_for_report() if reply is None else self._take_answer(reply)
 
     def _receive(self) -> Reply | None:
@@ -202,6 +207,13 @@ class Ranks:
         if self._awaited is None or self._awaited[0].done():
             return False
         self._awaited[0].set_result(None)
+        return True
+
+    def _fail_report(self, error: RlcliError) -> bool:
+        """Give an error to whoever waits for a report; False if nobody does."""
+        if self._awaited is None or self._awaited[0].done():
+            return False
+        self._awaited[0].set_exception(error)
         return True
 
     def _start_clock(self, who: Asked, now: float) -> None:
@@ -282,18 +294,36 @@ class Turn:
         self._turns.end(self)
 
 
-class _Waiting(selectors.DefaultSelector):
-    """What an event loop does when no coroutine can continue: it waits for ranks, the only thing that happens outside
-    the master. There are no timers: deadlines are those of requests."""
+class _MasterLoop(asyncio.BaseEventLoop):
+    """Runs the master's coroutines. When none of them can continue, it waits for ranks, the only thing that happens
+    outside the master. There are no timers: deadlines are those of requests.
+
+    It has no descriptors, unlike asyncio's own loops: a component that closes files which it has not opened would take
+    them away.
+    """
 
     def __init__(self, wait: Callable[[], None]):
         super().__init__()
+        self._selector = _Waiting(wait)
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none: answers resolve futures."""
+
+    def _write_to_self(self) -> None:
+        """No other thread schedules anything here."""
+
+
+class _Waiting:
+    """What the loop takes for a selector."""
+
+    def __init__(self, wait: Callable[[], None]):
         self._wait = wait
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """Wait, unless some coroutine can continue at once (`timeout` 0)."""
         if timeout is None or timeout > 0:
             self._wait()
-        return super().select(0)
+        return []
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -32,7 +32,7 @@ def layers(rlcli, tmp_path):
 def test_all_places_of_a_value_in_order_and_the_winner(layers):
     code, out, _ = layers("explain", "top.yaml", "train.steps", "train.steps=7")
     assert code == 0
-    assert out.splitlines()[0] == "train.steps = 7   int >= 1 | null"
+    assert out.splitlines()[0] == "train.steps = 7   int >= 1 <= 1000000000 | null"
     steps = [line.split() for line in out.splitlines() if line[2:3].isdigit()]
     assert steps == [
         ["1", "default", "null"],

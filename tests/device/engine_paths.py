@@ -41,7 +41,7 @@ def weights(engine):
 
 def own(tensor):
     """On one rank, its part of a tensor is all of it."""
-    return tensor.held.view(tensor.shape) if isinstance(tensor, FlatPart) else tensor
+    return tensor.values.view(tensor.shape) if isinstance(tensor, FlatPart) else tensor
 
 
 def train(engine, steps=2, first=0, loss=answer_loss, weight=answer_weight):

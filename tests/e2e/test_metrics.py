@@ -152,6 +152,10 @@ def of_run(folder):
     return {call["interface"]["type"] for call in calls}, keys
 
 
+OF_RARE_RESPONSES = {f"<role>/reward_{name}" for name in ("unparsed", "timeouts", "crashes", "errors")}
+"""Written by `math_reward` after responses that a tiny model does not write: see tests/interfaces/test_math_*.py."""
+
+
 def test_every_number_that_a_run_writes_is_described(written):
     for name, (interfaces, keys) in written.items():
         described = [
@@ -164,7 +168,8 @@ def test_every_number_that_is_described_is_written_by_some_run(written, restarte
     keys = {key for _, of_run in written.values() for key in of_run} | restarted
     interfaces = {path.stem for path in Path(registry.__file__).parents[2].glob("interfaces/**/*.py")}
     described = [metric.name for metric in all_metrics() if not metric.interfaces or {*metric.interfaces} & interfaces]
-    assert [name for name in described if all(metric_for(key, [name]) is None for key in keys)] == []
+    unwritten = {name for name in described if all(metric_for(key, [name]) is None for key in keys)}
+    assert unwritten <= OF_RARE_RESPONSES
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_while_training_is_slow_generation_runs_ahead_within_its_limit(project, 
     for number, record in enumerate(records(project), start=1):
         of_step = lags([line for line in lines if line["step"] == number])
         assert record["actor/staleness"] == sum(of_step) / 8
-        assert record["actor/ages"] == record["critic/ages"] == sum(of_step), "both are told how old each sample is"
+        assert record["actor/ages"] == record["critic/ages"] == sum(of_step), "both get the age of each sample"
         assert (record["staleness/min"], record["staleness/max"]) == (min(of_step), max(of_step))
         shares = [record[f"staleness/share_{lag}"] for lag in range(staleness + 1)]
         assert shares == [of_step.count(lag) / 8 for lag in range(staleness + 1)]

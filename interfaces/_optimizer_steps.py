@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine import LossFn
+from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import Model
+from rlcli.api.synonyms import Synonyms
 from rlcli.ops.minibatches import assign_minibatches
 
-from ._settings import OptimizerSteps
+TokenNormalizeScope = Literal["global", "dp"]
 
 AT_FIRST = ("kl", "policy_drift", "sampler_gap")
 """Stats of the first optimizer step only, whose weights are those that the training step began with."""
+
+
+@dataclass(kw_only=True)
+class OptimizerSteps:
+    """How a batch is split over optimizer steps; inherited by interfaces that train on responses."""
+
+    LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "ppo_epochs": {"ge": 1, "le": 1000}}
+    SYNONYMS: ClassVar[Synonyms] = {
+        "minibatches": "ppo_n_minibatches num_mini_batches ppo_mini_batch_size mini_batch_size n_minibatches",
+        "ppo_epochs": "num_ppo_epochs num_iterations ppo_epoch n_ppo_epochs max_epochs",
+    }
+
+    minibatches: int = 4
+    """Number of optimizer steps that a batch is split into (per epoch)."""
+
+    ppo_epochs: int = 1
+    """Number of times each response is trained on."""
+
+    token_normalize_scope: TokenNormalizeScope = "global"
+    """Divisor of the loss: the tokens of all ranks (so the number of ranks does not matter), or each rank's own."""
 
 
 def optimizer_steps(

@@ -12,11 +12,9 @@ from rlcli.api.metrics import Metrics
 from rlcli.errors import DataError
 from rlcli.ops.preference_losses import PAIR_AGGREGATIONS, PairAggregationName
 
-from ._checked import Settings
-
 
 @dataclass(kw_only=True)
-class PairSettings(Settings):
+class PairSettings:
     """How much each pair counts."""
 
     METRICS: ClassVar[Metrics] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +12,11 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.mocks import mock_responses
 from rlcli.api.model import GeneratedResponses, Model
+
+
+def as_generation(settings: GenerationHyperparameters | Mapping[str, Any]) -> GenerationHyperparameters:
+    """Settings of sampling, which may come as a mapping."""
+    return GenerationHyperparameters(**settings) if isinstance(settings, Mapping) else settings
 
 
 def sample_responses(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> SequenceSample:

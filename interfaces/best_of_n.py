@@ -20,10 +20,9 @@ from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, 
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.rewards import action_mask
 
-from ._best_of import best_places, keep_places
-from ._optimizer_steps import optimizer_steps
-from ._rollout import means, reduce_over
-from ._settings import OptimizerSteps
+from ._sequences import best_places, keep_places
+from ._optimizer_steps import OptimizerSteps, optimizer_steps
+from ._statistics import means, reduce_over
 
 Keep = Literal["best", "solved"]
 

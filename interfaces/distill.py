@@ -17,8 +17,7 @@ from rlcli.ops.distillation import full_reverse_kl, sampled_reverse_kl
 from rlcli.ops.packing import all_but_last
 from rlcli.ops.rewards import action_mask
 
-from ._optimizer_steps import optimizer_steps
-from ._settings import OptimizerSteps
+from ._optimizer_steps import OptimizerSteps, optimizer_steps
 
 Estimator = Literal["sampled", "full"]
 

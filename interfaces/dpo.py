@@ -20,7 +20,7 @@ from rlcli.ops.rewards import action_mask
 
 from ._evaluation import mean_loss, total
 from ._pairs import PairSettings, pair_stats
-from ._settings import named
+from ._named import named
 
 NLLAggregation = Literal["sequence", "token"]
 

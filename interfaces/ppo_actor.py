@@ -1,36 +1,203 @@
-"""PPO's policy: samples responses, recomputes their log-probs, trains on their advantages."""
+"""A policy: samples responses, recomputes their log-probs, trains on their advantages. PPO's, and GRPO's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
+from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
-from rlcli.api.model import MicroBatchSpec, Model, ModelOutput, Stats, register_interface
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.limits import Limits
+from rlcli.api.metrics import Metrics
+from rlcli.api.micro_batches import Cut
+from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.api.synonyms import Synonyms
+from rlcli.ops.kl import KLEstimator, KLGradient, kl_loss
+from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES, Actions, LossAggregationName, PolicyLossName
 
-from ._policy import Policy
-from ._policy_loss import aggregated, at_first, policy_losses, taken_actions
-from ._ppo import PPOSettings
-from ._rollout import batch_stats, prepare, proximal_gaps, reduce_over
+from ._logprobs import recompute_logprobs
+from ._named import named
+from ._optimizer_steps import OptimizerSteps, optimizer_steps
+from ._policy_distances import distances_at_first, distances_before, with_ages
+from ._responses import as_generation, imitate_responses, sample_responses
+from ._sequences import chosen_sequences
+from ._statistics import reduce_over
 
 
 @dataclass(kw_only=True)
-class PPOActorInterface(Policy, PPOSettings):
-    """Generates responses and trains the policy on them with PPO's clipped loss."""
+class PPOActorInterface(OptimizerSteps, ModelInterface):
+    """Generates responses and trains the policy on advantages that another call computes: `gae`, `group_relative`."""
+
+    READS: ClassVar[Declaration] = {
+        "generate": ("packed_prompts",),
+        "inference": ("packed_input_ids", "prompt_mask if given"),
+        "train_step": (
+            "packed_input_ids", "prompt_mask", "packed_logprobs", "advantages", "loss_mask", "old_logprobs",
+            "loss_weights if given", "kl_weights if given", "chosen if given", "packed_ref_logprobs if given",
+            "proximal_logprobs if given",
+        ),
+    }  # fmt: skip
+    WRITES: ClassVar[Declaration] = {
+        "generate": ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask"),
+        "inference": ("packed_logprobs",),
+    }
+    HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "inference": ("lm",)}
+    PREPARED_BY: ClassVar[Mapping[str, str]] = {"train_step": "gae"}
+    CUT: ClassVar[Cut] = "sequence"
+    LIMITS: ClassVar[Limits] = {
+        "eps_clip": {"gt": 0, "le": 1}, "eps_clip_high": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0},
+        "loss_constant": {"gt": 0},
+    }  # fmt: skip
+    SYNONYMS: ClassVar[Synonyms] = {
+        "policy_loss": "policy_loss_type loss_mode policy_loss_fn importance_sampling_level",
+        "loss_aggregation": "loss_agg_mode loss_type",
+        "eps_clip": (
+            "clip_range cliprange clip_ratio epsilon epsilon_low clip_ratio_low clip_eps ratio_clip_min "
+            "eps_clip_low_high"
+        ),
+        "eps_clip_high": "epsilon_high clip_ratio_high clip_eps_high eps_clip_higher ratio_clip_max",
+        "c_clip": "clip_ratio_c dual_clip ratio_clip_c delta",
+        "entropy_coef": "entropy_coeff ent_coef entropy_loss_coef entropy_bonus",
+    }
+    METRICS: ClassVar[Metrics] = {
+        "kl": ("nats per token", "KL of the policy as the step begins from the reference: k3, weighted by how much "
+               "likelier a token is than under the policy that sampled it; mean over the tokens of responses"),
+        "sampler_gap": ("nats per token", "mean distance of the trainer's log-probs from the sampler's where both have "
+                        "the same weights: how much their engines differ"),
+        "policy_drift": ("nats per token", "mean distance of the trainer's log-probs from the sampler's where samples "
+                         "are of older weights: how far training has moved the policy since"),
+        "importance_ratio": ("ratio", "mean ratio of the policy to the old one, over the trained tokens"),
+        "approx_kl": ("nats per token", "KL of the old policy from the policy (k1), mean over the trained tokens"),
+        "clip_fraction": ("share", "share of trained tokens whose ratio is clipped"),
+        "dual_clip_fraction": ("share", "share of trained tokens whose loss c_clip bounds"),
+        "entropy": ("nats per token", "entropy of the policy, mean over the trained tokens"),
+        "kl_penalty": ("nats per token", "KL penalty in the loss before its weight, mean over the trained tokens"),
+    }  # fmt: skip
+
+    generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    """How responses are sampled. The temperature also divides the logits in training."""
+
+    policy_loss: PolicyLossName = "ppo"
+    """ppo: each token's ratio is clipped. gspo: one ratio per response, the geometric mean of its tokens' ratios (try
+    `eps_clip: 3e-4` and `loss_aggregation: sequence`). cispo: clipped ratios only weight the log-probs, so no token
+    loses its gradient. sequence: a response is a single action, with the product of its tokens' ratios (RLOO: with
+    `loss_aggregation: constant` and `loss_constant: 1`)."""
+
+    loss_aggregation: LossAggregationName = "token"
+    """token: every token counts alike, so long responses count for more. sequence: every response counts
+    alike. constant: tokens count alike, and their sum is divided by `loss_constant` times the number of responses."""
+
+    loss_constant: float | None = None
+    """With `loss_aggregation: constant`: the number of tokens per response to divide the loss by, such as
+    `${generation.max_new_tokens}`."""
+
+    eps_clip: float = 0.2
+    """Clip the policy's ratio at 1 minus this and, unless `eps_clip_high` is set, at 1 plus this."""
+
+    eps_clip_high: float | None = None
+    """Clip the policy's ratio at 1 plus this ("clip-higher" if it is above `eps_clip`); null: same as `eps_clip`."""
+
+    c_clip: float | None = None
+    """Dual clip: the loss of a token with negative advantage is at most this times |advantage|; above 1."""
+
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus per token."""
+
+    kl_estimator: KLEstimator = "k3"
+    """Estimator of a KL penalty in the loss, where the call that computes advantages asks for one (`kl_in: loss`)."""
+
+    kl_gradient: KLGradient = "reverse"
+    """Gradient of this penalty. reverse: that of the KL of the policy from the reference, whichever `kl_estimator`
+    gives the value; tokens are weighted by their ratio to the sampling policy. naive: that of the estimator itself,
+    which is zero for k1 and that of a different KL for k3."""
+
+    early_stop_imp_ratio: float | None = 5.0
+    """Skip an optimizer step (weights, optimizer and schedule stay unchanged) if its mean importance ratio exceeds
+    this."""
+
+    early_stop_kl: float | None = None
+    """Skip an optimizer step if the mean KL per token from the sampling policy exceeds this."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.generation = as_generation(self.generation)
+        if (self.loss_constant is not None) != (self.loss_aggregation == "constant"):
+            raise ValueError("loss_aggregation: constant divides by loss_constant: set both, or neither")
+        if self.c_clip is not None and self.policy_loss != "ppo":
+            raise ValueError(f"c_clip has no effect with policy_loss: {self.policy_loss}")
+
+    def generate(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`."""
+        return sample_responses(model, data, self.generation)
+
+    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+        """`packed_input_ids` → `packed_logprobs` under the current weights."""
+        return recompute_logprobs(model, data, mb_spec, "packed_logprobs", self.generation.temperature)
 
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
-        reduce = reduce_over(model)
-        batch = prepare(self, data, self.controller.coef, reduce)
-        of_batch = batch_stats(self, batch, reduce) | proximal_gaps(self, data, reduce)
-        return self._take_steps(model, batch, mb_spec, reduce) | of_batch
+        batch = with_ages(chosen_sequences(data))
+        before = distances_before(batch, reduce_over(model))
+        stats = optimizer_steps(
+            self, model, batch, self._loss, self._loss_weight, mb_spec, step_if=self.may_step, cut=self.CUT
+        )
+        return stats | before
+
+    def may_step(self, stats: Mapping[str, float]) -> bool:
+        """Whether the means of an optimizer step are within the limits."""
+        ratio, kl = self.early_stop_imp_ratio, self.early_stop_kl
+        return not (
+            (ratio is not None and stats["importance_ratio"] > ratio) or (kl is not None and stats["approx_kl"] > kl)
+        )
+
+    def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
+        """Responses made of words from their prompts."""
+        if interface_type != "generate":
+            return super().mock(interface_type, model, data)
+        return imitate_responses(model, data, self.generation)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
-        actions, entropy = taken_actions(self, output, batch)
-        losses, stats = policy_losses(self, actions, entropy, batch)
-        loss, means = aggregated(self, losses, stats, batch)
-        return loss, {**means, **at_first(self, actions, batch)}
+        """The sum over a micro-batch of the policy's loss, the entropy bonus and a KL penalty; the engine divides by
+        the weight of the whole step."""
+        tensors, mask = batch.data, batch.data["loss_mask"]
+        output.temperature = self.generation.temperature
+        entropy = output.entropy[mask]  # before the log-probs: one pass over the vocabulary gives both
+        lengths = batch.flat_seqlens("packed_input_ids")
+        actions = Actions(output.logprobs, tensors["old_logprobs"], tensors["advantages"], mask, lengths)
+        losses, sums = named(POLICY_LOSSES, self.policy_loss, self)(actions)
+        if "loss_weights" in batch.keys:
+            losses = losses * tensors["loss_weights"][mask]
+        if self.entropy_coef:
+            losses = losses - self.entropy_coef * entropy
+        if "kl_weights" in batch.keys and "packed_ref_logprobs" in batch.keys:
+            penalty = self._kl_penalty(actions, tensors["packed_ref_logprobs"])
+            losses = losses + tensors["kl_weights"][mask] * penalty
+            sums["kl_penalty"] = penalty.detach().sum()
+        shares, _ = self._shares(batch)
+        sums["entropy"] = entropy.detach().sum()
+        means = {name: (total, mask.count_nonzero()) for name, total in sums.items()}
+        return (losses * shares).sum(), means | distances_at_first(actions.logprobs, batch)
+
+    def _kl_penalty(self, actions: Actions, reference: torch.Tensor) -> torch.Tensor:
+        """[M] the KL from the reference of each trained action."""
+        columns = (column[actions.mask] for column in (actions.logprobs, actions.old_logprobs, reference))
+        return kl_loss(*columns, self.kl_estimator, self.kl_gradient)
+
+    def _loss_weight(self, batch: SequenceSample) -> torch.Tensor:
+        """The divisor of the sum over all micro-batches and ranks."""
+        return self._shares(batch)[1]
+
+    def _shares(self, batch: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the weight of each trained action [M], their total weight), as `loss_aggregation` says."""
+        aggregate = named(LOSS_AGGREGATIONS, self.loss_aggregation, self)
+        weights: tuple[torch.Tensor, torch.Tensor] = aggregate(
+            batch.data["loss_mask"], batch.flat_seqlens("packed_input_ids")
+        )
+        return weights
 
 
 register_interface("ppo_actor", PPOActorInterface)

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.api.synonyms import Synonyms
 from rlcli.ops.losses import ppo_critic_loss
 from rlcli.ops.normalization import RunningMeanStd
 from rlcli.ops.reduce import AllReduce, masked_moments
 from rlcli.ops.rewards import drop_last
 
-from ._optimizer_steps import optimizer_steps
-from ._ppo import PPOSettings
-from ._rollout import means, prepare, reduce_over, response_kl
-from ._settings import CriticLoss
+from ._optimizer_steps import OptimizerSteps, optimizer_steps
+from ._sequences import chosen_sequences
+from ._statistics import means, reduce_over
+
+ValueLoss = Literal["mse", "huber"]
+ValueNormType = Literal["exp", "ma"]
 
 RESOLUTION = torch.finfo(torch.float32).eps
 """Returns are computed from values and rewards: relative differences below this are rounding."""
 
 
 @dataclass(kw_only=True)
-class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
-    """Predicts returns; trains on normalised returns and de-normalises its output."""
+class PPOCriticInterface(OptimizerSteps, ModelInterface):
+    """Predicts returns; trains on normalised returns and de-normalises its output. Another call computes the returns:
+    `gae`."""
 
-    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids",)}
+    READS: ClassVar[Declaration] = {
+        "inference": ("packed_input_ids",),
+        "train_step": ("packed_input_ids", "values", "returns", "loss_mask", "chosen if given"),
+    }
     WRITES: ClassVar[Declaration] = {"inference": ("values",)}
     HEAD: ClassVar[Declaration] = {"train_step": ("value",), "inference": ("value",)}
 
@@ -42,7 +51,33 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
         "value_clip_fraction": ("share", "share of trained tokens whose loss value_eps_clip cuts off"),
     }
 
+    PREPARED_BY: ClassVar[Mapping[str, str]] = {"train_step": "gae"}
     CUT: ClassVar[Cut] = "sequence"
+    LIMITS: ClassVar[Limits] = {
+        "value_eps_clip": {"gt": 0}, "value_norm_beta": {"ge": 0, "lt": 1}, "value_norm_eps": {"gt": 0},
+    }  # fmt: skip
+    SYNONYMS: ClassVar[Synonyms] = {
+        "value_eps_clip": "cliprange_value value_clip value_clip_range vf_clip",
+    }
+
+    value_eps_clip: float = 0.2
+    """Clip the critic's prediction to within ± this of its earlier one (in normalised units with
+    `value_norm`)."""
+
+    value_loss: ValueLoss = "mse"
+    """Error of the critic: half the squared error, or Huber with delta 10."""
+
+    value_norm: bool = True
+    """Train the critic on returns normalised by their running mean and standard deviation."""
+
+    value_norm_type: ValueNormType = "exp"
+    """Running average: exponential with `value_norm_beta`, or over all returns so far."""
+
+    value_norm_beta: float = 0.99995
+    """Decay per training step of the exponential average (corrected for its start at zero)."""
+
+    value_norm_eps: float = 1e-5
+    """Added to the variance of returns."""
 
     normalizer: RunningMeanStd = field(init=False, repr=False)
 
@@ -59,18 +94,15 @@ class PPOCriticInterface(CriticLoss, PPOSettings, ModelInterface):
     def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps towards the returns of one batch."""
         reduce = reduce_over(model)
-        batch = prepare(self, data, self.controller.coef, reduce)
+        batch = chosen_sequences(data)
         stats = self._explained(batch, reduce)
         batch, clipped = self._normalized(batch, reduce)
-        stats |= clipped | optimizer_steps(self, model, batch, self._loss, _trained_tokens, mb_spec, cut=self.CUT)
-        self.controller.update(*response_kl(batch, reduce))
-        return stats
+        return stats | clipped | optimizer_steps(self, model, batch, self._loss, _trained_tokens, mb_spec, cut=self.CUT)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_controller": self.controller.state_dict(), "normalizer": self.normalizer.state_dict()}
+        return {"normalizer": self.normalizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.controller.load_state_dict(state["kl_controller"])
         self.normalizer.load_state_dict(state["normalizer"])
 
     def _normalized(self, batch: SequenceSample, reduce: AllReduce) -> tuple[SequenceSample, dict[str, float]]:

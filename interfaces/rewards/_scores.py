@@ -16,7 +16,6 @@ from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
 from rlcli.errors import RlcliError, escape_control
 
-from .._checked import Settings
 from ._text import prompt_texts, response_texts
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Score:
 
 
 @dataclass(kw_only=True)
-class ScoreErrors(Settings):
+class ScoreErrors:
     """How to handle scores that could not be computed."""
 
     METRICS: ClassVar[Metrics] = {
@@ -102,7 +101,7 @@ class ScoreErrors(Settings):
 
 
 @dataclass(kw_only=True)
-class RightOrWrong(Settings, ModelInterface):
+class RightOrWrong(ModelInterface):
     """Rewards for responses that are either right or wrong."""
 
     correct_reward: float = 1.0

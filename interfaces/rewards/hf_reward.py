@@ -21,7 +21,6 @@ from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.api.tokenizer_limits import check_tokenizer
 from rlcli.errors import DataError, ModelError
 
-from .._checked import Settings
 from ._scores import one_each, ones, shares
 from ._text import full_texts, response_texts
 
@@ -36,7 +35,7 @@ _LOADING = threading.Lock()
 
 
 @dataclass(kw_only=True)
-class HFRewardInterface(Settings, ModelInterface):
+class HFRewardInterface(ModelInterface):
     """Scores each sequence's text by one output of a classifier. Its role holds no weights: set its backend to `null`
     and give it the actor's tokenizer, which turns tokens back into text.
     """

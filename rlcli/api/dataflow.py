@@ -57,10 +57,22 @@ class MFCDef:
     """What happens to weights once the call is done, in this order."""
     drops: tuple[str, ...] = ()
     """The reasons for which it may drop samples."""
+    compares_samples: bool = False
+    """Whether a sample's result depends on the others of the step."""
 
     @property
     def is_train(self) -> bool:
         return self.interface_type is ModelInterfaceType.TRAIN_STEP
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether it takes all samples of a step at once."""
+        return self.is_train or self.compares_samples
+
+    @property
+    def needs_batch(self) -> bool:
+        """Whether it belongs to a step as a whole: it takes all samples at once, or changes weights."""
+        return self.takes_batch or bool(self.written_roles)
 
     @property
     def written_roles(self) -> tuple[str, ...]:
@@ -126,7 +138,7 @@ def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
     bound = {
         mfc.name
         for mfc in mfcs
-        if mfc.written_roles or (mfc.model_name in writers and mfc.interface_type is not ModelInterfaceType.GENERATE)
+        if mfc.needs_batch or (mfc.model_name in writers and mfc.interface_type is not ModelInterfaceType.GENERATE)
     }
     makers = {key: mfc.name for mfc in mfcs for key in mfc.produced_keys}
     while reached := {mfc.name for mfc in mfcs if any(makers.get(key) in bound for key in mfc.input_keys)} - bound:

@@ -9,6 +9,7 @@ from rlcli.api.component import register_interface
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration, DeclaredKeys, declared_keys, inherited
+from rlcli.api.limits import check_arguments
 from rlcli.api.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class ModelInterface:
         WRITES: ClassVar[Declaration] = {"inference": ("values",)}
         NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}     # it compares two or more responses to a prompt
         DROPS: ClassVar[Declaration] = {"inference": ("too_long", "unsolved if only_solved")}   # why it drops samples
+        TAKES_BATCH: ClassVar[tuple[str, ...]] = ("inference",)         # it compares the samples of a step
         CUT: ClassVar[str] = "sequence"     # its loss compares no responses: a group may be spread over micro-batches
         CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # for this method only
         GENERATES: ClassVar[Generates] = {"inference": {"prompt": (300,), "response": ("thought_tokens", 12)}}
@@ -88,13 +90,18 @@ class ModelInterface:
     """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS. A method that is not
     named may do without a model; `generate` needs the head `lm` in any case."""
 
-    ALIKE: ClassVar[Declaration] = {}
-    """Method → arguments that all calls of a graph whose interfaces name them there must have alike, such as those from
-    which two roles compute the same rewards; with conditions as in READS."""
+    TAKES_BATCH: ClassVar[tuple[str, ...]] = ()
+    """Methods that take all samples of a step at once, as training does, because a sample's result depends on the
+    others. Samples then have the metadata `rlcli.api.key_meaning.PLACE` and `AGE`. Sums over the ranks of the role are
+    `model.module.all_reduce`."""
+
+    PREPARED_BY: ClassVar[Mapping[str, str]] = {}
+    """Method → the interface of a call that computes what it reads. A graph without such a call gets one, with the
+    arguments of that interface that were given to this one's call."""
 
     STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Argument of a training interface → arguments of which it needs one to be set too, where `train.max_staleness`
-    lets samples be older than their step."""
+    """Argument → arguments of which the interface needs one to be set too, where `train.max_staleness` lets samples be
+    older than their step."""
 
     METRICS: ClassVar[Metrics] = {}
     """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`, and the numbers in
@@ -111,7 +118,8 @@ class ModelInterface:
     """Arguments that name variables of the environment, which must be set before anything starts."""
 
     def __post_init__(self) -> None:
-        """Do nothing; subclasses may call it."""
+        """Check numbers and choices against the class's declarations (`rlcli.api.limits`). Raises ValueError."""
+        check_arguments(self)
 
     def check_ready(self) -> None:
         """Raise what would end the first call whatever its data, such as a file of the user that cannot be loaded.

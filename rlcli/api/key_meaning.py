@@ -30,15 +30,17 @@ SAMPLED_LOGPROBS = "packed_logprobs"
 """The log-probs with which the tokens of responses were sampled."""
 NOT_ENDED = "seq_no_eos_mask"
 """Which responses were cut off before they ended by themselves."""
+CHOSEN = "chosen"
+"""Which responses are trained on, where a call chooses; without it, all are."""
 
 SOURCE = "source"
 """Metadata of a sample: which dataset it comes from, if its own is made of several."""
 ATTEMPT = "attempt"
 """Metadata of a sample: how many times it was started before. Every attempt has its own responses."""
 PLACE = "batch_index"
-"""Metadata of a sample that is trained on: its place in the step's batch."""
+"""Metadata of a sample in a call that takes the batch of a step: its place there."""
 AGE = "age"
-"""Metadata of a sample that is trained on: training steps between the weights that generated the oldest part of it and
+"""Metadata of a sample in a call that takes the batch of a step: training steps between the weights that generated the oldest part of it and
 those with which the step begins. Absent where no sample is generated ahead of its step."""
 DROPPED = "dropped"
 """Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
@@ -104,12 +106,12 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
     (SEQUENCES, Meaning(full, TOKENS)),
     (f"{PROMPTS} packed_seq input_ids seq", Meaning(full, TOKENS, has_own_sequences=True)),
     (PROMPT_MASK, Meaning(full, FLAGS)),
-    ("ppo_loss_mask", Meaning(minus_one, FLAGS)),
-    (f"{NOT_ENDED} greedy_seq_no_eos_mask", Meaning(one, FLAGS)),
-    (f"{SAMPLED_LOGPROBS} packed_ref_logprobs proximal_logprobs", Meaning(minus_one, LOGPROBS)),
+    ("loss_mask ppo_loss_mask", Meaning(minus_one, FLAGS)),
+    (f"{NOT_ENDED} greedy_seq_no_eos_mask {CHOSEN}", Meaning(one, FLAGS)),
+    (f"{SAMPLED_LOGPROBS} packed_ref_logprobs proximal_logprobs old_logprobs", Meaning(minus_one, LOGPROBS)),
     ("logprobs old_logp prox_logp ref_logp", Meaning(minus_one, LOGPROBS)),
     ("values dense_rewards", Meaning(full, REALS)),
-    ("advantages returns kl_rewards", Meaning(minus_one, REALS)),
+    ("advantages returns kl_rewards loss_weights kl_weights", Meaning(minus_one, REALS)),
     (REWARDS, Meaning(one, SCORES, shown_as="reward")),
     (SOLVED, Meaning(one, SCORES, shown_as="accuracy")),
     (ANSWER_CLASSES, Meaning(one, NUMBERED)),

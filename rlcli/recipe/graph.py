@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.dataflow import Hook, MFCDef, ModelInterfaceType, OffloadHook, ParamReallocHook
-from rlcli.recipe.components import declared_of_call
+from rlcli.recipe.components import declared, declared_of_call
 from rlcli.recipe.schema import Call, Hooks, Recipe
 
 
@@ -40,6 +40,7 @@ def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
         ),
         post_hooks=_hooks(call.hooks),
         drops=reasons_to_drop(call),
+        compares_samples=compares_samples(call),
     )
 
 
@@ -70,6 +71,11 @@ def reasons_to_drop(call: Call) -> tuple[str, ...]:
     return declared.needed + declared.if_given if declared is not None else ()
 
 
+def compares_samples(call: Call) -> bool:
+    """Whether a call takes all samples of a step at once, as its interface declares."""
+    return call.call in (declared("interfaces", call.interface.type, "TAKES_BATCH") or ())
+
+
 def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
     """Batch key → the calls that produce it."""
     makers: dict[str, list[str]] = {}
@@ -91,7 +97,11 @@ def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     after = waits_for(calls)
     if not any(reasons_to_drop(call) for call in calls.values()):
         return after
-    late = {name for name, call in calls.items() if call.call == "train_step" or call.hooks.copy_to is not None}
+    late = {
+        name
+        for name, call in calls.items()
+        if call.call == "train_step" or call.hooks.copy_to is not None or compares_samples(call)
+    }
     while late_readers := {name for name, before in after.items() if before & late} - late:
         late |= late_readers
     return {name: before | (set(calls) - late if name in late else set()) for name, before in after.items()}

@@ -244,9 +244,9 @@ class Calls:
         args: dict[int, dict[str, Any]] = {}
         for rank, share in shares.items():
             args[rank] = {"call": mfc.name, "ids": share, "step": number}
-            if mfc.is_train:
+            if mfc.takes_batch:
                 args[rank]["places"] = [places[id_] for id_ in share]
-            if mfc.is_train and ages is not None:
+            if mfc.takes_batch and ages is not None:
                 args[rank]["ages"] = [ages[id_] for id_ in share]
             if not share:
                 args[rank]["empty"] = self._empty(ids, mfc)

@@ -274,15 +274,15 @@ def runs_ahead(recipe: Recipe) -> bool:
 
 def calls_before_training(recipe: Recipe) -> list[MFCDef]:
     """The calls that samples go through before a step takes them: if generation may be stale, those that may run ahead
-    of all steps; otherwise, if calls may drop samples, those that choose a batch. The others need the whole batch: they
-    change weights or wait for calls that do."""
+    of all steps; otherwise, if calls may drop samples, those that choose a batch. The others need the whole batch,
+    or wait for calls that do."""
     graph = train_graph(recipe)
     if runs_ahead(recipe):
         return calls_ahead(graph)
     if not any(mfc.drops for mfc in graph):
         return []
-    linked, writers = CallGraph(graph), {mfc.name for mfc in graph if mfc.written_roles}
-    late = writers.union(*(linked.after(name) for name in writers))
+    linked, of_step = CallGraph(graph), {mfc.name for mfc in graph if mfc.needs_batch}
+    late = of_step.union(*(linked.after(name) for name in of_step))
     return [mfc for mfc in graph if mfc.name not in late]
 
 

@@ -29,7 +29,15 @@ from rlcli.runtime.interfaces import Interfaces, seed_global_streams
 from rlcli.runtime.measures import Moments, scores_of
 from rlcli.runtime.messages import END_LANE, Request, Tell
 from rlcli.runtime.origin import Origin, origin_of_call
-from rlcli.runtime.output_checks import checked_output, read_counts, read_drops, read_stats, versions, warn_of_changes
+from rlcli.runtime.output_checks import (
+    checked_output,
+    read_counts,
+    read_drops,
+    read_stats,
+    read_sums,
+    versions,
+    warn_of_changes,
+)
 from rlcli.runtime.pool import PoolProcess, connect_pools
 from rlcli.runtime.readable_samples import describe_samples
 from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer, wait_for_device
@@ -56,7 +64,7 @@ class Kept:
     batch: SequenceSample | None = None
     """Description of the outputs."""
     scores: Mapping[str, Moments] = field(default_factory=dict)
-    """Per-sample scores worth reporting, to be averaged."""
+    """Scores and other numbers of the samples, to be averaged."""
     counts: Mapping[str, Moments] = field(default_factory=dict)
     """Numbers that the call attached to its samples: errors and the like."""
     dropped: Mapping[str, str] = field(default_factory=dict)
@@ -267,7 +275,8 @@ class ModelWorker:
         made.remap_keys_(promised)
         self.samples.add(made)
         scores = scores_of(made, promised, evaluates=mfc.name in self._evaluating)
-        return Kept(made.meta(), {name: Moments.of(numbers) for name, numbers in scores.items()}, counted, dropped)
+        averaged = {name: Moments.of(numbers) for name, numbers in scores.items()} | read_sums(own, origin)
+        return Kept(made.meta(), averaged, counted, dropped)
 
     def _origin(self, mfc: MFCDef) -> Origin:
         if mfc.name not in self._origins:

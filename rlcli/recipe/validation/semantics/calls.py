@@ -53,7 +53,6 @@ def check(notes: Notes) -> None:
     if not notes.recipe.graph:
         notes.note("R39", "the graph has no calls", ("graph",))
     _shared_interfaces(notes)
-    _arguments_alike(notes)
 
 
 def _shared_interfaces(notes: Notes) -> None:
@@ -83,31 +82,6 @@ def _same_arguments(notes: Notes, role: str, interface: str, first: str, second:
         needs: list[Path] = [("graph", name, key) for name in values for key in ("model", "call")]
         path = notes.first_set(places[second], places[first])
         notes.note("R71", message, path, f"set {argument} to the same value for both", needs=needs)
-
-
-def _arguments_alike(notes: Notes) -> None:
-    """Calls that name an argument in `ALIKE` compute the same from it: each is compared with the first of them."""
-    calls = notes.recipe.graph
-    first_with: dict[str, str] = {}
-    for name, call in calls.items():
-        alike = declared_of_call("ALIKE", call)
-        for argument in alike.needed if alike is not None else ():
-            first = first_with.setdefault(argument, name)
-            values = {
-                each: argument_of("interfaces", calls[each].interface.type, calls[each].interface.args, argument)
-                for each in (first, name)
-            }
-            if values[first] == values[name]:
-                continue
-            places: list[Path] = [("graph", each, "interface", "args", argument) for each in (first, name)]
-            told = " and ".join(
-                f"{value!r} in {each} ({notes.mark(key) if notes.is_set(key) else 'the default'})"
-                for (each, value), key in zip(values.items(), places, strict=True)
-            )
-            problem = f"{argument} is {told}, but both learn from what it decides"
-            needs: list[Path] = [("graph", each, "interface", "type") for each in (first, name)]
-            hint = f"set {argument} to the same value for both"
-            notes.note("R71", problem, notes.first_set(places[1], places[0]), hint, needs=needs)
 
 
 def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str, dataset_key: Path) -> None:

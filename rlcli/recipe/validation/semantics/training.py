@@ -93,13 +93,13 @@ def _draws(notes: Notes) -> None:
 
 
 def _stale(notes: Notes) -> None:
-    """An interface's class may declare `STALE_NEEDS`: what it needs to know of the policy that it trains, where that
+    """An interface's class may declare `STALE_NEEDS`: what it needs to know of the policy that is trained, where that
     has changed since it sampled."""
     recipe = notes.recipe
     if not recipe.train.max_staleness or not calls_ahead(train_graph(recipe)):
         return
     for name, call in recipe.graph.items():
-        declaration = declared("interfaces", call.interface.type, "STALE_NEEDS") if call.call == "train_step" else None
+        declaration = declared("interfaces", call.interface.type, "STALE_NEEDS")
         for argument, alternatives in (declaration or {}).items():
             is_set = {
                 key: bool(argument_of("interfaces", call.interface.type, call.interface.args, key))

@@ -1,4 +1,4 @@
-"""Best of k: selects the best responses to each prompt."""
+"""Selects sequences of a batch: the best responses to each prompt, or those that a call has chosen."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from rlcli.api.data import SequenceSample
-
-
-def keep_best(data: SequenceSample, k: int) -> SequenceSample:
-    """The k sequences of each sample with the highest `rewards` (`best_places`), in their original order."""
-    rewards = iter((data.data or {})["rewards"].tolist())
-    groups = data.seqlens["packed_input_ids"]
-    return keep_places(data, [best_places([next(rewards) for _ in lengths], lengths, k) for lengths in groups])
+from rlcli.api.key_meaning import CHOSEN, SEQUENCES
 
 
 def best_places(rewards: Sequence[float], lengths: Sequence[int], k: int) -> list[int]:
@@ -22,12 +16,31 @@ def best_places(rewards: Sequence[float], lengths: Sequence[int], k: int) -> lis
     return sorted(ranked[:k])
 
 
+def best_of_each(data: SequenceSample, k: int) -> torch.Tensor:
+    """[N] bool: whether a sequence is one of the k with the highest `rewards` of its sample (`best_places`)."""
+    rewards = iter(data.data["rewards"].tolist())
+    flags: list[bool] = []
+    for lengths in data.seqlens[SEQUENCES]:
+        places = best_places([next(rewards) for _ in lengths], lengths, k)
+        flags += [index in places for index in range(len(lengths))]
+    return torch.tensor(flags, dtype=torch.bool)
+
+
+def chosen_sequences(data: SequenceSample) -> SequenceSample:
+    """The batch without the sequences that `chosen` [N] excludes; the batch itself if it has no such key."""
+    if CHOSEN not in data.keys:
+        return data
+    flags = iter(data.data[CHOSEN].tolist())
+    places = [[index for index in range(len(group)) if next(flags)] for group in data.seqlens[SEQUENCES]]
+    return keep_places(data, places)
+
+
 def keep_places(data: SequenceSample, places: Sequence[Sequence[int]]) -> SequenceSample:
     """Keep only the sequences at the given `places` of each sample.
 
     Keys that do not hold one entry per response (`packed_prompts`) are left out.
     """
-    groups = data.seqlens["packed_input_ids"]
+    groups = data.seqlens[SEQUENCES]
     keys = [key for key in data.keys if all(len(data.seqlens[key][i]) == len(g) for i, g in enumerate(groups))]
     tensors = data.data or {}
     chosen_rows, seqlens = {}, {}
@@ -40,3 +53,9 @@ def keep_places(data: SequenceSample, places: Sequence[Sequence[int]]) -> Sequen
             [lengths[place] for place in chosen] for lengths, chosen in zip(data.seqlens[key], places, strict=True)
         ]
     return SequenceSample.from_default(ids=data.ids, seqlens=seqlens, data=chosen_rows, metadata=data.metadata)
+
+
+def group_of_each(data: SequenceSample) -> torch.Tensor:
+    """[N] int64: the index, in the batch, of the sample that each sequence belongs to."""
+    sizes = torch.tensor([len(lengths) for lengths in data.seqlens[SEQUENCES]], dtype=torch.int64)
+    return torch.repeat_interleave(torch.arange(data.bs), sizes)

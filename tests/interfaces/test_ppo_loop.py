@@ -13,7 +13,7 @@ from rlcli.registry import make_backend
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
 
-from .training import rate
+from .training import rate, read_by
 
 SPEC = MicroBatchSpec(n_mbs=2, max_tokens_per_mb=200)
 
@@ -59,8 +59,8 @@ def test_reward_rises():
         again = call_interface(policy, "inference", actor, batch, SPEC).data["packed_logprobs"]
         torch.testing.assert_close(again, batch.data["packed_logprobs"], atol=1e-4, rtol=1e-4)
         batch, numbers = rate(advantages, actor, batch)
-        stats = call_interface(policy, "train_step", actor, batch, SPEC)
-        critic_stats = call_interface(values, "train_step", critic, batch, SPEC)
+        stats = call_interface(policy, "train_step", actor, read_by(policy, "train_step", batch), SPEC)
+        critic_stats = call_interface(values, "train_step", critic, read_by(values, "train_step", batch), SPEC)
         assert stats["update_skipped"] == critic_stats["update_skipped"] == 0
         if step == 0:
             assert abs(stats["kl"]) < 1e-4, "the actor starts as its reference"

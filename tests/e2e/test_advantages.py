@@ -11,6 +11,8 @@ SETTINGS = (
     "log.tensorboard=false", "log.plot=false", "train.eval.dataset=null", "grpo.baseline=batch", "grpo.adv_norm=true",
 )  # fmt: skip
 COUNTING = "graph.advantages.interface={type: counted, args: '${grpo}'}"
+OF_REWARD = "graph.advantages.model=reward"
+"""A role whose weights never change, whose other calls work ahead of training."""
 COUNTED = '''\
 """Advantages of a user's own: GRPO's, and how many samples the call takes at a time."""
 
@@ -47,10 +49,11 @@ def home(tmp_path):
     return tmp_path
 
 
-def trained(run):
-    """The numbers of the role that is trained, by step."""
+def numbers_of(run):
+    """The numbers of roles, by step."""
     assert run.code == 0, run.err
-    return [{name: value for name, value in step.items() if name.startswith("actor/")} for step in run.steps]
+    roles = ("actor/", "reward/")
+    return [{name: value for name, value in step.items() if name.startswith(roles)} for step in run.steps]
 
 
 def test_advantages_do_not_depend_on_the_number_of_prompts_drawn_at_a_time(home, train_into):
@@ -58,7 +61,7 @@ def test_advantages_do_not_depend_on_the_number_of_prompts_drawn_at_a_time(home,
     settings = (*SETTINGS, "train.steps=1", COUNTING)
     numbers = []
     for draw in ("null", "1", "3"):
-        (step,) = trained(train_into(home, *settings, f"train.prompts_per_draw={draw}", name=f"draw{draw}"))
+        (step,) = numbers_of(train_into(home, *settings, f"train.prompts_per_draw={draw}", name=f"draw{draw}"))
         numbers.append(step)
     assert numbers[0]["actor/taken"] == 4
     assert numbers[0]["actor/advantage_abs"] > 0
@@ -68,7 +71,7 @@ def test_advantages_do_not_depend_on_the_number_of_prompts_drawn_at_a_time(home,
 
 def test_samples_made_ahead_of_training_are_compared_within_the_batch_of_their_step(home, train_into):
     settings = (*SETTINGS, "train.steps=3", "train.max_staleness=1", "train.prompts_per_draw=3")
-    steps = trained(train_into(home, *settings, COUNTING))
-    assert [step["actor/taken"] for step in steps] == [4, 4, 4]
+    steps = numbers_of(train_into(home, *settings, COUNTING, OF_REWARD))
+    assert [step["reward/taken"] for step in steps] == [4, 4, 4]
     for step in steps:
-        assert step["actor/shaped_reward"] == pytest.approx(-0.5), "the filter keeps pairs of -1 and 0"
+        assert step["reward/shaped_reward"] == pytest.approx(-0.5), "the filter keeps pairs of -1 and 0"

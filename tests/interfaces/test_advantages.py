@@ -15,14 +15,13 @@ from rlcli.testing.tiny_engine import TinyRanks, tiny_model
 from .training import SPEC, means, rate, read_by
 
 ESTIMATORS = [GAEInterface, GroupRelativeInterface]
-PER_ACTION = ("advantages", "returns", "loss_mask", "old_logprobs", "loss_weights", "kl_weights")
 
 
 def one_response(**logprobs):
     """A prompt of one token, a response of two with reward 1, and values 0."""
-    tokens = dict.fromkeys(("packed_input_ids", "prompt_mask", "values"), [[3]])
-    actions = dict.fromkeys(logprobs, [[2]])
-    sequences = dict.fromkeys(("rewards", "seq_no_eos_mask"), [[1]])
+    tokens = {key: [[3]] for key in ("packed_input_ids", "prompt_mask", "values")}
+    actions = {key: [[2]] for key in logprobs}
+    sequences = {key: [[1]] for key in ("rewards", "seq_no_eos_mask")}
     return SequenceSample.from_default(
         ids=["a"], seqlens=tokens | actions | sequences,
         data={
@@ -92,9 +91,7 @@ def test_penalty_in_the_loss_does_not_change_advantages(rollout, estimator):
 @pytest.mark.parametrize(("gap", "direction"), [(5.0, 1), (0.0, -1)])
 def test_adaptive_weight_follows_the_kl_per_response(rollout, estimator, kl_in, gap, direction):
     rollout.data["packed_ref_logprobs"] = rollout.data["packed_logprobs"] - gap
-    interface = estimator(
-        kl_in=kl_in, kl_ctl=0.1, adaptive_kl_ctl=True, adaptive_kl_target=1.0, adaptive_kl_horizon=80
-    )
+    interface = estimator(kl_in=kl_in, kl_ctl=0.1, adaptive_kl_ctl=True, adaptive_kl_target=1.0, adaptive_kl_horizon=80)
     _, numbers = rate(interface, tiny_model(), rollout)
     assert numbers["kl_coef"] == pytest.approx(0.1), "the weight of this step"
     changed = 0.1 * (1 + direction * 0.2 * 16 / 80)

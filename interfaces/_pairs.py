@@ -9,12 +9,13 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.metrics import Metrics
+from rlcli.api.model import ModelInterface
 from rlcli.errors import DataError
 from rlcli.ops.preference_losses import PAIR_AGGREGATIONS, PairAggregationName
 
 
 @dataclass(kw_only=True)
-class PairSettings:
+class PairSettings(ModelInterface):
     """How much each pair counts."""
 
     METRICS: ClassVar[Metrics] = {

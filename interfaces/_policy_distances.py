@@ -11,7 +11,6 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import AGE, SEQUENCES
-from rlcli.api.model import Stats
 from rlcli.ops.kl import kl_of_policy
 from rlcli.ops.packing import action_owner
 from rlcli.ops.reduce import AllReduce
@@ -21,6 +20,9 @@ from ._statistics import counted_means
 
 AGES = "ages"
 """[N] int64: the age of each sequence in steps (`rlcli.api.key_meaning.AGE`)."""
+
+SumsAndCounts = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Name of a mean → the sum of its numbers, and how many there are; both []."""
 
 
 def with_ages(data: SequenceSample) -> SequenceSample:
@@ -42,7 +44,7 @@ def distances_before(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, 
     """What is known for the whole batch: `sampler_gap`, `policy_drift` and `kl`, over the actions of all ranks."""
     tensors, response = batch.data, _responses(batch)
     is_recomputed = "proximal_logprobs" in batch.keys
-    sums = {}
+    sums: SumsAndCounts = {}
     if is_recomputed:
         gaps = (tensors["proximal_logprobs"] - tensors["packed_logprobs"]).double().abs()
         sums |= _gaps_by_age(gaps[response], _age_of_actions(batch)[response])
@@ -55,14 +57,14 @@ def distances_before(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, 
 
 
 @torch.no_grad()
-def distances_at_first(logprobs: torch.Tensor, batch: SequenceSample) -> Stats:
+def distances_at_first(logprobs: torch.Tensor, batch: SequenceSample) -> SumsAndCounts:
     """The same of a micro-batch, given the log-probs [A] of the policy; empty if the trainer has computed them for the
     whole batch. `optimizer_steps` reports those of the first step."""
     if "proximal_logprobs" in batch.keys:
         return {}
     tensors, response, trained = batch.data, _responses(batch), batch.data["loss_mask"]
     gaps = (logprobs[trained] - tensors["packed_logprobs"][trained]).abs()
-    stats: Stats = {name: sums for name, sums in _gaps_by_age(gaps, _age_of_actions(batch)[trained]).items() if sums[1]}
+    stats = {name: sums for name, sums in _gaps_by_age(gaps, _age_of_actions(batch)[trained]).items() if sums[1]}
     if "packed_ref_logprobs" in batch.keys:
         columns = (logprobs, tensors["packed_logprobs"], tensors["packed_ref_logprobs"])
         kl = kl_of_policy(*(column[response] for column in columns))
@@ -87,7 +89,7 @@ def _older(batch: SequenceSample, all_reduce: AllReduce) -> bool:
     return bool(float(all_reduce(older.cpu())))
 
 
-def _gaps_by_age(gaps: torch.Tensor, ages: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _gaps_by_age(gaps: torch.Tensor, ages: torch.Tensor) -> SumsAndCounts:
     """Sum and number of the distances [n] between the trainer's and the sampler's log-probs, in nats: `sampler_gap` of
     samples of age 0, where both have the same weights; `policy_drift` of older ones, whose weights have been trained
     since."""

@@ -90,14 +90,17 @@ def read_counts(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[s
     return {name: Moments.of(numbers) for name, numbers in counted.items()}
 
 
-def read_sums(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[str, Moments]:
-    """The sums that a call attaches to its samples, as (sum, count) of numbers of their sequences or tokens."""
-    totals: dict[str, Moments] = {}
-    for name, values in metadata.items():
-        if values and all(type(value) is tuple and [type(part) for part in value] == [float, int] for value in values):
-            sums = (Moments(_number(total, f"the sum {name}", origin), 0.0, count) for total, count in values)
-            totals[name] = sum(sums, Moments())
-    return totals
+def read_sums(metadata: Mapping[str, Sequence[Any]]) -> dict[str, Moments]:
+    """The numbers that a call attaches to its samples as (sum, count), of their sequences or tokens."""
+    return {
+        name: sum((Moments(total, 0.0, count) for total, count in values), Moments())
+        for name, values in metadata.items()
+        if values and all(_is_sum(value) for value in values)
+    }
+
+
+def _is_sum(value: Any) -> bool:
+    return type(value) is tuple and [type(number) for number in value] == [float, int]
 
 
 def read_drops(made: SequenceSample, reasons: Sequence[str], origin: Origin) -> dict[str, str]:

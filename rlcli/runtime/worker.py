@@ -275,7 +275,7 @@ class ModelWorker:
         made.remap_keys_(promised)
         self.samples.add(made)
         scores = scores_of(made, promised, evaluates=mfc.name in self._evaluating)
-        averaged = {name: Moments.of(numbers) for name, numbers in scores.items()} | read_sums(own, origin)
+        averaged = {name: Moments.of(numbers) for name, numbers in scores.items()} | read_sums(own)
         return Kept(made.meta(), averaged, counted, dropped)
 
     def _origin(self, mfc: MFCDef) -> Origin:

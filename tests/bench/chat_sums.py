@@ -15,8 +15,9 @@ from torch import nn
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model, call_interface
+from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.generation import GenerationInterface
-from rlcli.interfaces.grpo import GRPOInterface
+from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.registry import make_backend
 from rlcli.testing.held_source import HeldSource
 
@@ -105,13 +106,22 @@ def role(task: Task, weights: nn.Module, seed: int = 0, backend: str = "fsdp", m
     return make_backend(ModelBackendAbstraction(backend, args)).initialize(model, spec)
 
 
-def interface() -> GRPOInterface:
-    return GRPOInterface(generation=SAMPLING, kl_ctl=0.0, eps_clip=CLIP, minibatches=1, early_stop_imp_ratio=None)
+ADVANTAGES = GroupRelativeInterface(kl_ctl=0.0)
+POLICY = PPOActorInterface(
+    generation=SAMPLING, loss_aggregation="sequence", eps_clip=CLIP, minibatches=1, early_stop_imp_ratio=None
+)
+
+
+def learn(model: Model, batch: SequenceSample) -> dict[str, float]:
+    """Stats of a training step."""
+    batch.update_(call_interface(ADVANTAGES, "inference", model, batch))
+    stats: dict[str, float] = call_interface(POLICY, "train_step", model, batch)
+    return stats
 
 
 def rollout(task: Task, model: Model, rows: Sequence[Row], name: str) -> SequenceSample:
     """Responses of the policy with their rewards."""
-    batch = call_interface(interface(), "generate", model, task.batch(rows, name))
+    batch = call_interface(POLICY, "generate", model, task.batch(rows, name))
     batch.update_(
         SequenceSample.from_default(
             ids=batch.ids,
@@ -133,7 +143,7 @@ def our_curve(task: Task, seed: int, steps: int, every: int) -> dict[int, float]
     model, rows, curve = role(task, task.weights, seed), task.order(seed, steps), {}
     for step in range(1, steps + 1):
         batch = rollout(task, model, rows[(step - 1) * PROMPTS : step * PROMPTS], f"step{step}")
-        call_interface(interface(), "train_step", model, batch)
+        learn(model, batch)
         if step % every == 0:
             curve[step] = examine(task, model)
     return curve
@@ -144,7 +154,7 @@ Update = tuple[float, dict[str, torch.Tensor]]
 
 
 def our_updates(task: Task, batches: Sequence[SequenceSample]) -> list[Update]:
-    model, found, gradients = role(task, task.weights, max_norm=1e9), [], {}
+    model, updates, gradients = role(task, task.weights, max_norm=1e9), [], {}
     optimizer_step = model.module.optimizer_step
 
     def watched() -> Any:
@@ -153,8 +163,8 @@ def our_updates(task: Task, batches: Sequence[SequenceSample]) -> list[Update]:
 
     model.module.optimizer_step = watched
     for batch in batches:  # by the weights that sampled, and in the forward pass of training, as TRL does it
-        batch.update_(call_interface(interface(), "inference", model, batch))
+        batch.update_(call_interface(POLICY, "inference", model, batch))
     for batch in batches:
-        stats = call_interface(interface(), "train_step", model, batch)
-        found.append((stats["loss"], dict(gradients)))
-    return found
+        stats = learn(model, batch)
+        updates.append((stats["loss"], dict(gradients)))
+    return updates

@@ -8,14 +8,20 @@ import statistics
 import pytest
 import torch
 
-from rlcli.testing.batches import KEYS, DigitTokenizer, make_batch
+from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.tiny_engine import TinyOutput
+
+OF_ROLLOUTS = (
+    "packed_input_ids", "prompt_mask", "packed_logprobs", "proximal_logprobs", "packed_ref_logprobs", "values",
+    "dense_rewards", "rewards", "solved", "seq_no_eos_mask", "margins",
+)  # fmt: skip
+LOGPROBS = ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs")
 
 
 @pytest.fixture
 def rollout():
-    """Eight samples of two responses each, of different lengths, with all that PPO can be told of them."""
-    return make_batch([key for key in KEYS if key != "packed_prompts"])
+    """Eight samples of two responses each, of different lengths, with all that calls before training can find out."""
+    return make_batch(OF_ROLLOUTS)
 
 
 @pytest.fixture
@@ -29,10 +35,10 @@ def sampled_by():
 
     def sampled(model, batch, spread=0.0):
         lengths = batch.flat_seqlens("packed_input_ids")
-        own = TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths).logprobs.detach().float()
+        logprobs = TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths).logprobs.detach().float()
         generator = torch.Generator().manual_seed(7)
-        for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs"):
-            batch.data[key] = own + spread * torch.randn(own.shape, generator=generator)
+        for key in LOGPROBS:
+            batch.data[key] = logprobs + spread * torch.randn(logprobs.shape, generator=generator)
         return batch
 
     return sampled
@@ -48,65 +54,69 @@ def loss_by_hand():
     return policy_loss_by_hand
 
 
-def rollout_by_hand(args, batch, kl_coef):
-    """What is trained on: for each sequence a dict of lists over its actions. One number at a time, in plain floats.
-    `kl_coef` is the weight of the KL penalty in the reward."""
+def rollout_by_hand(advantages, batch):
+    """What is trained on, with the settings of an interface for advantages: for each sequence a dict of lists over its
+    actions. One number at a time, in plain floats."""
     column = {key: batch.data[key].double().tolist() for key in batch.keys}
     sequences, token, action, number = [], 0, 0, 0
     for sample, lengths in enumerate(batch.seqlens["packed_input_ids"]):
         for length in lengths:
-            one = {"sample": sample, "tokens": batch.data["packed_input_ids"][token : token + length]}
             per_token = {key: column[key][token : token + length] for key in ("prompt_mask", "values", "dense_rewards")}
-            per_action = {
-                key: column[key][action : action + length - 1]
-                for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs")
-            }
+            per_action = {key: column[key][action : action + length - 1] for key in LOGPROBS}
             ended = not column["seq_no_eos_mask"][number]
-            one |= _sequence(args, kl_coef, length, per_token, per_action, column["rewards"][number], ended)
-            sequences.append(one)
+            sequence = _sequence(advantages, length, per_token, per_action, column["rewards"][number], ended)
+            tokens = batch.data["packed_input_ids"][token : token + length]
+            sequences.append(sequence | {"sample": sample, "tokens": tokens})
             token, action, number = token + length, action + length - 1, number + 1
-    return _normalised(args, _compared(args, sequences) if hasattr(args, "baseline") else _valued(args, sequences))
+    is_relative = hasattr(advantages, "baseline")
+    return _normalised(advantages, (_compared if is_relative else _valued)(advantages, sequences))
 
 
 def _compared(args, sequences):
     """Each response by what it earned, against what others did."""
-    everybody = [sum(other["earned"]) for other in sequences]
-    for one in sequences:
-        group = [sum(other["earned"]) for other in sequences if other["sample"] == one["sample"]]
-        others = [sum(other["earned"]) for other in sequences if other["sample"] == one["sample"] and other is not one]
+    in_batch = [sum(sequence["earned"]) for sequence in sequences]
+    for index, sequence in enumerate(sequences):
+        neighbours = [i for i, neighbour in enumerate(sequences) if neighbour["sample"] == sequence["sample"]]
+        in_group = [in_batch[i] for i in neighbours]
         baseline = {
-            "group": statistics.fmean(group), "leave_one_out": statistics.fmean(others),
-            "batch": statistics.fmean(everybody), "none": 0.0,
-        }[args.baseline]  # fmt: skip
-        scale = {"group": statistics.stdev(group) + 1e-6, "batch": statistics.stdev(everybody) + 1e-6, "none": 1.0}
-        actions = range(len(one["earned"]))
-        whole = args.credit == "response"
-        credits = [sum(one["earned"] if whole else one["earned"][t:]) * one["response"][t] for t in actions]
-        one["returns"] = credits
-        one["advantages"] = [(credits[t] - baseline) / scale[args.scale] * one["response"][t] for t in actions]
+            "group": statistics.fmean(in_group),
+            "leave_one_out": statistics.fmean(in_batch[i] for i in neighbours if i != index),
+            "batch": statistics.fmean(in_batch),
+            "none": 0.0,
+        }[args.baseline]
+        scale = {
+            "group": statistics.stdev(in_group) + 1e-6,
+            "batch": statistics.stdev(in_batch) + 1e-6,
+            "none": 1.0,
+        }[args.scale]
+        earned, response = sequence["earned"], sequence["response"]
+        credits = [sum(earned if args.credit == "response" else earned[t:]) * response[t] for t in range(len(earned))]
+        sequence["returns"] = credits
+        sequence["advantages"] = [(credits[t] - baseline) / scale * response[t] for t in range(len(earned))]
     return sequences
 
 
 def _valued(args, sequences):
     """Each action by the values of a critic."""
-    for one in sequences:
-        values = [0.0] * len(one["values"]) if args.disable_value else one["values"]
-        if one["ended"] or not args.bootstrap_no_eos:
+    for sequence in sequences:
+        values = [0.0] * len(sequence["values"]) if args.disable_value else sequence["values"]
+        if sequence["ended"] or not args.bootstrap_no_eos:
             values[-1] = 0.0
         advantages, running = [], 0.0
-        for t in reversed(range(len(one["earned"]))):
-            error = one["earned"][t] + args.discount * values[t + 1] - values[t]
+        for t in reversed(range(len(sequence["earned"]))):
+            error = sequence["earned"][t] + args.discount * values[t + 1] - values[t]
             running = error + args.discount * args.gae_lambda * running
             advantages.insert(0, running)
-        one["advantages"] = advantages
-        one["returns"] = [advantage + value for advantage, value in zip(advantages, values[:-1], strict=True)]
+        sequence["advantages"] = advantages
+        sequence["returns"] = [advantage + value for advantage, value in zip(advantages, values[:-1], strict=True)]
     return sequences
 
 
-def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
+def _sequence(args, length, per_token, per_action, reward, ended):
     actions = range(length - 1)
     response = [not per_token["prompt_mask"][t + 1] for t in actions]
     behaviour, proximal = per_action["packed_logprobs"], per_action["proximal_logprobs"]
+    reference = per_action["packed_ref_logprobs"]
     old = proximal if args.use_decoupled_loss or args.recompute_logprob else behaviour
     weights = [math.exp(proximal[t] - behaviour[t]) if args.use_decoupled_loss else 1.0 for t in actions]
     trained = [response[t] and (ended or not args.mask_too_long) for t in actions]
@@ -115,12 +125,9 @@ def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
     elif args.behav_imp_weight_cap is not None:
         trained = [trained[t] and weights[t] <= args.behav_imp_weight_cap for t in actions]
     sampler = proximal if args.recompute_logprob and not args.use_decoupled_loss else behaviour
-    kl = [_kl(args.kl_estimator, sampler[t] - per_action["packed_ref_logprobs"][t]) * response[t] for t in actions]
-    trained_kl = [
-        math.exp(old[t] - behaviour[t]) * _kl("k3", old[t] - per_action["packed_ref_logprobs"][t]) * response[t]
-        for t in actions
-    ]
-    earned = [-kl_coef * kl[t] if args.kl_ctl else 0.0 for t in actions]
+    kl = [_kl(args.kl_estimator, sampler[t] - reference[t]) * response[t] for t in actions]
+    trained_kl = [math.exp(old[t] - behaviour[t]) * _kl("k3", old[t] - reference[t]) for t in actions if response[t]]
+    earned = [-args.kl_ctl * kl[t] if args.kl_in == "reward" else 0.0 for t in actions]
     limit = args.max_reward_clip
     if args.use_dense_reward:
         for t in actions:
@@ -129,15 +136,15 @@ def _sequence(args, kl_coef, length, per_token, per_action, reward, ended):
                 earned[t] += min(max(score * args.reward_output_scaling, -limit), limit)
     elif length > 1 and response[-1]:
         score = (reward - args.reward_output_bias) * args.reward_output_scaling
-        cut = args.mask_no_eos_with_zero and not ended
-        earned[-1] += 0.0 if cut else min(max(score, -limit), limit)
+        counts_zero = args.mask_no_eos_with_zero and not ended
+        earned[-1] += 0.0 if counts_zero else min(max(score, -limit), limit)
     if args.overlong_buffer is not None and response and response[-1]:
-        beyond = sum(response) - (args.generation.max_new_tokens - args.overlong_buffer)
+        beyond = sum(response) - (args.overlong_limit - args.overlong_buffer)
         earned[-1] -= args.overlong_penalty * min(max(beyond / args.overlong_buffer, 0.0), 1.0)
     return {
         "old": old, "weights": weights, "trained": trained, "trained_kl": trained_kl, "response": response,
-        "earned": earned, "values": list(per_token["values"]), "ended": ended,
-        "reference": per_action["packed_ref_logprobs"],
+        "earned": earned, "values": list(per_token["values"]), "ended": ended, "reference": reference,
+        "kl_weight": args.kl_ctl if args.kl_in == "loss" else 0.0,
     }  # fmt: skip
 
 
@@ -151,68 +158,74 @@ def _normalised(args, sequences):
     if not args.adv_norm:
         return sequences
     by_group = getattr(args, "group_adv_norm", False)
-    for group in {one["sample"] if by_group else 0 for one in sequences}:
-        members = [one for one in sequences if not by_group or one["sample"] == group]
-        kept = [a for one in members for a, trains in zip(one["advantages"], one["trained"], strict=True) if trains]
-        if kept:
-            mean, spread = statistics.fmean(kept), statistics.pstdev(kept)
-            for one in members:
-                one["advantages"] = [(a - mean) / (spread + 1e-5) for a in one["advantages"]]
+    for group in {sequence["sample"] if by_group else 0 for sequence in sequences}:
+        members = [sequence for sequence in sequences if not by_group or sequence["sample"] == group]
+        trained = [
+            advantage
+            for sequence in members
+            for advantage, is_trained in zip(sequence["advantages"], sequence["trained"], strict=True)
+            if is_trained
+        ]
+        if trained:
+            mean, spread = statistics.fmean(trained), statistics.pstdev(trained)
+            for sequence in members:
+                sequence["advantages"] = [(a - mean) / (spread + 1e-5) for a in sequence["advantages"]]
     return sequences
 
 
-def policy_loss_by_hand(args, sequences, model):
-    """(sum over tokens or responses of the loss, with its gradient; what it is divided by), in float64."""
+def policy_loss_by_hand(policy, sequences, model):
+    """(sum over tokens or responses of the loss, with its gradient; what it is divided by), in float64, with the
+    settings of `ppo_actor`."""
     loss, count = torch.zeros((), dtype=torch.float64), 0
-    for one in sequences:
-        output = TinyOutput(model, one["tokens"], [len(one["tokens"])])
-        output.temperature = args.generation.temperature
+    for sequence in sequences:
+        output = TinyOutput(model, sequence["tokens"], [len(sequence["tokens"])])
+        output.temperature = policy.generation.temperature
         scores = output.logits.log_softmax(-1)
-        places = [t for t, trains in enumerate(one["trained"]) if trains]
-        logprobs = {t: scores[t, one["tokens"][t + 1]] for t in places}
-        log_ratios = _log_ratios(args, {t: logprobs[t] - one["old"][t] for t in places})
+        trained = [t for t, is_trained in enumerate(sequence["trained"]) if is_trained]
+        logprobs = {t: scores[t, sequence["tokens"][t + 1]] for t in trained}
+        log_ratios = _log_ratios(policy, {t: logprobs[t] - sequence["old"][t] for t in trained})
         terms = [
-            one["weights"][t]
-            * _surrogate(args, one["advantages"][t], log_ratios[t].exp(), logprobs[t])
-            / (len(places) if args.policy_loss == "sequence" else 1)
-            - args.entropy_coef * -(scores[t].exp() * scores[t]).sum()
-            + _kl_in_loss(args, logprobs[t] - one["reference"][t], float(logprobs[t].detach()) - one["old"][t])
-            for t in places
+            sequence["weights"][t]
+            * _surrogate(policy, sequence["advantages"][t], log_ratios[t].exp(), logprobs[t])
+            / (len(trained) if policy.policy_loss == "sequence" else 1)
+            - policy.entropy_coef * -(scores[t].exp() * scores[t]).sum()
+            + sequence["kl_weight"] * _kl_in_loss(policy, logprobs[t], sequence["old"][t], sequence["reference"][t])
+            for t in trained
         ]
         if terms:
-            share = {"token": 1, "sequence": len(terms), "constant": args.loss_constant}[args.loss_aggregation]
+            share = {"token": 1, "sequence": len(terms), "constant": policy.loss_constant}[policy.loss_aggregation]
             loss = loss + torch.stack(terms).sum() / share
         counted = {"token": len(terms), "sequence": bool(terms), "constant": 1}
-        count += counted[args.loss_aggregation]
+        count += counted[policy.loss_aggregation]
     return loss, count
 
 
-def _log_ratios(args, by_token):
+def _log_ratios(policy, by_token):
     """Each token's own, or that of its response."""
-    if not by_token or args.policy_loss in ("ppo", "cispo"):
+    if not by_token or policy.policy_loss in ("ppo", "cispo"):
         return by_token
     together = torch.stack(list(by_token.values()))
-    return dict.fromkeys(by_token, together.mean() if args.policy_loss == "gspo" else together.sum())
+    return dict.fromkeys(by_token, together.mean() if policy.policy_loss == "gspo" else together.sum())
 
 
-def _surrogate(args, advantage, ratio, logprob):
-    high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
-    inside = ratio.clamp(1 - args.eps_clip, 1 + high)
-    if args.policy_loss == "cispo":
+def _surrogate(policy, advantage, ratio, logprob):
+    high = policy.eps_clip if policy.eps_clip_high is None else policy.eps_clip_high
+    inside = ratio.clamp(1 - policy.eps_clip, 1 + high)
+    if policy.policy_loss == "cispo":
         return -inside.detach() * advantage * logprob
     objective = torch.minimum(ratio * advantage, inside * advantage)
-    if args.c_clip is not None and advantage < 0:
-        objective = torch.maximum(objective, torch.tensor(args.c_clip * advantage, dtype=torch.float64))
+    if policy.c_clip is not None and advantage < 0:
+        objective = torch.maximum(objective, torch.tensor(policy.c_clip * advantage, dtype=torch.float64))
     return -objective
 
 
-def _kl_in_loss(args, difference, log_ratio):
+def _kl_in_loss(policy, logprob, old, reference):
     """The estimator, weighted by the ratio; with the gradient of the reverse KL, (log-prob - reference) times that of
     the log-prob."""
-    if getattr(args, "kl_in", "reward") == "reward" or not args.kl_ctl:
-        return 0.0
+    difference = logprob - reference
     fixed = difference.detach()
-    if args.kl_gradient == "naive":
-        value = {"k1": difference, "k2": difference**2 / 2, "k3": (-difference).exp() - 1 + difference}
-        return args.kl_ctl * value[args.kl_estimator]
-    return args.kl_ctl * math.exp(log_ratio) * (_kl(args.kl_estimator, float(fixed)) + fixed * (difference - fixed))
+    if policy.kl_gradient == "naive":
+        estimates = {"k1": difference, "k2": difference**2 / 2, "k3": (-difference).exp() - 1 + difference}
+        return estimates[policy.kl_estimator]
+    ratio = math.exp(float(logprob.detach()) - old)
+    return ratio * (_kl(policy.kl_estimator, float(fixed)) + fixed * (difference - fixed))

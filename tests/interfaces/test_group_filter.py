@@ -48,7 +48,7 @@ def test_dapo_trains_on_what_the_filter_keeps():
     recipe = load_recipe("grpo_math", profiles=["dapo"]).recipe
     (chooser,) = (mfc for mfc in train_graph(recipe) if mfc.drops)
     assert (chooser.name, chooser.drops) == ("group_filter", ("equal_rewards",))
-    assert stages(recipe.graph) == [["actor_gen"], ["reward_inf"], ["group_filter"], ["actor_train"]]
+    assert stages(recipe.graph) == [["actor_gen"], ["reward_inf"], ["group_filter"], ["advantages"], ["actor_train"]]
 
 
 @pytest.mark.parametrize(("on_error", "drops"), [("stop", ()), ("drop", ("unreadable_answer",))])

@@ -5,12 +5,15 @@ import torch
 
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction
 from rlcli.api.model import MicroBatchSpec, Model
+from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.registry import make_backend
 from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
+
+from .training import learn, with_settings
 
 KEYS = ("packed_input_ids", "prompt_mask", "rewards", "seq_no_eos_mask", "solved")
 SHARES = ("value_clip_fraction", "clip_fraction", "dual_clip_fraction")
@@ -28,11 +31,10 @@ def model(head, seed=0):
     return backend.initialize(lm, FinetuneSpec(total_train_steps=10, dataset_size=10, train_batch_size=10))
 
 
-def rollout(spec, critic=None):
+def rollout(spec, critic):
     """Scored by the model that is then trained, and valued by another, in these micro-batches."""
     batch = make_batch(KEYS)
-    actor, critic = PPOActorInterface(), critic or PPOCriticInterface()
-    scores = actor.inference(model("lm"), batch, spec)
+    scores = PPOActorInterface().inference(model("lm"), batch, spec)
     batch.update_(scores)
     for name in ("proximal_logprobs", "packed_ref_logprobs"):
         copied = scores.select(["packed_logprobs"])
@@ -42,31 +44,34 @@ def rollout(spec, critic=None):
     return batch
 
 
-def stats(interface, head, before, during):
+def stats(settings, head, before, during):
     """Of two training steps; the batch was made in the micro-batches of `before`."""
-    if isinstance(interface, PPOCriticInterface):
-        interface.normalizer.update(torch.tensor([1.0, 3.3]))  # so that values are rounded on their way there and back
-    trained, batch = model(head), rollout(before, interface if head == "value" else None)
-    return [interface.train_step(trained, batch, during) for _ in range(2)]
+    advantages, policy, critic = with_settings(
+        {"minibatches": 2, **settings}, GAEInterface, PPOActorInterface, PPOCriticInterface
+    )
+    critic.normalizer.update(torch.tensor([1.0, 3.3]))  # so that values are rounded on their way there and back
+    trained, batch = model(head), rollout(before, critic)
+    learner = policy if head == "lm" else critic
+    return [learn(learner, advantages, trained, batch, during) for _ in range(2)]
 
 
 @pytest.mark.parametrize(
-    ("make", "head"),
+    ("settings", "head"),
     [
-        (lambda: PPOActorInterface(minibatches=2, c_clip=3.0, entropy_coef=0.01), "lm"),
-        (lambda: PPOActorInterface(minibatches=2, use_decoupled_loss=True, behav_imp_weight_cap=5.0), "lm"),
-        (lambda: PPOCriticInterface(minibatches=2), "value"),
-        (lambda: PPOCriticInterface(minibatches=2, value_norm=False, value_loss="huber"), "value"),
+        ({"c_clip": 3.0, "entropy_coef": 0.01}, "lm"),
+        ({"use_decoupled_loss": True, "behav_imp_weight_cap": 5.0, "kl_in": "loss"}, "lm"),
+        ({}, "value"),
+        ({"value_norm": False, "value_loss": "huber"}, "value"),
     ],
     ids=["actor", "actor-decoupled", "critic", "critic-huber"],
 )
-def test_no_metric_moves_with_the_micro_batches(make, head):
-    """Counts of tokens to the last one; the rest as far as float32 sums round."""
-    whole = stats(make(), head, WHOLE, WHOLE)
+def test_metrics_do_not_depend_on_the_micro_batches(settings, head):
+    """Counts of tokens to the last one; the others as far as float32 sums round."""
+    expected = stats(settings, head, WHOLE, WHOLE)
     for cut in CUTS:
         for before, during in ((WHOLE, cut), (cut, WHOLE)):
-            for found, wanted in zip(stats(make(), head, before, during), whole, strict=True):
-                assert found.keys() == wanted.keys()
-                assert found == pytest.approx(wanted, rel=2e-4, abs=2e-6)
-                for name in found.keys() & set(SHARES):
-                    assert found[name] == wanted[name]
+            for step, expected_step in zip(stats(settings, head, before, during), expected, strict=True):
+                assert step.keys() == expected_step.keys()
+                assert step == pytest.approx(expected_step, rel=2e-4, abs=2e-6)
+                for name in step.keys() & set(SHARES):
+                    assert step[name] == expected_step[name]

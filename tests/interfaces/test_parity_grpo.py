@@ -6,7 +6,6 @@ the two differ on purpose.
 """
 
 import copy
-import dataclasses
 import random
 
 import pytest
@@ -14,18 +13,18 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import call_interface
-from rlcli.interfaces._rollout import prepare
-from rlcli.interfaces.grpo import GRPOInterface
+from rlcli.interfaces.advantages.gae import GAEInterface
+from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.interfaces.sft import SFTInterface
 from rlcli.ops import advantages
-from rlcli.ops.reduce import identity
 from rlcli.testing.tiny_models import END, VOCABULARY, tiny_model
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
 from . import trl_parity
+from .training import rate, with_settings
 from .trl_parity import check_equal, role
 
 LIMIT = 8
@@ -35,11 +34,7 @@ RESPONSES = ((5, 1, 8, 3), (2, 2, 1, 7), (8, 4, 8, 6))
 REWARDS = (1.0, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.25)
 """Of four responses to each prompt; those to the second are alike."""
 GROUP = 4
-SHARED = {
-    "minibatches": 1,
-    "early_stop_imp_ratio": None,
-    "generation": {"responses_per_prompt": 4, "max_new_tokens": 8},
-}
+OF_GRPO = {"minibatches": 1, "early_stop_imp_ratio": None, "loss_aggregation": "sequence", "overlong_limit": LIMIT}
 
 
 class Rollout:
@@ -107,14 +102,20 @@ def reference(sampler):
 def with_logprobs(batch, **modules):
     """The batch with a key of log-probs for each model."""
     for key, module in modules.items():
-        made = call_interface(ReferenceInterface(), "inference", role(module, "inference"), batch)
-        made.remap_keys_({"packed_ref_logprobs": key})
-        batch.update_(made)
+        logprobs = call_interface(ReferenceInterface(), "inference", role(module, "inference"), batch)
+        logprobs.remap_keys_({"packed_ref_logprobs": key})
+        batch.update_(logprobs)
     return batch
 
 
 def ours(interface, module, batch):
     return trl_parity.ours(interface, module, batch, micro_batches=3)
+
+
+def our_grpo(settings, module, batch):
+    advantages, policy = with_settings({**OF_GRPO, **settings}, GroupRelativeInterface, PPOActorInterface)
+    rated, _ = rate(advantages, role(module, "inference"), batch)
+    return ours(policy, module, rated)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +204,7 @@ GRPO_CASES = {
 def test_grpo_is_that_of_trl(theirs, sampler, reference, trained, case):
     settings, of_trl = GRPO_CASES[case]
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler, packed_ref_logprobs=reference)
-    mine = ours(GRPOInterface(**SHARED, **settings), trained, batch)
+    mine = our_grpo(settings, trained, batch)
     if case not in ("entropy", "dr_grpo", "grpo by batch"):
         assert mine[0]["clip_fraction"] > 0, "or the clip is not compared"
     check_equal(mine, theirs(**of_trl))
@@ -219,7 +220,7 @@ def test_responses_that_were_cut_off_are_masked_as_by_trl(theirs, trl, sampler, 
     }[loss_type]  # fmt: skip
     settings = {"kl_ctl": 0.0, "mask_too_long": True, "overlong_buffer": 4, **aggregation}
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler)
-    mine = ours(GRPOInterface(**SHARED, **settings), trained, batch)
+    mine = our_grpo(settings, trained, batch)
     other = theirs(loss_type=loss_type, mask_truncated_completions=True, more_rewards=[overlong(trl)])
     cut = sum(length == LIMIT for group in RESPONSES for length in group)
     check_equal(mine, other, factor=12 / (12 - cut) if loss_type == "grpo" else 1.0)
@@ -239,7 +240,7 @@ def test_truncated_importance_sampling_is_that_of_trl(theirs, sampler, trained):
         trainer._generate_single_turn = lambda *_: (rollout.responses, sampled)
 
     tis = {"use_decoupled_loss": True, "behav_imp_weight_cap": 1.02, "behav_imp_weight_mode": "truncate"}
-    mine = ours(GRPOInterface(**SHARED, kl_ctl=0.0, loss_aggregation="token", **tis), trained, batch)
+    mine = our_grpo({"kl_ctl": 0.0, "loss_aggregation": "token", **tis}, trained, batch)
     check_equal(mine, theirs(loss_type="dapo", change=as_with_vllm))
 
 
@@ -251,7 +252,7 @@ def test_rloo_is_that_of_trl(theirs, sampler, reference, trained, beta, epsilon)
         "loss_constant": 1.0, "kl_in": "reward", "kl_estimator": "k1", "kl_ctl": beta, "eps_clip": epsilon,
     }  # fmt: skip
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler, packed_ref_logprobs=reference)
-    mine = ours(GRPOInterface(**SHARED, **settings), trained, batch)
+    mine = our_grpo(settings, trained, batch)
     check_equal(mine, theirs("RLOO", beta=beta, epsilon=epsilon))
 
 
@@ -371,14 +372,19 @@ def test_ppo_is_that_of_trl(of_ppo, sampler, reference, trained, critics):
     policy, (value_loss, value_gradients) = of_ppo(
         rollout, kl_coef=0.1, kl_estimator="k3", cliprange=0.05, cliprange_value=0.1, vf_coef=1.0
     )
-    settings = {"minibatches": 1, "kl_ctl": 0.1, "kl_estimator": "k3", "bootstrap_no_eos": False}
     batch = with_logprobs(rollout.batch(), packed_logprobs=sampler, packed_ref_logprobs=reference)
-    critic = PPOCriticInterface(**settings, value_norm=False, value_eps_clip=0.1)
+    critic = PPOCriticInterface(minibatches=1, value_norm=False, value_eps_clip=0.1)
     batch.update_(call_interface(critic, "inference", role(critics[0], "inference"), batch))
-    actor = PPOActorInterface(**settings, early_stop_imp_ratio=None, eps_clip=0.05)
-    prepared = prepare(dataclasses.replace(actor, adv_norm=False), batch, 0.1, identity).data
-    raw = prepared["advantages"][prepared["loss_mask"]].double()
-    mine = ours(actor, trained, batch)
+    normalised, raw = (
+        rate(
+            GAEInterface(kl_ctl=0.1, kl_estimator="k3", bootstrap_no_eos=False, adv_norm=adv_norm),
+            role(trained, "inference"),
+            batch,
+        )[0]
+        for adv_norm in (True, False)
+    )
+    raw = raw.data["advantages"][raw.data["loss_mask"]].double()
+    mine = ours(PPOActorInterface(minibatches=1, early_stop_imp_ratio=None, eps_clip=0.05), trained, normalised)
     assert mine[0]["clip_fraction"] > 0
     check_equal(mine, policy, factor=float((raw.var() + 1e-8).sqrt() / (raw.std(correction=0) + 1e-5)))
     extra, extra_gradients, count = of_last_states(rollout, *critics, 0.1)
@@ -387,6 +393,6 @@ def test_ppo_is_that_of_trl(of_ppo, sampler, reference, trained, critics):
         name: (gradient * (tokens + count) - extra_gradients[name]) / tokens
         for name, gradient in value_gradients.items()
     }
-    mine = ours(critic, critics[1], batch)
+    mine = ours(critic, critics[1], normalised)
     assert mine[0]["value_clip_fraction"] > 0
     check_equal(mine, ((value_loss * (tokens + count) - extra) / tokens, expected))

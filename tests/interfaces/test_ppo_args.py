@@ -1,134 +1,134 @@
 import dataclasses
 import inspect
-import itertools
 
 import pytest
 
-from rlcli.interfaces import _rollout_settings, _settings
-from rlcli.interfaces._checked import Settings
-from rlcli.interfaces._policy_loss import PolicySettings
-from rlcli.interfaces._ppo import PPOSettings
-from rlcli.interfaces._rollout_settings import (
-    GeneralizedAdvantages,
-    KLPenalty,
-    KLPlacement,
-    RelativeAdvantages,
-    RewardShaping,
-)
-from rlcli.interfaces._settings import CriticLoss, OldPolicy, OptimizerSteps, PolicyLoss
-from rlcli.interfaces.grpo import GRPOInterface
+from rlcli.interfaces._optimizer_steps import OptimizerSteps
+from rlcli.interfaces.advantages.gae import GAEInterface
+from rlcli.interfaces.advantages.group_relative import GroupRelativeInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
+from rlcli.ops.advantages import BASELINES, SCALES
 from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES
 
-PARTS = list(
-    dict.fromkeys(
-        cls
-        for cls in itertools.chain(vars(_settings).values(), vars(_rollout_settings).values())
-        if inspect.isclass(cls) and issubclass(cls, Settings)
-    )
-)
+INTERFACES = (PPOActorInterface, PPOCriticInterface, GAEInterface, GroupRelativeInterface)
 
 
 def keys(cls):
-    return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
+    return {field.name for field in dataclasses.fields(cls) if field.init}
 
 
-def test_actor_and_critic_share_the_settings_of_the_rollout_and_nothing_else():
-    shared = keys(PPOSettings)
-    assert keys(PPOActorInterface) == shared | keys(PolicySettings)
-    assert keys(PPOCriticInterface) == shared | keys(CriticLoss)
+def test_each_key_belongs_to_one_call():
+    """So calls cannot disagree on what they learn from. The steps of policy and critic are their own, and an estimator
+    is for the penalty in the reward and for that in the loss."""
+    actor, critic = keys(PPOActorInterface), keys(PPOCriticInterface)
+    assert actor & critic == keys(OptimizerSteps)
+    for advantages in (GAEInterface, GroupRelativeInterface):
+        assert keys(advantages) & critic == set()
+        assert keys(advantages) & actor == {"kl_estimator"}
 
 
-def test_each_key_belongs_to_one_part():
-    owners = [name for part in PARTS for name in set(part.__annotations__) & set(keys(part))]
-    assert len(owners) == len(set(owners))
-    interfaces = (PPOActorInterface, PPOCriticInterface, GRPOInterface)
-    assert set(owners) == {name for interface in interfaces for name in keys(interface)}
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_works_alone(part):
-    """with its own checks: an interface of another algorithm takes what it needs"""
-    part()
+def test_classes_behind_an_interface_are_few():
+    for interface in INTERFACES:
+        assert len(inspect.getmro(interface)) <= 4, interface
 
 
 @pytest.mark.parametrize("functions", [POLICY_LOSSES, LOSS_AGGREGATIONS], ids=["loss", "aggregation"])
-def test_what_a_named_function_takes_is_a_key_of_its_part(functions):
+def test_keyword_of_a_named_function_is_a_key_of_the_policy(functions):
     for function in functions.values():
-        taken = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-        assert taken <= set(keys(PolicyLoss))
+        keywords = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+        assert keywords <= keys(PPOActorInterface)
 
 
-def test_the_defaults_of_grpo_are_those_of_its_paper():
-    args = GRPOInterface()
-    assert (args.baseline, args.scale, args.credit, args.adv_norm) == ("group", "group", "response", False)
-    assert (args.kl_ctl, args.kl_in, args.kl_estimator) == (0.04, "loss", "k3")
-    assert (args.policy_loss, args.loss_aggregation, args.eps_clip) == ("ppo", "sequence", 0.2)
+def test_defaults_of_group_relative_are_those_of_the_grpo_paper():
+    advantages, policy = GroupRelativeInterface(), PPOActorInterface()
+    assert (advantages.baseline, advantages.scale) == ("group", "group")
+    assert (advantages.credit, advantages.adv_norm) == ("response", False)
+    assert (advantages.kl_ctl, advantages.kl_in, advantages.kl_estimator) == (0.04, "loss", "k3")
+    assert (policy.policy_loss, policy.eps_clip, policy.kl_estimator) == ("ppo", 0.2, "k3")
 
 
-def test_the_defaults_are_those_of_the_command_line_of_the_seed_systems():
-    args, critic = PPOActorInterface(), PPOCriticInterface()
-    assert (args.minibatches, args.ppo_epochs, args.kl_ctl, args.eps_clip) == (4, 1, 0.1, 0.2)
-    assert critic.value_eps_clip == 0.2
-    assert (args.max_reward_clip, args.early_stop_imp_ratio, args.early_stop_kl) == (20.0, 5.0, None)
+def test_defaults_are_those_of_the_command_line_of_the_seed_systems():
+    policy, critic, advantages = PPOActorInterface(), PPOCriticInterface(), GAEInterface()
+    assert (policy.minibatches, policy.ppo_epochs, policy.eps_clip) == (4, 1, 0.2)
+    assert (policy.early_stop_imp_ratio, policy.early_stop_kl) == (5.0, None)
+    assert (policy.c_clip, policy.token_normalize_scope, policy.loss_aggregation) == (None, "global", "token")
+    assert (critic.minibatches, critic.ppo_epochs, critic.value_eps_clip) == (4, 1, 0.2)
     assert (critic.value_norm, critic.value_norm_type) == (True, "exp")
     assert (critic.value_norm_beta, critic.value_norm_eps) == (0.99995, 1e-5)
-    assert (args.adv_norm, args.group_adv_norm, args.discount, args.gae_lambda) == (True, False, 1.0, 1.0)
-    assert (args.adaptive_kl_ctl, args.adaptive_kl_target, args.adaptive_kl_horizon) == (False, 6, 10000)
-    assert (args.c_clip, args.behav_imp_weight_cap, args.token_normalize_scope) == (None, None, "global")
-    assert (args.reward_output_scaling, args.reward_output_bias) == (1.0, 0.0)
+    assert (advantages.kl_ctl, advantages.kl_in, advantages.kl_estimator) == (0.1, "reward", "k1")
+    assert (advantages.max_reward_clip, advantages.behav_imp_weight_cap) == (20.0, None)
+    assert (advantages.adv_norm, advantages.group_adv_norm) == (True, False)
+    assert (advantages.discount, advantages.gae_lambda) == (1.0, 1.0)
+    assert advantages.adaptive_kl_ctl is False
+    assert (advantages.adaptive_kl_target, advantages.adaptive_kl_horizon) == (6, 10000)
+    assert (advantages.reward_output_scaling, advantages.reward_output_bias) == (1.0, 0.0)
+
+
+OF_BOTH_ESTIMATORS = [
+    ({"use_decoupled_loss": True, "behav_imp_weight_mode": "truncate"}, "needs behav_imp_weight_cap"),
+    ({"behav_imp_weight_cap": 2.0}, "no effect without use_decoupled_loss"),
+    ({"use_decoupled_loss": True, "behav_imp_weight_cap": 1.0}, "behav_imp_weight_cap is 1.0"),
+    ({"behav_imp_weight_mode": "clip"}, "mask, truncate"),
+    ({"overlong_buffer": 0}, "overlong_buffer"),
+    ({"overlong_buffer": 300, "overlong_limit": 256}, "at most overlong_limit, 256"),
+    ({"overlong_buffer": 30}, r"set it to \$\{generation.max_new_tokens\}"),
+    ({"overlong_penalty": 0.0}, "overlong_penalty"),
+    ({"max_reward_clip": 0.0}, "max_reward_clip"),
+    ({"train_on_best": 0}, "train_on_best"),
+    ({"kl_ctl": -0.1}, "kl_ctl"),
+    ({"kl_in": "advantage"}, "loss, reward"),
+    ({"kl_estimator": "k4"}, "k1, k2, k3"),
+    ({"adaptive_kl_ctl": True, "kl_ctl": 0.0}, "would stay 0"),
+    ({"adaptive_kl_target": 0.0}, "adaptive_kl_target"),
+    ({"adaptive_kl_horizon": 0.0}, "adaptive_kl_horizon"),
+]
 
 
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [
-        (OptimizerSteps, {"minibatches": 0}, "minibatches is 0"),
-        (OptimizerSteps, {"ppo_epochs": 0}, "ppo_epochs"),
-        (OptimizerSteps, {"token_normalize_scope": "rank"}, "global, dp"),
-        (GeneralizedAdvantages, {"discount": 1.1}, "discount"),
-        (GeneralizedAdvantages, {"group_adv_norm": True, "adv_norm": False}, "no effect"),
-        (RelativeAdvantages, {"baseline": "mean"}, "group, leave_one_out, batch, none"),
-        (RelativeAdvantages, {"scale": "std"}, "group, batch, none"),
-        (RelativeAdvantages, {"credit": "token"}, "response, to_go"),
-        (KLPlacement, {"kl_in": "advantage"}, "loss, reward"),
-        (KLPlacement, {"kl_gradient": "k2"}, "reverse, naive"),
-        (KLPlacement, {"kl_gradient": "naive", "kl_in": "reward"}, "no effect"),
-        (OldPolicy, {"use_decoupled_loss": True, "behav_imp_weight_mode": "truncate"}, "needs behav_imp_weight_cap"),
-        (OldPolicy, {"behav_imp_weight_mode": "clip"}, "mask, truncate"),
-        (PolicyLoss, {"eps_clip": 0.0}, "eps_clip"),
-        (PolicyLoss, {"eps_clip": float("nan")}, "eps_clip"),
-        (PolicyLoss, {"c_clip": 1.0}, "c_clip is 1.0"),
-        (PolicyLoss, {"c_clip": 3.0, "policy_loss": "gspo"}, "no effect with policy_loss: gspo"),
-        (PolicyLoss, {"policy_loss": "reinforce"}, "ppo, gspo, cispo, sequence"),
-        (PolicyLoss, {"loss_aggregation": "batch"}, "token, sequence, constant"),
-        (PolicyLoss, {"loss_aggregation": "constant"}, "set both, or neither"),
-        (PolicyLoss, {"loss_constant": 9.0}, "set both, or neither"),
-        (PolicyLoss, {"eps_clip_high": 0.0}, "eps_clip_high"),
-        (RewardShaping, {"overlong_buffer": 0}, "overlong_buffer"),
-        (GRPOInterface, {"overlong_buffer": 300}, "at most generation.max_new_tokens, 256"),
-        (KLPenalty, {"kl_ctl": -0.1}, "kl_ctl"),
-        (KLPenalty, {"adaptive_kl_ctl": True, "kl_ctl": 0.0}, "would stay 0"),
-        (KLPenalty, {"kl_estimator": "k4"}, "k1, k2, k3"),
-        (CriticLoss, {"value_norm_type": "mean"}, "exp, ma"),
-        (CriticLoss, {"value_loss": "mae"}, "mse, huber"),
-        (PPOSettings, {"behav_imp_weight_cap": 2.0}, "use_decoupled_loss"),
-        (PPOSettings, {"generation_size": 1}, "best of k"),
-        (PPOSettings, {"group_adv_norm": True}, "responses_per_prompt"),
-        (PPOSettings, {"generation": {"temperature": 0}}, "temperature"),
-        (PPOActorInterface, {"policy_loss": "reinforce"}, "ppo, gspo"),
+        *((GAEInterface, *row) for row in OF_BOTH_ESTIMATORS),
+        *((GroupRelativeInterface, *row) for row in OF_BOTH_ESTIMATORS),
+        (GAEInterface, {"discount": 1.1}, "discount"),
+        (GAEInterface, {"gae_lambda": -0.1}, "gae_lambda"),
+        (GAEInterface, {"group_adv_norm": True, "adv_norm": False}, "no effect"),
+        (GroupRelativeInterface, {"baseline": "mean"}, ", ".join(BASELINES)),
+        (GroupRelativeInterface, {"scale": "std"}, ", ".join(SCALES)),
+        (GroupRelativeInterface, {"credit": "token"}, "response, to_go"),
+        (GroupRelativeInterface, {"train_on_best": 1}, "set train_on_best above 1"),
+        (GroupRelativeInterface, {"train_on_best": 1, "baseline": "none"}, "set train_on_best above 1"),
+        (GroupRelativeInterface, {"train_on_best": 1, "scale": "none"}, "set train_on_best above 1"),
+        (PPOActorInterface, {"minibatches": 0}, "minibatches is 0"),
+        (PPOActorInterface, {"ppo_epochs": 0}, "ppo_epochs"),
+        (PPOActorInterface, {"token_normalize_scope": "rank"}, "global, dp"),
+        (PPOActorInterface, {"eps_clip": 0.0}, "eps_clip"),
+        (PPOActorInterface, {"eps_clip": float("nan")}, "eps_clip"),
+        (PPOActorInterface, {"eps_clip_high": 0.0}, "eps_clip_high"),
+        (PPOActorInterface, {"c_clip": 1.0}, "c_clip is 1.0"),
+        (PPOActorInterface, {"c_clip": 3.0, "policy_loss": "gspo"}, "no effect with policy_loss: gspo"),
+        (PPOActorInterface, {"policy_loss": "reinforce"}, "ppo, gspo, cispo, sequence"),
+        (PPOActorInterface, {"loss_aggregation": "batch"}, "token, sequence, constant"),
+        (PPOActorInterface, {"loss_aggregation": "constant"}, "set both, or neither"),
+        (PPOActorInterface, {"loss_constant": 9.0}, "set both, or neither"),
+        (PPOActorInterface, {"entropy_coef": -0.1}, "entropy_coef"),
+        (PPOActorInterface, {"kl_estimator": "k4"}, "k1, k2, k3"),
+        (PPOActorInterface, {"kl_gradient": "k2"}, "reverse, naive"),
+        (PPOActorInterface, {"generation": {"temperature": 0}}, "temperature"),
+        (PPOCriticInterface, {"minibatches": 0}, "minibatches is 0"),
+        (PPOCriticInterface, {"value_norm_type": "mean"}, "exp, ma"),
+        (PPOCriticInterface, {"value_loss": "mae"}, "mse, huber"),
         (PPOCriticInterface, {"value_norm_beta": 1.0}, "value_norm_beta"),
+        (PPOCriticInterface, {"value_eps_clip": 0.0}, "value_eps_clip"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else getattr(value, "__name__", None),
 )
-def test_settings_that_make_no_sense(cls, settings, message):
+def test_settings_that_make_no_sense_are_refused(cls, settings, message):
     with pytest.raises(ValueError, match=message):
         cls(**settings)
 
 
-def test_actor_and_critic_agree_on_all_that_decides_what_they_learn_from():
-    """Every setting between a rollout and its advantages is named, and nothing that only one of them uses."""
-    parts = (GeneralizedAdvantages, KLPenalty, RewardShaping, OldPolicy)
-    decisive = {field.name for part in parts for field in dataclasses.fields(part) if field.init}
-    alike = {entry.split()[0] for entry in PPOSettings.ALIKE["train_step"]}
-    assert alike == {*decisive, "generation", "generation_size"}
+def test_single_response_to_a_prompt_is_enough_where_none_are_compared():
+    GroupRelativeInterface(train_on_best=1, baseline="batch", scale="batch")
+    GroupRelativeInterface(train_on_best=1, baseline="none", scale="none")
+    GAEInterface(train_on_best=1)

@@ -5,12 +5,15 @@ import torch
 from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec, ModelBackendAbstraction
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model, call_interface
+from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.interfaces.reference import ReferenceInterface
 from rlcli.registry import make_backend
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import TinyTokenizer, tiny_model
+
+from .training import rate, read_by
 
 SPEC = MicroBatchSpec(n_mbs=2, max_tokens_per_mb=200)
 
@@ -32,19 +35,11 @@ def rewarded(batch):
 
 def test_reward_rises():
     actor, reference, critic = role("actor"), role("ref"), role("critic", head="value")
-    sampling = GenerationHyperparameters(responses_per_prompt=2, max_new_tokens=6, temperature=0.9)
-    args = {
-        "generation": sampling,
-        "kl_ctl": 0.001,
-        "minibatches": 2,
-        "adaptive_kl_ctl": True,
-        "bootstrap_no_eos": False,
-    }
-    act, criticise, refer = (
-        PPOActorInterface(**args),
-        PPOCriticInterface(**args),
-        ReferenceInterface(temperature=0.9),
+    policy = PPOActorInterface(
+        generation=GenerationHyperparameters(responses_per_prompt=2, max_new_tokens=6, temperature=0.9), minibatches=2
     )
+    advantages = GAEInterface(kl_ctl=0.001, adaptive_kl_ctl=True, bootstrap_no_eos=False)
+    values, refer = PPOCriticInterface(minibatches=2), ReferenceInterface(temperature=0.9)
     prompts = SequenceSample.from_default(
         ids=[f"p{i}" for i in range(32)],
         seqlens={"packed_prompts": [[1 + i % 3] for i in range(32)]},
@@ -54,22 +49,22 @@ def test_reward_rises():
     history = []
     for step in range(12):
         batch = prompts.select(["packed_prompts"])
-        batch.update_(call_interface(act, "generate", actor, prompts, SPEC))
-        for made in (
+        batch.update_(call_interface(policy, "generate", actor, prompts, SPEC))
+        for output in (
             rewarded(batch),
             call_interface(refer, "inference", reference, batch, SPEC),
-            call_interface(criticise, "inference", critic, batch, SPEC),
+            call_interface(values, "inference", critic, batch, SPEC),
         ):
-            batch.update_(made)
-        again = call_interface(act, "inference", actor, batch, SPEC).data["packed_logprobs"]
+            batch.update_(output)
+        again = call_interface(policy, "inference", actor, batch, SPEC).data["packed_logprobs"]
         torch.testing.assert_close(again, batch.data["packed_logprobs"], atol=1e-4, rtol=1e-4)
-        stats = call_interface(act, "train_step", actor, batch, SPEC)
-        critic_stats = call_interface(criticise, "train_step", critic, batch, SPEC)
+        batch, numbers = rate(advantages, actor, batch)
+        stats = call_interface(policy, "train_step", actor, read_by(policy, "train_step", batch), SPEC)
+        critic_stats = call_interface(values, "train_step", critic, read_by(values, "train_step", batch), SPEC)
         assert stats["update_skipped"] == critic_stats["update_skipped"] == 0
-        assert criticise.controller.coef == act.controller.coef, "both keep the same KL coefficient"
         if step == 0:
             assert abs(stats["kl"]) < 1e-4, "the actor starts as its reference"
-        history.append(stats["shaped_reward"])
+        history.append(numbers["shaped_reward"])
     assert history[-1] > history[0] + 0.2, history
     assert stats["kl"] > 0.01
     assert critic_stats["return"] <= 1, "the score of a response is all that there is to come"

@@ -1,11 +1,12 @@
 """How far the trainer's log-probs are from the sampler's: by hand, and only where both are known."""
 
+import math
+
 import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.interfaces._rollout import proximal_gaps
-from rlcli.interfaces.grpo import GRPOInterface
+from rlcli.interfaces._policy_distances import distances_before, with_ages
 from rlcli.ops.reduce import identity
 
 
@@ -23,17 +24,48 @@ def batch(**metadata):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [{"use_decoupled_loss": True}, {"recompute_logprob": True}])
-def test_the_mean_over_the_actions_of_responses(settings):
-    assert proximal_gaps(GRPOInterface(**settings), batch(), identity) == {"sampler_gap": 0.25}
+def distances(data):
+    return distances_before(with_ages(data), identity)
+
+
+def test_gap_is_the_mean_over_the_actions_of_responses():
+    assert distances(batch()) == {"sampler_gap": 0.25}
 
 
 def test_samples_of_older_weights_have_drifted():
     """Only those of the same weights show how the engines differ."""
-    recomputed = GRPOInterface(recompute_logprob=True)
-    assert proximal_gaps(recomputed, batch(age=[1, 3]), identity) == {"policy_drift": 0.25}
-    assert proximal_gaps(recomputed, batch(age=[1, 0]), identity) == {"policy_drift": 0.375, "sampler_gap": 0.0}
+    assert distances(batch(age=[1, 3])) == {"policy_drift": 0.25}
+    assert distances(batch(age=[1, 0])) == {"policy_drift": 0.375, "sampler_gap": 0.0}
 
 
 def test_without_log_probs_of_the_trainer_the_first_optimizer_step_has_it():
-    assert proximal_gaps(GRPOInterface(), batch(), identity) == {}
+    data = batch()
+    assert distances(data.select(data.keys - {"proximal_logprobs"})) == {}
+
+
+def test_kl_is_that_of_the_trainers_log_probs():
+    """By hand, with a reference that equals the sampler: exp(d) · (exp(-d) - 1 + d) for distances d of 1/2, -1/4, 0."""
+    data = batch()
+    data.update_(reference_like_sampler(data))
+    expected = (1 - math.exp(0.5) + 0.5 * math.exp(0.5) + 1 - math.exp(-0.25) - 0.25 * math.exp(-0.25)) / 3
+    for metadata in ({}, {"age": [2, 0]}):
+        data.metadata = metadata
+        assert distances(data)["kl"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_kl_is_known_before_the_step_unless_samples_are_older():
+    """On any rank: the others must not report a mean without it."""
+    data = batch()
+    data.update_(reference_like_sampler(data))
+    data = data.select(data.keys - {"proximal_logprobs"})
+    assert distances(data) == {"kl": 0.0}
+    data.metadata = {"age": [0, 1]}
+    assert distances(data) == {}
+    data.metadata = {"age": [0, 0]}
+    assert distances_before(with_ages(data), lambda sums: sums + 1) == {}, "another rank has an older sample"
+
+
+def reference_like_sampler(data):
+    copy = data.select(["packed_logprobs"])
+    copy.remap_keys_({"packed_logprobs": "packed_ref_logprobs"})
+    return copy

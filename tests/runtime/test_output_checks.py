@@ -13,7 +13,15 @@ from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
 from rlcli.runtime.data_order import digest_rows
 from rlcli.runtime.measures import Moments
 from rlcli.runtime.origin import CallOrigin, RowOrigin
-from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats, versions, warn_of_changes
+from rlcli.runtime.output_checks import (
+    checked_output,
+    checked_row,
+    read_counts,
+    read_stats,
+    read_sums,
+    versions,
+    warn_of_changes,
+)
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 2], [4]]
@@ -297,6 +305,21 @@ def test_counts_are_numbers_in_metadata():
     }
     with pytest.raises(ProjectError, match="counted errors as a value of type int"):
         read_counts({"errors": [10**400]}, MINE)
+
+
+def test_sums_in_metadata_are_pairs_of_a_sum_and_a_count():
+    metadata = {
+        "shaped_reward": [(1.5, 2), (-0.5, 1), (0.0, 0)], "nothing": [], "note": [("a", 1), ("b", 2)],
+        "counts": [1, 2], "some": [(1.0, 1), None], "triples": [(1.0, 1, 1)], "lists": [[1.0, 1]],
+    }  # fmt: skip
+    assert read_sums(metadata) == {"shaped_reward": Moments(total=1.0, squares=0.0, count=3)}
+    assert read_counts(metadata, MINE).keys() == {"counts"}
+    assert math.isnan(read_sums({"nobody": [(0.0, 0)]})["nobody"].mean)
+
+
+def test_sums_of_ranks_add_up_to_the_mean_over_all():
+    first, second = (read_sums({"reward": pairs})["reward"] for pairs in ([(3.0, 1)], [(1.0, 2), (0.0, 1)]))
+    assert (first + second).mean == 1.0
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     """A copy of the batch in which everything that a rollout computes with the trained model is computed with it.
 
     Keys returned by the interface's own inference come from there, log-probs and values otherwise directly from the
-    model. Log-probs of other policies are made slightly different from its own.
+    model: the old policy is the one that sampled. Log-probs of other policies are made slightly different from its own.
     """
     sampled = batch.select(batch.keys)
     written, read = interface.writes("inference"), interface.reads("inference")
@@ -215,6 +215,8 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
         scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
         sampled.data["packed_logprobs"] = scores.float()
+    if {"packed_logprobs", "old_logprobs"} <= set(batch.keys):
+        sampled.data["old_logprobs"] = sampled.data["packed_logprobs"]
     for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
         drawn = sampled.data[key]
         assert drawn is not None
@@ -225,16 +227,24 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
 
 
 def usual_batches(interface: ModelInterface) -> Batches:
-    """Makes batches with the keys that training declares, in groups of the required size. If it declares none, all
-    known keys; a key that it reads but nobody knows must be supplied."""
+    """Makes batches with the keys that training declares, in groups of the required size: also those that it only reads
+    if they are there. If it declares none, all known keys; a key that it needs but nobody knows must be supplied."""
     declared = interface.reads("train_step")
-    keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step"))) if declared is None else declared.needed
-    size = largest_number(interface.group_sizes("train_step"), default=1)
+    if declared is None:
+        keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step")))
+    else:
+        keys = dict.fromkeys((*declared.needed, *(key for key in declared.if_given if key in KEYS)))
 
     def make(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
-        return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)
+        return make_batch(keys, in_groups(interface, "train_step", lengths), seed)
 
     return make
+
+
+def in_groups(interface: ModelInterface, call: str, lengths: Lengths) -> Lengths:
+    """The lengths, with as many sequences in each sample as the call needs."""
+    size = largest_number(interface.group_sizes(call), default=1)
+    return [list(group) * -(-size // len(group)) for group in lengths]
 
 
 def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
@@ -259,17 +269,6 @@ def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
 def overrides(interface: ModelInterface, method: str) -> bool:
     """Whether the interface defines the method itself."""
     return getattr(type(interface), method) is not getattr(ModelInterface, method)
-
-
-def response_actions(batch: SequenceSample) -> torch.Tensor | None:
-    """[T - N] bool: the actions that chose a token of a response; None if the batch does not mark prompts."""
-    if batch.data is None or "prompt_mask" not in batch.keys:
-        return None
-    mask = batch.data["prompt_mask"]
-    assert mask is not None
-    return torch.cat(
-        [~sequence_mask[1:] for sequence_mask in mask.split(batch.flat_seqlens("packed_input_ids"))] or [~mask]
-    )
 
 
 def place_of_loss(call: TrainCall) -> str:

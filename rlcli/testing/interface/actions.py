@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
@@ -69,6 +70,44 @@ def with_noise_elsewhere(batch: SequenceSample, actions: torch.Tensor) -> Iterat
         noisy = batch.select(batch.keys)
         noisy.data = {**noisy.data, key: torch.where(counted, tensor, tensor - 1.0)}
         yield key, noisy
+
+
+def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
+    """Each sequence with some extra tokens behind it, or in front, that belong to no response; other keys have noise
+    there."""
+    copy = batch.select(batch.keys)
+    tokens = batch.seqlens[SEQUENCES]
+    per_token = (tokens, [[length - 1 for length in group] for group in tokens])
+    for key, lengths in batch.seqlens.items():
+        if lengths not in per_token:
+            if lengths != [[1] * len(group) for group in tokens]:
+                pytest.skip(f"not tried: nobody knows how long {key} is in a longer sequence")
+            continue
+        rows: torch.Tensor = copy.data[key]
+        padding = _noise(key, rows)
+        pieces = [[padding, piece] if in_front else [piece, padding] for piece in rows.split(batch.flat_seqlens(key))]
+        copy.data[key] = torch.cat([row for piece in pieces for row in piece])
+        copy.seqlens[key] = [[length + len(padding) for length in group] for group in lengths]
+    return copy
+
+
+def _noise(key: str, rows: torch.Tensor, count: int = 3) -> torch.Tensor:
+    """[count, …] rows of padding: token 0, masked, or numbers that would be noticed if they were read."""
+    padding = rows.new_zeros(count, *rows.shape[1:])
+    if key == PROMPT_MASK:
+        return ~padding
+    return padding - 1.0 if rows.is_floating_point() else padding
+
+
+def at_actions(output: SequenceSample, actions: torch.Tensor) -> SequenceSample:
+    """The output with the rows of these actions [T - N] only, in its keys that have a row per action."""
+    copy = output.select(output.keys)
+    for key, rows in output.data.items():
+        if rows.shape == actions.shape:
+            copy.data[key] = rows[actions]
+            counts = iter([int(chosen.sum()) for chosen in actions.split(output.flat_seqlens(key))])
+            copy.seqlens[key] = [[next(counts) for _ in group] for group in output.seqlens[key]]
+    return copy
 
 
 def _without_first(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:

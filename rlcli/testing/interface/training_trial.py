@@ -87,7 +87,7 @@ def difference(first: TrainingOutcome, second: TrainingOutcome, tolerance: float
     for differences in (
         _in_stats(first.stats, second.stats),
         _in_weights(first, second),
-        _in_state(first.state, second.state),
+        _in_states(first.state, second.state),
     ):
         worst = [entry for entry in differences if not entry.size <= tolerance]
         if worst:
@@ -106,11 +106,16 @@ def _in_weights(first: TrainingOutcome, second: TrainingOutcome) -> list[StepDif
     return [StepDifference(f"weight {name}", "weights", 0.0, float(gap)) for name, gap in gaps.items()]
 
 
-def _in_state(first: Any, second: Any, name: str = "state") -> list[StepDifference]:
+def difference_of_states(first: dict[str, Any], second: dict[str, Any]) -> StepDifference | None:
+    """None if two states are the same up to rounding."""
+    return next((entry for entry in _in_states(first, second) if not entry.size <= 1e-6), None)
+
+
+def _in_states(first: Any, second: Any, name: str = "state") -> list[StepDifference]:
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return [entry for key in first for entry in _in_state(first[key], second[key], f"{name} {key}")]
+        return [entry for key in first for entry in _in_states(first[key], second[key], f"{name} {key}")]
     if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        return [entry for a, b in zip(first, second, strict=True) for entry in _in_state(a, b, name)]
+        return [entry for a, b in zip(first, second, strict=True) for entry in _in_states(a, b, name)]
     if isinstance(first, int | float) and isinstance(second, int | float):
         return [StepDifference(name, "state", float(first), float(second))]
     return [] if first == second else [StepDifference(name, "state", 0.0, float("nan"))]

@@ -16,6 +16,7 @@ SUFFIXES = {
     "dataset": "Dataset",
     "interface": "Interface",
     "reward": "Reward",
+    "advantages": "Advantages",
     "backend": "Backend",
     "family": "Family",
 }

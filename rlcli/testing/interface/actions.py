@@ -100,8 +100,10 @@ def _noise(key: str, rows: torch.Tensor, count: int = 3) -> torch.Tensor:
 
 
 def at_actions(output: SequenceSample, actions: torch.Tensor) -> SequenceSample:
-    """The output with the rows of these actions [T - N] only, in its keys that have a row per action."""
+    """The output with the rows of these actions [T - N] only, in its keys that have a row per action; without metadata,
+    which may be about whole sequences."""
     copy = output.select(output.keys)
+    copy.metadata = {}
     for key, rows in output.data.items():
         if rows.shape == actions.shape:
             copy.data[key] = rows[actions]

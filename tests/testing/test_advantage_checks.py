@@ -10,7 +10,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import ModelInterface
 from rlcli.ops.rewards import action_mask
-from rlcli.testing.batches import DigitTokenizer, make_batch
+from rlcli.testing.batches import PAIRS, DigitTokenizer, make_batch
 from rlcli.testing.contract import Violation
 from rlcli.testing.interface import InterfaceContract
 from rlcli.testing.interface.inference import InferenceChecks
@@ -100,8 +100,12 @@ class StaysAwayWithoutSamples(Compares):
         return super().reduced(model, sums) if sums[1] else sums
 
 
+def batches_to_compare(lengths=PAIRS, seed=0):
+    return make_batch(Compares.READS["inference"], lengths, seed)
+
+
 def comparing(cls):
-    return CallTrial(cls, "inference", make_batch(cls.READS["inference"]), DigitTokenizer())
+    return CallTrial(cls, "inference", batches_to_compare(), DigitTokenizer())
 
 
 RANKS = "inference_is_the_same_on_any_ranks"
@@ -109,7 +113,7 @@ COMPARING = [
     (ComparesOnOneRank, RANKS, "between 1 rank and rank 0 of 2", "all_reduce"),
     (RemembersItsShare, RANKS, "state mean is 8 and 4 on 1 rank and rank 0 of 2", "same on all ranks"),
     (ComparesPrompts, "only_responses_count", "with longer prompts", "action_mask"),
-    (RatesPrompts, "only_responses_count", "advantages is not 0 for 30 actions", "action_mask"),
+    (RatesPrompts, "only_responses_count", "advantages is not 0 for 48 actions", "action_mask"),
     (CountsInFloats, "inference_returns_plain_numbers", "the sum size of sample s0 is (", "an int"),
     (ReportsByPlace, "inference_does_not_depend_on_the_order", "the sum size of sample s7 is 7 of 1 once", "undo"),
 ]
@@ -118,9 +122,10 @@ COMPARING = [
 @pytest.mark.parametrize(("cls", "check", "finding", "cause"), COMPARING)
 def test_mistake_in_comparing_samples_is_found(cls, check, finding, cause):
     method = getattr(InferenceChecks(), f"test_{check}")
-    method(comparing(Compares))
+    batches = {"inference_batches": batches_to_compare} if check == "only_responses_count" else {}
+    method(comparing(Compares), **batches)
     with pytest.raises(Violation) as violation:
-        method(comparing(cls))
+        method(comparing(cls), **batches)
     assert finding in violation.value.finding
     assert cause in violation.value.cause
 

@@ -11,7 +11,7 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import LOGPROBS, MEANINGS, minus_one
 from rlcli.api.model import call_interface
-from rlcli.testing.batches import DigitTokenizer
+from rlcli.testing.batches import PAIRS, DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.actions import at_actions, padded, trained_actions
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, own_logprobs, usual_batch, with_temperature
@@ -148,28 +148,26 @@ class InferenceChecks(CallSubject):
                     raise Violation(f"{mismatch.name} is {mismatch.first:.6g} and {mismatch.second:.6g} on {held}",
                                     "a state is the same on all ranks: make it of sums over them", where)  # fmt: skip
 
-    def test_only_responses_count(self, inferring: CallTrial) -> None:
+    def test_only_responses_count(self, inferring: CallTrial, inference_batches: Batches) -> None:
         """actions outside responses get 0, and for numbers of actions prompts do not matter if no model reads them"""
-        batch, model = inferring.batch, inferring.model()
-        acting = trained_actions(batch)
-        if acting is None:
-            pytest.skip("reads no prompt_mask")
-        output = inferring.run(batch, model=model)
-        keys = _made_per_action(output)
+        keys = _made_per_action(inferring.result)
         if not keys:
             pytest.skip("returns nothing per action")
+        short = usual_batch(inference_batches, [[(1, response) for _, response in group] for group in PAIRS])
+        longer, model = padded(short, in_front=True), inferring.model()
+        acting, acting_later = trained_actions(short), trained_actions(longer)
+        if acting is None or acting_later is None:
+            pytest.skip("reads no prompt_mask")
+        output = inferring.run(longer, model=model)
         cause = "use action_mask(prompt_mask, lengths) before any mean, sum or normalisation, and in what is returned"
         for key in keys:
-            if outside := int(tensor_of(output, key)[~acting].count_nonzero()):
+            if outside := int(tensor_of(output, key)[~acting_later].count_nonzero()):
                 finding = f"{key} is not 0 for {outside} actions that chose no token of a response"
                 raise Violation(finding, cause, inferring.where)
-        if model.module.micro_batches:
-            return
-        longer = padded(batch, in_front=True)
-        acting_later = trained_actions(longer)
-        assert acting_later is not None
-        with_longer = at_actions(inferring.run(longer), acting_later)
-        check_same(at_actions(output, acting), with_longer, "with longer prompts", cause, inferring.where)
+        if not model.module.micro_batches:
+            with_longer = at_actions(output, acting_later)
+            without = at_actions(inferring.run(short), acting)
+            check_same(without, with_longer, "with longer prompts", cause, inferring.where)
 
     def test_inference_leaves_its_input_alone(self, inferring: CallTrial) -> None:
         """inference does not change its input"""

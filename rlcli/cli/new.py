@@ -24,7 +24,7 @@ class NewKind(StrEnum):
     DATASET = "dataset"
     INTERFACE = "interface"
     REWARD = "reward"
-    ADVANTAGES = "advantages"
+    ESTIMATOR = "estimator"
     BACKEND = "backend"
     RECIPE = "recipe"
     FAMILY = "family"
@@ -35,7 +35,7 @@ def new(
     kind: Annotated[
         NewKind,
         typer.Argument(
-            metavar="KIND", help="dataset, interface, reward, advantages, backend, recipe, family or project."
+            metavar="KIND", help="dataset, interface, reward, estimator, backend, recipe, family or project."
         ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; of a project, its folder.")],

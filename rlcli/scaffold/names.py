@@ -16,7 +16,7 @@ SUFFIXES = {
     "dataset": "Dataset",
     "interface": "Interface",
     "reward": "Reward",
-    "advantages": "Advantages",
+    "estimator": "Estimator",
     "backend": "Backend",
     "family": "Family",
 }

@@ -32,9 +32,9 @@ KINDS: dict[str, dict[str, tuple[str, str]]] = {
         "test_reward.py.j2": ("tests/interfaces/test_{module}.py", TESTED),
         "reward.yaml.j2": ("recipes/rewards/{name}.yaml", BY_LAYER),
     },
-    "advantages": {
-        "advantages.py.j2": ("interfaces/{module}.py", "the class {cls}"),
-        "test_advantages.py.j2": ("tests/interfaces/test_{module}.py", TESTED),
+    "estimator": {
+        "estimator.py.j2": ("interfaces/{module}.py", "the class {cls}"),
+        "test_estimator.py.j2": ("tests/interfaces/test_{module}.py", TESTED),
     },
     "backend": {
         "backend.py.j2": ("backends/{module}.py", "the class {cls}"),
@@ -64,7 +64,7 @@ FOLDERS = {
     "dataset": "datasets",
     "interface": "interfaces",
     "reward": "interfaces",
-    "advantages": "interfaces",
+    "estimator": "interfaces",
     "backend": "backends",
 }
 """Kind → the registry's kind of its component."""
@@ -73,7 +73,7 @@ FIRST_STEP = {
     "dataset": "say in _read() which fields of a row you need",
     "interface": "write your loss into _loss()",
     "reward": "write your rule into _score()",
-    "advantages": "write your estimator into estimate()",
+    "estimator": "write your estimator into estimate()",
     "backend": "give your engine what it lacks",
     "recipe": "put in what differs",
     "family": "say what differs from Llama",

@@ -120,11 +120,13 @@ class TinyRanks:
             thread.start()
         for thread in threads:
             thread.join()
-        own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-        if own:
-            raise own[0]
+        causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        if causes:
+            raise causes[0]
         if errors:
-            raise RuntimeError("a rank reduces alone: every rank calls all_reduce as often, also one without samples")
+            raise RuntimeError(
+                "a rank reduces alone: every rank calls all_reduce equally often, with or without samples"
+            )
         return [results[rank] for rank in range(self.n)]
 
 

@@ -38,7 +38,7 @@ def full(project):
     """A project with one or two of everything."""
     for kind in KINDS:
         for name in NAMES:
-            write(plan(kind, f"{name}-{kind}" if kind in ("interface", "reward", "advantages") else name, project))
+            write(plan(kind, f"{name}-{kind}" if kind in ("interface", "reward", "estimator") else name, project))
     return project
 
 
@@ -109,7 +109,7 @@ def test_a_broken_interface_fails_its_test(project):
     ids=["mean-over-the-samples-of-one-rank", "mean-over-prompts-too"],
 )
 def test_mistakes_in_a_new_estimator_are_found(project, bug, check):
-    write(plan("advantages", "qa", project))
+    write(plan("estimator", "qa", project))
     file = project / "interfaces" / "qa.py"
     text = file.read_text()
     assert len(text.splitlines()) <= 40

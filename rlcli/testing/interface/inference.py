@@ -141,11 +141,11 @@ class InferenceChecks(CallSubject):
             cause = "sum over the ranks what spans samples, on each of them: model.module.all_reduce"
         for shares in _shares(inferring.batch.bs):
             for rank, (output, state_there) in enumerate(_on_ranks(inferring, shares)):
-                held = f"1 rank and rank {rank} of {len(shares)}, which holds {len(shares[rank])} samples"
-                check_same(expected, output, f"between {held}", cause, inferring.where)
+                ranks = f"1 rank and rank {rank} of {len(shares)}, which holds {len(shares[rank])} samples"
+                check_same(expected, output, f"between {ranks}", cause, inferring.where)
                 if mismatch := difference_of_states(state, state_there):
                     where = place_of(type(alone).state_dict)
-                    raise Violation(f"{mismatch.name} is {mismatch.first:.6g} and {mismatch.second:.6g} on {held}",
+                    raise Violation(f"{mismatch.name} is {mismatch.first:.6g} and {mismatch.second:.6g} on {ranks}",
                                     "a state is the same on all ranks: make it of sums over them", where)  # fmt: skip
 
     def test_only_responses_count(self, inferring: CallTrial, inference_batches: Batches) -> None:

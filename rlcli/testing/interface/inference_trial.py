@@ -190,8 +190,8 @@ class CallSubject(InterfaceSubject):
         if declared is None:
             keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "inference")))
             declared = DeclaredKeys(tuple(key for key in keys if key != "packed_prompts"), ())
-        made = batches_with(declared, batches, vocabulary=len(tokenizer))
-        return lambda lengths=PAIRS, seed=0: made(in_groups(interface, "inference", lengths), seed)
+        make_batches = batches_with(declared, batches, vocabulary=len(tokenizer))
+        return lambda lengths=PAIRS, seed=0: make_batches(in_groups(interface, "inference", lengths), seed)
 
     @pytest.fixture
     def prompt_batches(self, make: Make, batches: Batches) -> Batches:

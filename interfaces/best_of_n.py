@@ -20,8 +20,8 @@ from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, 
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.rewards import action_mask
 
-from ._sequences import best_places, keep_places
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
+from ._sequences import best_places, keep_places
 from ._statistics import means, reduce_over
 
 Keep = Literal["best", "solved"]

@@ -19,8 +19,8 @@ from rlcli.ops.preference_losses import PREFERENCE_LOSSES, PreferenceLossName, c
 from rlcli.ops.rewards import action_mask
 
 from ._evaluation import mean_loss, total
-from ._pairs import PairSettings, pair_stats
 from ._named import named
+from ._pairs import PairSettings, pair_stats
 
 NLLAggregation = Literal["sequence", "token"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -47,6 +47,9 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     }
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "inference": ("lm",)}
     PREPARED_BY: ClassVar[Mapping[str, str]] = {"train_step": "gae"}
+    REPLACES: ClassVar[Mapping[str, Any]] = {
+        "grpo": {"prepared_by": "group_relative", "args": {"loss_aggregation": "sequence"}}
+    }
     CUT: ClassVar[Cut] = "sequence"
     LIMITS: ClassVar[Limits] = {
         "eps_clip": {"gt": 0, "le": 1}, "eps_clip_high": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0},

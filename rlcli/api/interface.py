@@ -99,6 +99,10 @@ class ModelInterface:
     """Method → the interface of a call that computes what it reads. A graph without such a call gets one, with the
     arguments of that interface that were given to this one's call."""
 
+    REPLACES: ClassVar[Mapping[str, Any]] = {}
+    """Interface of an older format that this one replaces → `prepared_by`, the interface of the call that now prepares
+    its batches, and `args`, the arguments that give its defaults. `rlcli migrate` rewrites recipes accordingly."""
+
     STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Argument → arguments of which the interface needs one to be set too, where `train.max_staleness` lets samples be
     older than their step."""

@@ -40,8 +40,8 @@ ATTEMPT = "attempt"
 PLACE = "batch_index"
 """Metadata of a sample in a call that takes the batch of a step: its place there."""
 AGE = "age"
-"""Metadata of a sample in a call that takes the batch of a step: training steps between the weights that generated the oldest part of it and
-those with which the step begins. Absent where no sample is generated ahead of its step."""
+"""Metadata of a sample in a call that takes the batch of a step: training steps between the weights that generated the
+oldest part of it and those with which the step begins. Absent where no sample is generated ahead of its step."""
 DROPPED = "dropped"
 """Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
 

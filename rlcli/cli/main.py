@@ -58,6 +58,7 @@ VERBS = {
         "explain": "Show which layer set a value and what uses it",
         "diff": "Show what differs between two recipes or runs",
         "cp": "Create a recipe that extends another one",
+        "migrate": "Rewrite recipes of an older format",
         "schema": "Print the JSON Schema of recipes, for editors",
     },
     "Components": {

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from yaml import YAMLError
+
 from rlcli.errors import ResourceError, RlcliError, UsageError, raise_all
-from rlcli.files import known_object
+from rlcli.files import known_object, read_text
 from rlcli.launch import lifeline
 from rlcli.launch.last_checkpoint import last_checkpoint, last_committed
 from rlcli.launch.run import (
@@ -157,6 +159,7 @@ def _in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[No
 def _resolved_recipe(run: RunDirectory) -> Resolved:
     """The run's resolved recipe. Raises ResourceError F72 if the run was killed before it was written, or lost it."""
     if run.resolved_recipe.exists():
+        _refuse_older_format(run)
         return _load(str(run.resolved_recipe), ())
     if last_committed(run) is None and not run.metrics.exists():
         message = f"{run.path} holds no run yet: it ended before it had written down its recipe"
@@ -164,6 +167,22 @@ def _resolved_recipe(run: RunDirectory) -> Resolved:
     message = "it is missing, and the run goes by it"
     hint = f"put it back; {run.recipe} has what it was made of, and the checkpoints are left as they are"
     raise ResourceError(message, where=str(run.resolved_recipe), hint=hint, code="F72")
+
+
+def _refuse_older_format(run: RunDirectory) -> None:
+    """A run whose calls are others now has other states in its checkpoints. Raises UsageError F85."""
+    from rlcli.recipe.migration import migrate
+
+    try:
+        changes = migrate(read_text(run.resolved_recipe)).changes
+    except (OSError, YAMLError):
+        return  # loading it says what is wrong
+    if changes:
+        raise UsageError(
+            f"{run.path} was begun by an older rlcli, whose recipes had format 1; now {changes[-1]}",
+            hint="finish it with that version, or migrate its recipe and start a new run from its models/",
+            code="F85",
+        )
 
 
 def _load(recipe: str, overrides: Sequence[str]) -> Resolved:

@@ -32,6 +32,7 @@ class Kind(Enum):
 
 
 RULES: dict[str, Kind] = {
+    "format": Kind.SAFE,
     "name": Kind.SAFE,
     "seed": Kind.FORBIDDEN,
     "cluster": Kind.SAFE,

@@ -110,6 +110,9 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
             result = with_value(result, (*path, "type"), name)
         if unresolved.about((*path, "type")):
             continue
+        if kind == "interfaces" and _is_replaced(name, problems):
+            unresolved.values.add((*path, "type"))
+            continue
         signature = _read(partial(signature_of, kind, str(name.value)), name, problems)
         args = node.get("args") or Mapping({}, name.mark)
         if signature is None:
@@ -134,6 +137,16 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
     return cast(Mapping, result)
+
+
+def _is_replaced(name: Scalar, problems: Problems) -> bool:
+    """Whether an interface existed in an older format only, which is reported."""
+    by = replaced_interfaces().get(str(name.value)) if known_signature("interfaces", str(name.value)) is None else None
+    if by is None:
+        return False
+    message = f"the interface {name.value} is now {by['by']}, with a call of {by['prepared_by']} before it"
+    problems.add("R70", message, name.mark, "rlcli migrate FILE rewrites the recipe")
+    return True
 
 
 def _without_training(
@@ -255,6 +268,15 @@ def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
         return declared_keys(entries, argument)
     except ValueError:
         return None  # `rlcli test interface` reports it
+
+
+def replaced_interfaces() -> dict[str, ReadMapping[str, Any]]:
+    """Interface of an older format → what replaces it: the interface `by`, and what its `REPLACES` says."""
+    return {
+        older: {"by": name, **how}
+        for name in registry.names("interfaces")
+        for older, how in (declared("interfaces", name, "REPLACES") or {}).items()
+    }
 
 
 def dataset_keys(

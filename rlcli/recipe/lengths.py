@@ -11,6 +11,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.interface import cut_of
 from rlcli.files import known_object
 from rlcli.recipe.components import argument_named, argument_of, declared, with_sources
+from rlcli.recipe.graph import compares_samples
 from rlcli.recipe.role_sources import weights_origin
 from rlcli.recipe.schema import Call, Component, Recipe
 
@@ -45,13 +46,10 @@ def written_beyond(call: Call) -> tuple[int, int] | None:
     return tokens("prompt"), tokens("response")
 
 
-def responses_of(recipe: Recipe, call: Call) -> tuple[int, tuple[str, ...]]:
-    """The number of responses per prompt that a call makes, and the interface argument that sets it."""
-    best_of = call.interface.args.get("generation_size")
-    if isinstance(best_of, int):
-        return max(1, best_of), ("generation_size",)
+def responses_of(recipe: Recipe, call: Call) -> int:
+    """The number of responses per prompt that a call makes."""
     responses = generation_of(recipe, call)["responses_per_prompt"]
-    return max(1, responses) if isinstance(responses, int) else 1, ("generation", "responses_per_prompt")
+    return max(1, responses) if isinstance(responses, int) else 1
 
 
 def kept_together(recipe: Recipe, responses: int) -> int:
@@ -67,8 +65,9 @@ def keeps_groups(call: Call) -> bool:
 
 
 def runs_a_model(recipe: Recipe, call: Call) -> bool:
+    """Whether a call has its role's model compute something: not one that only compares samples."""
     role = recipe.models.get(call.model)
-    return role is not None and role.has_weights
+    return role is not None and role.has_weights and not compares_samples(call)
 
 
 def limit_of_rows(dataset: Component) -> int | None:

@@ -38,8 +38,9 @@ from rlcli.recipe.parsing.tree import (
     plain,
 )
 from rlcli.recipe.parsing.write import to_yaml
+from rlcli.recipe.preparation import with_preparation
 from rlcli.recipe.rollouts import as_rollout, with_rollouts
-from rlcli.recipe.schema import SECTIONS, Recipe
+from rlcli.recipe.schema import FORMAT, SECTIONS, Recipe
 from rlcli.recipe.validation.scratch import check_scratch
 from rlcli.recipe.validation.semantics import check_semantics
 from rlcli.recipe.validation.unresolved import Unresolved
@@ -91,7 +92,13 @@ class Resolved:
     def history(self, key: str | tuple[str | int, ...]) -> list[Setting]:
         """Every place that sets the key, lowest layer first; the last one wins."""
         path = _path(key)
-        return self._history(path, frozenset()) or self._history(as_rollout(path), frozenset())
+        written = self._history(path, frozenset()) or self._history(as_rollout(path), frozenset())
+        return written or self._derived(path)
+
+    def _derived(self, path: tuple[str | int, ...]) -> list[Setting]:
+        """The place of a value that was written for another key, such as an argument of the call that computes it."""
+        node = at(self.tree, path)
+        return [Setting(node.mark, plain(node))] if node is not None and not node.mark.is_default else []
 
     def _history(self, path: tuple[str | int, ...], seen: frozenset[str]) -> list[Setting]:
         settings: list[Setting] = []
@@ -191,11 +198,13 @@ def resolve_layers(
     if problems.is_cut_off:
         problems.raise_if_any()
     tree, blocks = _merged(path, layers, override_trees, problems)
+    _refuse_newer_format(tree, problems)
     _refuse_absurd_counts(tree, problems)
     if problems.is_cut_off:
         problems.raise_if_any()
     unresolved = Unresolved()
     tree = without_removed(Recipe, unresolved.without_invalid(tree), problems)
+    tree = with_preparation(tree, problems)
     tree = check_components(with_backends(tree, unresolved), problems, unresolved)
     tree = check_scratch(tree, problems, unresolved)
     checked = check_against(Recipe, tree, problems, unresolved, blocks=blocks)
@@ -231,6 +240,15 @@ def _missing_of_sources(resolved: Resolved) -> list[RlcliError]:
     except RlcliError as error:
         return [error]
     return []
+
+
+def _refuse_newer_format(tree: Mapping, problems: Problems) -> None:
+    """A recipe for a newer rlcli would be misunderstood."""
+    number = tree.get("format")
+    if isinstance(number, Scalar) and type(number.value) is int and number.value > FORMAT:
+        message = f"the recipe has format {number.value}; this rlcli reads up to {FORMAT}"
+        problems.add("F85", message, number.mark, "use a newer rlcli")
+        problems.is_cut_off = True
 
 
 def _refuse_absurd_counts(tree: Mapping, problems: Problems) -> None:

@@ -289,9 +289,15 @@ else:
     Generation = _generation_model()
 
 
+FORMAT = 2
+"""Version of the recipe language; `rlcli.recipe.migration` says what has changed."""
+
+
 class Recipe(Section):
     """An experiment: models, datasets, the graph of calls, and how to run them."""
 
+    format: Annotated[int, Field(ge=1, le=FORMAT)] = FORMAT
+    """Version of the recipe language; `rlcli migrate` rewrites older recipes."""
     name: Name
     """Name of the run; default: the file's name."""
     seed: Annotated[int, Field(ge=0)] = 1

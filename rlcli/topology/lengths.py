@@ -50,4 +50,4 @@ def group_size(recipe: Recipe) -> int:
     generating = [call for call in recipe.graph.values() if call.call == "generate"]
     if not generating:
         return sequences_of_row(recipe.datasets, recipe.train.dataset)
-    return max(responses_of(recipe, call)[0] for call in generating)
+    return max(responses_of(recipe, call) for call in generating)

@@ -17,8 +17,7 @@ from rlcli.api.architecture import Architecture
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 from rlcli.recipe.components import argument_of, signature_of
-from rlcli.recipe.graph import compares_samples
-from rlcli.recipe.lengths import generation_of, keeps_groups, written_beyond
+from rlcli.recipe.lengths import generation_of, keeps_groups, runs_a_model, written_beyond
 from rlcli.recipe.role_sources import stored_roles
 from rlcli.topology.lengths import Lengths, group_size, lengths_of
 from rlcli.topology.servers import RoleServers, bytes_on_ranks, plan_servers
@@ -150,7 +149,7 @@ def plan_memory(
     devices = _Devices(topology, roles, bytes_on_ranks(servers, topology))
     peaks = _load_peaks(devices, models)
     for name, call in recipe.graph.items():
-        if call.model in models and call.call != "evaluate" and not compares_samples(call):
+        if call.model in models and call.call != "evaluate" and runs_a_model(recipe, call):
             model = models[call.model]
             parts = _parts(recipe, topology, call, model, lengths)
             phase = {"train_step": "update"}.get(call.call, "generate" if written_beyond(call) else call.call)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlcli.recipe.components import declared
+from collections.abc import Iterator
+
+from rlcli.recipe.components import argument_named, declared
 from rlcli.recipe.parsing.merge import reference_below
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.tree import Node, Scalar, at, dotted, keys_at
@@ -12,17 +14,29 @@ def argument_words(written: Node) -> dict[str, str]:
     """Foreign word → rlcli key, from the `SYNONYMS` of the interfaces in a recipe with unresolved references: in
     the block that a call takes its arguments from, or among the call's own."""
     words: dict[str, str] = {}
+    for kind, home in _interfaces(written):
+        for argument, elsewhere in _synonyms(kind).items():
+            words |= {word: f"{home}.{argument}" for word in elsewhere.split() if word not in words}
+    return words
+
+
+def argument_homes(written: Node, argument: str) -> list[str]:
+    """The keys under which interfaces in the recipe take an argument of that name."""
+    homes = [home for kind, home in _interfaces(written) if argument_named("interfaces", kind, argument) is not None]
+    return [f"{home}.{argument}" for home in dict.fromkeys(homes)]
+
+
+def _interfaces(written: Node) -> Iterator[tuple[str, str]]:
+    """The interface of each call, and the key of its arguments: a block, or the call's own."""
     for graph in GRAPHS:
         for name in keys_at(written, graph):
             interface = (*graph, name, "interface")
             kind, arguments = at(written, (*interface, "type")), at(written, (*interface, "args"))
-            home = reference_below(arguments) or dotted((*interface, "args"))
-            for argument, elsewhere in _synonyms(kind).items():
-                words |= {word: f"{home}.{argument}" for word in elsewhere.split() if word not in words}
-    return words
+            if isinstance(kind, Scalar):
+                yield str(kind.value), reference_below(arguments) or dotted((*interface, "args"))
 
 
-def _synonyms(kind: Node | None) -> dict[str, str]:
+def _synonyms(kind: str) -> dict[str, str]:
     """Argument of an interface → its names in other frameworks."""
-    synonyms = declared("interfaces", str(kind.value), "SYNONYMS") if isinstance(kind, Scalar) else None
+    synonyms = declared("interfaces", kind, "SYNONYMS")
     return {str(argument): str(words) for argument, words in synonyms.items()} if isinstance(synonyms, dict) else {}

@@ -208,7 +208,14 @@ class _Checker:
         self.note_key(code, path, tree, hint)
 
     def written_homes(self, path: Path) -> list[str]:
-        """Where else in the recipe a key of that name is written: in a role, a call, or a block's argument."""
+        """Where else in the recipe a key of that name belongs to an interface, or is written: in a role, a call, or a
+        block's argument."""
+        from rlcli.recipe.validation.argument_words import argument_homes
+
+        if self.prefix[-2:] == ("interface", "args") and (
+            homes := argument_homes(self.problems.written, str(path[-1]))
+        ):
+            return homes
         written = [home for home, _ in nodes(self.problems.written) if home and home[-1] == path[-1]]
         in_sections = [home for home in written if len(home) > 1 and all(isinstance(key, str) for key in home)]
         in_sections.sort(key=len)

@@ -204,11 +204,10 @@ def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, 
     for name, generating in calls.items():
         if generating.call != "generate":
             continue
-        responses, written = responses_of(notes.recipe, generating)
+        responses = responses_of(notes.recipe, generating)
         if responses < needed:
-            own_path = (*graph, name, "interface", "args", *written) if written[0] != "generation" else None
             told: Path = (*graph, name, "interface", "args", "generation", "responses_per_prompt")
-            where = own_path or (told if notes.is_set(told) else ("generation", "responses_per_prompt"))
+            where: Path = told if notes.is_set(told) else ("generation", "responses_per_prompt")
             message = (
                 f"{call.interface.type} compares the responses to one prompt and needs at least {needed}, "
                 f"but {name} makes {responses}"

@@ -93,7 +93,7 @@ def _rows(notes: Notes, call: Call, path: Path) -> None:
 def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
     """All responses to a prompt are one sample, which may be cut only for interfaces that allow it."""
     new = generation_of(notes.recipe, call)["max_new_tokens"]
-    responses, _ = responses_of(notes.recipe, call)
+    responses = responses_of(notes.recipe, call)
     component = notes.recipe.datasets.get(notes.recipe.train.dataset)
     prompt = (limit_of_rows(component) if component else None) or 0
     if not isinstance(new, int):

@@ -1,0 +1,139 @@
+"""Adds the calls that compute what training reads, where a graph has none.
+
+An interface names in `PREPARED_BY` the one that prepares its batches. Recipes from before that was a call of the graph
+give its arguments to the calls that train: they mean one call, with these arguments, so those must agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from rlcli.recipe.call_keys import made_by
+from rlcli.recipe.components import argument_named, declared
+from rlcli.recipe.parsing.problems import Problems
+from rlcli.recipe.parsing.tree import Entry, Mapping, Node, at, default_mark, node_of, plain, with_value
+
+GRAPH = ("graph",)
+
+
+def with_preparation(tree: Mapping, problems: Problems) -> Mapping:
+    """The tree, with a call for each interface that prepares batches and is missing from the graph."""
+    graph = at(tree, GRAPH)
+    for kind, prepared in missing_preparations(graph).items():
+        assert isinstance(graph, Mapping)
+        holding = [name for name, entry in graph.entries.items() if kind in _preparing(entry.node).values()]
+        _check_agreement(kind, graph, holding, prepared, problems)
+        call = _preparing_call(kind, graph, holding, prepared[0])
+        entries = {name: _without_moved(entry, kind, name in holding) for name, entry in graph.entries.items()}
+        graph = replace(graph, entries=_inserted(entries, _free_name(kind, graph), call, before=prepared[0]))
+        tree = cast(Mapping, with_value(tree, GRAPH, graph))
+    return tree
+
+
+def missing_preparations(graph: Node | None) -> dict[str, list[str]]:
+    """Interface that prepares batches, without a call that makes what it writes → the calls that need one."""
+    calls = {name: entry.node for name, entry in graph.entries.items()} if isinstance(graph, Mapping) else {}
+    needing: dict[str, list[str]] = {}
+    for name, call in calls.items():
+        kind = prepared_by(call)
+        if kind is not None:
+            needing.setdefault(kind, []).append(name)
+    produced = {key for call in calls.values() for key in made_by(call)}
+    return {kind: names for kind, names in needing.items() if produced.isdisjoint(always_written(kind))}
+
+
+def prepared_by(call: Node) -> str | None:
+    """The interface that prepares the batches of a call; None if none does."""
+    method = at(call, ("call",))
+    return _preparing(call).get(str(plain(method))) if method is not None else None
+
+
+def _preparing(call: Node) -> dict[str, str]:
+    """Method of a call's interface → the interface that prepares its batches."""
+    declaration = declared("interfaces", _interface(call), "PREPARED_BY")
+    return declaration if isinstance(declaration, dict) else {}
+
+
+def _interface(call: Node) -> str:
+    kind = at(call, ("interface", "type"))
+    return str(plain(kind)) if kind is not None else ""
+
+
+def always_written(kind: str) -> set[str]:
+    """The keys that an interface writes with any arguments."""
+    declaration = declared("interfaces", kind, "WRITES") or {}
+    return {entry for entries in declaration.values() for entry in entries if " " not in entry}
+
+
+def _preparing_call(kind: str, graph: Mapping, holding: list[str], first: str) -> Entry:
+    """A call of the role of the first that needs it, with the arguments that calls hold for it."""
+    mark = default_mark(f"PREPARED_BY of {_interface(graph.entries[first].node)}")
+    arguments: dict[str, Entry] = {}
+    for name in holding:
+        arguments = {**_args(graph.entries[name].node), **arguments}
+    own = {key: entry for key, entry in arguments.items() if argument_named("interfaces", kind, key) is not None}
+    role = at(graph.entries[first].node, ("model",)) or node_of(None, mark)
+    interface = {"type": Entry(mark, node_of(kind, mark)), "args": Entry(mark, Mapping(own, mark))}
+    call = {
+        "model": Entry(mark, role),
+        "call": Entry(mark, node_of("inference", mark)),
+        "interface": Entry(mark, Mapping(interface, mark)),
+    }
+    return Entry(graph.entries[first].key, Mapping(call, mark))
+
+
+def _without_moved(entry: Entry, kind: str, holds: bool) -> Entry:
+    """A call without the arguments that are now those of the call that prepares its batches."""
+    args = at(entry.node, ("interface", "args"))
+    if not holds or not isinstance(args, Mapping):
+        return entry
+    remaining = {key: value for key, value in args.entries.items() if not _is_moved(key, kind, entry.node)}
+    return replace(entry, node=with_value(entry.node, ("interface", "args"), replace(args, entries=remaining)))
+
+
+def _args(call: Node) -> dict[str, Entry]:
+    args = at(call, ("interface", "args"))
+    return args.entries if isinstance(args, Mapping) else {}
+
+
+def _is_moved(argument: str, kind: str, call: Node) -> bool:
+    """Whether an argument of a call is one of the interface that prepares its batches alone."""
+    is_of_call = argument_named("interfaces", _interface(call), argument) is not None
+    return not is_of_call and argument_named("interfaces", kind, argument) is not None
+
+
+def _check_agreement(kind: str, graph: Mapping, holding: list[str], prepared: list[str], problems: Problems) -> None:
+    """Report arguments that calls hold with different values, though what they decide is computed once. A call that
+    trains means the default of what it does not set."""
+    calls = {name: graph.entries[name].node for name in holding}
+    moved = [argument for call in calls.values() for argument in _args(call) if _is_moved(argument, kind, call)]
+    for argument in dict.fromkeys(moved):
+        signature = argument_named("interfaces", kind, argument)
+        entries = {name: _args(call).get(argument) for name, call in calls.items()}
+        told = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
+        values = {
+            name: plain(entry.node) if entry is not None else signature.default if signature is not None else None
+            for name, entry in told.items()
+        }
+        if len({repr(value) for value in values.values()}) > 1:
+            places = {name: entry.node.mark if entry is not None else "the default" for name, entry in told.items()}
+            listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in told)
+            last = next(entry for entry in reversed(told.values()) if entry is not None)
+            problem = f"{argument} is {listed}, but all learn from what it decides"
+            problems.add("R71", problem, last.node.mark, f"set {argument} to the same value for all", same=argument)
+
+
+def _free_name(kind: str, graph: Mapping) -> str:
+    """A name for the call: that of its interface, where no other call has it."""
+    name = kind
+    while name in graph.entries:
+        name += "_"
+    return name
+
+
+def _inserted(entries: dict[str, Entry], name: str, entry: Entry, before: str) -> dict[str, Entry]:
+    names = list(entries)
+    place = names.index(before)
+    ordered = [*names[:place], name, *names[place:]]
+    return {key: entry if key == name else entries[key] for key in ordered}

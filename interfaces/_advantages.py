@@ -257,6 +257,7 @@ class AdvantageInterface(ModelInterface):
         advantages, returns = self.estimate(trajectories, reduce)
         advantages = self.normalize(advantages, trajectories, policy.trained, reduce)
         numbers = self.numbers(responses, scores, advantages, policy.trained)
+        returns = torch.where(responses.actions, returns, 0.0)
         per_action = {
             "advantages": advantages, "returns": returns, "loss_mask": policy.trained, "old_logprobs": policy.old,
             "loss_weights": policy.weights, "kl_weights": torch.where(responses.actions, self.controller.coef, 0.0),

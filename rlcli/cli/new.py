@@ -24,6 +24,7 @@ class NewKind(StrEnum):
     DATASET = "dataset"
     INTERFACE = "interface"
     REWARD = "reward"
+    ESTIMATOR = "estimator"
     BACKEND = "backend"
     RECIPE = "recipe"
     FAMILY = "family"
@@ -33,7 +34,9 @@ class NewKind(StrEnum):
 def new(
     kind: Annotated[
         NewKind,
-        typer.Argument(metavar="KIND", help="dataset, interface, reward, backend, recipe, family or project."),
+        typer.Argument(
+            metavar="KIND", help="dataset, interface, reward, estimator, backend, recipe, family or project."
+        ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; of a project, its folder.")],
     like: Annotated[

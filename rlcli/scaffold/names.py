@@ -16,6 +16,7 @@ SUFFIXES = {
     "dataset": "Dataset",
     "interface": "Interface",
     "reward": "Reward",
+    "estimator": "Estimator",
     "backend": "Backend",
     "family": "Family",
 }

@@ -32,6 +32,10 @@ KINDS: dict[str, dict[str, tuple[str, str]]] = {
         "test_reward.py.j2": ("tests/interfaces/test_{module}.py", TESTED),
         "reward.yaml.j2": ("recipes/rewards/{name}.yaml", BY_LAYER),
     },
+    "estimator": {
+        "estimator.py.j2": ("interfaces/{module}.py", "the class {cls}"),
+        "test_estimator.py.j2": ("tests/interfaces/test_{module}.py", TESTED),
+    },
     "backend": {
         "backend.py.j2": ("backends/{module}.py", "the class {cls}"),
         "test_backend.py.j2": ("tests/backends/test_{module}.py", TESTED),
@@ -56,13 +60,20 @@ PROJECT = {
 }
 COMPONENT_FOLDERS = ("interfaces", "backends", "datasets")
 
-FOLDERS = {"dataset": "datasets", "interface": "interfaces", "reward": "interfaces", "backend": "backends"}
+FOLDERS = {
+    "dataset": "datasets",
+    "interface": "interfaces",
+    "reward": "interfaces",
+    "estimator": "interfaces",
+    "backend": "backends",
+}
 """Kind → the registry's kind of its component."""
 
 FIRST_STEP = {
     "dataset": "say in _read() which fields of a row you need",
     "interface": "write your loss into _loss()",
     "reward": "write your rule into _score()",
+    "estimator": "write your estimator into estimate()",
     "backend": "give your engine what it lacks",
     "recipe": "put in what differs",
     "family": "say what differs from Llama",
@@ -118,7 +129,7 @@ def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
         if path.endswith(".py"):
             _refuse_hiding(text, cls, name)
         files.append(NewFile(root / path, text, about.format(**words, layer=layer)))
-    tested = "interface" if kind == "reward" else kind
+    tested = FOLDERS.get(kind, f"{kind}s").removesuffix("s")
     first = FIRST_STEP[kind] if like is None else f"change what is to differ from {like}"
     return Scaffold(root, tuple(files), first, f"rlcli test {tested} {name}")
 

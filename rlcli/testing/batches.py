@@ -113,8 +113,11 @@ class _Draw:
     def normal(self, key: str) -> torch.Tensor:
         return torch.randn(self.size(key), generator=self.stream(key))
 
+    def uniform(self, key: str) -> torch.Tensor:
+        return torch.rand(self.size(key), generator=self.stream(key))
+
     def logprobs(self, key: str) -> torch.Tensor:
-        return -1.5 - torch.rand(self.size(key), generator=self.stream(key))
+        return -1.5 - self.uniform(key)
 
     def prompts(self) -> torch.Tensor:
         """[prompt tokens], each sample's prompt once."""
@@ -146,6 +149,16 @@ class _Draw:
     def prompt_mask(self) -> torch.Tensor:
         return _joined([torch.arange(p + r) < p for p, r in self.pairs], torch.bool)
 
+    def loss_mask(self) -> torch.Tensor:
+        """[T - N] bool: the actions of responses."""
+        return _joined([torch.arange(1, p + r) >= p for p, r in self.pairs], torch.bool)
+
+    def chosen(self) -> torch.Tensor:
+        """[N] bool: about two out of three, and at least one of each sample."""
+        stream = self.stream("chosen")
+        groups = [torch.rand(len(group), generator=stream) for group in self.groups]
+        return _joined([(drawn < 0.67) | (drawn == drawn.min()) for drawn in groups if len(drawn)], torch.bool)
+
     def solved(self) -> torch.Tensor:
         return torch.randint(0, 2, (len(self.pairs),), generator=self.stream("rewards")) > 0
 
@@ -171,6 +184,13 @@ _MAKERS: dict[str, Callable[[_Draw], torch.Tensor]] = {
     "solved": _Draw.solved,
     "seq_no_eos_mask": lambda draw: ~draw.ended(),
     "margins": lambda draw: draw.normal("margins"),
+    "loss_mask": _Draw.loss_mask,
+    "old_logprobs": lambda draw: draw.logprobs("old_logprobs"),
+    "advantages": lambda draw: draw.normal("advantages"),
+    "returns": lambda draw: draw.normal("returns"),
+    "loss_weights": lambda draw: 0.5 + draw.uniform("loss_weights"),
+    "kl_weights": lambda draw: 0.2 * draw.uniform("kl_weights"),
+    "chosen": _Draw.chosen,
 }
 KEYS = tuple(_MAKERS)
 """All known keys."""

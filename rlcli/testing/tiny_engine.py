@@ -87,8 +87,11 @@ class TinyRanks:
         self.n = n
         self._barrier = threading.Barrier(n, timeout=60)
         self._slots: list[torch.Tensor] = [torch.empty(0)] * n
+        self._is_one_done = False
 
     def all_reduce(self, rank: int, value: torch.Tensor, op: str) -> torch.Tensor:
+        if self._is_one_done:
+            self._barrier.abort()
         self._slots[rank] = value.detach().clone()
         self._barrier.wait()
         stacked = torch.stack(self._slots)
@@ -96,24 +99,34 @@ class TinyRanks:
         return {"sum": stacked.sum(0), "max": stacked.amax(0), "min": stacked.amin(0)}[op]
 
     def run(self, work: Callable[[int], T]) -> list[T]:
-        """`work(rank)` on all ranks at once; raises the first error of any."""
+        """`work(rank)` on all ranks at once; raises the first error of any, and RuntimeError if one is done while
+        another still waits for it in a reduction."""
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 
         def on_rank(rank: int) -> None:
             try:
                 results[rank] = work(rank)
+                self._is_one_done = True
+                if self._barrier.n_waiting:
+                    self._barrier.abort()
             except BaseException as error:
                 errors.append(error)
                 self._barrier.abort()
 
+        self._is_one_done = False
         threads = [threading.Thread(target=on_rank, args=(rank,)) for rank in range(self.n)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        if causes:
+            raise causes[0]
         if errors:
-            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+            raise RuntimeError(
+                "a rank reduces alone: every rank calls all_reduce equally often, with or without samples"
+            )
         return [results[rank] for rank in range(self.n)]
 
 

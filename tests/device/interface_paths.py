@@ -25,13 +25,12 @@ def data_of(sample):
     return {key: tensor.cpu() for key, tensor in sample.data.items()} | {"metadata": sample.metadata}
 
 
-def two_steps(device, kind, module=None, **args):
-    if kind.startswith(("ppo", "grpo")):
-        args = {"generation": {"responses_per_prompt": 2}, "minibatches": 2, **args}
+def two_steps(device, kind, module=None, leaving_out=(), **args):
+    if kind.startswith("ppo"):
+        args = {"minibatches": 2, **args}
     made, model = interface(kind, **args), role(device, module)
-    return [call_interface(made, "train_step", model, rollout(device, seed=seed), CUT) for seed in range(2)], weights(
-        model.module
-    )
+    batches = [rollout(device, seed=seed).select(key for key in KEYS if key not in leaving_out) for seed in range(2)]
+    return [call_interface(made, "train_step", model, batch, CUT) for batch in batches], weights(model.module)
 
 
 def trains_by(kind, **args):
@@ -148,27 +147,29 @@ INTERFACES = {
     "reward model": trains_by("reward_model"),
     "reward model, scores": infers_by("reward_model", head="value"),
     "actor": trains_by("ppo_actor"),
-    "actor, dense rewards": trains_by("ppo_actor", use_dense_reward=True),
-    "actor, no critic": trains_by("ppo_actor", disable_value=True, kl_ctl=0, entropy_coef=0.01),
-    "actor, groups": trains_by("ppo_actor", group_adv_norm=True, mask_too_long=True, mask_no_eos_with_zero=True),
-    "actor, decoupled": trains_by("ppo_actor", use_decoupled_loss=True, behav_imp_weight_cap=2.0, kl_estimator="k3"),
-    "actor, recomputed": trains_by("ppo_actor", recompute_logprob=True, adaptive_kl_ctl=True, c_clip=3.0),
-    "grpo": trains_by("grpo"),
-    "grpo, by sequences": trains_by(
-        "grpo", policy_loss="gspo", baseline="leave_one_out", scale="batch", kl_in="reward"
+    "actor, nothing recomputed": trains_by("ppo_actor", leaving_out=("proximal_logprobs",)),
+    "actor, by sequences": trains_by("ppo_actor", policy_loss="gspo", loss_aggregation="sequence", entropy_coef=0.01),
+    "actor, by tokens": trains_by(
+        "ppo_actor", policy_loss="cispo", loss_aggregation="constant", loss_constant=8.0, kl_gradient="naive"
     ),
-    "grpo, by tokens": trains_by(
-        "grpo",
-        policy_loss="cispo",
-        loss_aggregation="constant",
-        loss_constant=8.0,
-        credit="to_go",
-        adv_norm=True,
-        overlong_buffer=4,
+    "actor, whole responses": trains_by("ppo_actor", policy_loss="sequence"),
+    "actor, dual clip": trains_by("ppo_actor", c_clip=3.0),
+    "advantages": infers_by("gae"),
+    "advantages, dense rewards": infers_by("gae", use_dense_reward=True),
+    "advantages, no critic": infers_by("gae", disable_value=True, kl_ctl=0),
+    "advantages, groups": infers_by("gae", group_adv_norm=True, mask_too_long=True, mask_no_eos_with_zero=True),
+    "advantages, decoupled": infers_by("gae", use_decoupled_loss=True, behav_imp_weight_cap=2.0, kl_estimator="k3"),
+    "advantages, recomputed": infers_by("gae", recompute_logprob=True, adaptive_kl_ctl=True, bootstrap_no_eos=False),
+    "advantages, best of two": infers_by("gae", train_on_best=1),
+    "relative advantages": infers_by("group_relative"),
+    "relative advantages, over the batch": infers_by(
+        "group_relative", baseline="leave_one_out", scale="batch", kl_in="reward"
     ),
-    "actor, best of two": trains_by("ppo_actor", generation={"responses_per_prompt": 1}, generation_size=2),
+    "relative advantages, to go": infers_by(
+        "group_relative", baseline="batch", credit="to_go", adv_norm=True, overlong_buffer=4, overlong_limit=8
+    ),
     "critic": trains_by("ppo_critic"),
-    "critic, other settings": trains_by("ppo_critic", value_norm_type="ma", value_loss="huber", bootstrap_no_eos=False),
+    "critic, other settings": trains_by("ppo_critic", value_norm_type="ma", value_loss="huber"),
     "log-probs": infers_by("ppo_actor"),
     "reference": infers_by("reference", temperature=0.7),
     "reference, kept": reference_keeps_what_it_computes,

@@ -271,7 +271,7 @@ def _rates(outcomes: Sequence[Outcome]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--of", action="append", metavar="NAME", help="of these components only, such as grpo")
+    parser.add_argument("--of", action="append", metavar="NAME", help="of these components only, such as sft")
     parser.add_argument("--only", type=int, action="append", metavar="N", help="the Nth of those, from 1; repeatable")
     parser.add_argument("--each", type=int, metavar="N", help="N of every kind, spread over its list")
     parser.add_argument("--first", action="store_true", help="end a suite with the first check that fails")

@@ -38,7 +38,7 @@ def full(project):
     """A project with one or two of everything."""
     for kind in KINDS:
         for name in NAMES:
-            write(plan(kind, f"{name}-{kind}" if kind in ("interface", "reward") else name, project))
+            write(plan(kind, f"{name}-{kind}" if kind in ("interface", "reward", "estimator") else name, project))
     return project
 
 
@@ -49,7 +49,7 @@ def test_the_tests_of_all_scaffolds_pass(full):
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, cwd=full)
     assert done.returncode == 0, done.stdout + done.stderr
     files = len(list((full / "tests").rglob("test_*.py")))
-    assert files == len(NAMES) * 5
+    assert files == len(NAMES) * 6
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3 * files - 2
 
 
@@ -62,7 +62,7 @@ def test_rendered_files_have_our_style(full):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("like", ["grpo", "sft", "dpo", "math_reward"])
+@pytest.mark.parametrize("like", ["group_relative", "sft", "dpo", "math_reward"])
 def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
     name = f"my-{like.replace('_', '-')}"
     write(plan("interface", name, project, like=like))
@@ -76,16 +76,16 @@ def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
 
 
 def test_a_copy_of_an_interface_passes_its_tests(project):
-    write(plan("interface", "my-grpo", project, like="grpo"))
-    done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-grpo", cwd=project)
+    write(plan("interface", "my-baseline", project, like="group_relative"))
+    done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-baseline", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_only_interfaces_are_copied(project):
     with pytest.raises(UsageError, match="copies an interface, not a dataset"):
-        plan("dataset", "qa", project, like="grpo")
-    with pytest.raises(UnknownComponent, match="did you mean 'grpo'"):
-        plan("interface", "qa", project, like="grpoo")
+        plan("dataset", "qa", project, like="sft")
+    with pytest.raises(UnknownComponent, match="did you mean 'sft'"):
+        plan("interface", "qa", project, like="sftt")
 
 
 def test_a_broken_interface_fails_its_test(project):
@@ -98,6 +98,25 @@ def test_a_broken_interface_fails_its_test(project):
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "sum", cwd=project)
     assert done.returncode == 1
     assert "test_the_loss_is_a_sum" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("bug", "check"),
+    [
+        (("t.mask, all_reduce)", "t.mask)"), "FAIL  inference is the same on 1, 2, 3"),
+        (("earned, t.mask, all_reduce)", "earned, None, all_reduce)"), "FAIL  actions outside responses get 0"),
+    ],
+    ids=["mean-over-the-samples-of-one-rank", "mean-over-prompts-too"],
+)
+def test_mistakes_in_a_new_estimator_are_found(project, bug, check):
+    write(plan("estimator", "qa", project))
+    file = project / "interfaces" / "qa.py"
+    text = file.read_text()
+    assert len(text.splitlines()) <= 40
+    file.write_text(text.replace(*bug))
+    done = run(sys.executable, "-m", "rlcli", "test", "interface", "qa", "-k", "ranks or responses", cwd=project)
+    assert done.returncode == 1
+    assert check in done.stdout
 
 
 def test_every_template_is_used_and_lacks_no_word(project):

@@ -31,6 +31,16 @@ def test_prompts_masks_and_ends_agree():
     assert torch.equal(batch.data["solved"], batch.data["rewards"] > 0)
 
 
+def test_masks_of_actions_agree_with_prompts_and_each_sample_has_a_chosen_response():
+    batch = make_batch(KEYS)
+    lengths = batch.flat_seqlens("packed_input_ids")
+    responses = torch.cat([~mask[1:] for mask in batch.data["prompt_mask"].split(lengths)])
+    assert torch.equal(batch.data["loss_mask"], responses)
+    chosen = batch.data["chosen"].split([len(group) for group in PAIRS])
+    assert all(flags.any() for flags in chosen)
+    assert not all(flags.all() for flags in chosen)
+
+
 def test_shapes_at_the_edge():
     batch = make_batch(KEYS, [[(1, 0)], [(3, 0), (3, 2)]])
     assert batch.seqlens["packed_logprobs"] == [[0], [2, 4]]

@@ -166,7 +166,12 @@ INFERENCE = [
     (Infinite, PLAIN, "are not finite", "0 / 0"),
     (WithGradient, PLAIN, "carries a gradient", "no_grad"),
     (Centred, "test_inference_does_not_depend_on_the_other_samples", "when it is alone", "looks across samples"),
-    (Centred, "test_inference_is_the_same_on_2_ranks", "between 1 rank and rank 0 of 2, which holds 4", "from itself"),
+    (
+        Centred,
+        "test_inference_is_the_same_on_any_ranks",
+        "between 1 rank and rank 0 of 2, which holds 4",
+        "from itself",
+    ),
     (ByPlace, "test_inference_does_not_depend_on_the_order", "once the batch is turned round", "whatever sorts"),
     (InPlace, "test_inference_leaves_its_input_alone", "entries of prompt_mask in its input", "never in place"),
     (Trains, "test_inference_leaves_the_model_alone", "the version moved", "only a training step"),
@@ -212,7 +217,7 @@ def test_values_in_units_of_their_own_are_found():
     check = InferenceChecks().test_values_come_in_the_units_of_the_reward
     check(PPOCriticInterface, usual_batches(PPOCriticInterface()))
     check(lambda: PPOCriticInterface(value_norm=False), usual_batches(PPOCriticInterface(value_norm=False)))
-    with pytest.raises(Violation, match=r"all rewards are 10; values are .* off at first"):
+    with pytest.raises(Violation, match=r"all returns are 10; values are .* off at first"):
         check(InUnitsOfItsOwn, usual_batches(InUnitsOfItsOwn()))
 
 

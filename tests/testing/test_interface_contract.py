@@ -287,7 +287,7 @@ def rehearsal_of(cls):
         (WeighsWhatItIsGiven, "the_weight_is_a_sum", "7 together and 56 one by one", "how many tokens"),
         (CountsPrompts, "all_masked", "loss weight 10", "that the mask keeps"),
         (CountsPrompts, "padding_changes_nothing", "with masked padding", "padding is counted"),
-        (TrainsPrompts, "masked_tokens_get_no_gradient", r"\d+ of \d+ prompt tokens get a", "action_mask"),
+        (TrainsPrompts, "masked_tokens_get_no_gradient", r"\d+ of \d+ masked tokens get a", "action_mask"),
         (ShiftedByOne, "every_response_token_is_trained", "the first token of each of", "shifted by one"),
         (Detached, "gradient_reaches_every_parameter", "no gradient reaches the embedding", "detached"),
         (AsksNothing, "gradient_reaches_every_parameter", "asks nothing of the model", "output.logprobs"),

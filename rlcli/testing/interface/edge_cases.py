@@ -11,6 +11,8 @@ from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.testing.batches import Lengths
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.actions import trained_actions, without_trained_actions
+from rlcli.testing.interface.invariants import SIGNALS
 from rlcli.testing.interface.loss import counts_tokens
 from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, TrainingOutcome, place_of_number
 
@@ -25,17 +27,15 @@ class EdgeChecks(InterfaceSubject):
         _survive(rehearsal, _batch(rehearsal, [[(2, 1)]]), "a response of one token")
         batch = _batch(rehearsal, [[(1, 0)]])
         outcome = _survive(rehearsal, batch, "a batch of one token")
-        if "prompt_mask" in batch.keys:
+        if trained_actions(batch) is not None:
             _nothing_learned(rehearsal, outcome, "a batch of one token")
         _survive(rehearsal, _batch(rehearsal, [[(1, 0)], [(2, 3)], [(1, 0)]]), "sequences of one token among others")
 
     def test_all_masked(self, rehearsal: Rehearsal) -> None:
         """a batch with nothing to train on leaves the model alone"""
-        batch = _batch(rehearsal, [[(2, 3)], [(3, 2)]])
-        if "prompt_mask" not in batch.keys:
+        batch = without_trained_actions(_batch(rehearsal, [[(2, 3)], [(3, 2)]]))
+        if batch is None:
             pytest.skip("reads no prompt_mask")
-        assert batch.data is not None
-        batch.data["prompt_mask"] = torch.ones_like(batch.data["prompt_mask"])
         outcome = _survive(rehearsal, batch, "a batch of prompts only")
         _nothing_learned(rehearsal, outcome, "a batch of prompts only")
         weight = outcome.stats.get("loss_weight", 0.0)
@@ -50,19 +50,20 @@ class EdgeChecks(InterfaceSubject):
         """responses without a token, alone and among others"""
         batch = _batch(rehearsal, [[(3, 0)], [(2, 0)]])
         outcome = _survive(rehearsal, batch, _EMPTY)
-        if "prompt_mask" in batch.keys:
+        if trained_actions(batch) is not None:
             _nothing_learned(rehearsal, outcome, _EMPTY)
         _survive(rehearsal, _batch(rehearsal, [[(3, 0)], [(2, 3)], [(2, 0)]]), _EMPTY)
 
     def test_equal_rewards(self, rehearsal: Rehearsal) -> None:
-        """equal rewards, all 1 or all 0"""
+        """equal rewards, advantages or returns, all 1 or all 0"""
         batch = _batch(rehearsal, [[(2, 3), (2, 4)], [(1, 2), (1, 5)]])
-        if "rewards" not in batch.keys:
-            pytest.skip("reads no rewards")
-        for reward in (0.0, 1.0):
-            assert batch.data is not None
-            batch.data["rewards"] = torch.full_like(batch.data["rewards"], reward)
-            _survive(rehearsal, batch, f"rewards that are all {reward:g}")
+        keys = [key for key in SIGNALS if key in batch.keys]
+        if not keys:
+            pytest.skip("reads no rewards, advantages or returns")
+        for number in (0.0, 1.0):
+            for key in keys:
+                batch.data[key] = torch.full_like(batch.data[key], number)
+            _survive(rehearsal, batch, f"{' and '.join(keys)} that are all {number:g}")
 
     def test_very_ragged(self, rehearsal: Rehearsal) -> None:
         """very ragged lengths, cut to the longest"""

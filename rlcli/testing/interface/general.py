@@ -26,7 +26,7 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                 "implement at least one: a graph has nothing to call",
                 place_of(type(interface)),
             )
-        for declaration in ("READS", "WRITES", "DROPS", "NEEDS_GROUP", "HEAD"):
+        for declaration in ("READS", "WRITES", "DROPS", "NEEDS_GROUP", "HEAD", "TAKES_BATCH"):
             for call in getattr(type(interface), declaration, {}):
                 if call not in CALLS:
                     raise Violation(

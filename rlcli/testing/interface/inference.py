@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
-from rlcli.api.key_meaning import MEANINGS
+from rlcli.api.key_meaning import LOGPROBS, MEANINGS, minus_one
 from rlcli.api.model import call_interface
-from rlcli.testing.batches import DigitTokenizer
+from rlcli.testing.batches import PAIRS, DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.actions import at_actions, padded, trained_actions
 from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, own_logprobs, usual_batch, with_temperature
 from rlcli.testing.interface.outputs import (
     check_drops,
@@ -19,11 +22,18 @@ from rlcli.testing.interface.outputs import (
     check_same,
     check_untouched,
     frozen_copy,
-    gap,
     sequences,
     tensor_of,
 )
-from rlcli.testing.interface.training_trial import WHOLE, Batches, Make, overrides, state_through_json, untried
+from rlcli.testing.interface.training_trial import (
+    WHOLE,
+    Batches,
+    Make,
+    difference_of_states,
+    overrides,
+    state_through_json,
+    untried,
+)
 from rlcli.testing.tiny_engine import TinyRanks, tiny_model
 
 EDGES = {
@@ -114,28 +124,50 @@ class InferenceChecks(CallSubject):
 
     def test_inference_does_not_depend_on_the_other_samples(self, inferring: CallTrial) -> None:
         """a sample gets the same alone as in the batch"""
+        if inferring.takes_batch:
+            pytest.skip("compares the samples of a batch (TAKES_BATCH)")
         for index in range(inferring.batch.bs):
             alone = inferring.run(inferring.batch.select_indices([index]))
-            cause = "it looks across samples: padding that is counted, a mean over the batch, the row of a neighbour"
+            cause = "it looks across samples: padding that is counted, a mean over the batch, the row of a neighbour; "
+            cause += "declare it in TAKES_BATCH if it is to compare them"
             check_same(inferring.result, alone, "when it is alone in the batch", cause, inferring.where)
 
-    def test_inference_is_the_same_on_2_ranks(self, inferring: CallTrial) -> None:
-        """inference is the same on 1, 2 and an idle rank"""
-        count = inferring.batch.bs
-        for shares in ([range(count // 2), range(count // 2, count)], [range(count), ()]):
-            ranks = TinyRanks(2)
+    def test_inference_is_the_same_on_any_ranks(self, inferring: CallTrial) -> None:
+        """inference is the same on 1, 2, 3 and an idle rank, and so is its state"""
+        alone = inferring.make()
+        expected, state = inferring.run(inferring.batch, interface=alone), state_through_json(alone)
+        cause = "compute a sample from itself alone; only training reduces over ranks"
+        if inferring.takes_batch:
+            cause = "sum over the ranks what spans samples, on each of them: model.module.all_reduce"
+        for shares in _shares(inferring.batch.bs):
+            for rank, (output, state_there) in enumerate(_on_ranks(inferring, shares)):
+                ranks = f"1 rank and rank {rank} of {len(shares)}, which holds {len(shares[rank])} samples"
+                check_same(expected, output, f"between {ranks}", cause, inferring.where)
+                if mismatch := difference_of_states(state, state_there):
+                    where = place_of(type(alone).state_dict)
+                    raise Violation(f"{mismatch.name} is {mismatch.first:.6g} and {mismatch.second:.6g} on {ranks}",
+                                    "a state is the same on all ranks: make it of sums over them", where)  # fmt: skip
 
-            def one_rank(rank: int, shares: list[range] = shares, ranks: TinyRanks = ranks) -> str | None:  # type: ignore[assignment]
-                model = inferring.model(ranks=ranks, rank=rank)
-                share = inferring.batch.select_indices(shares[rank])
-                output = inferring.run(share, MicroBatchSpec(n_mbs=2), model, inferring.make())
-                return gap(inferring.result, output)
-
-            for rank, mismatch in enumerate(ranks.run(one_rank)):
-                if mismatch is not None:
-                    finding = f"{mismatch} between 1 rank and rank {rank} of 2, which holds {len(shares[rank])} samples"
-                    cause = "compute a sample from itself alone; only training reduces over ranks"
-                    raise Violation(finding, cause, inferring.where)
+    def test_only_responses_count(self, inferring: CallTrial, inference_batches: Batches) -> None:
+        """actions outside responses get 0, and for numbers of actions prompts do not matter if no model reads them"""
+        keys = _made_per_action(inferring.result)
+        if not keys:
+            pytest.skip("returns nothing per action")
+        short = usual_batch(inference_batches, [[(1, response) for _, response in group] for group in PAIRS])
+        longer, model = padded(short, in_front=True), inferring.model()
+        acting, acting_later = trained_actions(short), trained_actions(longer)
+        if acting is None or acting_later is None:
+            pytest.skip("reads no prompt_mask")
+        output = inferring.run(longer, model=model)
+        cause = "use action_mask(prompt_mask, lengths) before any mean, sum or normalisation, and in what is returned"
+        for key in keys:
+            if outside := int(tensor_of(output, key)[~acting_later].count_nonzero()):
+                finding = f"{key} is not 0 for {outside} actions that chose no token of a response"
+                raise Violation(finding, cause, inferring.where)
+        if not model.module.micro_batches:
+            with_longer = at_actions(output, acting_later)
+            without = at_actions(inferring.run(short), acting)
+            check_same(without, with_longer, "with longer prompts", cause, inferring.where)
 
     def test_inference_leaves_its_input_alone(self, inferring: CallTrial) -> None:
         """inference does not change its input"""
@@ -171,7 +203,7 @@ class InferenceChecks(CallSubject):
 
     def test_logprobs_are_those_of_the_model(self, inferring: CallTrial) -> None:
         """log-probs equal an independent computation"""
-        keys = [key for key in inferring.result.keys if key.endswith("logprobs")]
+        keys = [key for key in inferring.result.keys if key.endswith("logprobs") and not _is_copy(inferring, key)]
         if not keys:
             pytest.skip("computes no log-probs")
         temperature = 0.7
@@ -198,11 +230,12 @@ class InferenceChecks(CallSubject):
         """values approach the returns that come, in their units"""
         interface, reward = make(), 10.0
         reads, writes = interface.reads("train_step"), interface.writes("inference")
-        if not (reads and writes and "values" in writes.all and "rewards" in reads.needed):
+        targets = [key for key in ("returns", "rewards") if reads and key in reads.needed]
+        if not (targets and writes and "values" in writes.all):
             pytest.skip("predicts no returns")
         batch = usual_batch(batches)
-        assert batch.data is not None
-        batch.data["rewards"] = torch.full_like(tensor_of(batch, "rewards"), reward)
+        for key in targets:
+            batch.data[key] = torch.full_like(tensor_of(batch, key), reward)
         if "packed_ref_logprobs" in batch.keys:
             batch.data["packed_ref_logprobs"] = tensor_of(batch, "packed_logprobs")
         model = tiny_model(DigitTokenizer(), lr=0.02)
@@ -213,7 +246,8 @@ class InferenceChecks(CallSubject):
             errors.append(float((tensor_of(batch, "values") - reward).abs().mean()))
             call_interface(interface, "train_step", model, batch, WHOLE)
         if errors[-1] > 0.9 * errors[0]:
-            finding = f"all rewards are {reward:g}; values are {errors[0]:.3g} off at first, {errors[-1]:.3g} at last"
+            off = f"{errors[0]:.3g} off at first, {errors[-1]:.3g} at last"
+            finding = f"all {targets[0]} are {reward:g}; values are {off}"
             cause = "denormalise what the model predicts, if it learns normalised returns"
             raise Violation(finding, cause, place_of(type(interface).inference))
 
@@ -288,6 +322,41 @@ def check_mock(calls: CallTrial) -> None:
     check_same(mock, calls.mock(calls.batch), "between two mocks alike", cause, where, exact=True)
     alone = calls.mock(calls.batch.select_indices([1]))
     check_same(mock, alone, "when it is mocked alone", cause, where, exact=True)
+
+
+def _shares(count: int) -> list[list[range]]:
+    """Ways to divide a batch of this many samples among ranks."""
+    half, third = count // 2, count // 3
+    thirds = [range(third), range(third, 2 * third + 1), range(2 * third + 1, count)]
+    return [[range(half), range(half, count)], thirds, [range(count), range(0)]]
+
+
+def _on_ranks(inferring: CallTrial, shares: list[range]) -> list[tuple[SequenceSample, dict[str, Any]]]:
+    """The output and then the state of each rank, if each has its share of the batch."""
+    ranks = TinyRanks(len(shares))
+
+    def on_rank(rank: int) -> tuple[SequenceSample, dict[str, Any]]:
+        interface, model = inferring.make(), inferring.model(ranks=ranks, rank=rank)
+        share = inferring.batch.select_indices(shares[rank])
+        output = inferring.run(share, MicroBatchSpec(n_mbs=2), model, interface)
+        return output, state_through_json(interface)
+
+    return ranks.run(on_rank)
+
+
+def _made_per_action(output: SequenceSample) -> list[str]:
+    """The keys with a number or a flag for each action, other than log-probs, which every token has."""
+    meanings = {key: MEANINGS[key] for key in output.keys if key in MEANINGS}
+    return [key for key, meaning in meanings.items() if meaning.rows is minus_one and meaning.numbers is not LOGPROBS]
+
+
+def _is_copy(inferring: CallTrial, key: str) -> bool:
+    """Whether a key has, at the actions of responses, the numbers of a key of the input: no model computed them."""
+    batch, rows = inferring.batch, tensor_of(inferring.result, key)
+    actions = trained_actions(batch)
+    actions = torch.ones(len(rows), dtype=torch.bool) if actions is None else actions
+    alike = [tensor for tensor in (batch.data or {}).values() if tensor.shape == rows.shape == actions.shape]
+    return any(torch.equal(tensor[actions], rows[actions]) for tensor in alike)
 
 
 __all__ = ["EDGES", "WHOLE", "InferenceChecks", "check_mock"]

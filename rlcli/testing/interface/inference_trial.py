@@ -23,6 +23,7 @@ from rlcli.testing.interface.training_trial import (
     Batches,
     InterfaceSubject,
     Make,
+    in_groups,
     keys_in_source,
     overrides,
 )
@@ -75,6 +76,11 @@ class CallTrial:
         return self.run(self.batch)
 
     @property
+    def takes_batch(self) -> bool:
+        """Whether the call declares that a sample's result depends on the others."""
+        return self.call in type(self.interface).TAKES_BATCH
+
+    @property
     def where(self) -> str:
         return place_of(getattr(type(self.interface), self.call))
 
@@ -89,8 +95,11 @@ class CallTrial:
         model: Model | None = None,
         interface: ModelInterface | None = None,
     ) -> SequenceSample:
-        """The result of the call; by default from a freshly built model, and the interface that was used before."""
-        output = call_interface(interface or self.interface, self.call, model or self.model(), batch, spec)
+        """The result of the call; by default from a freshly built model, and an interface without an earlier call in
+        its state."""
+        if interface is None:
+            interface = self.make() if overrides(self.interface, "state_dict") else self.interface
+        output = call_interface(interface, self.call, model or self.model(), batch, spec)
         if not isinstance(output, SequenceSample):
             raise Violation(
                 f"{self.call} returns {type(output).__name__}, no SequenceSample",
@@ -181,7 +190,8 @@ class CallSubject(InterfaceSubject):
         if declared is None:
             keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "inference")))
             declared = DeclaredKeys(tuple(key for key in keys if key != "packed_prompts"), ())
-        return batches_with(declared, batches, vocabulary=len(tokenizer))
+        make_batches = batches_with(declared, batches, vocabulary=len(tokenizer))
+        return lambda lengths=PAIRS, seed=0: make_batches(in_groups(interface, "inference", lengths), seed)
 
     @pytest.fixture
     def prompt_batches(self, make: Make, batches: Batches) -> Batches:

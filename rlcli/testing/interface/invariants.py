@@ -1,4 +1,4 @@
-"""Invariants of any algorithm that learns from rewards or stays near a reference, whatever its formula.
+"""Invariants of any algorithm that learns from rewards, advantages or returns, or stays near a reference.
 
 One response's number is changed, a small step is taken, and the checks look at which responses became more likely (or,
 for a critic, more valuable). To first order the effects form the matrix of a scalar product, so the changed response
@@ -15,23 +15,33 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.testing.batches import PAIRS
 from rlcli.testing.contract import Violation, place_of
-from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, response_actions
+from rlcli.testing.interface.actions import per_action, trained_actions
+from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
+
+SIGNALS = ("rewards", "advantages", "returns")
+"""Keys that say how good a response is."""
 
 
 class LawChecks(InterfaceSubject):
     def test_a_reward_raises_its_own_response(self, rehearsal: Rehearsal) -> None:
-        """a higher reward raises its own response, most of all"""
-        batch = _batch(rehearsal, "rewards")
-        assert batch.data is not None
-        rewards = batch.data["rewards"]
-        assert rewards is not None
-        _holds(
-            rehearsal,
-            _with(batch, "rewards", torch.zeros_like(rewards)),
-            [_with(batch, "rewards", one_hot.to(rewards)) for one_hot in torch.eye(len(rewards))],
-            "a higher reward",
-            "scores, advantages and sequences are paired by place: check what was rolled, sorted, masked or expanded",
-        )
+        """a higher reward, advantage or return raises its own response, most of all"""
+        keys = [key for key in SIGNALS if key in rehearsal.batch.keys]
+        if not keys:
+            pytest.skip("reads no rewards, advantages or returns")
+        for key in keys:
+            batch = _batch(rehearsal, key)
+            assert batch.data is not None
+            numbers = batch.data[key]
+            is_per_sequence = batch.seqlens[key] == [[1] * len(group) for group in batch.seqlens[key]]
+            one_hots = torch.eye(len(batch.flat_seqlens(key))).to(numbers)
+            raised = one_hots if is_per_sequence else [per_action(batch, one_hot) for one_hot in one_hots]
+            _holds(
+                rehearsal,
+                _with(batch, key, torch.zeros_like(numbers)),
+                [_with(batch, key, one_hot) for one_hot in raised],
+                f"a higher {key.removesuffix('s')}",
+                "numbers and sequences are paired by place: check what was rolled, sorted, masked or expanded",
+            )
 
     def test_a_reference_pulls_towards_itself(self, rehearsal: Rehearsal) -> None:
         """a response like the reference beats one that strayed"""
@@ -42,8 +52,7 @@ class LawChecks(InterfaceSubject):
         logprobs = batch.data["packed_logprobs"]
         assert logprobs is not None
         strayed = _with(batch, "packed_ref_logprobs", logprobs - 1.0)
-        counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
-        back = [torch.repeat_interleave(one_hot, counts) for one_hot in torch.eye(len(counts))]
+        back = [per_action(batch, one_hot) for one_hot in torch.eye(len(batch.flat_seqlens("packed_input_ids")))]
         _holds(
             rehearsal,
             strayed,
@@ -57,7 +66,7 @@ def _batch(rehearsal: Rehearsal, key: str) -> SequenceSample:
     """Six responses; skips the check if they cannot be made, or do not depend on `key`."""
     if key not in rehearsal.batch.keys:
         pytest.skip(f"reads no {key}")
-    if len(rehearsal.result.engine.heads) != 1 or response_actions(rehearsal.batch) is None:
+    if len(rehearsal.result.engine.heads) != 1 or trained_actions(rehearsal.batch) is None:
         pytest.skip("trains no responses of one head")
     return rehearsal.fit(rehearsal.batches(PAIRS[:3], seed=2))
 
@@ -95,9 +104,9 @@ def _after_a_step(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
     shift = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
     score: Callable[..., torch.Tensor] = _logprobs if heads == {"lm"} else _values
     rows = model.module.forward(batch, post_hook=score, output_seqlens=shift)
-    response = response_actions(batch)
-    assert response is not None
-    return torch.stack([row.sum() for row in (rows * response).split([length - 1 for length in lengths])])
+    trained = trained_actions(batch)
+    assert trained is not None
+    return torch.stack([row.sum() for row in (rows * trained).split([length - 1 for length in lengths])])
 
 
 def _logprobs(output: object, micro_batch: SequenceSample) -> torch.Tensor:

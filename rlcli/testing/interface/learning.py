@@ -7,8 +7,9 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.model import Model, call_interface
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.actions import per_action, trained_actions
 from rlcli.testing.interface.loss import counts_tokens
-from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, response_actions
+from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
 
 STEPS = 12
 REFERENCE = "packed_ref_logprobs"
@@ -52,26 +53,36 @@ def _with_the_same_reference(batch: SequenceSample, sampled: SequenceSample) -> 
 
 @torch.no_grad()
 def _policy_gain(rehearsal: Rehearsal, model: Model) -> dict[str, float] | None:
-    """What training should raise, at least one of them: the log-prob of responses; with rewards, the margin by which it
-    is higher where the reward is, or the log-prob of these responses, since likelihood alone makes all similar ones
-    likelier too.
+    """What training should raise, at least one of them: the log-prob of responses; with rewards or advantages, the
+    margin by which it is higher where they are, or the log-prob of these tokens, since likelihood alone makes all
+    similar ones likelier too.
 
     None if the batch has other keys that may define what is good, or the loss is not a sum over tokens.
     """
     batch = rehearsal.batch
-    response = response_actions(batch)
-    if response is None or batch.data is None:
+    trained = trained_actions(batch)
+    if trained is None:
         return None
     shift = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
     scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
-    rewards = batch.data.get("rewards")
-    if rewards is None:
+    better = _better_actions(batch, trained)
+    if better is None:
         is_known = set(batch.keys) == {"packed_input_ids", "prompt_mask"} and counts_tokens(rehearsal)
-        return {"the mean log-prob of responses": float(scores[response].mean())} if is_known else None
-    counts = torch.tensor([length - 1 for length in batch.flat_seqlens("packed_input_ids")])
-    better = torch.repeat_interleave(rewards > rewards.float().mean(), counts)
-    rewarded, unrewarded = scores[response & better].mean(), scores[response & ~better].mean()
+        return {"the mean log-prob of responses": float(scores[trained].mean())} if is_known else None
+    rewarded, unrewarded = scores[trained & better].mean(), scores[trained & ~better].mean()
     return {
-        "the lead in log-prob of rewarded responses": float(rewarded - unrewarded),
-        "the log-prob of rewarded responses": float(rewarded),
+        "the lead in log-prob of rewarded tokens": float(rewarded - unrewarded),
+        "the log-prob of rewarded tokens": float(rewarded),
     }
+
+
+def _better_actions(batch: SequenceSample, trained: torch.Tensor) -> torch.Tensor | None:
+    """[T - N] bool: the actions with an advantage, or in a response with a reward, above the mean; None without any."""
+    assert batch.data is not None
+    if "advantages" in batch.keys:
+        advantages: torch.Tensor = batch.data["advantages"]
+        return advantages > advantages[trained].mean()
+    if "rewards" in batch.keys:
+        rewards: torch.Tensor = batch.data["rewards"].float()
+        return per_action(batch, rewards > rewards.mean())
+    return None

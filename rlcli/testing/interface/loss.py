@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.micro_batches import one_per_sequence
+from rlcli.testing.interface.actions import trained_actions
 from rlcli.testing.interface.recording_engine import HEADS, ForwardPass, TrainCall, WatchedEngine
-from rlcli.testing.interface.training_trial import Rehearsal, TrainingOutcome, response_actions
+from rlcli.testing.interface.training_trial import Rehearsal, TrainingOutcome
 from rlcli.testing.tiny_engine import TinyLM
 
 
@@ -50,13 +50,13 @@ def is_sum(together: float, parts: Iterable[float]) -> bool:
 
 
 def counts_tokens(rehearsal: Rehearsal) -> bool:
-    """Whether the loss weight is a number of tokens: of all, of those with a predecessor, or of responses."""
+    """Whether the loss weight is a number of tokens: of all, of those with a predecessor, or of those trained on."""
     call = next(iter(rehearsal.result.engine.calls), None)
     if call is None:
         return False
     selected = rehearsal.batch.select_indices([rehearsal.batch.ids.index(id_) for id_ in call.batch.ids])
-    tokens, response = selected.flat_seqlens("packed_input_ids"), response_actions(selected)
-    counts = {sum(tokens), sum(tokens) - len(tokens), *([] if response is None else [int(response.sum())])}
+    tokens, trained = selected.flat_seqlens("packed_input_ids"), trained_actions(selected)
+    counts = {sum(tokens), sum(tokens) - len(tokens), *([] if trained is None else [int(trained.sum())])}
     return float(call.loss_weight_fn(call.batch)) in counts
 
 
@@ -86,41 +86,41 @@ def cause_unless_no_sum(result: TrainingOutcome, cause: str) -> str:
     return "it follows from a loss, or a loss weight, that is not a sum; see there"
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenGradients:
-    """One forward pass of a training step, by action."""
+    """A sequence in the forward passes of a training step."""
 
+    trained: torch.Tensor
+    """[A] bool: which of its actions are trained on."""
     size: torch.Tensor
-    """[T - N]: size of the gradient that the model's output received at each action."""
-    response: torch.Tensor
-    """[T - N] bool: whether the action chose a token of a response."""
-    lengths: list[int]
-    """N lengths in tokens."""
-
-    def responses(self) -> Iterator[torch.Tensor]:
-        """The sizes for each response of two or more tokens that is trained on at all."""
-        actions = [length - 1 for length in self.lengths]
-        for size, response in zip(self.size.split(actions), self.response.split(actions), strict=True):
-            if int(response.sum()) > 1 and bool(size[response].any()):
-                yield size[response]
+    """[A]: size of the gradient that the model's output received at each action, over all passes."""
 
 
-def token_gradients(rehearsal: Rehearsal, result: TrainingOutcome) -> list[TokenGradients]:
-    """For every forward pass; empty if the batch does not distinguish prompts from responses."""
-    batch = rehearsal.batch.select(key for key in ("packed_input_ids", "prompt_mask") if key in rehearsal.batch.keys)
-    samples = {sample.ids[0]: sample for cut in (batch, one_per_sequence(batch)) for sample in cut.unpack()}
-    gradients = []
+def token_gradients(batch: SequenceSample, result: TrainingOutcome) -> list[TokenGradients]:
+    """For every sequence of the batch; those with the same tokens are taken together. Empty if the batch does not say
+    what is trained on, or the model saw none of its sequences as they are."""
+    trained = trained_actions(batch)
+    if trained is None:
+        return []
+    lengths = batch.flat_seqlens("packed_input_ids")
+    masks = trained.split([length - 1 for length in lengths])
+    entries: dict[tuple[int, ...], TokenGradients] = {}
+    for tokens, mask in zip(batch.data["packed_input_ids"].split(lengths), masks, strict=True):
+        entry = entries.setdefault(tuple(tokens.tolist()), TokenGradients(mask, torch.zeros(len(mask)).double()))
+        entry.trained = entry.trained | mask
+    seen: set[tuple[int, ...]] = set()
     for forward_pass in result.engine.passes:
-        selected = SequenceSample.gather([samples[id_] for id_ in forward_pass.ids])
-        response = response_actions(selected)
-        if response is None or selected.seqlens["packed_input_ids"] != forward_pass.lengths:
-            continue
-        gradients.append(TokenGradients(_by_action(forward_pass), response, selected.flat_seqlens("packed_input_ids")))
-    return gradients
+        actions = [len(tokens) - 1 for tokens in forward_pass.sequences]
+        for tokens, size in zip(forward_pass.sequences, _by_action(forward_pass).split(actions), strict=True):
+            key = tuple(tokens.tolist())
+            if key in entries:
+                entries[key].size += size
+                seen.add(key)
+    return list(entries.values()) if seen else []
 
 
 def _by_action(forward_pass: ForwardPass) -> torch.Tensor:
-    lengths = [length for group in forward_pass.lengths for length in group]
+    lengths = [len(tokens) for tokens in forward_pass.sequences]
     total = torch.zeros(sum(lengths) - len(lengths), dtype=torch.float64)
     for name in HEADS:
         gradient = forward_pass.gradient(name)

@@ -61,4 +61,5 @@ def _is_text(text: Any) -> bool:
 
 
 def _are_numbers(values: Any) -> bool:
-    return bool(values) and all(type(value) in (int, float) for value in values)
+    """Numbers of samples, or sums with their counts."""
+    return bool(values) and all(type(value) in (int, float, tuple) for value in values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -49,15 +50,27 @@ def drops(output: SequenceSample) -> dict[Hashable, Any]:
     return dict(zip(output.ids, output.metadata.get(DROPPED) or [None] * output.bs, strict=True))
 
 
+def reported_sums(output: SequenceSample) -> dict[str, dict[Hashable, tuple[float, int]]]:
+    """Name → id of a sample → (sum, count) of numbers that a call reports in its metadata."""
+    names = [name for name, values in output.metadata.items() if any(isinstance(value, tuple) for value in values)]
+    return {name: dict(zip(output.ids, output.metadata[name], strict=True)) for name in names}
+
+
 def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> str | None:
-    """What two outputs drop differently, or the number in which they differ most, for the ids of `second`; None if they
-    are the same."""
+    """What two outputs drop or report differently, or the number in which they differ most, for the ids of `second`;
+    None if they are the same."""
     if set(first.keys) != set(second.keys):
         return f"the keys are {', '.join(sorted(first.keys))} once, {', '.join(sorted(second.keys))} the other time"
     reasons = drops(first)
     for id_, reason in drops(second).items():
         if reason != reasons[id_]:
             return f"sample {id_} is dropped: {reasons[id_] or 'no'} once, {reason or 'no'} the other time"
+    sums = reported_sums(first)
+    for name, pairs in reported_sums(second).items():
+        for id_, (total, count) in pairs.items():
+            expected, count_before = sums.get(name, {}).get(id_, (math.nan, 0))
+            if count != count_before or not abs(total - expected) <= TOLERANCE * max(1.0, abs(expected)):
+                return f"the sum {name} of sample {id_} is {expected:g} of {count_before} once, {total:g} of {count}"
     gaps: list[tuple[float, str]] = []
     for key in first.keys:
         mine, theirs = rows(first, key), rows(second, key)
@@ -118,7 +131,14 @@ def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> N
 
 
 def check_numbers(output: SequenceSample, where: str) -> None:
-    """Raise Violation for an unexpected dtype, a number that is not finite, or one that carries a gradient."""
+    """Raise Violation for an unexpected dtype, a number that is not finite, or one that carries a gradient; for a sum
+    in the metadata that has no count."""
+    for name, pairs in reported_sums(output).items():
+        for id_, pair in pairs.items():
+            is_sum = type(pair) is tuple and [type(number) for number in pair] == [float, int]
+            if not is_sum or not math.isfinite(pair[0]) or pair[1] < 0:
+                finding = f"the sum {name} of sample {id_} is {pair!r}"
+                raise Violation(finding, "report (sum, count) as a finite float and an int, for every sample", where)
     for key in output.keys:
         tensor = tensor_of(output, key)
         expected = DTYPES.get(key, torch.float32 if tensor.is_floating_point() else tensor.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,10 +34,8 @@ class TrainCall:
 class ForwardPass:
     """One pass over a micro-batch, with the outputs that were requested."""
 
-    ids: list[Hashable]
-    """Ids of the samples in it."""
-    lengths: list[list[int]]
-    """Lengths of their sequences, in tokens."""
+    sequences: tuple[torch.Tensor, ...]
+    """The tokens of each of its sequences."""
     asked: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     """Name of an output → the tensors that were handed out. They keep their gradients."""
 
@@ -114,7 +112,8 @@ class WatchedEngine(TinyEngine):
         self.mode = mode
 
     def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
-        forward_pass = ForwardPass(list(micro_batch.ids), micro_batch.seqlens["packed_input_ids"])
+        lengths = micro_batch.flat_seqlens("packed_input_ids")
+        forward_pass = ForwardPass(micro_batch.data["packed_input_ids"].split(lengths))
         if torch.is_grad_enabled():
             self.passes.append(forward_pass)
         return super().forward_micro_batch(micro_batch, lambda output: then(WatchedOutput(output, forward_pass.asked)))

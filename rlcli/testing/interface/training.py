@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,6 +14,12 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.model import call_interface
 from rlcli.testing.batches import KEYS, make_batch
 from rlcli.testing.contract import Violation, place_of
+from rlcli.testing.interface.actions import (
+    LOSS_MASK,
+    trained_actions,
+    with_narrower_loss_mask,
+    with_noise_elsewhere,
+)
 from rlcli.testing.interface.loss import TokenGradients, cause_of_no_sum, in_parts, is_sum, token_gradients
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
@@ -25,7 +30,6 @@ from rlcli.testing.interface.training_trial import (
     place_of_loss,
     place_of_number,
     place_of_weight,
-    response_actions,
     state_through_json,
 )
 
@@ -37,8 +41,8 @@ class TrainingChecks(InterfaceSubject):
         declared = interface.reads("train_step")
         if declared is None:
             pytest.skip("not tried: train_step is not in READS")
-        for key in declared.needed:
-            if key not in ("packed_input_ids",) and _same_without(rehearsal, key):
+        for key in (*declared.needed, *(key for key in declared.if_given if key in batch.keys)):
+            if key != "packed_input_ids" and _same_without(rehearsal, key):
                 raise Violation(
                     f"train_step declares {key}, and does the same without it",
                     "take it out of READS, or read it",
@@ -57,13 +61,13 @@ class TrainingChecks(InterfaceSubject):
                 )
 
     def test_works_with_what_it_declares(self, rehearsal: Rehearsal) -> None:
-        """the keys that it declares are enough"""
+        """the keys that it declares are enough, without those that it reads if given"""
         declared = rehearsal.make().reads("train_step")
         if declared is None:
             pytest.skip("not tried: train_step is not in READS")
         few = rehearsal.batch.select(declared.needed)
         try:
-            rehearsal.train(few)
+            outcome = rehearsal.train(few)
         except Exception as error:
             everything = make_batch([k for k in KEYS if k not in few.keys], lengths_of(few)).select(
                 [k for k in KEYS if k not in (*few.keys, "packed_prompts")]
@@ -75,6 +79,7 @@ class TrainingChecks(InterfaceSubject):
                 "it reads a key that READS does not name",
                 place_of(rehearsal.train_step),
             ) from error
+        _check_finite(rehearsal, outcome)
 
     def test_the_loss_is_finite(self, rehearsal: Rehearsal) -> None:
         """stats are finite numbers, the loss among them"""
@@ -85,11 +90,7 @@ class TrainingChecks(InterfaceSubject):
                 "give it the loss function and its weight; it runs the model and the optimizer",
                 place_of(rehearsal.train_step),
             )
-        for name, value in result.stats.items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise Violation(
-                    f"{name} is {value!r}", "return plain finite floats", place_of_number(rehearsal, name, result)
-                )
+        _check_finite(rehearsal, result)
         if "loss" not in result.stats:
             raise Violation(
                 f"the stats are {', '.join(result.stats) or 'empty'}: there is no loss",
@@ -176,37 +177,43 @@ class TrainingChecks(InterfaceSubject):
 
     def test_masked_tokens_get_no_gradient(self, rehearsal: Rehearsal) -> None:
         """masked and prompt tokens get no gradient"""
-        result = rehearsal.result
-        entries = _gradients(rehearsal, result)
-        wrong = sum(int((entry.size[~entry.response] > 0).sum()) for entry in entries)
-        if wrong:
-            masked = sum(int((~entry.response).sum()) for entry in entries)
-            largest = max(float((entry.size * ~entry.response).max()) for entry in entries)
+        result, entries = _gradients(rehearsal)
+        sizes = torch.cat([entry.size[~entry.trained] for entry in entries])
+        if wrong := int((sizes > 0).sum()):
             raise Violation(
-                f"{wrong} of {masked} prompt tokens get a gradient, up to {largest:.3g}",
-                "keep the rows of action_mask(prompt_mask, lengths): action t chose token t + 1",
+                f"{wrong} of {len(sizes)} masked tokens get a gradient, up to {float(sizes.max()):.3g}",
+                "keep the rows of loss_mask, or of action_mask(prompt_mask, lengths): action t chose token t + 1",
                 place_of_loss(result.engine.calls[0]),
             )
 
     def test_every_response_token_is_trained(self, rehearsal: Rehearsal) -> None:
-        """responses are trained on from first token to last"""
-        result = rehearsal.result
-        responses = [sizes for entry in _gradients(rehearsal, result) for sizes in entry.responses()]
+        """responses are trained on from first token to last, and every token that loss_mask keeps"""
+        result, entries = _gradients(rehearsal)
+        where = place_of_loss(result.engine.calls[0])
+        responses = [entry.size[entry.trained] for entry in entries]
+        responses = [sizes for sizes in responses if len(sizes) > 1 and sizes.any()]
         for end, row in (("first", 0), ("last", -1)):
             if responses and all(float(sizes[row]) == 0 for sizes in responses):
                 raise Violation(
                     f"the {end} token of each of {len(responses)} responses gets no gradient, though others do",
                     "the mask is shifted by one: action t, the row t of log-probs, chose token t + 1",
-                    place_of_loss(result.engine.calls[0]),
+                    where,
                 )
+        sizes = torch.cat([entry.size[entry.trained] for entry in entries])
+        if LOSS_MASK in rehearsal.batch.keys and not sizes.all():
+            raise Violation(
+                f"{int((sizes == 0).sum())} of {len(sizes)} tokens that loss_mask keeps get no gradient",
+                "train on all that it keeps; which tokens count was decided by the call that wrote it",
+                where,
+            )
 
     def test_numbers_on_prompts_are_not_read(self, rehearsal: Rehearsal) -> None:
         """numbers at prompt positions do not matter"""
         batch = rehearsal.batch
-        response = response_actions(batch)
-        if response is None:
+        trained = trained_actions(batch)
+        if trained is None:
             pytest.skip("reads no prompt_mask")
-        for key, noisy in _with_noise_on_prompts(batch, response):
+        for key, noisy in with_noise_elsewhere(batch, trained):
             mismatch = difference(rehearsal.result, rehearsal.train(noisy))
             if mismatch:
                 raise Violation(
@@ -292,11 +299,21 @@ class TrainingChecks(InterfaceSubject):
 _IN_PLACE = "work on copies: batch.select(keys), tensor.clone(); other calls of the graph read the same batch"
 
 
-def _gradients(rehearsal: Rehearsal, result: TrainingOutcome) -> list[TokenGradients]:
-    gradients = token_gradients(rehearsal, result)
-    if not gradients:
+def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
+    for name, value in outcome.stats.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            where = place_of_number(rehearsal, name, outcome)
+            raise Violation(f"{name} is {value!r}", "return plain finite floats", where)
+
+
+def _gradients(rehearsal: Rehearsal) -> tuple[TrainingOutcome, list[TokenGradients]]:
+    """A training step, and for each sequence its gradients."""
+    batch = with_narrower_loss_mask(rehearsal.batch)
+    result = rehearsal.train(batch)
+    entries = token_gradients(batch, result)
+    if not entries:
         pytest.skip("reads no prompt_mask")
-    return gradients
+    return result, entries
 
 
 def _same_without(rehearsal: Rehearsal, key: str) -> bool:
@@ -314,24 +331,6 @@ def lengths_of(batch: SequenceSample) -> list[list[tuple[int, int]]]:
     flat = batch.flat_seqlens("packed_input_ids")
     prompts = iter([1] * len(flat) if masks is None else [int(mask.sum()) for mask in masks.split(flat)])
     return [[(p := next(prompts), length - p) for length in group] for group in batch.seqlens["packed_input_ids"]]
-
-
-def _with_noise_on_prompts(batch: SequenceSample, response: torch.Tensor) -> Iterator[tuple[str, SequenceSample]]:
-    """Copies of the batch in which one float key has different numbers at prompt positions."""
-    lengths = batch.flat_seqlens("packed_input_ids")
-    for key, tensor in (batch.data or {}).items():
-        if tensor is None or not tensor.is_floating_point() or key == "rewards":
-            continue
-        if len(tensor) == len(response):
-            off = ~response
-        elif len(tensor) == sum(lengths):
-            off = torch.cat([torch.cat([~r, r.new_zeros(1)]) for r in response.split([n - 1 for n in lengths])])
-        else:
-            continue
-        noisy = batch.select(batch.keys)
-        assert noisy.data is not None
-        noisy.data[key] = torch.where(off, tensor - 1.0, tensor)
-        yield key, noisy
 
 
 def _copy(batch: SequenceSample) -> SequenceSample:

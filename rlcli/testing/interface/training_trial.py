@@ -87,7 +87,7 @@ def difference(first: TrainingOutcome, second: TrainingOutcome, tolerance: float
     for differences in (
         _in_stats(first.stats, second.stats),
         _in_weights(first, second),
-        _in_state(first.state, second.state),
+        _in_states(first.state, second.state),
     ):
         worst = [entry for entry in differences if not entry.size <= tolerance]
         if worst:
@@ -106,11 +106,16 @@ def _in_weights(first: TrainingOutcome, second: TrainingOutcome) -> list[StepDif
     return [StepDifference(f"weight {name}", "weights", 0.0, float(gap)) for name, gap in gaps.items()]
 
 
-def _in_state(first: Any, second: Any, name: str = "state") -> list[StepDifference]:
+def difference_of_states(first: dict[str, Any], second: dict[str, Any]) -> StepDifference | None:
+    """None if two states are the same up to rounding."""
+    return next((entry for entry in _in_states(first, second) if not entry.size <= 1e-6), None)
+
+
+def _in_states(first: Any, second: Any, name: str = "state") -> list[StepDifference]:
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return [entry for key in first for entry in _in_state(first[key], second[key], f"{name} {key}")]
+        return [entry for key in first for entry in _in_states(first[key], second[key], f"{name} {key}")]
     if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        return [entry for a, b in zip(first, second, strict=True) for entry in _in_state(a, b, name)]
+        return [entry for a, b in zip(first, second, strict=True) for entry in _in_states(a, b, name)]
     if isinstance(first, int | float) and isinstance(second, int | float):
         return [StepDifference(name, "state", float(first), float(second))]
     return [] if first == second else [StepDifference(name, "state", 0.0, float("nan"))]
@@ -202,7 +207,7 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     """A copy of the batch in which everything that a rollout computes with the trained model is computed with it.
 
     Keys returned by the interface's own inference come from there, log-probs and values otherwise directly from the
-    model. Log-probs of other policies are made slightly different from its own.
+    model: the old policy is the one that sampled. Log-probs of other policies are made slightly different from its own.
     """
     sampled = batch.select(batch.keys)
     written, read = interface.writes("inference"), interface.reads("inference")
@@ -215,6 +220,8 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
         scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
         sampled.data["packed_logprobs"] = scores.float()
+    if {"packed_logprobs", "old_logprobs"} <= set(batch.keys):
+        sampled.data["old_logprobs"] = sampled.data["packed_logprobs"]
     for key in {"packed_ref_logprobs", "proximal_logprobs"} & set(batch.keys):
         drawn = sampled.data[key]
         assert drawn is not None
@@ -225,16 +232,24 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
 
 
 def usual_batches(interface: ModelInterface) -> Batches:
-    """Makes batches with the keys that training declares, in groups of the required size. If it declares none, all
-    known keys; a key that it reads but nobody knows must be supplied."""
+    """Makes batches with the keys that training declares, in groups of the required size: also those that it only reads
+    if they are there. If it declares none, all known keys; a key that it needs but nobody knows must be supplied."""
     declared = interface.reads("train_step")
-    keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step"))) if declared is None else declared.needed
-    size = largest_number(interface.group_sizes("train_step"), default=1)
+    if declared is None:
+        keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step")))
+    else:
+        keys = dict.fromkeys((*declared.needed, *(key for key in declared.if_given if key in KEYS)))
 
     def make(lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample:
-        return make_batch(keys, [list(group) * -(-size // len(group)) for group in lengths], seed)
+        return make_batch(keys, in_groups(interface, "train_step", lengths), seed)
 
     return make
+
+
+def in_groups(interface: ModelInterface, call: str, lengths: Lengths) -> Lengths:
+    """The lengths, with as many sequences in each sample as the call needs."""
+    size = largest_number(interface.group_sizes(call), default=1)
+    return [list(group) * -(-size // len(group)) for group in lengths]
 
 
 def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
@@ -259,17 +274,6 @@ def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
 def overrides(interface: ModelInterface, method: str) -> bool:
     """Whether the interface defines the method itself."""
     return getattr(type(interface), method) is not getattr(ModelInterface, method)
-
-
-def response_actions(batch: SequenceSample) -> torch.Tensor | None:
-    """[T - N] bool: the actions that chose a token of a response; None if the batch does not mark prompts."""
-    if batch.data is None or "prompt_mask" not in batch.keys:
-        return None
-    mask = batch.data["prompt_mask"]
-    assert mask is not None
-    return torch.cat(
-        [~sequence_mask[1:] for sequence_mask in mask.split(batch.flat_seqlens("packed_input_ids"))] or [~mask]
-    )
 
 
 def place_of_loss(call: TrainCall) -> str:

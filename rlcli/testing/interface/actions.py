@@ -1,0 +1,117 @@
+"""Which actions of a batch count, and copies of a batch that differ only where nothing counts.
+
+Written without `rlcli.ops`, whose functions components use: a mistake there must not hide here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import CHOSEN, PROMPT_MASK, SEQUENCES
+
+LOSS_MASK = "loss_mask"
+
+
+def trained_actions(batch: SequenceSample) -> torch.Tensor | None:
+    """[T - N] bool: the actions that `loss_mask` keeps or, without it, those that chose a token of a response; none of
+    a sequence that `chosen` excludes. None if the batch has neither mask."""
+    tensors = batch.data or {}
+    actions: torch.Tensor | None = tensors.get(LOSS_MASK)
+    if actions is None and PROMPT_MASK in tensors:
+        actions = _without_first(~tensors[PROMPT_MASK], batch.flat_seqlens(SEQUENCES))
+    if actions is not None and CHOSEN in tensors:
+        actions = actions & per_action(batch, tensors[CHOSEN])
+    return actions
+
+
+def per_action(batch: SequenceSample, numbers: torch.Tensor) -> torch.Tensor:
+    """[T - N]: for each action the number, of [N], of its sequence."""
+    counts = torch.tensor([length - 1 for length in batch.flat_seqlens(SEQUENCES)], dtype=torch.int64)
+    return torch.repeat_interleave(numbers, counts)
+
+
+def with_narrower_loss_mask(batch: SequenceSample) -> SequenceSample:
+    """The batch or, if it has a `loss_mask`, a copy in which that leaves out every third action too."""
+    if LOSS_MASK not in batch.keys:
+        return batch
+    copy = batch.select(batch.keys)
+    mask: torch.Tensor = copy.data[LOSS_MASK]
+    copy.data = {**copy.data, LOSS_MASK: mask & (torch.arange(len(mask)) % 3 > 0)}
+    return copy
+
+
+def without_trained_actions(batch: SequenceSample) -> SequenceSample | None:
+    """A copy that has nothing to train on; None if the batch does not say what is trained on."""
+    if trained_actions(batch) is None:
+        return None
+    masked = {LOSS_MASK: False, PROMPT_MASK: True}
+    copy = batch.select(batch.keys)
+    copy.data = {
+        key: torch.full_like(tensor, masked[key]) if key in masked else tensor for key, tensor in copy.data.items()
+    }
+    return copy
+
+
+def with_noise_elsewhere(batch: SequenceSample, actions: torch.Tensor) -> Iterator[tuple[str, SequenceSample]]:
+    """(key, a copy of the batch in which its numbers are others except at these actions [T - N]), for each key with
+    floating-point numbers per token."""
+    lengths = batch.seqlens[SEQUENCES]
+    of_actions = [[length - 1 for length in group] for group in lengths]
+    per_sequence = actions.split([length - 1 for length in batch.flat_seqlens(SEQUENCES)])
+    at_tokens = [torch.cat([counted, counted.new_ones(1)]) for counted in per_sequence]
+    for key, tensor in (batch.data or {}).items():
+        if not tensor.is_floating_point() or batch.seqlens[key] not in (lengths, of_actions) or not len(tensor):
+            continue
+        counted = actions if batch.seqlens[key] == of_actions else torch.cat(at_tokens)
+        noisy = batch.select(batch.keys)
+        noisy.data = {**noisy.data, key: torch.where(counted, tensor, tensor - 1.0)}
+        yield key, noisy
+
+
+def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
+    """Each sequence with some extra tokens behind it, or in front, that belong to no response; other keys have noise
+    there."""
+    copy = batch.select(batch.keys)
+    tokens = batch.seqlens[SEQUENCES]
+    per_token = (tokens, [[length - 1 for length in group] for group in tokens])
+    for key, lengths in batch.seqlens.items():
+        if lengths not in per_token:
+            if lengths != [[1] * len(group) for group in tokens]:
+                pytest.skip(f"not tried: nobody knows how long {key} is in a longer sequence")
+            continue
+        rows: torch.Tensor = copy.data[key]
+        padding = _noise(key, rows)
+        pieces = [[padding, piece] if in_front else [piece, padding] for piece in rows.split(batch.flat_seqlens(key))]
+        copy.data[key] = torch.cat([row for piece in pieces for row in piece])
+        copy.seqlens[key] = [[length + len(padding) for length in group] for group in lengths]
+    return copy
+
+
+def _noise(key: str, rows: torch.Tensor, count: int = 3) -> torch.Tensor:
+    """[count, …] rows of padding: token 0, masked, or numbers that would be noticed if they were read."""
+    padding = rows.new_zeros(count, *rows.shape[1:])
+    if key == PROMPT_MASK:
+        return ~padding
+    return padding - 1.0 if rows.is_floating_point() else padding
+
+
+def at_actions(output: SequenceSample, actions: torch.Tensor) -> SequenceSample:
+    """The output with the rows of these actions [T - N] only, in its keys that have a row per action; without metadata,
+    which may be about whole sequences."""
+    copy = output.select(output.keys)
+    copy.metadata = {}
+    for key, rows in output.data.items():
+        if rows.shape == actions.shape:
+            copy.data[key] = rows[actions]
+            counts = iter([int(chosen.sum()) for chosen in actions.split(output.flat_seqlens(key))])
+            copy.seqlens[key] = [[next(counts) for _ in group] for group in output.seqlens[key]]
+    return copy
+
+
+def _without_first(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """The rows of all tokens but the first of each sequence."""
+    return torch.cat([sequence[1:] for sequence in rows.split(lengths)] or [rows])

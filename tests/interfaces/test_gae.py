@@ -1,0 +1,22 @@
+"""`InterfaceContract` has what holds for any call that takes the batch; the numbers of PPO are in test_ppo_actor.py."""
+
+from rlcli.api.model import MicroBatchSpec
+from rlcli.interfaces.advantages.gae import GAEInterface
+from rlcli.testing.batches import make_batch
+from rlcli.testing.interface import InterfaceContract
+from rlcli.testing.tiny_engine import tiny_model
+
+
+class TestContract(InterfaceContract):
+    name = "gae"
+    args = {"adaptive_kl_ctl": True, "adaptive_kl_horizon": 100.0}
+
+
+def test_rewards_are_clipped_after_they_are_scaled():
+    """rewards of 1 times 3 are above 2, those of 0 are not: clipped are as many as are 1"""
+    batch = make_batch(GAEInterface().reads("inference").needed)
+    scaled = GAEInterface(reward_output_scaling=3.0, max_reward_clip=2.0)
+    output = scaled.inference(tiny_model(), batch, MicroBatchSpec())
+    clipped = [total for total, _ in output.metadata["reward_clip_fraction"]]
+    assert sum(clipped) == batch.data["rewards"].sum()
+    assert sum(clipped) > 0

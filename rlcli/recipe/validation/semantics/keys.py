@@ -123,8 +123,8 @@ def check_made(
         readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
         reads = "read" if len(readers) > 1 else "reads"
         message = f"{in_words(readers)} {reads} {in_words(keys)}, which no call produces and the dataset does not bring"
-        argument = _due_to(keys[0], calls[readers[0]]) if len(keys) == 1 else None
-        hint = f"{remedy}, or change {argument}" if argument else remedy
+        arguments = {_due_to(key, calls[name]) for key in keys for name in unmade[key]}
+        hint = f"{remedy}, or change {arguments.pop()}" if len(arguments) == 1 and None not in arguments else remedy
         needs = [*basis, *((*graph, name, "inputs") for name in readers)]
         notes.note("R71", message, (*graph, readers[0], "interface", "type"), hint, needs, same=f"nobody makes {keys}")
 

@@ -60,7 +60,10 @@ def _read(path: Path) -> tuple[str, set[str]]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        replace_file(path, text.encode())
+        file = path.resolve()  # a link stays one
+        mode = file.stat().st_mode & 0o777
+        replace_file(file, text.encode())
+        file.chmod(mode)
     except OSError as error:
         raise ResourceError(f"not writable: {error.strerror or error}", where=str(path), code="F75") from None
 

@@ -152,7 +152,8 @@ class _Rewriting:
 
     def _arguments(self, kind: str, holding: list[_Call], needing: list[_Call]) -> str:
         """The arguments of the new call as text: a reference that all calls share, or those that they have."""
-        references = {_flow(call.args) for call in needing if isinstance(call.args, yaml.ScalarNode)} - {"", "null"}
+        texts = dict.fromkeys(_flow(call.args) for call in needing if isinstance(call.args, yaml.ScalarNode))
+        references = [text for text in texts if text not in ("", "null")]
         sources = needing if references else holding
         nodes = [(call, name, node) for call in sources for name, (_, node) in _fields(call.args).items()]
         nodes = [entry for entry in nodes if argument_named("interfaces", kind, entry[1]) is not None]
@@ -163,7 +164,7 @@ class _Rewriting:
             )
             raise self._refusal(message, needing[0].key, "give all of them the same block, then migrate")
         if references:
-            return references.pop()
+            return references[0]
         for name in names:
             written = {call.name: node for call, argument, node in nodes if argument == name}
             self._check_agreement(kind, name, written, [call.name for call in needing])
@@ -237,7 +238,8 @@ class _Rewriting:
             return
         self._replace(name, call.new_kind)
         args = _resolved(call.args, root)
-        is_decided_below = args is not call.args and ("extends" in root or not call.trains)
+        is_of_layer_below = not call.trains or bool({call.kind, str(call.prepared_by)} & self.below)
+        is_decided_below = args is not call.args and is_of_layer_below
         if isinstance(args, yaml.MappingNode) and not is_decided_below:
             self._add_missing(args, defaults, call.kind)
 

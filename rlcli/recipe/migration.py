@@ -108,6 +108,8 @@ class _Rewriting:
 
     def migration(self) -> Migration:
         root = _fields(yaml.compose(self.text, Loader=yaml.SafeLoader))
+        if "format" in root and root["format"][1].value == str(FORMAT):
+            return Migration(self.text)
         replaced = replaced_interfaces()
         calls = list(_calls(root, "graph", replaced))
         eval_calls = list(_calls(_section(_section(root, "train"), "eval"), "train.eval.graph", replaced))

@@ -187,6 +187,12 @@ def test_a_profile_does_not_set_what_the_layer_below_decides():
     assert yaml.safe_load(migrate(extending, below=["group_relative"]).text)["grpo"] == {"kl_ctl": 0.1}
 
 
+def test_a_recipe_that_says_it_is_of_today_stays():
+    text = graph(actor_train=call("train_step", "ppo_actor", "{eps_clip: 0.1}"))
+    assert migrate(f"format: 2\n{text}") == Migration(f"format: 2\n{text}")
+    assert migrate(f"format: 1\n{text}").text.startswith("format: 2\n")
+
+
 def test_no_call_is_inserted_where_a_layer_below_has_one():
     text = graph(actor_train=call("train_step", "ppo_actor", '"${ppo}"'))
     assert migrate(text, below=["gae"]) == Migration(text)

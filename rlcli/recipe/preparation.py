@@ -82,9 +82,9 @@ def _preparing_call(kind: str, graph: Mapping, holding: list[str], first: str) -
     arguments: dict[str, Entry] = {}
     for name in holding:
         arguments = {**_args(graph.entries[name].node), **arguments}
-    own = {key: entry for key, entry in arguments.items() if argument_named("interfaces", kind, key) is not None}
+    taken = {key: entry for key, entry in arguments.items() if argument_named("interfaces", kind, key) is not None}
     role = at(graph.entries[first].node, ("model",)) or node_of(None, mark)
-    interface = {"type": Entry(mark, node_of(kind, mark)), "args": Entry(mark, Mapping(own, mark))}
+    interface = {"type": Entry(mark, node_of(kind, mark)), "args": Entry(mark, Mapping(taken, mark))}
     call = {
         "model": Entry(mark, role),
         "call": Entry(mark, node_of("inference", mark)),
@@ -151,12 +151,12 @@ def _check_agreement(kind: str, graph: Mapping, holding: list[str], prepared: li
         if signature is None:
             continue
         entries = {name: _args(call).get(argument) for name, call in calls.items()}
-        told = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
-        values = {name: plain(entry.node) if entry is not None else signature.default for name, entry in told.items()}
+        deciding = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
+        values = {name: plain(entry.node) if entry is not None else signature.default for name, entry in deciding.items()}
         if len({repr(value) for value in values.values()}) > 1:
-            places = {name: entry.node.mark if entry is not None else "the default" for name, entry in told.items()}
-            listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in told)
-            last = next(entry for entry in reversed(told.values()) if entry is not None)
+            places = {name: entry.node.mark if entry is not None else "the default" for name, entry in deciding.items()}
+            listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in deciding)
+            last = next(entry for entry in reversed(deciding.values()) if entry is not None)
             problem = f"{argument} is {listed}, but all learn from what it decides"
             problems.add("R71", problem, last.node.mark, f"set {argument} to the same value for all", same=argument)
 
@@ -171,6 +171,6 @@ def _free_name(kind: str, graph: Mapping) -> str:
 
 def _inserted(entries: dict[str, Entry], name: str, entry: Entry, before: str) -> dict[str, Entry]:
     names = list(entries)
-    place = names.index(before)
-    ordered = [*names[:place], name, *names[place:]]
+    position = names.index(before)
+    ordered = [*names[:position], name, *names[position:]]
     return {key: entry if key == name else entries[key] for key in ordered}

@@ -27,14 +27,14 @@ def older(project):
 
 
 def test_a_run_whose_calls_are_the_same_is_resumed_exactly(train, resume, older):
-    _, whole = train("train.steps=4", name="whole")
+    _, uninterrupted = train("train.steps=4", name="uninterrupted")
     train("train.steps=2")
     older()
     resumed = resume("train.steps=4")
-    folder = whole.parent / "run"
+    folder = uninterrupted.parent / "run"
     assert (resumed.finished.exit_code, resumed.finished.began_after) == (0, 2)
-    assert numbers(folder) == numbers(whole)
-    assert ledger(folder) == ledger(whole)
+    assert numbers(folder) == numbers(uninterrupted)
+    assert ledger(folder) == ledger(uninterrupted)
 
 
 @pytest.mark.parametrize(

@@ -155,11 +155,11 @@ def test_values_of_any_kind_are_moved_as_they_are():
 @pytest.mark.parametrize("args", [None, "{}", "{eps_clip: 0.1}", "{loss_aggregation: token}"])
 def test_grpo_becomes_a_policy_with_the_default_that_grpo_had(args: str | None):
     migration = migrate(graph(gen=call("generate", "grpo", args), train=call("train_step", "grpo", args)))
-    own = yaml.safe_load(args or "{}")
+    arguments = yaml.safe_load(args or "{}")
     assert args_of(migration) == {
-        "gen": {"loss_aggregation": "sequence", **own},
+        "gen": {"loss_aggregation": "sequence", **arguments},
         "group_relative": {},
-        "train": {"loss_aggregation": "sequence", **own},
+        "train": {"loss_aggregation": "sequence", **arguments},
     }
     kinds = [call["interface"]["type"] for call in yaml.safe_load(migration.text)["graph"].values()]
     assert kinds == ["ppo_actor", "group_relative", "ppo_actor"]

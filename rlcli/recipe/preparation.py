@@ -151,12 +151,12 @@ def _check_agreement(kind: str, graph: Mapping, holding: list[str], prepared: li
         if signature is None:
             continue
         entries = {name: _args(call).get(argument) for name, call in calls.items()}
-        deciding = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
-        values = {name: plain(entry.node) if entry is not None else signature.default for name, entry in deciding.items()}
+        entries = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
+        values = {name: plain(entry.node) if entry is not None else signature.default for name, entry in entries.items()}
         if len({repr(value) for value in values.values()}) > 1:
-            places = {name: entry.node.mark if entry is not None else "the default" for name, entry in deciding.items()}
-            listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in deciding)
-            last = next(entry for entry in reversed(deciding.values()) if entry is not None)
+            places = {name: entry.node.mark if entry is not None else "the default" for name, entry in entries.items()}
+            listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in entries)
+            last = next(entry for entry in reversed(entries.values()) if entry is not None)
             problem = f"{argument} is {listed}, but all learn from what it decides"
             problems.add("R71", problem, last.node.mark, f"set {argument} to the same value for all", same=argument)
 

@@ -152,9 +152,9 @@ def _check_agreement(kind: str, graph: Mapping, holding: list[str], prepared: li
             continue
         entries = {name: _args(call).get(argument) for name, call in calls.items()}
         entries = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
-        values = {name: plain(entry.node) if entry is not None else signature.default for name, entry in entries.items()}
+        values = {name: plain(entry.node) if entry else signature.default for name, entry in entries.items()}
         if len({repr(value) for value in values.values()}) > 1:
-            places = {name: entry.node.mark if entry is not None else "the default" for name, entry in entries.items()}
+            places = {name: entry.node.mark if entry else "the default" for name, entry in entries.items()}
             listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in entries)
             last = next(entry for entry in reversed(entries.values()) if entry is not None)
             problem = f"{argument} is {listed}, but all learn from what it decides"

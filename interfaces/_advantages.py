@@ -123,7 +123,9 @@ class AdvantageInterface(ModelInterface):
         ),
         "behav_imp_weight_mode": "behave_imp_weight_mode rollout_is vllm_importance_sampling_mode",
         "adv_norm": "whiten_advantages whiten_rewards normalize_advantages advantage_normalization",
-        "train_on_best": "generation_size best_of best_of_n",
+    }
+    CHANGED: ClassVar[Mapping[str, str]] = {
+        "generation_size": "set generation.responses_per_prompt to all that are sampled, train_on_best to those kept",
     }
     STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "adaptive_kl_ctl": ("recompute_logprob", "use_decoupled_loss"),

@@ -103,6 +103,10 @@ class ModelInterface:
     """Interface of an older format that this one replaces → `prepared_by`, the interface of the call that now prepares
     its batches, and `args`, the arguments that give its defaults. `rlcli migrate` rewrites recipes accordingly."""
 
+    CHANGED: ClassVar[Mapping[str, str]] = {}
+    """Argument of an older format that has another name and meaning now → what to write instead, which `rlcli migrate`
+    leaves to the user."""
+
     STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Argument → arguments of which the interface needs one to be set too, where `train.max_staleness` lets samples be
     older than their step."""

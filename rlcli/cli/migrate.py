@@ -12,11 +12,11 @@ import yaml
 from rlcli.cli.arguments import AsJson, DryRun
 from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.errors import ResourceError, UsageError
-from rlcli.files import read_text, replace_file
+from rlcli.files import replace_file
 
 
 def migrate(
-    recipes: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Recipes; layers and profiles too.")],
+    recipes: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recipes; layers and profiles too.")],
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -26,15 +26,17 @@ def migrate(
     """
     from rlcli.recipe.migration import migrate as migrated
 
-    outcomes = []
+    outcomes: list[dict[str, object]] = []
     for path in recipes:
+        text, below = _read(path)
         try:
-            migration = migrated(read_text(path))
+            migration = migrated(text, str(path), below)
         except yaml.YAMLError as error:
-            raise UsageError(f"not valid YAML: {error}", where=str(path), code="R07") from error
-        if migration.changes and not dry_run:
-            _write(path, migration.text)
+            raise UsageError(f"not valid YAML: {error}", where=str(path), code="R07") from None
         outcomes.append({"path": str(path), "changes": list(migration.changes), "text": migration.text})
+    for outcome in outcomes:  # only once all are readable
+        if outcome["changes"] and not dry_run:
+            _write(Path(str(outcome["path"])), str(outcome["text"]))
     if as_json:
         print_json([outcome | {"written": bool(outcome["changes"]) and not dry_run} for outcome in outcomes])
         return
@@ -42,9 +44,26 @@ def migrate(
         _report(outcome, dry_run)
 
 
+def _read(path: Path) -> tuple[str, set[str]]:
+    """The text of a recipe, and the interfaces of the calls in the layers that it extends. Raises RecipeError."""
+    from rlcli.recipe.parsing.layers import collect
+    from rlcli.recipe.parsing.problems import Problems
+    from rlcli.recipe.parsing.tree import at, keys_at, plain
+
+    problems = Problems()
+    layers = collect(path, problems)
+    problems.raise_if_any()
+    trees = [layer.tree for layer in layers[:-1]]
+    kinds = [at(tree, ("graph", name, "interface", "type")) for tree in trees for name in keys_at(tree, ("graph",))]
+    return layers[-1].text, {str(plain(kind)) for kind in kinds if kind is not None}
+
+
 def _write(path: Path, text: str) -> None:
     try:
-        replace_file(path, text.encode())
+        file = path.resolve()  # a link stays one
+        mode = file.stat().st_mode & 0o777
+        replace_file(file, text.encode())
+        file.chmod(mode)
     except OSError as error:
         raise ResourceError(f"not writable: {error.strerror or error}", where=str(path), code="F75") from None
 

@@ -177,9 +177,11 @@ def _refuse_older_format(run: RunDirectory) -> None:
         changes = migrate(read_text(run.resolved_recipe)).changes
     except (OSError, YAMLError):
         return  # loading it says what is wrong
+    except UsageError as error:
+        changes = (error.what,)
     if changes:
         raise UsageError(
-            f"{run.path} was begun by an older rlcli, whose recipes had format 1; now {changes[-1]}",
+            f"{run.path} was begun by an older rlcli, whose recipes had format 1. Now: {'; '.join(changes)}",
             hint="finish it with that version, or migrate its recipe and start a new run from its models/",
             code="F85",
         )

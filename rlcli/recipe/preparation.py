@@ -12,7 +12,7 @@ from typing import cast
 from rlcli.recipe.call_keys import made_by
 from rlcli.recipe.components import argument_named, declared
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Entry, Mapping, Node, at, default_mark, node_of, plain, with_value
+from rlcli.recipe.parsing.tree import Entry, Mapping, Node, at, default_mark, node_of, plain, with_entry, with_value
 
 GRAPH = ("graph",)
 
@@ -25,7 +25,11 @@ def with_preparation(tree: Mapping, problems: Problems) -> Mapping:
         holding = [name for name, entry in graph.entries.items() if kind in _preparing(entry.node).values()]
         _check_agreement(kind, graph, holding, prepared, problems)
         call = _preparing_call(kind, graph, holding, prepared[0])
-        entries = {name: _without_moved(entry, kind, name in holding) for name, entry in graph.entries.items()}
+        renamed = _renamed_inputs(kind, graph, prepared)
+        if renamed is not None:
+            call = replace(call, node=with_entry(call.node, ("input_key_remap",), renamed))
+        entries = {name: _without_moved(entry, kind, graph, holding) for name, entry in graph.entries.items()}
+        entries |= {name: _with_inputs_of_today(entries[name]) for name in prepared}
         graph = replace(graph, entries=_inserted(entries, _free_name(kind, graph), call, before=prepared[0]))
         tree = cast(Mapping, with_value(tree, GRAPH, graph))
     return tree
@@ -66,15 +70,21 @@ def always_written(kind: str) -> set[str]:
     return {entry for entries in declaration.values() for entry in entries if " " not in entry}
 
 
+def read_by(kind: str) -> set[str]:
+    """The keys that an interface reads with some arguments."""
+    declaration = declared("interfaces", kind, "READS") or {}
+    return {str(entry).partition(" ")[0] for entries in declaration.values() for entry in entries}
+
+
 def _preparing_call(kind: str, graph: Mapping, holding: list[str], first: str) -> Entry:
     """A call of the role of the first that needs it, with the arguments that calls hold for it."""
     mark = default_mark(f"PREPARED_BY of {_interface(graph.entries[first].node)}")
     arguments: dict[str, Entry] = {}
     for name in holding:
         arguments = {**_args(graph.entries[name].node), **arguments}
-    own = {key: entry for key, entry in arguments.items() if argument_named("interfaces", kind, key) is not None}
+    taken = {key: entry for key, entry in arguments.items() if argument_named("interfaces", kind, key) is not None}
     role = at(graph.entries[first].node, ("model",)) or node_of(None, mark)
-    interface = {"type": Entry(mark, node_of(kind, mark)), "args": Entry(mark, Mapping(own, mark))}
+    interface = {"type": Entry(mark, node_of(kind, mark)), "args": Entry(mark, Mapping(taken, mark))}
     call = {
         "model": Entry(mark, role),
         "call": Entry(mark, node_of("inference", mark)),
@@ -83,13 +93,47 @@ def _preparing_call(kind: str, graph: Mapping, holding: list[str], first: str) -
     return Entry(graph.entries[first].key, Mapping(call, mark))
 
 
-def _without_moved(entry: Entry, kind: str, holds: bool) -> Entry:
-    """A call without the arguments that are now those of the call that prepares its batches."""
+def _renamed_inputs(kind: str, graph: Mapping, prepared: list[str]) -> Entry | None:
+    """The renames of the calls that train, as far as they concern what the new call reads now."""
+    renames = [at(graph.entries[name].node, ("input_key_remap",)) for name in prepared]
+    entries = {
+        key: entry
+        for node in renames
+        if isinstance(node, Mapping)
+        for key, entry in node.entries.items()
+        if plain(entry.node) in read_by(kind)
+    }
+    return Entry(default_mark(), Mapping(entries, default_mark())) if entries else None
+
+
+def _without_moved(entry: Entry, kind: str, graph: Mapping, holding: list[str]) -> Entry:
+    """A call without the arguments that are now those of the call that prepares its batches, and without those that it
+    only had because other calls have them."""
     args = at(entry.node, ("interface", "args"))
-    if not holds or not isinstance(args, Mapping):
+    interface = _interface(entry.node)
+    if not isinstance(args, Mapping) or interface not in {_interface(graph.entries[name].node) for name in holding}:
         return entry
-    remaining = {key: value for key, value in args.entries.items() if not _is_moved(key, kind, entry.node)}
+    takers = {kind, *(_interface(graph.entries[name].node) for name in holding)}
+    remaining = {
+        key: value
+        for key, value in args.entries.items()
+        if argument_named("interfaces", interface, key) is not None
+        or all(argument_named("interfaces", taker, key) is None for taker in takers)
+    }
     return replace(entry, node=with_value(entry.node, ("interface", "args"), replace(args, entries=remaining)))
+
+
+def _with_inputs_of_today(entry: Entry) -> Entry:
+    """A call that lists no inputs, and renames none that its interface does not read: it listed what it read before."""
+    node = entry.node
+    assert isinstance(node, Mapping)
+    entries = {key: value for key, value in node.entries.items() if key != "inputs"}
+    remap = entries.get("input_key_remap")
+    if remap is not None and isinstance(remap.node, Mapping):
+        names = read_by(_interface(node))
+        remaining = {key: value for key, value in remap.node.entries.items() if plain(value.node) in names}
+        entries["input_key_remap"] = replace(remap, node=replace(remap.node, entries=remaining))
+    return replace(entry, node=replace(node, entries=entries))
 
 
 def _args(call: Node) -> dict[str, Entry]:
@@ -97,29 +141,22 @@ def _args(call: Node) -> dict[str, Entry]:
     return args.entries if isinstance(args, Mapping) else {}
 
 
-def _is_moved(argument: str, kind: str, call: Node) -> bool:
-    """Whether an argument of a call is one of the interface that prepares its batches alone."""
-    is_of_call = argument_named("interfaces", _interface(call), argument) is not None
-    return not is_of_call and argument_named("interfaces", kind, argument) is not None
-
-
 def _check_agreement(kind: str, graph: Mapping, holding: list[str], prepared: list[str], problems: Problems) -> None:
     """Report arguments that calls hold with different values, though what they decide is computed once. A call that
     trains means the default of what it does not set."""
     calls = {name: graph.entries[name].node for name in holding}
-    moved = [argument for call in calls.values() for argument in _args(call) if _is_moved(argument, kind, call)]
-    for argument in dict.fromkeys(moved):
+    arguments = dict.fromkeys(argument for call in calls.values() for argument in _args(call))
+    for argument in arguments:
         signature = argument_named("interfaces", kind, argument)
+        if signature is None:
+            continue
         entries = {name: _args(call).get(argument) for name, call in calls.items()}
-        told = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
-        values = {
-            name: plain(entry.node) if entry is not None else signature.default if signature is not None else None
-            for name, entry in told.items()
-        }
+        entries = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
+        values = {name: plain(entry.node) if entry else signature.default for name, entry in entries.items()}
         if len({repr(value) for value in values.values()}) > 1:
-            places = {name: entry.node.mark if entry is not None else "the default" for name, entry in told.items()}
-            listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in told)
-            last = next(entry for entry in reversed(told.values()) if entry is not None)
+            places = {name: entry.node.mark if entry else "the default" for name, entry in entries.items()}
+            listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in entries)
+            last = next(entry for entry in reversed(entries.values()) if entry is not None)
             problem = f"{argument} is {listed}, but all learn from what it decides"
             problems.add("R71", problem, last.node.mark, f"set {argument} to the same value for all", same=argument)
 
@@ -134,6 +171,6 @@ def _free_name(kind: str, graph: Mapping) -> str:
 
 def _inserted(entries: dict[str, Entry], name: str, entry: Entry, before: str) -> dict[str, Entry]:
     names = list(entries)
-    place = names.index(before)
-    ordered = [*names[:place], name, *names[place:]]
+    position = names.index(before)
+    ordered = [*names[:position], name, *names[position:]]
     return {key: entry if key == name else entries[key] for key in ordered}

@@ -67,7 +67,7 @@ _WORDS: Mapping[str, str] = {
     "generation": "gconfig gen sampling_params generation_kwargs generation_config sampling_parameters",
     "generation.responses_per_prompt": (
         "num_generations n_samples_per_prompt n_samples group_size rollout.n num_generations_per_prompt "
-        "rloo_k num_return_sequences grpo_size samples_per_prompt"
+        "rloo_k num_return_sequences grpo_size samples_per_prompt generation_size best_of"
     ),
     "generation.max_new_tokens": (
         "max_completion_length max_response_length response_length max_tokens max_gen_len generate_max_len "
@@ -170,7 +170,8 @@ def called_here(word: str, key: str) -> str:
     """The hint for another framework's word, which may use another unit."""
     is_size, is_count = "batch_size" in word or word == "mbs", key.endswith("batches")
     unit = ", a count: into how many parts a batch is cut" if is_size and is_count else ""
-    return f'"{word}" is called {key} in rlcli{unit}'
+    best = "; train_on_best says how many of them are trained on" if word in ("generation_size", "best_of") else ""
+    return f'"{word}" is called {key} in rlcli{unit}{best}'
 
 
 def translated(path: Iterable[str], words: Mapping[str, str] | None = None, roles: Collection[str] = ()) -> str | None:

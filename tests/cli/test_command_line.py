@@ -110,12 +110,18 @@ def test_show_a_component(rlcli):
     for arguments in (["ppo_actor"], ["interface", "ppo_actor"]):
         code, out, _ = rlcli("show", *arguments)
         assert code == 0
-        assert "kl_ctl" in out
+        assert "eps_clip" in out
         assert "train_step" in out
     document = json.loads(rlcli("show", "ppo_actor", "--json")[1])
-    (field,) = [arg for arg in document["args"] if arg["name"] == "kl_ctl"]
-    assert field["type"] == "float >= 0"
+    (field,) = [arg for arg in document["args"] if arg["name"] == "eps_clip"]
+    assert field["type"] == "float > 0 <= 1"
     assert field["doc"]
+
+
+def test_a_critic_has_only_settings_of_its_own(rlcli):
+    names = [arg["name"] for arg in json.loads(rlcli("show", "ppo_critic", "--json")[1])["args"]]
+    assert len(names) <= 10
+    assert not any(name.startswith(("generation", "kl_", "gae_")) for name in names)
 
 
 def test_show_a_recipe(rlcli):
@@ -126,7 +132,7 @@ def test_show_a_recipe(rlcli):
     lines = rlcli("show", "ppo_math", "ppo.kl_ctl=0.25", "--origins")[1].splitlines()
     assert ["kl_ctl:", "0.25", "#", "command", "line"] in [line.split() for line in lines]
     document = json.loads(rlcli("show", "ppo_math", "ppo.kl_ctl=0.25", "--origins", "--json")[1])
-    assert document["origins"]["graph.actor_train.interface.args.kl_ctl"] == "command line"
+    assert document["origins"]["graph.advantages.interface.args.kl_ctl"] == "command line"
     assert document["recipe"]["train"]["steps"] > 0
 
 

@@ -87,7 +87,7 @@ def complete(command, folder):
         ("train ppo_math train.steps=3 train.step", []),
         ("train ppo_math ppo.kl_c", ["ppo.kl_ctl="]),
         ("train ppo_math ppo.generation.gree", ["ppo.generation.greedy="]),
-        ("train ppo_math graph.actor_train.interface.args.kl_c", ["graph.actor_train.interface.args.kl_ctl="]),
+        ("train ppo_math graph.advantages.interface.args.kl_c", ["graph.advantages.interface.args.kl_ctl="]),
         ("train ppo_math graph.actor_train.mod", ["graph.actor_train.model="]),
         ("train ppo_math graph.actor_train.model=c", ["graph.actor_train.model=critic"]),
         ("train ppo_math models.critic=", ["models.critic=null"]),

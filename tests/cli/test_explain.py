@@ -60,9 +60,9 @@ def test_a_block_says_which_calls_it_reaches(rlcli):
     assert code == 0
     assert "Weight of the KL penalty" in out
     document = json.loads(rlcli("explain", "ppo_math", "ppo.kl_ctl", "--json")[1])
-    reached = [use["key"] for use in document["used_by"]]
-    assert "graph.actor_train.interface.args.kl_ctl" in reached
-    assert "graph.critic_train.interface.args.kl_ctl" in reached
+    assert [use["key"] for use in document["used_by"]] == ["graph.advantages.interface.args.kl_ctl"]
+    both = json.loads(rlcli("explain", "ppo_math", "ppo.minibatches", "--json")[1])
+    assert {use["key"].split(".")[1] for use in both["used_by"]} >= {"actor_train", "critic_train"}
     assert {use["through"] for use in document["used_by"]} == {"${ppo}"}
     assert (document["changes"], document["on_resume"]) == ("none", "alters")
 
@@ -76,12 +76,12 @@ def test_references_are_followed_from_one_to_the_next(rlcli):
 
 
 def test_a_key_that_a_layer_sets_over_a_reference_is_not_reached(rlcli):
-    interface = "{interface: {args: {kl_ctl: 0.01}}}"  # for both calls, as they share the critic's interface
+    interface = "{interface: {args: {minibatches: 2}}}"  # for both calls, as they share the critic's interface
     Path("own.yaml").write_text(f"extends: ppo_math\ngraph: {{critic_train: {interface}, critic_inf: {interface}}}\n")
-    document = json.loads(rlcli("explain", "own.yaml", "ppo.kl_ctl", "--json")[1])
+    document = json.loads(rlcli("explain", "own.yaml", "ppo.minibatches", "--json")[1])
     reached = [use["key"] for use in document["used_by"]]
-    assert "graph.actor_train.interface.args.kl_ctl" in reached
-    assert "graph.critic_train.interface.args.kl_ctl" not in reached
+    assert "graph.actor_train.interface.args.minibatches" in reached
+    assert "graph.critic_train.interface.args.minibatches" not in reached
 
 
 def test_an_argument_that_nobody_set_is_known_under_its_block_too(rlcli):

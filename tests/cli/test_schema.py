@@ -15,7 +15,7 @@ def test_it_prints_json_schema(rlcli):
     assert (code, err) == (0, "")
     assert json.loads(out)["$schema"].endswith("2020-12/schema")
     assert rlcli("schema", "--json")[1] == out
-    assert "kl_ctl" in json.loads(rlcli("schema", "ppo_actor")[1])["properties"]
+    assert "kl_ctl" in json.loads(rlcli("schema", "gae")[1])["properties"]
 
 
 def test_install_writes_once_and_says_so(rlcli):

@@ -96,7 +96,9 @@ def test_every_metric_has_a_unit_and_a_meaning(rlcli):
     metrics = json.loads(rlcli("show", "metrics", "--json")[1])["metrics"]
     named = {metric["name"]: metric for metric in metrics}
     assert all(metric["unit"] and metric["meaning"] for metric in metrics)
-    assert named["<role>/kl"]["interfaces"] == ["grpo", "ppo_actor"]
+    assert named["<role>/kl"]["interfaces"] == ["ppo_actor"]
+    assert named["<role>/kl_coef"]["interfaces"] == ["gae", "group_relative"]
+    assert named["<role>/equal_rewards_fraction"]["interfaces"] == ["group_relative"]
     assert named["total/prompts"]["interfaces"] == []
     code, out, _ = rlcli("show", "metrics")
     assert code == 0

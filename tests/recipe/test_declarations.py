@@ -69,7 +69,7 @@ def test_an_algorithm_that_needs_a_group_gets_one(project: Path):
         load_recipe("grouped", ["generation.responses_per_prompt=3"])
     (problem,) = caught.value.problems
     assert (problem.code, problem.where, problem.hint) == ("R49", "command line", "generation.responses_per_prompt=8")
-    load_recipe("grouped", ["generation.responses_per_prompt=3", "ppo.generation_size=5"])
+    load_recipe("grouped", ["generation.responses_per_prompt=5", "ppo.train_on_best=3"])
     load_recipe("grouped", ["generation.responses_per_prompt=3", "graph.actor_train.interface.args.size=2"])
 
 

@@ -89,17 +89,15 @@ def test_a_key_that_nobody_makes_is_one_problem_of_all_its_readers(folder: Path)
         load_recipe("ppo_math", ["ppo.use_decoupled_loss=true"])
     (problem,) = caught.value.problems
     assert problem.code == "R71"
-    assert problem.what == (
-        "actor_train and critic_train read proximal_logprobs, which no call produces and the dataset does not bring"
-    )
+    assert problem.what == ("advantages reads proximal_logprobs, which no call produces and the dataset does not bring")
     assert problem.hint == "add a call that makes proximal_logprobs, or change use_decoupled_loss"
-    assert "ppo_actor" in (problem.excerpt or "")
+    assert "type: gae" in (problem.excerpt or "")
 
 
-def test_a_list_replaces_the_default_and_null_brings_it_back(folder: Path):
-    by_hand = "[packed_input_ids, prompt_mask, packed_logprobs, packed_ref_logprobs, seq_no_eos_mask, rewards, values]"
+def test_null_restores_the_default_inputs_that_a_list_replaced(folder: Path):
+    by_hand = "[packed_input_ids, prompt_mask, packed_logprobs, advantages, loss_mask, old_logprobs]"
     listed = load_recipe("ppo_math", [f"graph.actor_train.inputs={by_hand}"])
-    assert "solved" not in listed.recipe.graph["actor_train"].inputs
+    assert "packed_ref_logprobs" not in listed.recipe.graph["actor_train"].inputs
     assert listed.origin("graph.actor_train.inputs").file == "command line"
     (folder / "mine.yaml").write_text(f"extends: ppo_math\ngraph: {{actor_train: {{inputs: {by_hand}}}}}\n")
     again = load_recipe("mine.yaml", ["graph.actor_train.inputs=null"])
@@ -115,18 +113,19 @@ def test_a_list_replaces_the_default_and_null_brings_it_back(folder: Path):
     ]
 
 
-def test_renames_carry_over(folder: Path):
+def test_default_keys_follow_renames(folder: Path):
     text = """\
 graph:
   critic_inf: {output_key_remap: {values: old_values}}
-  actor_train: {input_key_remap: &new {old_values: values}}
+  advantages: {input_key_remap: &new {old_values: values}}
   critic_train: {input_key_remap: *new}
 """
     (folder / "good.yaml").write_text(f"extends: ppo_math\n{text}")
     graph = load_recipe("good.yaml").recipe.graph
     assert graph["critic_inf"].outputs == ["values"]
-    assert "old_values" in graph["actor_train"].inputs
-    assert "values" not in graph["actor_train"].inputs
+    for call in ("advantages", "critic_train"):
+        assert "old_values" in graph[call].inputs
+        assert "values" not in graph[call].inputs
 
 
 @pytest.mark.parametrize(
@@ -149,8 +148,8 @@ graph:
         ),
         (
             "critic_inf: {output_key_remap: {values: old}}",
-            "actor_train and critic_train read values, which no call produces and the dataset does not bring",
-            "critic_inf makes it as old: rename it in input_key_remap too, or change disable_value",
+            "advantages and critic_train read values, which no call produces and the dataset does not bring",
+            "critic_inf makes it as old: rename it in input_key_remap too",
         ),
         (
             "reward_inf: {input_key_remap: {prompt_mask: mask}}",

@@ -54,7 +54,7 @@ GOOD = [
     "models: {actor: {backend: {type: fsdp, args: '${optimizer}'}}}",
     "datasets: {train: math-prompts}",
     "datasets: {train: '${data}'}",
-    "graph: {x: {inputs: {_append_: [a]}, interface: {type: ppo-actor, args: {kl_ctl: '${kl}'}}}}",
+    "graph: {x: {inputs: {_append_: [a]}, interface: {type: ppo-actor, args: {eps_clip: '${clip}'}}}}",
     "graph: {x: {interface: {type: ppo_actor, args: {generation: {top_k: 3}}}}}",
     "train: {steps: '${env:STEPS}', epochs: null}",
     "ppo: {kl_ctl: 0.1, generation: '${generation}'}",

@@ -33,16 +33,22 @@ def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None,
             "add it to its inputs (actor_gen makes it)",
         ),
         (
-            f"graph: {{critic_train: {{inputs: [{ROLLOUT}, rewards, values]}}}}",
-            "2:32",
-            "graph.critic_train lacks the input packed_ref_logprobs, which train_step of ppo_critic reads",
+            f"graph: {{advantages: {{inputs: [{ROLLOUT}, rewards, values]}}}}",
+            "2:30",
+            "graph.advantages lacks the input packed_ref_logprobs, which inference of gae reads",
             "add it to its inputs (ref_inf makes it), or change kl_ctl",
+        ),
+        (
+            "graph: {critic_train: {inputs: [packed_input_ids, prompt_mask, values, returns]}}",
+            "2:32",
+            "graph.critic_train lacks the input loss_mask, which train_step of ppo_critic reads",
+            "add it to its inputs (advantages makes it)",
         ),
         (
             "graph: {critic_train: {inputs: [rewards]}}",
             "2:32",
-            "graph.critic_train lacks the input packed_input_ids, prompt_mask, packed_logprobs, seq_no_eos_mask, "
-            "packed_ref_logprobs, values, which train_step of ppo_critic reads",
+            "graph.critic_train lacks the input packed_input_ids, values, returns, loss_mask, which train_step of "
+            "ppo_critic reads",
             "add all to its inputs",
         ),
         (
@@ -95,11 +101,11 @@ def test_a_slip_in_an_input_is_one_problem(folder: Path):
 
 
 def test_an_argument_decides_what_is_read(folder: Path):
-    lists = f"graph: {{actor_train: {{inputs: [{ROLLOUT}, packed_ref_logprobs, rewards, values]}}}}"
-    *_, problem = problems(f"{lists}\nppo: {{recompute_logprob: true}}", folder)
-    assert "graph.actor_train lacks the input proximal_logprobs" in problem[1]
+    lists = f"graph: {{advantages: {{inputs: [{ROLLOUT}, packed_ref_logprobs, rewards, values]}}}}"
+    (problem,) = problems(f"{lists}\nppo: {{recompute_logprob: true}}", folder)
+    assert "graph.advantages lacks the input proximal_logprobs" in problem[1]
     assert problem[2] == "add it to its inputs, or change recompute_logprob"
-    without = f"graph.critic_train.inputs=[{ROLLOUT}, rewards, values]"
+    without = f"graph.advantages.inputs=[{ROLLOUT}, rewards, values]"
     load_recipe("ppo_math", ["ppo.kl_ctl=0.0", without])
     load_recipe("ppo_math", ["ppo.disable_value=true", without.replace(", values", ", packed_ref_logprobs")])
 
@@ -108,10 +114,10 @@ def test_renamed_keys_are_compared_by_the_interfaces_names(folder: Path):
     text = f"""\
 graph:
   critic_inf: {{output_key_remap: {{values: old_values}}}}
-  actor_train:
-    inputs: &all [{ROLLOUT}, packed_ref_logprobs, rewards, old_values]
+  advantages:
+    inputs: [{ROLLOUT}, packed_ref_logprobs, rewards, old_values]
     input_key_remap: &new {{old_values: values}}
-  critic_train: {{inputs: *all, input_key_remap: *new}}
+  critic_train: {{inputs: [packed_input_ids, old_values, returns, loss_mask], input_key_remap: *new}}
 """
     (folder / "good.yaml").write_text(f"extends: ppo_math\n{text}")
     load_recipe("good.yaml")
@@ -194,8 +200,8 @@ def test_an_adaptive_penalty_above_staleness_0_needs_log_probs_of_the_trainer(ba
         load_recipe(f"{base}_math", stale)
     assert caught.value.exit_code == 2
     (problem,) = [problem.what for problem in caught.value.problems]
-    assert "adaptive_kl_ctl of actor_train needs recompute_logprob or use_decoupled_loss" in problem
-    interface = {"type": {"ppo": "ppo_actor", "grpo": "grpo"}[base], "args": f"${{{base}}}"}
+    assert "adaptive_kl_ctl of advantages needs recompute_logprob or use_decoupled_loss" in problem
+    interface = {"type": "ppo_actor", "args": f"${{{base}}}"}
     recomputing = {"model": "actor", "call": "inference", "interface": interface}
     recomputing |= {"output_key_remap": {"packed_logprobs": "proximal_logprobs"}}
     recomputed = [f"{base}.recompute_logprob=true", f"graph.own_inf={json.dumps(recomputing)}"]

@@ -36,8 +36,8 @@ def test_a_layer_removes_a_role_and_its_calls(folder: Path):
     (folder / "mine.yaml").write_text(NO_CRITIC)
     resolved = load_recipe("mine.yaml")
     assert list(resolved.recipe.models) == ["actor", "ref", "reward"]
-    assert list(resolved.recipe.graph) == ["actor_gen", "reward_inf", "ref_inf", "actor_train"]
-    assert "values" not in resolved.recipe.graph["actor_train"].inputs
+    assert list(resolved.recipe.graph) == ["actor_gen", "reward_inf", "ref_inf", "advantages", "actor_train"]
+    assert "values" not in resolved.recipe.graph["advantages"].inputs
     places = {key: str(mark) for key, mark in resolved.removed.items()}
     assert places == {
         "models.critic": "mine.yaml:2:18",
@@ -49,7 +49,7 @@ def test_a_layer_removes_a_role_and_its_calls(folder: Path):
 def test_the_command_line_removes_too():
     recipe = load_recipe("ppo_math", NO_REFERENCE).recipe
     assert "ref" not in recipe.models
-    assert "packed_ref_logprobs" not in recipe.graph["critic_train"].inputs
+    assert all("packed_ref_logprobs" not in call.inputs for call in recipe.graph.values())
     without = load_recipe("ppo_math", ["datasets.held_out=null", "train.eval=null"]).recipe
     assert list(without.datasets) == ["train"]
     assert without.train.eval.dataset is None
@@ -196,16 +196,17 @@ def test_a_key_that_only_a_removed_call_makes(folder: Path):
     ((code, where, message, hint),) = problems("mine.yaml")
     assert code == "R71"
     assert where is not None
-    assert where.endswith("base/ppo.yaml:43:23")
-    assert message.startswith("actor_train and critic_train read values")
-    assert hint == "critic_inf, which made it, is removed at mine.yaml:2:21: keep it, or change disable_value"
-    listed = "graph: {critic_inf: null, reward_inf: {inputs: [packed_input_ids, prompt_mask, values]}}"
+    assert where.endswith("base/ppo.yaml:44:23")
+    assert message.startswith("advantages and critic_train read values")
+    assert hint == "critic_inf, which made it, is removed at mine.yaml:2:21: keep it"
+    removed = "models: {critic: null}\ngraph: {critic_inf: null, critic_train: null"
+    listed = f"{removed}, reward_inf: {{inputs: [packed_input_ids, prompt_mask, values]}}}}"
     (folder / "mine.yaml").write_text(f"extends: ppo_math\n{listed}\nppo: {{disable_value: true}}\n")
     assert [problem[1:] for problem in problems("mine.yaml", "train.eval.dataset=null")] == [
         (
-            "mine.yaml:2:80",
+            "mine.yaml:3:100",
             "reward_inf reads values, which no call produces and the dataset does not bring",
-            "critic_inf, which made it, is removed at mine.yaml:2:21",
+            "critic_inf, which made it, is removed at mine.yaml:3:21",
         )
     ]
 
@@ -214,7 +215,7 @@ def test_a_call_that_makes_much_is_one_problem():
     ((code, _, message, hint),) = problems("ppo_math", "graph.actor_gen=null", "train.eval=null")
     assert code == "R71"
     assert message == (
-        "reward_inf, ref_inf, critic_inf, actor_train and critic_train read packed_input_ids, prompt_mask, "
+        "reward_inf, ref_inf, critic_inf, advantages, actor_train and critic_train read packed_input_ids, prompt_mask, "
         "packed_logprobs and seq_no_eos_mask, which no call produces and the dataset does not bring"
     )
     assert hint == "actor_gen, which made it, is removed on the command line: keep it"

@@ -9,8 +9,6 @@ from rlcli.recipe.introspection.explanation import explain
 from rlcli.recipe.introspection.json_schema import recipe_schema
 from rlcli.recipe.resolve import load_recipe
 
-TRAINS = ("actor_train", "critic_train")
-
 
 def args_of(resolved, call):
     return resolved.recipe.graph[call].interface.args
@@ -24,11 +22,12 @@ def problems(*overrides):
 
 def test_each_component_takes_its_own_keys():
     resolved = load_recipe("ppo_math", ["ppo.eps_clip=0.1", "ppo.value_loss=huber", "ppo.kl_ctl=0.02"])
-    actor, critic = (args_of(resolved, call) for call in TRAINS)
-    assert (actor["eps_clip"], actor["kl_ctl"]) == (0.1, 0.02)
-    assert (critic["value_loss"], critic["kl_ctl"]) == ("huber", 0.02)
-    assert "value_loss" not in actor
-    assert "eps_clip" not in critic
+    args = {call: args_of(resolved, call) for call in ("actor_train", "critic_train", "advantages")}
+    assert args["actor_train"]["eps_clip"] == 0.1
+    assert args["critic_train"] == {"value_loss": "huber"}
+    assert args["advantages"]["kl_ctl"] == 0.02
+    assert {"value_loss", "kl_ctl"}.isdisjoint(args["actor_train"])
+    assert {"value_loss", "eps_clip"}.isdisjoint(args["advantages"])
 
 
 def test_a_key_that_none_of_them_takes_is_refused_once():
@@ -61,7 +60,7 @@ def test_explain_names_the_calls_that_take_a_key():
     explained = explain(load_recipe("ppo_math"), "ppo.eps_clip")
     assert {use.key.split(".")[1] for use in explained.uses} == {"actor_gen", "actor_train"}
     explained = explain(load_recipe("ppo_math"), "ppo.kl_ctl")
-    assert {use.key.split(".")[1] for use in explained.uses} == {"actor_gen", "critic_inf", *TRAINS}
+    assert {use.key.split(".")[1] for use in explained.uses} == {"advantages"}
 
 
 def test_the_schema_of_the_block_has_the_keys_of_all():
@@ -76,17 +75,14 @@ def test_a_block_may_be_left_without_a_use_by_a_layer_that_replaces_what_used_it
     assert [code for code, _ in reported] == ["R42"]
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "of_actor"),
-    [("gae_lambda", "0.5", "1.0 in actor_train (the default)"), ("kl_ctl", "0.5", "0.01 in actor_train (")],
-)
-def test_actor_and_critic_that_would_learn_from_different_rewards_are_refused(argument, value, of_actor):
-    overrides = [f"graph.{call}.interface.args.{argument}={value}" for call in ("critic_inf", "critic_train")]
+@pytest.mark.parametrize(("argument", "value"), [("gae_lambda", "0.5"), ("kl_ctl", "0.5")])
+def test_an_argument_of_the_advantages_is_refused_for_the_critic_alone(argument: str, value: str):
+    """Actor and critic cannot learn from different rewards."""
     with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", overrides)
+        load_recipe("ppo_math", [f"graph.critic_train.interface.args.{argument}={value}"])
     (problem,) = caught.value.problems
-    assert f"{argument} is {of_actor}" in problem.what
-    assert f"and {value} in critic_train (command line)" in problem.what
+    assert problem.what == f"unknown key graph.critic_train.interface.args.{argument}"
+    assert problem.hint == f"did you mean ppo.{argument}?"
     load_recipe("ppo_math", [f"ppo.{argument}={value}"])
 
 
@@ -95,13 +91,24 @@ def test_actor_and_critic_may_take_different_numbers_of_steps():
     load_recipe("ppo_math", overrides)
 
 
-@pytest.mark.parametrize(("best_of", "is_refused"), [((), False), (("ppo.generation_size=8",), True)])
-def test_how_many_responses_are_kept_counts_only_where_some_are_left_out(best_of, is_refused):
-    overrides = [
-        f"graph.{call}.interface.args.generation.responses_per_prompt=2" for call in ("critic_inf", "critic_train")
-    ]
-    if not is_refused:
-        load_recipe("ppo_math", [*overrides, *best_of])
-        return
-    with pytest.raises(RecipeError, match=r"generation is .* in critic_train .*, but both learn from what it decides"):
-        load_recipe("ppo_math", [*overrides, *best_of])
+def test_the_hint_for_generation_size_names_both_numbers():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", ["ppo.generation_size=8"])
+    (problem,) = caught.value.problems
+    assert problem.hint == (
+        '"generation_size" is called generation.responses_per_prompt in rlcli; '
+        "train_on_best says how many of them are trained on"
+    )
+
+
+def test_a_block_of_another_algorithm_is_one_problem():
+    """Of calls that share an interface, one whose arguments are in doubt is not compared with the others."""
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", ["models.actor.rollout={}"], ["async_grpo"])
+    assert [problem.what for problem in caught.value.problems] == ["unknown key grpo.use_decoupled_loss"]
+
+
+def test_calls_that_share_an_interface_are_compared_with_its_defaults():
+    inference = "{model: actor, call: inference, interface: ppo_actor, output_key_remap: {packed_logprobs: other}}"
+    with pytest.raises(RecipeError, match=r"generation is \{.*\} in one and its default in the other"):
+        load_recipe("ppo_math", [f"graph.again={inference}"])

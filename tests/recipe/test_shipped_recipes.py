@@ -110,7 +110,7 @@ def test_every_recipe_opens_with_what_it_does_and_what_it_needs(file):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_says_nothing_that_the_defaults_say(profile, needed):
-    recipe = f"{ALGORITHMS.get(profile, 'ppo')}_gsm8k"
+    recipe = f"{OF_SOME.get(profile, 'ppo')}_gsm8k"
     resolved = load_recipe(recipe, (*needed[recipe], *NEEDED_BY.get(profile, ())), [profile])
     assert superfluous(resolved, resolved.layers[-1]) == []
 

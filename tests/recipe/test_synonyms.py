@@ -84,9 +84,8 @@ def test_keys_as_people_would_write_them(key, target):
 
 def test_a_word_is_an_argument_only_where_the_recipe_has_it():
     """In the block that a call takes its arguments from, or at the call; nowhere without such an interface."""
-    like_the_actor = "{kl_ctl: 0.01, bootstrap_no_eos: false}"
     at_the_calls = [
-        f"graph.{call}.interface={{_replace_: true, type: ppo_critic, args: {like_the_actor}}}"
+        f"graph.{call}.interface={{_replace_: true, type: ppo_critic, args: {{value_norm: false}}}}"
         for call in ("critic_inf", "critic_train")
     ]
     words = argument_words(load_recipe("ppo_math", at_the_calls).written)

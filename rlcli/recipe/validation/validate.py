@@ -238,7 +238,7 @@ class _Checker:
             mark, fault = user.mark, f"{fault}, which it takes from {written or user.text} ({node.mark})"
         elif isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
             mark = node.entries[entry].node.mark
-        self.problems.add(code, fault, mark, advice, same=str(path[-1]) if path else None)
+        self.problems.add(code, fault, mark, advice, same=name.rpartition(".")[2] if path else None)
 
     def user_of(self, path: Path) -> Scalar | None:
         """Where the reference `${…}` is written that is itself the value at a path; None if it came another way."""

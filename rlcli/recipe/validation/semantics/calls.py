@@ -31,6 +31,7 @@ from rlcli.recipe.validation.semantics.keys import (
 )
 from rlcli.recipe.validation.semantics.models import sources
 from rlcli.recipe.validation.semantics.notes import Notes
+from rlcli.registry import COMPUTED
 
 MODELLESS_CALLS = ("inference", "evaluate")
 """Calls that an interface may answer without a model, unless it declares the head that it needs."""
@@ -75,11 +76,13 @@ def _same_arguments(notes: Notes, role: str, interface: str, first: str, second:
         if values[first] == values[second]:
             continue
         places: dict[str, Path] = {name: ("graph", name, "interface", "args", argument) for name in values}
+        in_words = {name: "its default" if value is COMPUTED else repr(value) for name, value in values.items()}
         message = (
             f"{first} and {second} share the interface {interface} of the role {role}, but {argument} is "
-            f"{values[first]!r} in one and {values[second]!r} in the other"
+            f"{in_words[first]} in one and {in_words[second]} in the other"
         )
         needs: list[Path] = [("graph", name, key) for name in values for key in ("model", "call")]
+        needs += places.values()
         path = notes.first_set(places[second], places[first])
         notes.note("R71", message, path, f"set {argument} to the same value for both", needs=needs)
 
@@ -101,7 +104,7 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
             _linked_wrongly(notes, problem, calls, path, dataset, basis)
     check_made(notes, unmade, calls, path, basis)
     for name, call in calls.items():
-        check_read(notes, call, (*path, name), producers(calls))
+        check_read(notes, call, (*path, name), producers(calls), keys or ())
 
 
 def _linked_wrongly(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Mapping as ReadMapping
 
 from rlcli.api.declared_keys import DeclaredKeys
@@ -83,14 +83,18 @@ def check_renames(notes: Notes, call: Call, path: Path) -> None:
             notes.note("R71", message, (*path, remap, key), did_you_mean(name, others), needs=[(*path, field)])
 
 
-def check_read(notes: Notes, call: Call, path: Path, makers: ReadMapping[str, list[str]]) -> None:
-    """Every key that the interface needs must be an input. `makers`: batch key → the calls that produce it."""
+def check_read(
+    notes: Notes, call: Call, path: Path, makers: ReadMapping[str, list[str]], brought: Collection[str]
+) -> None:
+    """Every key that the interface needs must be an input. `makers`: batch key → the calls that produce it; `brought`:
+    keys of the dataset's rows."""
     keys = keys_of("inputs", call)
     if keys is None:
         return
     received = {call.input_key_remap.get(key, key): index for index, key in enumerate(call.inputs)}
     lacking = [key for key in keys.needed if key not in received]
-    unread = [key for key in received if key not in keys.all]
+    available = {*makers, *brought}
+    unread = [key for key, index in received.items() if key not in keys.all and call.inputs[index] not in available]
     for key in list(lacking):
         near = close_to(key, unread)
         if near is not None:  # a typo: reported at its place, by the first check that sees it
@@ -119,8 +123,8 @@ def check_made(
         readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
         reads = "read" if len(readers) > 1 else "reads"
         message = f"{in_words(readers)} {reads} {in_words(keys)}, which no call produces and the dataset does not bring"
-        argument = _due_to(keys[0], calls[readers[0]]) if len(keys) == 1 else None
-        hint = f"{remedy}, or change {argument}" if argument else remedy
+        arguments = {_due_to(key, calls[name]) for key in keys for name in unmade[key]}
+        hint = f"{remedy}, or change {arguments.pop()}" if len(arguments) == 1 and None not in arguments else remedy
         needs = [*basis, *((*graph, name, "inputs") for name in readers)]
         notes.note("R71", message, (*graph, readers[0], "interface", "type"), hint, needs, same=f"nobody makes {keys}")
 

@@ -1,5 +1,5 @@
-"""The config.json of each role: of a folder, of a model made from scratch, of one in the local Hub cache, or of one that
-shipped recipes name."""
+"""The config.json of each role: of a folder, of a model made from scratch, of one in the local Hub cache, or of one
+that shipped recipes name."""
 
 from __future__ import annotations
 

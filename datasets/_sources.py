@@ -58,7 +58,7 @@ class RowSource:
                 rows = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
             yield from rows
         except Exception as error:  # the network, the Hub and its files make the library raise all kinds
-            hint = "the Hub must be in reach, or the dataset in the cache; split and config are named as there"
+            hint = "the Hub must be reachable or the dataset in its cache; a copy works too: args.path=FILE.jsonl"
             raise DataError(f"cannot read {name} from the Hub: {first_line(error)}", hint=hint, code="F81") from error
 
     def _of_folder(self, folder: Path) -> Iterator[Any]:

@@ -1,4 +1,5 @@
-"""The config.json of each role: of a folder, of a model made from scratch, or of one in the local Hub cache."""
+"""The config.json of each role: of a folder, of a model made from scratch, of one in the local Hub cache, or of one
+that shipped recipes name."""
 
 from __future__ import annotations
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 MAX_CONFIG_SIZE = 1 << 20
 """Bytes; a larger file is not a configuration."""
 
+
+KNOWN_CONFIGS = Path(__file__).with_name("known_configs.json")
+"""Configurations of the Hub's models that shipped recipes name, so that `plan` knows their sizes offline."""
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number, by the name of its type."""
@@ -68,12 +72,16 @@ def _config_of(resolved: Resolved, role: str) -> Mapping[str, Any]:
     if folder.is_dir():
         return _read(folder / "config.json")
     cached = cached_folder(section.path)
-    if cached is None:
+    if cached is not None:
+        return _read(cached / "config.json")
+    known_configs = read_object(KNOWN_CONFIGS)
+    if section.path not in known_configs:
         raise UnknownArchitecture(
             f"{section.path} is not in the local Hub cache (rlcli does not download here); "
             f"`hf download {section.path} config.json` does"
         )
-    return _read(cached / "config.json")
+    config: Mapping[str, Any] = known_configs[section.path]
+    return config
 
 
 def cached_folder(model: str) -> Path | None:

@@ -142,7 +142,7 @@ def test_the_hub_out_of_reach_is_one_error(monkeypatch, tmp_path):
     with pytest.raises(DataError, match="cannot read nobody/nothing from the Hub: ") as caught:
         build("hf:nobody/nothing")
     assert (caught.value.code, caught.value.exit_code) == ("F81", 4)
-    assert "in reach" in caught.value.hint
+    assert "reachable" in caught.value.hint
     assert not library.config.HF_HUB_OFFLINE
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+from pathlib import Path
 
 import pytest
 
 from rlcli.recipe.components import declared
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology.architecture import Architecture
-from rlcli.topology.configs import architecture_of, cached_folder
+from rlcli.topology.configs import KNOWN_CONFIGS, architecture_of, cached_folder
 from rlcli.topology.lengths import lengths_of, longest_row
 
 CONFIG = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -138,3 +140,20 @@ def test_a_dataset_that_does_not_say_is_assumed_and_told(tmp_path, monkeypatch):
     monkeypatch.delenv("RLCLI_PROJECT", raising=False)
     recipe = load_recipe("sft_math", ["datasets.train=silent"]).recipe
     assert lengths_of(recipe).assumed
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [("Qwen/Qwen2.5-0.5B", 494_032_768), ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+     ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512)],
+)  # fmt: skip
+def test_models_that_shipped_recipes_name_are_known_offline(model, parameters, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    resolved = load_recipe("sft_gsm8k", [f"models.actor.path={model}"])
+    assert architecture_of(resolved, "actor").parameters("lm") == parameters
+
+
+def test_every_model_that_a_shipped_recipe_takes_from_the_hub_is_known():
+    texts = [file.read_text() for file in (Path(__file__).parents[2] / "recipes").glob("*.yaml")]
+    models = {model for text in texts for model in re.findall(r"^ +path: (\w+/\S+)$", text, flags=re.MULTILINE)}
+    assert models == set(json.loads(KNOWN_CONFIGS.read_text()))

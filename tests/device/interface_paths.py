@@ -1,4 +1,4 @@
-"""Paths of interfaces: every call of each, under settings that take other ways through it."""
+"""Paths of interfaces: every call of each, with settings that exercise different branches."""
 
 import torch
 
@@ -28,10 +28,9 @@ def data_of(sample):
 def two_steps(device, kind, module=None, **args):
     if kind.startswith(("ppo", "grpo")):
         args = {"generation": {"responses_per_prompt": 2}, "minibatches": 2, **args}
-    made, model = interface(kind, **args), role(device, module)
-    return [call_interface(made, "train_step", model, rollout(device, seed=seed), CUT) for seed in range(2)], weights(
-        model.module
-    )
+    built, model = interface(kind, **args), role(device, module)
+    stats = [call_interface(built, "train_step", model, rollout(device, seed=seed), CUT) for seed in range(2)]
+    return stats, weights(model.module)
 
 
 def trains_by(kind, **args):
@@ -55,13 +54,13 @@ def evaluates_by(kind, **args):
     return path
 
 
-def reference_keeps_what_it_computes(device, folder):
-    """Computed, and then read."""
-    model, made = role(device, backend="inference"), []
+def reference_stores_log_probs(device, folder):
+    """The first call computes log-probs, the second one reads them."""
+    model, outputs = role(device, backend="inference"), []
     for _ in range(2):
         keeps = interface("reference", store=str(folder / "kept"))
-        made.append(data_of(call_interface(keeps, "inference", model, rollout(device), CUT)))
-    return made
+        outputs.append(data_of(call_interface(keeps, "inference", model, rollout(device), CUT)))
+    return outputs
 
 
 def actor_generates(device, folder):
@@ -80,8 +79,8 @@ def classifier_rewards(device, folder):
     LlamaForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     model = Model("reward", None, tokenizer, device)
-    made = interface("hf_reward", path=str(folder), output="prob", batch_size=3)
-    return data_of(call_interface(made, "inference", model, rollout(device), CUT))
+    built = interface("hf_reward", path=str(folder), output="prob", batch_size=3)
+    return data_of(call_interface(built, "inference", model, rollout(device), CUT))
 
 
 def byte_tokens():
@@ -96,20 +95,20 @@ def rule_rewards(device, folder):
 
 
 def distils(device, folder):
-    made, model = interface("distill"), role(device)
+    built, model = interface("distill"), role(device)
     batch = rollout(device).select(["packed_input_ids", "prompt_mask", "packed_logprobs", "packed_ref_logprobs"])
-    return call_interface(made, "train_step", model, batch, CUT), weights(model.module)
+    return call_interface(built, "train_step", model, batch, CUT), weights(model.module)
 
 
-def distils_whole_distributions(device, folder):
-    made, batch = interface("distill", estimator="full"), rollout(device).select(["packed_input_ids", "prompt_mask"])
-    batch.update_(call_interface(made, "inference", role(device, backend="inference", seed=1), batch, CUT))
+def distils_full_distributions(device, folder):
+    built, batch = interface("distill", estimator="full"), rollout(device).select(["packed_input_ids", "prompt_mask"])
+    batch.update_(call_interface(built, "inference", role(device, backend="inference", seed=1), batch, CUT))
     model = role(device)
-    return call_interface(made, "train_step", model, batch, CUT), weights(model.module)
+    return call_interface(built, "train_step", model, batch, CUT), weights(model.module)
 
 
 def reads_scores(kind, **args):
-    """An interface that needs no model, on what rewards wrote."""
+    """An interface without a model that reads the keys written by rewards."""
 
     def path(device, folder):
         model = Model("reward", None, None, device)
@@ -119,25 +118,25 @@ def reads_scores(kind, **args):
 
 
 def programs_are_judged(device, folder):
-    """As far as a device matters: what is made of the marks."""
+    """Only the output matters for a device, so it is mocked."""
     return data_of(interface("code_reward").mock("inference", Model("reward", None, None, device), rollout(device)))
 
 
 def a_role_judges(device, folder):
-    """Digits of the question are what it is asked; what it writes are digits."""
+    """The judge reads and writes digits."""
     of_digits = {"highest": 1e9, "max_error_fraction": 1.0, "template": "{response}"}
     model = role(device, backend="inference", tokenizer=DigitTokenizer())
-    made = interface("role_judge", thought_tokens=3, **of_digits)
-    return data_of(call_interface(made, "inference", model, rollout(device), CUT))
+    built = interface("role_judge", thought_tokens=3, **of_digits)
+    return data_of(call_interface(built, "inference", model, rollout(device), CUT))
 
 
-def interfaces_pretend(device, folder):
-    """Mocks, which answer for an engine that is not there."""
-    given, made = rollout(device), []
+def interfaces_are_mocked(device, folder):
+    """Mocks answer without an engine."""
+    samples, outputs = rollout(device), []
     model = Model("actor", None, TinyTokenizer(), device, seed=3)
     for kind, call in (("ppo_actor", "generate"), ("ppo_actor", "inference"), ("ppo_critic", "inference")):
-        made.append(data_of(interface(kind).mock(call, model, given)))
-    return made
+        outputs.append(data_of(interface(kind).mock(call, model, samples)))
+    return outputs
 
 
 INTERFACES = {
@@ -171,17 +170,17 @@ INTERFACES = {
     "critic, other settings": trains_by("ppo_critic", value_norm_type="ma", value_loss="huber", bootstrap_no_eos=False),
     "log-probs": infers_by("ppo_actor"),
     "reference": infers_by("reference", temperature=0.7),
-    "reference, kept": reference_keeps_what_it_computes,
+    "reference, kept": reference_stores_log_probs,
     "values": infers_by("ppo_critic", head="value"),
     "responses": actor_generates,
     "classifier": classifier_rewards,
     "rule": rule_rewards,
     "best of n": trains_by("best_of_n"),
     "distill": distils,
-    "distill, whole distributions": distils_whole_distributions,
+    "distill, whole distributions": distils_full_distributions,
     "weighted sum": reads_scores("weighted_sum", weights={"rewards": 1.0, "solved": 0.5}),
     "group filter": reads_scores("group_filter", by="solved"),
     "programs": programs_are_judged,
     "judge": a_role_judges,
-    "mocks": interfaces_pretend,
+    "mocks": interfaces_are_mocked,
 }

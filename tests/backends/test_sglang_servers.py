@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_sglang_path import path_of_the_fake
+from fake_sglang_path import fake_python_path
 
 from rlcli.backends._sglang_http import Endpoint, ServerRefused
 from rlcli.backends._sglang_server import Launch
@@ -26,7 +26,7 @@ QUICK = {"start_deadline_s": 20.0, "request_deadline_s": 5.0, "update_deadline_s
 @pytest.fixture
 def start_engine(tmp_path):
     """Builds an engine whose `count` servers are processes that the backend starts."""
-    path = path_of_the_fake(tmp_path)
+    path = fake_python_path(tmp_path)
     with ExitStack() as stack:
 
         def make(count=1, **args):

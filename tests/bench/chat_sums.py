@@ -78,7 +78,7 @@ class Task:
         return [reward(text, rows[number // group]["answer"]) for number, text in enumerate(texts)]
 
     def order(self, seed: int, steps: int) -> list[Row]:
-        """Rows of all steps: the training rows in an order of the seed, again and again."""
+        """Rows of all steps: the training rows, reshuffled by the seed in each pass."""
         rng, rows = random.Random(seed), []
         while len(rows) < steps * PROMPTS:
             rows += rng.sample(self.train, len(self.train))
@@ -144,7 +144,7 @@ Update = tuple[float, dict[str, torch.Tensor]]
 
 
 def our_updates(task: Task, batches: Sequence[SequenceSample]) -> list[Update]:
-    model, found, gradients = role(task, task.weights, max_norm=1e9), [], {}
+    model, updates, gradients = role(task, task.weights, max_norm=1e9), [], {}
     optimizer_step = model.module.optimizer_step
 
     def watched() -> Any:
@@ -152,9 +152,9 @@ def our_updates(task: Task, batches: Sequence[SequenceSample]) -> list[Update]:
         return optimizer_step()
 
     model.module.optimizer_step = watched
-    for batch in batches:  # by the weights that sampled, and in the forward pass of training, as TRL does it
+    for batch in batches:  # with the weights that sampled, and the forward pass of training, as in TRL
         batch.update_(call_interface(interface(), "inference", model, batch))
     for batch in batches:
         stats = call_interface(interface(), "train_step", model, batch)
-        found.append((stats["loss"], dict(gradients)))
-    return found
+        updates.append((stats["loss"], dict(gradients)))
+    return updates

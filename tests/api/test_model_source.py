@@ -27,7 +27,7 @@ SCRATCH = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "n
 
 
 def load_model(origin, **settings):
-    """The whole model on this one process."""
+    """The full model in this process."""
     return open_source(origin, **settings).load(torch.device("cpu"))
 
 

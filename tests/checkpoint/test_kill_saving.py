@@ -282,7 +282,7 @@ def test_a_save_killed_at_any_failpoint_leaves_a_valid_checkpoint(tmp_path, exis
     assert set(try_each(original, trial, cases)) == {"before" if existing else "", "now"}
 
 
-def test_a_checkpoint_killed_before_latest_is_written_is_found(tmp_path):
+def test_a_checkpoint_is_found_if_the_save_is_killed_before_latest(tmp_path):
     """A checkpoint with its final name is found, whatever LATEST says."""
     folder = prepare(tmp_path / "c", (1,))
     done, events = with_faults(folder, 2, "checkpoint.appeared:kill")

@@ -96,7 +96,7 @@ def test_an_epoch_is_counted_once():
         assert (version.global_step, version.epoch, version.epoch_step) == (3, 1, 1)
 
 
-def test_the_example_of_another_system_is_counted_once(monkeypatch):
+def test_the_example_of_another_system_counts_each_step_once(monkeypatch):
     """It sets the mode, passes the version step and increments the version itself."""
     table = registered("interfaces")
     monkeypatch.setitem(table, "custom", None)

@@ -60,7 +60,7 @@ def same_weights(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_folder_is_read_as_it_was_written_without_dropout(saved):
+def test_a_folder_is_read_unchanged_except_for_dropout(saved):
     model = load_model(str(saved), head="lm", tokenizer=load_tokenizer(str(saved)), seed=1)
     assert same_weights(model, tiny_model())
     assert model.config.attention_dropout == 0
@@ -99,7 +99,7 @@ def test_a_reward_model_keeps_its_head_weight_and_gets_a_zero_bias(tmp_path):
     assert not value_head(model).bias.any()
 
 
-def test_random_weights_are_a_function_of_the_seed():
+def test_random_weights_depend_only_on_the_seed():
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
     first, second, other_seed = (

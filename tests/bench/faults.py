@@ -39,7 +39,7 @@ sys.path[:0] = [str(TESTS / "bench"), str(TESTS / "e2e")]
 from fake_sglang_path import fake_python_path  # noqa: E402
 from fault_kinds import KINDS, MODES, SILENT, STEPS, Fault  # noqa: E402
 from fill_disk import fill  # noqa: E402
-from run_results import check_staleness, has_accounted, is_free, result  # noqa: E402
+from run_results import check_accounting, check_staleness, is_free, result  # noqa: E402
 from toy_project import RECIPE, TINY_PPO, make_project  # noqa: E402
 from warm_command import load_everything  # noqa: E402
 from warm_processes import warm_processes  # noqa: E402
@@ -136,11 +136,11 @@ class Run:
             code = self.process.wait(ENDS_WITHIN)
         except subprocess.TimeoutExpired:
             raise Wrong(f"has not ended within {ENDS_WITHIN:g} s") from None
-        _await_that_all_are_gone()
+        _wait_until_all_have_ended()
         return code
 
 
-def _await_that_all_are_gone() -> None:
+def _wait_until_all_have_ended() -> None:
     """This process adopts all processes that a run leaves behind."""
     _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), GONE_WITHIN)
     left = [process for process in alive if process.is_running()]
@@ -294,7 +294,7 @@ class Bench:
             check_ending(fault, run, code)
             folder = resumed(fault, run, arguments) if code else run.folder
             try:
-                has_accounted(folder)
+                check_accounting(folder)
                 check_staleness(folder)
             except SystemExit as problem:
                 raise Wrong(str(problem)) from None

@@ -200,7 +200,7 @@ def test_ranks_are_printed_as_ranges():
     assert ranks_text((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
 
 
-def test_tables_have_no_colour_off_a_terminal_and_escape_control_characters(capsys, monkeypatch):
+def test_tables_without_a_terminal_have_no_colour_and_are_escaped(capsys, monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     print_table(["a", "b"], [["x", "\x1b[31mred"]], title="t")
     assert "\x1b" not in capsys.readouterr().out

@@ -253,7 +253,7 @@ TOOLS = (
 )
 
 
-def test_tools_and_their_calls_reach_the_template(build):
+def test_tools_and_tool_calls_are_passed_to_the_template(build):
     call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     dialogue = [
         {"role": "user", "content": "1+1?"},

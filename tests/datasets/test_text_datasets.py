@@ -147,7 +147,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(build):
         build("prompt_answer", [ROWS["prompt_answer"]], endless)
 
 
-def test_pairs_are_interleaved_with_the_prompt_in_front(build):
+def test_pairs_are_interleaved_and_start_with_the_prompt(build):
     sample = build("paired", [ROWS["paired"]])[0]
     answers = ("yes", "no", "so", "not")
     assert texts(sample, "packed_input_ids") == [f"<bos>hi{answer}<eos>" for answer in answers]

@@ -18,9 +18,9 @@ from kill_anywhere import (
     ALGORITHMS,
     APART,
     QUICK,
+    check_accounting,
     check_staleness,
     finish,
-    has_accounted,
     is_free,
     quietly,
     reference_run,
@@ -72,7 +72,7 @@ def main(name: str, times: int, seed: int, home: Path) -> None:
     for number in range(times):
         folder = Path(f"run{number}")
         codes.append(run_on_full_disk(settings, folder, draws.uniform(0.3, 0.9) * seconds))
-        has_accounted(folder)
+        check_accounting(folder)
         if "async" in settings:
             check_staleness(folder)
         elif wrong := [name for name, digest in result(folder).items() if expected.get(name) != digest]:

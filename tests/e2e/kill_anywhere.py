@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from run_results import check_staleness, has_accounted, is_free, result
+from run_results import check_accounting, check_staleness, is_free, result
 from warm_command import finish, load_everything, start
 
 TINY_MODEL = (
@@ -111,7 +111,7 @@ def kill_and_resume(
         while not is_free(folder / "lock"):  # its ranks release it as they end
             time.sleep(0.01)
         moments.append(moment)
-        accounted += has_accounted(folder)
+        accounted += check_accounting(folder)
         if (folder / "recipe.resolved.yaml").exists():
             arguments = ["resume", str(folder)]
         else:  # killed before there was a run to resume
@@ -147,7 +147,7 @@ def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
         kill_count, accounted = kill_count + len(moments), accounted + checkpointed
         ended = next(path for path in sorted(Path().glob(f"{folder}*"), reverse=True))
         if algorithm in AHEAD or "async" in settings:
-            has_accounted(ended)
+            check_accounting(ended)
             check_staleness(ended)
             continue
         wrong = [name for name, digest in result(ended).items() if expected.get(name) != digest]

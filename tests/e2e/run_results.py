@@ -28,7 +28,7 @@ def result(folder: Path) -> dict[str, str]:
     return digests
 
 
-def has_accounted(folder: Path) -> bool:
+def check_accounting(folder: Path) -> bool:
     """Whether a run has a checkpoint. By it, each (epoch, row) that was drawn must be in exactly one place: trained on,
     dropped, ready to be trained on, or waiting to be drawn again."""
     committed = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "MANIFEST.json").exists())

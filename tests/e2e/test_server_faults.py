@@ -126,7 +126,7 @@ def test_the_time_of_an_update_includes_that_of_the_server(servers, train_with, 
     assert all(2.0 <= step["time/actor_train.copy_to"] < step["time/step"] for step in run.steps)
 
 
-def briefly(act, then):
+def temporarily(act, then):
     """A function that calls `act`, and `then` a second later."""
 
     def both():
@@ -146,11 +146,11 @@ def cut(proxy, length):
 
 PASSING = {
     "all connections are reset": lambda proxy: proxy.reset,
-    "answers are cut off on the way": lambda proxy: briefly(lambda: cut(proxy, 300), lambda: cut(proxy, None)),
-    "nothing is read or forwarded for a while": lambda proxy: briefly(
+    "answers are cut off on the way": lambda proxy: temporarily(lambda: cut(proxy, 300), lambda: cut(proxy, None)),
+    "nothing is read or forwarded for a while": lambda proxy: temporarily(
         lambda: stall(proxy, True), lambda: stall(proxy, False)
     ),
-    "connections are refused for a while": lambda proxy: briefly(proxy.refuse, proxy.listen),
+    "connections are refused for a while": lambda proxy: temporarily(proxy.refuse, proxy.listen),
 }
 
 

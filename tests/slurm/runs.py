@@ -42,14 +42,14 @@ class Project:
 
     def submit(self, *overrides, run_dir="run", recipe="toy.yaml", options=()):
         """A run that is a job."""
-        told = self.rlcli("train", recipe, "--run-dir", run_dir, "--json", *options, *BY_SLURM, *overrides).stdout
-        return self.run(Path(json.loads(told)["folder"]))
+        report = self.rlcli("train", recipe, "--run-dir", run_dir, "--json", *options, *BY_SLURM, *overrides).stdout
+        return self.run(Path(json.loads(report)["folder"]))
 
     def run(self, folder):
         return Run(self.cluster, folder)
 
     def pretend(self, name, state, body, *options, part=""):
-        """A run that says of itself only its state; `body` is the script of the job that is said to be its own. `part`:
+        """A run that records only its state; `body` is the script of the job recorded as its own. `part`:
         of an array of which only that part is, such as `_2`."""
         folder = self.folder / "runs/toy" / name
         with RunDirectory.create(folder, "toy", command=["rlcli"]) as run:
@@ -76,7 +76,7 @@ class Run:
         self.cluster, self.folder = cluster, folder
         self.job = Submission.read(folder).job_id
         self._seen = 0
-        """Goes that have ended."""
+        """Allocations that have ended."""
 
     @property
     def status(self):

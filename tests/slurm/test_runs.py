@@ -23,7 +23,7 @@ def project(cluster, tmp_path):
     return Project(cluster, tmp_path)
 
 
-def test_ppo_on_two_nodes_of_two_ranks_gives_the_numbers_of_four(project):
+def test_ppo_on_two_nodes_of_two_ranks_equals_four_ranks_on_one_node(project):
     """In a folder whose name arrives byte for byte."""
     run = project.submit(*TINY_PPO, *TWO_BY_TWO, recipe="ppo_math", run_dir=HOSTILE)
     assert run.folder.name == HOSTILE
@@ -41,7 +41,7 @@ def test_ppo_on_two_nodes_of_two_ranks_gives_the_numbers_of_four(project):
     assert "done" in project.rlcli("status", str(run.folder)).stdout
 
 
-def test_servers_are_started_by_the_agents_of_their_nodes(project):
+def test_servers_are_started_on_their_nodes(project):
     path = path_of_the_fake(project.folder)
     servers = {"python": sys.executable, "update": "disk", "environment": {"PYTHONPATH": path}}
     run = project.submit(
@@ -54,7 +54,7 @@ def test_servers_are_started_by_the_agents_of_their_nodes(project):
     assert not [name for name, one in records.items() if psutil.pid_exists(one["pid"])]
 
 
-def test_a_job_that_slurm_refuses_is_one_error_and_leaves_nothing(project):
+def test_a_job_refused_by_slurm_is_one_error_and_leaves_no_files(project):
     before = sorted(project.folder.iterdir())
     done = project.rlcli("train", "toy.yaml", *BY_SLURM, "launch.slurm.partition=nowhere", code=6)
     assert "error[F66]" in done.stderr
@@ -63,7 +63,7 @@ def test_a_job_that_slurm_refuses_is_one_error_and_leaves_nothing(project):
     assert sorted(project.folder.iterdir()) == before
 
 
-def test_a_folder_that_nodes_do_not_share_is_found_at_once(cluster, project):
+def test_a_folder_that_nodes_do_not_share_is_reported_at_once(cluster, project):
     """Node 4 sees another folder of that name."""
     folder = cluster.unshared / "run"
     run = project.submit("cluster.nodes=2", "launch.slurm.nodelist=node[3-4]", run_dir=str(folder))
@@ -73,9 +73,9 @@ def test_a_folder_that_nodes_do_not_share_is_found_at_once(cluster, project):
     assert cluster.field(run.job, "Restarts") == "0"
 
 
-def test_seeds_are_an_array(project):
-    told = project.rlcli("train", "toy.yaml", "--seeds", "2", "--run-dir", "sweep", "--json", *BY_SLURM).stdout
-    runs = [Path(folder) for folder in json.loads(told)["runs"]]
+def test_seeds_become_a_job_array(project):
+    report = project.rlcli("train", "toy.yaml", "--seeds", "2", "--run-dir", "sweep", "--json", *BY_SLURM).stdout
+    runs = [Path(folder) for folder in json.loads(report)["runs"]]
     assert [folder.name for folder in runs] == ["1-seed-5", "2-seed-6"]
     for folder in runs:
         project.run(folder).wait_until("COMPLETED")

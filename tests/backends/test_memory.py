@@ -141,7 +141,7 @@ def estimated(run: dict, dtype: str, dimension: str, ranks: int) -> tuple[int, i
         run["backend"], config_for(ranks), run.get("head", "lm"), calls=calls, dtype=dtype,
         **{dimension: ranks}, **run.get("args", {}),
     )  # fmt: skip
-    micro_batches, kept = run.get("micro_batches", 1), model.kept()
+    micro_batches, kept = run.get("micro_batches", 1), model.resident()
     tokens = run["count"] * run["length"] // micro_batches
     if run["phase"] == "update":
         held = kept.weights + kept.optimizer
@@ -194,7 +194,7 @@ def test_stages_of_zero_against_what_two_processes_took(stage, offload, monkeypa
     monkeypatch.setattr("rlcli.backends._deepspeed_memory.BUCKET", 1 << 23)  # as there
     settings = {"dtype": "float32", "zero_stage": stage, **{f"offload_{what}": True for what in offload}}
     model = memory("deepspeed", config, calls=calls, dp=2, **settings)
-    kept = model.kept()
+    kept = model.resident()
     planned = (
         kept.weights + kept.buffers + model.load().total,
         kept.total + model.update(32, 1).total,
@@ -221,7 +221,7 @@ def generating(slots: int, **changes) -> Generation:
 
 
 def test_sharding_divides_weights_and_optimizer_and_costs_a_whole_copy_to_generate():
-    one, eight = qwen().kept(), qwen(dp=8).kept()
+    one, eight = qwen().resident(), qwen(dp=8).resident()
     weights = 4 * 494032768
     assert (one.weights, one.optimizer) == (weights, 2 * weights)
     assert (eight.weights, eight.optimizer) == (weights // 8, 2 * weights // 8)
@@ -230,7 +230,7 @@ def test_sharding_divides_weights_and_optimizer_and_costs_a_whole_copy_to_genera
     assert copy == weights
     halved = qwen(dp=8).generate(generating(1)).gathered - 2 * 151936 * 896  # the tied head's cast
     assert weights - 2 * linear == pytest.approx(halved, rel=0.001)  # less norms and biases
-    inference = qwen(backend="inference", dp=8).kept()
+    inference = qwen(backend="inference", dp=8).resident()
     assert (inference.weights, inference.optimizer) == (weights, 0)
 
 
@@ -250,19 +250,19 @@ def test_the_cache_is_that_of_the_responses_which_its_budget_allows():
 
 
 def test_tensor_parallel_ranks_share_weights_heads_and_the_vocabulary():
-    one, two, both = qwen().kept(), qwen(tp=2).kept(), qwen(tp=2, dp=4).kept()
+    one, two, both = qwen().resident(), qwen(tp=2).resident(), qwen(tp=2, dp=4).resident()
     assert two.weights == pytest.approx(one.weights / 2, rel=0.001)  # norms and biases of rows are whole
     assert both.weights == two.weights // 4
     assert qwen(tp=2).generate(generating(64)).cache == qwen().generate(generating(64)).cache / 2
     assert qwen(tp=2).generate(generating(64)).logits == qwen().generate(generating(64)).logits
     assert qwen(tp=2).update(8192, 1).total < 0.7 * qwen().update(8192, 1).total
-    assert qwen(backend="inference", tp=2).kept().weights == two.weights
+    assert qwen(backend="inference", tp=2).resident().weights == two.weights
 
 
 def test_replicas_hold_more_and_deferred_reductions_keep_whole_gradients():
     sharded, hybrid = qwen(dp=8), qwen(dp=8, shard_size=2)
-    assert hybrid.kept().weights == qwen(dp=2).kept().weights == 4 * sharded.kept().weights
-    assert qwen(dp=2, shard_size=2).kept() == qwen(dp=2).kept()
+    assert hybrid.resident().weights == qwen(dp=2).resident().weights == 4 * sharded.resident().weights
+    assert qwen(dp=2, shard_size=2).resident() == qwen(dp=2).resident()
     deferred = qwen(dp=8, defer_reduction=True)
     assert deferred.update(8192, 1) == sharded.update(8192, 1)
     more = deferred.update(8192, 2).gradients - sharded.update(8192, 2).gradients
@@ -281,13 +281,13 @@ def zero(stage: int, device: str = "cuda", **arguments):
 
 
 def test_each_stage_of_zero_divides_more():
-    kept = [zero(stage).kept() for stage in range(4)]
+    kept = [zero(stage).resident() for stage in range(4)]
     assert [one.weights for one in kept] == [WHOLE, WHOLE, WHOLE, WHOLE // 4]
     assert [one.optimizer for one in kept] == [2 * WHOLE, WHOLE // 2, WHOLE // 2, WHOLE // 2]
     assert [one.buffers for one in kept] == [0, 0, 0, WHOLE // 4 + BUCKET]  # this rank's gradients, and a bucket
-    assert qwen(backend="deepspeed", dp=4, zero_stage=2).kept() == zero(2, "cpu").kept()
+    assert qwen(backend="deepspeed", dp=4, zero_stage=2).resident() == zero(2, "cpu").resident()
     alone = memory("deepspeed", QWEN, calls=("inference",), zero_stage=1)
-    assert alone.kept().optimizer == 0
+    assert alone.resident().optimizer == 0
 
 
 def test_gradients_are_whole_until_they_are_divided():
@@ -312,12 +312,12 @@ def test_stage_3_joins_two_buckets_and_to_generate_a_whole_copy():
 
 
 def test_what_is_offloaded_leaves_a_device_that_has_memory_of_its_own():
-    assert zero(2, offload_optimizer=True).kept().optimizer == 0
-    assert zero(2, offload_optimizer=True).kept().buffers == BUCKET  # through which gradients go to the host
-    away = zero(3, offload_optimizer=True, offload_parameters=True).kept()
+    assert zero(2, offload_optimizer=True).resident().optimizer == 0
+    assert zero(2, offload_optimizer=True).resident().buffers == BUCKET  # through which gradients go to the host
+    away = zero(3, offload_optimizer=True, offload_parameters=True).resident()
     assert (away.weights, away.optimizer, away.buffers) == (0, 0, BUCKET)
-    here = zero(2, "cpu", offload_optimizer=True).kept()  # copies in the same memory
-    assert here.total > zero(2, "cpu").kept().total + 2 * (WHOLE // 4)
+    here = zero(2, "cpu", offload_optimizer=True).resident()  # copies in the same memory
+    assert here.total > zero(2, "cpu").resident().total + 2 * (WHOLE // 4)
 
 
 def test_a_mesh_that_the_formulas_do_not_cover_is_not_estimated():

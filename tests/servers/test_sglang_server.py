@@ -170,8 +170,8 @@ def test_two_servers_hold_the_last_weights_after_several_updates(ours):
 def digests_of(lm):
     """Name → digest of a weight, as SGLang computes it."""
     return {
-        name: hashlib.sha256(one.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
-        for name, one in weights_in_sglang(lm).items()
+        name: hashlib.sha256(weight.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+        for name, weight in weights_in_sglang(lm).items()
     }
 
 

@@ -48,16 +48,16 @@ class Project:
     def run(self, folder):
         return Run(self.cluster, folder)
 
-    def pretend(self, name, state, body, *options, part=""):
-        """A run that records only its state; `body` is the script of the job recorded as its own. `part`:
-        of an array of which only that part is, such as `_2`."""
+    def pretend(self, name, state, body, *options, array_suffix=""):
+        """A run that records only its state; `body` is the script of the job recorded as its own. `array_suffix`:
+        of the only job of an array, such as `_2`."""
         folder = self.folder / "runs/toy" / name
         with RunDirectory.create(folder, "toy", command=["rlcli"]) as run:
             run.write_status(state, 2, 4)
         script = self.folder / f"{name}.sh"
         script.write_text(f"#!/bin/bash\n{body}\n")
         submit = ["sbatch", "--parsable", "--output=/dev/null", "--requeue", *options, str(script)]
-        job = self.cluster.run(*submit).strip() + part
+        job = self.cluster.run(*submit).strip() + array_suffix
         Submission(job, "emulated", "2026-11-22T23:41:52+00:00").write(folder)
         holder = {"owner": {"host": "elsewhere", "pid": 99, "started": 1.0}, "supervisor": None}
         (folder / "lock").write_text(json.dumps(holder))

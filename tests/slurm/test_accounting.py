@@ -74,7 +74,7 @@ def jobs(cluster, project):
         "late": project.pretend("late", "running", SLEEP),
         "lost": project.pretend("lost", "running", SLEEP, f"--nodelist={LOST}", "--no-requeue"),
         "again": project.pretend("again", "running", f'[ -n "$SLURM_RESTART_COUNT" ] || {SLEEP}'),
-        "part": project.pretend("part", "failed", "exit $SLURM_ARRAY_TASK_ID", "--array=2", part="_2"),
+        "part": project.pretend("part", "failed", "exit $SLURM_ARRAY_TASK_ID", "--array=2", array_suffix="_2"),
     }
     ids = {name: run.job for name, run in runs.items()}
     wait_for(lambda: all(is_running(cluster, ids[name]) for name in ("cancelled", "late", "lost", "again")), 30)

@@ -66,8 +66,8 @@ class Frozen(ENGINE):
     @contextmanager
     def generator(self):
         with super().generator() as lm:
-            self.kept = self.kept or copy.deepcopy(lm)
-            yield self.kept
+            self.first_model = self.first_model or copy.deepcopy(lm)
+            yield self.first_model
 
 
 class Leaking(ENGINE):

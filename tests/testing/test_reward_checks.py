@@ -74,7 +74,7 @@ def test_a_correct_reward_passes():
         (Remembers, "test_a_text_is_worth_the_same_anywhere", Violation, "'7' for '7' earns 1.0"),
         (Forgets, "test_a_text_is_worth_the_same_anywhere", Violation, "4 rewards for 9 responses"),
     ],
-    ids=lambda one: getattr(one, "__name__", None),
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_mistake_of_a_reward_is_reported(cls, check, error, finding):
     method = getattr(RewardChecks(), check)

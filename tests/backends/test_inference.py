@@ -123,4 +123,4 @@ def test_planned_weights_equal_the_memory_of_the_engine():
         mesh = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
         role = PlacedRole(sizes, head, mesh, {"dtype": "bfloat16"}, ("inference",), 64, "cuda")
         size = sum(parameter.nbytes for parameter in engine.lm.parameters())
-        assert InferenceMemory(role).kept().weights == pytest.approx(size, rel=0.02)  # biases stay in float32
+        assert InferenceMemory(role).resident().weights == pytest.approx(size, rel=0.02)  # biases stay in float32

@@ -57,11 +57,11 @@ def test_parameters_of_each_stage():
 
 def test_memory_between_calls():
     count = 2 * block(2) + NORM + MATRIX // 2
-    resident = memory(tp=2, pp=2, dp=4, dtype="float32").kept()
+    resident = memory(tp=2, pp=2, dp=4, dtype="float32").resident()
     assert (resident.weights, resident.buffers, resident.optimizer) == (4 * count, 4 * count, 8 * count // 4)
-    resident = memory(tp=2, pp=2, dp=4).kept()  # bfloat16, and a float32 copy of it in the optimizer
+    resident = memory(tp=2, pp=2, dp=4).resident()  # bfloat16, and a float32 copy of it in the optimizer
     assert (resident.weights, resident.buffers, resident.optimizer) == (2 * count, 4 * count, 12 * count // 4)
-    assert memory(calls=("inference",), dtype="float32").kept().optimizer == 0
+    assert memory(calls=("inference",), dtype="float32").resident().optimizer == 0
     assert memory(tp=2, pp=2, dp=4).snapshot() == 12 * count // 4
 
 
@@ -180,7 +180,7 @@ def test_estimates_match_what_the_device_counts(ranks):
         asked = {"count": 4, "length": 64, "micro_batches": 1, **layout}
         tokens, cut = asked.pop("count") * asked["length"], asked.pop("micro_batches")
         model = memory(longest=asked.pop("length"), **asked)
-        resident = model.kept()
+        resident = model.resident()
         loading = resident.weights + resident.buffers + model.load().total
         growth = (model.update(tokens // cut, cut).total, model.inference(tokens).total)
         estimated = [loading, resident.total, *(resident.total + size for size in growth)]

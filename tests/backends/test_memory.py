@@ -143,7 +143,7 @@ def estimated(run: dict, dtype: str, dimension: str, ranks: int) -> tuple[int, i
         run["backend"], config_for(ranks), run.get("head", "lm"), calls=calls, dtype=dtype,
         **{dimension: ranks}, **run.get("args", {}),
     )  # fmt: skip
-    micro_batches, resident = run.get("micro_batches", 1), model.kept()
+    micro_batches, resident = run.get("micro_batches", 1), model.resident()
     tokens = run["count"] * run["length"] // micro_batches
     if run["phase"] == "update":
         before = resident.weights + resident.optimizer
@@ -196,7 +196,7 @@ def test_estimates_for_zero_match_the_measured_memory_of_two_ranks(stage, offloa
     monkeypatch.setattr("rlcli.backends._deepspeed_memory.BUCKET", 1 << 23)  # as there
     settings = {"dtype": "float32", "zero_stage": stage, **{f"offload_{state}": True for state in offload}}
     model = memory("deepspeed", config, calls=calls, dp=2, **settings)
-    resident = model.kept()
+    resident = model.resident()
     planned = (
         resident.weights + resident.buffers + model.load().total,
         resident.total + model.update(32, 1).total,
@@ -223,7 +223,7 @@ def generating(slots: int, **changes) -> Generation:
 
 
 def test_sharding_divides_weights_and_optimizer_but_gathers_to_generate():
-    single, sharded = qwen().kept(), qwen(dp=8).kept()
+    single, sharded = qwen().resident(), qwen(dp=8).resident()
     weights = 4 * 494032768
     assert (single.weights, single.optimizer) == (weights, 2 * weights)
     assert (sharded.weights, sharded.optimizer) == (weights // 8, 2 * weights // 8)
@@ -232,7 +232,7 @@ def test_sharding_divides_weights_and_optimizer_but_gathers_to_generate():
     assert copy == weights
     halved = qwen(dp=8).generate(generating(1)).gathered - 2 * 151936 * 896  # the tied head's cast
     assert weights - 2 * linear == pytest.approx(halved, rel=0.001)  # less norms and biases
-    inference = qwen(backend="inference", dp=8).kept()
+    inference = qwen(backend="inference", dp=8).resident()
     assert (inference.weights, inference.optimizer) == (weights, 0)
 
 
@@ -252,19 +252,19 @@ def test_the_cache_is_limited_by_its_budget():
 
 
 def test_tensor_parallel_ranks_share_weights_and_cache():
-    single, tensor_parallel, both = qwen().kept(), qwen(tp=2).kept(), qwen(tp=2, dp=4).kept()
+    single, tensor_parallel, both = qwen().resident(), qwen(tp=2).resident(), qwen(tp=2, dp=4).resident()
     assert tensor_parallel.weights == pytest.approx(single.weights / 2, rel=0.001)  # norms and biases of rows are whole
     assert both.weights == tensor_parallel.weights // 4
     assert qwen(tp=2).generate(generating(64)).cache == qwen().generate(generating(64)).cache / 2
     assert qwen(tp=2).generate(generating(64)).logits == qwen().generate(generating(64)).logits
     assert qwen(tp=2).update(8192, 1).total < 0.7 * qwen().update(8192, 1).total
-    assert qwen(backend="inference", tp=2).kept().weights == tensor_parallel.weights
+    assert qwen(backend="inference", tp=2).resident().weights == tensor_parallel.weights
 
 
 def test_replicas_and_deferred_reductions_need_more_memory():
     sharded, hybrid = qwen(dp=8), qwen(dp=8, shard_size=2)
-    assert hybrid.kept().weights == qwen(dp=2).kept().weights == 4 * sharded.kept().weights
-    assert qwen(dp=2, shard_size=2).kept() == qwen(dp=2).kept()
+    assert hybrid.resident().weights == qwen(dp=2).resident().weights == 4 * sharded.resident().weights
+    assert qwen(dp=2, shard_size=2).resident() == qwen(dp=2).resident()
     deferred = qwen(dp=8, defer_reduction=True)
     assert deferred.update(8192, 1) == sharded.update(8192, 1)
     difference = deferred.update(8192, 2).gradients - sharded.update(8192, 2).gradients
@@ -283,13 +283,13 @@ def zero(stage: int, device: str = "cuda", **arguments):
 
 
 def test_memory_between_calls_by_stage_of_zero():
-    resident = [zero(stage).kept() for stage in range(4)]
+    resident = [zero(stage).resident() for stage in range(4)]
     assert [one.weights for one in resident] == [WHOLE, WHOLE, WHOLE, WHOLE // 4]
     assert [one.optimizer for one in resident] == [2 * WHOLE, WHOLE // 2, WHOLE // 2, WHOLE // 2]
     assert [one.buffers for one in resident] == [0, 0, 0, WHOLE // 4 + BUCKET]  # this rank's gradients, and a bucket
-    assert qwen(backend="deepspeed", dp=4, zero_stage=2).kept() == zero(2, "cpu").kept()
+    assert qwen(backend="deepspeed", dp=4, zero_stage=2).resident() == zero(2, "cpu").resident()
     alone = memory("deepspeed", QWEN, calls=("inference",), zero_stage=1)
-    assert alone.kept().optimizer == 0
+    assert alone.resident().optimizer == 0
 
 
 def test_memory_of_gradients_by_stage_of_zero():
@@ -314,12 +314,12 @@ def test_stage_3_gathers_two_buckets_and_a_full_copy_to_generate():
 
 
 def test_offloading_frees_the_memory_of_a_separate_device():
-    assert zero(2, offload_optimizer=True).kept().optimizer == 0
-    assert zero(2, offload_optimizer=True).kept().buffers == BUCKET  # through which gradients go to the host
-    away = zero(3, offload_optimizer=True, offload_parameters=True).kept()
+    assert zero(2, offload_optimizer=True).resident().optimizer == 0
+    assert zero(2, offload_optimizer=True).resident().buffers == BUCKET  # through which gradients go to the host
+    away = zero(3, offload_optimizer=True, offload_parameters=True).resident()
     assert (away.weights, away.optimizer, away.buffers) == (0, 0, BUCKET)
-    here = zero(2, "cpu", offload_optimizer=True).kept()  # copies in the same memory
-    assert here.total > zero(2, "cpu").kept().total + 2 * (WHOLE // 4)
+    here = zero(2, "cpu", offload_optimizer=True).resident()  # copies in the same memory
+    assert here.total > zero(2, "cpu").resident().total + 2 * (WHOLE // 4)
 
 
 def test_an_unsupported_mesh_is_not_estimated():

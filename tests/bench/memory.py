@@ -280,7 +280,7 @@ def planned(asked: Asked) -> dict[str, int]:
     sizes, mesh = read_architecture(asked.configuration), {"dp": asked.ranks, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
     calls = ("train_step", "inference", "generate")
     model = kind(PlacedRole(sizes, "lm", mesh, asked.arguments, calls, LENGTH + NEW, "cpu"))
-    resident = model.kept()
+    resident = model.resident()
     return {
         "load": resident.weights + resident.buffers + model.load().total,
         "train": resident.total + model.update(COUNT * LENGTH, 1).total,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 
@@ -14,7 +15,7 @@ from rlcli.testing.tiny_engine import TinyOutput
 
 @pytest.fixture
 def rollout():
-    """Eight samples of two responses each, of different lengths, with all that PPO can be told of them."""
+    """Eight samples of two responses each, of different lengths, with every key that PPO reads."""
     return make_batch([key for key in KEYS if key != "packed_prompts"])
 
 
@@ -25,14 +26,14 @@ def tokenizer():
 
 @pytest.fixture
 def sampled_by():
-    """The function that gives a batch the log-probs of a model, or others that far from them."""
+    """The function that gives a batch the log-probs of a model, with noise of the size `spread`."""
 
     def sampled(model, batch, spread=0.0):
         lengths = batch.flat_seqlens("packed_input_ids")
-        own = TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths).logprobs.detach().float()
+        logprobs = TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths).logprobs.detach().float()
         generator = torch.Generator().manual_seed(7)
         for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs"):
-            batch.data[key] = own + spread * torch.randn(own.shape, generator=generator)
+            batch.data[key] = logprobs + spread * torch.randn(logprobs.shape, generator=generator)
         return batch
 
     return sampled
@@ -49,57 +50,59 @@ def loss_by_hand():
 
 
 def rollout_by_hand(args, batch, kl_coef):
-    """What is trained on: for each sequence a dict of lists over its actions. One number at a time, in plain floats.
+    """The training data: for each sequence a dict of lists over its actions. One number at a time, in plain floats.
     `kl_coef` is the weight of the KL penalty in the reward."""
     column = {key: batch.data[key].double().tolist() for key in batch.keys}
     sequences, token, action, number = [], 0, 0, 0
     for sample, lengths in enumerate(batch.seqlens["packed_input_ids"]):
         for length in lengths:
-            one = {"sample": sample, "tokens": batch.data["packed_input_ids"][token : token + length]}
+            sequence = {"sample": sample, "tokens": batch.data["packed_input_ids"][token : token + length]}
             per_token = {key: column[key][token : token + length] for key in ("prompt_mask", "values", "dense_rewards")}
             per_action = {
                 key: column[key][action : action + length - 1]
                 for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs")
             }
             ended = not column["seq_no_eos_mask"][number]
-            one |= _sequence(args, kl_coef, length, per_token, per_action, column["rewards"][number], ended)
-            sequences.append(one)
+            sequence |= _sequence(args, kl_coef, length, per_token, per_action, column["rewards"][number], ended)
+            sequences.append(sequence)
             token, action, number = token + length, action + length - 1, number + 1
     return _normalised(args, _compared(args, sequences) if hasattr(args, "baseline") else _valued(args, sequences))
 
 
 def _compared(args, sequences):
-    """Each response by what it earned, against what others did."""
-    everybody = [sum(other["earned"]) for other in sequences]
-    for one in sequences:
-        group = [sum(other["earned"]) for other in sequences if other["sample"] == one["sample"]]
-        others = [sum(other["earned"]) for other in sequences if other["sample"] == one["sample"] and other is not one]
+    """Advantages of each response relative to other responses."""
+    everybody = [sum(sequence["earned"]) for sequence in sequences]
+    for response in sequences:
+        members = [sequence for sequence in sequences if sequence["sample"] == response["sample"]]
+        group = [sum(sequence["earned"]) for sequence in members]
+        others = [sum(sequence["earned"]) for sequence in members if sequence is not response]
         baseline = {
             "group": statistics.fmean(group), "leave_one_out": statistics.fmean(others),
             "batch": statistics.fmean(everybody), "none": 0.0,
         }[args.baseline]  # fmt: skip
         scale = {"group": statistics.stdev(group) + 1e-6, "batch": statistics.stdev(everybody) + 1e-6, "none": 1.0}
-        actions = range(len(one["earned"]))
-        whole = args.credit == "response"
-        credits = [sum(one["earned"] if whole else one["earned"][t:]) * one["response"][t] for t in actions]
-        one["returns"] = credits
-        one["advantages"] = [(credits[t] - baseline) / scale[args.scale] * one["response"][t] for t in actions]
+        earned, is_action = response["earned"], response["response"]
+        actions = range(len(earned))
+        to_go = args.credit == "to_go"
+        credits = [sum(earned[t if to_go else 0 :]) * is_action[t] for t in actions]
+        response["returns"] = credits
+        response["advantages"] = [(credits[t] - baseline) / scale[args.scale] * is_action[t] for t in actions]
     return sequences
 
 
 def _valued(args, sequences):
-    """Each action by the values of a critic."""
-    for one in sequences:
-        values = [0.0] * len(one["values"]) if args.disable_value else one["values"]
-        if one["ended"] or not args.bootstrap_no_eos:
+    """Advantages of each action by the values of a critic."""
+    for sequence in sequences:
+        values = [0.0] * len(sequence["values"]) if args.disable_value else sequence["values"]
+        if sequence["ended"] or not args.bootstrap_no_eos:
             values[-1] = 0.0
         advantages, running = [], 0.0
-        for t in reversed(range(len(one["earned"]))):
-            error = one["earned"][t] + args.discount * values[t + 1] - values[t]
+        for t in reversed(range(len(sequence["earned"]))):
+            error = sequence["earned"][t] + args.discount * values[t + 1] - values[t]
             running = error + args.discount * args.gae_lambda * running
             advantages.insert(0, running)
-        one["advantages"] = advantages
-        one["returns"] = [advantage + value for advantage, value in zip(advantages, values[:-1], strict=True)]
+        sequence["advantages"] = advantages
+        sequence["returns"] = [advantage + value for advantage, value in zip(advantages, values[:-1], strict=True)]
     return sequences
 
 
@@ -151,32 +154,34 @@ def _normalised(args, sequences):
     if not args.adv_norm:
         return sequences
     by_group = getattr(args, "group_adv_norm", False)
-    for group in {one["sample"] if by_group else 0 for one in sequences}:
-        members = [one for one in sequences if not by_group or one["sample"] == group]
-        kept = [a for one in members for a, trains in zip(one["advantages"], one["trained"], strict=True) if trains]
-        if kept:
-            mean, spread = statistics.fmean(kept), statistics.pstdev(kept)
-            for one in members:
-                one["advantages"] = [(a - mean) / (spread + 1e-5) for a in one["advantages"]]
+    for group in {sequence["sample"] if by_group else 0 for sequence in sequences}:
+        members = [sequence for sequence in sequences if not by_group or sequence["sample"] == group]
+        pairs = [zip(sequence["advantages"], sequence["trained"], strict=True) for sequence in members]
+        trained = [advantage for advantage, trains in itertools.chain(*pairs) if trains]
+        if trained:
+            mean, spread = statistics.fmean(trained), statistics.pstdev(trained)
+            for sequence in members:
+                sequence["advantages"] = [(a - mean) / (spread + 1e-5) for a in sequence["advantages"]]
     return sequences
 
 
 def policy_loss_by_hand(args, sequences, model):
     """(sum over tokens or responses of the loss, with its gradient; what it is divided by), in float64."""
     loss, count = torch.zeros((), dtype=torch.float64), 0
-    for one in sequences:
-        output = TinyOutput(model, one["tokens"], [len(one["tokens"])])
+    for sequence in sequences:
+        output = TinyOutput(model, sequence["tokens"], [len(sequence["tokens"])])
         output.temperature = args.generation.temperature
         scores = output.logits.log_softmax(-1)
-        places = [t for t, trains in enumerate(one["trained"]) if trains]
-        logprobs = {t: scores[t, one["tokens"][t + 1]] for t in places}
-        log_ratios = _log_ratios(args, {t: logprobs[t] - one["old"][t] for t in places})
+        places = [t for t, trains in enumerate(sequence["trained"]) if trains]
+        logprobs = {t: scores[t, sequence["tokens"][t + 1]] for t in places}
+        by_token = {t: logprobs[t] - sequence["old"][t] for t in places}
+        log_ratios = _log_ratios(args, by_token)
         terms = [
-            one["weights"][t]
-            * _surrogate(args, one["advantages"][t], log_ratios[t].exp(), logprobs[t])
+            sequence["weights"][t]
+            * _surrogate(args, sequence["advantages"][t], log_ratios[t].exp(), logprobs[t])
             / (len(places) if args.policy_loss == "sequence" else 1)
             - args.entropy_coef * -(scores[t].exp() * scores[t]).sum()
-            + _kl_in_loss(args, logprobs[t] - one["reference"][t], float(logprobs[t].detach()) - one["old"][t])
+            + _kl_in_loss(args, logprobs[t] - sequence["reference"][t], float(by_token[t].detach()))
             for t in places
         ]
         if terms:
@@ -188,7 +193,7 @@ def policy_loss_by_hand(args, sequences, model):
 
 
 def _log_ratios(args, by_token):
-    """Each token's own, or that of its response."""
+    """The log-ratio of each token, or of its response."""
     if not by_token or args.policy_loss in ("ppo", "cispo"):
         return by_token
     together = torch.stack(list(by_token.values()))

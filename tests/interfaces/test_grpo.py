@@ -1,4 +1,4 @@
-"""GRPO and its family are what their papers write; `InterfaceContract` has what holds for any interface."""
+"""GRPO and its family equal the formulas of their papers; `InterfaceContract` checks what holds for any interface."""
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, loss_by_h
     assert ("kl_penalty" in stats) == (args.kl_in == "loss" and args.kl_ctl > 0)
 
 
-def test_responses_that_are_all_alike_teach_nothing(rollout, sampled_by):
+def test_groups_with_equal_rewards_give_no_gradient(rollout, sampled_by):
     """every response to a prompt right, or every one wrong: there is nothing to compare"""
     model = tiny_model()
     data = sampled_by(model, rollout)
@@ -105,40 +105,40 @@ def test_responses_that_are_all_alike_teach_nothing(rollout, sampled_by):
     assert stats["grad_norm"] > 0
 
 
-def test_a_step_in_which_all_rewards_of_each_group_are_equal_is_warned_about(rollout, caplog):
+def test_steps_in_which_all_groups_have_equal_rewards_are_reported(rollout, caplog):
     """in the first of such steps, and again in the eleventh"""
     interface, model = GRPOInterface(kl_ctl=0.0, minibatches=1), tiny_model()
     rollout.data["rewards"] = torch.zeros(16)
     for _ in range(11):
         interface.train_step(model, rollout, SPEC)
-    said = [record.getMessage() for record in caplog.records]
-    assert [line.partition("(")[2].partition(" in")[0] for line in said] == ["1", "11"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [line.partition("(")[2].partition(" in")[0] for line in messages] == ["1", "11"]
     rollout.data["rewards"][0] = 1.0
     interface.train_step(model, rollout, SPEC)
     assert interface.steps_without_signal == 0
     assert len(caplog.records) == 2
 
 
-def test_without_a_penalty_no_reference_is_read(rollout):
+def test_the_reference_is_not_read_without_a_kl_penalty(rollout):
     few = rollout.select(set(rollout.keys) - {"values", "packed_ref_logprobs", "proximal_logprobs", "dense_rewards"})
     assert "kl" not in GRPOInterface(kl_ctl=0.0).train_step(tiny_model(), few, SPEC)
 
 
-def test_a_penalty_in_the_loss_leaves_the_advantages_alone(rollout, sampled_by):
+def test_a_kl_penalty_in_the_loss_does_not_change_the_advantages(rollout, sampled_by):
     data = sampled_by(tiny_model(), rollout)
     data.data["packed_ref_logprobs"] = data.data["packed_logprobs"] - 1.0
-    in_loss, in_reward = (GRPOInterface(kl_in=place, kl_ctl=0.5, **LIMITLESS) for place in ("loss", "reward"))
+    in_loss, in_reward = (GRPOInterface(kl_in=target, kl_ctl=0.5, **LIMITLESS) for target in ("loss", "reward"))
     free = GRPOInterface(kl_ctl=0.0, **LIMITLESS).train_step(tiny_model(), data, SPEC)
     assert in_loss.train_step(tiny_model(), data, SPEC)["advantage_abs"] == free["advantage_abs"]
     assert in_reward.train_step(tiny_model(), data, SPEC)["advantage_abs"] != free["advantage_abs"]
 
 
-def test_the_coefficient_in_force_is_that_of_the_controller(rollout):
+def test_the_kl_coefficient_follows_the_controller(rollout):
     """in the loss as in the reward, an adaptive one follows the KL per response"""
     rollout.data["packed_ref_logprobs"] = rollout.data["packed_logprobs"] - 5.0
-    for place in ("loss", "reward"):
+    for target in ("loss", "reward"):
         settings = {"adaptive_kl_ctl": True, "adaptive_kl_target": 1.0, "adaptive_kl_horizon": 80, "kl_estimator": "k1"}
-        interface = GRPOInterface(kl_in=place, kl_ctl=0.1, **settings, **LIMITLESS)
+        interface = GRPOInterface(kl_in=target, kl_ctl=0.1, **settings, **LIMITLESS)
         first = call_interface(interface, "train_step", tiny_model(), rollout)
         assert interface.controller.coef == pytest.approx(0.1 * (1 + 0.2 * 16 / 80))
         second = call_interface(interface, "train_step", tiny_model(), rollout)
@@ -146,7 +146,7 @@ def test_the_coefficient_in_force_is_that_of_the_controller(rollout):
         assert second["loss"] != first["loss"]
 
 
-def test_a_group_is_sampled_for_each_prompt(tokenizer):
+def test_a_group_of_responses_is_sampled_for_each_prompt(tokenizer):
     prompts = make_batch(["packed_prompts"], [[(3, 1)], [(1, 1)]])
     sampling = GenerationHyperparameters(max_new_tokens=4, responses_per_prompt=3)
     out = GRPOInterface(generation=sampling).generate(tiny_model(tokenizer), prompts, SPEC)
@@ -156,9 +156,9 @@ def test_a_group_is_sampled_for_each_prompt(tokenizer):
     assert [len(lengths) for lengths in best.seqlens["packed_input_ids"]] == [5, 5]
 
 
-def test_one_response_to_a_prompt_is_enough_only_where_none_are_compared():
-    one = {"generation": {"responses_per_prompt": 1}}
+def test_one_response_per_prompt_is_refused_where_responses_are_compared():
+    settings_of_one = {"generation": {"responses_per_prompt": 1}}
     for settings in ({}, {"baseline": "leave_one_out", "scale": "none"}, {"baseline": "none"}):
         with pytest.raises(ValueError, match="responses_per_prompt above 1"):
-            GRPOInterface(**one, **settings)
-    GRPOInterface(**one, baseline="batch", scale="batch")
+            GRPOInterface(**settings_of_one, **settings)
+    GRPOInterface(**settings_of_one, baseline="batch", scale="batch")

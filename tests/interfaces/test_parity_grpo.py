@@ -29,7 +29,7 @@ from . import trl_parity
 from .trl_parity import check_equal, role
 
 LIMIT = 8
-"""Longest response: one of so many tokens was cut off."""
+"""Longest response: one with this many tokens was cut off."""
 PROMPTS = (3, 1, 6)
 RESPONSES = ((5, 1, 8, 3), (2, 2, 1, 7), (8, 4, 8, 6))
 REWARDS = (1.0, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.25)
@@ -60,13 +60,13 @@ class Rollout:
 
     def batch(self):
         """As rlcli packs it, with rewards and without log-probs."""
-        whole = [[len(p) + n for p, n in self._pairs()[i : i + GROUP]] for i in range(0, len(self.lengths), GROUP)]
-        ones = [[1] * GROUP for _ in whole]
+        lengths = [[len(p) + n for p, n in self._pairs()[i : i + GROUP]] for i in range(0, len(self.lengths), GROUP)]
+        ones = [[1] * GROUP for _ in lengths]
         masks = [torch.arange(len(p) + n) < len(p) for p, n in self._pairs()]
         rows = zip(self.prompt_of, self.responses, strict=True)
         return SequenceSample.from_default(
-            ids=[f"p{n}" for n in range(len(whole))],
-            seqlens={"packed_input_ids": whole, "prompt_mask": whole, "rewards": ones, "seq_no_eos_mask": ones},
+            ids=[f"p{n}" for n in range(len(lengths))],
+            seqlens={"packed_input_ids": lengths, "prompt_mask": lengths, "rewards": ones, "seq_no_eos_mask": ones},
             data={
                 "packed_input_ids": torch.tensor([token for prompt, response in rows for token in prompt + response]),
                 "prompt_mask": torch.cat(masks),
@@ -95,7 +95,7 @@ def sampler():
 
 @pytest.fixture(scope="module")
 def trained(sampler):
-    """So far from the policy that sampled that some of its ratios are clipped."""
+    """Far enough from the policy that sampled for some of its ratios to be clipped."""
     return near(sampler, 2, 0.03)
 
 
@@ -107,9 +107,9 @@ def reference(sampler):
 def with_logprobs(batch, **modules):
     """The batch with a key of log-probs for each model."""
     for key, module in modules.items():
-        made = call_interface(ReferenceInterface(), "inference", role(module, "inference"), batch)
-        made.remap_keys_({"packed_ref_logprobs": key})
-        batch.update_(made)
+        output = call_interface(ReferenceInterface(), "inference", role(module, "inference"), batch)
+        output.remap_keys_({"packed_ref_logprobs": key})
+        batch.update_(output)
     return batch
 
 
@@ -129,7 +129,7 @@ def theirs(trl, tmp_path, sampler, reference, trained, monkeypatch):
 
     monkeypatch.setattr(advantages, "SCALE_EPS", 1e-4)  # theirs
 
-    def of(kind="GRPO", rollout=None, beta=0.0, more_rewards=(), change=lambda trainer: None, **settings):
+    def of(kind="GRPO", rollout=None, beta=0.0, additional_rewards=(), change=lambda trainer: None, **settings):
         rollout = rollout or Rollout()
         common = {
             "output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none", "num_iterations": 2,
@@ -138,7 +138,7 @@ def theirs(trl, tmp_path, sampler, reference, trained, monkeypatch):
         }  # fmt: skip
         trainer = getattr(trl, f"{kind}Trainer")(
             copy.deepcopy(sampler),
-            reward_funcs=[lambda prompts, completions, **_: list(REWARDS), *more_rewards],
+            reward_funcs=[lambda prompts, completions, **_: list(REWARDS), *additional_rewards],
             args=getattr(trl, f"{kind}Config")(**{**common, **settings}),
             train_dataset=Dataset.from_list([{"prompt": "a"}] * len(rollout.responses)),
             processing_class=as_transformers(byte_tokenizer()),
@@ -200,7 +200,7 @@ GRPO_CASES = {
 
 
 @pytest.mark.parametrize("case", GRPO_CASES)
-def test_grpo_is_that_of_trl(theirs, sampler, reference, trained, case):
+def test_grpo_equals_trl(theirs, sampler, reference, trained, case):
     settings, of_trl = GRPO_CASES[case]
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler, packed_ref_logprobs=reference)
     mine = ours(GRPOInterface(**SHARED, **settings), trained, batch)
@@ -210,7 +210,7 @@ def test_grpo_is_that_of_trl(theirs, sampler, reference, trained, case):
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_responses_that_were_cut_off_are_masked_as_by_trl(theirs, trl, sampler, trained, loss_type):
+def test_truncated_responses_are_masked_as_in_trl(theirs, trl, sampler, trained, loss_type):
     """With the soft penalty on long ones, too. TRL's mean over responses counts those that are masked whole, and ours
     does not."""
     aggregation = {
@@ -220,13 +220,13 @@ def test_responses_that_were_cut_off_are_masked_as_by_trl(theirs, trl, sampler, 
     settings = {"kl_ctl": 0.0, "mask_too_long": True, "overlong_buffer": 4, **aggregation}
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler)
     mine = ours(GRPOInterface(**SHARED, **settings), trained, batch)
-    other = theirs(loss_type=loss_type, mask_truncated_completions=True, more_rewards=[overlong(trl)])
+    expected = theirs(loss_type=loss_type, mask_truncated_completions=True, additional_rewards=[overlong(trl)])
     cut = sum(length == LIMIT for group in RESPONSES for length in group)
-    check_equal(mine, other, factor=12 / (12 - cut) if loss_type == "grpo" else 1.0)
+    check_equal(mine, expected, factor=12 / (12 - cut) if loss_type == "grpo" else 1.0)
 
 
-def test_truncated_importance_sampling_is_that_of_trl(theirs, sampler, trained):
-    """Between what an inference engine says that it sampled with and what the trainer finds."""
+def test_truncated_importance_sampling_equals_trl(theirs, sampler, trained):
+    """Between the log-probs that an inference engine reports and those of the trainer."""
     batch = with_logprobs(Rollout().batch(), packed_logprobs=near(sampler, 4, 0.02), proximal_logprobs=sampler)
     rows = batch.data["packed_logprobs"].split(batch.flat_seqlens("packed_logprobs"))
     rollout = Rollout()
@@ -244,7 +244,7 @@ def test_truncated_importance_sampling_is_that_of_trl(theirs, sampler, trained):
 
 
 @pytest.mark.parametrize(("beta", "epsilon"), [(0.0, 0.2), (0.2, 0.02)])
-def test_rloo_is_that_of_trl(theirs, sampler, reference, trained, beta, epsilon):
+def test_rloo_equals_trl(theirs, sampler, reference, trained, beta, epsilon):
     """A response is one action; the KL penalty, k1, is in its reward."""
     settings = {
         "baseline": "leave_one_out", "scale": "none", "policy_loss": "sequence", "loss_aggregation": "constant",
@@ -255,7 +255,7 @@ def test_rloo_is_that_of_trl(theirs, sampler, reference, trained, beta, epsilon)
     check_equal(mine, theirs("RLOO", beta=beta, epsilon=epsilon))
 
 
-def test_sft_is_that_of_trl(trl, tmp_path, trained):
+def test_sft_equals_trl(trl, tmp_path, trained):
     """Of answers that are ragged, of one token, and empty, whose rows are all prompt."""
     from datasets import Dataset
 
@@ -293,7 +293,7 @@ def test_sft_is_that_of_trl(trl, tmp_path, trained):
 
 @pytest.fixture(scope="module")
 def critics():
-    """(the one that valued the rollout, the one that is trained)"""
+    """(the critic that valued the rollout, the critic that is trained)"""
     old = tiny_model(head="value", seed=4)
     return old, near(old, 5, 0.05)
 
@@ -312,7 +312,7 @@ def of_ppo(trl, tmp_path, sampler, reference, trained, critics, monkeypatch):
     def of(rollout, **settings):
         queries = rectangle(rollout.prompt_of, left=True)
         texts = torch.cat([queries, rectangle(rollout.responses, left=False)], 1)
-        one = Dataset.from_list([{"input_ids": [3]}] * len(rollout.responses))
+        placeholder = Dataset.from_list([{"input_ids": [3]}] * len(rollout.responses))
         rows = {"per_device_train_batch_size": len(texts), "local_rollout_forward_batch_size": len(texts)}
         trainer = PPOTrainer(
             args=PPOConfig(
@@ -322,14 +322,14 @@ def of_ppo(trl, tmp_path, sampler, reference, trained, critics, monkeypatch):
                 **rows, **settings,
             ),
             processing_class=as_transformers(byte_tokenizer()), model=copy.deepcopy(trained).requires_grad_(True),
-            ref_model=copy.deepcopy(reference), reward_model=torch.nn.Linear(1, 1), train_dataset=one,
-            eval_dataset=one, value_model=copy.deepcopy(critics[1]).requires_grad_(True),
+            ref_model=copy.deepcopy(reference), reward_model=torch.nn.Linear(1, 1), train_dataset=placeholder,
+            eval_dataset=placeholder, value_model=copy.deepcopy(critics[1]).requires_grad_(True),
         )  # fmt: skip
         gradients, logged, rewarded = {}, {}, ppo_trainer.get_reward
 
-        def responses(model, given, *_):
+        def responses(model, queries_given, *_):
             logits = ppo_trainer.forward(sampler, texts, 0).logits
-            return texts, logits[:, given.shape[1] - 1 : -1].clone()
+            return texts, logits[:, queries_given.shape[1] - 1 : -1].clone()
 
         def scores(model, *inputs):
             return (
@@ -363,7 +363,7 @@ def of_last_states(rollout, old, trained, clip):
     return float(total.detach()), {name: p.grad for name, p in module.named_parameters() if p.grad is not None}, count
 
 
-def test_ppo_is_that_of_trl(of_ppo, sampler, reference, trained, critics):
+def test_ppo_equals_trl(of_ppo, sampler, reference, trained, critics):
     """Their standard deviation is the unbiased one, with its epsilon inside the root: a factor of all advantages. They
     put the score, and a value to learn, one state later; without discounting (and with lambda 1) the returns are the
     same."""

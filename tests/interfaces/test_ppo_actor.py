@@ -1,5 +1,6 @@
-"""The policy's training is PPO as written in its papers; `InterfaceContract` has what holds for any interface."""
+"""The policy's training is PPO as written in its papers; `InterfaceContract` checks what holds for any interface."""
 
+import itertools
 import math
 
 import pytest
@@ -74,9 +75,8 @@ def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, loss_by_h
     assert stats["loss"] == pytest.approx(float(loss.detach()) / count, rel=1e-5, abs=1e-6)
     for name in ("embedding", "head"):
         torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4)
-    kl = [
-        value for one in sequences for value, counts in zip(one["trained_kl"], one["response"], strict=True) if counts
-    ]
+    values = [zip(sequence["trained_kl"], sequence["response"], strict=True) for sequence in sequences]
+    kl = [value for value, counts in itertools.chain(*values) if counts]
     assert stats["kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-4, abs=1e-6)
 
 
@@ -95,7 +95,7 @@ def test_a_token_beyond_the_clip_gets_no_gradient(rollout, sampled_by):
     assert stats["grad_norm"] > 0.1
 
 
-def test_a_higher_reward_raises_the_likelihood_of_that_response(rollout, sampled_by):
+def test_a_higher_reward_makes_a_response_more_likely(rollout, sampled_by):
     """more reward for one response makes it more likely"""
     changes = []
     for reward in (0.0, 5.0):
@@ -120,7 +120,7 @@ def test_a_higher_reward_raises_the_likelihood_of_that_response(rollout, sampled
     ],
     ids=["sampler", "decoupled", "recomputed", "both"],
 )
-def test_the_kl_penalty_is_that_of_the_policy_that_sampled(settings, returns):
+def test_the_kl_penalty_uses_the_log_probs_of_the_sampling_policy(settings, returns):
     """by hand: of the sampler's log-probs, or of those that were recomputed in their place"""
     lengths = {"packed_input_ids": [[3]], "prompt_mask": [[3]], "values": [[3]], "rewards": [[1]]}
     lengths |= {key: [[2]] for key in ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs")}
@@ -155,7 +155,7 @@ def test_a_policy_that_equals_its_reference_pays_no_penalty(rollout, sampled_by)
 @pytest.mark.parametrize(
     "limit", [{"early_stop_imp_ratio": 0.5}, {"early_stop_imp_ratio": None, "early_stop_kl": -10.0}]
 )
-def test_early_stop_skips_the_step_whole(rollout, sampled_by, limit):
+def test_an_early_stop_leaves_weights_and_schedule_unchanged(rollout, sampled_by, limit):
     """an early stop leaves weights and schedule alone"""
     model = tiny_model()
     before = weights(model)
@@ -178,23 +178,23 @@ def test_temperature_divides_the_logits_in_training_as_in_sampling(rollout):
     assert cold.train_step(tiny_model(), rollout, SPEC)["importance_ratio"] != pytest.approx(1.0, abs=1e-2)
 
 
-def test_epochs_and_minibatches_deal_every_response(rollout, sampled_by):
+def test_every_response_is_dealt_once_per_epoch_in_a_new_order(rollout, sampled_by):
     """every response is dealt once per epoch, anew in each"""
     model, dealt = tiny_model(), []
     original = model.module.train_batch
-    model.module.train_batch = lambda part, *a, **k: (dealt.append(list(part.ids)), original(part, *a, **k))[1]
+    model.module.train_batch = lambda data, *a, **k: (dealt.append(list(data.ids)), original(data, *a, **k))[1]
     actor = PPOActorInterface(minibatches=4, ppo_epochs=2, **LIMITLESS)
     call_interface(actor, "train_step", model, sampled_by(model, rollout))
     first, second = dealt[:4], dealt[4:]
     assert sorted(flat2d(first)) == sorted(flat2d(second)) == sorted(rollout.ids)
-    assert [len(part) for part in dealt] == [2] * 8
+    assert [len(minibatch) for minibatch in dealt] == [2] * 8
     assert first != second
     dealt.clear()
     PPOActorInterface(minibatches=4, **LIMITLESS).train_step(model, rollout, SPEC)
     assert dealt != first, "the version seeds the deal"
 
 
-def test_adaptive_kl_is_fed_with_the_true_kl(rollout):
+def test_the_adaptive_coefficient_follows_the_kl_per_response(rollout):
     """the KL coefficient follows the KL per response"""
     responses = rollout.data["seq_no_eos_mask"].numel()
     for gap, direction in ((5.0, 1), (0.0, -1)):
@@ -206,7 +206,7 @@ def test_adaptive_kl_is_fed_with_the_true_kl(rollout):
         assert actor.controller.coef == pytest.approx(0.1 * (1 + direction * 0.2 * responses / 1000))
 
 
-def test_best_of_k_keeps_the_highest_rewards_the_shorter_first(rollout):
+def test_best_of_k_keeps_the_highest_rewards_and_prefers_shorter_responses(rollout):
     """best of k keeps the highest rewards, of equals the shorter"""
     rollout.data["rewards"] = torch.tensor([0.0, 1.0] + [1.0, 1.0] + [2.0, 1.0] * 6)
     best = keep_best(rollout, 1)
@@ -219,7 +219,7 @@ def test_best_of_k_keeps_the_highest_rewards_the_shorter_first(rollout):
     assert trained.data["rewards"].numel() == 8
 
 
-def test_without_reference_or_critic(rollout):
+def test_reference_and_critic_are_needed_only_if_used(rollout):
     """no reference is needed without KL, no critic if disabled"""
     few = rollout.select(set(rollout.keys) - {"values", "packed_ref_logprobs"})
     stats = PPOActorInterface(kl_ctl=0.0, disable_value=True).train_step(tiny_model(), few, SPEC)
@@ -230,7 +230,7 @@ def test_without_reference_or_critic(rollout):
         PPOActorInterface(kl_ctl=0.0).train_step(tiny_model(), few, SPEC)
 
 
-def test_batch_statistics(rollout):
+def test_batch_statistics_match_the_batch(rollout):
     """stats of the batch are what their names say"""
     stats = PPOActorInterface(**LIMITLESS).train_step(tiny_model(), rollout, SPEC)
     assert stats["shaped_reward"] == pytest.approx(float(rollout.data["rewards"].mean()))
@@ -241,7 +241,7 @@ def test_batch_statistics(rollout):
     assert stats["loss_weight"] == float((~rollout.data["prompt_mask"]).sum())
 
 
-def test_the_mean_advantage_counts_every_response_alike(rollout, sampled_by):
+def test_the_mean_advantage_weights_every_response_equally(rollout, sampled_by):
     """not every token, or long responses would count for more"""
     settings = {"adv_norm": False, "disable_value": True, "kl_ctl": 0.0, "gae_lambda": 1.0}
     stats = PPOActorInterface(**LIMITLESS, **settings).train_step(tiny_model(), rollout, SPEC)
@@ -255,7 +255,7 @@ RECOMPUTED = [{}, {"policy_loss": "gspo"}, {"recompute_logprob": True}, {"use_de
 
 @pytest.mark.parametrize("settings", RECOMPUTED, ids=str)
 @pytest.mark.parametrize(("age", "name"), [(None, "sampler_gap"), (0, "sampler_gap"), (2, "policy_drift")])
-def test_the_distance_to_the_sampler_is_named_by_the_age_of_the_samples(rollout, sampled_by, settings, age, name):
+def test_the_distance_to_the_sampler_is_a_gap_or_a_drift_by_sample_age(rollout, sampled_by, settings, age, name):
     """the mean distance of the log-probs as the step begins, of whole responses"""
     model = tiny_model()
     current = sampled_by(model, rollout).data["packed_logprobs"].clone()
@@ -274,7 +274,7 @@ def test_the_distance_to_the_sampler_is_named_by_the_age_of_the_samples(rollout,
 
 @pytest.mark.parametrize("settings", RECOMPUTED, ids=str)
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_the_kl_of_stale_samples_is_that_of_the_policy_as_the_step_begins(rollout, sampled_by, settings, estimator):
+def test_the_kl_of_stale_samples_is_that_of_the_policy_at_step_begin(rollout, sampled_by, settings, estimator):
     """not that of the policy that sampled them, which here is the reference itself, nor of the policy after it"""
     model = tiny_model()
     current = sampled_by(model, rollout).data["packed_logprobs"].clone()
@@ -289,7 +289,7 @@ def test_the_kl_of_stale_samples_is_that_of_the_policy_as_the_step_begins(rollou
     assert actor.train_step(model, rollout, SPEC)["kl"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_rewards_that_are_clipped_are_counted(rollout):
+def test_clipped_rewards_are_counted(rollout):
     """of sixteen rewards, two are above the clip and one below"""
     rollout.data["rewards"] = torch.tensor([0.0] * 13 + [1.6, -1.4, 30.0])
     settings = {"reward_output_bias": 0.5, "reward_output_scaling": 2.0, "max_reward_clip": 2.0}
@@ -298,7 +298,7 @@ def test_rewards_that_are_clipped_are_counted(rollout):
     assert PPOActorInterface(**LIMITLESS).train_step(tiny_model(), rollout, SPEC)["reward_clip_fraction"] == 1 / 16
 
 
-def test_best_of_k_samples_k(tokenizer):
+def test_best_of_k_samples_k_responses(tokenizer):
     prompts = make_batch(["packed_prompts"], [[(3, 1)], [(1, 1)], [(2, 1)]])
     interface = PPOActorInterface(generation=GenerationHyperparameters(max_new_tokens=6), generation_size=3)
     out = interface.generate(tiny_model(tokenizer), prompts, SPEC)

@@ -21,7 +21,7 @@ from rlcli.interfaces.ppo_actor import PPOActorInterface
 from rlcli.interfaces.ppo_critic import PPOCriticInterface
 from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES
 
-PARTS = list(
+SETTINGS_CLASSES = list(
     dict.fromkeys(
         cls
         for cls in itertools.chain(vars(_settings).values(), vars(_rollout_settings).values())
@@ -34,27 +34,27 @@ def keys(cls):
     return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
 
 
-def test_actor_and_critic_share_the_settings_of_the_rollout_and_nothing_else():
+def test_actor_and_critic_share_only_the_settings_of_the_rollout():
     shared = keys(PPOSettings)
     assert keys(PPOActorInterface) == shared | keys(PolicySettings)
     assert keys(PPOCriticInterface) == shared | keys(CriticLoss)
 
 
-def test_each_key_belongs_to_one_part():
-    owners = [name for part in PARTS for name in set(part.__annotations__) & set(keys(part))]
+def test_each_key_belongs_to_one_settings_class():
+    owners = [name for cls in SETTINGS_CLASSES for name in set(cls.__annotations__) & set(keys(cls))]
     assert len(owners) == len(set(owners))
     interfaces = (PPOActorInterface, PPOCriticInterface, GRPOInterface)
     assert set(owners) == {name for interface in interfaces for name in keys(interface)}
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_works_alone(part):
+@pytest.mark.parametrize("settings_class", SETTINGS_CLASSES)
+def test_each_settings_class_works_alone(settings_class):
     """with its own checks: an interface of another algorithm takes what it needs"""
-    part()
+    settings_class()
 
 
 @pytest.mark.parametrize("functions", [POLICY_LOSSES, LOSS_AGGREGATIONS], ids=["loss", "aggregation"])
-def test_what_a_named_function_takes_is_a_key_of_its_part(functions):
+def test_parameters_of_named_functions_are_settings(functions):
     for function in functions.values():
         taken = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
         assert taken <= set(keys(PolicyLoss))
@@ -67,7 +67,7 @@ def test_the_defaults_of_grpo_are_those_of_its_paper():
     assert (args.policy_loss, args.loss_aggregation, args.eps_clip) == ("ppo", "sequence", 0.2)
 
 
-def test_the_defaults_are_those_of_the_command_line_of_the_seed_systems():
+def test_the_defaults_of_ppo_are_those_of_the_seed_systems():
     args, critic = PPOActorInterface(), PPOCriticInterface()
     assert (args.minibatches, args.ppo_epochs, args.kl_ctl, args.eps_clip) == (4, 1, 0.1, 0.2)
     assert critic.value_eps_clip == 0.2
@@ -121,14 +121,14 @@ def test_the_defaults_are_those_of_the_command_line_of_the_seed_systems():
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else getattr(value, "__name__", None),
 )
-def test_settings_that_make_no_sense(cls, settings, message):
+def test_invalid_settings_are_refused(cls, settings, message):
     with pytest.raises(ValueError, match=message):
         cls(**settings)
 
 
-def test_actor_and_critic_agree_on_all_that_decides_what_they_learn_from():
+def test_settings_that_shape_advantages_must_be_equal_for_actor_and_critic():
     """Every setting between a rollout and its advantages is named, and nothing that only one of them uses."""
-    parts = (GeneralizedAdvantages, KLPenalty, RewardShaping, OldPolicy)
-    decisive = {field.name for part in parts for field in dataclasses.fields(part) if field.init}
+    shared = (GeneralizedAdvantages, KLPenalty, RewardShaping, OldPolicy)
+    decisive = {field.name for cls in shared for field in dataclasses.fields(cls) if field.init}
     alike = {entry.split()[0] for entry in PPOSettings.ALIKE["train_step"]}
     assert alike == {*decisive, "generation", "generation_size"}

@@ -1,5 +1,6 @@
-"""The critic learns the returns of PPO as written out; `InterfaceContract` has what holds for any interface."""
+"""The critic learns the returns of PPO as written out; `InterfaceContract` checks what holds for any interface."""
 
+import itertools
 import statistics
 
 import pytest
@@ -27,22 +28,25 @@ def raw_values(model, batch):
 
 def moments(sequences):
     """(mean, standard deviation) of the returns that are trained on; never below 0.1."""
-    kept = [r for one in sequences for r, trains in zip(one["returns"], one["trained"], strict=True) if trains]
-    return statistics.fmean(kept), (max(statistics.pvariance(kept), 0.01) + 1e-5) ** 0.5
+    pairs = [zip(sequence["returns"], sequence["trained"], strict=True) for sequence in sequences]
+    returns = [value for value, trains in itertools.chain(*pairs) if trains]
+    return statistics.fmean(returns), (max(statistics.pvariance(returns), 0.01) + 1e-5) ** 0.5
 
 
 def loss_by_hand(args, sequences, model, old_values, mean, std):
     loss, count, start = torch.zeros((), dtype=torch.float64), 0, 0
-    for one in sequences:
-        new = TinyOutput(model, one["tokens"], [len(one["tokens"])]).values
-        for t, trains in enumerate(one["trained"]):
+    for sequence in sequences:
+        new = TinyOutput(model, sequence["tokens"], [len(sequence["tokens"])]).values
+        for t, trains in enumerate(sequence["trained"]):
             if trains:
                 old = old_values[start + t]
-                target = min(max((one["returns"][t] - mean) / std, -5.0), 5.0) if args.value_norm else one["returns"][t]
+                target = sequence["returns"][t]
+                if args.value_norm:
+                    target = min(max((target - mean) / std, -5.0), 5.0)
                 near = old + (new[t] - old).clamp(-args.value_eps_clip, args.value_eps_clip)
                 loss = loss + torch.maximum(_error(args, new[t] - target), _error(args, near - target))
                 count += 1
-        start += len(one["tokens"])
+        start += len(sequence["tokens"])
     return loss, count
 
 
@@ -82,7 +86,7 @@ def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, settings)
     assert not model.module.gradient["head"].any()
 
 
-def test_values_go_out_in_the_units_of_the_reward(rollout, by_hand):
+def test_values_are_returned_in_the_units_of_the_reward(rollout, by_hand):
     """values go out in units of the reward, scaled as learned"""
     model, critic = tiny_model(), PPOCriticInterface(minibatches=1, value_norm_beta=0.5)
     torch.testing.assert_close(critic.inference(model, rollout, SPEC).data["values"], raw_values(model, rollout))
@@ -99,7 +103,7 @@ def test_values_go_out_in_the_units_of_the_reward(rollout, by_hand):
     torch.testing.assert_close(critic.inference(model, rollout, SPEC).data["values"], expected, atol=1e-3, rtol=1e-4)
 
 
-def test_old_values_are_normalised_before_the_statistics_move(rollout):
+def test_old_values_are_normalised_before_the_statistics_are_updated(rollout):
     """trained once on its own predictions nothing is clipped"""
     model = tiny_model()
     critic = PPOCriticInterface(minibatches=1, value_eps_clip=1e-3)
@@ -108,7 +112,7 @@ def test_old_values_are_normalised_before_the_statistics_move(rollout):
     assert critic.train_step(model, rollout, SPEC)["value_clip_fraction"] == 0
 
 
-def test_explained_variance(rollout, by_hand):
+def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_a_constant(rollout, by_hand):
     """explained variance is 1 for a perfect critic, else less"""
     settings = {"minibatches": 1, "kl_ctl": 0.0, "bootstrap_no_eos": False}
     rollout.data["values"] = torch.repeat_interleave(
@@ -123,7 +127,7 @@ def test_explained_variance(rollout, by_hand):
     assert stats["return"] == pytest.approx(moments(sequences)[0])
 
 
-def test_returns_that_differ_by_rounding_leave_nothing_to_explain(rollout):
+def test_explained_variance_is_0_for_returns_that_differ_only_by_rounding(rollout):
     """no response earns anything: returns are 0 but for the last bits"""
     rollout.data["rewards"].zero_()
     critic = PPOCriticInterface(minibatches=1, kl_ctl=0.0, bootstrap_no_eos=False, discount=0.99)
@@ -133,7 +137,7 @@ def test_returns_that_differ_by_rounding_leave_nothing_to_explain(rollout):
 
 
 @pytest.mark.parametrize("n_mbs", [1, 2, 3, 8])
-def test_values_that_stay_within_the_clip_are_not_counted_as_clipped(rollout, n_mbs):
+def test_values_within_the_clip_are_not_counted_as_clipped(rollout, n_mbs):
     """`old + (new - old)` is not `new` to the last bit; that is no clip"""
     model, critic = tiny_model(), PPOCriticInterface(minibatches=1, value_norm=False, value_eps_clip=100.0)
     model.module.model.float()
@@ -141,7 +145,7 @@ def test_values_that_stay_within_the_clip_are_not_counted_as_clipped(rollout, n_
     assert critic.train_step(model, rollout, MicroBatchSpec(n_mbs=n_mbs))["value_clip_fraction"] == 0
 
 
-def test_returns_that_are_clipped_are_counted(rollout):
+def test_clipped_returns_are_counted(rollout):
     """those beyond five standard deviations, of the tokens that are trained on"""
     rollout.data["rewards"] = torch.tensor([20.0] + [0.0] * 15)
     critic = PPOCriticInterface(minibatches=1, kl_ctl=0.0)

@@ -1,4 +1,4 @@
-"""All of PPO's interfaces in a loop over the real engine: a random transformer learns what is rewarded."""
+"""All of PPO's interfaces in a loop over the real engine: a random transformer learns to raise its reward."""
 
 import torch
 
@@ -30,7 +30,7 @@ def rewarded(batch):
     return SequenceSample.from_default(ids=batch.ids, seqlens=ones, data={"rewards": torch.stack(scores)})
 
 
-def test_reward_rises():
+def test_the_reward_rises_in_a_ppo_loop():
     actor, reference, critic = role("actor"), role("ref"), role("critic", head="value")
     sampling = GenerationHyperparameters(responses_per_prompt=2, max_new_tokens=6, temperature=0.9)
     args = {
@@ -55,12 +55,12 @@ def test_reward_rises():
     for step in range(12):
         batch = prompts.select(["packed_prompts"])
         batch.update_(call_interface(act, "generate", actor, prompts, SPEC))
-        for made in (
+        for output in (
             rewarded(batch),
             call_interface(refer, "inference", reference, batch, SPEC),
             call_interface(criticise, "inference", critic, batch, SPEC),
         ):
-            batch.update_(made)
+            batch.update_(output)
         again = call_interface(act, "inference", actor, batch, SPEC).data["packed_logprobs"]
         torch.testing.assert_close(again, batch.data["packed_logprobs"], atol=1e-4, rtol=1e-4)
         stats = call_interface(act, "train_step", actor, batch, SPEC)

@@ -1,4 +1,4 @@
-"""How far the trainer's log-probs are from the sampler's: by hand, and only where both are known."""
+"""How far the trainer's log-probs are from the sampler's: worked by hand, and only where both are available."""
 
 import pytest
 import torch
@@ -24,16 +24,16 @@ def batch(**metadata):
 
 
 @pytest.mark.parametrize("settings", [{"use_decoupled_loss": True}, {"recompute_logprob": True}])
-def test_the_mean_over_the_actions_of_responses(settings):
+def test_the_gap_is_the_mean_over_response_tokens(settings):
     assert proximal_gaps(GRPOInterface(**settings), batch(), identity) == {"sampler_gap": 0.25}
 
 
-def test_samples_of_older_weights_have_drifted():
+def test_samples_of_older_weights_count_as_drift():
     """Only those of the same weights show how the engines differ."""
     recomputed = GRPOInterface(recompute_logprob=True)
     assert proximal_gaps(recomputed, batch(age=[1, 3]), identity) == {"policy_drift": 0.25}
     assert proximal_gaps(recomputed, batch(age=[1, 0]), identity) == {"policy_drift": 0.375, "sampler_gap": 0.0}
 
 
-def test_without_log_probs_of_the_trainer_the_first_optimizer_step_has_it():
+def test_no_gap_is_computed_without_log_probs_of_the_trainer():
     assert proximal_gaps(GRPOInterface(), batch(), identity) == {}

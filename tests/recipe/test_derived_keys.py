@@ -40,7 +40,7 @@ graph:
 
 
 def edges(graph: list[MFCDef]) -> dict[str, set[str]]:
-    """Who gives which keys to whom; what nobody reads flows nowhere."""
+    """Which keys flow between which calls; a key that nobody reads is left out."""
     produced = {key for mfc in graph for key in mfc.produced_keys}
     read = CallGraph(graph).reads
     flows = {
@@ -64,7 +64,7 @@ ARGUMENTS = list(itertools.product(("0.0", "0.01"), ("false", "true"), ("false",
 
 
 @pytest.mark.parametrize(("kl_ctl", "disable_value", "use_decoupled_loss"), ARGUMENTS)
-def test_the_graph_of_ppo_is_the_one_written_by_hand(folder: Path, kl_ctl, disable_value, use_decoupled_loss):
+def test_the_derived_graph_of_ppo_equals_the_handwritten_one(folder: Path, kl_ctl, disable_value, use_decoupled_loss):
     arguments = f"kl_ctl={kl_ctl} disable_value={disable_value} use_decoupled_loss={use_decoupled_loss}"
     needs_it = use_decoupled_loss == "true"
     (folder / "mine.yaml").write_text("extends: ppo_math\n" + (PROXIMAL if needs_it else ""))
@@ -76,7 +76,7 @@ def test_the_graph_of_ppo_is_the_one_written_by_hand(folder: Path, kl_ctl, disab
 
 
 @pytest.mark.parametrize(("name", "explicit"), [("ppo_math", "as shipped"), ("sft_math", "sft_math")])
-def test_a_shipped_graph_is_the_one_written_by_hand(name: str, explicit: str):
+def test_the_derived_graph_of_a_shipped_recipe_equals_the_handwritten_one(name: str, explicit: str):
     recipe = load_recipe(name).recipe
     expected = EXPLICIT[explicit]
     assert stages(recipe.graph) == expected["stages"]
@@ -84,7 +84,7 @@ def test_a_shipped_graph_is_the_one_written_by_hand(name: str, explicit: str):
     assert without(edges(eval_graph(recipe)), {}) == expected["evaluation"]
 
 
-def test_a_key_that_nobody_makes_is_one_problem_of_all_its_readers(folder: Path):
+def test_a_key_that_no_call_produces_is_one_problem_for_all_readers(folder: Path):
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["ppo.use_decoupled_loss=true"])
     (problem,) = caught.value.problems
@@ -96,7 +96,7 @@ def test_a_key_that_nobody_makes_is_one_problem_of_all_its_readers(folder: Path)
     assert "ppo_actor" in (problem.excerpt or "")
 
 
-def test_a_list_replaces_the_default_and_null_brings_it_back(folder: Path):
+def test_a_list_replaces_the_default_and_null_restores_it(folder: Path):
     by_hand = "[packed_input_ids, prompt_mask, packed_logprobs, packed_ref_logprobs, seq_no_eos_mask, rewards, values]"
     listed = load_recipe("ppo_math", [f"graph.actor_train.inputs={by_hand}"])
     assert "solved" not in listed.recipe.graph["actor_train"].inputs
@@ -115,7 +115,7 @@ def test_a_list_replaces_the_default_and_null_brings_it_back(folder: Path):
     ]
 
 
-def test_renames_carry_over(folder: Path):
+def test_renamed_keys_are_derived_too(folder: Path):
     text = """\
 graph:
   critic_inf: {output_key_remap: {values: old_values}}
@@ -166,7 +166,7 @@ def test_a_wrong_rename_is_one_problem(folder: Path, rename: str, message: str, 
     assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(message, hint)]
 
 
-def test_a_resolved_recipe_names_all_keys(folder: Path):
+def test_a_resolved_recipe_lists_all_keys(folder: Path):
     resolved = load_recipe("ppo_math")
     again = Recipe.model_validate(resolved.to_json())
     assert again.graph == resolved.recipe.graph
@@ -174,7 +174,7 @@ def test_a_resolved_recipe_names_all_keys(folder: Path):
     assert load_recipe("flat.yaml").recipe == resolved.recipe
 
 
-# -- what is read where it is given, whatever interfaces declare ---------------------------------------------
+# -- optional reads, whatever interfaces declare -------------------------------------------------------------
 
 NAMES = "abcde"
 KEYS = [f"k{number}" for number in range(6)]
@@ -195,7 +195,7 @@ def declared_graphs(draw: st.DrawFn) -> dict[str, tuple[list[str], list[str]]]:
 
 
 @given(declared=declared_graphs(), order=st.permutations(NAMES), brought=st.sets(st.sampled_from(KEYS)))
-def test_what_is_given_never_closes_a_circle(declared: Any, order: list[str], brought: set[str]):
+def test_optional_reads_never_create_a_cycle(declared: Any, order: list[str], brought: set[str]):
     def constants(_: str, name: str, constant: str) -> Any:
         return {"inference": tuple(declared[name][constant == "READS"])}
 

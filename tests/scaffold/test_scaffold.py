@@ -1,4 +1,4 @@
-"""What `rlcli new` writes works as it stands: its tests pass, its style is ours, nothing is overwritten."""
+"""Files written by `rlcli new` work as they are: their tests pass, they pass lint, nothing is overwritten."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def full(project):
+def full_project(project):
     """A project with one or two of everything."""
     for kind in KINDS:
         for name in NAMES:
@@ -43,27 +43,27 @@ def full(project):
 
 
 @pytest.mark.timeout(600)  # pytest in a process of its own, on a machine that may be busy
-def test_the_tests_of_all_scaffolds_pass(full):
-    """Whole contracts under one name; under the other, whether a name like that works."""
+def test_the_tests_of_all_scaffolds_pass(full_project):
+    """The complete contracts under one name; under the other, only that such a name works."""
     chosen = ("-k", "qa or registers or not TestContract")
-    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, cwd=full)
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, cwd=full_project)
     assert done.returncode == 0, done.stdout + done.stderr
-    files = len(list((full / "tests").rglob("test_*.py")))
+    files = len(list((full_project / "tests").rglob("test_*.py")))
     assert files == len(NAMES) * 5
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3 * files - 2
 
 
-def test_rendered_files_have_our_style(full):
+def test_rendered_files_pass_lint_and_format(full_project):
     ruff = str(Path(sys.executable).parent / "ruff")
     config = ("--config", str(ROOT / "pyproject.toml"), "--no-cache", ".")
-    done = run(ruff, "check", *config, cwd=full)
+    done = run(ruff, "check", *config, cwd=full_project)
     assert done.returncode == 0, done.stdout
-    done = run(ruff, "format", "--diff", *config, cwd=full)
+    done = run(ruff, "format", "--diff", *config, cwd=full_project)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("like", ["grpo", "sft", "dpo", "math_reward"])
-def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
+def test_a_copied_interface_differs_only_in_its_names(project, like):
     name = f"my-{like.replace('_', '-')}"
     write(plan("interface", name, project, like=like))
     text = (project / "interfaces" / f"my_{like}.py").read_text()
@@ -75,13 +75,13 @@ def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
     assert text.count(cls) >= 2
 
 
-def test_a_copy_of_an_interface_passes_its_tests(project):
+def test_a_copied_interface_passes_its_tests(project):
     write(plan("interface", "my-grpo", project, like="grpo"))
     done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-grpo", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_only_interfaces_are_copied(project):
+def test_only_interfaces_can_be_copied(project):
     with pytest.raises(UsageError, match="copies an interface, not a dataset"):
         plan("dataset", "qa", project, like="grpo")
     with pytest.raises(UnknownComponent, match="did you mean 'grpo'"):
@@ -89,7 +89,7 @@ def test_only_interfaces_are_copied(project):
 
 
 def test_a_broken_interface_fails_its_test(project):
-    """The rendered tests can fail: a mean in place of a sum is found out."""
+    """The rendered tests can fail: a mean in place of a sum is found."""
     write(plan("interface", "qa", project))
     file = project / "interfaces" / "qa.py"
     file.write_text(
@@ -100,14 +100,14 @@ def test_a_broken_interface_fails_its_test(project):
     assert "test_the_loss_is_a_sum" in done.stdout
 
 
-def test_every_template_is_used_and_lacks_no_word(project):
+def test_every_template_is_used_and_missing_values_are_errors(project):
     used = {template for files in KINDS.values() for template in files} | set(filter(None, COPIES.values()))
     assert used < {path.name for path in HERE.glob("*.j2")}
     with pytest.raises(UndefinedError):
         render("dataset.py.j2", name="x")
 
 
-def test_nothing_is_overwritten_and_nothing_is_left_half_done(project):
+def test_existing_files_are_not_overwritten_and_nothing_else_is_written(project):
     layer = project / "recipes" / "data" / "qa.yaml"
     layer.parent.mkdir()
     layer.write_text("mine")
@@ -118,7 +118,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_half_done(project):
     assert not (project / "tests").exists()
 
 
-def test_a_failure_takes_back_what_was_written(project):
+def test_a_failure_removes_the_files_already_written(project):
     (project / "tests").write_text("a file where a folder should be")
     with pytest.raises(ResourceError, match="not writable"):
         write(plan("dataset", "qa", project))
@@ -147,7 +147,7 @@ def test_bad_names_are_refused(project, kind, name, message):
         plan(kind, name, project)
 
 
-def test_a_folder_that_is_a_python_project_is_told_how_to_become_ours(tmp_path):
+def test_a_python_project_is_refused_with_the_setting_to_add(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(UsageError, match=r"\[tool\.rlcli\]"):
         write(plan_project(tmp_path))

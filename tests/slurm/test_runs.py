@@ -41,7 +41,7 @@ def test_ppo_on_two_nodes_of_two_ranks_gives_the_numbers_of_four(project):
     assert "done" in project.rlcli("status", str(run.folder)).stdout
 
 
-def test_servers_are_started_by_the_agents_of_their_nodes(project):
+def test_servers_are_started_on_their_nodes(project):
     path = fake_python_path(project.folder)
     servers = {"python": sys.executable, "update": "disk", "environment": {"PYTHONPATH": path}}
     run = project.submit(

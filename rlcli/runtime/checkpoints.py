@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlcli.checkpoint.commit import begin, seal, write_json
 from rlcli.checkpoint.disk import check_free_space, disk_failure
-from rlcli.checkpoint.manifest import FileDigest
+from rlcli.checkpoint.manifest import FileDigest, read_manifest
+from rlcli.checkpoint.state import writer_of
 from rlcli.checkpoint.verify import checkpoints_in
 from rlcli.errors import (
     DataError,
@@ -34,6 +35,8 @@ from rlcli.topology import Topology
 
 STATE = "state.json"
 FORMAT = 3
+SLOWEST = 50e6
+"""Bytes per second: storage that is slower than this, for all ranks together, counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -292,3 +295,37 @@ def _interfaces(answers: Answers) -> dict[str, Any]:
         for call, state in answers[rank]["interfaces"].items():
             states.setdefault(call, state)
     return states
+
+
+async def verify_on_ranks(checkpoint: Path, ranks: Ranks, world_size: int, deadline: float) -> list[ModelError]:
+    """What is wrong with the files of a checkpoint, before anything of it is loaded. Each rank reads a share of them.
+    `deadline`: seconds that they may take in addition to the time for reading."""
+    manifest = read_manifest(checkpoint)
+    shares = shared_out(manifest.files.values(), world_size)
+    asked = {
+        rank: {"folder": str(checkpoint), "files": [file.as_json() for file in share]}
+        for rank, share in enumerate(shares)
+        if share
+    }
+    answers = await ranks.ask("verify", asked, deadline + manifest.size / SLOWEST)
+    return [ModelError(**fault) for rank in sorted(answers) for fault in answers[rank]["faults"]]
+
+
+def shared_out(files: Iterable[FileDigest], world_size: int) -> list[list[FileDigest]]:
+    """The files that each rank verifies: those that a rank of its number wrote, which it reads next if the layout is
+    the same; the others go to whoever has least to read. So every byte is read once."""
+    shares: list[list[FileDigest]] = [[] for _ in range(world_size)]
+    sizes = [0] * world_size
+    unassigned = []
+    for file in sorted(files, key=lambda file: (-file.bytes, file.path)):
+        writer = writer_of(file.path)
+        if writer is None or writer >= world_size:
+            unassigned.append(file)
+            continue
+        shares[writer].append(file)
+        sizes[writer] += file.bytes
+    for file in unassigned:
+        rank = sizes.index(min(sizes))
+        shares[rank].append(file)
+        sizes[rank] += file.bytes
+    return shares

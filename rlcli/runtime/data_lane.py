@@ -1,4 +1,5 @@
-"""Tensors between workers: point to point, as raw bytes, so every dtype arrives unchanged.
+"""The tensors that a rank holds, and their way to other ranks: point to point, as raw bytes, so every dtype arrives
+unchanged.
 
 They move in a thread and over a process group of their own, so that a rank can send while it computes.
 """
@@ -6,7 +7,9 @@ They move in a thread and over a process group of their own, so that a rank can 
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.runtime.buffer import Transfer
 from rlcli.runtime.messages import Request
-from rlcli.runtime.sample_store import SampleStore
 
 
 class DataLane:
@@ -69,3 +72,86 @@ def _tensor(sample: SequenceSample, key: str) -> torch.Tensor:
     tensor = sample.data[key]
     assert tensor is not None
     return tensor
+
+
+class SampleStore:
+    """Samples of batch size 1. Tensors are never written to once they are in here, so they may be read without a lock;
+    the lock guards which keys a sample has."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, SequenceSample] = {}
+        self._lock = threading.Lock()
+
+    def add(self, batch: SequenceSample) -> None:
+        """Store the samples of a batch; existing ones get its keys in addition."""
+        samples = batch.unpack()
+        with self._lock:
+            for sample in samples:
+                id_ = str(sample.ids[0])
+                if id_ in self._samples:
+                    self._samples[id_].update_(sample)
+                else:
+                    self._samples[id_] = sample
+
+    def gather(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
+        """These keys of these samples, as one batch."""
+        with self._lock:
+            selected = [self._samples[id_].select(keys) for id_ in ids]
+        return SequenceSample.gather(selected)
+
+    def sample(self, id_: str) -> SequenceSample:
+        """A sample as it is now."""
+        with self._lock:
+            sample = self._samples[id_]
+            return sample.select(list(sample.keys))
+
+    def forget(self, ids: Sequence[str]) -> None:
+        """Drop samples; unknown ids are ignored."""
+        with self._lock:
+            for id_ in ids:
+                self._samples.pop(id_, None)
+
+
+def describe_samples(
+    store: SampleStore,
+    tokenizer: Any,
+    texts: Sequence[str],
+    scores: Sequence[str],
+    finishes: Sequence[str],
+    likelihoods: Sequence[str],
+) -> dict[str, Any]:
+    """Prompts and responses of some samples as text, the rewards of some, how the responses of some ended and how
+    likely they were: each by the sample's id."""
+    return {
+        "texts": {id_: _texts(store.sample(id_), tokenizer) for id_ in texts},
+        "scores": {id_: _tensors(store.sample(id_))[REWARDS].double().tolist() for id_ in scores},
+        "finishes": {id_: _finishes(store.sample(id_)) for id_ in finishes},
+        "likelihoods": {id_: _likelihoods(store.sample(id_)) for id_ in likelihoods},
+    }
+
+
+def _texts(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
+    tensors, lengths = _tensors(sample), sample.flat_seqlens(SEQUENCES)
+    prompts, responses = [], []
+    packed = (tensors[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))
+    for tokens, mask in zip(*packed, strict=True):
+        prompts.append(tokenizer.decode(tokens[mask], skip_special_tokens=True))
+        responses.append(tokenizer.decode(tokens[~mask], skip_special_tokens=True))
+    answer = sample.metadata.get("answer", [None])[0]
+    return {"prompts": prompts, "responses": responses, "answer": None if answer is None else str(answer)}
+
+
+def _finishes(sample: SequenceSample) -> list[str]:
+    return ["length" if cut else "stop" for cut in _tensors(sample)[NOT_ENDED].tolist()]
+
+
+def _likelihoods(sample: SequenceSample) -> list[float]:
+    """The log-prob of each response: the sum over its tokens."""
+    tensors = _tensors(sample)
+    per_action = tensors[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
+    masks = tensors[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
+    return [float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)]
+
+
+def _tensors(sample: SequenceSample) -> Mapping[str, torch.Tensor]:
+    return {key: tensor for key, tensor in (sample.data or {}).items() if tensor is not None}

@@ -1,6 +1,7 @@
 """MasterWorker: opens one step after the other, decides when to save, evaluate and stop, and reports all of it.
 
-It holds descriptions of samples, never their tensors. `flow` is the way of a step's samples through its calls.
+It holds descriptions of samples, never their tensors. `flow` is the way of a step's samples through its calls. The
+lines of metrics, samples and ledger that it writes are its `Outputs`.
 """
 
 from __future__ import annotations
@@ -8,15 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import ResourceError, Stopped
+from rlcli.files import sync_folder
 from rlcli.garbage import collect_as_usual
 from rlcli.observe.display import Display
+from rlcli.observe.json_lines import JsonLines, Warn
+from rlcli.observe.metrics import MetricsWriter
 from rlcli.observe.run_directory import RunDirectory
-from rlcli.observe.samples import SampleRecord
+from rlcli.observe.samples import SampleRecord, SampleWriter
 from rlcli.recipe.components import sources_of
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
@@ -25,12 +32,8 @@ from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.flow import Flow
-from rlcli.runtime.lanes import lanes_of
-from rlcli.runtime.outputs import Outputs
-from rlcli.runtime.rank_warnings import RankWarnings
-from rlcli.runtime.ranks import Ranks
-from rlcli.runtime.report import Answered, NonfiniteSteps, Totals, named_reports
-from rlcli.runtime.restarts import Restarts
+from rlcli.runtime.ranks import Ranks, lanes_of
+from rlcli.runtime.report import Answered, NonfiniteSteps, RankWarnings, Restarts, Totals, named_reports
 from rlcli.runtime.roles import training_steps
 from rlcli.runtime.supply import Step, Supply, make_supply, runs_ahead
 from rlcli.runtime.transport import Transport
@@ -41,6 +44,9 @@ LAST_WAIT = 30.0
 """Seconds that a run ending with an error waits for the files of a checkpoint."""
 SHORT_WAIT = 0.5
 """The same for a run that was asked to stop at once: enough to read the reports that have already arrived."""
+
+LAST_TRIES, PAUSE = 10, 0.5
+"""Attempts to write the last lines of a run, and seconds between them."""
 
 
 class MasterWorker:
@@ -338,3 +344,61 @@ class MasterWorker:
     def _write_lines(self, step: int, phase: str, lines: Sequence[Mapping[str, Any]]) -> None:
         for line in lines:
             self.outputs.samples.write(SampleRecord(step=step, phase=phase, **line))
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files of a run that every step adds to."""
+
+    run: RunDirectory
+    metrics: MetricsWriter
+    samples: SampleWriter
+    ledger: JsonLines
+    """A line for each sample that was drawn, `e<epoch>r<row>`: when it was trained on, or why it was dropped."""
+
+    @property
+    def lines(self) -> tuple[JsonLines, ...]:
+        """All files."""
+        return self.metrics.lines, self.samples.lines, self.ledger
+
+    def sync(self) -> None:
+        """Flush everything written so far to disk: a run that resumes keeps these lines. Raises ResourceError with the
+        id of the fault."""
+        for lines in self.lines:
+            with explain_disk_errors(lines.path):
+                lines.sync()
+        with explain_disk_errors(self.run.path):
+            sync_folder(self.run.path)
+
+    def finish(self) -> None:
+        """Write the last lines; retry if the disk is full for a moment. Raises ResourceError if some are lost."""
+        for tries in range(1, LAST_TRIES + 1):
+            try:
+                return self.sync()
+            except ResourceError as error:
+                if tries == LAST_TRIES:
+                    lost = ", ".join(f"{lines.waiting} of {lines.path.name}" for lines in self.lines if lines.waiting)
+                    message = f"lines that are not on disk: {lost or 'unknown'}: {error.what}"
+                    raise ResourceError(message, where=error.where, hint=error.hint, code=error.code) from error
+            time.sleep(PAUSE)
+
+
+@contextmanager
+def open_outputs(run: RunDirectory, tensorboard: bool, warn: Warn) -> Iterator[Outputs]:
+    """Add to the files in a run's folder. At the end all lines must be on disk: raises ResourceError if they are not,
+    or warns if another error ends the run."""
+    with (
+        MetricsWriter(run.metrics, run.tensorboard if tensorboard else None, warn) as metrics,
+        SampleWriter(run.samples, warn) as samples,
+        closing(JsonLines(run.ledger, warn)) as ledger,
+    ):
+        outputs = Outputs(run, metrics, samples, ledger)
+        try:
+            yield outputs
+        except BaseException:
+            for lines in outputs.lines:
+                lines.close()
+                if lines.waiting:
+                    warn(f"{lines.waiting} lines of {lines.path.name} could not be written")
+            raise
+        outputs.finish()

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlcli.errors import RlcliError
-from rlcli.runtime.messages import COMPUTE, END_LANE, Reply, Report, Request
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.messages import COMPUTE, END_LANE, MOVES, Reply, Report, Request
 from rlcli.runtime.transport import LAST_REQUEST, Transport
+from rlcli.topology import Topology
+from rlcli.topology.groups import pool_name, pooled_roles
 
 T = TypeVar("T")
 
@@ -292,6 +295,12 @@ class Turn:
 
     async def __aexit__(self, *error: object) -> None:
         self._turns.end(self)
+
+
+def lanes_of(recipe: Recipe, topology: Topology) -> dict[str, tuple[int, ...]]:
+    """Lane → the ranks that have it. A pool has one on each rank of its role, so that its calls block no other work."""
+    moves = {MOVES: tuple(range(topology.world_size))} if topology.world_size > 1 else {}
+    return moves | {pool_name(role): topology.placement(role).ranks for role in pooled_roles(recipe)}
 
 
 class _MasterLoop(asyncio.BaseEventLoop):

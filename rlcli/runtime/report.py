@@ -1,8 +1,13 @@
-"""What a step reports: what its calls answered, where its time went, and what the run has come to."""
+"""What a run reports: what its calls answered, where its time went, what it has come to, and what went wrong nearby.
+
+Warnings that a rank or a process of a pool logs, where no user looks, reach the terminal, each once; each stays in its
+process's log too, where its repetitions are.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections import Counter
@@ -14,15 +19,29 @@ from rlcli.api.dataflow import MFCDef
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
 from rlcli.errors import NumericError
 from rlcli.observe.display import Display
+from rlcli.observe.progress import RESTARTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.runtime.buffer import Buffer, owners
-from rlcli.runtime.measures import Moments
+from rlcli.runtime.messages import Report, Tell
+from rlcli.runtime.output_checks import Moments
+from rlcli.runtime.ranks import Ranks
 from rlcli.topology import RolePlacement, WorkerGroup
 
 T = TypeVar("T")
 
 MEASURES = ("/grad_norm", "/loss")
 """Name endings of the numbers that show whether an update was finite."""
+
+RESTARTED = "restarted"
+"""Name of the report that such a process was started again: its `group` and `name`, the
+`machine`, and `how` it had ended."""
+
+WARNED = "warned"
+"""Name of the report of a warning: its `logger`, its `template` before any values are filled in, its `text`."""
+LONGEST = 2000
+"""Characters of a warning that are shown."""
+LOGGER = "rlcli"
+"""The logger above those of rlcli and of components; those of other libraries warn of what users cannot change."""
 
 
 @dataclass(frozen=True)
@@ -209,4 +228,75 @@ class NonfiniteSteps:
                 f"{problem}, for {self._limit} steps in a row; no model was saved",
                 hint=f"lower the learning rate, or look at the samples named in {file}",
                 code="F37",
+            )
+
+
+class Restarts:
+    """The restarts since the last step ended."""
+
+    def __init__(self, ranks: Ranks, display: Display):
+        self._display = display
+        self._of_step: Counter[str] = Counter()
+        """Group → how many of its processes were started again."""
+        ranks.listen(RESTARTED, self._take)
+
+    def numbers(self) -> dict[str, float]:
+        """`restarts/<group>` of each group that had some, for the metrics of a step. The next step begins."""
+        counts = {f"{RESTARTS}{group}": float(count) for group, count in sorted(self._of_step.items())}
+        self._of_step.clear()
+        return counts
+
+    def _take(self, report: Report) -> None:
+        told = report.value
+        self._of_step[told["group"]] += 1
+        self._display.warning(f"{told['name']} on {told['machine']} {told['how']}; it was started again")
+
+
+class WarningsToMaster(logging.StreamHandler):
+    """Writes warnings to stderr, as Python does where there is no handler, and reports the first of each kind."""
+
+    def __init__(self, report: Tell):
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self._report = report
+        self._reported: set[tuple[str, str]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        template = str(getattr(record, "template", record.msg))
+        if (record.name, template) in self._reported:
+            return
+        self._reported.add((record.name, template))
+        value = {"logger": record.name, "template": template, "text": record.getMessage()[:LONGEST]}
+        try:
+            self._report(WARNED, value, None)
+        except Exception:
+            self.handleError(record)
+
+
+def report_warnings(report: Tell) -> None:
+    """Report the warnings of this process from now on."""
+    logging.getLogger(LOGGER).addHandler(WarningsToMaster(report))
+
+
+def log_again(report: Report) -> None:
+    """Log a warning that another process has reported, as one of this process."""
+    logger, template, text = (str(report.value[key]) for key in ("logger", "template", "text"))
+    logging.getLogger(logger).warning("%s", text, extra={"template": template})
+
+
+class RankWarnings:
+    """Shows each warning of the ranks once, whichever of them has it."""
+
+    def __init__(self, listen: Callable[[str, Callable[[Report], None]], None], display: Display):
+        self._display = display
+        self._shown: set[tuple[str, str]] = set()
+        listen(WARNED, self._show)
+
+    def _show(self, report: Report) -> None:
+        kind = str(report.value["logger"]), str(report.value["template"])
+        if kind not in self._shown:
+            self._shown.add(kind)
+            self._display.warning(
+                f"rank {report.rank}: {report.value['text']} (repetitions: logs/rank{report.rank}.log)"
             )

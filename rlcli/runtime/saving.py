@@ -1,26 +1,47 @@
-"""A rank's part of a checkpoint: copied at once, written by a thread while training continues."""
+"""A rank's part of a checkpoint: copied at once, written by a thread while training continues, verified and read again.
+
+Weights and optimizers have one folder per role. Samples that are finished are, for each rank, one safetensors file and
+a description in JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from rlcli.api.data import SequenceSample
 from rlcli.api.model import HoldsWeights, Model
 from rlcli.checkpoint.commit import seal
 from rlcli.checkpoint.disk import disk_failure
 from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.role_folders import MODELS
-from rlcli.checkpoint.state import HostCopy, copy_to_host, size_of, write_optimizer, write_weights, writers_of
+from rlcli.checkpoint.state import (
+    HostCopy,
+    copy_to_host,
+    size_of,
+    write_optimizer,
+    write_weights,
+    writers_of,
+)
 from rlcli.checkpoint.state_reading import fill
+from rlcli.checkpoint.verify import damaged_files
 from rlcli.runtime.commits import WRITTEN
-from rlcli.runtime.component_faults import attribute_user_errors
+from rlcli.runtime.faults import attribute_user_errors
 from rlcli.runtime.messages import Failure, Tell
 from rlcli.topology import Topology
 
 OPTIMIZERS = "optim"
 """Folder of a checkpoint that has, like MODELS, one folder per role."""
+
+SAMPLES = "samples"
+"""Folder of a checkpoint."""
 
 
 def write_and_report(
@@ -105,3 +126,47 @@ def restore_roles(
         if optimizer.is_dir():
             fill(state.optimizer, optimizer, writers_of(state.optimizer, rank, first))
         model.module.state_was_filled(state)
+
+
+def write_samples(samples: Sequence[SequenceSample], folder: Path, rank: int) -> list[Path]:
+    """Write samples of batch size 1, possibly only some of their keys; returns the files."""
+    if not samples:
+        return []
+    home = folder / SAMPLES
+    home.mkdir(exist_ok=True)
+    descriptions, tensors = home / f"rank-{rank:05d}.json", home / f"rank-{rank:05d}.safetensors"
+    descriptions.write_text(json.dumps([sample.meta().as_json() for sample in samples]), encoding="utf-8")
+    stored = {
+        f"{sample.ids[0]}/{key}": tensor.detach().cpu().contiguous()
+        for sample in samples
+        for key, tensor in (sample.data or {}).items()
+        if tensor is not None
+    }
+    save_file(stored, tensors)
+    return [descriptions, tensors]
+
+
+def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
+    """Samples written by any ranks, each with all its keys, in the order of `ids`."""
+    loaded: dict[str, SequenceSample] = {}
+    for descriptions in sorted((folder / SAMPLES).glob("rank-*.json")):
+        with safe_open(descriptions.with_suffix(".safetensors"), "pt") as file:
+            stored = set(file.keys())
+            for fields in json.loads(descriptions.read_text(encoding="utf-8")):
+                sample = SequenceSample.from_json(fields)
+                id_ = str(sample.ids[0])
+                if id_ not in ids:
+                    continue
+                names = {key: f"{id_}/{key}" for key in sample.keys}
+                sample.data = {key: file.get_tensor(name) if name in stored else None for key, name in names.items()}
+                if id_ in loaded:
+                    loaded[id_].update_(sample)
+                else:
+                    loaded[id_] = sample
+    return [loaded[id_] for id_ in ids]
+
+
+def verify_share(folder: str, files: Iterable[dict[str, Any]], threads: int) -> dict[str, Any]:
+    """What is wrong with this rank's share of the files of a checkpoint, of which nothing has been loaded yet."""
+    faults = damaged_files(Path(folder), [FileDigest(**file) for file in files], threads)
+    return {"faults": [{"what": fault.what, "where": fault.where, "code": fault.code} for fault in faults]}

@@ -18,33 +18,45 @@ from rlcli.api.key_meaning import AGE, ATTEMPT, PLACE
 from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import UsageError, WorkerError
-from rlcli.garbage import collect_as_usual
+from rlcli.garbage import collect_as_usual, keep_freed_memory
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.component_faults import attribute_user_errors
-from rlcli.runtime.data_order import dataset_of, place_of_sample, row_of
-from rlcli.runtime.heap import keep_freed_memory
-from rlcli.runtime.interfaces import Interfaces, seed_global_streams
-from rlcli.runtime.measures import Moments, scores_of
+from rlcli.runtime.data_lane import SampleStore, describe_samples
+from rlcli.runtime.data_order import (
+    StreamRows,
+    by_number,
+    dataset_of,
+    described_rows,
+    place_of_sample,
+    read_row,
+    row_of,
+)
+from rlcli.runtime.faults import Origin, attribute_user_errors, origin_of_call
 from rlcli.runtime.messages import END_LANE, Request, Tell
-from rlcli.runtime.origin import Origin, origin_of_call
-from rlcli.runtime.output_checks import checked_output, read_counts, read_drops, read_stats, versions, warn_of_changes
+from rlcli.runtime.output_checks import (
+    Moments,
+    checked_output,
+    read_counts,
+    read_drops,
+    read_stats,
+    scores_of,
+    versions,
+    warn_of_changes,
+)
 from rlcli.runtime.pool import PoolProcess, connect_pools
-from rlcli.runtime.readable_samples import describe_samples
-from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer, wait_for_device
-from rlcli.runtime.sample_files import read_samples, write_samples
-from rlcli.runtime.sample_store import SampleStore
+from rlcli.runtime.roles import Interfaces, Meshes, build_roles, role_tokenizer, seed_global_streams, wait_for_device
 from rlcli.runtime.saving import (
     bytes_to_save,
     copy_roles,
     has_state,
+    read_samples,
     restore_roles,
+    verify_share,
     write_and_report,
     write_roles,
+    write_samples,
 )
-from rlcli.runtime.streams import StreamRows, by_number, described_rows, read_row
-from rlcli.runtime.verification import verify_share
 from rlcli.runtime.weight_flow import WeightTransfer, make_channels, remote_copy
 from rlcli.topology import Topology
 

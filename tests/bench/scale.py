@@ -43,9 +43,8 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.master import MasterWorker
+from rlcli.runtime.master import MasterWorker, open_outputs
 from rlcli.runtime.messages import LARGEST, MOVE, Reply, Report, Request, pack, unpack
-from rlcli.runtime.outputs import open_outputs
 from rlcli.topology import Topology, plan_topology
 
 TESTS = Path(__file__).parents[1]

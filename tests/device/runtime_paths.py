@@ -20,7 +20,7 @@ from rlcli.runtime.data_lane import DataLane
 from rlcli.runtime.messages import MOVE, MOVES, Request
 from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import lone_model, pick_device
-from rlcli.runtime.sample_files import write_samples
+from rlcli.runtime.saving import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch

@@ -10,7 +10,7 @@ from rlcli.launch.launcher import Death
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.world import World
 from rlcli.runtime.pulse import LOST_AFTER
-from rlcli.runtime.restarts import RESTARTED
+from rlcli.runtime.report import RESTARTED
 from rlcli.topology.groups import Group
 
 RANKS = Group("ranks", "ranks", (0, 0, 1, 1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.runtime.measures import Moments, measures, scores_of, shown_scores
+from rlcli.runtime.output_checks import Moments, measures, scores_of, shown_scores
 
 
 def scored(solved, **others):

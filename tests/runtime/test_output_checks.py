@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
 from rlcli.runtime.data_order import digest_rows
-from rlcli.runtime.measures import Moments
-from rlcli.runtime.origin import CallOrigin, RowOrigin
-from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats, versions, warn_of_changes
+from rlcli.runtime.faults import CallOrigin, RowOrigin
+from rlcli.runtime.output_checks import (
+    Moments,
+    checked_output,
+    checked_row,
+    read_counts,
+    read_stats,
+    versions,
+    warn_of_changes,
+)
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 2], [4]]

@@ -13,7 +13,7 @@ from torch.distributed import DistStoreError, HashStore, PrefixStore, ProcessGro
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Reply, Request, pack, unpack
-from rlcli.runtime.store_client import RunStore
+from rlcli.runtime.store import RunStore
 from rlcli.runtime.transport import ZmqMaster
 
 

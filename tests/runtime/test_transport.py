@@ -12,11 +12,10 @@ import zmq
 
 from rlcli import errors
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.runtime import control, messages, own_pauses, pulse, transport
+from rlcli.runtime import control, messages, pulse, transport
 from rlcli.runtime.control import Control
-from rlcli.runtime.inline_transport import InlineTransport
 from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack
-from rlcli.runtime.transport import HELLO, ZmqMaster, ZmqWorker
+from rlcli.runtime.transport import HELLO, InlineTransport, ZmqMaster, ZmqWorker
 
 
 class Ranks:
@@ -232,7 +231,7 @@ def clock(monkeypatch):
         told.away += told.hurry
         return time.monotonic() + told.away
 
-    for module in (transport, own_pauses):
+    for module in (transport, pulse):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     return told
 
@@ -243,7 +242,7 @@ def clock(monkeypatch):
 ])  # fmt: skip
 def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, clock, deadline, says):
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 1000.0)
-    monkeypatch.setattr(own_pauses, "PAUSE", 1000.0)
+    monkeypatch.setattr(pulse, "PAUSE", 1000.0)
     monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)

@@ -1,17 +1,22 @@
-"""Who made a batch, and whose fault it is if the batch is unusable."""
+"""Whose fault an error is: a batch that is unusable, or an exception that passed through a component."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import os
+import signal
+import traceback
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlcli import registry
 from rlcli.api.dataflow import MFCDef
-from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
-from rlcli.project import is_built_in
+from rlcli.errors import DataError, NumericError, ProjectError, RlcliError, WorkerError
+from rlcli.project import component_folders, is_built_in
 from rlcli.recipe.schema import Recipe
+from rlcli.registry import KINDS
 
 CODE = "F54"
 
@@ -102,3 +107,65 @@ def _own_place(kind: str, name: str, function: Any = None) -> str | None:
         return None
     code = getattr(function, "__code__", None)
     return f"{path}:{code.co_firstlineno}" if code is not None and Path(code.co_filename) == Path(path) else str(path)
+
+
+@contextmanager
+def attribute_user_errors() -> Iterator[None]:
+    """Convert an exception that passed through a user's component into ProjectError with the innermost line there;
+    leave others unchanged. SystemExit and the like count as exceptions: no component may end a run. If a component
+    forked this process, the copy is ended here, so that it does not continue the run as well."""
+    process = os.getpid()
+    try:
+        yield
+    except ProjectError as error:
+        if error.where is None and (place := _place_in_a_component(error)) is not None:
+            error.where = f"{place[1]}:{place[2]}"
+        raise
+    except RlcliError:
+        raise
+    except SystemExit as error:
+        raise fault(error) from error
+    except BaseException as error:
+        if _is_ctrl_c(error) or _place_in_a_component(error) is None:
+            raise
+        raise fault(error) from error
+    finally:
+        if os.getpid() != process:
+            os._exit(1)
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    """A run has its own handlers for SIGINT; where it has none, KeyboardInterrupt is the user's."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def fault(error: BaseException) -> RlcliError:
+    """The error to report for an exception: the component's, with its innermost line there, or else that of the run."""
+    place = _place_in_a_component(error)
+    message = f"{type(error).__name__}: {_words(error)}".rstrip(": ")
+    if place is None:
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        return WorkerError(
+            message, where=f"{frame.f_code.co_filename}:{line}", hint="only rlcli itself may end its process"
+        )
+    kind, file, line = place
+    alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
+    return ProjectError(message, where=f"{file}:{line}", hint=f"{alone}--debug before the verb shows the traceback")
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:
+        return f"its text cannot be made ({type(another).__name__})"
+
+
+def _place_in_a_component(error: BaseException) -> tuple[str, Path, int] | None:
+    """Kind, file and line of the innermost frame in a user's component."""
+    folders = {folder: kind for kind in KINDS for folder in component_folders(kind) if not is_built_in(folder)}
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if file.parent in folders:
+            found = folders[file.parent], file, line
+    return found

@@ -14,7 +14,7 @@ from rlcli.launch import lifeline
 from rlcli.launch.children import REPLACEMENTS, Members, run_environment
 from rlcli.launch.launcher import Death
 from rlcli.launch.world import write_for_workers
-from rlcli.runtime.report import RESTARTED
+from rlcli.runtime.messages import RESTARTED
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe

@@ -27,9 +27,9 @@ from rlcli.errors import (
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.schema import Checkpoint, Recipe
-from rlcli.runtime.commits import MASTER, WRITTEN, Commits, RunIdentity
+from rlcli.runtime.commits import MASTER, Commits, RunIdentity
 from rlcli.runtime.data_order import StepSizes
-from rlcli.runtime.messages import Report
+from rlcli.runtime.messages import WRITTEN, Report
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.topology import Topology
 

@@ -13,8 +13,6 @@ from rlcli.checkpoint.retention import Best, prune, strangers
 from rlcli.errors import ResourceError
 from rlcli.recipe.schema import Checkpoint
 
-WRITTEN = "checkpoint_written"
-"""Name of the report that a rank's files of a checkpoint are on disk, or could not be written."""
 MASTER = -1
 """The part of a checkpoint that the master writes; each rank writes the part with its number."""
 LONGEST_COMMIT = 60.0

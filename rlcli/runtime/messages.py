@@ -23,6 +23,18 @@ MOVE = "move"
 END_LANE = "end_lane"
 """The last request to a lane other than COMPUTE."""
 
+HELLO = "hello"
+"""Name of the report that a worker is up or cannot start."""
+LANE = "lane"
+"""Name of the report that another lane of a worker is up."""
+WARNED = "warned"
+"""Name of the report of a warning: its `logger`, its `template` before any values are filled in, its `text`."""
+RESTARTED = "restarted"
+"""Name of the report that a process of a server or pool was started again: its `group` and `name`, the `machine`, and
+`how` it had ended."""
+WRITTEN = "checkpoint_written"
+"""Name of the report that a rank's files of a checkpoint are on disk, or could not be written."""
+
 UNEXPECTED = "RlcliError"
 """Kind of a failure that is not one of the errors made for users."""
 

@@ -26,9 +26,9 @@ from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
 from rlcli.processes import ended_how, keep_private
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.control import Control
-from rlcli.runtime.messages import Failure, Reply, Report, Request
-from rlcli.runtime.report import WARNED, log_again, report_warnings
-from rlcli.runtime.transport import HELLO, ZmqMaster, ZmqWorker
+from rlcli.runtime.messages import HELLO, WARNED, Failure, Reply, Report, Request
+from rlcli.runtime.report import log_again, report_warnings
+from rlcli.runtime.transport import ZmqMaster, ZmqWorker
 from rlcli.runtime.worker_main import read_recipe
 from rlcli.topology import Topology
 from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, pool_folders, pool_name, process_folder

@@ -146,8 +146,8 @@ class Pulses:
 
 
 class Pulse:
-    """A process's end of heartbeats. `lost` is called, in a thread, once the master is lost or says that the run is over.
-    `facts`: what it reports about itself from its first beat on."""
+    """A process's end of heartbeats. `lost` is called, in a thread, once the master is lost or says that the run is
+    over. `facts`: what it reports about itself from its first beat on."""
 
     def __init__(self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None], **facts: Any):
         self._context, self._control, self._peer, self._lost = context, control, peer, lost

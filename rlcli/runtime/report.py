@@ -22,7 +22,7 @@ from rlcli.observe.display import Display
 from rlcli.observe.progress import RESTARTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.runtime.buffer import Buffer, owners
-from rlcli.runtime.messages import Report, Tell
+from rlcli.runtime.messages import RESTARTED, WARNED, Report, Tell
 from rlcli.runtime.output_checks import Moments
 from rlcli.runtime.ranks import Ranks
 from rlcli.topology import RolePlacement, WorkerGroup
@@ -32,12 +32,7 @@ T = TypeVar("T")
 MEASURES = ("/grad_norm", "/loss")
 """Name endings of the numbers that show whether an update was finite."""
 
-RESTARTED = "restarted"
-"""Name of the report that such a process was started again: its `group` and `name`, the
-`machine`, and `how` it had ended."""
 
-WARNED = "warned"
-"""Name of the report of a warning: its `logger`, its `template` before any values are filled in, its `text`."""
 LONGEST = 2000
 """Characters of a warning that are shown."""
 LOGGER = "rlcli"

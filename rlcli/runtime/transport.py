@@ -22,15 +22,23 @@ from typing import Any, Protocol
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.processes import start_time
 from rlcli.runtime.control import CONTROL_FILE, Control, has_none_left, join, listen, none_left, split, zeromq
-from rlcli.runtime.messages import COMPUTE, LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.runtime.messages import (
+    COMPUTE,
+    HELLO,
+    LANE,
+    LARGEST,
+    Failure,
+    ProtocolError,
+    Reply,
+    Report,
+    Request,
+    pack,
+    unpack,
+)
 from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, OwnPauses, Peer, Pulse, Pulses
 
 log = logging.getLogger(__name__)
 
-HELLO = "hello"
-"""Name of the report that a worker is up or cannot start."""
-LANE = "lane"
-"""Name of the report that another lane of a worker is up."""
 LAST_REQUEST = "shutdown"
 
 SILENT = 10.0

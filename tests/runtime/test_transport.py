@@ -14,8 +14,8 @@ from rlcli import errors
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.runtime import control, messages, pulse, transport
 from rlcli.runtime.control import Control
-from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack
-from rlcli.runtime.transport import HELLO, InlineTransport, ZmqMaster, ZmqWorker
+from rlcli.runtime.messages import HELLO, Failure, ProtocolError, Reply, Report, Request, pack
+from rlcli.runtime.transport import InlineTransport, ZmqMaster, ZmqWorker
 
 
 class Ranks:

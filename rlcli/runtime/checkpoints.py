@@ -140,7 +140,7 @@ class Schedule:
         if self._settings.every_epochs is None or self._sizes.rows is None:
             return False
         span = self._settings.every_epochs * self._sizes.rows
-        return self._sizes.place(step) // span > self._sizes.place(step - 1) // span
+        return self._sizes.position(step) // span > self._sizes.position(step - 1) // span
 
     def _time_is_up(self) -> bool:
         seconds = self._settings.every_seconds

@@ -21,14 +21,13 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import HangError, ResourceError
 from rlcli.files import replace_file
-from rlcli.runtime.messages import LARGEST, ProtocolError
+from rlcli.runtime.messages import FRAME
 
 CONTROL_FILE = "control.json"
 SOCKET = "control"
@@ -38,9 +37,6 @@ PULSES = "pulses"
 STORE = "store"
 """Name of the Unix socket for the store."""
 
-FRAME = 1 << 18
-"""Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that it has the key, no
-more than one is held in memory."""
 ENCRYPTION = 1 << 10
 """Bytes that encryption may add to a frame."""
 HANDSHAKE_WITHIN = 10_000
@@ -180,19 +176,6 @@ def answer_doorkeeper(listening: Listening) -> None:
     is_ours = mechanism == b"CURVE" and len(credentials) == 1 and hmac.compare_digest(credentials[0], ours)
     verdict = (b"200", b"OK") if is_ours else (b"400", b"unknown key")
     listening.doorkeeper.send_multipart([version, sequence, *verdict, b"", b""])
-
-
-def split(message: bytes) -> list[bytes]:
-    """A message as frames."""
-    return [message[start : start + FRAME] for start in range(0, len(message), FRAME)]
-
-
-def join(frames: Sequence[bytes], most: int = LARGEST) -> bytes:
-    """The message in frames. Raises ProtocolError if it has more than `most` bytes."""
-    size = sum(map(len, frames))
-    if size > most:
-        raise ProtocolError(f"a message of {size} bytes; at most {most} are read")
-    return b"".join(frames)
 
 
 def _new_socket(context: Any, kind: int) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -43,7 +43,7 @@ class DataLane:
         return {"seconds": time.perf_counter() - began}
 
     def _send(self, transfer: Transfer) -> None:
-        raw = _as_bytes(_tensor(self._store.gather(transfer.ids, [transfer.key]), transfer.key))
+        raw = _as_bytes(self._store.gather(transfer.ids, [transfer.key]).data[transfer.key])
         if len(raw):
             dist.send(raw, transfer.target, group=self._group)
 
@@ -65,13 +65,6 @@ class DataLane:
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """[bytes] in host memory, from where gloo sends."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-
-
-def _tensor(sample: SequenceSample, key: str) -> torch.Tensor:
-    assert sample.data is not None
-    tensor = sample.data[key]
-    assert tensor is not None
-    return tensor
 
 
 class SampleStore:
@@ -113,45 +106,46 @@ class SampleStore:
 
 
 def describe_samples(
-    store: SampleStore,
-    tokenizer: Any,
-    texts: Sequence[str],
-    scores: Sequence[str],
-    finishes: Sequence[str],
-    likelihoods: Sequence[str],
-) -> dict[str, Any]:
-    """Prompts and responses of some samples as text, the rewards of some, how the responses of some ended and how
-    likely they were: each by the sample's id."""
+    store: SampleStore, tokenizer: Any, aspects: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, list[Any]]]:
+    """Aspects of the responses of some samples for people to read: sample → aspect → a value for each response."""
     return {
-        "texts": {id_: _texts(store.sample(id_), tokenizer) for id_ in texts},
-        "scores": {id_: _tensors(store.sample(id_))[REWARDS].double().tolist() for id_ in scores},
-        "finishes": {id_: _finishes(store.sample(id_)) for id_ in finishes},
-        "likelihoods": {id_: _likelihoods(store.sample(id_)) for id_ in likelihoods},
+        id_: {aspect: DESCRIBED[aspect](store.sample(id_), tokenizer) for aspect in of_sample}
+        for id_, of_sample in aspects.items()
     }
 
 
-def _texts(sample: SequenceSample, tokenizer: Any) -> dict[str, Any]:
-    tensors, lengths = _tensors(sample), sample.flat_seqlens(SEQUENCES)
-    prompts, responses = [], []
-    packed = (tensors[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))
-    for tokens, mask in zip(*packed, strict=True):
-        prompts.append(tokenizer.decode(tokens[mask], skip_special_tokens=True))
-        responses.append(tokenizer.decode(tokens[~mask], skip_special_tokens=True))
+def _texts(sample: SequenceSample, tokenizer: Any) -> list[dict[str, Any]]:
     answer = sample.metadata.get("answer", [None])[0]
-    return {"prompts": prompts, "responses": responses, "answer": None if answer is None else str(answer)}
+    lengths = sample.flat_seqlens(SEQUENCES)
+    packed = (sample.data[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))
+    return [
+        {
+            "prompt": tokenizer.decode(tokens[mask], skip_special_tokens=True),
+            "response": tokenizer.decode(tokens[~mask], skip_special_tokens=True),
+            "answer": None if answer is None else str(answer),
+        }
+        for tokens, mask in zip(*packed, strict=True)
+    ]
 
 
-def _finishes(sample: SequenceSample) -> list[str]:
-    return ["length" if cut else "stop" for cut in _tensors(sample)[NOT_ENDED].tolist()]
+def _rewards(sample: SequenceSample, tokenizer: Any) -> list[float]:
+    rewards: list[float] = sample.data[REWARDS].double().tolist()
+    return rewards
 
 
-def _likelihoods(sample: SequenceSample) -> list[float]:
+def _finishes(sample: SequenceSample, tokenizer: Any) -> list[str]:
+    return ["length" if cut else "stop" for cut in sample.data[NOT_ENDED].tolist()]
+
+
+def _logprobs(sample: SequenceSample, tokenizer: Any) -> list[float]:
     """The log-prob of each response: the sum over its tokens."""
-    tensors = _tensors(sample)
-    per_action = tensors[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
-    masks = tensors[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
+    per_action = sample.data[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
+    masks = sample.data[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
     return [float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)]
 
 
-def _tensors(sample: SequenceSample) -> Mapping[str, torch.Tensor]:
-    return {key: tensor for key, tensor in (sample.data or {}).items() if tensor is not None}
+DESCRIBED: Mapping[str, Callable[[SequenceSample, Any], list[Any]]] = {
+    "text": _texts, "reward": _rewards, "finish": _finishes, "logprob": _logprobs,
+}  # fmt: skip
+"""Aspects that can be described of samples with the keys that `calls.ASPECTS` names."""

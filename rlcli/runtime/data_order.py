@@ -22,13 +22,16 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.dataset import is_stream
 from rlcli.errors import DataError
 from rlcli.runtime.faults import RowOrigin
-from rlcli.runtime.output_checks import checked_row
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
 
 CACHED_ROWS = 4096
-"""Rows that stay in memory. An older one is read again, starting at its position."""
+"""Rows of a stream that stay in memory. An older one is read again, starting at its position."""
+LOOKED_AT = 2048
+"""Maximum number of rows that a dataset's digest reads, spread evenly over it."""
+FIRST_OF_STREAM = 16
+"""Rows of a stream that its digest reads: the first ones."""
 
 
 def training_id(epoch: int, row: int) -> str:
@@ -57,37 +60,26 @@ def dataset_of(recipe: Recipe, id_: str) -> str:
     return dataset
 
 
-def place_of_sample(recipe: Recipe, id_: str) -> str:
+def location_of_sample(recipe: Recipe, id_: str) -> str:
     """`row 17 of dataset train`."""
     return f"row {row_of(id_)[1]} of dataset {dataset_of(recipe, id_)}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataOrder:
     """The order of a dataset over its epochs."""
 
-    rows: int
-    seed: int
+    rows: int | None
+    """Rows of a pass. None for a stream until one has ended: its first pass is assumed to be endless."""
+    seed: int = 0
     shuffle: bool = True
 
-    def at(self, place: int) -> tuple[int, int]:
-        """(epoch, row) of a position, counted from the beginning of the first epoch."""
-        epoch, within = divmod(place, self.rows)
-        seed = stable_seed(self.seed, "order", epoch) if self.shuffle else None
-        return epoch, _permutation(self.rows, seed)[within]
-
-
-class StreamOrder:
-    """The order of a dataset of unknown length: the dataset's own. Its first pass is assumed to be endless until it has
-    ended."""
-
-    def __init__(self, rows: int | None = None):
-        self.rows = rows
-        """Rows of a pass, once known."""
-
-    def at(self, place: int) -> tuple[int, int]:
-        """(epoch, row) of a position, as far as is known."""
-        return (0, place) if self.rows is None else divmod(place, self.rows)
+    def at(self, position: int) -> tuple[int, int]:
+        """(epoch, row) of a position, counted from the beginning of the first epoch, as far as is known."""
+        if self.rows is None:
+            return 0, position
+        epoch, row = divmod(position, self.rows)
+        return epoch, _permutation(self.rows, stable_seed(self.seed, "order", epoch))[row] if self.shuffle else row
 
 
 @dataclass(frozen=True)
@@ -99,31 +91,23 @@ class StepSizes:
     per_step: int
     first_step: int = 0
     """The step at which counting starts: above 0 in a resumed run."""
-    first_place: int = 0
+    first_position: int = 0
     """Samples taken by the steps before that one."""
     end: int | None = None
     """Total number of samples, so that the last step may be smaller; None if unlimited."""
 
-    def place(self, step: int) -> int:
+    def position(self, step: int) -> int:
         """How many samples the steps before `step` take."""
-        place = self.first_place + (step - self.first_step) * self.per_step
-        return place if self.end is None else min(place, self.end)
+        position = self.first_position + (step - self.first_step) * self.per_step
+        return position if self.end is None else min(position, self.end)
 
     def size(self, step: int) -> int:
-        return self.place(step + 1) - self.place(step)
+        return self.position(step + 1) - self.position(step)
 
 
 @lru_cache(maxsize=4)
-def _permutation(rows: int, seed: int | None) -> tuple[int, ...]:
-    if seed is None:
-        return tuple(range(rows))
+def _permutation(rows: int, seed: int) -> tuple[int, ...]:
     return tuple(np.random.Generator(np.random.PCG64(seed)).permutation(rows).tolist())
-
-
-LOOKED_AT = 2048
-"""Maximum number of rows that a dataset's digest reads, spread evenly over it."""
-FIRST_OF_STREAM = 16
-"""Rows of a stream that its digest reads: the first ones."""
 
 
 def digest_rows(dataset: Any, name: str = "train") -> str:
@@ -132,20 +116,23 @@ def digest_rows(dataset: Any, name: str = "train") -> str:
     A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own. `name` is its name in the
     recipe. Raises DataError for a row that is not usable.
     """
-    from rlcli.runtime.output_checks import checked_row  # not at the top: computing an order needs no torch
-
     if hasattr(dataset, "digest"):
         return str(dataset.digest())
     if is_stream(dataset):
         first = islice(dataset.rows_from(0, 0), FIRST_OF_STREAM)
-        read = [checked_row(row, RowOrigin(name, number)).as_json() for number, row in enumerate(first)]
+        read = [_checked(row, name, number).as_json() for number, row in enumerate(first)]
         return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
     rows = len(dataset)
     content = hashlib.sha256(str(rows).encode())
     for row in range(0, rows, -(-rows // LOOKED_AT) or 1):
-        sample = checked_row(dataset[row], RowOrigin(name, row))
-        content.update(json.dumps(sample.as_json(), sort_keys=True).encode())
+        content.update(json.dumps(_checked(dataset[row], name, row).as_json(), sort_keys=True).encode())
     return content.hexdigest()
+
+
+def _checked(row: Any, dataset: str, number: int) -> SequenceSample:
+    from rlcli.runtime.output_checks import checked_row  # not at the top: computing an order needs no torch
+
+    return checked_row(row, RowOrigin(dataset, number))
 
 
 class StreamRows:
@@ -156,7 +143,7 @@ class StreamRows:
         """Rows of a pass, once one has ended."""
         self._dataset = dataset
         self._name = name
-        self._kept: OrderedDict[tuple[int, int], SequenceSample] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int], SequenceSample] = OrderedDict()
         self._rows: Iterator[SequenceSample] = iter(())
         self._next = (0, -1)
         """The (epoch, row) that the iterator returns next; initially no row."""
@@ -167,9 +154,9 @@ class StreamRows:
         """A row of a pass; None if the pass ends before it. Raises DataError if passes differ in length."""
         if self.length is not None and number >= self.length:
             return None
-        if (epoch, number) not in self._kept and not self._read(epoch, number):
+        if (epoch, number) not in self._cache and not self._read(epoch, number):
             return None
-        return self._kept[epoch, number]
+        return self._cache[epoch, number]
 
     def _read(self, epoch: int, number: int) -> bool:
         """Read forward up to a row; False if the pass ends before it."""
@@ -177,15 +164,14 @@ class StreamRows:
             self._rows = iter(self._dataset.rows_from(epoch, number))
             self._next, self._began = (epoch, number), number
         while self._next[1] <= number:
-            place = self._next
             row = next(self._rows, None)
             if row is None:
-                self._end(*place)
+                self._end(*self._next)
                 return False
-            self._kept[place] = checked_row(row, RowOrigin(self._name, place[1]))
-            self._next = epoch, place[1] + 1
-            if len(self._kept) > CACHED_ROWS:
-                self._kept.popitem(last=False)
+            self._cache[self._next] = _checked(row, self._name, self._next[1])
+            self._next = epoch, self._next[1] + 1
+            if len(self._cache) > CACHED_ROWS:
+                self._cache.popitem(last=False)
         return True
 
     def _end(self, epoch: int, rows: int) -> None:
@@ -210,7 +196,7 @@ def read_row(source: Any, name: str, id_: str, row: int) -> SequenceSample | Non
     """The row of a sample, if it is usable; None if a stream has ended before it."""
     if isinstance(source, StreamRows):
         return source.row(epoch_of(id_), row)
-    return checked_row(source[row], RowOrigin(name, row))
+    return _checked(source[row], name, row)
 
 
 def described_rows(datasets: Mapping[str, Any]) -> dict[str, Any]:

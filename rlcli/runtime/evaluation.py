@@ -67,7 +67,7 @@ async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: i
     await flow.go_through(graph, batch)
     reports = batch.reports_in(graph)
     scores = named_reports(reports, Answered.averages, lambda _: "")
-    stats = named_reports(reports, Answered.stats, lambda _: "")
+    stats = named_reports(reports, lambda answered: answered.stats, lambda _: "")
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph)
     texts = await calls.describe(ids[:shown]) if generates else []
     calls.forget(ids)

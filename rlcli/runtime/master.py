@@ -33,7 +33,7 @@ from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.flow import Flow
 from rlcli.runtime.ranks import Ranks, lanes_of
-from rlcli.runtime.report import Answered, NonfiniteSteps, RankWarnings, Restarts, Totals, named_reports
+from rlcli.runtime.report import Answered, Incidents, NonfiniteSteps, Totals, named_reports
 from rlcli.runtime.roles import training_steps
 from rlcli.runtime.supply import Step, Supply, make_supply, runs_ahead
 from rlcli.runtime.transport import Transport
@@ -77,8 +77,7 @@ class MasterWorker:
         self._graph = train_graph(recipe)
         self._digests: dict[str, str] = {}
         self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
-        self._restarts = Restarts(self.ranks, display)
-        self._warnings = RankWarnings(self.ranks.listen, display)
+        self._incidents = Incidents(self.ranks, display)
         self._totals = Totals(self.calls.buffer, sources_of(recipe.datasets[recipe.train.dataset]))
         self._last_record: dict[str, float] = {}
         self._writing: list[asyncio.Task[None]] = []
@@ -218,7 +217,7 @@ class MasterWorker:
     async def _do(self, step: Step, before: Awaitable[None] | None, tasks: asyncio.TaskGroup) -> None:
         """One step: its samples go through its calls; then what is known of it is written, after that of the step
         before."""
-        await self.flow.go_through(self.supply.calls_in_steps, step.batch)
+        await self.flow.go_through(self.supply.calls_in_steps, step)
         if before is not None:
             await before
         self.flow.finish_step(step.number)
@@ -266,10 +265,10 @@ class MasterWorker:
         names = self.calls.names([sample.id for sample in samples.ready])
         state = RunState(
             step=self.steps_done,
-            samples=self.supply.sizes.place(self.steps_done),
+            samples=self.supply.sizes.position(self.steps_done),
             drawn=queue.position,
             pass_rows=queue.pass_rows,
-            returned=[(draw.epoch, draw.row, draw.attempt) for draw in samples.waiting()],
+            returned=list(samples.waiting()),
             ready=[sample.as_json() | {"name": names[sample.id]} for sample in samples.ready],
             datasets=self._digests,
             nonfinite=self._nonfinite.streak,
@@ -277,7 +276,7 @@ class MasterWorker:
             tokens=self._totals.tokens,
         )
         began = time.perf_counter()
-        by_rank = self.calls.buffer.kept_by(list(names))
+        by_rank = self.calls.buffer.shared_out(list(names))
         await self.checkpoints.take(state, self._last_record, self.outputs.sync, by_rank)
         self._checkpoint_seconds = time.perf_counter() - began
         self._taken = self.steps_done
@@ -313,7 +312,7 @@ class MasterWorker:
         record |= self.supply.numbers(step)
         record |= {f"time/{name}": took for answered in reports for name, took in answered.times().items()}
         record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
-        record |= self._totals.numbers(self.supply.sizes.place(step.number + 1)) | self._restarts.numbers()
+        record |= self._totals.numbers(self.supply.sizes.position(step.number + 1)) | self._incidents.restarts()
         if self._checkpoint_seconds is not None:
             record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
         return record

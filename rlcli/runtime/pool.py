@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -249,24 +250,22 @@ class PoolWorker:
     def _run(self, call: str, step: int, batch: dict[str, Any], tensors: bytes) -> dict[str, Any]:
         from rlcli.api.key_meaning import DROPPED
         from rlcli.api.model import call_interface
-        from rlcli.runtime.data_order import place_of_sample
+        from rlcli.runtime.data_order import location_of_sample
         from rlcli.runtime.faults import origin_of_call
-        from rlcli.runtime.output_checks import checked_output, read_counts, read_drops
+        from rlcli.runtime.output_checks import read_output
         from rlcli.runtime.roles import seed_global_streams
+
+        def describe(id_: Hashable) -> str:
+            return location_of_sample(self._recipe, str(id_))
 
         mfc, data = self._calls[call], unpacked({"batch": batch, "tensors": tensors})
         interface = self._interfaces.of(mfc)
         seed_global_streams(self._recipe.seed, call, step, self._rank)
-        made = call_interface(interface, mfc.interface_type.value, self._model, data, mfc.mb_spec)
-        origin = origin_of_call(
-            self._recipe, mfc, interface, has_model=False, describe=lambda id_: place_of_sample(self._recipe, str(id_))
-        )
-        promised = {key: mfc.output_key_remap.get(key, key) for key in mfc.output_keys}
-        kept = checked_output(made, data, promised, origin, self._model.device)
-        own = {name: values for name, values in kept.metadata.items() if name not in data.metadata}
-        reported = {*read_counts(own, origin), *([DROPPED] if read_drops(kept, mfc.drops, origin) else [])}
-        kept.metadata = {name: list(values) for name, values in own.items() if name in reported}
-        return packed(kept)
+        returned = call_interface(interface, mfc.interface_type.value, self._model, data, mfc.mb_spec)
+        origin = origin_of_call(self._recipe, mfc, interface, has_model=False, describe=describe)
+        output, counts, _ = read_output(mfc, data, returned, origin, self._model.device)
+        output.metadata = {name: values for name, values in output.metadata.items() if name in (*counts, DROPPED)}
+        return packed(output)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from rlcli.runtime.control import Control, Listening, answer_doorkeeper, join, split, zeromq
-from rlcli.runtime.messages import ProtocolError, Reply, Report, Request, pack, unpack
+from rlcli.runtime.control import Control, Listening, answer_doorkeeper, zeromq
+from rlcli.runtime.messages import ProtocolError, Reply, Report, Request, pack, split, unpack
 
 log = logging.getLogger(__name__)
 
@@ -114,12 +114,12 @@ class Pulses:
                     continue
                 identity, *frames = socket.recv_multipart()
                 try:
-                    answers[socket](identity, join(frames))
+                    answers[socket](identity, frames)
                 except (ProtocolError, LookupError, TypeError, ValueError) as error:
                     log.warning("a heartbeat or a question to the store was thrown away: %s", error)
 
-    def _hear(self, identity: bytes, message: bytes) -> None:
-        beat = unpack(message, self._token, Report)
+    def _hear(self, identity: bytes, frames: list[bytes]) -> None:
+        beat = unpack(frames, self._token, Report)
         peer: Peer = (beat.name, beat.rank)
         self.facts[peer] = beat.value
         self.heard[peer] = time.monotonic()
@@ -127,8 +127,8 @@ class Pulses:
         if self._send(self._listening.pulses, identity, Request(0, answer)) and answer == END:
             self.dismissed.add(peer)
 
-    def _look_up(self, identity: bytes, message: bytes) -> None:
-        question = unpack(message, self._token, Request)
+    def _look_up(self, identity: bytes, frames: list[bytes]) -> None:
+        question = unpack(frames, self._token, Request)
         if question.op not in Store.OPERATIONS:
             raise ProtocolError(f"the store has no operation {question.op}")
         value = getattr(self._store, question.op)(**question.args)
@@ -227,7 +227,7 @@ class Pulse:
 
     def _is_answer(self, frames: list[bytes]) -> bool:
         try:
-            answer = unpack(join(frames), self._control.token, Request)
+            answer = unpack(frames, self._control.token, Request)
         except ProtocolError as error:
             log.warning("an answer to a heartbeat was thrown away: %s", error)
             return False

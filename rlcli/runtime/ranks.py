@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from rlcli.errors import RlcliError
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.messages import COMPUTE, END_LANE, MOVES, Reply, Report, Request
-from rlcli.runtime.transport import LAST_REQUEST, Transport
+from rlcli.runtime.messages import COMPUTE, END_LANE, LAST_REQUEST, MOVES, Reply, Report, Request
+from rlcli.runtime.transport import Transport, ignore
 from rlcli.topology import Topology
 from rlcli.topology.groups import pool_name, pooled_roles
 
@@ -147,8 +147,7 @@ class Ranks:
         requests = {rank: Request(self._number, op, args[rank], lane) for rank in sorted(args)}
         name = next((request.name for request in requests.values()), op)
         limit = self._deadline if deadline is None else deadline
-        question = Question(self._number, name, lane, set(args), limit, answered)
-        self._questions[self._number] = question
+        question = self._questions[self._number] = Question(self._number, name, lane, set(args), limit, answered)
         now = self._transport.clock()
         for rank, request in requests.items():
             queue = self._queues[rank, lane]
@@ -161,15 +160,15 @@ class Ranks:
 
     def _wait(self) -> None:
         """Wait for answers or reports until some coroutine can continue."""
-        has_news = False
-        while not has_news:
+        can_continue = False
+        while not can_continue:
             try:
                 reply = self._receive()
             except RlcliError as error:
-                if self._questions or not self._fail_report(error):
+                if self._questions or not self._end_wait_for_report(error):
                     raise
                 return
-            has_news = self._wake_for_report() if reply is None else self._take_answer(reply)
+            can_continue = self._end_wait_for_report() if reply is None else self._take_answer(reply)
 
     def _receive(self) -> Reply | None:
         """The next answer; None for a report. Raises HangError when the first answer that is due is late."""
@@ -188,10 +187,12 @@ class Ranks:
         if question is None or reply.rank not in question.waiting:  # it was cancelled or already answered
             return False
         answered = question.answered
+        is_awaited = answered is not None and not answered.done()
         if reply.failure is not None:
-            if answered is None or answered.done():
-                raise reply.failure.as_error()
-            answered.set_exception(reply.failure.as_error())
+            error = reply.failure.as_error()
+            if answered is None or not is_awaited:
+                raise error
+            answered.set_exception(error)
             return True
         who = reply.rank, question.lane
         self._queues[who].remove(question)
@@ -201,22 +202,18 @@ class Ranks:
         if question.waiting:
             return False
         del self._questions[reply.number]
-        if answered is None or answered.done():
-            return False
-        answered.set_result(question.answers)
-        return True
+        if answered is not None and is_awaited:
+            answered.set_result(question.answers)
+        return is_awaited
 
-    def _wake_for_report(self) -> bool:
+    def _end_wait_for_report(self, error: RlcliError | None = None) -> bool:
+        """Wake whoever waits for a report, with an error if there is one; False if nobody does."""
         if self._awaited is None or self._awaited[0].done():
             return False
-        self._awaited[0].set_result(None)
-        return True
-
-    def _fail_report(self, error: RlcliError) -> bool:
-        """Give an error to whoever waits for a report; False if nobody does."""
-        if self._awaited is None or self._awaited[0].done():
-            return False
-        self._awaited[0].set_exception(error)
+        if error is None:
+            self._awaited[0].set_result(None)
+        else:
+            self._awaited[0].set_exception(error)
         return True
 
     def _start_clock(self, who: Asked, now: float) -> None:
@@ -236,9 +233,7 @@ class Ranks:
         return None
 
     def _take_report(self, report: Report) -> None:
-        take = self._listeners.get(report.name)
-        if take is not None:
-            take(report)
+        self._listeners.get(report.name, ignore)(report)
 
 
 class Turns:
@@ -313,26 +308,20 @@ class _MasterLoop(asyncio.BaseEventLoop):
 
     def __init__(self, wait: Callable[[], None]):
         super().__init__()
-        self._selector = _Waiting(wait)
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        """There are none: answers resolve futures."""
-
-    def _write_to_self(self) -> None:
-        """No other thread schedules anything here."""
-
-
-class _Waiting:
-    """What the loop takes for a selector."""
-
-    def __init__(self, wait: Callable[[], None]):
         self._wait = wait
+        self._selector = self
 
     def select(self, timeout: float | None = None) -> list[Any]:
         """Wait, unless some coroutine can continue at once (`timeout` 0)."""
         if timeout is None or timeout > 0:
             self._wait()
         return []
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none: answers resolve futures."""
+
+    def _write_to_self(self) -> None:
+        """No other thread schedules anything here."""
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

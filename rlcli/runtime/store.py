@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
-from rlcli.runtime.control import Control, join, split
-from rlcli.runtime.messages import LARGEST, Reply, Request, pack, unpack
+from rlcli.runtime.control import Control
+from rlcli.runtime.messages import Reply, Request, pack, split, unpack
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 1.0
 """Seconds between two questions about a name that is awaited: the pause doubles, so that thousands of waiting processes
@@ -100,8 +100,7 @@ class RunStore(Store):
                 self._socket.send_multipart(split(pack(Request(self._number, op, args), self._token)))
             while not self._is_closed:
                 if self._socket.poll(timeout=int(TICK * 1000)):
-                    message = join(self._socket.recv_multipart(), LARGEST)
-                    reply: Reply = unpack(message, self._token, Reply)
+                    reply: Reply = unpack(self._socket.recv_multipart(), self._token, Reply)
                     if reply.number == self._number:
                         return reply.value["value"]
         raise DistStoreError("the run's store is closed")

@@ -21,25 +21,26 @@ from typing import Any, Protocol
 
 from rlcli.errors import HangError, RlcliError, WorkerError
 from rlcli.processes import start_time
-from rlcli.runtime.control import CONTROL_FILE, Control, has_none_left, join, listen, none_left, split, zeromq
+from rlcli.runtime.control import CONTROL_FILE, Control, has_none_left, listen, none_left, zeromq
 from rlcli.runtime.messages import (
     COMPUTE,
     HELLO,
     LANE,
     LARGEST,
+    LAST_REQUEST,
     Failure,
     ProtocolError,
     Reply,
     Report,
     Request,
     pack,
+    split,
     unpack,
 )
 from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, OwnPauses, Peer, Pulse, Pulses
 
 log = logging.getLogger(__name__)
 
-LAST_REQUEST = "shutdown"
 
 SILENT = 10.0
 """Seconds without a heartbeat after which a rank is named as the one that hangs."""
@@ -193,7 +194,7 @@ class ZmqMaster:
         """The message that has arrived; None if it is not from our workers."""
         identity, *frames = self._socket.recv_multipart()
         try:
-            message: Reply | Report = unpack(join(frames, self._most), self._token, Reply, Report, most=self._most)
+            message: Reply | Report = unpack(frames, self._token, Reply, Report, most=self._most)
             if message.rank >= self._world_size:
                 raise ProtocolError(f"there is no rank {message.rank}")
         except ProtocolError as error:
@@ -300,8 +301,7 @@ class ZmqWorker:
         self._send(Report(self._rank, self._hello, {"pid": os.getpid(), **hello}))
         while True:
             try:
-                message = join(self._socket.recv_multipart(), self._most)
-                request: Request = unpack(message, self._token, Request, most=self._most)
+                request: Request = unpack(self._socket.recv_multipart(), self._token, Request, most=self._most)
             except ProtocolError as error:
                 log.warning("a message on the control socket was thrown away: %s", error)
                 continue

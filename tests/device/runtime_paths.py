@@ -156,7 +156,7 @@ def worker_without_samples_takes_part(device, folder):
     return [
         ask("run_call", call="actor_gen", ids=[], empty=described.as_json())["batch"]["ids"],
         ask("run_call", call="actor_gen", ids=["a"])["batch"]["seqlens"],
-        ask("describe", texts=["a"], scores=[], finishes=["a"], likelihoods=["a"]),
+        ask("describe", aspects={"a": ["text", "finish", "logprob"]}),
     ]
 
 
@@ -173,7 +173,7 @@ def worker_joins_own_and_received_rows(device, folder):
             lane = DataLane(rank, worker.samples, device, timedelta(seconds=60))
             ask("open_datasets")
             rows = [ask_rows(ask, "ab"[rank], rank)]
-            moved = Transfer(1, 0, "packed_prompts", ("b",), described_elsewhere(device))
+            moved = Transfer(1, 0, described_elsewhere(device))
             lane.handle(Request(1, MOVE, {"transfers": [moved.as_json()]}, MOVES))
             lengths = []
             if rank == 0:

@@ -10,8 +10,8 @@ from rlcli.topology import RolePlacement
 def running(name, role, sums, stats=None):
     mfc = MFCDef(name=name, model_name=role, interface_type=ModelInterfaceType.INFERENCE,
                  interface_impl=ModelInterfaceAbstraction("x"))  # fmt: skip
-    answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0, "dropped": {}}}
-    return Answered(mfc, RolePlacement(role, (0,), Mesh()), answers)
+    answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0, "dropped": {}, "version": 0}}
+    return Answered.of(mfc, RolePlacement(role, (0,), Mesh()), answers)
 
 
 REWARDS = [

@@ -18,10 +18,10 @@ def idle(seconds, *of_groups):
 
 def test_idle_is_what_is_left_of_the_time_of_all_ranks_of_a_group():
     times = StepTimes(GROUPS)
-    times.count_call({0: 2.0, 1: 4.0})
-    times.count_call({0: 2.0, 1: 2.0})
-    times.count_call({2: 7.5})
-    times.count_call({3: 11.0})  # it began before the last step ended
+    times.count_work({0: 2.0, 1: 4.0})
+    times.count_work({0: 2.0, 1: 2.0})
+    times.count_work({2: 7.5})
+    times.count_work({3: 11.0})  # it began before the last step ended
     assert times.report(10.0) == pytest.approx(idle(10.0, 5.0, 2.5, 0.0))
 
 
@@ -35,7 +35,7 @@ def test_a_move_takes_as_long_as_its_slowest_rank():
 def test_a_step_begins_without_what_was_counted_before():
     now = [3.0]
     times = StepTimes(GROUPS, lambda: now[0])
-    times.count_call({0: 5.0, 1: 5.0, 2: 5.0, 3: 5.0})
+    times.count_work({0: 5.0, 1: 5.0, 2: 5.0, 3: 5.0})
     times.count_move([1.0])
     now[0] = 8.0
     assert times.seconds == 5.0

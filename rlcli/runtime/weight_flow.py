@@ -9,10 +9,11 @@ rank holds at most one message that it sends, and what it receives of a bucket.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -73,9 +74,13 @@ class Bucket:
         """The blocks that the target has on a rank, in the order in which they are taken."""
         return list(dict.fromkeys(moving.target_block for moving in self.slices if moving.target == rank))
 
-    def between(self, source: int, target: int) -> list[Slice]:
-        """What moves from one rank to another, in an order known to both."""
-        return [moving for moving in self.slices if (moving.source, moving.target) == (source, target)]
+    @cached_property
+    def pairs(self) -> defaultdict[tuple[int, int], list[Slice]]:
+        """(source, target) → what moves between them, in an order known to both; includes what stays on a rank."""
+        by_pair: defaultdict[tuple[int, int], list[Slice]] = defaultdict(list)
+        for moving in self.slices:
+            by_pair[moving.source, moving.target].append(moving)
+        return by_pair
 
 
 def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[Bucket]:
@@ -94,13 +99,8 @@ def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[
     load: Counter[int] = Counter()
     buckets = []
     for names in _in_buckets(shapes, size):
-        slices = [
-            moving
-            for name in names
-            for moving in _slices(holders[name], followers.get(name, {}), load)
-            if rank in (moving.source, moving.target)
-        ]
-        buckets.append(Bucket(frozenset(names), tuple(slices)))
+        slices = (_slices(holders[name], followers.get(name, {}), load, rank) for name in names)
+        buckets.append(Bucket(frozenset(names), tuple(chain.from_iterable(slices))))
     return buckets
 
 
@@ -113,8 +113,8 @@ def _by_name(blocks: Blocks) -> dict[str, RanksOfBlocks]:
     return ranks_of
 
 
-def _slices(holders: RanksOfBlocks, followers: RanksOfBlocks, load: Counter[int]) -> Iterator[Slice]:
-    """The slices of a parameter; `load`: numbers that each rank has to send."""
+def _slices(holders: RanksOfBlocks, followers: RanksOfBlocks, load: Counter[int], rank: int) -> Iterator[Slice]:
+    """The slices of a parameter that a rank sends or receives; `load`: numbers that each rank has to send."""
     for target_block, targets in followers.items():
         overlaps = [(block, common) for block in holders if (common := target_block.common(block)) is not None]
         is_whole = sum(common.numbers for _, common in overlaps) == target_block.numbers
@@ -128,7 +128,8 @@ def _slices(holders: RanksOfBlocks, followers: RanksOfBlocks, load: Counter[int]
                 if target not in ranks:
                     source = min(ranks, key=load.__getitem__)
                     load[source] += common.numbers
-                yield Slice(source, target, common, source_block, target_block)
+                if rank in (source, target):
+                    yield Slice(source, target, common, source_block, target_block)
 
 
 def _in_buckets(shapes: Mapping[str, Sequence[int]], size: int) -> Iterator[list[str]]:
@@ -197,12 +198,13 @@ class WeightTransfer(GivesParameters):
             self._channel.plan = self._make_plan(list(readers))
         for bucket in self._channel.plan:
             tensors = {block: read() for block, read in readers.items() if block.name in bucket.names}
-            arrived = self._exchange(bucket, tensors)
+            arrived: defaultdict[WeightBlock, list[Moved]] = defaultdict(list)
+            for moved, numbers in self._exchange(bucket, tensors):
+                arrived[moved.target_block].append((moved, numbers))
             for block in bucket.blocks_of_target(self._rank):
                 tensor = torch.empty(block.sizes, device=self._device)
-                for moved, numbers in arrived:
-                    if moved.target_block == block:
-                        tensor[moved.block.within(block)] = numbers
+                for moved, numbers in arrived.pop(block):
+                    tensor[moved.block.within(block)] = numbers
                 yield block, tensor
 
     def finish(self) -> None:
@@ -238,15 +240,15 @@ class WeightTransfer(GivesParameters):
         In round k a rank sends to the rank k places after it and receives from the one k places before it, so it holds
         one message at a time, however many ranks want the same slices.
         """
-        arrived = self._read(bucket.between(self._rank, self._rank), tensors)
+        arrived = self._read(bucket.pairs[self._rank, self._rank], tensors)
         members, group = self._channel.members, self._channel.group
         position = members.index(self._rank)
         for shift in range(1, len(members)):
             target, source = members[(position + shift) % len(members)], members[position - shift]
             operations, message = [], None
-            if leaving := self._read(bucket.between(self._rank, target), tensors):
+            if leaving := self._read(bucket.pairs[self._rank, target], tensors):
                 operations.append(dist.P2POp(dist.isend, self._message(leaving), target, group))
-            if coming := bucket.between(source, self._rank):
+            if coming := bucket.pairs[source, self._rank]:
                 message = torch.empty(sum(moving.block.numbers for moving in coming) + 2 * TAIL, device=self._device)
                 operations.append(dist.P2POp(dist.irecv, message, source, group))
             for work in dist.batch_isend_irecv(operations) if operations else ():
@@ -256,12 +258,9 @@ class WeightTransfer(GivesParameters):
         return arrived
 
     def _read(self, slices: Sequence[Slice], tensors: Mapping[WeightBlock, torch.Tensor]) -> list[Moved]:
+        regions = ((moving, moving.block.within(moving.source_block)) for moving in slices)
         return [
-            (
-                moving,
-                tensors[moving.source_block][moving.block.within(moving.source_block)].to(self._device, torch.float32),
-            )
-            for moving in slices
+            (moving, tensors[moving.source_block][region].to(self._device, torch.float32)) for moving, region in regions
         ]
 
     def _message(self, slices: Sequence[Moved]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.api.data import SequenceSample
+from rlcli.runtime.messages import Fields
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +63,11 @@ class Transfer:
     def ids(self) -> list[str]:
         return [str(id_) for id_ in self.description.ids]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Fields:
         return {"source": self.source, "target": self.target, "description": self.description.as_json()}
 
     @staticmethod
-    def from_json(fields: dict[str, Any]) -> Transfer:
+    def from_json(fields: Fields) -> Transfer:
         return Transfer(**fields | {"description": SequenceSample.from_json(fields["description"])})
 
 
@@ -76,7 +77,7 @@ class Buffer:
     def __init__(self) -> None:
         self._entries: dict[str, dict[str, Entry]] = {}
         """Sample → key → what is known of it."""
-        self._metadata: dict[str, dict[str, Any]] = {}
+        self._metadata: dict[str, Fields] = {}
         self._shared: dict[Hashable, Any] = {}
         self._sent: Counter[int] = Counter()
         """Rank → tokens it was assigned to send so far."""

@@ -14,7 +14,7 @@ from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPR
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer, share_by_rank
-from rlcli.runtime.messages import COMPUTE, MOVE, MOVES
+from rlcli.runtime.messages import COMPUTE, MOVE, MOVES, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
 from rlcli.runtime.weight_flow import copy_hook
@@ -51,7 +51,7 @@ class PreparedCall:
     placement: RolePlacement
     moves: Sequence[Transfer]
     """What its ranks lack."""
-    requests: Mapping[int, dict[str, Any]]
+    requests: Mapping[int, Fields]
     """Rank → arguments of its `run_call`."""
 
 
@@ -115,7 +115,7 @@ class Calls:
         shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
         moves = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(moves)
-        requests: dict[int, dict[str, Any]] = {}
+        requests: dict[int, Fields] = {}
         positions = {id_: position for position, id_ in enumerate(ids)}
         for rank, share in shares.items():
             requests[rank] = {"call": mfc.name, "ids": share, "step": number}
@@ -140,7 +140,7 @@ class Calls:
             await arrival.is_over.wait()
 
     async def _transfer(self, plan: Sequence[Transfer]) -> None:
-        requests: dict[int, dict[str, Any]] = {}
+        requests: dict[int, Fields] = {}
         samples: dict[int, set[str]] = {}
         for transfer in plan:
             described = transfer.as_json()
@@ -220,9 +220,7 @@ class Calls:
         placement = self._topology.placement(graph[0].model_name)
         return {rank: share for rank, share in share_by_rank(items, [1] * len(items), placement).items() if share}
 
-    async def _load(
-        self, op: str, ids: Sequence[str], requests: Mapping[int, dict[str, Any]]
-    ) -> list[Mapping[str, Any]]:
+    async def _load(self, op: str, ids: Sequence[str], requests: Mapping[int, Fields]) -> list[Mapping[str, Any]]:
         self.buffer.expect(ids)
         answers = await self._ranks.ask(op, requests)
         for rank, answer in answers.items():
@@ -234,7 +232,7 @@ class Calls:
         """Sample → its dataset's name for it."""
         return {id_: self._names[id_] for id_ in ids}
 
-    def describe(self, ids: Sequence[str]) -> Awaitable[list[dict[str, Any]]]:
+    def describe(self, ids: Sequence[str]) -> Awaitable[list[Fields]]:
         """Ask, at once, for the responses to these prompts: await the fields of a `SampleRecord`, except step and
         phase, for each."""
         requests: dict[int, dict[str, dict[str, list[str]]]] = {}
@@ -264,7 +262,7 @@ class Calls:
         return {rank: [*groups, *[[] for _ in range(most - len(groups))]] for rank, groups in parts.items()}
 
 
-async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | None) -> list[dict[str, Any]]:
+async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | None) -> list[Fields]:
     """A line for each response, of which ranks describe different aspects; one that is not described for every response
     of a sample is None. `names`: sample → its dataset's name for it."""
     described: dict[str, dict[str, list[Any]]] = {id_: {} for id_ in names}

@@ -109,11 +109,11 @@ class Start:
         if steps >= self.state.step:
             return
         done, epochs = self.state.step, recipe.train.epochs
-        wanted = (
+        planned = (
             f"train.steps is {steps}" if recipe.train.steps is not None else f"train.epochs={epochs} is {steps} steps"
         )
         raise UsageError(
-            f"{wanted}, but the run has done {done} steps",
+            f"{planned}, but the run has done {done} steps",
             hint=f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more continues it",
             code="F84",
         )
@@ -181,9 +181,9 @@ class Checkpoints:
         settings, self._size = self._recipe.checkpoint, size
         if settings.at_end or settings.on_stop or settings.every_steps or settings.every_epochs:
             most_kept = settings.keep_last + settings.keep_best
-            more = most_kept + 1 - min(most_kept, len(checkpoints_in(self.folder)))
-            subject = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
-            check_free_space(self.folder, size * more, subject)
+            missing = most_kept + 1 - min(most_kept, len(checkpoints_in(self.folder)))
+            subject = f"storing {missing} checkpoints" if missing > 1 else "a checkpoint"
+            check_free_space(self.folder, size * missing, subject)
 
     async def take(
         self,
@@ -207,10 +207,12 @@ class Checkpoints:
             return
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         self._commits.begin(state.step, folder, numbers)
-        wanted = {"folder": str(folder), "step": state.step}
-        asked = {rank: wanted | {"samples": (samples or {}).get(rank, {})} for rank in range(self._topology.world_size)}
-        answers = await self._ranks.ask("checkpoint", asked)
-        contents = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
+        requests = {
+            rank: {"folder": str(folder), "step": state.step, "samples": (samples or {}).get(rank, {})}
+            for rank in range(self._topology.world_size)
+        }
+        answers = await self._ranks.ask("checkpoint", requests)
+        contents = asdict(state) | {aspect: _merged(answers, aspect) for aspect in ("versions", "interfaces")}
         try:
             self._commits.add(state.step, MASTER, seal(folder, [write_json(folder / STATE, contents)]))
         except (OSError, ResourceError) as error:
@@ -263,12 +265,10 @@ class Checkpoints:
 
     def _take_in(self, report: Report) -> None:
         """A rank's files are complete, or could not be written."""
-        failure: RlcliError | None = None
-        if report.failure is not None:
-            failure = report.failure.as_error()
-            if isinstance(failure, ResourceError):
-                message = f"rank {report.rank}: {failure.what}"
-                failure = ResourceError(message, where=failure.where, hint=failure.hint, code=failure.code)
+        failure = report.failure.as_error() if report.failure is not None else None
+        if isinstance(failure, ResourceError):
+            message = f"rank {report.rank}: {failure.what}"
+            failure = ResourceError(message, where=failure.where, hint=failure.hint, code=failure.code)
         files = [FileDigest(**digest) for digest in report.value["files"]]
         self._commits.add(report.value["step"], report.rank, files, failure)
 
@@ -281,20 +281,13 @@ class Checkpoints:
             raise ResourceError(f"{message}; {last}", where=str(self.folder), hint=why.hint, code=why.code)
         self._display.warning(f"[{why.code}] {message} ({self._failed} of {limit})")
 
-    def _versions(self, answers: Answers) -> dict[str, Any]:
-        return {
-            placement.role: answers[placement.ranks[0]]["versions"][placement.role]
-            for placement in self._topology.placements
-        }
 
-
-def _interfaces(answers: Answers) -> dict[str, Any]:
-    """Call → state, from the lowest rank that runs it: the state is the same on all of them."""
-    states: dict[str, Any] = {}
-    for rank in sorted(answers):
-        for call, state in answers[rank]["interfaces"].items():
-            states.setdefault(call, state)
-    return states
+def _merged(answers: Answers, aspect: str) -> dict[str, Any]:
+    """What ranks answer by name, for each name that of the lowest rank: it is the same on all of them."""
+    merged: dict[str, Any] = {}
+    for rank in sorted(answers, reverse=True):
+        merged |= answers[rank][aspect]
+    return merged
 
 
 async def verify_on_ranks(checkpoint: Path, ranks: Ranks, world_size: int, deadline: float) -> list[ModelError]:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.runtime.buffer import Transfer
-from rlcli.runtime.messages import Request
+from rlcli.runtime.messages import Fields, Request
 
 
 class DataLane:
@@ -31,7 +31,7 @@ class DataLane:
         self._device = device
         self._group = dist.new_group(backend="gloo", timeout=timeout)
 
-    def handle(self, request: Request) -> dict[str, Any]:
+    def handle(self, request: Request) -> Fields:
         """This rank's part of a plan, whose order is the same for all ranks: no cycle of waiting ranks can form."""
         began = time.perf_counter()
         for fields in request.args.get("transfers", ()):
@@ -115,7 +115,7 @@ def describe_samples(
     }
 
 
-def _texts(sample: SequenceSample, tokenizer: Any) -> list[dict[str, Any]]:
+def _texts(sample: SequenceSample, tokenizer: Any) -> list[Fields]:
     answer = sample.metadata.get("answer", [None])[0]
     lengths = sample.flat_seqlens(SEQUENCES)
     packed = (sample.data[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))

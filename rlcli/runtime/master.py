@@ -55,6 +55,7 @@ class MasterWorker:
     outputs: Outputs
     flow: Flow
     supply: Supply
+    schedule: Schedule
 
     def __init__(self, recipe: Recipe, topology: Topology, transport: Transport, directory: RunDirectory,
                  display: Display, identity: RunIdentity, start: Start | None = None,
@@ -146,16 +147,13 @@ class MasterWorker:
         rows = self.rows[train.dataset] or self.steps * train.prompts_per_step
         deadline = self.recipe.launch.startup_deadline
         built = await self.ranks.ask_all("build", {"steps": self.steps, "rows": rows}, deadline=deadline)
-        self._check_state({role for answer in built.values() for role in answer["without_state"]})
-        if self._can_checkpoint:
-            self.checkpoints.check_room(sum(answer["bytes"] for answer in built.values()))
-
-    def _check_state(self, without: set[str]) -> None:
-        """A user's engine may not support saving: the run then has no checkpoints, and warns about it."""
-        self._can_checkpoint = not without
-        if without:
-            names = ", ".join(sorted(without))
+        without_state = {role for answer in built.values() for role in answer["without_state"]}
+        if without_state:  # a user's engine may not support saving: the run then has no checkpoints
+            self._can_checkpoint = False
+            names = ", ".join(sorted(without_state))
             self.display.warning(f"the backend of {names} has no state(): this run cannot be resumed")
+        else:
+            self.checkpoints.check_room(sum(answer["bytes"] for answer in built.values()))
 
     async def _restore(self, start: Start) -> None:
         """Resume from a checkpoint as if the run had never stopped."""
@@ -175,30 +173,27 @@ class MasterWorker:
         self.directory.write_status("running", self.steps_done, self.steps)
         async with asyncio.TaskGroup() as tasks:
             ahead = tasks.create_task(self.supply.make_ahead())
-            if self.recipe.train.eval.at_start and self._start is None:  # a checkpoint, even of step 0, comes after it
-                results = await self._evaluate(0)
-                if results:
-                    self.outputs.metrics.write(0, results)
+            is_first = self._start is None  # a checkpoint, even of step 0, comes after the first evaluation
+            if self.recipe.train.eval.at_start and is_first and (results := await self._evaluate(0)):
+                self.outputs.metrics.write(0, results)
             await self._train(tasks)
             ahead.cancel()
         for role in self.recipe.saved_roles:
             self.display.phase(f"saving {role}")
-            folder = str(self.directory.model(role))
-            await self.ranks.ask_all(
-                "save", {"role": role, "folder": folder}, ranks=self.topology.placement(role).ranks
-            )
+            args = {"role": role, "folder": str(self.directory.model(role))}
+            await self.ranks.ask_all("save", args, ranks=self.topology.placement(role).ranks)
 
     async def _train(self, tasks: asyncio.TaskGroup) -> None:
         """Do all steps, or, once the run is to stop, those already begun. A step may begin while the one before it is
         in progress, but for an evaluation or a checkpoint all wait."""
-        schedule = Schedule(self.recipe.checkpoint, self.supply.sizes)
+        self.schedule = Schedule(self.recipe.checkpoint, self.supply.sizes)
         in_progress: deque[asyncio.Task[None]] = deque()
         self.calls.times.begin()
         for number in range(self.steps_done, self.steps):
-            while len(in_progress) > self._most_before(number, schedule):
+            while len(in_progress) > self._most_before(number):
                 await in_progress.popleft()
-            if not in_progress and self._is_checkpoint_due(schedule):
-                await self._take_checkpoint(schedule)
+            if not in_progress and self._is_checkpoint_due:
+                await self._take_checkpoint()
             if self.should_stop() or (step := await self.supply.next_step(number)) is None:
                 break
             before = in_progress[-1] if in_progress else None
@@ -206,13 +201,13 @@ class MasterWorker:
         for task in in_progress:
             await task
         self._end_early()
-        await self._finish(schedule)
+        await self._finish()
 
-    def _most_before(self, number: int, schedule: Schedule) -> int:
+    def _most_before(self, number: int) -> int:
         """How many steps may be in progress when a step begins."""
         every = self.recipe.train.eval.every_steps
         is_evaluation_before = every is not None and number % every == 0
-        return 0 if is_evaluation_before or schedule.is_due(number) else self.topology.open_steps - 1
+        return 0 if is_evaluation_before or self.schedule.is_due(number) else self.topology.open_steps - 1
 
     async def _do(self, step: Step, before: Awaitable[None] | None, tasks: asyncio.TaskGroup) -> None:
         """One step: its samples go through its calls; then what is known of it is written, after that of the step
@@ -229,16 +224,16 @@ class MasterWorker:
         if self.supply.opened == self.steps_done and self.supply.is_used_up:
             self.steps = self.supply.steps = self.steps_done
 
-    async def _finish(self, schedule: Schedule) -> None:
+    async def _finish(self) -> None:
         """Commit the last checkpoint. Raises the error that ended the run early, and ResourceError F28 if the
         checkpoint could not be written."""
         settings, shortage = self.recipe.checkpoint, self.supply.failure
         is_wanted = settings.at_end if self.steps_done == self.steps else settings.on_stop
-        is_wanted = self._can_checkpoint and (is_wanted or self._is_checkpoint_due(schedule))
-        is_wanted = is_wanted and not (shortage is not None and not self.steps_done)
+        is_wanted = self._can_checkpoint and (is_wanted or self._is_checkpoint_due)
+        is_wanted = is_wanted and (shortage is None or self.steps_done > 0)
         await self.checkpoints.settle(wait=True)
         if is_wanted and self.checkpoints.committed != self.steps_done:
-            await self._take_checkpoint(schedule)
+            await self._take_checkpoint()
             await self.checkpoints.settle(wait=True)
         if shortage is not None:
             raise shortage
@@ -249,16 +244,16 @@ class MasterWorker:
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
-    def _is_checkpoint_due(self, schedule: Schedule) -> bool:
+    @property
+    def _is_checkpoint_due(self) -> bool:
         taken = self._taken if self._taken is not None else self.checkpoints.committed or 0
-        return self._can_checkpoint and taken != self.steps_done and schedule.is_due(self.steps_done)
+        return self._can_checkpoint and taken != self.steps_done and self.schedule.is_due(self.steps_done)
 
-    async def _take_checkpoint(self, schedule: Schedule) -> None:
+    async def _take_checkpoint(self) -> None:
         """Take a checkpoint. No step is in progress: the workers hold the weights that the finished steps produced.
         Generation ahead of training continues."""
-        for task in self._writing:
-            await task
-        self._writing.clear()
+        while self._writing:
+            await self._writing.pop(0)
         samples, queue = self.supply.samples, self.supply.samples.queue
         for line in self.supply.drain_drops():
             self.outputs.ledger.write({"step": self.steps_done, **line})
@@ -280,14 +275,14 @@ class MasterWorker:
         await self.checkpoints.take(state, self._last_record, self.outputs.sync, by_rank)
         self._checkpoint_seconds = time.perf_counter() - began
         self._taken = self.steps_done
-        schedule.note()
+        self.schedule.note()
 
     # -- reporting -------------------------------------------------------------------------------------------
 
     async def _record(self, step: Step, tasks: asyncio.TaskGroup) -> None:
         """Write down a finished step, and evaluate if it is time."""
-        seconds, ids = self.calls.times.seconds, step.samples.all_ids
-        record = self._numbers(step, seconds)
+        ids = step.samples.all_ids
+        record = self._numbers(step)
         if any(mfc.interface_type is GENERATE for mfc in self._graph):
             lines = self.calls.describe(ids[: self.recipe.log.samples_per_step])
             self._writing.append(tasks.create_task(self._write_samples(step.number + 1, "train", lines)))
@@ -304,9 +299,9 @@ class MasterWorker:
         self._nonfinite.watch(self.steps_done, record, ids)
         self.calls.times.begin()
 
-    def _numbers(self, step: Step, seconds: float) -> dict[str, float]:
-        """The metrics of a step that took `seconds`, without its evaluation."""
-        tokens = self._totals.count(step.samples.all_ids)
+    def _numbers(self, step: Step) -> dict[str, float]:
+        """The metrics of a step, without its evaluation."""
+        seconds, tokens = self.calls.times.seconds, self._totals.count(step.samples.all_ids)
         reports = self.supply.reports(step)
         record = named_reports(reports, Answered.reports, lambda mfc: mfc.model_name)
         record |= self.supply.numbers(step)

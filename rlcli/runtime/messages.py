@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import NoneType
 from typing import Any
@@ -44,6 +44,10 @@ UNEXPECTED = "RlcliError"
 """Kind of a failure that is not one of the errors made for users."""
 
 
+Fields = dict[str, Any]
+"""Arguments of a request, or what is answered or reported: what msgpack can write."""
+
+
 class ProtocolError(ValueError):
     """A message that is not one of ours."""
 
@@ -54,7 +58,7 @@ class Request:
 
     number: int
     op: str
-    args: dict[str, Any] = field(default_factory=dict)
+    args: Fields = field(default_factory=dict)
     lane: str = COMPUTE
     """The worker's thread that answers. Each does one thing after the other, and they work in parallel."""
 
@@ -102,7 +106,7 @@ class Reply:
 
     number: int
     rank: int
-    value: dict[str, Any] = field(default_factory=dict)
+    value: Fields = field(default_factory=dict)
     failure: Failure | None = None
 
 
@@ -112,13 +116,17 @@ class Report:
 
     rank: int
     name: str
-    value: dict[str, Any] = field(default_factory=dict)
+    value: Fields = field(default_factory=dict)
     failure: Failure | None = None
 
 
 Message = Request | Reply | Report
 
-Tell = Callable[[str, dict[str, Any], Failure | None], None]
+Handle = Callable[[Request], Fields]
+"""A worker's answer to a request."""
+FailureOf = Callable[[BaseException], Failure]
+Listener = Callable[[Report], None]
+Tell = Callable[[str, Fields, Failure | None], None]
 """How a worker's threads report: name, value, failure."""
 
 
@@ -157,7 +165,7 @@ def unpack(frames: Sequence[bytes], token: bytes, *expected: type[Message], most
 
 
 OPTIONAL = (str, NoneType)
-FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
+TYPES: Mapping[type, Mapping[str, tuple[type, ...]]] = {
     Request: {"number": (int,), "op": (str,), "args": (dict,), "lane": (str,)},
     Reply: {"number": (int,), "rank": (int,), "value": (dict,), "failure": (Failure, NoneType)},
     Report: {"rank": (int,), "name": (str,), "value": (dict,), "failure": (Failure, NoneType)},
@@ -168,9 +176,9 @@ FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
 """The types that the fields of a message may have."""
 
 
-def _checked(fields: Any, cls: type) -> dict[str, Any]:
+def _checked(fields: Any, cls: type) -> Fields:
     """The fields of a message. Raises ProtocolError if they are not those of its class; no number is below 0."""
-    types = FIELDS[cls]
+    types = TYPES[cls]
     if not isinstance(fields, dict) or fields.keys() != types.keys():
         raise ProtocolError(f"not a {cls.__name__.lower()}: wrong fields")
     for name, value in fields.items():

@@ -27,7 +27,7 @@ from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
 from rlcli.processes import ended_how, keep_private
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.control import Control
-from rlcli.runtime.messages import HELLO, WARNED, Failure, Reply, Report, Request
+from rlcli.runtime.messages import HELLO, WARNED, Failure, Fields, Reply, Report, Request
 from rlcli.runtime.report import log_again, report_warnings
 from rlcli.runtime.transport import ZmqMaster, ZmqWorker
 from rlcli.runtime.worker_main import read_recipe
@@ -97,7 +97,7 @@ class PoolProcess:
     def close(self) -> None:
         self._link.close()
 
-    def _ask(self, request: Request) -> dict[str, Any] | None:
+    def _ask(self, request: Request) -> Fields | None:
         """The answer; None if the process died first."""
         try:
             self._link.send(0, request)
@@ -142,7 +142,7 @@ class PoolProcess:
         return HangError(f"{self.name} {what}", where=self.name, hint=f"see {self._log}")
 
 
-def packed(batch: SequenceSample) -> dict[str, Any]:
+def packed(batch: SequenceSample) -> Fields:
     """A batch as fields of a message."""
     tensors = {key: tensor for key, tensor in (batch.data or {}).items() if tensor is not None}
     return {
@@ -151,7 +151,7 @@ def packed(batch: SequenceSample) -> dict[str, Any]:
     }
 
 
-def unpacked(fields: dict[str, Any]) -> SequenceSample:
+def unpacked(fields: Fields) -> SequenceSample:
     """The batch that `packed` wrote, in host memory."""
     batch = SequenceSample.from_json(fields["batch"])
     tensors: dict[str, torch.Tensor | None] = {**load(fields["tensors"])}
@@ -227,7 +227,7 @@ class PoolWorker:
     def _memory_key(self) -> str:
         return f"models.{self._model.name}.backend.args.memory_gib"
 
-    def handle(self, request: Request) -> dict[str, Any]:
+    def handle(self, request: Request) -> Fields:
         """A call that uses more CPU time than allowed is ended by the kernel, together with this process."""
         from rlcli.runtime.faults import attribute_user_errors
 
@@ -238,7 +238,7 @@ class PoolWorker:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def _within_memory(self, call: str, **args: Any) -> dict[str, Any]:
+    def _within_memory(self, call: str, **args: Any) -> Fields:
         try:
             return self._run(call, **args)
         except (MemoryError, RuntimeError) as error:
@@ -247,7 +247,7 @@ class PoolWorker:
             message = f"call {call} needs more than {self._memory_gib:g} GiB of memory"
             raise ResourceError(message, hint=f"{self._memory_key} is the limit", code="F51") from error
 
-    def _run(self, call: str, step: int, batch: dict[str, Any], tensors: bytes) -> dict[str, Any]:
+    def _run(self, call: str, step: int, batch: Fields, tensors: bytes) -> Fields:
         from rlcli.api.key_meaning import DROPPED
         from rlcli.api.model import call_interface
         from rlcli.runtime.data_order import location_of_sample

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from rlcli.runtime.control import Control, Listening, answer_doorkeeper, zeromq
-from rlcli.runtime.messages import ProtocolError, Reply, Report, Request, pack, split, unpack
+from rlcli.runtime.messages import Fields, ProtocolError, Reply, Report, Request, pack, split, unpack
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Pulses:
         self._store = Store()
         self.heard: dict[Peer, float] = {}
         """When each process was last heard."""
-        self.facts: dict[Peer, dict[str, Any]] = {}
+        self.facts: dict[Peer, Fields] = {}
         """What each process reports about itself."""
         self.is_over = False
         """Whether all processes are asked to end."""
@@ -151,7 +151,7 @@ class Pulse:
 
     def __init__(self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None], **facts: Any):
         self._context, self._control, self._peer, self._lost = context, control, peer, lost
-        self._facts: dict[str, Any] = {"pid": os.getpid(), **facts}
+        self._facts: Fields = {"pid": os.getpid(), **facts}
         self._to_watch: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._is_due = threading.Event()
         self._ended = threading.Event()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rlcli.errors import RlcliError
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.messages import COMPUTE, END_LANE, LAST_REQUEST, MOVES, Reply, Report, Request
+from rlcli.runtime.messages import COMPUTE, END_LANE, LAST_REQUEST, MOVES, Fields, Listener, Reply, Report, Request
 from rlcli.runtime.transport import Transport, ignore
 from rlcli.topology import Topology
 from rlcli.topology.groups import pool_name, pooled_roles
@@ -62,7 +62,7 @@ class Ranks:
         """What each lane works on, and what it was asked after that."""
         self._due: list[tuple[float, int, Asked]] = []
         """A heap of (when, question, who): an answer that would be late then, unless it has arrived meanwhile."""
-        self._listeners: dict[str, Callable[[Report], None]] = {}
+        self._listeners: dict[str, Listener] = {}
         self._awaited: tuple[asyncio.Future[None], str, float] | None = None
         """Resolved by the next report; what it is, and the seconds that it may take."""
         transport.on_report = self._take_report
@@ -78,7 +78,7 @@ class Ranks:
         raise error
 
     def ask(
-        self, op: str, args: Mapping[int, dict[str, Any]], deadline: float | None = None, lane: str = COMPUTE
+        self, op: str, args: Mapping[int, Fields], deadline: float | None = None, lane: str = COMPUTE
     ) -> Awaitable[Answers]:
         """Send a request to ranks, at once, each with its own arguments; await the result for their answers.
 
@@ -91,7 +91,7 @@ class Ranks:
     def ask_all(
         self,
         op: str,
-        args: dict[str, Any] | None = None,
+        args: Fields | None = None,
         deadline: float | None = None,
         ranks: Sequence[int] | None = None,
         lane: str = COMPUTE,
@@ -100,11 +100,11 @@ class Ranks:
         asked = range(self._world_size) if ranks is None else ranks
         return self.ask(op, {rank: args or {} for rank in asked}, deadline, lane)
 
-    def tell(self, op: str, args: Mapping[int, dict[str, Any]]) -> None:
+    def tell(self, op: str, args: Mapping[int, Fields]) -> None:
         """Send a request whose answers are of no interest; an error still ends the run."""
         self._send(op, args, None, COMPUTE, None)
 
-    def listen(self, name: str, take: Callable[[Report], None]) -> None:
+    def listen(self, name: str, take: Listener) -> None:
         """Have `take` called with each report of that name: inside `run`, or in the reporting thread of an inline
         worker. It must not raise."""
         self._listeners[name] = take
@@ -138,7 +138,7 @@ class Ranks:
     def _send(
         self,
         op: str,
-        args: Mapping[int, dict[str, Any]],
+        args: Mapping[int, Fields],
         deadline: float | None,
         lane: str,
         answered: asyncio.Future[Answers] | None,

@@ -29,6 +29,10 @@ from rlcli.runtime.messages import (
     LARGEST,
     LAST_REQUEST,
     Failure,
+    FailureOf,
+    Fields,
+    Handle,
+    Listener,
     ProtocolError,
     Reply,
     Report,
@@ -59,7 +63,7 @@ CHECK_SECONDS = 1.0
 class Transport(Protocol):
     """The master's end of the transport."""
 
-    on_report: Callable[[Report], None]
+    on_report: Listener
     """Receives the workers' unsolicited reports: over ZeroMQ inside `receive`; inline in the reporting thread, even
     while a request is handled. It must not raise."""
 
@@ -95,7 +99,7 @@ class ZmqMaster:
             raise
         self._socket, self._token = self._listening.requests, self._listening.control.token
         self.pulses = Pulses(self._listening)
-        self.on_report: Callable[[Report], None] = ignore
+        self.on_report: Listener = ignore
         self._is_alive = is_alive
         self._world_size = world_size
         self._most = most
@@ -104,8 +108,7 @@ class ZmqMaster:
         self._expected = {(rank, COMPUTE) for rank in range(world_size)}
         """All ranks and lanes, whether up or not; a rank reports which lanes it has."""
         self._pauses = OwnPauses()
-        self._listening_since = time.monotonic()
-        self._checked = time.monotonic()
+        self._listening_since = self._checked = time.monotonic()
         """When the processes were last checked."""
         self._paused = 0.0
         """Total seconds of the master's own pauses."""
@@ -167,18 +170,21 @@ class ZmqMaster:
             has_message = self._socket.poll(timeout=200)
             end += self._own_pause()
             message = self._read() if has_message else None
+            if isinstance(message, Reply) and message.failure is not None and message.failure.is_unexpected:
+                self._await_death()
             if message is not None:
-                is_reply = isinstance(message, Reply)
-                if is_reply and message.failure is not None and message.failure.is_unexpected:
-                    self._await_death()
                 return message
             if not has_message:  # first read what a rank sent before it died
                 self._check_processes()
             self._check_clocks(end, deadline if limit is None else limit, waiting_for, key)
 
     def _check_processes(self) -> None:
+        """Raise WorkerError if processes have ended, or have lost their connection to us: requests or replies may be
+        lost."""
         self._is_alive(LOST_AFTER)
-        self._check_connections()
+        for (kind, rank), facts in list(self.pulses.facts.items()):
+            if kind == "rank" and facts.get("has_lost_connection") and not self.has_let_go:
+                raise self._lost_connection(rank)
         self._checked = time.monotonic()
 
     def _own_pause(self) -> float:
@@ -214,16 +220,13 @@ class ZmqMaster:
         now = time.monotonic()
         return {peer: now - max(heard, self._listening_since) for peer, heard in sorted(self.pulses.heard.items())}
 
-    def _check_connections(self) -> None:
-        """Raise WorkerError if a worker has lost its connection to us: requests or replies may be lost."""
-        for (kind, rank), facts in list(self.pulses.facts.items()):
-            if kind == "rank" and facts.get("has_lost_connection") and not self.has_let_go:
-                raise self._lost_connection(rank)
-
     def _lost_connection(self, rank: int) -> WorkerError:
         message = f"the connection between the master and rank {rank} was lost"
         hint = "the network between the nodes, or a firewall, has closed it"
-        return WorkerError(message, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
+        return WorkerError(message, where=self._name(rank), hint=hint, code="F08")
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} pid {self.pids.get(rank)}"
 
     def _check_clocks(self, end: float, limit: float, waiting_for: str, key: str) -> None:
         """Raise HangError if the answer is late or a rank has been silent for too long."""
@@ -236,7 +239,7 @@ class ZmqMaster:
         limit_note = f"; {key} is the limit" if is_late else ""
         raise HangError(
             f"{', '.join([*late, *names])}: waiting for {waiting_for}",
-            where=", ".join(f"rank {rank} pid {self.pids.get(rank)}" for rank in silent) or None,
+            where=", ".join(map(self._name, silent)) or None,
             hint=f"logs/rank<n>.log in the run directory says where each rank is{limit_note}",
         )
 
@@ -268,18 +271,17 @@ class ZmqWorker:
         self.context: Any = zeromq().Context() if main is None else main.context
         self._socket = self._control.connect(self.context, self._control.requests)
         self._is_main = main is None
-        self.pulse: Pulse = main.pulse if main else self._begin_to_beat(node)
-        self.pulse.watch(self._socket)
-
-    def _begin_to_beat(self, node: int) -> Pulse:
         facts = {"node": node, "started": start_time(os.getpid())}
-        return Pulse(self.context, self._control, ("rank", self._rank), _end_here, **facts)
+        self.pulse: Pulse = (
+            main.pulse if main else Pulse(self.context, self._control, ("rank", rank), _end_here, **facts)
+        )
+        self.pulse.watch(self._socket)
 
     def fail(self, failure: Failure) -> None:
         """Report to the master that this rank cannot start."""
         self._send(Report(self._rank, HELLO, {"pid": os.getpid()}, failure))
 
-    def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
+    def report(self, name: str, value: Fields, failure: Failure | None = None) -> None:
         """Send the master an unsolicited report, from any thread: it has a socket of its own, so it may overtake
         replies and other reports."""
         socket = self._control.connect(self.context, self._control.requests)
@@ -288,8 +290,8 @@ class ZmqWorker:
 
     def serve(
         self,
-        handle: Callable[[Request], dict[str, Any]],
-        failure: Callable[[BaseException], Failure],
+        handle: Handle,
+        failure: FailureOf,
         until: str = LAST_REQUEST,
         **hello: Any,
     ) -> None:
@@ -305,11 +307,7 @@ class ZmqWorker:
             except ProtocolError as error:
                 log.warning("a message on the control socket was thrown away: %s", error)
                 continue
-            try:
-                reply = Reply(request.number, self._rank, handle(request))
-            except Exception as error:
-                reply = Reply(request.number, self._rank, failure=failure(error))
-            self._send(reply)
+            self._send(_answer(request, self._rank, handle, failure))
             if request.op == until:
                 return
 
@@ -326,9 +324,16 @@ class ZmqWorker:
     def _frames(self, message: Reply | Report) -> list[bytes]:
         packed = pack(message, self._token)
         if len(packed) > self._most:
-            what = f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent"
-            packed = pack(replace(message, value={}, failure=Failure.of(RlcliError(what), "", "")), self._token)
+            error = RlcliError(f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent")
+            packed = pack(replace(message, value={}, failure=Failure.of(error, "", "")), self._token)
         return split(packed)
+
+
+def _answer(request: Request, rank: int, handle: Handle, failure: FailureOf) -> Reply:
+    try:
+        return Reply(request.number, rank, handle(request))
+    except Exception as error:
+        return Reply(request.number, rank, failure=failure(error))
 
 
 def _end_here(why: str) -> None:
@@ -351,28 +356,28 @@ class InlineTransport:
 
     def __init__(
         self,
-        handle: Callable[[Request], dict[str, Any]],
-        waiting: Callable[[str, float], AbstractContextManager[None]] = lambda what, deadline: nullcontext(),
+        handle: Handle,
+        waiting: Callable[[str, float], AbstractContextManager[None]] = lambda request, deadline: nullcontext(),
         check: Callable[[], None] = lambda: None,
     ):
         self._handle = handle
         self._waiting = waiting
         self._check = check
         self._lanes: dict[str, queue.SimpleQueue[Request]] = {}
-        self._heard: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         """Replies; None for a report."""
-        self.on_report: Callable[[Report], None] = ignore
+        self.on_report: Listener = ignore
 
-    def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
+    def report(self, name: str, value: Fields, failure: Failure | None = None) -> None:
         """The worker's end; any of its threads may call it."""
         self.on_report(Report(0, name, value, failure))
-        self._heard.put(None)
+        self._replies.put(None)
 
     def send(self, rank: int, request: Request, limit: float = 0.0) -> None:
         if request.lane == COMPUTE:
             self._check()
             with self._waiting(f"{request.name} on rank {rank}", limit):
-                self._heard.put(Reply(request.number, rank, self._handle(request)))
+                self._replies.put(Reply(request.number, rank, self._handle(request)))
             return
         if request.lane not in self._lanes:
             self._lanes[request.lane] = queue.SimpleQueue()
@@ -380,22 +385,20 @@ class InlineTransport:
         self._lanes[request.lane].put(request)
 
     def _serve_lane(self, lane: str) -> None:
+        def failure(error: BaseException) -> Failure:
+            return Failure.of(error, lane, traceback.format_exc())
+
         while True:
-            request = self._lanes[lane].get()
-            try:
-                reply = Reply(request.number, 0, self._handle(request))
-            except Exception as error:
-                reply = Reply(request.number, 0, failure=Failure.of(error, lane, traceback.format_exc()))
-            self._heard.put(reply)
+            self._replies.put(_answer(self._lanes[lane].get(), 0, self._handle, failure))
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
         self._check()
         with contextlib.suppress(queue.Empty):
-            return self._heard.get_nowait()
+            return self._replies.get_nowait()
         end = time.monotonic() + deadline
         while (left := end - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                return self._heard.get(timeout=min(left, CHECK_SECONDS))
+                return self._replies.get(timeout=min(left, CHECK_SECONDS))
             self._check()
         raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}")
 

@@ -33,7 +33,7 @@ from rlcli.runtime.data_order import (
     row_of,
 )
 from rlcli.runtime.faults import Origin, attribute_user_errors, origin_of_call
-from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Request, Tell
+from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
 from rlcli.runtime.output_checks import (
     Moments,
     output_names,
@@ -59,7 +59,7 @@ from rlcli.runtime.saving import (
 from rlcli.runtime.weight_flow import WeightTransfer, copy_hook, make_channels
 from rlcli.topology import Topology
 
-NO_OUTPUT: dict[str, Any] = {"batch": None, "stats": {}, "scores": {}, "counts": {}, "dropped": {}}
+NO_OUTPUT: Fields = {"batch": None, "stats": {}, "scores": {}, "counts": {}, "dropped": {}}
 """What a call has to report if it is of another kind: a description of its outputs, its statistics, moments of the
 scores in its outputs and of the numbers that it counted, and the samples that it drops, each with the reason."""
 OPERATIONS = frozenset(
@@ -91,7 +91,7 @@ class ModelWorker:
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
         """Role → the process that runs its calls for this rank, in a lane of its own."""
-        self.datasets: dict[str, Any] = {}
+        self.datasets: Fields = {}
         self._channels = make_channels(self.calls.values(), topology)
         self._torn: set[str] = set()
         """Roles whose last weight copy did not complete: they hold weights of two versions until they are restored."""
@@ -103,16 +103,16 @@ class ModelWorker:
         self.samples = SampleStore()
         """Samples held by this rank; its data lane reads from and adds to it."""
 
-    def handle(self, request: Request) -> dict[str, Any]:
+    def handle(self, request: Request) -> Fields:
         if request.op not in OPERATIONS:
             raise LookupError(f"a rank has no operation {request.op}")
         with attribute_user_errors():
-            answer: dict[str, Any] = getattr(self, request.op)(**request.args)
+            answer: Fields = getattr(self, request.op)(**request.args)
         return answer
 
     # -- starting --------------------------------------------------------------------------------------------
 
-    def open_datasets(self) -> dict[str, Any]:
+    def open_datasets(self) -> Fields:
         """Open the datasets whose rows this rank loads. Rank 0 opens every dataset in use; it returns their row counts
         and digests."""
         self._tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
@@ -134,7 +134,7 @@ class ModelWorker:
             for name, graph in graphs
         )
 
-    def build(self, steps: int, rows: int) -> dict[str, Any]:
+    def build(self, steps: int, rows: int) -> Fields:
         """Load this rank's roles and set up their engines, for a run of `steps` over `rows` of training data."""
         spec = FinetuneSpec(
             total_train_steps=steps,
@@ -153,7 +153,7 @@ class ModelWorker:
 
     # -- data ------------------------------------------------------------------------------------------------
 
-    def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> Fields:
         """Load rows, given as (id, row, attempt); returns their description and the dataset's ids. If a stream ended
         before some of them, also returns which are missing and how many rows it has."""
         source, batch, names, missing = self.datasets[dataset], [], {}, []
@@ -171,7 +171,7 @@ class ModelWorker:
         described = SequenceSample.gather(batch).as_json() if batch else None
         return {"batch": described, "names": names, "missing": missing, "length": getattr(source, "length", None)}
 
-    def clear(self, ids: Sequence[str]) -> dict[str, Any]:
+    def clear(self, ids: Sequence[str]) -> Fields:
         self.samples.forget(ids)
         return {}
 
@@ -181,12 +181,12 @@ class ModelWorker:
         self,
         call: str,
         ids: Sequence[str],
-        empty: dict[str, Any] | None = None,
+        empty: Fields | None = None,
         parts: Sequence[Sequence[int]] | None = None,
         places: Sequence[int] | None = None,
         ages: Sequence[int] | None = None,
         step: int = 0,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """Run a call on this rank's samples and store its outputs.
 
         `step` seeds what a component may draw from global random streams. A rank of the role without samples gets their
@@ -220,9 +220,7 @@ class ModelWorker:
             hint = "resume the run from its last checkpoint"
             raise WorkerError(message, where=f"rank {self.rank}", hint=hint, code="F18")
 
-    def _compute(
-        self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int
-    ) -> dict[str, Any]:
+    def _compute(self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int) -> Fields:
         """Call the interface, in this process or in the role's pool; returns its statistics, or a description of its
         outputs, which are stored."""
         model, interface, pool = self.models[mfc.model_name], self._interfaces.of(mfc), self._pools.get(mfc.model_name)
@@ -264,7 +262,7 @@ class ModelWorker:
             return location
         return f"{source[row_of(str(id_))[1]].ids[0]} ({location})"
 
-    def copy_weights(self, after: str) -> dict[str, Any]:
+    def copy_weights(self, after: str) -> Fields:
         """Take part in the copy after a call: on all ranks of the call's role and of the role that follows it. Returns
         this rank's seconds since all were there. A follower whose copy fails has weights of two versions and is not
         used."""
@@ -297,7 +295,7 @@ class ModelWorker:
 
     # -- describing ------------------------------------------------------------------------------------------
 
-    def describe(self, aspects: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    def describe(self, aspects: Mapping[str, Sequence[str]]) -> Fields:
         """Describe samples for people to read. They are decoded with the tokenizer that prompts were read with; another
         role may have one of its own."""
         return describe_samples(self.samples, self._tokenizer, aspects)
@@ -311,7 +309,7 @@ class ModelWorker:
         """The calls of this rank's roles."""
         return {name: mfc for name, mfc in self.calls.items() if mfc.model_name in self.models}
 
-    def checkpoint(self, folder: str, step: int, samples: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    def checkpoint(self, folder: str, step: int, samples: Mapping[str, Sequence[str]]) -> Fields:
         """Copy the state to host memory and start writing it, which ends with a report; returns what fits into a
         message. `samples` → keys: the part of the finished samples that this rank writes; they no longer change."""
         stored = self._held(stored_roles(self.recipe))
@@ -327,11 +325,11 @@ class ModelWorker:
             "interfaces": {name: self._interfaces.of(mfc).state_dict() for name, mfc in self._own_calls().items()},
         }
 
-    def verify(self, folder: str, files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def verify(self, folder: str, files: Sequence[Fields]) -> Fields:
         """Verify this rank's share of the files of a checkpoint, of which nothing has been loaded yet."""
         return verify_share(folder, files, torch.get_num_threads())
 
-    def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> dict[str, Any]:
+    def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> Fields:
         """Resume from a checkpoint written by any number of ranks."""
         changing = self._held(self.recipe.changing_roles)
         restore_roles(changing, Path(folder), mirrored_roles(self.recipe), self.topology, self.rank)
@@ -343,7 +341,7 @@ class ModelWorker:
                 self._interfaces.of(mfc).load_state_dict(interfaces[name])
         return {}
 
-    def load_samples(self, folder: str, ids: Sequence[str]) -> dict[str, Any]:
+    def load_samples(self, folder: str, ids: Sequence[str]) -> Fields:
         """Load finished samples from a checkpoint; returns their description."""
         samples = [sample.to(self.device) for sample in read_samples(Path(folder), ids)]
         for sample in samples:
@@ -352,7 +350,7 @@ class ModelWorker:
 
     # -- ending ----------------------------------------------------------------------------------------------
 
-    def save(self, role: str, folder: str) -> dict[str, Any]:
+    def save(self, role: str, folder: str) -> Fields:
         """Save a role; every rank of the role takes part."""
         trainer = next((m for m in self.calls.values() if m.model_name == role and m.is_train), None)
         with explain_disk_errors(Path(folder)):
@@ -362,7 +360,7 @@ class ModelWorker:
                 self.models[role].module.save_to_hf(self.models[role].tokenizer, folder)
         return {}
 
-    def shutdown(self) -> dict[str, Any]:
+    def shutdown(self) -> Fields:
         for pool in self._pools.values():
             pool.close()
         for model, backend in self._backed.values():
@@ -372,12 +370,12 @@ class ModelWorker:
         self._interfaces.clear()
         return {}
 
-    def end_lane(self) -> dict[str, Any]:
+    def end_lane(self) -> Fields:
         """The last request to a pool's lane."""
         return {}
 
 
-def _without_samples(described: dict[str, Any], device: torch.device) -> SequenceSample:
+def _without_samples(described: Fields, device: torch.device) -> SequenceSample:
     """A batch of size 0 with the keys and dtypes of the others."""
     like = SequenceSample.from_json(described)
     shapes = {key: (0, *(like.trailing_shapes[key] or ())) for key in like.keys}

@@ -10,10 +10,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcli.files import open_private
 from rlcli.garbage import collect_rarely, leave_garbage
@@ -22,7 +21,7 @@ from rlcli.processes import die_with_parent, keep_private
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.data_lane import DataLane
-    from rlcli.runtime.messages import Request, Tell
+    from rlcli.runtime.messages import Handle, Tell
     from rlcli.runtime.store import RunStore
     from rlcli.runtime.worker import ModelWorker
 
@@ -81,7 +80,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     report_warnings(link.report)
     from rlcli.runtime.ranks import lanes_of  # slow to import: this rank reports to the master first
 
-    def serve_lane(lane: str, handle: Callable[[Request], dict[str, Any]]) -> None:
+    def serve_lane(lane: str, handle: Handle) -> None:
         lane_link = ZmqWorker(meeting, rank, main=link)
         lane_link.serve(handle, failure, until=END_LANE, lane=lane)
         lane_link.close()

@@ -71,7 +71,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class WeightCopy:
-    """A copy of weights to other ranks."""
+    """A copy of weights to the role that follows."""
 
     ranks: tuple[int, ...]
     """Those of source and follower: all take part."""

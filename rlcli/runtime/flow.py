@@ -207,10 +207,10 @@ class Flow:
         return CallTurns(compute, queue(copy.sources if self._is_asynchronous else copy.ranks))
 
     def _copy_turn(self, copy: WeightCopy, turn: Turn | None) -> Turn:
-        """The turn of a copy that can begin. If its follower is busy, it comes after what the source's ranks were given
-        meanwhile: they would wait for the follower."""
+        """The turn of a copy that can begin. If its follower is busy on other ranks, it comes after what the source's
+        ranks were given meanwhile: they would wait for the follower."""
         assert turn is not None
-        if self._is_asynchronous and self._calls.are_busy(copy.followers):
+        if self._is_asynchronous and self._calls.are_busy({*copy.followers} - {*copy.sources}):
             self._calls.turns.end(turn)
             return self._calls.turns.queue(copy.ranks)
         self._calls.turns.widen(turn, copy.ranks)
@@ -219,7 +219,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class CallTurns:
-    """The turn of a call, and that of a copy of its weights to other ranks."""
+    """The turn of a call, and that of a copy of its weights."""
 
     compute: Turn
     copy: Turn | None

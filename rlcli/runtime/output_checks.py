@@ -340,20 +340,17 @@ def _more(ids: Sequence[Hashable]) -> str:
 
 
 def scores_of(output: SequenceSample, names: Mapping[str, str], *, evaluates: bool) -> dict[str, list[float]]:
-    """Scores of responses in a call's outputs, in training or in an evaluation; `names`: the interface's name for a key
-    → key of the batch."""
+    """Scores in a call's outputs: in training one number per response, in an evaluation one per prompt. `names`: the
+    interface's name for a key → key of the batch."""
     of_reward = tuple(names.values()) if REWARDS in names else ()
-    return (measures if evaluates else shown_scores)(output, of_reward)
-
-
-def shown_scores(output: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str, list[float]]:
-    """The scores to report of a call's outputs: name → one number per response. `of_reward`: the output keys of a call
-    that gives rewards, all of whose scores are reported."""
+    if evaluates:
+        return measures(output, of_reward)
     return {name: output.data[key].double().tolist() for name, key in _shown(output, of_reward).items()}
 
 
 def _shown(output: SequenceSample, of_reward: Iterable[str]) -> dict[str, str]:
-    """Name → key."""
+    """Name → key of the scores to report. `of_reward`: the output keys of a call that gives rewards, all of whose
+    scores are reported."""
     unnamed = {key: key for key in of_reward if key not in MEANINGS and key in output.keys and _is_score(output, key)}
     return unnamed | {
         meaning.shown_as: key for key, meaning in MEANINGS.items() if meaning.shown_as and key in output.keys

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from rlcli.processes import OwnPauses
 from rlcli.runtime.control import Control, Listening, answer_doorkeeper, zeromq
 from rlcli.runtime.messages import Fields, ProtocolError, Reply, Report, Request, pack, split, unpack
 
@@ -37,8 +38,6 @@ Peer = tuple[Kind, int]
 
 ANSWER, END = "all is well", "the run has ended"
 """The master's answers."""
-PAUSE = 5.0
-"""Seconds between two clock checks that mean this process was paused, or busy with a slow disk."""
 
 
 class Store:
@@ -234,16 +233,3 @@ class Pulse:
         if answer.op == END:
             self._lost(END)
         return True
-
-
-class OwnPauses:
-    """Detects pauses of a loop that checks the clock more often than every PAUSE seconds."""
-
-    def __init__(self) -> None:
-        self._looked = time.monotonic()
-
-    def since_last_look(self) -> float:
-        """Seconds since the last check if that was a pause, else 0."""
-        now = time.monotonic()
-        passed, self._looked = now - self._looked, now
-        return passed if passed >= PAUSE else 0.0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlcli.errors import HangError, RlcliError, WorkerError
-from rlcli.processes import start_time
+from rlcli.processes import OwnPauses, start_time
 from rlcli.runtime.control import CONTROL_FILE, Control, has_none_left, listen, none_left, zeromq
 from rlcli.runtime.messages import (
     COMPUTE,
@@ -41,10 +41,9 @@ from rlcli.runtime.messages import (
     split,
     unpack,
 )
-from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, OwnPauses, Peer, Pulse, Pulses
+from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, Peer, Pulse, Pulses
 
 log = logging.getLogger(__name__)
-
 
 SILENT = 10.0
 """Seconds without a heartbeat after which a rank is named as the one that hangs."""
@@ -108,7 +107,8 @@ class ZmqMaster:
         self._expected = {(rank, COMPUTE) for rank in range(world_size)}
         """All ranks and lanes, whether up or not; a rank reports which lanes it has."""
         self._pauses = OwnPauses()
-        self._listening_since = self._checked = time.monotonic()
+        self._listening_since = time.monotonic()
+        self._checked = time.monotonic()
         """When the processes were last checked."""
         self._paused = 0.0
         """Total seconds of the master's own pauses."""
@@ -136,24 +136,22 @@ class ZmqMaster:
                 raise message.failure.as_error()
 
     def send(self, rank: int, request: Request, limit: float = 0.0) -> None:
-        zmq = zeromq()
-
         self.has_let_go = self.has_let_go or request.op == LAST_REQUEST
         message = pack(request, self._token)
         if len(message) > self._most:
             raise RlcliError(f"request {request.op} takes {len(message)} bytes; at most {self._most} can be sent")
         try:
             self._socket.send_multipart([self._identities[rank, request.lane], *split(message)])
-        except zmq.ZMQError as error:
+        except zeromq().ZMQError as error:
             self._await_death()
             raise self._lost_connection(rank) from error
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
         message = self._next(deadline, waiting_for, limit)
-        if isinstance(message, Report):
-            self.on_report(message)
-            return None
-        return message
+        if isinstance(message, Reply):
+            return message
+        self.on_report(message)
+        return None
 
     def clock(self) -> float:
         self._own_pause()
@@ -271,10 +269,11 @@ class ZmqWorker:
         self.context: Any = zeromq().Context() if main is None else main.context
         self._socket = self._control.connect(self.context, self._control.requests)
         self._is_main = main is None
-        facts = {"node": node, "started": start_time(os.getpid())}
-        self.pulse: Pulse = (
-            main.pulse if main else Pulse(self.context, self._control, ("rank", rank), _end_here, **facts)
-        )
+        if main is None:
+            facts = {"node": node, "started": start_time(os.getpid())}
+            self.pulse = Pulse(self.context, self._control, ("rank", rank), _end_here, **facts)
+        else:
+            self.pulse = main.pulse
         self.pulse.watch(self._socket)
 
     def fail(self, failure: Failure) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from rlcli import errors
+from rlcli import errors, processes
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.runtime import control, messages, pulse, transport
 from rlcli.runtime.control import Control
@@ -138,7 +138,7 @@ def test_a_message_travels_in_frames_of_bounded_size(ranks, size):
 
 def test_frames_that_are_no_message_together_are_refused():
     with pytest.raises(ProtocolError, match="bytes; at most"):
-        control.join([b"x" * (messages.LARGEST // 2)] * 3)
+        messages.unpack([b"x" * (messages.LARGEST // 2)] * 3, b"token", Reply)
 
 
 def test_strangers_are_not_heard(ranks):
@@ -231,7 +231,7 @@ def clock(monkeypatch):
         told.away += told.hurry
         return time.monotonic() + told.away
 
-    for module in (transport, pulse):
+    for module in (transport, processes):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     return told
 
@@ -242,7 +242,7 @@ def clock(monkeypatch):
 ])  # fmt: skip
 def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, clock, deadline, says):
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 1000.0)
-    monkeypatch.setattr(pulse, "PAUSE", 1000.0)
+    monkeypatch.setattr(processes, "PAUSE", 1000.0)
     monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)

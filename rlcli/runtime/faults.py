@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rlcli import registry
 from rlcli.api.dataflow import MFCDef
@@ -24,10 +24,10 @@ CODE = "F54"
 class Origin(Protocol):
     """Turns a fault in a batch into the error shown to the user."""
 
-    def malformed(self, what: str) -> RlcliError:
-        """The batch cannot be read as what it should be; `what` continues a sentence: `gave rewards of shape …`."""
+    def malformed(self, problem: str) -> RlcliError:
+        """The batch cannot be read as what it should be; `problem` continues a sentence: `gave rewards of shape …`."""
 
-    def not_finite(self, what: str) -> RlcliError:
+    def not_finite(self, problem: str) -> RlcliError:
         """The batch holds a number that is not finite."""
 
     def describe(self, id_: Hashable) -> str:
@@ -51,18 +51,18 @@ class CallOrigin:
     has_model: bool
     describe: Callable[[Hashable], str]
 
-    def malformed(self, what: str) -> RlcliError:
-        said = f"call {self.call}: {self.method} of {self.component} {what}"
+    def malformed(self, problem: str) -> RlcliError:
+        message = f"call {self.call}: {self.method} of {self.component} {problem}"
         if self.where is None:
-            return RlcliError(said, hint="this is a bug in rlcli, not in the recipe: please report it", code=CODE)
+            return RlcliError(message, hint="this is a bug in rlcli, not in the recipe: please report it", code=CODE)
         hint = f"rlcli test {self.component.partition(' with ')[0]} tries it alone"
-        return ProjectError(said, where=self.where, hint=hint, code=CODE)
+        return ProjectError(message, where=self.where, hint=hint, code=CODE)
 
-    def not_finite(self, what: str) -> RlcliError:
+    def not_finite(self, problem: str) -> RlcliError:
         if self.where is not None and not self.has_model:
-            return self.malformed(what)
+            return self.malformed(problem)
         return NumericError(
-            f"call {self.call}: {self.method} of {self.component} {what}; nothing was trained on it",
+            f"call {self.call}: {self.method} of {self.component} {problem}; nothing was trained on it",
             where=self.where,
             hint="look at this sample; if its model has just been trained, its weights may have diverged: go back to a "
             "checkpoint and lower the learning rate",
@@ -77,8 +77,8 @@ class RowOrigin:
     dataset: str
     row: int
 
-    def malformed(self, what: str) -> RlcliError:
-        return DataError(f"row {self.row} of dataset {self.dataset} {what}", code="F31")
+    def malformed(self, problem: str) -> RlcliError:
+        return DataError(f"row {self.row} of dataset {self.dataset} {problem}", code="F31")
 
     not_finite = malformed
 
@@ -93,14 +93,15 @@ def origin_of_call(
     section = recipe.models[mfc.model_name].backend
     backend = section.type if section is not None else None
     method, name = mfc.interface_type.value, mfc.interface_impl.type_
-    component, where = f"interface {name}", _own_place("interfaces", name, getattr(type(interface), method, None))
-    own_backend = _own_place("backends", backend) if backend is not None else None
-    if own_backend is not None:
+    component = f"interface {name}"
+    where = _line_in_user_file("interfaces", name, getattr(type(interface), method, None))
+    backend_file = _line_in_user_file("backends", backend) if backend is not None else None
+    if backend_file is not None:
         component += f" with backend {backend}"
-    return CallOrigin(mfc.name, component, method, where or own_backend, has_model, describe)
+    return CallOrigin(mfc.name, component, method, where or backend_file, has_model, describe)
 
 
-def _own_place(kind: str, name: str, function: Any = None) -> str | None:
+def _line_in_user_file(kind: str, name: str, function: Any = None) -> str | None:
     """File and line of a component that is not built in."""
     path = registry.path_of(kind, name)
     if is_built_in(Path(path).parent):
@@ -118,15 +119,14 @@ def attribute_user_errors() -> Iterator[None]:
     try:
         yield
     except ProjectError as error:
-        if error.where is None and (place := _place_in_a_component(error)) is not None:
-            error.where = f"{place[1]}:{place[2]}"
+        if error.where is None and (innermost := _innermost_line(error)) is not None:
+            error.where = innermost.where
         raise
     except RlcliError:
         raise
-    except SystemExit as error:
-        raise fault(error) from error
     except BaseException as error:
-        if _is_ctrl_c(error) or _place_in_a_component(error) is None:
+        is_ours = _is_ctrl_c(error) or _innermost_line(error) is None
+        if is_ours and not isinstance(error, SystemExit):
             raise
         raise fault(error) from error
     finally:
@@ -141,31 +141,39 @@ def _is_ctrl_c(error: BaseException) -> bool:
 
 def fault(error: BaseException) -> RlcliError:
     """The error to report for an exception: the component's, with its innermost line there, or else that of the run."""
-    place = _place_in_a_component(error)
     message = f"{type(error).__name__}: {_words(error)}".rstrip(": ")
-    if place is None:
-        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        return WorkerError(
-            message, where=f"{frame.f_code.co_filename}:{line}", hint="only rlcli itself may end its process"
-        )
-    kind, file, line = place
+    innermost = _innermost_line(error)
+    if innermost is None:
+        *_, (frame, number) = traceback.walk_tb(error.__traceback__)
+        where = f"{frame.f_code.co_filename}:{number}"
+        return WorkerError(message, where=where, hint="only rlcli itself may end its process")
+    kind, file, _ = innermost
     alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
-    return ProjectError(message, where=f"{file}:{line}", hint=f"{alone}--debug before the verb shows the traceback")
+    return ProjectError(message, where=innermost.where, hint=f"{alone}--debug before the verb shows the traceback")
 
 
 def _words(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as another:
-        return f"its text cannot be made ({type(another).__name__})"
+    except Exception as second:
+        return f"its text cannot be made ({type(second).__name__})"
 
 
-def _place_in_a_component(error: BaseException) -> tuple[str, Path, int] | None:
-    """Kind, file and line of the innermost frame in a user's component."""
+class Line(NamedTuple):
+    """A line of a user's component."""
+
+    kind: str
+    file: Path
+    number: int
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+def _innermost_line(error: BaseException) -> Line | None:
+    """The innermost line of an exception's traceback that is in a user's component."""
     folders = {folder: kind for kind in KINDS for folder in component_folders(kind) if not is_built_in(folder)}
-    found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = Path(frame.f_code.co_filename)
-        if file.parent in folders:
-            found = folders[file.parent], file, line
-    return found
+    frames = ((Path(frame.f_code.co_filename), number) for frame, number in traceback.walk_tb(error.__traceback__))
+    lines = [Line(folders[file.parent], file, number) for file, number in frames if file.parent in folders]
+    return lines[-1] if lines else None

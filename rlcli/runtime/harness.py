@@ -110,13 +110,13 @@ class EngineLM(TemplateLM):
         for number, request in enumerate(requests):
             by_settings.setdefault(repr(sorted(request.args[1].items())), []).append(number)
         for numbers in by_settings.values():
-            contexts, wanted = [requests[number].args[0] for number in numbers], requests[numbers[0]].args[1]
-            for number, text in zip(numbers, self._generate(contexts, wanted), strict=True):
+            contexts, settings = [requests[number].args[0] for number in numbers], requests[numbers[0]].args[1]
+            for number, text in zip(numbers, self._generate(contexts, settings), strict=True):
                 answers[number] = text
         return answers
 
-    def _generate(self, contexts: Sequence[str], wanted: dict[str, Any]) -> list[str]:
-        settings: dict[str, Any] = normalize_gen_kwargs(wanted, LONGEST_ANSWER)
+    def _generate(self, contexts: Sequence[str], task: dict[str, Any]) -> list[str]:
+        settings: dict[str, Any] = normalize_gen_kwargs(task, LONGEST_ANSWER)
         limit, temperature = int(settings["max_gen_toks"]), float(settings.get("temperature") or 0.0)
         if limit >= self.max_length:
             raise ModelError(f"a task asks for {limit} new tokens; the model has {self.max_length} positions")
@@ -150,4 +150,4 @@ def _scores(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
 
 def _until(text: str, stops: Sequence[str]) -> str:
     """The text up to the first of the stop sequences, excluding it."""
-    return text[: min((place for stop in stops if stop and (place := text.find(stop)) >= 0), default=len(text))]
+    return text[: min((at for stop in stops if stop and (at := text.find(stop)) >= 0), default=len(text))]

@@ -6,6 +6,7 @@ the value. What an evaluation measures of a usable one is a number per prompt.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -54,8 +55,8 @@ class Moments(NamedTuple):
     def of(cls, numbers: Sequence[float]) -> Moments:
         return cls(sum(numbers), sum(number * number for number in numbers), len(numbers))
 
-    def __add__(self, other: Moments) -> Moments:  # type: ignore[override]
-        return Moments(*map(sum, zip(self, other, strict=True)))
+    def __add__(self, added: Moments) -> Moments:  # type: ignore[override]
+        return Moments(*map(sum, zip(self, added, strict=True)))
 
     @property
     def mean(self) -> float:
@@ -68,9 +69,6 @@ class Moments(NamedTuple):
             return math.nan
         spread = max(0.0, self.squares - self.total * self.mean) / (self.count - 1)
         return math.sqrt(spread / self.count)
-
-
-# -- what a call returns -------------------------------------------------------------------------------------
 
 
 def output_names(mfc: MFCDef) -> dict[str, str]:
@@ -164,9 +162,6 @@ def versions(data: SequenceSample) -> dict[str, int]:
     return {
         key: tensor._version for key, tensor in data.data.items() if tensor is not None and not tensor.is_inference()
     }
-
-
-# -- checks ----------------------------------------------------------------------------------------------------
 
 
 def check_key(
@@ -299,7 +294,7 @@ def _plain(key: str, tensor: torch.Tensor | None, origin: Origin) -> torch.Tenso
     if tensor is None:
         raise origin.malformed(f"gave no tensor for {key}")
     if tensor.is_meta or tensor.layout is not torch.strided:
-        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        kind = "meta" if tensor.is_meta else _name(tensor.layout)
         raise origin.malformed(f"gave {key} as a {kind} tensor; it must be a plain one")
     if tensor.dtype not in CARRIED:
         raise origin.malformed(f"gave {key} as {_name(tensor.dtype)}, which cannot be sent to other ranks")
@@ -309,10 +304,8 @@ def _plain(key: str, tensor: torch.Tensor | None, origin: Origin) -> torch.Tenso
 def _number(value: Any, subject: str, origin: Origin) -> float:
     fits = value.numel() == 1 and not value.is_meta if isinstance(value, torch.Tensor) else hasattr(value, "__float__")
     if fits and not isinstance(value, complex):
-        try:
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            pass
     raise origin.malformed(f"{subject} as {_kind(value)}, which is not a number")
 
 
@@ -324,8 +317,8 @@ def _kind(value: Any) -> str:
     return f"a value of type {type(value).__name__}{shape}{shown}"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(trait: torch.dtype | torch.layout) -> str:
+    return str(trait).removeprefix("torch.")
 
 
 def _few(lengths: Sequence[int]) -> str:
@@ -334,9 +327,6 @@ def _few(lengths: Sequence[int]) -> str:
 
 def _more(ids: Sequence[Hashable]) -> str:
     return f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-
-
-# -- measures --------------------------------------------------------------------------------------------------
 
 
 def scores_of(output: SequenceSample, names: Mapping[str, str], *, evaluates: bool) -> dict[str, list[float]]:
@@ -358,9 +348,8 @@ def _shown(output: SequenceSample, of_reward: Iterable[str]) -> dict[str, str]:
 
 
 def _is_score(output: SequenceSample, key: str) -> bool:
-    tensor = output.data[key]
-    has_one_each = set(output.flat_seqlens(key)) <= {1}
-    return tensor is not None and tensor.dim() == 1 and has_one_each and not tensor.dtype.is_complex
+    tensor, lengths = output.data[key], output.flat_seqlens(key)
+    return tensor is not None and tensor.dim() == 1 and set(lengths) <= {1} and not tensor.dtype.is_complex
 
 
 def measures(output: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str, list[float]]:
@@ -370,8 +359,8 @@ def measures(output: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str,
     `pass@k` for k = 2, 4, 8, … and for all n of them, and `majority@n`, whether the most frequent final answer is
     right; `response_length` in tokens; `no_eos_fraction`, the share that was cut off.
     """
-    averaged = _shown(output, of_reward)
-    numbers = {name: [_mean(group) for group in _groups(output, key)] for name, key in averaged.items()}
+    shown = _shown(output, of_reward).items()
+    numbers = {name: [_mean(group) for group in _groups(output, key)] for name, key in shown}
     if SOLVED in output.keys:
         numbers |= _of_groups(output)
     if PROMPT_MASK in output.keys:
@@ -394,9 +383,8 @@ def _of_groups(output: SequenceSample) -> dict[str, list[float]]:
     numbers = {f"pass@{k}": pass_at_k(samples, correct, k).tolist() for k in ks}
     if ANSWER_CLASSES in output.keys:
         votes = [majority([int(answer) for answer in group]) for group in _groups(output, ANSWER_CLASSES)]
-        numbers[f"majority@{n}"] = [
-            float(vote is not None and group[vote]) for vote, group in zip(votes, solved, strict=True)
-        ]
+        won = ((vote is not None and group[vote]) for vote, group in zip(votes, solved, strict=True))
+        numbers[f"majority@{n}"] = list(map(float, won))
     return numbers
 
 

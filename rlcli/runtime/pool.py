@@ -138,8 +138,8 @@ class PoolProcess:
             message = f"{self.name} {self._given_up.read_text()}"
             raise WorkerError(message, where=self.name, hint=f"see {self._log}", code="F01")
 
-    def _hang(self, what: str) -> HangError:
-        return HangError(f"{self.name} {what}", where=self.name, hint=f"see {self._log}")
+    def _hang(self, problem: str) -> HangError:
+        return HangError(f"{self.name} {problem}", where=self.name, hint=f"see {self._log}")
 
 
 def packed(batch: SequenceSample) -> Fields:

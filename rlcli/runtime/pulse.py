@@ -166,10 +166,10 @@ class Pulse:
 
     def tell_last(self, deadline: float, **facts: Any) -> None:
         """Report a fact and wait, up to `deadline` seconds, until the master has received it."""
-        said = self._answered
+        before = self._answered
         self.tell(**facts)
         end = time.monotonic() + deadline
-        while self._answered < said + 2 and time.monotonic() < end:  # one answer may already have been in flight
+        while self._answered < before + 2 and time.monotonic() < end:  # one answer may already have been in flight
             self._is_due.set()
             time.sleep(TICK / 2)
 
@@ -205,13 +205,13 @@ class Pulse:
             if socket in ready and self._is_answer(socket.recv_multipart()):
                 heard = time.monotonic()
                 self._answered += 1
-            for one in {*watched} & ready.keys():
-                poller.unregister(one)
+            for monitor in {*watched} & ready.keys():
+                poller.unregister(monitor)
                 self.tell(has_lost_connection=True)
             if self._control.is_remote and time.monotonic() - heard > LOST_AFTER:
                 self._lost(f"the master has not been heard for {LOST_AFTER:.0f} s")
-        for one in (socket, *watched):
-            one.close(linger=0)
+        for connection in (socket, *watched):
+            connection.close(linger=0)
         while not self._to_watch.empty():
             self._to_watch.get().close(linger=0)
 

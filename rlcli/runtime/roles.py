@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from rlcli import registry
-from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, ModelInterfaceAbstraction, stable_seed
+from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
 from rlcli.api.dataflow import MFCDef
 from rlcli.api.default_backends import UNTRAINED
 from rlcli.api.model import Model, ModelBackend, ModelInterface
@@ -41,9 +41,9 @@ MESH_ORDER = ("dp", "pp", "cp", "tp")
 """The dimensions of a DeviceMesh, outermost first."""
 
 
-def pick_device(wanted: str, local_rank: int) -> torch.device:
+def pick_device(kind: str, local_rank: int) -> torch.device:
     """The device of a rank. Raises ResourceError if the recipe requires one that does not exist."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise ResourceError(
@@ -62,12 +62,12 @@ def wait_for_device(device: torch.device) -> None:
 
 def make_meshes(topology: Topology, device_type: str) -> Meshes:
     """Every rank makes every mesh, in the same order: making one is a collective of all ranks."""
-    made: dict[tuple[tuple[int, ...], Mesh], Any] = {}
+    meshes: dict[tuple[tuple[int, ...], Mesh], Any] = {}
     for placement in topology.placements:
         layout = placement.ranks, placement.mesh
-        if len(placement.ranks) > 1 and layout not in made:
-            made[layout] = _device_mesh(placement, device_type)
-    return {p.role: made[p.ranks, p.mesh] for p in topology.placements if (p.ranks, p.mesh) in made}
+        if len(placement.ranks) > 1 and layout not in meshes:
+            meshes[layout] = _device_mesh(placement, device_type)
+    return {p.role: meshes[p.ranks, p.mesh] for p in topology.placements if (p.ranks, p.mesh) in meshes}
 
 
 def _device_mesh(placement: RolePlacement, device_type: str) -> Any:
@@ -158,38 +158,31 @@ class Interfaces:
     have the same arguments; an evaluation call may have others, and gets the current state."""
 
     def __init__(self, training: Sequence[MFCDef], evaluating: Sequence[MFCDef]):
-        self._training = training
         self._evaluating = {mfc.name for mfc in evaluating}
-        self._made: dict[str, ModelInterface] = {}
+        self._stateful = {(mfc.model_name, mfc.interface_impl.type_): mfc for mfc in reversed(training)}
+        """The first training call of each role and type."""
+        self._interfaces: dict[str, ModelInterface] = {}
 
     def of(self, mfc: MFCDef) -> ModelInterface:
         """The interface of a call."""
-        described = ModelInterfaceAbstraction(mfc.interface_impl.type_, mfc.interface_impl.args)
+        described = mfc.interface_impl
         name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
-        if name not in self._made:
-            self._made[name] = registry.make_interface(described)
-        interface, stateful = self._made[name], self._stateful(mfc)
-        if stateful is not None and stateful is not interface:
+        if name not in self._interfaces:
+            self._interfaces[name] = registry.make_interface(described)
+        interface = self._interfaces[name]
+        trained = self._stateful.get((mfc.model_name, described.type_))
+        if mfc.name in self._evaluating and trained is not None and (stateful := self.of(trained)) is not interface:
             interface.load_state_dict(stateful.state_dict())
         return interface
 
     def clear(self) -> None:
-        self._made.clear()
-
-    def _stateful(self, mfc: MFCDef) -> ModelInterface | None:
-        """The training interface of the same role and type, for an evaluation call."""
-        if mfc.name not in self._evaluating:
-            return None
-        kind = mfc.model_name, mfc.interface_impl.type_
-        alike = (other for other in self._training if (other.model_name, other.interface_impl.type_) == kind)
-        trained = next(alike, None)
-        return self.of(trained) if trained is not None else None
+        self._interfaces.clear()
 
 
 def seed_global_streams(seed: int, call: str, step: int, rank: int) -> None:
     """Seed the global random streams, which rlcli itself never uses, so that a component that does draws the same
     numbers in every run."""
-    drawn = stable_seed(seed, call, step, rank)
-    torch.manual_seed(drawn % 2**63)
-    numpy.random.seed(drawn % 2**32)
-    random.seed(drawn)
+    of_call = stable_seed(seed, call, step, rank)
+    torch.manual_seed(of_call % 2**63)
+    numpy.random.seed(of_call % 2**32)
+    random.seed(of_call)

@@ -107,9 +107,8 @@ class ZmqMaster:
         self._expected = {(rank, COMPUTE) for rank in range(world_size)}
         """All ranks and lanes, whether up or not; a rank reports which lanes it has."""
         self._pauses = OwnPauses()
-        self._listening_since = time.monotonic()
-        self._checked = time.monotonic()
-        """When the processes were last checked."""
+        self._listening_since = self._checked = time.monotonic()
+        """Since when the master listens, and when the processes were last checked."""
         self._paused = 0.0
         """Total seconds of the master's own pauses."""
         self.pids: dict[int, int] = {}
@@ -232,13 +231,13 @@ class ZmqMaster:
         is_late = time.monotonic() > end
         if not is_late and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
             return
-        names = [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
-        late = [f"no answer within {limit:.0f} s"] if is_late else []
-        limit_note = f"; {key} is the limit" if is_late else ""
+        problems = [f"no answer within {limit:.0f} s"] if is_late else []
+        problems += [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
+        hint = "logs/rank<n>.log in the run directory says where each rank is"
         raise HangError(
-            f"{', '.join([*late, *names])}: waiting for {waiting_for}",
+            f"{', '.join(problems)}: waiting for {waiting_for}",
             where=", ".join(map(self._name, silent)) or None,
-            hint=f"logs/rank<n>.log in the run directory says where each rank is{limit_note}",
+            hint=f"{hint}; {key} is the limit" if is_late else hint,
         )
 
     def _await_death(self) -> None:
@@ -278,7 +277,7 @@ class ZmqWorker:
 
     def fail(self, failure: Failure) -> None:
         """Report to the master that this rank cannot start."""
-        self._send(Report(self._rank, HELLO, {"pid": os.getpid()}, failure))
+        self._socket.send_multipart(self._frames(Report(self._rank, HELLO, {"pid": os.getpid()}, failure)))
 
     def report(self, name: str, value: Fields, failure: Failure | None = None) -> None:
         """Send the master an unsolicited report, from any thread: it has a socket of its own, so it may overtake
@@ -287,26 +286,20 @@ class ZmqWorker:
         socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
         socket.close(linger=REPORT_WITHIN)
 
-    def serve(
-        self,
-        handle: Handle,
-        failure: FailureOf,
-        until: str = LAST_REQUEST,
-        **hello: Any,
-    ) -> None:
+    def serve(self, handle: Handle, failure: FailureOf, until: str = LAST_REQUEST, **hello: Any) -> None:
         """Say hello, with what else the master must know; then answer requests one by one up to and including `until`.
         `lanes`: names of the worker's other lanes, which say hello themselves, with their `lane`.
 
         Waiting here has no deadline: a worker ends with its parent, and on several nodes when it has lost the master.
         """
-        self._send(Report(self._rank, self._hello, {"pid": os.getpid(), **hello}))
+        self._socket.send_multipart(self._frames(Report(self._rank, self._hello, {"pid": os.getpid(), **hello})))
         while True:
             try:
                 request: Request = unpack(self._socket.recv_multipart(), self._token, Request, most=self._most)
             except ProtocolError as error:
                 log.warning("a message on the control socket was thrown away: %s", error)
                 continue
-            self._send(_answer(request, self._rank, handle, failure))
+            self._socket.send_multipart(self._frames(_answer(request, self._rank, handle, failure)))
             if request.op == until:
                 return
 
@@ -316,9 +309,6 @@ class ZmqWorker:
         self._socket.close()
         if self._is_main:
             self.context.term()
-
-    def _send(self, message: Reply | Report) -> None:
-        self._socket.send_multipart(self._frames(message))
 
     def _frames(self, message: Reply | Report) -> list[bytes]:
         packed = pack(message, self._token)
@@ -391,15 +381,14 @@ class InlineTransport:
             self._replies.put(_answer(self._lanes[lane].get(), 0, self._handle, failure))
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
-        self._check()
-        with contextlib.suppress(queue.Empty):
-            return self._replies.get_nowait()
         end = time.monotonic() + deadline
-        while (left := end - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                return self._replies.get(timeout=min(left, CHECK_SECONDS))
+        while True:
             self._check()
-        raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}")
+            remaining = max(0.0, end - time.monotonic())
+            with contextlib.suppress(queue.Empty):
+                return self._replies.get(timeout=min(remaining, CHECK_SECONDS))
+            if not remaining:
+                raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}")
 
     def clock(self) -> float:
         return time.monotonic()

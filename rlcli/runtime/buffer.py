@@ -77,7 +77,7 @@ class Buffer:
     def __init__(self) -> None:
         self._entries: dict[str, dict[str, Entry]] = {}
         """Sample → key → what is known of it."""
-        self._metadata: dict[str, Fields] = {}
+        self._metadata: dict[str, dict[str, Any]] = {}
         self._shared: dict[Hashable, Any] = {}
         self._sent: Counter[int] = Counter()
         """Rank → tokens it was assigned to send so far."""

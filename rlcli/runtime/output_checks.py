@@ -125,9 +125,8 @@ def read_stats(stats: Any, origin: Origin) -> dict[str, float]:
     """Name → number reported by a call. NaN is accepted here: engines decide how a step handles it."""
     if not isinstance(stats, Mapping):
         raise origin.malformed(f"returned {_kind(stats)}, not a dict of numbers")
-    for name in stats:
-        if not isinstance(name, str):
-            raise origin.malformed(f"reported a number under {name!r:.60}, which is not a string")
+    if strange := [name for name in stats if not isinstance(name, str)]:
+        raise origin.malformed(f"reported a number under {strange[0]!r:.60}, which is not a string")
     return {name: _number(value, f"reported {name}", origin) for name, value in stats.items()}
 
 
@@ -167,10 +166,8 @@ def versions(data: SequenceSample) -> dict[str, int]:
 def check_key(
     sample: SequenceSample, key: str, meaning: Meaning | None, tokens: Lengths | None, origin: Origin
 ) -> None:
-    """Raise an error unless a key holds what its name implies, and only finite numbers.
-
-    `tokens`: the lengths of the sequences that it belongs to, if known.
-    """
+    """Raise an error unless a key holds what its name implies, and only finite numbers. `tokens`: the lengths of the
+    sequences that it belongs to, if known."""
     tensor = sample.data[key]
     if meaning is not None:
         if not meaning.numbers.fits(tensor.dtype):

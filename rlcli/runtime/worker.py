@@ -91,7 +91,7 @@ class ModelWorker:
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
         """Role → the process that runs its calls for this rank, in a lane of its own."""
-        self.datasets: Fields = {}
+        self.datasets: dict[str, Any] = {}
         self._channels = make_channels(self.calls.values(), topology)
         self._torn: set[str] = set()
         """Roles whose last weight copy did not complete: they hold weights of two versions until they are restored."""
@@ -129,18 +129,13 @@ class ModelWorker:
         """Rows go to the ranks of the first call of a graph."""
         train = self.recipe.train
         graphs = ((train.dataset, self._train_graph), (train.eval.dataset, eval_graph(self.recipe)))
-        return any(
-            name == dataset and self.rank in self.topology.placement(graph[0].model_name).ranks
-            for name, graph in graphs
-        )
+        readers = [graph[0].model_name for name, graph in graphs if name == dataset]
+        return any(self.rank in self.topology.placement(role).ranks for role in readers)
 
     def build(self, steps: int, rows: int) -> Fields:
         """Load this rank's roles and set up their engines, for a run of `steps` over `rows` of training data."""
-        spec = FinetuneSpec(
-            total_train_steps=steps,
-            dataset_size=rows,
-            train_batch_size=self.recipe.train.prompts_per_step,
-        )
+        size = self.recipe.train.prompts_per_step
+        spec = FinetuneSpec(total_train_steps=steps, dataset_size=rows, train_batch_size=size)
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir)
         self.models = {name: model for name, (model, _) in self._backed.items()}
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
@@ -156,20 +151,17 @@ class ModelWorker:
     def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> Fields:
         """Load rows, given as (id, row, attempt); returns their description and the dataset's ids. If a stream ended
         before some of them, also returns which are missing and how many rows it has."""
-        source, batch, names, missing = self.datasets[dataset], [], {}, []
+        source, samples, names = self.datasets[dataset], [], {}
         for id_, row, attempt in rows:
             read = read_row(source, dataset, id_, row)
-            if read is None:
-                missing.append(id_)
-                continue
-            sample = read.to(self.device)  # does not share the dataset's lists
-            names[id_] = str(sample.ids[0])
-            sample.ids = [id_]
-            sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
-            self.samples.add(sample)
-            batch.append(sample.meta())
-        described = SequenceSample.gather(batch).as_json() if batch else None
-        return {"batch": described, "names": names, "missing": missing, "length": getattr(source, "length", None)}
+            if read is not None:
+                sample = read.to(self.device)  # does not share the dataset's lists
+                names[id_] = str(sample.ids[0])
+                sample.ids = [id_]
+                sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
+                samples.append(sample)
+        missing = [id_ for id_, *_ in rows if id_ not in names]
+        return {**self._store(samples), "names": names, "missing": missing, "length": getattr(source, "length", None)}
 
     def clear(self, ids: Sequence[str]) -> Fields:
         self.samples.forget(ids)
@@ -343,10 +335,13 @@ class ModelWorker:
 
     def load_samples(self, folder: str, ids: Sequence[str]) -> Fields:
         """Load finished samples from a checkpoint; returns their description."""
-        samples = [sample.to(self.device) for sample in read_samples(Path(folder), ids)]
+        return self._store([sample.to(self.device) for sample in read_samples(Path(folder), ids)])
+
+    def _store(self, samples: Sequence[SequenceSample]) -> Fields:
+        """Store samples of batch size 1; returns their description, None if there are none."""
         for sample in samples:
             self.samples.add(sample)
-        return {"batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json()}
+        return {"batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json() if samples else None}
 
     # -- ending ----------------------------------------------------------------------------------------------
 

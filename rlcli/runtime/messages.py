@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import NoneType
@@ -80,10 +81,12 @@ class Failure:
     traceback: str
 
     @staticmethod
-    def of(error: BaseException, where: str, traceback: str) -> Failure:
+    def of(error: BaseException, where: str, shown: BaseException | None = None) -> Failure:
+        """`where`: the process in which it happened; `shown`: whose traceback is shown, if not its own."""
+        trace = "".join(traceback.format_exception(shown or error))
         if isinstance(error, RlcliError):
-            return Failure(type(error).__name__, error.what, error.code, error.where or where, error.hint, traceback)
-        return Failure(UNEXPECTED, f"{type(error).__name__}: {error}", "BUG", where, None, traceback)
+            return Failure(type(error).__name__, error.what, error.code, error.where or where, error.hint, trace)
+        return Failure(UNEXPECTED, f"{type(error).__name__}: {error}", "BUG", where, None, trace)
 
     @property
     def is_unexpected(self) -> bool:

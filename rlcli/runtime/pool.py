@@ -170,7 +170,7 @@ def main(role: str, run_dir: Path, index: int) -> None:
 
     def failure(error: BaseException) -> Failure:
         traceback.print_exception(error)
-        return Failure.of(error, name, "".join(traceback.format_exception(error)))
+        return Failure.of(error, name)
 
     recipe = read_recipe(run_dir)
     folder = process_folder(run_dir, "pool", pool_name(role), index)
@@ -197,8 +197,6 @@ class PoolWorker:
     """Runs the calls of one role."""
 
     def __init__(self, recipe: Recipe, role: str, index: int):
-        import torch
-
         from rlcli.recipe.graph import eval_graph, train_graph
         from rlcli.runtime.roles import Interfaces, describe_role
         from rlcli.topology import plan_topology

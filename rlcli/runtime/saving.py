@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,7 @@ def write_and_report(
             with attribute_user_errors():
                 sealed = seal(folder, write())
         except BaseException as error:
-            trace = "".join(traceback.format_exception(error))
-            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", trace)
+            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", shown=error)
         report(WRITTEN, {"step": step, "files": [digest.as_json() for digest in sealed]}, failure)
 
     thread = threading.Thread(target=work, name="checkpoint", daemon=True)

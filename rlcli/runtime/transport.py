@@ -12,7 +12,6 @@ import queue
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -314,7 +313,7 @@ class ZmqWorker:
         packed = pack(message, self._token)
         if len(packed) > self._most:
             error = RlcliError(f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent")
-            packed = pack(replace(message, value={}, failure=Failure.of(error, "", "")), self._token)
+            packed = pack(replace(message, value={}, failure=Failure.of(error, "")), self._token)
         return split(packed)
 
 
@@ -375,7 +374,7 @@ class InlineTransport:
 
     def _serve_lane(self, lane: str) -> None:
         def failure(error: BaseException) -> Failure:
-            return Failure.of(error, lane, traceback.format_exc())
+            return Failure.of(error, lane)
 
         while True:
             self._replies.put(_answer(self._lanes[lane].get(), 0, self._handle, failure))

@@ -65,8 +65,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
 
     def failure(error: BaseException) -> Failure:
         traceback.print_exception(error)
-        text = "".join(traceback.format_exception(error))
-        return Failure.of(error, f"rank {rank} pid {os.getpid()}", text)
+        return Failure.of(error, f"rank {rank} pid {os.getpid()}")
 
     meeting = Path(os.environ[MEETING])
     link = ZmqWorker(meeting, rank, int(os.environ[NODE]))

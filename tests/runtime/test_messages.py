@@ -68,7 +68,7 @@ def test_a_long_message_is_not_even_parsed():
 )
 def test_an_error_keeps_its_class_on_the_way(name):
     error = getattr(errors, name)("what", where="here", hint="do", code="F99")
-    failure = Failure.of(error, "rank 1 pid 5", "")
+    failure = Failure.of(error, "rank 1 pid 5")
     arrived = unpack([pack(Reply(1, 1, failure=failure), TOKEN)], TOKEN, Reply).failure.as_error()
     assert type(arrived) is type(error)
     assert str(arrived) == str(error)

@@ -35,7 +35,7 @@ class Ranks:
     def start(self, rank, handle):
         def work():
             link = ZmqWorker(self.folder, rank)
-            link.serve(handle, lambda error: Failure.of(error, f"rank {rank}", ""))
+            link.serve(handle, lambda error: Failure.of(error, f"rank {rank}"))
             link.close()
 
         self.threads.append(threading.Thread(target=work, daemon=True))
@@ -190,7 +190,7 @@ def test_an_error_of_a_worker_arrives_and_the_worker_lives_on(ranks):
 
 def test_a_worker_that_cannot_start_says_why(ranks):
     link = ZmqWorker(ranks.folder, 0)
-    link.fail(Failure.of(errors.ResourceError("no such device", code="R50"), "rank 0", ""))
+    link.fail(Failure.of(errors.ResourceError("no such device", code="R50"), "rank 0"))
     with pytest.raises(errors.ResourceError, match="no such device"):
         ranks.master.wait_for_workers(10)
     link.close()
@@ -310,7 +310,7 @@ def test_a_report_reaches_the_master_while_the_worker_is_busy(ranks):
                 busy.wait(20)
             return {}
 
-        link.serve(handle, lambda error: Failure.of(error, "rank 0", ""))
+        link.serve(handle, lambda error: Failure.of(error, "rank 0"))
         link.close()
 
     ranks.threads.append(threading.Thread(target=work, daemon=True))

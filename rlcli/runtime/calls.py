@@ -198,7 +198,7 @@ class Calls:
         """
         ids, shares = [id_ for id_, _, _ in rows], self._equal_shares(graph, rows)
         if dataset in self.streams:
-            shares = {min(shares): list(rows)}
+            shares = {self._topology.placement(graph[0].model_name).ranks[0]: list(rows)}
         requests = {rank: {"dataset": dataset, "rows": share} for rank, share in shares.items()}
         answers = await self._load("load_rows", ids, requests)
         for answer in answers:

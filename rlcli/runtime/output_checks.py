@@ -41,34 +41,37 @@ LARGEST = 1e18
 ROUNDING = 0.01
 """How far log-probs may exceed 0: those of probabilities near 1, computed in 16 bits."""
 
+FIELDS = ("ids", "keys", "seqlens", "data", "metadata")
+"""What a component sets of a batch; its other fields follow."""
 Lengths = Sequence[Sequence[int]]
 
 
 class Moments(NamedTuple):
-    """The sums that the mean of some numbers and its standard error require. Those of several ranks can be added."""
+    """What the mean of some numbers and its standard error require: two sums, and how many numbers there are. Those of
+    several ranks can be added."""
 
     total: float = 0.0
     squares: float = 0.0
-    count: int = 0
+    size: int = 0
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Moments:
         return cls(sum(numbers), sum(number * number for number in numbers), len(numbers))
 
     def __add__(self, added: Moments) -> Moments:  # type: ignore[override]
-        return Moments(*map(sum, zip(self, added, strict=True)))
+        return Moments(self.total + added.total, self.squares + added.squares, self.size + added.size)
 
     @property
     def mean(self) -> float:
-        return self.total / self.count if self.count else math.nan
+        return self.total / self.size if self.size else math.nan
 
     @property
     def standard_error(self) -> float:
         """Standard error of the mean, from the spread of the numbers; NaN for fewer than two."""
-        if self.count < 2:
+        if self.size < 2:
             return math.nan
-        spread = max(0.0, self.squares - self.total * self.mean) / (self.count - 1)
-        return math.sqrt(spread / self.count)
+        spread = max(0.0, self.squares - self.total * self.mean) / (self.size - 1)
+        return math.sqrt(spread / self.size)
 
 
 def output_names(mfc: MFCDef) -> dict[str, str]:
@@ -264,9 +267,8 @@ def _read_again(returned: Any, origin: Origin) -> SequenceSample:
         raise origin.malformed(f"returned {_kind(returned)}, not a SequenceSample")
     if returned.data is None:
         raise origin.malformed("returned a description without data")
-    fields = {name: getattr(returned, name) for name in ("ids", "keys", "seqlens", "data", "metadata")}
     try:
-        return SequenceSample(**fields)
+        return SequenceSample(**{name: getattr(returned, name) for name in FIELDS})
     except (ValueError, TypeError) as problem:
         raise origin.malformed(f"returned a batch that does not fit together: {problem}") from problem
 

@@ -89,7 +89,7 @@ class Answered:
     def averages(self) -> dict[str, Moments]:
         """Scores, and counts of errors and the like if there were any."""
         counts = {name: moments for name, moments in self.counts.items() if moments.total}
-        return counts | {name: moments for name, moments in self.scores.items() if moments.count}
+        return counts | {name: moments for name, moments in self.scores.items() if moments.size}
 
     def reports(self) -> dict[str, float]:
         """Everything to record about the call."""

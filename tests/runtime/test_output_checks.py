@@ -300,7 +300,7 @@ def test_stats_of_any_kind_of_number():
 
 def test_counts_are_numbers_in_metadata():
     assert read_counts({"errors": [1, 2], "note": ["a", "b"], "some": [1, None], "none": []}, MINE) == {
-        "errors": Moments(total=3.0, squares=5.0, count=2)
+        "errors": Moments(total=3.0, squares=5.0, size=2)
     }
     with pytest.raises(ProjectError, match="counted errors as a value of type int"):
         read_counts({"errors": [10**400]}, MINE)

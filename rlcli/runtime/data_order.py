@@ -55,9 +55,8 @@ def row_of(id_: str) -> tuple[bool, int]:
 
 def dataset_of(recipe: Recipe, id_: str) -> str:
     """The dataset that contains the sample's row."""
-    dataset = recipe.train.eval.dataset if row_of(id_)[0] else recipe.train.dataset
-    assert dataset is not None
-    return dataset
+    is_evaluation, _ = row_of(id_)
+    return str(recipe.train.eval.dataset if is_evaluation else recipe.train.dataset)
 
 
 def location_of_sample(recipe: Recipe, id_: str) -> str:

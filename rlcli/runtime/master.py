@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.checkpoint.disk import explain_disk_errors
@@ -32,6 +31,7 @@ from rlcli.runtime.checkpoints import Checkpoints, RunState, Schedule, Start
 from rlcli.runtime.commits import RunIdentity
 from rlcli.runtime.evaluation import evaluate
 from rlcli.runtime.flow import Flow
+from rlcli.runtime.messages import Fields
 from rlcli.runtime.ranks import Ranks, lanes_of
 from rlcli.runtime.report import Answered, Incidents, NonfiniteSteps, Totals, named_reports
 from rlcli.runtime.roles import training_steps
@@ -90,17 +90,13 @@ class MasterWorker:
         """The step of the last checkpoint that was started."""
 
     def start(self) -> None:
-        """Have the workers read the data, load the models and restore the checkpoint.
-
-        Nothing is written to the run's folder yet: an error up to this point leaves the run as it was.
-        """
+        """Have the workers read the data, load the models and restore the checkpoint. Nothing is written to the run's
+        folder yet: an error up to this point leaves the run as it was."""
         self.ranks.run(self._start_up())
 
     def run(self, outputs: Outputs) -> None:
-        """Run everything from the first evaluation to saving the models.
-
-        If the run ends early, a checkpoint that is complete, or soon will be, is committed first.
-        """
+        """Run everything from the first evaluation to saving the models. If the run ends early, a checkpoint that is
+        complete, or soon will be, is committed first."""
         self.outputs = outputs
         try:
             self.ranks.run(self._run())
@@ -255,8 +251,7 @@ class MasterWorker:
         while self._writing:
             await self._writing.pop(0)
         samples, queue = self.supply.samples, self.supply.samples.queue
-        for line in self.supply.drain_drops():
-            self.outputs.ledger.write({"step": self.steps_done, **line})
+        self.outputs.account(self.steps_done, self.supply.drain_drops())
         names = self.calls.names([sample.id for sample in samples.ready])
         state = RunState(
             step=self.steps_done,
@@ -285,15 +280,14 @@ class MasterWorker:
         record = self._numbers(step)
         if any(mfc.interface_type is GENERATE for mfc in self._graph):
             lines = self.calls.describe(ids[: self.recipe.log.samples_per_step])
-            self._writing.append(tasks.create_task(self._write_samples(step.number + 1, "train", lines)))
+            self._writing.append(tasks.create_task(self._write_samples(step.number + 1, lines)))
         self.calls.forget(ids)
         self.steps_done = step.number + 1
         self._end_early()
         record |= await self._evaluate(self.steps_done) if self._is_evaluation_due() else {}
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
-        for line in step.ledger("trained" if self.recipe.trained_roles else "done"):
-            self.outputs.ledger.write({"step": self.steps_done, **line})
+        self.outputs.account(self.steps_done, step.ledger("trained" if self.recipe.trained_roles else "done"))
         self.display.step({"step": self.steps_done, **record})
         self.directory.write_status("running", self.steps_done, self.steps)
         self._nonfinite.watch(self.steps_done, record, ids)
@@ -326,18 +320,14 @@ class MasterWorker:
         self.display.phase(f"evaluating on {ev.dataset}")
         rows, shown = self.rows[ev.dataset] or 0, self.recipe.log.samples_per_step
         evaluated = await evaluate(self.recipe, self.calls, self.flow, rows, shown)
-        self._write_lines(step, "eval", evaluated.texts)
+        self.outputs.show(step, "eval", evaluated.texts)
         version = {"eval/version": float(evaluated.version)} if self.supply.is_ahead else {}
         results = evaluated.numbers() | version
         self.display.evaluation(step, {key: value for key, value in results.items() if key.startswith("eval/")})
         return results
 
-    async def _write_samples(self, step: int, phase: str, lines: Awaitable[list[dict[str, Any]]]) -> None:
-        self._write_lines(step, phase, await lines)
-
-    def _write_lines(self, step: int, phase: str, lines: Sequence[Mapping[str, Any]]) -> None:
-        for line in lines:
-            self.outputs.samples.write(SampleRecord(step=step, phase=phase, **line))
+    async def _write_samples(self, step: int, lines: Awaitable[list[Fields]]) -> None:
+        self.outputs.show(step, "train", await lines)
 
 
 @dataclass(frozen=True)
@@ -354,6 +344,16 @@ class Outputs:
     def lines(self) -> tuple[JsonLines, ...]:
         """All files."""
         return self.metrics.lines, self.samples.lines, self.ledger
+
+    def account(self, step: int, lines: Iterable[Fields]) -> None:
+        """Write lines of the ledger, once a step is done."""
+        for line in lines:
+            self.ledger.write({"step": step, **line})
+
+    def show(self, step: int, phase: str, lines: Iterable[Fields]) -> None:
+        """Write responses for people to read."""
+        for line in lines:
+            self.samples.write(SampleRecord(step=step, phase=phase, **line))
 
     def sync(self) -> None:
         """Flush everything written so far to disk: a run that resumes keeps these lines. Raises ResourceError with the

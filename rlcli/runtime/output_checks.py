@@ -93,10 +93,8 @@ def checked_output(
     returned: Any, asked: SequenceSample, promised: Mapping[str, str], origin: Origin, device: torch.device
 ) -> SequenceSample:
     """The output of a call on the samples of `asked`, detached from its graph and on `device`, if it is usable.
-
     `promised`: the keys that the call writes, under the interface's names → under the graph's names. Missing ones are
-    left to the caller; all other keys are dropped.
-    """
+    left to the caller; all other keys are dropped."""
     if returned is None:
         return SequenceSample(ids=asked.ids, seqlens={}, data={})
     reread = _read_again(returned, origin)

@@ -73,7 +73,7 @@ def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology:
     total = 0
     for name, model in models.items():
         if has_state(model):
-            weights = size_of(model.module.state().weights, leads=rank == topology.placement(name).ranks[0])
+            weights = size_of(model.module.state().weights, leads=_leads(name, topology, rank))
             total += weights * (3 if name in trained else 1)
     return total
 
@@ -81,9 +81,12 @@ def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology:
 def copy_roles(models: Mapping[str, Model], topology: Topology, rank: int) -> dict[str, HostCopy]:
     """This rank's parts of the roles that it holds."""
     return {
-        name: copy_to_host(model.module.state(), leads=rank == topology.placement(name).ranks[0])
-        for name, model in models.items()
+        name: copy_to_host(model.module.state(), leads=_leads(name, topology, rank)) for name, model in models.items()
     }
+
+
+def _leads(role: str, topology: Topology, rank: int) -> bool:
+    return rank == topology.placement(role).ranks[0]
 
 
 def write_roles(copies: Mapping[str, HostCopy], models: Mapping[str, Model], folder: Path, rank: int) -> list[Path]:

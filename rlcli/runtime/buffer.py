@@ -206,8 +206,7 @@ class Buffer:
         """The first value equal to this one, as far as cached."""
         if len(self._shared) >= MOST_SHARED:
             self._shared.clear()
-        first: T = self._shared.setdefault(value, value)
-        return first
+        return self._shared.setdefault(value, value)
 
 
 def shares(items: Sequence[Item], loads: Sequence[int], parts: int) -> list[list[Item]]:

@@ -130,8 +130,7 @@ def _texts(sample: SequenceSample, tokenizer: Any) -> list[Fields]:
 
 
 def _rewards(sample: SequenceSample, tokenizer: Any) -> list[float]:
-    rewards: list[float] = sample.data[REWARDS].double().tolist()
-    return rewards
+    return sample.data[REWARDS].double().tolist()
 
 
 def _finishes(sample: SequenceSample, tokenizer: Any) -> list[str]:

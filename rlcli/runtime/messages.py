@@ -135,8 +135,7 @@ Tell = Callable[[str, Fields, Failure | None], None]
 
 def pack(message: Message, token: bytes) -> bytes:
     kind = type(message).__name__.lower()
-    packed: bytes = msgpack.packb({"token": token, "kind": kind, **vars(message)}, default=asdict, use_bin_type=True)
-    return packed
+    return msgpack.packb({"token": token, "kind": kind, **vars(message)}, default=asdict, use_bin_type=True)
 
 
 def split(message: bytes) -> list[bytes]:

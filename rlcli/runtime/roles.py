@@ -148,8 +148,7 @@ def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
     source = tokenizer_source(recipe, name)
     if source.startswith("builtin:"):
         dataset: Any = registry.load("datasets", source.removeprefix("builtin:"))
-        tokenizer: PreTrainedTokenizerBase = dataset.make_tokenizer()
-        return tokenizer
+        return dataset.make_tokenizer()
     return load_tokenizer(source)
 
 

@@ -50,15 +50,13 @@ class RunStore(Store):
         self._ask("set", key=key, value=_as_bytes(value))
 
     def get(self, key: str) -> bytes:
-        value: bytes = self._await(lambda: self._ask("get", key=key), [key], self.timeout)
-        return value
+        return self._await(lambda: self._ask("get", key=key), [key], self.timeout)
 
     def add(self, key: str, amount: int) -> int:
         return int(self._ask("add", key=key, amount=amount))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        value: bytes = self._ask("compare_set", key=key, expected=_as_bytes(expected), desired=_as_bytes(desired))
-        return value
+        return self._ask("compare_set", key=key, expected=_as_bytes(expected), desired=_as_bytes(desired))
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._ask("check", keys=list(keys)))

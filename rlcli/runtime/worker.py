@@ -107,8 +107,7 @@ class ModelWorker:
         if request.op not in OPERATIONS:
             raise LookupError(f"a rank has no operation {request.op}")
         with attribute_user_errors():
-            answer: Fields = getattr(self, request.op)(**request.args)
-        return answer
+            return getattr(self, request.op)(**request.args)
 
     # -- starting --------------------------------------------------------------------------------------------
 

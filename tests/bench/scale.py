@@ -43,9 +43,8 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.master import MasterWorker
+from rlcli.runtime.master import MasterWorker, open_outputs
 from rlcli.runtime.messages import LARGEST, MOVE, Reply, Report, Request, pack, unpack
-from rlcli.runtime.outputs import open_outputs
 from rlcli.topology import Topology, plan_topology
 
 TESTS = Path(__file__).parents[1]
@@ -153,7 +152,7 @@ class SimulatedRanks:
             self.now = max(self.now, done)
             answer = pack(Reply(request.number, rank, self._answer(request, rank)), TOKEN)
         self._weigh(answer)
-        reply: Reply = unpack(answer, TOKEN, Reply, Report)
+        reply: Reply = unpack([answer], TOKEN, Reply, Report)
         return reply
 
     def clock(self) -> float:
@@ -195,7 +194,7 @@ class SimulatedRanks:
             return {"batch": batch.as_json(), "names": names, "missing": [], "length": None}
         if request.op == "run_call":
             return self._computed(args["call"], args["ids"])
-        return {"seconds": 0.0} if request.op == MOVE else {}
+        return {"seconds": 0.0} if request.op in (MOVE, "copy_weights") else {}
 
     def _computed(self, call: str, ids: list[str]) -> dict[str, Any]:
         """Answers differ in length, as those of a model do."""
@@ -206,7 +205,7 @@ class SimulatedRanks:
         return {
             "batch": batch, "stats": {} if keys else {"loss": 1.0, "grad_norm": 1.0}, "scores": {}, "counts": {},
             "dropped": {},
-            "version": 0, "seconds": self._seconds[call], "copied": 0.0,
+            "version": 0, "seconds": self._seconds[call],
         }  # fmt: skip
 
 

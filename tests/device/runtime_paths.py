@@ -20,7 +20,7 @@ from rlcli.runtime.data_lane import DataLane
 from rlcli.runtime.messages import MOVE, MOVES, Request
 from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import lone_model, pick_device
-from rlcli.runtime.sample_files import write_samples
+from rlcli.runtime.saving import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch
@@ -156,7 +156,7 @@ def worker_without_samples_runs_calls(device, folder):
     return [
         ask("run_call", call="actor_gen", ids=[], empty=described.as_json())["batch"]["ids"],
         ask("run_call", call="actor_gen", ids=["a"])["batch"]["seqlens"],
-        ask("describe", texts=["a"], scores=[], finishes=["a"], likelihoods=["a"]),
+        ask("describe", aspects={"a": ["text", "finish", "logprob"]}),
     ]
 
 
@@ -173,7 +173,7 @@ def worker_joins_local_and_received_rows(device, folder):
             lane = DataLane(rank, worker.samples, device, timedelta(seconds=60))
             ask("open_datasets")
             rows = [ask_rows(ask, "ab"[rank], rank)]
-            moved = Transfer(1, 0, "packed_prompts", ("b",), described_by_rank_1(device))
+            moved = Transfer(1, 0, described_by_rank_1(device))
             lane.handle(Request(1, MOVE, {"transfers": [moved.as_json()]}, MOVES))
             lengths = []
             if rank == 0:

@@ -101,7 +101,7 @@ NOT_HERE = {
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
     "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",
     "rlcli/runtime/harness.py": "needs lm-eval, an extra",
-    "rlcli/runtime/pool_main.py": "runs in processes without a device",
+    "rlcli/runtime/pool.py": "runs in processes without a device",
     "rlcli/runtime/worker_main.py _start": "begins a process that talks by NCCL",
 }
 """Functions or files that no path on a single device can run, and why."""

@@ -25,7 +25,7 @@ from rlcli.testing.ranks import leave_groups_of_parent
 STANDARD = (0, 1, 2)
 LOADED_FIRST = (
     "torch.distributed.run", "rlcli.backends.sglang", "rlcli.cli.resume", "rlcli.launch.node", "rlcli.launch.resume",
-    "rlcli.launch.server", "rlcli.launch.supervisor", "rlcli.runtime.pool_main",
+    "rlcli.launch.server", "rlcli.launch.supervisor", "rlcli.runtime.pool",
 )  # fmt: skip
 """Besides what `load_everything` loads."""
 

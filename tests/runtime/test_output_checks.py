@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
 from rlcli.runtime.data_order import digest_rows
-from rlcli.runtime.measures import Moments
-from rlcli.runtime.origin import CallOrigin, RowOrigin
-from rlcli.runtime.output_checks import checked_output, checked_row, read_counts, read_stats, versions, warn_of_changes
+from rlcli.runtime.faults import CallOrigin, RowOrigin
+from rlcli.runtime.output_checks import (
+    Moments,
+    checked_output,
+    checked_row,
+    read_counts,
+    read_stats,
+    versions,
+    warn_of_changes,
+)
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 2], [4]]
@@ -293,7 +300,7 @@ def test_stats_of_any_kind_of_number():
 
 def test_counts_are_numbers_in_metadata():
     assert read_counts({"errors": [1, 2], "note": ["a", "b"], "some": [1, None], "none": []}, MINE) == {
-        "errors": Moments(total=3.0, squares=5.0, count=2)
+        "errors": Moments(total=3.0, squares=5.0, size=2)
     }
     with pytest.raises(ProjectError, match="counted errors as a value of type int"):
         read_counts({"errors": [10**400]}, MINE)

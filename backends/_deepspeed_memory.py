@@ -57,7 +57,7 @@ class DeepSpeedMemory(TrainingMemory):
 
     # -- between calls ---------------------------------------------------------------------------------------
 
-    def kept(self) -> Kept:
+    def resident(self) -> Kept:
         weights = self.share if self.stage == 3 else self.unsharded
         moments = 2 * (self.unsharded if self.stage == 0 else self.share) if self.trains else 0
         buffers = 0
@@ -74,7 +74,7 @@ class DeepSpeedMemory(TrainingMemory):
     def load(self) -> Parts:
         """Parameters are concatenated, which holds them twice; what offload needs is created after that."""
         twice = self.share if self.stage == 3 else self.unsharded if self.stage else 0
-        return Parts(gathered=max(0, twice - self.kept().buffers) if self.offloads else twice)
+        return Parts(gathered=max(0, twice - self.resident().buffers) if self.offloads else twice)
 
     # -- update ----------------------------------------------------------------------------------------------
 

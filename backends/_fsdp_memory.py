@@ -28,7 +28,7 @@ class FSDPMemory(TrainingMemory):
         """Sharded matrices are gathered in the precision of the products."""
         return 0 if self.is_sharded else super().casts(are_kept)
 
-    def kept(self) -> Kept:
+    def resident(self) -> Kept:
         weights = 4 * self.parameters // self.shards
         return Kept(weights, optimizer=8 * self.parameters // self.shards if self.trains else 0)
 

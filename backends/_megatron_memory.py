@@ -86,7 +86,7 @@ class MegatronMemory(MemoryModel):
 
     # -- between calls ---------------------------------------------------------------------------------------
 
-    def kept(self) -> Kept:
+    def resident(self) -> Kept:
         """Bfloat16 parameters have a float32 copy in the optimizer. Everything but the moments exists before the first
         step, and also for a role that nothing trains."""
         masters = 4 if self.width == 2 else 0
@@ -124,7 +124,7 @@ class MegatronMemory(MemoryModel):
 
     @property
     def _kept_per_parameter(self) -> float:
-        return self.kept().total / self.largest
+        return self.resident().total / self.largest
 
     def _updating(self, stage: Stage, tokens: int, micro_batches: int) -> Iterator[Parts]:
         """Where memory may be highest: at the head, in the last of the blocks, at the embedding, in the optimizer."""

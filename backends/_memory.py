@@ -61,7 +61,7 @@ class InferenceMemory(MemoryModel):
         """Number of parameters in this rank's part, if it were not sharded over data-parallel ranks."""
         return self.sizes.parameters(self.role.head)
 
-    def kept(self) -> Kept:
+    def resident(self) -> Kept:
         return Kept(4 * self.parameters - 2 * self.narrow)
 
     def load(self) -> Parts:

@@ -70,11 +70,11 @@ def check_logprobs(server: Server, expected: Expected) -> None:
     if not clear:
         return
     low, high = min(clear, key=as_it_is.__getitem__), max(clear, key=as_it_is.__getitem__)
-    apart, found = as_it_is[high] - as_it_is[low], halved[high] - halved[low]
-    if apart > SEEN and abs(found - 2 * apart) > TOLERANCE * apart:
+    difference, at_half = as_it_is[high] - as_it_is[low], halved[high] - halved[low]
+    if difference > SEEN and abs(at_half - 2 * difference) > TOLERANCE * difference:
         message = (
             f"{server.name} reports log-probs of another distribution than the one that it samples from: tokens "
-            f"{ids[low]} and {ids[high]} differ by {apart:.3g} at temperature 1 and by {found:.3g} at 0.5"
+            f"{ids[low]} and {ids[high]} differ by {difference:.3g} at temperature 1 and by {at_half:.3g} at 0.5"
         )
         raise ModelError(message, hint="start it without SGLANG_RETURN_ORIGINAL_LOGPROB", code="F93")
 
@@ -92,10 +92,10 @@ def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
         raise server.failure(f"could not be asked about its model: {problem}") from None
 
 
-def _check_processes(server: Server, expected: Expected, found: Any) -> None:
-    if isinstance(found, int) and found != expected.ranks:
-        message = f"{server.name} is {found} processes (its tp-size), and role {expected.role} expects {expected.ranks}"
-        hint = f"models.{expected.role}.backend.args.tp={found}"
+def _check_processes(server: Server, expected: Expected, count: Any) -> None:
+    if isinstance(count, int) and count != expected.ranks:
+        message = f"{server.name} is {count} processes (its tp-size), and role {expected.role} expects {expected.ranks}"
+        hint = f"models.{expected.role}.backend.args.tp={count}"
         raise UsageError(message, hint=hint, code="R49")
 
 
@@ -115,9 +115,9 @@ def _check_tokens(server: Server, expected: Expected) -> None:
     if not isinstance(theirs, list) or len(theirs) != len(texts):
         raise server.endpoint.hostile("does not give the tokens of texts")
     ours = expected.tokenizer(texts, add_special_tokens=False).input_ids
-    for text, own, other in zip(texts, ours, theirs, strict=True):
-        if list(own) != other:
-            message = f"the tokens of {text!r} are {str(other)[:80]} there and {str(list(own))[:80]} here"
+    for text, our_ids, their_ids in zip(texts, ours, theirs, strict=True):
+        if list(our_ids) != their_ids:
+            message = f"the tokens of {text!r} are {str(their_ids)[:80]} there and {str(list(our_ids))[:80]} here"
             raise _another(server, expected, message)
 
 
@@ -144,9 +144,10 @@ def _refusal(server: Server, expected: Expected, id_: int) -> str | None:
     return None
 
 
-def _another(server: Server, expected: Expected, what: str) -> RlcliError:
+def _another(server: Server, expected: Expected, difference: str) -> RlcliError:
     hint = "start it with the role's model, or name another server"
-    return ModelError(f"{server.name} is of another model than role {expected.role}: {what}", hint=hint, code="F32")
+    message = f"{server.name} is of another model than role {expected.role}: {difference}"
+    return ModelError(message, hint=hint, code="F32")
 
 
 def _spread(count: int) -> list[int]:
@@ -165,8 +166,8 @@ def _logprobs(server: Server, expected: Expected, ids: list[int], temperature: f
     try:
         demand_own(answer["meta_info"], body)
         (logged,) = answer["meta_info"]["output_token_ids_logprobs"]
-        found = {token: logprob for logprob, token, *_ in logged}
-        logprobs = [found[one] for one in ids]
+        by_token = {token: logprob for logprob, token, *_ in logged}
+        logprobs = [by_token[one] for one in ids]
     except (KeyError, TypeError, ValueError, IndexError) as problem:
         raise server.endpoint.hostile(f"does not give the log-probs of tokens: {problem!r}") from None
     if not all(is_logprob(one) or one == -math.inf for one in logprobs):

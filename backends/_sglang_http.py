@@ -41,8 +41,8 @@ class ServerLate(Exception):
 class ServerRefused(Exception):
     """The server understood the request and refused it."""
 
-    def __init__(self, status: int, said: str):
-        super().__init__(f"status {status}: {said}")
+    def __init__(self, status: int, text: str):
+        super().__init__(f"status {status}: {text}")
         self.status = status
 
 
@@ -123,9 +123,9 @@ class Endpoint:
         text = escape_control(content[:SHOWN].decode(errors="replace"))
         return text.replace(self.key, "<redacted>") if self.key else text
 
-    def hostile(self, what: str) -> RlcliError:
+    def hostile(self, message: str) -> RlcliError:
         """An error about an answer that no SGLang server gives."""
-        return WorkerError(f"the server at {self.url} {what}", hint="is it SGLang 0.5.21 or later?", code="F90")
+        return WorkerError(f"the server at {self.url} {message}", hint="is it SGLang 0.5.21 or later?", code="F90")
 
 
 def _keep_alive(connected: socket.socket) -> None:

@@ -23,7 +23,7 @@ WIDTHS = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 class ClientMemory(MemoryModel):
     """The client has weights as files: one parameter at a time is in memory, and all of them for a checkpoint."""
 
-    def kept(self) -> Kept:
+    def resident(self) -> Kept:
         return Kept(0)
 
     def load(self) -> Parts:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Servers:
 
         Raises WorkerError if one of them fails; none gets any more requests then.
         """
-        with self.held(drained=self._paused is None):
+        with self.hold_requests(drained=self._paused is None):
             update = Update(folder, self.label(number), flushes=self._paused != "in_place")
             try:
                 self._resume("weights")
@@ -176,7 +177,7 @@ class Servers:
                 self._changed.wait(LOOK_AGAIN_S)
             else:
                 return None
-            server = min((one for one in self.servers if one.is_ready), key=lambda one: one.in_flight)
+            server = min(filter(attrgetter("is_ready"), self.servers), key=attrgetter("in_flight"))
             server.in_flight += 1
             return server, server.lives
 
@@ -221,7 +222,7 @@ class Servers:
     def paused(self, mode: str) -> Iterator[None]:
         """Pause requests in flight, and admit none. `mode`: retract (keys and values are recomputed afterwards) or
         in_place (they are kept, even if the weights change)."""
-        with self.held(drained=False):
+        with self.hold_requests(drained=False):
             self.tell("/pause_generation", {"mode": mode})
             self._paused = mode
             try:
@@ -231,7 +232,7 @@ class Servers:
                 self.tell("/continue_generation", {})
 
     @contextmanager
-    def held(self, drained: bool = True) -> Iterator[None]:
+    def hold_requests(self, drained: bool = True) -> Iterator[None]:
         """Admit no request; `drained`: and wait until none is in flight."""
         with self._changed:
             self._holds += 1
@@ -262,19 +263,19 @@ class Servers:
         """Release the device's memory until the next update. Its content is lost."""
         if self._released:
             return
-        with self.held():
+        with self.hold_requests():
             self._released = True
-            for what in MEMORY:
-                self.tell("/release_memory_occupation", {"tags": [what]})
+            for tag in MEMORY:
+                self.tell("/release_memory_occupation", {"tags": [tag]})
 
     def restore(self) -> None:
         """Reload the current weights into servers that have released their memory."""
         if self._released and self._present is not None:
             self.update(self._present.folder, self.number(self._present.label) or 0)
 
-    def _resume(self, what: str) -> None:
+    def _resume(self, tag: str) -> None:
         if self._released:
-            self.tell("/resume_memory_occupation", {"tags": [what]})
+            self.tell("/resume_memory_occupation", {"tags": [tag]})
 
     def abort(self) -> None:
         """Abort all requests in flight, without waiting for servers that do not answer."""

@@ -143,13 +143,13 @@ class Server:
             return False
         return True
 
-    def failure(self, what: str) -> RlcliError:
+    def failure(self, message: str) -> RlcliError:
         """An error about the server; for our own, with the end of its log."""
         if self.launch is None:
             hint = "is it running, and on that address?"
-            return WorkerError(f"{self.name} {what}", hint=hint, code="F91")
+            return WorkerError(f"{self.name} {message}", hint=hint, code="F91")
         slot = self.launch.slot
-        return WorkerError(f"{self.name} {what}; the end of {slot.log}:\n{slot.last_words()}", code="F91")
+        return WorkerError(f"{self.name} {message}; the end of {slot.log}:\n{slot.last_words()}", code="F91")
 
     # -- weights ---------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ def attached(urls: Sequence[str], key: str | None, ranks: int, patience: float) 
     ]
 
 
-def own(launches: Sequence[Launch]) -> list[Server]:
+def started_servers(launches: Sequence[Launch]) -> list[Server]:
     return [
         Server(number, Endpoint("http://127.0.0.1:1"), launch, ranks=launch.tp)
         for number, launch in enumerate(launches)

@@ -97,10 +97,10 @@ class _Group:
 
         self._together("/init_weights_update_group", body, join)
 
-    def send(self, names: list[str], tensors: list[torch.Tensor], more: Mapping[str, Any]) -> None:
+    def send(self, names: list[str], tensors: list[torch.Tensor], options: Mapping[str, Any]) -> None:
         body = {
             "names": names, "dtypes": [CODES[one.dtype] for one in tensors],
-            "shapes": [list(one.shape) for one in tensors], "group_name": self._name, **more,
+            "shapes": [list(one.shape) for one in tensors], "group_name": self._name, **options,
         }  # fmt: skip
 
         def broadcast() -> None:
@@ -115,14 +115,14 @@ class _Group:
         if self._group is not None:
             self._group.abort()
 
-    def _together(self, path: str, body: Mapping[str, Any], own: Callable[[], None]) -> None:
+    def _together(self, path: str, body: Mapping[str, Any], send: Callable[[], None]) -> None:
         """Run the server's part and ours in parallel. If the server refuses its part, ours waits in a thread until the
         group is closed or its time is over."""
         failed: list[Exception] = []
 
         def work() -> None:
             try:
-                own()
+                send()
             except Exception as problem:
                 failed.append(problem)
 

@@ -141,12 +141,12 @@ class SGLang(ModelBackend):
         """The servers of this rank, not started yet. Raises UsageError."""
         from rlcli.server_slot import ServerSlot
 
-        from ._sglang_server import Launch, attached, own
+        from ._sglang_server import Launch, attached, started_servers
 
         if self.python is not None:
             if len(model.server_folders) != self.servers:
                 raise UsageError(f"nothing here starts the servers of role {model.name}", hint="use urls", code="R39")
-            return own([
+            return started_servers([
                 Launch(
                     self.python, configuration, self.options, self._environment(model, number), self.tp,
                     ServerSlot(folder), self.start_deadline_s,

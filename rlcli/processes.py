@@ -1,7 +1,8 @@
 """Processes that end with the one that started them, and processes that are isolated from it.
 
 An isolated process works on external input that may hang it or break it, such as a chat template or a model's output.
-The parent calls `start_isolated`; the child calls `isolate` before it looks at any input.
+The parent calls `start_isolated`; the child calls `isolate` before it looks at any input. `OwnPauses` are times in
+which a process was stopped.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 START_TOLERANCE = 1.0
 """Seconds by which start times of one process may differ: they are relative to a boot time that the kernel corrects
 together with the clock."""
+
+PAUSE = 5.0
+"""Seconds between two clock checks that mean this process was paused, or busy with a slow disk."""
 
 
 @dataclass(frozen=True)
@@ -193,3 +197,17 @@ def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
     die_with_parent()
     if os.getppid() != parent:
         sys.exit(0)
+
+
+class OwnPauses:
+    """Detects times in which this process itself did not run, such as after Ctrl-Z: no deadline of another process
+    counts them. For a loop that checks the clock more often than every PAUSE seconds."""
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+
+    def since_last_look(self) -> float:
+        """Seconds since the last check if that was a pause, else 0."""
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        return passed if passed >= PAUSE else 0.0

@@ -30,8 +30,8 @@ AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 class EndpointError(Exception):
     """No usable reply was received."""
 
-    def __init__(self, what: str, *, again: bool = True, pause_s: float = 0.0, of_question: bool = False):
-        super().__init__(what)
+    def __init__(self, message: str, *, again: bool = True, pause_s: float = 0.0, of_question: bool = False):
+        super().__init__(message)
         self.of_question = of_question
         """Whether the server works, and only has no usable reply to this question."""
         self.again = again

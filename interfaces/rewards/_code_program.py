@@ -27,9 +27,9 @@ def answer(target, method, arguments, named):
         called = getattr(called, method)
     if arguments is None:
         return {"value": encoded(called, handle), "given": []}
-    given = [decoded(one, objects.__getitem__) for one in arguments]
-    value = called(*given, **{name: decoded(one, objects.__getitem__) for name, one in named.items()})
-    return {"value": encoded(value, handle), "given": [encoded(one, handle) for one in given]}
+    values = [decoded(one, objects.__getitem__) for one in arguments]
+    value = called(*values, **{name: decoded(one, objects.__getitem__) for name, one in named.items()})
+    return {"value": encoded(value, handle), "given": [encoded(one, handle) for one in values]}
 
 
 module = types.ModuleType("program")

@@ -15,23 +15,23 @@ _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTIL
 FORMS = '{"input": "…", "output": "…"} or code such as "assert add(2, 3) == 5"'
 
 
-def program_of(response: str, part: Part) -> str | None:
+def program_of(response: str, selection: Part) -> str | None:
     """The program in a response, or None."""
-    if part == "whole":
+    if selection == "whole":
         return response
     blocks = _BLOCK.findall(response)
-    return blocks[-1 if part == "last_block" else 0] if blocks else None
+    return blocks[-1 if selection == "last_block" else 0] if blocks else None
 
 
-def tasks_of(row: Mapping[str, Any], key: str, place: str) -> list[Task]:
+def tasks_of(row: Mapping[str, Any], key: str, sample: str) -> list[Task]:
     """The tasks for a program of this row: one for each input, and one for all test code. Raises DataError."""
     tests = row.get(key)
     if not tests:
-        raise DataError(f"{place} has no {key}", hint=f"code_reward needs a list of {FORMS}", code="F31")
+        raise DataError(f"{sample} has no {key}", hint=f"code_reward needs a list of {FORMS}", code="F31")
     tests = tests if isinstance(tests, list) else [tests]
     for number, test in enumerate(tests, start=1):
         if not _is_test(test):
-            message = f"entry {number} of the {key} of {place} is {test!r:.80}"
+            message = f"entry {number} of the {key} of {sample} is {test!r:.80}"
             raise DataError(message, hint=f"it must be {FORMS}", code="F31")
     code = [test for test in tests if isinstance(test, str)]
     tasks = [{"stdin": test["input"], "expected": test["output"]} for test in tests if not isinstance(test, str)]

@@ -24,11 +24,11 @@ def encoded(value, handle):
     return {"object": handle(value)}
 
 
-def decoded(said, object_of):
+def decoded(encoded_value, object_of):
     """The value; `object_of` maps a number to its object. Raises for anything that `encoded` does not produce."""
-    if said is None or isinstance(said, bool | str | float):
-        return said
-    ((kind, content),) = said.items()
+    if encoded_value is None or isinstance(encoded_value, bool | str | float):
+        return encoded_value
+    ((kind, content),) = encoded_value.items()
     if kind == "int":
         return int(content, 16)
     if kind in SEQUENCES:

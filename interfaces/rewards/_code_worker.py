@@ -43,16 +43,17 @@ def prepare(settings: dict[str, Any]) -> Work:
 def run_program(program: str, stdin: str, limits: Limits, confined: bool) -> Ended:
     """Run a program as a script: what it writes to stdout, given its stdin."""
     null = os.open(os.devnull, os.O_RDWR)
-    given = os.memfd_create("stdin")
-    os.write(given, stdin.encode(errors="surrogatepass"))
-    os.lseek(given, 0, os.SEEK_SET)
-    heard, said = os.pipe()
+    stdin_file = os.memfd_create("stdin")
+    os.write(stdin_file, stdin.encode(errors="surrogatepass"))
+    os.lseek(stdin_file, 0, os.SEEK_SET)
+    output, output_in = os.pipe()
     try:
-        running = Program(["program.py"], {"program.py": program}, {0: given, 1: said, 2: null}, limits, confined)
-        os.close(said)
-        return running.wait(heard)
+        descriptors = {0: stdin_file, 1: output_in, 2: null}
+        running = Program(["program.py"], {"program.py": program}, descriptors, limits, confined)
+        os.close(output_in)
+        return running.wait(output)
     finally:
-        for descriptor in (null, given, heard):
+        for descriptor in (null, stdin_file, output):
             os.close(descriptor)
 
 
@@ -61,24 +62,24 @@ def run_tests(task: dict[str, Any], sources: dict[str, str], limits: Limits, con
     null = os.open(os.devnull, os.O_RDWR)
     requests_out, requests_in = os.pipe()
     replies_out, replies_in = os.pipe()
-    heard, said = os.pipe()
-    given = json.dumps({"tests": task["tests"], "entry_point": task["entry_point"]})
+    marks, marks_in = os.pipe()
+    tests_file = json.dumps({"tests": task["tests"], "entry_point": task["entry_point"]})
     programs = []
     try:
         for name, files, descriptors in (
             ("_code_program.py", {"program.py": task["program"]}, {1: null, 3: requests_out, 4: replies_in}),
-            ("_code_tests.py", {"tests.json": given}, {1: said, 3: replies_out, 4: requests_in}),
+            ("_code_tests.py", {"tests.json": tests_file}, {1: marks_in, 3: replies_out, 4: requests_in}),
         ):
             files |= {one: sources[one] for one in (name, "_code_values.py")}
             programs.append(Program([name], files, {0: null, 2: null, **descriptors}, limits, confined))
-        for descriptor in (requests_out, requests_in, replies_out, replies_in, said):
+        for descriptor in (requests_out, requests_in, replies_out, replies_in, marks_in):
             os.close(descriptor)
-        ended = programs[1].wait(heard, partner=programs[0])
+        ended = programs[1].wait(marks, partner=programs[0])
     finally:
         for program in programs:
             program.end()
         os.close(null)
-        os.close(heard)
+        os.close(marks)
     try:
         return {"passed": json.loads(ended.output if ended.status == 0 else ""), "limit": ended.why}
     except ValueError:

@@ -27,16 +27,16 @@ def prepare(settings: dict[str, Any]) -> Work:
     os.chdir(settings["folders"][0])
     try:
         function = loaded(settings["path"], settings["function"], settings["folders"])
-        wanted = Arguments(function)
+        arguments = Arguments(function)
     except BaseException as problem:
         raise Broken(f"{type(problem).__name__}: {problem}", **cause_of(problem)) from problem
 
     def work(task: dict[str, Any]) -> dict[str, Any]:
         row = task["row"]
-        if lacking := [name for name in wanted.needed if name not in row]:
+        if lacking := [name for name in arguments.needed if name not in row]:
             return {"lacks": lacking, "row": list(row)}
         try:
-            return {"value": number(function(**wanted.chosen(row)))}
+            return {"value": number(function(**arguments.chosen(row)))}
         except MemoryError:
             return {"limit": "memory"}
         except BaseException as problem:  # SystemExit too: a function must not end its process

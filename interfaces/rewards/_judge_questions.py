@@ -101,7 +101,7 @@ def question_of(
     key = hashlib.sha256(content.encode()).hexdigest()
     mark = key[:_MARK]
     quoted = {name: f"[BEGIN {mark}]\n{text}\n[END {mark}]" for name, text in texts.items()}
-    return Question(key, _FIELD.sub(lambda found: quoted[found[1]], template), lowest, highest)
+    return Question(key, _FIELD.sub(lambda match: quoted[match[1]], template), lowest, highest)
 
 
 def _without_special(text: str) -> str:

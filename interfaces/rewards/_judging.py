@@ -94,9 +94,9 @@ class Judging(ScoreErrors, ModelInterface):
         rewarded = self.rewarded(data, scores)
         without = [score.unscored if score is not None else "" for score in scores]
         if any(without):
-            place, why = next((place, why) for place, why in zip(places_of(data), without, strict=True) if why)
+            sample, why = next((sample, why) for sample, why in zip(places_of(data), without, strict=True) if why)
             words = "the judge gave %d of %d responses no score; first, %s: %s"
-            log.warning(words, sum(map(bool, without)), len(without), place, escape_control(why))
+            log.warning(words, sum(map(bool, without)), len(without), sample, escape_control(why))
         rewarded.metadata[UNSCORED] = shares(data, [bool(why) for why in without])
         return rewarded
 

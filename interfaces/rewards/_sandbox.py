@@ -222,7 +222,7 @@ def _confined(
 ) -> None:  # fmt: skip
     """In its own namespaces, under a process that kills them when the program or the parent ends."""
     unshare_done, mapped, report = pipes
-    is_root, own, group = os.geteuid() == 0, os.geteuid(), os.getegid()
+    is_root, user, group = os.geteuid() == 0, os.geteuid(), os.getegid()
     os.setsid()
     spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID
     _call("unshare", spaces)
@@ -230,7 +230,7 @@ def _confined(
     os.close(unshare_done)
     os.read(mapped, 1)
     if not is_root:
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{own} {own} 1"), ("gid_map", f"{group} {group} 1")):
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path(f"/proc/self/{name}").write_text(text)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _set_kernel_limits()
@@ -355,9 +355,9 @@ def _write(files: Mapping[str, str], folder: str) -> None:
         os.chmod(Path(folder, name), 0o644)
 
 
-def _close_all_but(kept: int) -> None:
-    os.closerange(0, kept)
-    os.closerange(kept + 1, 1 << 16)
+def _close_all_but(descriptor: int) -> None:
+    os.closerange(0, descriptor)
+    os.closerange(descriptor + 1, 1 << 16)
 
 
 def _wait_for(pid: int) -> int:

@@ -64,7 +64,7 @@ class ScoreErrors:
         allowed = math.ceil(self.max_error_fraction * responses)
         return allowed if allowed < responses or self.max_error_fraction == 1 else responses - 1
 
-    def rewarded(self, data: SequenceSample, found: Sequence[Score | None]) -> SequenceSample:
+    def rewarded(self, data: SequenceSample, results: Sequence[Score | None]) -> SequenceSample:
         """`rewards` [N], one per response; as metadata, for each sample the shares of LIMITED and ERRORS. A score is
         None if there were too many errors before it.
 
@@ -73,8 +73,8 @@ class ScoreErrors:
         import torch
 
         places = places_of(data)
-        self._check_errors(places, found)
-        scores = [score for score in found if score is not None]
+        self._check_errors(places, results)
+        scores = [score for score in results if score is not None]
         limited = [number for number, score in enumerate(scores) if score.limit]
         if limited:
             words = "%d of %d responses hit a limit; first, %s: %s"
@@ -90,11 +90,11 @@ class ScoreErrors:
         )
 
     def _check_errors(self, places: Sequence[str], scores: Sequence[Score | None]) -> None:
-        failed = [(place, score.error) for place, score in zip(places, scores, strict=True) if score and score.error]
+        failed = [(sample, score.error) for sample, score in zip(places, scores, strict=True) if score and score.error]
         if not failed:
             return
-        place, error = failed[0]
-        message = f"{len(failed)} of {len(scores)} scores could not be computed; first, {place}: {error.what}"
+        sample, error = failed[0]
+        message = f"{len(failed)} of {len(scores)} scores could not be computed; first, {sample}: {error.what}"
         if len(failed) > self.most_errors(len(scores)) or None in scores:
             raise type(error)(message, where=error.where, hint=error.hint, code=error.code)
         log.warning("%s: %s\nTheir reward is %g.", error.where or "reward", escape_control(message), self.error_reward)

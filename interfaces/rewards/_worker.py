@@ -22,9 +22,9 @@ LONGEST_REPLY = 1 << 20
 class Broken(Exception):
     """Why a worker cannot work at all: the parent receives `reply`, which contains `broken`."""
 
-    def __init__(self, broken: str, **more: Any):
+    def __init__(self, broken: str, **details: Any):
         super().__init__(broken)
-        self.reply = {"broken": broken, **more}
+        self.reply = {"broken": broken, **details}
 
 
 def serve(prepare: Callable[[dict[str, Any]], Work], is_reply: Callable[[dict[str, Any]], bool] | None = None) -> None:
@@ -72,21 +72,21 @@ def _forked(
     work: Work, task: dict[str, Any], is_reply: Callable[[dict[str, Any]], bool], hidden: Sequence[int]
 ) -> Mapping[str, Any]:
     """The reply of a fork of this process, which does not see the descriptors `hidden`; or how it ended without one."""
-    heard, said = os.pipe()
+    reply, reply_in = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            for descriptor in (heard, *hidden):
+            for descriptor in (reply, *hidden):
                 os.close(descriptor)
             die_with_parent()
             signal.setitimer(signal.ITIMER_PROF, task["cpu_s"])
-            with os.fdopen(said, "w", encoding="utf-8") as file:
+            with os.fdopen(reply_in, "w", encoding="utf-8") as file:
                 json.dump(work(task), file)
             os._exit(0)
         finally:
             os._exit(1)
-    os.close(said)
-    received = _received(heard, child)
+    os.close(reply_in)
+    received = _received(reply, child)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code != 0 or not received:
         return {"end": "CPU" if code == -signal.SIGPROF else "DIED"}

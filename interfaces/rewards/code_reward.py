@@ -122,7 +122,7 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         could not be run.
         """
         tasks = [
-            tasks_of(row, self.tests_key, place) for row, place in zip(rows_of(data), places_of(data), strict=True)
+            tasks_of(row, self.tests_key, sample) for row, sample in zip(rows_of(data), places_of(data), strict=True)
         ]
         programs = [program_of(text, self.program) for text in response_texts(model.data_tokenizer, data)]
         return self._judged(data, self._scores(programs, tasks, model.call_deadline))
@@ -145,19 +145,19 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         _report_gaps()
         runs: dict[str, Task] = {}
         keys: list[list[str]] = [[] for _ in programs]
-        for own, program, of_row in zip(keys, programs, tasks, strict=True):
+        for keys_of_response, program, of_row in zip(keys, programs, tasks, strict=True):
             for task in of_row if program is not None else ():
-                own.append(json.dumps([program, task]))
-                runs[own[-1]] = {"program": program, **task}
+                keys_of_response.append(json.dumps([program, task]))
+                runs[keys_of_response[-1]] = {"program": program, **task}
         asked = [{name: value for name, value in run.items() if name != "expected"} for run in runs.values()]
         most = self.most_errors(len(programs))
         try:
-            found = self.pool.run(asked, again=_is_error, is_fault=_is_error, most_faults=most, deadline_s=deadline_s)
+            results = self.pool.run(asked, again=_is_error, is_fault=_is_error, most_faults=most, deadline_s=deadline_s)
         except BrokenWorker as problem:
             hint = "allow unprivileged user namespaces, or set isolation to limits, which lets programs read your files"
             raise ResourceError(f"programs cannot be isolated here: {problem}", hint=hint, code="F53") from problem
-        outcomes = dict(zip(runs, found, strict=True))
-        return [self._score([(runs[key], outcomes[key]) for key in own]) for own in keys]
+        outcomes = dict(zip(runs, results, strict=True))
+        return [self._score([(runs[key], outcomes[key]) for key in keys_of_response]) for keys_of_response in keys]
 
     def _score(self, results: Sequence[tuple[Task, Outcome | None]]) -> Score | None:
         """The score of one response; without results, of one that contains no program."""

@@ -85,11 +85,11 @@ class HFRewardInterface(ModelInterface):
         texts = (full_texts if self.text == "full" else response_texts)(model.data_tokenizer, data)
         tokens = tokens_of(self.tokenizer, [as_content(self.tokenizer, text) for text in texts])
         truncated = self._truncated([len(ids) for ids in tokens], data)
-        order = sorted(range(len(tokens)), key=lambda place: len(tokens[place]))  # minimises padding per batch
+        order = sorted(range(len(tokens)), key=lambda index: len(tokens[index]))  # minimises padding per batch
         rewards = torch.zeros(len(tokens))
         for begin in range(0, len(order), self.batch_size):
-            places = order[begin : begin + self.batch_size]
-            rewards[places] = self._score([tokens[place] for place in places])
+            indices = order[begin : begin + self.batch_size]
+            rewards[indices] = self._score([tokens[index] for index in indices])
         return _rewarded(data, rewards, truncated)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
@@ -170,11 +170,11 @@ class HFRewardInterface(ModelInterface):
         ).to(device)
         attention_mask = pad_sequence(masks, batch_first=True, padding_side=side).to(device)
         logits = self.classifier(input_ids=input_ids, attention_mask=attention_mask).logits.float()
-        place = self.classifier.config.label2id[self.label] if isinstance(self.label, str) else self.label
+        column = self.classifier.config.label2id[self.label] if isinstance(self.label, str) else self.label
         if self.output != "logit":
             single = logits.shape[-1] == 1
             logits = torch.nn.functional.logsigmoid(logits) if single else logits.log_softmax(-1)
-        scores = logits[:, place]
+        scores = logits[:, column]
         return (scores.exp() if self.output == "prob" else scores).cpu()
 
     def _within_limit(self, ids: list[int]) -> list[int]:

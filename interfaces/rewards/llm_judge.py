@@ -76,7 +76,7 @@ class LLMJudgeInterface(Judging):
     cache: str | None = None
     """Folder that caches scores, also for later runs, keyed by everything the question consists of; null: in memory."""
 
-    known: dict[str, float] = field(init=False, repr=False, default_factory=dict)
+    scores_by_key: dict[str, float] = field(init=False, repr=False, default_factory=dict)
     endpoint: ChatEndpoint = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -130,11 +130,11 @@ class LLMJudgeInterface(Judging):
         return True
 
     def _score(self, question: Question, stop: threading.Event) -> float:
-        found = self._remembered(question)
-        if found is None:
-            found, reply = self._ask(question, stop)
-            self._remember(question, found, reply)
-        return found
+        score = self._remembered(question)
+        if score is None:
+            score, reply = self._ask(question, stop)
+            self._remember(question, score, reply)
+        return score
 
     def _ask(self, question: Question, stop: threading.Event) -> tuple[float, str]:
         body = {"model": self.model, "messages": question.messages_for_server, "temperature": self.temperature,
@@ -143,13 +143,13 @@ class LLMJudgeInterface(Judging):
         return self.endpoint.ask(body, question.score, patience, stop)
 
     def _remembered(self, question: Question) -> float | None:
-        score = self.known.get(question.key)
+        score = self.scores_by_key.get(question.key)
         if score is None and self.cache is not None:
             score = known_object(_file(self.cache, question)).get("score")
         return float(score) if score is not None and question.allows(score) else None
 
     def _remember(self, question: Question, score: float, reply: str) -> None:
-        self.known[question.key] = score
+        self.scores_by_key[question.key] = score
         if self.cache is not None:
             file = _file(self.cache, question)
             make_folder(file.parent)

@@ -113,16 +113,16 @@ class MemoryModel(abc.ABC):
         self.role = role
 
     @abc.abstractmethod
-    def kept(self) -> Kept:
+    def resident(self) -> Kept:
         """Memory kept between calls."""
 
     @abc.abstractmethod
     def load(self) -> Parts:
-        """Memory added while its weights are loaded; of `kept()`, the weights and buffers are present then."""
+        """Memory added while its weights are loaded; of `resident()`, the weights and buffers are present then."""
 
     def snapshot(self) -> int:
         """Bytes of this rank's part that a checkpoint copies to host memory until it is written."""
-        resident = self.kept()
+        resident = self.resident()
         return resident.weights + resident.optimizer
 
     def update(self, tokens: int, micro_batches: int) -> Parts:

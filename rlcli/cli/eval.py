@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlcli.launch.trained_model import TrainedModel
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.evaluation import Evaluated
-    from rlcli.runtime.measures import Moments
+    from rlcli.runtime.output_checks import Moments
 
 NAMES = {
     "response_length": "response length, in tokens",
@@ -145,7 +145,7 @@ def _print_json(trained: TrainedModel, recipe: Recipe, evaluated: Evaluated, sho
         name: {
             "mean": _number(moments.mean),
             "standard_error": _number(moments.standard_error),
-            "prompts": moments.count,
+            "prompts": moments.size,
         }
         for name, moments in evaluated.scores.items()
     }
@@ -200,7 +200,7 @@ def _shown(value: float | None) -> str:
 def _rows(recipe: Recipe, evaluated: Evaluated) -> str:
     """`256 of arithmetic, 8 responses to each at temperature 1, up to 512 tokens`"""
     generation = recipe.generation.build()
-    count = max((moments.count for moments in evaluated.scores.values()), default=0)
+    count = max((moments.size for moments in evaluated.scores.values()), default=0)
     dataset = recipe.datasets[str(recipe.train.eval.dataset)]
     source = dataset.args.get("path") or dataset.type
     group = generation.responses_per_prompt

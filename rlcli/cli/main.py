@@ -205,7 +205,7 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
     except typer.Exit as error:
         return error.exit_code
     except SystemExit as error:  # not raised by rlcli: a component or a library wants to exit, perhaps with 0
-        from rlcli.runtime.component_faults import fault
+        from rlcli.runtime.faults import fault
 
         return _report(fault(error), arguments)
     except (KeyboardInterrupt, typer.Abort):

@@ -14,12 +14,11 @@ from rlcli.launch import lifeline
 from rlcli.launch.children import REPLACEMENTS, Members, run_environment
 from rlcli.launch.launcher import Death
 from rlcli.launch.world import write_for_workers
-from rlcli.runtime.restarts import RESTARTED
+from rlcli.runtime.messages import RESTARTED
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
-    from rlcli.runtime.inline_transport import InlineTransport
-    from rlcli.runtime.transport import Transport
+    from rlcli.runtime.transport import InlineTransport, Transport
     from rlcli.topology import Topology
     from rlcli.topology.groups import Group
 
@@ -33,8 +32,8 @@ class InlineLauncher:
     def start(self, groups: Sequence[Group], run_dir: Path) -> InlineRunning:
         import torch
 
-        from rlcli.runtime.inline_transport import InlineTransport
         from rlcli.runtime.roles import pick_device
+        from rlcli.runtime.transport import InlineTransport
         from rlcli.runtime.worker import ModelWorker
 
         if "OMP_NUM_THREADS" not in os.environ:

@@ -66,8 +66,8 @@ def verified_checkpoint(
 ) -> Start | None:
     """The newest checkpoint that the ranks found to be whole, every byte of it; None if there is none yet. Raises
     NoWholeCheckpoint."""
+    from rlcli.runtime.checkpoints import verify_on_ranks
     from rlcli.runtime.ranks import Ranks
-    from rlcli.runtime.verification import verify_on_ranks
 
     ranks = Ranks(running.transport, topology.world_size, recipe.launch.step_deadline)
     patience = recipe.launch.startup_deadline

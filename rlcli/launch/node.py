@@ -27,8 +27,7 @@ from rlcli.launch.interfaces import interface_of
 from rlcli.launch.launcher import Restart
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
 from rlcli.processes import STOP_SIGNALS, start_time
-from rlcli.runtime.control import Control, zeromq
-from rlcli.runtime.open_files import raise_limit
+from rlcli.runtime.control import Control, raise_limit, zeromq
 from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.worker_main import AGENT, MEETING, read_recipe
 from rlcli.topology import plan_topology
@@ -75,7 +74,7 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     threading.Thread(target=_watch, args=(pulse, members, used), daemon=True).start()
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    from rlcli.runtime.store_client import RunStore  # slow to import: this agent reports to the master first
+    from rlcli.runtime.store import RunStore  # slow to import: this agent reports to the master first
 
     store = RunStore(control, context)
     failed = _run_ranks(recipe, run_dir, PrefixStore("agents", store), node, used)

@@ -229,8 +229,7 @@ def _attempt(
     """Start a run's workers and master and let them run to the end; `begin(step)` is called once they are ready."""
     from rlcli.observe.plot import plot_curves
     from rlcli.runtime.commits import RunIdentity
-    from rlcli.runtime.master import MasterWorker
-    from rlcli.runtime.outputs import open_outputs
+    from rlcli.runtime.master import MasterWorker, open_outputs
     from rlcli.topology import plan_topology
 
     began = time.monotonic()
@@ -310,8 +309,8 @@ def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Runni
 def _check_open_files(recipe: Recipe, topology: Topology) -> None:
     """Raise the limit on open files for this process and those that it starts. Raises ResourceError F61 if it remains
     too low for the run; agents on other nodes report their own."""
-    from rlcli.runtime.lanes import lanes_of
-    from rlcli.runtime.open_files import OF_A_PROCESS, needed_by_master, needed_by_rank, raise_limit, too_few
+    from rlcli.runtime.control import OF_A_PROCESS, needed_by_master, needed_by_rank, raise_limit, too_few
+    from rlcli.runtime.ranks import lanes_of
 
     limit = raise_limit()
     needed = {"the process of the run": OF_A_PROCESS}

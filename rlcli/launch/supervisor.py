@@ -33,8 +33,7 @@ from rlcli.launch.stopping import heeded, passed_on
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.observe.run_record import read_status
-from rlcli.processes import STOP_SIGNALS, ended_how, own_command
-from rlcli.runtime.own_pauses import OwnPauses
+from rlcli.processes import STOP_SIGNALS, OwnPauses, ended_how, own_command
 
 if TYPE_CHECKING:
     import psutil

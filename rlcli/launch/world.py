@@ -21,9 +21,8 @@ from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.launch.stacks import ask_for_stacks
 from rlcli.processes import ended_how
-from rlcli.runtime.messages import Report
-from rlcli.runtime.open_files import TOO_MANY, needed_by_rank, too_few
-from rlcli.runtime.restarts import RESTARTED
+from rlcli.runtime.control import TOO_MANY, needed_by_rank, too_few
+from rlcli.runtime.messages import RESTARTED, Report
 from rlcli.runtime.worker_main import WORKER_FILE
 from rlcli.topology.groups import RANKS, Group
 

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.api.data import SequenceSample
+from rlcli.runtime.messages import Fields
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ MOST_SHARED = 2**16
 
 
 @dataclass(slots=True)
-class Held:
+class Entry:
     """One key of one sample. There may be a million of these, so equal values are stored once and shared."""
 
     lengths: array[int]
@@ -45,89 +46,95 @@ class Held:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Move `key` of the samples `ids` from rank `source` to rank `target`."""
+    """Move a key of some samples from rank `source` to rank `target`."""
 
     source: int
     target: int
-    key: str
-    ids: tuple[str, ...]
     description: SequenceSample
     """Describes these samples and this key only: what the receiver needs to allocate memory. Includes the samples'
     metadata if it has none of it yet."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "source": self.source, "target": self.target, "key": self.key, "ids": list(self.ids),
-            "description": self.description.as_json(),
-        }  # fmt: skip
+    @property
+    def key(self) -> str:
+        (key,) = self.description.keys
+        return str(key)
+
+    @property
+    def ids(self) -> list[str]:
+        return [str(id_) for id_ in self.description.ids]
+
+    def as_json(self) -> Fields:
+        return {"source": self.source, "target": self.target, "description": self.description.as_json()}
 
     @staticmethod
-    def from_json(fields: dict[str, Any]) -> Transfer:
-        description = SequenceSample.from_json(fields["description"])
-        return Transfer(fields["source"], fields["target"], fields["key"], tuple(fields["ids"]), description)
+    def from_json(fields: Fields) -> Transfer:
+        return Transfer(**fields | {"description": SequenceSample.from_json(fields["description"])})
 
 
 class Buffer:
     """The samples in use."""
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[str, Held]] = {}
+        self._entries: dict[str, dict[str, Entry]] = {}
+        """Sample → key → what is known of it."""
         self._metadata: dict[str, dict[str, Any]] = {}
         self._shared: dict[Hashable, Any] = {}
         self._sent: Counter[int] = Counter()
         """Rank → tokens it was assigned to send so far."""
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def expect(self, ids: Sequence[str]) -> None:
         """Make room for samples. Raises ValueError for one that is already in use."""
-        twice = [id_ for id_ in ids if id_ in self._held]
+        twice = [id_ for id_ in ids if id_ in self._entries]
         if twice or len(set(ids)) != len(ids):
             raise ValueError(f"samples that are already in use: {twice[:5]}")
-        self._held |= {id_: {} for id_ in ids}
+        for id_ in ids:
+            self._entries[id_], self._metadata[id_] = {}, {}
 
     def add(self, rank: int, batch: SequenceSample) -> None:
         """Record that `rank` now holds all keys of `batch`, which is a description."""
         alone = self._once(frozenset({rank}))
         traits = {key: self._once((batch.dtypes[key], batch.trailing_shapes[key])) for key in batch.keys}
-        for place, id_ in enumerate(map(str, batch.ids)):
-            held_keys = self._held[id_]
-            self._metadata.setdefault(id_, {}).update({name: all_[place] for name, all_ in batch.metadata.items()})
+        for number, id_ in enumerate(map(str, batch.ids)):
+            entries = self._entries[id_]
+            self._metadata[id_] |= {name: values[number] for name, values in batch.metadata.items()}
             for key in batch.keys:
-                if key in held_keys:
-                    held_keys[key].ranks = self._once(held_keys[key].ranks | alone)
-                else:
-                    lengths = array("Q", batch.seqlens[key][place])
-                    same = (other.lengths for other in held_keys.values() if other.lengths == lengths)
-                    held_keys[key] = Held(next(same, lengths), traits[key], alone)
+                if key in entries:
+                    entries[key].ranks = self._once(entries[key].ranks | alone)
+                    continue
+                lengths = array("Q", batch.seqlens[key][number])
+                same = (entry.lengths for entry in entries.values() if entry.lengths == lengths)
+                entries[key] = Entry(next(same, lengths), traits[key], alone)
 
     def forget(self, ids: Sequence[str]) -> dict[int, list[str]]:
         """Release samples; returns rank → those of them that it holds something of."""
-        held: dict[int, list[str]] = {}
+        by_rank: dict[int, list[str]] = {}
         for id_ in ids:
-            for rank in sorted(frozenset[int]().union(*(one.ranks for one in self._held.pop(id_).values()))):
-                held.setdefault(rank, []).append(id_)
-            self._metadata.pop(id_, None)
-        return held
+            del self._metadata[id_]
+            entries = self._entries.pop(id_).values()
+            for rank in sorted({rank for entry in entries for rank in entry.ranks}):
+                by_rank.setdefault(rank, []).append(id_)
+        return by_rank
 
     def holders(self, id_: str, keys: Sequence[str]) -> set[int]:
         """The ranks that hold all of these keys of a sample."""
-        held = self._held[id_]
-        return set.intersection(*(set(held[key].ranks) if key in held else set() for key in keys))
+        entries = self._entries[id_]
+        return set.intersection(*(set(entries[key].ranks) if key in entries else set() for key in keys))
 
-    def kept_by(self, ids: Sequence[str]) -> dict[int, dict[str, list[str]]]:
+    def shared_out(self, ids: Sequence[str]) -> dict[int, dict[str, list[str]]]:
         """Rank → sample → keys: each key of these samples once, assigned to a rank that holds it."""
-        found: dict[int, dict[str, list[str]]] = {}
+        assigned: dict[int, dict[str, list[str]]] = {}
         for id_ in ids:
-            for key, held in self._held[id_].items():
-                keeper = min(held.ranks, key=lambda rank: (len(found.get(rank, ())), rank))
-                found.setdefault(keeper, {}).setdefault(id_, []).append(key)
-        return found
+            for key, entry in self._entries[id_].items():
+                rank = min(entry.ranks, key=lambda rank: (len(assigned.get(rank, ())), rank))
+                assigned.setdefault(rank, {}).setdefault(id_, []).append(key)
+        return assigned
 
     def sequence_lengths(self, ids: Sequence[str], key: str) -> list[int]:
         """Lengths of all sequences of a key; empty if the key does not exist."""
-        return [n for i in ids if key in self._held[i] for n in self._held[i][key].lengths]
+        return [n for i in ids if key in self._entries[i] for n in self._entries[i][key].lengths]
 
     def load(self, id_: str, key: str) -> int:
         """Tokens of a key of a sample; 1 while it has not been produced."""
@@ -136,26 +143,27 @@ class Buffer:
     def description(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
         """These keys of these samples, at least one, without metadata. Raises ValueError if dtypes or shapes differ
         between the samples."""
-        held = {key: [self._held[id_][key] for id_ in ids] for key in keys}
-        traits = {key: {one.traits for one in of_key} for key, of_key in held.items()}
-        unlike = [f"{key}: {sorted(map(str, found))}" for key, found in traits.items() if len(found) > 1]
+        entries = {key: [self._entries[id_][key] for id_ in ids] for key in keys}
+        traits = {key: {entry.traits for entry in of_key} for key, of_key in entries.items()}
+        unlike = [f"{key}: {sorted(map(str, kinds))}" for key, kinds in traits.items() if len(kinds) > 1]
         if unlike:
             raise ValueError(f"samples that were made in unlike ways: {'; '.join(unlike)}")
         return SequenceSample(
             ids=list(ids),
-            seqlens={key: [one.lengths.tolist() for one in of_key] for key, of_key in held.items()},
+            seqlens={key: [entry.lengths.tolist() for entry in of_key] for key, of_key in entries.items()},
             dtypes={key: dtype for key, ((dtype, _),) in traits.items()},
             trailing_shapes={key: shape for key, ((_, shape),) in traits.items()},
         )
 
+    def empty(self, id_: str, keys: Sequence[str]) -> SequenceSample:
+        """A batch of no samples, with these keys and the metadata of a sample that has them."""
+        empty = self.description([id_], keys).select_indices([])
+        empty.metadata = {name: [] for name in sorted(self._metadata[id_])}
+        return empty
+
     def metadata(self, ids: Sequence[str], name: str) -> list[Any]:
         """Values of a metadata field, from those of these samples that have it."""
-        return [self._metadata[id_][name] for id_ in ids if name in self._metadata.get(id_, ())]
-
-    def metadata_names(self, ids: Sequence[str]) -> list[str]:
-        """Names of metadata that all of these samples have."""
-        names = [set(self._metadata.get(id_, ())) for id_ in ids]
-        return sorted(set.intersection(*names)) if names else []
+        return [self._metadata[id_][name] for id_ in ids if name in self._metadata[id_]]
 
     def transfers(self, shares: dict[int, list[str]], keys: Sequence[str]) -> list[Transfer]:
         """The transfers after which every rank holds `keys` of its share; none where it already does.
@@ -165,39 +173,40 @@ class Buffer:
         """
         plan: list[Transfer] = []
         for target, ids in sorted(shares.items()):
-            strangers = {id_ for id_ in ids if not any(target in held.ranks for held in self._held[id_].values())}
+            strangers = {id_ for id_ in ids if all(target not in entry.ranks for entry in self._entries[id_].values())}
             for key in keys:
                 by_holders: dict[tuple[int, ...], list[str]] = {}
                 for id_ in ids:
-                    held = self._held[id_][key]
-                    if target not in held.ranks:
-                        by_holders.setdefault(tuple(sorted(held.ranks)), []).append(id_)
+                    entry = self._entries[id_][key]
+                    if target not in entry.ranks:
+                        by_holders.setdefault(tuple(sorted(entry.ranks)), []).append(id_)
                 for holders, moved in sorted(by_holders.items()):
                     source = min(holders, key=lambda rank: (self._sent[rank], rank))
                     self._sent[source] += sum(self.sequence_lengths(moved, key))
-                    described = self.description(moved, [key])
+                    description = self.description(moved, [key])
                     if strangers & set(moved):
-                        described.metadata = self._metadata_of(moved)
+                        description.metadata = self._common_metadata(moved)
                     strangers -= set(moved)
-                    plan.append(Transfer(source, target, key, tuple(moved), described))
+                    plan.append(Transfer(source, target, description))
         return plan
 
     def count_transfers(self, plan: Sequence[Transfer]) -> None:
         """Record that the plan was executed: the targets hold copies now."""
         for transfer in plan:
             for id_ in transfer.ids:
-                held = self._held[id_][transfer.key]
-                held.ranks = self._once(held.ranks | {transfer.target})
+                entry = self._entries[id_][transfer.key]
+                entry.ranks = self._once(entry.ranks | {transfer.target})
 
-    def _metadata_of(self, ids: Sequence[str]) -> dict[str, list[Any]]:
-        return {name: [self._metadata[id_][name] for id_ in ids] for name in self.metadata_names(ids)}
+    def _common_metadata(self, ids: Sequence[str]) -> dict[str, list[Any]]:
+        """The metadata that all of these samples have."""
+        names = set.intersection(*(set(self._metadata[id_]) for id_ in ids))
+        return {name: [self._metadata[id_][name] for id_ in ids] for name in sorted(names)}
 
     def _once(self, value: T) -> T:
         """The first value equal to this one, as far as cached."""
         if len(self._shared) >= MOST_SHARED:
             self._shared.clear()
-        found: T = self._shared.setdefault(value, value)
-        return found
+        return self._shared.setdefault(value, value)
 
 
 def shares(items: Sequence[Item], loads: Sequence[int], parts: int) -> list[list[Item]]:
@@ -217,7 +226,7 @@ def share_by_rank(items: Sequence[Item], loads: Sequence[int], placement: RolePl
     """Rank → its share; ranks of one data-parallel replica get the same share."""
     replica = len(placement.ranks) // placement.mesh.dp
     parts = shares(items, loads, placement.mesh.dp)
-    return {rank: parts[place // replica] for place, rank in enumerate(placement.ranks)}
+    return {rank: parts[number // replica] for number, rank in enumerate(placement.ranks)}
 
 
 def owners(placement: RolePlacement) -> tuple[int, ...]:

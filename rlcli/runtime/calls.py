@@ -6,28 +6,30 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook, ParamReallocHook
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
 from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer, share_by_rank
-from rlcli.runtime.messages import COMPUTE, MOVE, MOVES
+from rlcli.runtime.messages import COMPUTE, MOVE, MOVES, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
-from rlcli.runtime.weight_flow import remote_copy
+from rlcli.runtime.weight_flow import copy_hook
 from rlcli.topology import RolePlacement, Topology
 from rlcli.topology.groups import pool_name, pooled_roles
 
-DESCRIBED: Mapping[str, tuple[str, ...]] = {
-    "texts": (SEQUENCES, PROMPT_MASK),
-    "scores": (REWARDS,),
-    "finishes": (NOT_ENDED,),
-    "likelihoods": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
+T = TypeVar("T")
+
+ASPECTS: Mapping[str, tuple[str, ...]] = {
+    "text": (SEQUENCES, PROMPT_MASK),
+    "reward": (REWARDS,),
+    "finish": (NOT_ENDED,),
+    "logprob": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
 }
-"""What is shown of responses, and the keys that each part requires."""
+"""What is shown of responses, and the keys that each aspect requires."""
 
 
 def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
@@ -35,10 +37,10 @@ def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
     with it."""
     trained = Counter(mfc.model_name for mfc in graph if mfc.is_train)
     for mfc in graph:
-        for hook in mfc.post_hooks:
-            if isinstance(hook, ParamReallocHook) and hook.target not in trained:
-                trained[hook.target] = trained[mfc.model_name]
-    return {role: count for role, count in trained.items() if count}
+        hook = copy_hook(mfc)
+        if hook is not None and trained[mfc.model_name]:
+            trained.setdefault(hook.target, trained[mfc.model_name])
+    return trained
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class PreparedCall:
     placement: RolePlacement
     moves: Sequence[Transfer]
     """What its ranks lack."""
-    requests: Mapping[int, dict[str, Any]]
+    requests: Mapping[int, Fields]
     """Rank → arguments of its `run_call`."""
 
 
@@ -69,13 +71,14 @@ class Arrival:
 
 @dataclass(frozen=True)
 class WeightCopy:
-    """A copy of weights to other ranks."""
+    """A copy of weights to the role that follows."""
 
     ranks: tuple[int, ...]
     """Those of source and follower: all take part."""
     sources: tuple[int, ...]
     followers: tuple[int, ...]
-    args: dict[str, Any]
+    after: str
+    """The call."""
 
 
 class Calls:
@@ -112,7 +115,20 @@ class Calls:
         shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
         moves = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(moves)
-        return PreparedCall(mfc, placement, moves, self._requests_of(mfc, ids, shares, number, ages))
+        requests: dict[int, Fields] = {}
+        positions = {id_: position for position, id_ in enumerate(ids)}
+        for rank, share in shares.items():
+            requests[rank] = {"call": mfc.name, "ids": share, "step": number}
+            if mfc.takes_batch:
+                requests[rank]["places"] = [positions[id_] for id_ in share]
+            if mfc.takes_batch and ages is not None:
+                requests[rank]["ages"] = [ages[id_] for id_ in share]
+            if not share:
+                requests[rank]["empty"] = self.buffer.empty(ids[0], mfc.input_keys).as_json()
+        if mfc.interface_type is ModelInterfaceType.EVALUATE:
+            for rank, parts in self._evaluation_batches(mfc, shares).items():
+                requests[rank]["parts"] = parts
+        return PreparedCall(mfc, placement, moves, requests)
 
     async def move(self, call: PreparedCall) -> None:
         """Have inputs that its ranks lack transferred to them; wait for these, and for those that are on their way for
@@ -124,7 +140,7 @@ class Calls:
             await arrival.is_over.wait()
 
     async def _transfer(self, plan: Sequence[Transfer]) -> None:
-        requests: dict[int, dict[str, Any]] = {}
+        requests: dict[int, Fields] = {}
         samples: dict[int, set[str]] = {}
         for transfer in plan:
             described = transfer.as_json()
@@ -146,29 +162,29 @@ class Calls:
 
     def take_in(self, call: PreparedCall, answers: Answers) -> Answered:
         """Note which samples now have which outputs; returns the rest of the answers."""
-        role = call.mfc.model_name
-        if role not in self._pooled:
-            self.times.count_call({rank: answer["seconds"] + answer["copied"] for rank, answer in answers.items()})
+        if call.mfc.model_name not in self._pooled:
+            self.times.count_work({rank: answer["seconds"] for rank, answer in answers.items()})
         for rank in call.placement.ranks:
             if answers[rank]["batch"] is not None:
                 self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
-        rest = {rank: {**answers[rank], "batch": None} for rank in call.placement.ranks}
-        copied = max(answer["copied"] for answer in rest.values())
-        return Answered(call.mfc, call.placement, rest, copied, self._updates.get(role, 0))
+        return Answered.of(call.mfc, call.placement, answers, self._updates.get(call.mfc.model_name, 0))
 
     def copy_after(self, mfc: MFCDef) -> WeightCopy | None:
-        """The copy of weights to other ranks after a call."""
-        hook = remote_copy(mfc, self._topology)
+        """The copy of weights after a call."""
+        hook = copy_hook(mfc)
         if hook is None:
             return None
         sources, followers = (self._topology.placement(role).ranks for role in (mfc.model_name, hook.target))
-        rests = any(isinstance(other, OffloadHook) for other in mfc.post_hooks)
-        args = {"source": mfc.model_name, "target": hook.target, "eta": hook.eta, "then_offload": rests}
-        return WeightCopy(tuple(sorted({*sources, *followers})), sources, followers, args)
+        return WeightCopy(tuple(sorted({*sources, *followers})), sources, followers, mfc.name)
 
     def copy(self, copy: WeightCopy) -> Awaitable[Answers]:
         """Have the ranks of both roles copy the weights."""
-        return self._ranks.ask("copy_weights", dict.fromkeys(copy.ranks, copy.args))
+        return self._ranks.ask_all("copy_weights", {"after": copy.after}, ranks=copy.ranks)
+
+    def copied(self, copy: WeightCopy, answers: Answers) -> float:
+        """Seconds until the last of the followers had the weights."""
+        self.times.count_work({rank: answer["seconds"] for rank, answer in answers.items()})
+        return max(float(answers[rank]["seconds"]) for rank in copy.followers)
 
     # -- samples ---------------------------------------------------------------------------------------------
 
@@ -180,46 +196,51 @@ class Calls:
         A stream is read only by the first of them. Returns the ids of rows that are missing because it ended before
         them, of which nothing is kept, and its number of rows.
         """
-        placement = self._topology.placement(graph[0].model_name)
-        self.buffer.expect([id_ for id_, _, _ in rows])
-        shares = {rank: share for rank, share in share_by_rank(rows, [1] * len(rows), placement).items() if share}
+        ids, shares = [id_ for id_, _, _ in rows], self._equal_shares(graph, rows)
         if dataset in self.streams:
-            shares = {placement.ranks[0]: list(rows)}
+            shares = {self._topology.placement(graph[0].model_name).ranks[0]: list(rows)}
         requests = {rank: {"dataset": dataset, "rows": share} for rank, share in shares.items()}
-        answers = await self._ranks.ask("load_rows", requests)
-        for rank, answer in answers.items():
-            if answer["batch"] is not None:
-                self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
+        answers = await self._load("load_rows", ids, requests)
+        for answer in answers:
             self._names |= answer["names"]
-        missing = [id_ for answer in answers.values() for id_ in answer["missing"]]
+        missing = [id_ for answer in answers for id_ in answer["missing"]]
         self.buffer.forget(missing)
-        return missing, max((answer["length"] or 0 for answer in answers.values()), default=0)
+        return missing, max(answer["length"] or 0 for answer in answers)
 
     async def restore(self, graph: Sequence[MFCDef], folder: str, names: Mapping[str, str]) -> None:
         """Have the workers of the graph's first call load finished samples from a checkpoint. `names`: sample → its
         dataset's name for it."""
-        placement, ids = self._topology.placement(graph[0].model_name), list(names)
-        self.buffer.expect(ids)
-        shares = {rank: share for rank, share in share_by_rank(ids, [1] * len(ids), placement).items() if share}
+        shares = self._equal_shares(graph, list(names))
         requests = {rank: {"folder": folder, "ids": share} for rank, share in shares.items()}
-        for rank, answer in (await self._ranks.ask("load_samples", requests)).items():
-            self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
+        await self._load("load_samples", list(names), requests)
         self._names |= names
+
+    def _equal_shares(self, graph: Sequence[MFCDef], items: Sequence[T]) -> dict[int, list[T]]:
+        """Rank of the graph's first call → its share, if it has one."""
+        placement = self._topology.placement(graph[0].model_name)
+        return {rank: share for rank, share in share_by_rank(items, [1] * len(items), placement).items() if share}
+
+    async def _load(self, op: str, ids: Sequence[str], requests: Mapping[int, Fields]) -> list[Mapping[str, Any]]:
+        self.buffer.expect(ids)
+        answers = await self._ranks.ask(op, requests)
+        for rank, answer in answers.items():
+            if answer["batch"] is not None:
+                self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
+        return list(answers.values())
 
     def names(self, ids: Sequence[str]) -> dict[str, str]:
         """Sample → its dataset's name for it."""
         return {id_: self._names[id_] for id_ in ids}
 
-    def describe(self, ids: Sequence[str]) -> Awaitable[list[dict[str, Any]]]:
+    def describe(self, ids: Sequence[str]) -> Awaitable[list[Fields]]:
         """Ask, at once, for the responses to these prompts: await the fields of a `SampleRecord`, except step and
         phase, for each."""
-        requests: dict[int, dict[str, list[str]]] = {}
-        for aspect, keys in DESCRIBED.items():
-            for id_ in ids:
-                holders = self.buffer.holders(id_, keys)
-                if holders:
-                    of_rank = requests.setdefault(min(holders), {name: [] for name in DESCRIBED})
-                    of_rank[aspect].append(id_)
+        requests: dict[int, dict[str, dict[str, list[str]]]] = {}
+        for id_ in ids:
+            for aspect, keys in ASPECTS.items():
+                if holders := self.buffer.holders(id_, keys):
+                    of_rank = requests.setdefault(min(holders), {"aspects": {}})["aspects"]
+                    of_rank.setdefault(id_, []).append(aspect)
         answering = self._ranks.ask("describe", requests) if requests else None
         return _lines_of(self.names(ids), answering)
 
@@ -231,36 +252,6 @@ class Calls:
         if by_rank:
             self._ranks.tell("clear", {rank: {"ids": of_rank} for rank, of_rank in by_rank.items()})
 
-    def _requests_of(
-        self,
-        mfc: MFCDef,
-        ids: Sequence[str],
-        shares: Mapping[int, list[str]],
-        number: int,
-        ages: Mapping[str, int] | None,
-    ) -> dict[int, dict[str, Any]]:
-        """Rank → arguments of its `run_call`."""
-        places = {id_: place for place, id_ in enumerate(ids)}
-        args: dict[int, dict[str, Any]] = {}
-        for rank, share in shares.items():
-            args[rank] = {"call": mfc.name, "ids": share, "step": number}
-            if mfc.takes_batch:
-                args[rank]["places"] = [places[id_] for id_ in share]
-            if mfc.takes_batch and ages is not None:
-                args[rank]["ages"] = [ages[id_] for id_ in share]
-            if not share:
-                args[rank]["empty"] = self._empty(ids, mfc)
-        if mfc.interface_type is ModelInterfaceType.EVALUATE:
-            for rank, parts in self._evaluation_batches(mfc, shares).items():
-                args[rank]["parts"] = parts
-        return args
-
-    def _empty(self, ids: Sequence[str], mfc: MFCDef) -> dict[str, Any]:
-        one = ids[:1]
-        like = self.buffer.description(one, mfc.input_keys).select_indices([])
-        like.metadata = {name: [] for name in self.buffer.metadata_names(one)}
-        return like.as_json()
-
     def _evaluation_batches(self, mfc: MFCDef, shares: Mapping[int, list[str]]) -> dict[int, list[list[int]]]:
         """Rank → its batches under the token cap; the same number on every rank, because all take part in each."""
         parts = {
@@ -271,29 +262,20 @@ class Calls:
         return {rank: [*groups, *[[] for _ in range(most - len(groups))]] for rank, groups in parts.items()}
 
 
-async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | None) -> list[dict[str, Any]]:
-    """The lines of samples, of which ranks describe different aspects; `names`: sample → its dataset's name for it."""
-    aspects: dict[str, dict[str, Any]] = {aspect: {} for aspect in DESCRIBED}
+async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | None) -> list[Fields]:
+    """A line for each response, of which ranks describe different aspects; one that is not described for every response
+    of a sample is None. `names`: sample → its dataset's name for it."""
+    described: dict[str, dict[str, list[Any]]] = {id_: {} for id_ in names}
     for answer in (await answering).values() if answering is not None else ():
-        for aspect, of_samples in answer.items():
-            aspects[aspect] |= of_samples
-    with_text = [id_ for id_ in names if id_ in aspects["texts"]]
-    return [line for id_ in with_text for line in _lines(names[id_], {a: aspects[a].get(id_) for a in DESCRIBED})]
-
-
-def _lines(name: str, known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One entry per sequence of a sample; values that are not known for every sequence are left out."""
-    text = known["texts"]
-    count = len(text["responses"])
-    rewards, finishes, logprobs = (
-        values if (values := known[what]) is not None and len(values) == count else [None] * count
-        for what in ("scores", "finishes", "likelihoods")
-    )
-    return [
-        {
-            "id": name, "number": number, "prompt": text["prompts"][number], "response": text["responses"][number],
-            "reward": rewards[number], "answer": text["answer"], "finish": finishes[number],
-            "logprob": logprobs[number],
-        }
-        for number in range(count)
-    ]  # fmt: skip
+        for id_, aspects in answer.items():
+            described[id_] |= aspects
+    lines = []
+    for id_, aspects in described.items():
+        texts = aspects.get("text", [])
+        unknown = [None] * len(texts)
+        columns = {aspect: aspects.get(aspect, unknown) for aspect in ASPECTS if aspect != "text"}
+        complete = {aspect: values if len(values) == len(texts) else unknown for aspect, values in columns.items()}
+        for number, text in enumerate(texts):
+            values = {aspect: of_sample[number] for aspect, of_sample in complete.items()}
+            lines.append({"id": names[id_], "number": number, **text, **values})
+    return lines

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlcli.checkpoint.commit import begin, seal, write_json
 from rlcli.checkpoint.disk import check_free_space, disk_failure
-from rlcli.checkpoint.manifest import FileDigest
+from rlcli.checkpoint.manifest import FileDigest, read_manifest
+from rlcli.checkpoint.state import writer_of
 from rlcli.checkpoint.verify import checkpoints_in
 from rlcli.errors import (
     DataError,
@@ -26,14 +27,16 @@ from rlcli.errors import (
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.schema import Checkpoint, Recipe
-from rlcli.runtime.commits import MASTER, WRITTEN, Commits, RunIdentity
+from rlcli.runtime.commits import MASTER, Commits, RunIdentity
 from rlcli.runtime.data_order import StepSizes
-from rlcli.runtime.messages import Report
+from rlcli.runtime.messages import WRITTEN, Report
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.topology import Topology
 
 STATE = "state.json"
 FORMAT = 3
+SLOWEST = 50e6
+"""Bytes per second: storage that is slower than this, for all ranks together, counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,11 @@ class Start:
         if steps >= self.state.step:
             return
         done, epochs = self.state.step, recipe.train.epochs
-        wanted = (
+        planned = (
             f"train.steps is {steps}" if recipe.train.steps is not None else f"train.epochs={epochs} is {steps} steps"
         )
         raise UsageError(
-            f"{wanted}, but the run has done {done} steps",
+            f"{planned}, but the run has done {done} steps",
             hint=f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more continues it",
             code="F84",
         )
@@ -137,7 +140,7 @@ class Schedule:
         if self._settings.every_epochs is None or self._sizes.rows is None:
             return False
         span = self._settings.every_epochs * self._sizes.rows
-        return self._sizes.place(step) // span > self._sizes.place(step - 1) // span
+        return self._sizes.position(step) // span > self._sizes.position(step - 1) // span
 
     def _time_is_up(self) -> bool:
         seconds = self._settings.every_seconds
@@ -178,9 +181,9 @@ class Checkpoints:
         settings, self._size = self._recipe.checkpoint, size
         if settings.at_end or settings.on_stop or settings.every_steps or settings.every_epochs:
             most_kept = settings.keep_last + settings.keep_best
-            more = most_kept + 1 - min(most_kept, len(checkpoints_in(self.folder)))
-            subject = f"storing {more} checkpoints" if more > 1 else "a checkpoint"
-            check_free_space(self.folder, size * more, subject)
+            missing = most_kept + 1 - min(most_kept, len(checkpoints_in(self.folder)))
+            subject = f"storing {missing} checkpoints" if missing > 1 else "a checkpoint"
+            check_free_space(self.folder, size * missing, subject)
 
     async def take(
         self,
@@ -204,10 +207,12 @@ class Checkpoints:
             return
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         self._commits.begin(state.step, folder, numbers)
-        wanted = {"folder": str(folder), "step": state.step}
-        asked = {rank: wanted | {"samples": (samples or {}).get(rank, {})} for rank in range(self._topology.world_size)}
-        answers = await self._ranks.ask("checkpoint", asked)
-        contents = asdict(state) | {"versions": self._versions(answers), "interfaces": _interfaces(answers)}
+        requests = {
+            rank: {"folder": str(folder), "step": state.step, "samples": (samples or {}).get(rank, {})}
+            for rank in range(self._topology.world_size)
+        }
+        answers = await self._ranks.ask("checkpoint", requests)
+        contents = asdict(state) | {aspect: _merged(answers, aspect) for aspect in ("versions", "interfaces")}
         try:
             self._commits.add(state.step, MASTER, seal(folder, [write_json(folder / STATE, contents)]))
         except (OSError, ResourceError) as error:
@@ -260,12 +265,10 @@ class Checkpoints:
 
     def _take_in(self, report: Report) -> None:
         """A rank's files are complete, or could not be written."""
-        failure: RlcliError | None = None
-        if report.failure is not None:
-            failure = report.failure.as_error()
-            if isinstance(failure, ResourceError):
-                message = f"rank {report.rank}: {failure.what}"
-                failure = ResourceError(message, where=failure.where, hint=failure.hint, code=failure.code)
+        failure = report.failure.as_error() if report.failure is not None else None
+        if isinstance(failure, ResourceError):
+            message = f"rank {report.rank}: {failure.what}"
+            failure = ResourceError(message, where=failure.where, hint=failure.hint, code=failure.code)
         files = [FileDigest(**digest) for digest in report.value["files"]]
         self._commits.add(report.value["step"], report.rank, files, failure)
 
@@ -278,17 +281,44 @@ class Checkpoints:
             raise ResourceError(f"{message}; {last}", where=str(self.folder), hint=why.hint, code=why.code)
         self._display.warning(f"[{why.code}] {message} ({self._failed} of {limit})")
 
-    def _versions(self, answers: Answers) -> dict[str, Any]:
-        return {
-            placement.role: answers[placement.ranks[0]]["versions"][placement.role]
-            for placement in self._topology.placements
-        }
+
+def _merged(answers: Answers, aspect: str) -> dict[str, Any]:
+    """What ranks answer by name, for each name that of the lowest rank: it is the same on all of them."""
+    merged: dict[str, Any] = {}
+    for rank in sorted(answers, reverse=True):
+        merged |= answers[rank][aspect]
+    return merged
 
 
-def _interfaces(answers: Answers) -> dict[str, Any]:
-    """Call → state, from the lowest rank that runs it: the state is the same on all of them."""
-    states: dict[str, Any] = {}
-    for rank in sorted(answers):
-        for call, state in answers[rank]["interfaces"].items():
-            states.setdefault(call, state)
-    return states
+async def verify_on_ranks(checkpoint: Path, ranks: Ranks, world_size: int, deadline: float) -> list[ModelError]:
+    """What is wrong with the files of a checkpoint, before anything of it is loaded. Each rank reads a share of them.
+    `deadline`: seconds that they may take in addition to the time for reading."""
+    manifest = read_manifest(checkpoint)
+    shares = shared_out(manifest.files.values(), world_size)
+    asked = {
+        rank: {"folder": str(checkpoint), "files": [file.as_json() for file in share]}
+        for rank, share in enumerate(shares)
+        if share
+    }
+    answers = await ranks.ask("verify", asked, deadline + manifest.size / SLOWEST)
+    return [ModelError(**fault) for rank in sorted(answers) for fault in answers[rank]["faults"]]
+
+
+def shared_out(files: Iterable[FileDigest], world_size: int) -> list[list[FileDigest]]:
+    """The files that each rank verifies: those that a rank of its number wrote, which it reads next if the layout is
+    the same; the others go to whoever has least to read. So every byte is read once."""
+    shares: list[list[FileDigest]] = [[] for _ in range(world_size)]
+    sizes = [0] * world_size
+    unassigned = []
+    for file in sorted(files, key=lambda file: (-file.bytes, file.path)):
+        writer = writer_of(file.path)
+        if writer is None or writer >= world_size:
+            unassigned.append(file)
+            continue
+        shares[writer].append(file)
+        sizes[writer] += file.bytes
+    for file in unassigned:
+        rank = sizes.index(min(sizes))
+        shares[rank].append(file)
+        sizes[rank] += file.bytes
+    return shares

@@ -13,10 +13,8 @@ from rlcli.checkpoint.retention import Best, prune, strangers
 from rlcli.errors import ResourceError
 from rlcli.recipe.schema import Checkpoint
 
-WRITTEN = "checkpoint_written"
-"""Name of the report that a rank's files of a checkpoint are on disk, or could not be written."""
 MASTER = -1
-"""The part of a checkpoint that the master writes; each rank writes the part with its number."""
+"""The writer of the master's part of a checkpoint; the writer of a rank's part is its number."""
 LONGEST_COMMIT = 60.0
 """Seconds to wait for a commit in progress when the run ends."""
 
@@ -49,7 +47,7 @@ class _Begun:
     folder: Path
     metrics: dict[str, float]
     missing: set[int]
-    """Parts that are not on disk yet."""
+    """Writers whose parts are not on disk yet."""
     files: list[FileDigest] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
 
@@ -93,18 +91,19 @@ class Commits:
         with self._changed:
             self._begun = _Begun(step, folder, metrics, {MASTER, *range(self._world_size)})
 
-    def add(self, step: int, part: int, files: Sequence[FileDigest] = (), failure: Exception | None = None) -> None:
-        """A part of the checkpoint of a step is on disk, or has failed; after the last one the checkpoint is committed.
+    def add(self, step: int, writer: int, files: Sequence[FileDigest] = (), failure: Exception | None = None) -> None:
+        """A writer's part of the checkpoint of a step is on disk, or has failed; after the last one the checkpoint is
+        committed.
 
         Parts of a checkpoint that was given up are ignored.
         """
         with self._changed:
             begun = self._begun
-            if begun is None or begun.step != step or part not in begun.missing:
+            if begun is None or begun.step != step or writer not in begun.missing:
                 return
             begun.files += files
             begun.failures += [failure] if failure is not None else []
-            begun.missing.discard(part)
+            begun.missing.discard(writer)
             if begun.missing:
                 return
         try:

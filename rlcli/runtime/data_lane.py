@@ -1,4 +1,5 @@
-"""Tensors between workers: point to point, as raw bytes, so every dtype arrives unchanged.
+"""The tensors that a rank holds, and their way to other ranks: point to point, as raw bytes, so every dtype arrives
+unchanged.
 
 They move in a thread and over a process group of their own, so that a rank can send while it computes.
 """
@@ -6,7 +7,9 @@ They move in a thread and over a process group of their own, so that a rank can 
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
 from rlcli.runtime.buffer import Transfer
-from rlcli.runtime.messages import Request
-from rlcli.runtime.sample_store import SampleStore
+from rlcli.runtime.messages import Fields, Request
 
 
 class DataLane:
@@ -28,7 +31,7 @@ class DataLane:
         self._device = device
         self._group = dist.new_group(backend="gloo", timeout=timeout)
 
-    def handle(self, request: Request) -> dict[str, Any]:
+    def handle(self, request: Request) -> Fields:
         """This rank's part of a plan, whose order is the same for all ranks: no cycle of waiting ranks can form."""
         began = time.perf_counter()
         for fields in request.args.get("transfers", ()):
@@ -40,7 +43,7 @@ class DataLane:
         return {"seconds": time.perf_counter() - began}
 
     def _send(self, transfer: Transfer) -> None:
-        raw = _as_bytes(_tensor(self._store.gather(transfer.ids, [transfer.key]), transfer.key))
+        raw = _as_bytes(self._store.gather(transfer.ids, [transfer.key]).data[transfer.key])
         if len(raw):
             dist.send(raw, transfer.target, group=self._group)
 
@@ -64,8 +67,84 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def _tensor(sample: SequenceSample, key: str) -> torch.Tensor:
-    assert sample.data is not None
-    tensor = sample.data[key]
-    assert tensor is not None
-    return tensor
+class SampleStore:
+    """Samples of batch size 1. Tensors are never written to once they are in here, so they may be read without a lock;
+    the lock guards which keys a sample has."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, SequenceSample] = {}
+        self._lock = threading.Lock()
+
+    def add(self, batch: SequenceSample) -> None:
+        """Store the samples of a batch; existing ones get its keys in addition."""
+        samples = batch.unpack()
+        with self._lock:
+            for sample in samples:
+                id_ = str(sample.ids[0])
+                if id_ in self._samples:
+                    self._samples[id_].update_(sample)
+                else:
+                    self._samples[id_] = sample
+
+    def gather(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
+        """These keys of these samples, as one batch."""
+        with self._lock:
+            selected = [self._samples[id_].select(keys) for id_ in ids]
+        return SequenceSample.gather(selected)
+
+    def sample(self, id_: str) -> SequenceSample:
+        """A sample as it is now."""
+        with self._lock:
+            sample = self._samples[id_]
+            return sample.select(list(sample.keys))
+
+    def forget(self, ids: Sequence[str]) -> None:
+        """Drop samples; unknown ids are ignored."""
+        with self._lock:
+            for id_ in ids:
+                self._samples.pop(id_, None)
+
+
+def describe_samples(
+    store: SampleStore, tokenizer: Any, aspects: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, list[Any]]]:
+    """Aspects of the responses of some samples for people to read: sample → aspect → a value for each response."""
+    return {
+        id_: {aspect: DESCRIBED[aspect](store.sample(id_), tokenizer) for aspect in of_sample}
+        for id_, of_sample in aspects.items()
+    }
+
+
+def _texts(sample: SequenceSample, tokenizer: Any) -> list[Fields]:
+    answer = sample.metadata.get("answer", [None])[0]
+    lengths = sample.flat_seqlens(SEQUENCES)
+    packed = (sample.data[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))
+    return [
+        {
+            "prompt": tokenizer.decode(tokens[mask], skip_special_tokens=True),
+            "response": tokenizer.decode(tokens[~mask], skip_special_tokens=True),
+            "answer": None if answer is None else str(answer),
+        }
+        for tokens, mask in zip(*packed, strict=True)
+    ]
+
+
+def _rewards(sample: SequenceSample, tokenizer: Any) -> list[float]:
+    return sample.data[REWARDS].double().tolist()
+
+
+def _finishes(sample: SequenceSample, tokenizer: Any) -> list[str]:
+    return ["length" if cut else "stop" for cut in sample.data[NOT_ENDED].tolist()]
+
+
+def _logprobs(sample: SequenceSample, tokenizer: Any) -> list[float]:
+    """The log-prob of each response: the sum over its tokens."""
+    per_action = sample.data[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
+    masks = sample.data[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
+    return [float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)]
+
+
+DESCRIBED: Mapping[str, Callable[[SequenceSample, Any], list[Any]]] = {
+    "text": _texts, "reward": _rewards, "finish": _finishes, "logprob": _logprobs,
+}  # fmt: skip
+"""Aspects that can be described of samples with the keys that `calls.ASPECTS` names."""

@@ -14,9 +14,8 @@ from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.flow import Batch, Flow
-from rlcli.runtime.lanes import lanes_of
-from rlcli.runtime.measures import Moments
-from rlcli.runtime.ranks import Ranks
+from rlcli.runtime.output_checks import Moments
+from rlcli.runtime.ranks import Ranks, lanes_of
 from rlcli.runtime.report import Answered, named_reports
 from rlcli.runtime.transport import Transport
 from rlcli.topology import Topology
@@ -27,7 +26,7 @@ class Evaluated:
     """Results of an evaluation."""
 
     scores: Mapping[str, Moments]
-    """Measures over the prompts (`rlcli.runtime.measures`), and what calls counted."""
+    """Measures over the prompts (`rlcli.runtime.output_checks`), and what calls counted."""
     stats: Mapping[str, float]
     """Statistics reported by calls to `evaluate`, which have no spread."""
     texts: list[dict[str, Any]]
@@ -68,7 +67,7 @@ async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: i
     await flow.go_through(graph, batch)
     reports = batch.reports_in(graph)
     scores = named_reports(reports, Answered.averages, lambda _: "")
-    stats = named_reports(reports, Answered.stats, lambda _: "")
+    stats = named_reports(reports, lambda answered: answered.stats, lambda _: "")
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph)
     texts = await calls.describe(ids[:shown]) if generates else []
     calls.forget(ids)

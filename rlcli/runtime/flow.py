@@ -68,10 +68,6 @@ class Batch:
     done: dict[str, asyncio.Event] = field(default_factory=dict)
     """The calls that it goes through."""
 
-    def of(self, samples: Selection) -> Batch:
-        """Other samples that report to the same place."""
-        return replace(self, samples=samples)
-
     def gate(self, call: str, samples: int) -> AbstractAsyncContextManager[None]:
         """What lets so many samples through to a call."""
         gate = self.gates.get(call)
@@ -89,7 +85,7 @@ class Batch:
         self.reports[call] = answered if earlier is None else earlier.and_then(answered)
         if answered.mfc.interface_type is ModelInterfaceType.GENERATE and answered.updates:
             self.versions[call] = answered.version
-        self.samples.drop(call, answered.dropped())
+        self.samples.drop(call, answered.dropped)
 
     def reports_in(self, graph: Iterable[MFCDef]) -> list[Answered]:
         """What its calls answered, in the order of the graph, whichever ended first."""
@@ -194,7 +190,7 @@ class Flow:
         if (copy := self._calls.copy_after(mfc)) is not None:
             async with self._copy_turn(copy, turns.copy):  # of source and follower
                 copying = self._calls.copy(copy)
-            answered = answered.and_copied(copy.followers, await copying)
+            answered = replace(answered, copy_seconds=self._calls.copied(copy, await copying))
         return answered
 
     def _turns(self, mfc: MFCDef) -> CallTurns:
@@ -211,10 +207,10 @@ class Flow:
         return CallTurns(compute, queue(copy.sources if self._is_asynchronous else copy.ranks))
 
     def _copy_turn(self, copy: WeightCopy, turn: Turn | None) -> Turn:
-        """The turn of a copy that can begin. If its follower is busy, it comes after what the source's ranks were given
-        meanwhile: they would wait for the follower."""
+        """The turn of a copy that can begin. If its follower is busy on other ranks, it comes after what the source's
+        ranks were given meanwhile: they would wait for the follower."""
         assert turn is not None
-        if self._is_asynchronous and self._calls.are_busy(copy.followers):
+        if self._is_asynchronous and self._calls.are_busy({*copy.followers} - {*copy.sources}):
             self._calls.turns.end(turn)
             return self._calls.turns.queue(copy.ranks)
         self._calls.turns.widen(turn, copy.ranks)
@@ -223,7 +219,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class CallTurns:
-    """The turn of a call, and that of a copy of its weights to other ranks."""
+    """The turn of a call, and that of a copy of its weights."""
 
     compute: Turn
     copy: Turn | None

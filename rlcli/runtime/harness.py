@@ -89,12 +89,8 @@ class EngineLM(TemplateLM):
         longest = self.max_length + 1  # the last token is only predicted
         texts = [(context + continuation)[-longest:] for _, context, continuation in requests]
         lengths = [len(text) for text in texts]
-        batch = SequenceSample.from_default(
-            ids=list(range(len(texts))),
-            seqlens=lengths,
-            data={SEQUENCES: torch.tensor([token for text in texts for token in text], dtype=torch.int64)},
-        )
         spec = MicroBatchSpec(max_tokens_per_mb=max(TOKENS_AT_ONCE, *lengths))
+        batch = _packed(SEQUENCES, texts)
         scores = self.model.module.forward(batch, spec, _scores, [[length - 1] for length in lengths])
         pieces = scores.cpu().split([length - 1 for length in lengths])
         answers: list[Scored] = []
@@ -110,22 +106,18 @@ class EngineLM(TemplateLM):
         for number, request in enumerate(requests):
             by_settings.setdefault(repr(sorted(request.args[1].items())), []).append(number)
         for numbers in by_settings.values():
-            contexts, wanted = [requests[number].args[0] for number in numbers], requests[numbers[0]].args[1]
-            for number, text in zip(numbers, self._generate(contexts, wanted), strict=True):
+            contexts, settings = [requests[number].args[0] for number in numbers], requests[numbers[0]].args[1]
+            for number, text in zip(numbers, self._generate(contexts, settings), strict=True):
                 answers[number] = text
         return answers
 
-    def _generate(self, contexts: Sequence[str], wanted: dict[str, Any]) -> list[str]:
-        settings: dict[str, Any] = normalize_gen_kwargs(wanted, LONGEST_ANSWER)
+    def _generate(self, contexts: Sequence[str], task: dict[str, Any]) -> list[str]:
+        settings: dict[str, Any] = normalize_gen_kwargs(task, LONGEST_ANSWER)
         limit, temperature = int(settings["max_gen_toks"]), float(settings.get("temperature") or 0.0)
         if limit >= self.max_length:
             raise ModelError(f"a task asks for {limit} new tokens; the model has {self.max_length} positions")
         prompts = [self.tok_encode(text)[-(self.max_length - limit) :] or [self.prefix_token_id] for text in contexts]
-        batch = SequenceSample.from_default(
-            ids=list(range(len(prompts))),
-            seqlens=[len(prompt) for prompt in prompts],
-            data={PROMPTS: torch.tensor([t for prompt in prompts for t in prompt], dtype=torch.int64)},
-        )
+        batch = _packed(PROMPTS, prompts)
         sampling = GenerationHyperparameters(
             max_new_tokens=limit, greedy=not temperature, temperature=temperature or 1.0,
             top_p=float(settings.get("top_p", 1.0)), top_k=int(settings.get("top_k", 0)),
@@ -136,18 +128,20 @@ class EngineLM(TemplateLM):
         return [_until(self.tokenizer.decode(tokens, skip_special_tokens=True), stops) for tokens in generated.tokens]
 
 
+def _packed(key: str, texts: Sequence[Sequence[int]]) -> SequenceSample:
+    """Texts as a batch, which has their tokens under this key."""
+    tokens = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
+    return SequenceSample.from_default(ids=list(range(len(texts))), seqlens=list(map(len, texts)), data={key: tokens})
+
+
 def _scores(output: ModelOutput, batch: SequenceSample) -> torch.Tensor:
     """[T - N, 2]: the log-prob of each token but the first of a sequence, and whether it is the likeliest (1 or 0)."""
     lengths = batch.flat_seqlens(SEQUENCES)
-    tokens = (batch.data or {})[SEQUENCES]
-    assert tokens is not None
-    likeliest = output.logits.argmax(-1)
-    hits = [
-        theirs[:-1] == mine[1:] for theirs, mine in zip(likeliest.split(lengths), tokens.split(lengths), strict=True)
-    ]
+    likeliest, tokens = output.logits.argmax(-1).split(lengths), batch.data[SEQUENCES].split(lengths)
+    hits = [theirs[:-1] == ours[1:] for theirs, ours in zip(likeliest, tokens, strict=True)]
     return torch.stack([output.logprobs, torch.cat(hits).to(output.logprobs)], dim=-1)
 
 
 def _until(text: str, stops: Sequence[str]) -> str:
     """The text up to the first of the stop sequences, excluding it."""
-    return text[: min((place for stop in stops if stop and (place := text.find(stop)) >= 0), default=len(text))]
+    return text[: min((at for stop in stops if stop and (at := text.find(stop)) >= 0), default=len(text))]

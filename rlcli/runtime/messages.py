@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import NoneType
 from typing import Any
 
 import msgpack
@@ -14,7 +16,9 @@ from rlcli.errors import RlcliError
 
 LARGEST = 1 << 26
 """Bytes of one message; the metadata of a batch is far smaller."""
-
+FRAME = 1 << 18
+"""Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that it has the key, no
+more than one is held in memory."""
 
 COMPUTE, MOVES = "compute", "moves"
 """Two lanes of a rank: its own computation, and its data lane. Lanes of pools are named by `pool_lane`."""
@@ -22,9 +26,27 @@ MOVE = "move"
 """A request to a data lane."""
 END_LANE = "end_lane"
 """The last request to a lane other than COMPUTE."""
+LAST_REQUEST = "shutdown"
+"""The last request to COMPUTE."""
+
+HELLO = "hello"
+"""Name of the report that a worker is up or cannot start."""
+LANE = "lane"
+"""Name of the report that another lane of a worker is up."""
+WARNED = "warned"
+"""Name of the report of a warning: its `logger`, its `template` before any values are filled in, its `text`."""
+RESTARTED = "restarted"
+"""Name of the report that a process of a server or pool was started again: its `group` and `name`, the `machine`, and
+`how` it had ended."""
+WRITTEN = "checkpoint_written"
+"""Name of the report that a rank's files of a checkpoint are on disk, or could not be written."""
 
 UNEXPECTED = "RlcliError"
 """Kind of a failure that is not one of the errors made for users."""
+
+
+Fields = dict[str, Any]
+"""Arguments of a request, or what is answered or reported: what msgpack can write."""
 
 
 class ProtocolError(ValueError):
@@ -37,7 +59,7 @@ class Request:
 
     number: int
     op: str
-    args: dict[str, Any] = field(default_factory=dict)
+    args: Fields = field(default_factory=dict)
     lane: str = COMPUTE
     """The worker's thread that answers. Each does one thing after the other, and they work in parallel."""
 
@@ -52,17 +74,19 @@ class Failure:
     """An error on its way from a worker to the master."""
 
     kind: str
-    what: str
+    message: str
     code: str
     where: str | None
     hint: str | None
     traceback: str
 
     @staticmethod
-    def of(error: BaseException, where: str, traceback: str) -> Failure:
+    def of(error: BaseException, where: str, shown: BaseException | None = None) -> Failure:
+        """`where`: the process in which it happened; `shown`: whose traceback is shown, if not its own."""
+        trace = "".join(traceback.format_exception(shown or error))
         if isinstance(error, RlcliError):
-            return Failure(type(error).__name__, error.what, error.code, error.where or where, error.hint, traceback)
-        return Failure(UNEXPECTED, f"{type(error).__name__}: {error}", "BUG", where, None, traceback)
+            return Failure(type(error).__name__, error.what, error.code, error.where or where, error.hint, trace)
+        return Failure(UNEXPECTED, f"{type(error).__name__}: {error}", "BUG", where, None, trace)
 
     @property
     def is_unexpected(self) -> bool:
@@ -74,7 +98,7 @@ class Failure:
         cls = getattr(errors, self.kind, RlcliError)
         if not (isinstance(cls, type) and issubclass(cls, RlcliError)) or cls is errors.RecipeError:
             cls = RlcliError
-        error = cls(self.what, where=self.where, hint=self.hint, code=self.code)
+        error = cls(self.message, where=self.where, hint=self.hint, code=self.code)
         error.add_note(self.traceback)
         return error
 
@@ -85,7 +109,7 @@ class Reply:
 
     number: int
     rank: int
-    value: dict[str, Any] = field(default_factory=dict)
+    value: Fields = field(default_factory=dict)
     failure: Failure | None = None
 
 
@@ -95,29 +119,38 @@ class Report:
 
     rank: int
     name: str
-    value: dict[str, Any] = field(default_factory=dict)
+    value: Fields = field(default_factory=dict)
     failure: Failure | None = None
 
 
 Message = Request | Reply | Report
 
-Tell = Callable[[str, dict[str, Any], Failure | None], None]
+Handle = Callable[[Request], Fields]
+"""A worker's answer to a request."""
+FailureOf = Callable[[BaseException], Failure]
+Listener = Callable[[Report], None]
+Tell = Callable[[str, Fields, Failure | None], None]
 """How a worker's threads report: name, value, failure."""
 
 
 def pack(message: Message, token: bytes) -> bytes:
     kind = type(message).__name__.lower()
-    packed: bytes = msgpack.packb({"token": token, "kind": kind, **vars(message)}, default=asdict, use_bin_type=True)
-    return packed
+    return msgpack.packb({"token": token, "kind": kind, **vars(message)}, default=asdict, use_bin_type=True)
 
 
-def unpack(frame: bytes, token: bytes, *expected: type[Message], most: int = LARGEST) -> Any:
-    """The message in a frame. Raises ProtocolError if it is not one of the `expected` with our token, or has more than
+def split(message: bytes) -> list[bytes]:
+    """A message as frames."""
+    return [message[start : start + FRAME] for start in range(0, len(message), FRAME)]
+
+
+def unpack(frames: Sequence[bytes], token: bytes, *expected: type[Message], most: int = LARGEST) -> Any:
+    """The message in frames. Raises ProtocolError if it is not one of the `expected` with our token, or has more than
     `most` bytes."""
-    if len(frame) > most:
-        raise ProtocolError(f"a message of {len(frame)} bytes; at most {most} are read")
+    size = sum(map(len, frames))
+    if size > most:
+        raise ProtocolError(f"a message of {size} bytes; at most {most} are read")
     try:
-        fields = msgpack.unpackb(frame, raw=False)
+        fields = msgpack.unpackb(b"".join(frames), raw=False)
     except Exception as error:  # msgpack raises many kinds; all mean the same here
         raise ProtocolError(f"not a message: {error}") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("token"), bytes):
@@ -125,53 +158,32 @@ def unpack(frame: bytes, token: bytes, *expected: type[Message], most: int = LAR
     if not hmac.compare_digest(fields.pop("token"), token):
         raise ProtocolError("wrong token")
     kinds = {cls.__name__.lower(): cls for cls in expected}
-    kind = fields.pop("kind", None)
-    if not isinstance(kind, str) or kind not in kinds:
+    cls = kinds.get(str(fields.pop("kind", None)))
+    if cls is None:
         raise ProtocolError(f"not a {' or '.join(kinds)}")
-    return _READERS[kinds[kind]](fields)
+    if fields.get("failure") is not None:
+        fields["failure"] = Failure(**_checked(fields["failure"], Failure))
+    return cls(**_checked(fields, cls))
 
 
-def _request(fields: dict[str, Any]) -> Request:
-    if fields.keys() != {"number", "op", "args", "lane"} or not isinstance(fields["args"], dict):
-        raise ProtocolError("not a request: wrong fields")
-    if not (_is_count(fields["number"]) and isinstance(fields["op"], str) and isinstance(fields["lane"], str)):
-        raise ProtocolError("not a request: number, op or lane is of the wrong type")
-    return Request(**fields)
+OPTIONAL = (str, NoneType)
+TYPES: Mapping[type, Mapping[str, tuple[type, ...]]] = {
+    Request: {"number": (int,), "op": (str,), "args": (dict,), "lane": (str,)},
+    Reply: {"number": (int,), "rank": (int,), "value": (dict,), "failure": (Failure, NoneType)},
+    Report: {"rank": (int,), "name": (str,), "value": (dict,), "failure": (Failure, NoneType)},
+    Failure: {
+        "kind": (str,), "message": (str,), "code": (str,), "where": OPTIONAL, "hint": OPTIONAL, "traceback": (str,),
+    },
+}  # fmt: skip
+"""The types that the fields of a message may have."""
 
 
-def _reply(fields: dict[str, Any]) -> Reply:
-    if fields.keys() != {"number", "rank", "value", "failure"} or not isinstance(fields["value"], dict):
-        raise ProtocolError("not a reply: wrong fields")
-    if not (type(fields["number"]) is int and _is_count(fields["rank"])):
-        raise ProtocolError("not a reply: number or rank is of the wrong type")
-    return Reply(**fields | {"failure": _failure(fields["failure"])})
-
-
-def _report(fields: dict[str, Any]) -> Report:
-    if fields.keys() != {"rank", "name", "value", "failure"} or not isinstance(fields["value"], dict):
-        raise ProtocolError("not a report: wrong fields")
-    if not (_is_count(fields["rank"]) and isinstance(fields["name"], str)):
-        raise ProtocolError("not a report: rank or name is of the wrong type")
-    return Report(**fields | {"failure": _failure(fields["failure"])})
-
-
-def _failure(fields: Any) -> Failure | None:
-    if fields is None:
-        return None
-    if not isinstance(fields, dict) or fields.keys() != Failure.__dataclass_fields__.keys():
-        raise ProtocolError("malformed failure")
-    optional = ("where", "hint")
-    if not all(isinstance(text, str) or (text is None and name in optional) for name, text in fields.items()):
-        raise ProtocolError("malformed failure")
-    return Failure(**fields)
-
-
-_READERS: dict[type[Message], Callable[[dict[str, Any]], Message]] = {
-    Request: _request,
-    Reply: _reply,
-    Report: _report,
-}
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def _checked(fields: Any, cls: type) -> Fields:
+    """The fields of a message. Raises ProtocolError if they are not those of its class; no number is below 0."""
+    types = TYPES[cls]
+    if not isinstance(fields, dict) or fields.keys() != types.keys():
+        raise ProtocolError(f"not a {cls.__name__.lower()}: wrong fields")
+    for name, value in fields.items():
+        if type(value) not in types[name] or (type(value) is int and value < 0):
+            raise ProtocolError(f"not a {cls.__name__.lower()}: {name} is of the wrong type")
+    return fields

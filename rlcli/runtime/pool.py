@@ -1,24 +1,38 @@
-"""A rank's end of a pool: a process on its node that runs the calls of one role while the rank runs others."""
+"""A pool: processes on a rank's node that run the calls of one role while the rank runs others.
+
+A rank has a `PoolProcess` for each role that runs in one. The process is `python -P -m rlcli.runtime.pool ROLE RUN_DIR
+INDEX`; it computes on the CPU, within limits on processor time and memory.
+"""
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import resource
 import signal
+import sys
 import time
+import traceback
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import load, save
 
 from rlcli.api.data import SequenceSample
-from rlcli.errors import HangError, WorkerError
-from rlcli.processes import ended_how
+from rlcli.errors import HangError, ResourceError, WorkerError
+from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
+from rlcli.processes import ended_how, keep_private
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.messages import Reply, Report, Request
-from rlcli.runtime.rank_warnings import WARNED, log_again
-from rlcli.runtime.transport import HELLO, ZmqMaster
+from rlcli.runtime.control import Control
+from rlcli.runtime.messages import HELLO, WARNED, Failure, Fields, Reply, Report, Request
+from rlcli.runtime.report import log_again, report_warnings
+from rlcli.runtime.transport import ZmqMaster, ZmqWorker
+from rlcli.runtime.worker_main import read_recipe
 from rlcli.topology import Topology
-from rlcli.topology.groups import GIVEN_UP, pool_folders
+from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, pool_folders, pool_name, process_folder
 
 HERE = "127.0.0.1"
 """Where a rank listens for its pools: they are on its node."""
@@ -31,6 +45,10 @@ TRIES = 2
 RUN = "run"
 LOOK_SECONDS = 2.0
 """Seconds between two checks, on the file system of the run's folder, of whether a process is still replaced."""
+
+GIB = 2**30
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
+"""What torch's error says where Python would raise MemoryError."""
 
 
 def connect_pools(recipe: Recipe, topology: Topology, rank: int, run_dir: Path | None) -> dict[str, PoolProcess]:
@@ -79,7 +97,7 @@ class PoolProcess:
     def close(self) -> None:
         self._link.close()
 
-    def _ask(self, request: Request) -> dict[str, Any] | None:
+    def _ask(self, request: Request) -> Fields | None:
         """The answer; None if the process died first."""
         try:
             self._link.send(0, request)
@@ -120,11 +138,11 @@ class PoolProcess:
             message = f"{self.name} {self._given_up.read_text()}"
             raise WorkerError(message, where=self.name, hint=f"see {self._log}", code="F01")
 
-    def _hang(self, what: str) -> HangError:
-        return HangError(f"{self.name} {what}", where=self.name, hint=f"see {self._log}")
+    def _hang(self, problem: str) -> HangError:
+        return HangError(f"{self.name} {problem}", where=self.name, hint=f"see {self._log}")
 
 
-def packed(batch: SequenceSample) -> dict[str, Any]:
+def packed(batch: SequenceSample) -> Fields:
     """A batch as fields of a message."""
     tensors = {key: tensor for key, tensor in (batch.data or {}).items() if tensor is not None}
     return {
@@ -133,7 +151,7 @@ def packed(batch: SequenceSample) -> dict[str, Any]:
     }
 
 
-def unpacked(fields: dict[str, Any]) -> SequenceSample:
+def unpacked(fields: Fields) -> SequenceSample:
     """The batch that `packed` wrote, in host memory."""
     batch = SequenceSample.from_json(fields["batch"])
     tensors: dict[str, torch.Tensor | None] = {**load(fields["tensors"])}
@@ -141,3 +159,113 @@ def unpacked(fields: dict[str, Any]) -> SequenceSample:
         ids=batch.ids, seqlens=batch.seqlens, data={key: tensors.get(key) for key in batch.keys},
         metadata=batch.metadata,
     )  # fmt: skip
+
+
+def main(role: str, run_dir: Path, index: int) -> None:
+    collect_rarely()
+    keep_private()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    name = f"{pool_name(role)}{index}"
+
+    def failure(error: BaseException) -> Failure:
+        traceback.print_exception(error)
+        return Failure.of(error, name)
+
+    recipe = read_recipe(run_dir)
+    folder = process_folder(run_dir, "pool", pool_name(role), index)
+    started: PoolWorker | BaseException
+    try:
+        started = PoolWorker(recipe, role, index)
+    except Exception as error:
+        started = error
+    collect_as_usual()
+    Control.wait_for(folder, recipe.launch.startup_deadline)
+    link = ZmqWorker(folder, 0, most=LARGEST_BATCH)
+    report_warnings(link.report)
+    if isinstance(started, BaseException):
+        link.fail(failure(started))
+        link.close()
+        sys.exit(1)
+    last_exit = os.environ.get(LAST_EXIT)
+    link.serve(
+        started.handle, failure, last_exit=int(last_exit) if last_exit is not None else None, cpu_s=started.cpu_s
+    )
+
+
+class PoolWorker:
+    """Runs the calls of one role."""
+
+    def __init__(self, recipe: Recipe, role: str, index: int):
+        from rlcli.recipe.graph import eval_graph, train_graph
+        from rlcli.runtime.roles import Interfaces, describe_role
+        from rlcli.topology import plan_topology
+
+        self._recipe = recipe
+        self._rank = plan_topology(recipe).placement(role).ranks[index]
+        graphs = train_graph(recipe), eval_graph(recipe)
+        self._calls = {mfc.name: mfc for graph in graphs for mfc in graph if mfc.model_name == role}
+        self._interfaces = Interfaces(*graphs)
+        model, backend = describe_role(recipe, role, torch.device("cpu"))
+        self._model = backend.initialize(model, None)
+        self.cpu_s: float = backend.cpu_s  # type: ignore[attr-defined]
+        self._memory_gib: float = backend.memory_gib  # type: ignore[attr-defined]
+        self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        """Limit this process's memory. Raises ResourceError if even an idle process takes more."""
+        limit, taken = int(self._memory_gib * GIB), psutil.Process().memory_info().vms
+        if limit < taken:
+            message = f"a process of a pool takes {taken / GIB:.3g} GiB of address space before it has done anything"
+            raise ResourceError(message, hint=f"{self._memory_key} is {self._memory_gib:g}", code="F51")
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+    @property
+    def _memory_key(self) -> str:
+        return f"models.{self._model.name}.backend.args.memory_gib"
+
+    def handle(self, request: Request) -> Fields:
+        """A call that uses more CPU time than allowed is ended by the kernel, together with this process."""
+        from rlcli.runtime.faults import attribute_user_errors
+
+        signal.setitimer(signal.ITIMER_PROF, self.cpu_s)
+        try:
+            with attribute_user_errors():
+                return self._within_memory(**request.args)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _within_memory(self, call: str, **args: Any) -> Fields:
+        try:
+            return self._run(call, **args)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+                raise
+            message = f"call {call} needs more than {self._memory_gib:g} GiB of memory"
+            raise ResourceError(message, hint=f"{self._memory_key} is the limit", code="F51") from error
+
+    def _run(self, call: str, step: int, batch: Fields, tensors: bytes) -> Fields:
+        from rlcli.api.key_meaning import DROPPED
+        from rlcli.api.model import call_interface
+        from rlcli.runtime.data_order import location_of_sample
+        from rlcli.runtime.faults import origin_of_call
+        from rlcli.runtime.output_checks import read_output
+        from rlcli.runtime.roles import seed_global_streams
+
+        def describe(id_: Hashable) -> str:
+            return location_of_sample(self._recipe, str(id_))
+
+        mfc, data = self._calls[call], unpacked({"batch": batch, "tensors": tensors})
+        interface = self._interfaces.of(mfc)
+        seed_global_streams(self._recipe.seed, call, step, self._rank)
+        returned = call_interface(interface, mfc.interface_type.value, self._model, data, mfc.mb_spec)
+        origin = origin_of_call(self._recipe, mfc, interface, has_model=False, describe=describe)
+        output, counts, _ = read_output(mfc, data, returned, origin, self._model.device)
+        output.metadata = {name: values for name, values in output.metadata.items() if name in (*counts, DROPPED)}
+        return packed(output)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    leave_garbage()

@@ -1,9 +1,13 @@
-"""Heartbeats: they show the master who is alive, and on several nodes show each process that the master is.
+"""What the master answers at once, from a thread, whatever it is busy with: heartbeats, who may connect, and the store.
 
-Each process of a run sends one every second from a thread of its own, with facts about itself; the master answers from
-a thread too, so that work on neither side delays them. Between nodes, a process without an answer for LOST_AFTER
-seconds ends itself. On one node silence is not judged: there a process dies with its parent, and a master that was
-stopped by Ctrl-Z for an hour may continue.
+Each process of a run sends a heartbeat every second from a thread of its own, with facts about itself, so that work on
+neither side delays them. They show the master who is alive, and on several nodes show each process that the master is.
+Between nodes, a process without an answer for LOST_AFTER seconds ends itself. On one node silence is not judged: there
+a process dies with its parent, and a master that was stopped by Ctrl-Z for an hour may continue.
+
+Through the store the run's ranks, and their agents, find each other: names and bytes. torch's own stores would listen
+on every interface and accept anything that anyone sends, or lock a file, which not every shared file system can do.
+Every question is answered at once; whoever waits for a name asks again (see `store`).
 """
 
 from __future__ import annotations
@@ -13,12 +17,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from rlcli.runtime.control import Control, Listening, answer_doorkeeper, join, zeromq
-from rlcli.runtime.messages import ProtocolError, Report, Request, pack, unpack
-from rlcli.runtime.own_pauses import OwnPauses
+from rlcli.processes import OwnPauses
+from rlcli.runtime.control import Control, Listening, answer_doorkeeper, zeromq
+from rlcli.runtime.messages import Fields, ProtocolError, Reply, Report, Request, pack, split, unpack
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +40,53 @@ ANSWER, END = "all is well", "the run has ended"
 """The master's answers."""
 
 
+class Store:
+    """What the run's store holds. Its semantics are those of torch's TCPStore."""
+
+    OPERATIONS = ("set", "get", "add", "compare_set", "check", "delete", "count")
+    """What a process may ask."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        total = int(self._values.get(key, b"0")) + amount
+        self._values[key] = b"%d" % total
+        return total
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set a value if the present one is the expected one, or missing and expected to be empty. Returns the value
+        that it has then, or the expected one if it has none."""
+        if self._values.get(key, b"") == expected:
+            self._values[key] = desired
+        return self._values.get(key, expected)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def delete(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
+
+    def count(self) -> int:
+        return len(self._values)
+
+
 class Pulses:
-    """The master's end."""
+    """The master's end of heartbeats and store."""
 
     def __init__(self, listening: Listening):
         self._listening = listening
         self._token = listening.control.token
+        self._store = Store()
         self.heard: dict[Peer, float] = {}
         """When each process was last heard."""
-        self.facts: dict[Peer, dict[str, Any]] = {}
+        self.facts: dict[Peer, Fields] = {}
         """What each process reports about itself."""
         self.is_over = False
         """Whether all processes are asked to end."""
@@ -59,44 +101,56 @@ class Pulses:
         self._thread.join()
 
     def _serve(self) -> None:
-        zmq = zeromq()
-
+        zmq, listening = zeromq(), self._listening
+        answers = {listening.pulses: self._hear, listening.store: self._look_up}
         poller = zmq.Poller()
-        for socket in (self._listening.doorkeeper, self._listening.pulses):
+        for socket in (listening.doorkeeper, *answers):
             poller.register(socket, zmq.POLLIN)
         while not self._ended.is_set():
-            ready = dict(poller.poll(int(TICK * 1000)))
-            if self._listening.doorkeeper in ready:
-                answer_doorkeeper(self._listening)
-            if self._listening.pulses in ready:
-                self._answer(*self._listening.pulses.recv_multipart())
+            for socket, _ in poller.poll(int(TICK * 1000)):
+                if socket is listening.doorkeeper:
+                    answer_doorkeeper(listening)
+                    continue
+                identity, *frames = socket.recv_multipart()
+                try:
+                    answers[socket](identity, frames)
+                except (ProtocolError, LookupError, TypeError, ValueError) as error:
+                    log.warning("a heartbeat or a question to the store was thrown away: %s", error)
 
-    def _answer(self, identity: bytes, *frames: bytes) -> None:
-        zmq = zeromq()
-
-        try:
-            beat = unpack(join(frames), self._token, Report)
-        except ProtocolError as error:
-            log.warning("a heartbeat was thrown away: %s", error)
-            return
+    def _hear(self, identity: bytes, frames: list[bytes]) -> None:
+        beat = unpack(frames, self._token, Report)
         peer: Peer = (beat.name, beat.rank)
         self.facts[peer] = beat.value
         self.heard[peer] = time.monotonic()
+        answer = END if self.is_over else ANSWER
+        if self._send(self._listening.pulses, identity, Request(0, answer)) and answer == END:
+            self.dismissed.add(peer)
+
+    def _look_up(self, identity: bytes, frames: list[bytes]) -> None:
+        question = unpack(frames, self._token, Request)
+        if question.op not in Store.OPERATIONS:
+            raise ProtocolError(f"the store has no operation {question.op}")
+        value = getattr(self._store, question.op)(**question.args)
+        self._send(self._listening.store, identity, Reply(question.number, 0, {"value": value}))
+
+    def _send(self, socket: Any, identity: bytes, answer: Request | Reply) -> bool:
+        """False if the process has left, or reads nothing: its silence will be noticed."""
+        zmq = zeromq()
+
         try:
-            answer = pack(Request(0, END if self.is_over else ANSWER), self._token)
-            self._listening.pulses.send_multipart([identity, answer], zmq.NOBLOCK)
-            self.dismissed |= {peer} if self.is_over else set()
-        except zmq.ZMQError:  # it has left, or reads nothing; its silence will be noticed
-            return
+            socket.send_multipart([identity, *split(pack(answer, self._token))], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
 
 
 class Pulse:
-    """A process's end. `lost` is called, in a thread, once the master is lost or says that the run is over. `facts`:
-    what it reports about itself from its first beat on."""
+    """A process's end of heartbeats. `lost` is called, in a thread, once the master is lost or says that the run is
+    over. `facts`: what it reports about itself from its first beat on."""
 
     def __init__(self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None], **facts: Any):
         self._context, self._control, self._peer, self._lost = context, control, peer, lost
-        self._facts: dict[str, Any] = {"pid": os.getpid(), **facts}
+        self._facts: Fields = {"pid": os.getpid(), **facts}
         self._to_watch: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._is_due = threading.Event()
         self._ended = threading.Event()
@@ -112,10 +166,10 @@ class Pulse:
 
     def tell_last(self, deadline: float, **facts: Any) -> None:
         """Report a fact and wait, up to `deadline` seconds, until the master has received it."""
-        said = self._answered
+        before = self._answered
         self.tell(**facts)
         end = time.monotonic() + deadline
-        while self._answered < said + 2 and time.monotonic() < end:  # one answer may already have been in flight
+        while self._answered < before + 2 and time.monotonic() < end:  # one answer may already have been in flight
             self._is_due.set()
             time.sleep(TICK / 2)
 
@@ -151,13 +205,13 @@ class Pulse:
             if socket in ready and self._is_answer(socket.recv_multipart()):
                 heard = time.monotonic()
                 self._answered += 1
-            for one in {*watched} & ready.keys():
-                poller.unregister(one)
+            for monitor in {*watched} & ready.keys():
+                poller.unregister(monitor)
                 self.tell(has_lost_connection=True)
             if self._control.is_remote and time.monotonic() - heard > LOST_AFTER:
                 self._lost(f"the master has not been heard for {LOST_AFTER:.0f} s")
-        for one in (socket, *watched):
-            one.close(linger=0)
+        for connection in (socket, *watched):
+            connection.close(linger=0)
         while not self._to_watch.empty():
             self._to_watch.get().close(linger=0)
 
@@ -172,7 +226,7 @@ class Pulse:
 
     def _is_answer(self, frames: list[bytes]) -> bool:
         try:
-            answer = unpack(join(frames), self._control.token, Request)
+            answer = unpack(frames, self._control.token, Request)
         except ProtocolError as error:
             log.warning("an answer to a heartbeat was thrown away: %s", error)
             return False

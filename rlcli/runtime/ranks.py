@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlcli.errors import RlcliError
-from rlcli.runtime.messages import COMPUTE, END_LANE, Reply, Report, Request
-from rlcli.runtime.transport import LAST_REQUEST, Transport
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.messages import COMPUTE, END_LANE, LAST_REQUEST, MOVES, Fields, Listener, Reply, Report, Request
+from rlcli.runtime.transport import Transport, ignore
+from rlcli.topology import Topology
+from rlcli.topology.groups import pool_name, pooled_roles
 
 T = TypeVar("T")
 
@@ -59,7 +62,7 @@ class Ranks:
         """What each lane works on, and what it was asked after that."""
         self._due: list[tuple[float, int, Asked]] = []
         """A heap of (when, question, who): an answer that would be late then, unless it has arrived meanwhile."""
-        self._listeners: dict[str, Callable[[Report], None]] = {}
+        self._listeners: dict[str, Listener] = {}
         self._awaited: tuple[asyncio.Future[None], str, float] | None = None
         """Resolved by the next report; what it is, and the seconds that it may take."""
         transport.on_report = self._take_report
@@ -75,7 +78,7 @@ class Ranks:
         raise error
 
     def ask(
-        self, op: str, args: Mapping[int, dict[str, Any]], deadline: float | None = None, lane: str = COMPUTE
+        self, op: str, args: Mapping[int, Fields], deadline: float | None = None, lane: str = COMPUTE
     ) -> Awaitable[Answers]:
         """Send a request to ranks, at once, each with its own arguments; await the result for their answers.
 
@@ -88,7 +91,7 @@ class Ranks:
     def ask_all(
         self,
         op: str,
-        args: dict[str, Any] | None = None,
+        args: Fields | None = None,
         deadline: float | None = None,
         ranks: Sequence[int] | None = None,
         lane: str = COMPUTE,
@@ -97,11 +100,11 @@ class Ranks:
         asked = range(self._world_size) if ranks is None else ranks
         return self.ask(op, {rank: args or {} for rank in asked}, deadline, lane)
 
-    def tell(self, op: str, args: Mapping[int, dict[str, Any]]) -> None:
+    def tell(self, op: str, args: Mapping[int, Fields]) -> None:
         """Send a request whose answers are of no interest; an error still ends the run."""
         self._send(op, args, None, COMPUTE, None)
 
-    def listen(self, name: str, take: Callable[[Report], None]) -> None:
+    def listen(self, name: str, take: Listener) -> None:
         """Have `take` called with each report of that name: inside `run`, or in the reporting thread of an inline
         worker. It must not raise."""
         self._listeners[name] = take
@@ -135,7 +138,7 @@ class Ranks:
     def _send(
         self,
         op: str,
-        args: Mapping[int, dict[str, Any]],
+        args: Mapping[int, Fields],
         deadline: float | None,
         lane: str,
         answered: asyncio.Future[Answers] | None,
@@ -144,8 +147,7 @@ class Ranks:
         requests = {rank: Request(self._number, op, args[rank], lane) for rank in sorted(args)}
         name = next((request.name for request in requests.values()), op)
         limit = self._deadline if deadline is None else deadline
-        question = Question(self._number, name, lane, set(args), limit, answered)
-        self._questions[self._number] = question
+        question = self._questions[self._number] = Question(self._number, name, lane, set(args), limit, answered)
         now = self._transport.clock()
         for rank, request in requests.items():
             queue = self._queues[rank, lane]
@@ -158,15 +160,15 @@ class Ranks:
 
     def _wait(self) -> None:
         """Wait for answers or reports until some coroutine can continue."""
-        has_news = False
-        while not has_news:
+        can_continue = False
+        while not can_continue:
             try:
                 reply = self._receive()
             except RlcliError as error:
-                if self._questions or not self._fail_report(error):
+                if self._questions or not self._end_wait_for_report(error):
                     raise
                 return
-            has_news = self._wake_for_report() if reply is None else self._take_answer(reply)
+            can_continue = self._end_wait_for_report() if reply is None else self._take_answer(reply)
 
     def _receive(self) -> Reply | None:
         """The next answer; None for a report. Raises HangError when the first answer that is due is late."""
@@ -185,10 +187,12 @@ class Ranks:
         if question is None or reply.rank not in question.waiting:  # it was cancelled or already answered
             return False
         answered = question.answered
+        is_awaited = answered is not None and not answered.done()
         if reply.failure is not None:
-            if answered is None or answered.done():
-                raise reply.failure.as_error()
-            answered.set_exception(reply.failure.as_error())
+            error = reply.failure.as_error()
+            if answered is None or not is_awaited:
+                raise error
+            answered.set_exception(error)
             return True
         who = reply.rank, question.lane
         self._queues[who].remove(question)
@@ -198,22 +202,18 @@ class Ranks:
         if question.waiting:
             return False
         del self._questions[reply.number]
-        if answered is None or answered.done():
-            return False
-        answered.set_result(question.answers)
-        return True
+        if answered is not None and is_awaited:
+            answered.set_result(question.answers)
+        return is_awaited
 
-    def _wake_for_report(self) -> bool:
+    def _end_wait_for_report(self, error: RlcliError | None = None) -> bool:
+        """Wake whoever waits for a report, with an error if there is one; False if nobody does."""
         if self._awaited is None or self._awaited[0].done():
             return False
-        self._awaited[0].set_result(None)
-        return True
-
-    def _fail_report(self, error: RlcliError) -> bool:
-        """Give an error to whoever waits for a report; False if nobody does."""
-        if self._awaited is None or self._awaited[0].done():
-            return False
-        self._awaited[0].set_exception(error)
+        if error is None:
+            self._awaited[0].set_result(None)
+        else:
+            self._awaited[0].set_exception(error)
         return True
 
     def _start_clock(self, who: Asked, now: float) -> None:
@@ -233,9 +233,7 @@ class Ranks:
         return None
 
     def _take_report(self, report: Report) -> None:
-        take = self._listeners.get(report.name)
-        if take is not None:
-            take(report)
+        self._listeners.get(report.name, ignore)(report)
 
 
 class Turns:
@@ -294,6 +292,12 @@ class Turn:
         self._turns.end(self)
 
 
+def lanes_of(recipe: Recipe, topology: Topology) -> dict[str, tuple[int, ...]]:
+    """Lane → the ranks that have it. A pool has one on each rank of its role, so that its calls block no other work."""
+    moves = {MOVES: tuple(range(topology.world_size))} if topology.world_size > 1 else {}
+    return moves | {pool_name(role): topology.placement(role).ranks for role in pooled_roles(recipe)}
+
+
 class _MasterLoop(asyncio.BaseEventLoop):
     """Runs the master's coroutines. When none of them can continue, it waits for ranks, the only thing that happens
     outside the master. There are no timers: deadlines are those of requests.
@@ -304,26 +308,20 @@ class _MasterLoop(asyncio.BaseEventLoop):
 
     def __init__(self, wait: Callable[[], None]):
         super().__init__()
-        self._selector = _Waiting(wait)
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        """There are none: answers resolve futures."""
-
-    def _write_to_self(self) -> None:
-        """No other thread schedules anything here."""
-
-
-class _Waiting:
-    """What the loop takes for a selector."""
-
-    def __init__(self, wait: Callable[[], None]):
         self._wait = wait
+        self._selector = self
 
     def select(self, timeout: float | None = None) -> list[Any]:
         """Wait, unless some coroutine can continue at once (`timeout` 0)."""
         if timeout is None or timeout > 0:
             self._wait()
         return []
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none: answers resolve futures."""
+
+    def _write_to_self(self) -> None:
+        """No other thread schedules anything here."""
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,22 +1,30 @@
-"""What a step reports: what its calls answered, where its time went, and what the run has come to."""
+"""What a run reports: what its calls answered, where its time went, what it has come to, and what went wrong nearby.
+
+Warnings that a rank or a process of a pool logs, where no user looks, reach the terminal, each once; each stays in its
+process's log too, where its repetitions are.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rlcli.api.dataflow import MFCDef
 from rlcli.api.key_meaning import SEQUENCES, SOURCE
 from rlcli.errors import NumericError
 from rlcli.observe.display import Display
+from rlcli.observe.progress import RESTARTS
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.runtime.buffer import Buffer, owners
-from rlcli.runtime.measures import Moments
+from rlcli.runtime.messages import RESTARTED, WARNED, Report, Tell
+from rlcli.runtime.output_checks import Moments
+from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.topology import RolePlacement, WorkerGroup
 
 T = TypeVar("T")
@@ -25,66 +33,72 @@ MEASURES = ("/grad_norm", "/loss")
 """Name endings of the numbers that show whether an update was finite."""
 
 
+LONGEST = 2000
+"""Characters of a warning that are shown."""
+LOGGER = "rlcli"
+"""The logger above those of rlcli and of components; those of other libraries warn of what users cannot change."""
+
+
 @dataclass(frozen=True)
 class Answered:
     """A call that all its ranks have answered."""
 
     mfc: MFCDef
-    placement: RolePlacement
-    answers: Mapping[int, Mapping[str, Any]]
+    seconds: Mapping[int, float]
+    """Rank → how long it took."""
+    updates: int
+    """Updates of its role's weights per training step; 0 if they never change."""
+    version: int
+    """Version of the role's weights when the call began: the number of training steps behind them."""
+    stats: Mapping[str, float]
+    """Statistics reported by the interface, which has already reduced them over the ranks."""
+    scores: Mapping[str, Moments]
+    """Scores over all ranks' outputs."""
+    counts: Mapping[str, Moments]
+    """Errors and the like."""
+    dropped: Mapping[str, str]
+    """Sample → why the call drops it."""
     copy_seconds: float = 0.0
     """Seconds until the last rank of the role that follows its role had the new weights; 0 if none follows."""
-    updates: int = 0
-    """Updates of its role's weights per training step; 0 if they never change."""
+
+    @classmethod
+    def of(cls, mfc: MFCDef, placement: RolePlacement, answers: Answers, updates: int = 0) -> Answered:
+        """`answers`: those of the call's ranks to `run_call`."""
+        first, owned = answers[placement.ranks[0]], [answers[rank] for rank in owners(placement)]
+        return cls(
+            mfc=mfc,
+            seconds={rank: answers[rank]["seconds"] for rank in placement.ranks},
+            updates=updates,
+            version=int(first["version"]) // max(updates, 1),
+            stats=first["stats"],
+            scores=_sums(answer["scores"] for answer in owned),
+            counts=_sums(answer["counts"] for answer in owned),
+            dropped={id_: why for answer in owned for id_, why in answer["dropped"].items()},
+        )
 
     def and_then(self, later: Answered) -> Answered:
         """Merge with the same call on other samples of the step."""
-        answers = {rank: _added(answer, later.answers[rank]) for rank, answer in self.answers.items()}
-        return replace(later, answers=answers, copy_seconds=self.copy_seconds + later.copy_seconds)
-
-    def and_copied(self, followers: Iterable[int], answers: Mapping[int, Mapping[str, Any]]) -> Answered:
-        """The call is done once the ranks of its follower have the new weights."""
-        return replace(self, copy_seconds=max(answers[rank]["seconds"] for rank in followers))
-
-    def dropped(self) -> dict[str, str]:
-        """Sample → why the call drops it."""
-        return {id_: why for rank in owners(self.placement) for id_, why in self.answers[rank]["dropped"].items()}
-
-    def stats(self) -> dict[str, float]:
-        """Statistics reported by the interface, which has already reduced them over the ranks."""
-        return dict(self.answers[self.placement.ranks[0]]["stats"])
+        return replace(
+            later,
+            seconds={rank: seconds + later.seconds[rank] for rank, seconds in self.seconds.items()},
+            scores=_sums((self.scores, later.scores)),
+            counts=_sums((self.counts, later.counts)),
+            copy_seconds=self.copy_seconds + later.copy_seconds,
+        )
 
     def averages(self) -> dict[str, Moments]:
-        """Scores over all ranks' outputs, and counts of errors and the like if there were any."""
-        counts, scores = (self._sum_over_ranks(aspect) for aspect in ("counts", "scores"))
-        return {name: sums for name, sums in counts.items() if sums.total} | scores
-
-    def _sum_over_ranks(self, aspect: str) -> dict[str, Moments]:
-        totals = _sums(self.answers[rank][aspect] for rank in owners(self.placement))
-        return {name: moments for name, moments in totals.items() if moments.count}
+        """Scores, and counts of errors and the like if there were any."""
+        counts = {name: moments for name, moments in self.counts.items() if moments.total}
+        return counts | {name: moments for name, moments in self.scores.items() if moments.size}
 
     def reports(self) -> dict[str, float]:
         """Everything to record about the call."""
-        return {name: moments.mean for name, moments in self.averages().items()} | self.stats()
-
-    @property
-    def version(self) -> int:
-        """Version of the role's weights when the call began: the number of training steps behind them."""
-        return int(self.answers[self.placement.ranks[0]]["version"]) // max(self.updates, 1)
+        return {name: moments.mean for name, moments in self.averages().items()} | dict(self.stats)
 
     def times(self) -> dict[str, float]:
         """Seconds of the slowest rank, by name; also of copying its weights."""
-        times = {self.mfc.name: max(self.answers[rank]["seconds"] for rank in self.placement.ranks)}
+        times = {self.mfc.name: max(self.seconds.values())}
         return times | {f"{self.mfc.name}.copy_to": self.copy_seconds} if self.copy_seconds else times
-
-
-def _added(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's answers for two draws of a step, merged."""
-    sums = {
-        aspect: {name: astuple(moments) for name, moments in _sums((earlier[aspect], later[aspect])).items()}
-        for aspect in ("counts", "scores")
-    }
-    return {**later, **sums, "seconds": earlier["seconds"] + later["seconds"]}
 
 
 def _sums(reports: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Moments]:
@@ -159,8 +173,8 @@ class StepTimes:
         """Seconds since the step began."""
         return self._clock() - self._began
 
-    def count_call(self, seconds: Mapping[int, float]) -> None:
-        """Count a call; `seconds`: computing time of each of its ranks."""
+    def count_work(self, seconds: Mapping[int, float]) -> None:
+        """Count a call or a copy of weights; `seconds`: what each of its ranks spent on it."""
         self._busy.update(seconds)
 
     def count_move(self, seconds: Iterable[float]) -> None:
@@ -210,3 +224,68 @@ class NonfiniteSteps:
                 hint=f"lower the learning rate, or look at the samples named in {file}",
                 code="F37",
             )
+
+
+class WarningsToMaster(logging.StreamHandler):
+    """Writes warnings to stderr, as Python does where there is no handler, and reports the first of each kind."""
+
+    def __init__(self, report: Tell):
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self._report = report
+        self._reported: set[tuple[str, str]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        template = str(getattr(record, "template", record.msg))
+        if (record.name, template) in self._reported:
+            return
+        self._reported.add((record.name, template))
+        value = {"logger": record.name, "template": template, "text": record.getMessage()[:LONGEST]}
+        try:
+            self._report(WARNED, value, None)
+        except Exception:
+            self.handleError(record)
+
+
+def report_warnings(report: Tell) -> None:
+    """Report the warnings of this process from now on."""
+    logging.getLogger(LOGGER).addHandler(WarningsToMaster(report))
+
+
+def log_again(report: Report) -> None:
+    """Log a warning that another process has reported, as one of this process."""
+    logger, template, text = (str(report.value[key]) for key in ("logger", "template", "text"))
+    logging.getLogger(logger).warning("%s", text, extra={"template": template})
+
+
+class Incidents:
+    """Shows what ranks report in addition to their answers: each warning once, whichever of them has it, and each
+    process of a server or pool that was started again."""
+
+    def __init__(self, ranks: Ranks, display: Display):
+        self._display = display
+        self._warnings: set[tuple[str, str]] = set()
+        """Kinds of warnings that were shown."""
+        self._restarts: Counter[str] = Counter()
+        """Group → how many of its processes were started again since the last step ended."""
+        ranks.listen(WARNED, self._warn)
+        ranks.listen(RESTARTED, self._restart)
+
+    def restarts(self) -> dict[str, float]:
+        """`restarts/<group>` of each group that had some, for the metrics of a step. The next step begins."""
+        counts = {f"{RESTARTS}{group}": float(count) for group, count in sorted(self._restarts.items())}
+        self._restarts.clear()
+        return counts
+
+    def _warn(self, report: Report) -> None:
+        kind = str(report.value["logger"]), str(report.value["template"])
+        if kind not in self._warnings:
+            self._warnings.add(kind)
+            log_file = f"logs/rank{report.rank}.log"
+            self._display.warning(f"rank {report.rank}: {report.value['text']} (repetitions: {log_file})")
+
+    def _restart(self, report: Report) -> None:
+        process = report.value
+        self._restarts[process["group"]] += 1
+        self._display.warning(f"{process['name']} on {process['machine']} {process['how']}; it was started again")

@@ -1,17 +1,20 @@
-"""From a recipe's roles to models with engines, on the ranks that hold them."""
+"""From a recipe's roles and calls to models with engines and to interfaces, on the ranks that hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 
 from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelBackendAbstraction, stable_seed
+from rlcli.api.dataflow import MFCDef
 from rlcli.api.default_backends import UNTRAINED
-from rlcli.api.model import Model, ModelBackend
+from rlcli.api.model import Model, ModelBackend, ModelInterface
 from rlcli.api.model_source import ModelSource, open_source
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.huggingface import load_tokenizer
@@ -38,9 +41,9 @@ MESH_ORDER = ("dp", "pp", "cp", "tp")
 """The dimensions of a DeviceMesh, outermost first."""
 
 
-def pick_device(wanted: str, local_rank: int) -> torch.device:
+def pick_device(kind: str, local_rank: int) -> torch.device:
     """The device of a rank. Raises ResourceError if the recipe requires one that does not exist."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise ResourceError(
@@ -59,12 +62,12 @@ def wait_for_device(device: torch.device) -> None:
 
 def make_meshes(topology: Topology, device_type: str) -> Meshes:
     """Every rank makes every mesh, in the same order: making one is a collective of all ranks."""
-    made: dict[tuple[tuple[int, ...], Mesh], Any] = {}
+    meshes: dict[tuple[tuple[int, ...], Mesh], Any] = {}
     for placement in topology.placements:
         layout = placement.ranks, placement.mesh
-        if len(placement.ranks) > 1 and layout not in made:
-            made[layout] = _device_mesh(placement, device_type)
-    return {p.role: made[p.ranks, p.mesh] for p in topology.placements if (p.ranks, p.mesh) in made}
+        if len(placement.ranks) > 1 and layout not in meshes:
+            meshes[layout] = _device_mesh(placement, device_type)
+    return {p.role: meshes[p.ranks, p.mesh] for p in topology.placements if (p.ranks, p.mesh) in meshes}
 
 
 def _device_mesh(placement: RolePlacement, device_type: str) -> Any:
@@ -145,6 +148,40 @@ def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
     source = tokenizer_source(recipe, name)
     if source.startswith("builtin:"):
         dataset: Any = registry.load("datasets", source.removeprefix("builtin:"))
-        tokenizer: PreTrainedTokenizerBase = dataset.make_tokenizer()
-        return tokenizer
+        return dataset.make_tokenizer()
     return load_tokenizer(source)
+
+
+class Interfaces:
+    """One per role, type and arguments, so that calls of one role share its state. Calls of a step that share state
+    have the same arguments; an evaluation call may have others, and gets the current state."""
+
+    def __init__(self, training: Sequence[MFCDef], evaluating: Sequence[MFCDef]):
+        self._evaluating = {mfc.name for mfc in evaluating}
+        self._stateful = {(mfc.model_name, mfc.interface_impl.type_): mfc for mfc in reversed(training)}
+        """The first training call of each role and type."""
+        self._interfaces: dict[str, ModelInterface] = {}
+
+    def of(self, mfc: MFCDef) -> ModelInterface:
+        """The interface of a call."""
+        described = mfc.interface_impl
+        name = f"{mfc.model_name}/{described.type_}/{described.args!r}"
+        if name not in self._interfaces:
+            self._interfaces[name] = registry.make_interface(described)
+        interface = self._interfaces[name]
+        trained = self._stateful.get((mfc.model_name, described.type_))
+        if mfc.name in self._evaluating and trained is not None and (stateful := self.of(trained)) is not interface:
+            interface.load_state_dict(stateful.state_dict())
+        return interface
+
+    def clear(self) -> None:
+        self._interfaces.clear()
+
+
+def seed_global_streams(seed: int, call: str, step: int, rank: int) -> None:
+    """Seed the global random streams, which rlcli itself never uses, so that a component that does draws the same
+    numbers in every run."""
+    of_call = stable_seed(seed, call, step, rank)
+    torch.manual_seed(of_call % 2**63)
+    numpy.random.seed(of_call % 2**32)
+    random.seed(of_call)

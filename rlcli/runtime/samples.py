@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 from rlcli.api.dataflow import CallGraph, MFCDef
 from rlcli.errors import DataError, UsageError
-from rlcli.runtime.data_order import DataOrder, StreamOrder, training_id
+from rlcli.runtime.data_order import DataOrder, training_id
 
 WHY_SO_MANY = "look into why: with rewards that are all equal, the prompts are too easy or too hard for the model"
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """A row of an epoch, drawn to become a sample."""
 
     epoch: int
@@ -40,13 +39,13 @@ class Draw:
     @property
     def again(self) -> Draw:
         """The next attempt."""
-        return replace(self, attempt=self.attempt + 1)
+        return self._replace(attempt=self.attempt + 1)
 
 
 class SampleQueue:
     """What is drawn next: first the samples that were given back, then the data in order."""
 
-    def __init__(self, order: DataOrder | StreamOrder, position: int = 0, returned: Iterable[Draw] = ()):
+    def __init__(self, order: DataOrder, position: int = 0, returned: Iterable[Draw] = ()):
         self.position = position
         """Position in the data order of the first row that was never drawn."""
         self._order = order
@@ -70,7 +69,6 @@ class SampleQueue:
 
     def pass_ended(self, rows: int) -> None:
         """Record how many rows a pass over a stream has."""
-        assert isinstance(self._order, StreamOrder)
         self._order.rows = rows
 
     def instead_of(self, draw: Draw) -> Draw:
@@ -115,7 +113,7 @@ class Ready:
 
     def as_json(self) -> dict[str, Any]:
         """The sample's entry in a checkpoint."""
-        return {"draw": [self.draw.epoch, self.draw.row, self.draw.attempt], "versions": dict(self.versions)}
+        return {"draw": list(self.draw), "versions": dict(self.versions)}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Ready:
@@ -150,17 +148,16 @@ class Chunk:
 
     def drop(self, call: str, reasons: Mapping[str, str]) -> None:
         """Count samples as dropped by a call. If several calls drop a sample, the first in the graph counts."""
-        places = list(self._before)
+        in_order = list(self._before)
         for id_, reason in reasons.items():
-            earlier = self.drops.get(id_)
-            if earlier is None or places.index(call) < places.index(earlier.call):
-                self.drops[id_] = Drop(call, reason)
+            drops = [self.drops.get(id_, Drop(call, reason)), Drop(call, reason)]
+            self.drops[id_] = min(drops, key=lambda drop: in_order.index(drop.call))
 
     def replace(self, missing: Sequence[str], instead_of: Callable[[Draw], Draw]) -> list[Draw]:
         """Draw others instead of rows that do not exist; returns these."""
-        others = {draw.id: instead_of(draw) for draw in self.draws if draw.id in missing}
-        self.draws = [others.get(draw.id, draw) for draw in self.draws]
-        return list(others.values())
+        replacements = {draw.id: instead_of(draw) for draw in self.draws if draw.id in missing}
+        self.draws = [replacements.get(draw.id, draw) for draw in self.draws]
+        return list(replacements.values())
 
 
 @dataclass
@@ -327,9 +324,9 @@ class Samples:
         self._drops |= chunk.drops
         if not self.rule.replaces:
             self._past += len(chunk.drops)
-        drops = Counter(drop for ended in self._ended for drop in ended.drops.values())
-        if self.rule.max_staleness and drops.total() > (self.rule.max_redraws + 1) * self.rule.batch:
-            raise self._too_many(drops)
+        dropped = sum(len(ended.drops) for ended in self._ended)
+        if self.rule.max_staleness and dropped > (self.rule.max_redraws + 1) * self.rule.batch:
+            raise self._too_many(dropped)
         return list(chunk.drops)
 
     # -- training --------------------------------------------------------------------------------------------
@@ -380,19 +377,19 @@ class Samples:
     # -- errors ----------------------------------------------------------------------------------------------
 
     def _too_few(self, size: int) -> DataError:
-        drops = Counter(drop for chunk in self._ended for drop in chunk.drops.values())
         ready, drawn, times = len(self._ready), sum(len(chunk.draws) for chunk in self._ended), len(self._ended)
         few = f"{ready} of the {size} samples of a batch are" if ready else "the batch is empty: no sample is"
         draws = f"{times} draw{'s' if times > 1 else ''}"
         problem = f"step {self._step + 1}: {few} left of {drawn} in {draws}"
-        return self._shortage(drops, problem, "train.max_redraws or train.prompts_per_draw")
+        return self._shortage(problem, "train.max_redraws or train.prompts_per_draw")
 
-    def _too_many(self, drops: Counter[Drop]) -> DataError:
+    def _too_many(self, dropped: int) -> DataError:
         ready = f"{len(self._ready)} of the {self.rule.batch} of a batch are there"
-        dropped = f"{drops.total()} samples were dropped since the last step began"
-        return self._shortage(drops, f"{ready}, and {dropped}", "train.max_redraws")
+        problem = f"{ready}, and {dropped} samples were dropped since the last step began"
+        return self._shortage(problem, "train.max_redraws")
 
-    def _shortage(self, drops: Counter[Drop], problem: str, key: str) -> DataError:
+    def _shortage(self, problem: str, key: str) -> DataError:
+        drops = Counter(drop for chunk in self._ended for drop in chunk.drops.values())
         names = list(self._before)
         in_order = sorted(drops.items(), key=lambda counted: names.index(counted[0].call))
         reasons = ", ".join(f"{drop.call} {count} ({drop.reason})" for drop, count in in_order)

@@ -1,26 +1,45 @@
-"""A rank's part of a checkpoint: copied at once, written by a thread while training continues."""
+"""A rank's part of a checkpoint: copied at once, written by a thread while training continues, verified and read again.
+
+Weights and optimizers have one folder per role. Samples that are finished are, for each rank, one safetensors file and
+a description in JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from rlcli.api.data import SequenceSample
 from rlcli.api.model import HoldsWeights, Model
 from rlcli.checkpoint.commit import seal
 from rlcli.checkpoint.disk import disk_failure
 from rlcli.checkpoint.manifest import FileDigest
 from rlcli.checkpoint.role_folders import MODELS
-from rlcli.checkpoint.state import HostCopy, copy_to_host, size_of, write_optimizer, write_weights, writers_of
+from rlcli.checkpoint.state import (
+    HostCopy,
+    copy_to_host,
+    size_of,
+    write_optimizer,
+    write_weights,
+    writers_of,
+)
 from rlcli.checkpoint.state_reading import fill
-from rlcli.runtime.commits import WRITTEN
-from rlcli.runtime.component_faults import attribute_user_errors
-from rlcli.runtime.messages import Failure, Tell
+from rlcli.checkpoint.verify import damaged_files
+from rlcli.runtime.faults import attribute_user_errors
+from rlcli.runtime.messages import WRITTEN, Failure, Tell
 from rlcli.topology import Topology
 
 OPTIMIZERS = "optim"
 """Folder of a checkpoint that has, like MODELS, one folder per role."""
+
+SAMPLES = "samples"
+"""Folder of a checkpoint."""
 
 
 def write_and_report(
@@ -36,8 +55,7 @@ def write_and_report(
             with attribute_user_errors():
                 sealed = seal(folder, write())
         except BaseException as error:
-            trace = "".join(traceback.format_exception(error))
-            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", trace)
+            failure = Failure.of(disk_failure(error, folder) or error, f"rank {rank}", shown=error)
         report(WRITTEN, {"step": step, "files": [digest.as_json() for digest in sealed]}, failure)
 
     thread = threading.Thread(target=work, name="checkpoint", daemon=True)
@@ -55,7 +73,7 @@ def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology:
     total = 0
     for name, model in models.items():
         if has_state(model):
-            weights = size_of(model.module.state().weights, leads=rank == topology.placement(name).ranks[0])
+            weights = size_of(model.module.state().weights, leads=_leads(name, topology, rank))
             total += weights * (3 if name in trained else 1)
     return total
 
@@ -63,9 +81,12 @@ def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology:
 def copy_roles(models: Mapping[str, Model], topology: Topology, rank: int) -> dict[str, HostCopy]:
     """This rank's parts of the roles that it holds."""
     return {
-        name: copy_to_host(model.module.state(), leads=rank == topology.placement(name).ranks[0])
-        for name, model in models.items()
+        name: copy_to_host(model.module.state(), leads=_leads(name, topology, rank)) for name, model in models.items()
     }
+
+
+def _leads(role: str, topology: Topology, rank: int) -> bool:
+    return rank == topology.placement(role).ranks[0]
 
 
 def write_roles(copies: Mapping[str, HostCopy], models: Mapping[str, Model], folder: Path, rank: int) -> list[Path]:
@@ -105,3 +126,47 @@ def restore_roles(
         if optimizer.is_dir():
             fill(state.optimizer, optimizer, writers_of(state.optimizer, rank, first))
         model.module.state_was_filled(state)
+
+
+def write_samples(samples: Sequence[SequenceSample], folder: Path, rank: int) -> list[Path]:
+    """Write samples of batch size 1, possibly only some of their keys; returns the files."""
+    if not samples:
+        return []
+    home = folder / SAMPLES
+    home.mkdir(exist_ok=True)
+    descriptions, tensors = home / f"rank-{rank:05d}.json", home / f"rank-{rank:05d}.safetensors"
+    descriptions.write_text(json.dumps([sample.meta().as_json() for sample in samples]), encoding="utf-8")
+    stored = {
+        f"{sample.ids[0]}/{key}": tensor.detach().cpu().contiguous()
+        for sample in samples
+        for key, tensor in (sample.data or {}).items()
+        if tensor is not None
+    }
+    save_file(stored, tensors)
+    return [descriptions, tensors]
+
+
+def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
+    """Samples written by any ranks, each with all its keys, in the order of `ids`."""
+    loaded: dict[str, SequenceSample] = {}
+    for descriptions in sorted((folder / SAMPLES).glob("rank-*.json")):
+        with safe_open(descriptions.with_suffix(".safetensors"), "pt") as file:
+            stored = set(file.keys())
+            for fields in json.loads(descriptions.read_text(encoding="utf-8")):
+                sample = SequenceSample.from_json(fields)
+                id_ = str(sample.ids[0])
+                if id_ not in ids:
+                    continue
+                names = {key: f"{id_}/{key}" for key in sample.keys}
+                sample.data = {key: file.get_tensor(name) if name in stored else None for key, name in names.items()}
+                if id_ in loaded:
+                    loaded[id_].update_(sample)
+                else:
+                    loaded[id_] = sample
+    return [loaded[id_] for id_ in ids]
+
+
+def verify_share(folder: str, files: Iterable[dict[str, Any]], threads: int) -> dict[str, Any]:
+    """What is wrong with this rank's share of the files of a checkpoint, of which nothing has been loaded yet."""
+    faults = damaged_files(Path(folder), [FileDigest(**file) for file in files], threads)
+    return {"faults": [{"what": fault.what, "where": fault.where, "code": fault.code} for fault in faults]}

@@ -1,92 +1,108 @@
-"""The master's end of the store through which the run's ranks, and their agents, find each other: names and bytes.
+"""A process's end of the store through which ranks find each other, as torch.distributed uses it.
 
-torch's own stores would listen on every interface and accept anything that anyone sends, or lock a file, which not
-every shared file system can do. This one is behind a socket of the run (see `control`). Every question is answered at
-once; whoever waits for a name asks again (see `store_client`).
+The master's end is `pulse.Store`: names and bytes, behind a socket of the run.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
-from rlcli.runtime.control import Listening, join, split, zeromq
-from rlcli.runtime.messages import ProtocolError, Reply, Request, pack, unpack
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
-log = logging.getLogger(__name__)
+from rlcli.runtime.control import Control
+from rlcli.runtime.messages import Reply, Request, pack, split, unpack
 
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 1.0
+"""Seconds between two questions about a name that is awaited: the pause doubles, so that thousands of waiting processes
+do not keep the master busy."""
 TICK = 0.2
 
 
-class Store:
-    """What the store holds. Its semantics are those of torch's TCPStore."""
+class RunStore(Store):
+    """Threads may use it at the same time: while one waits for a name, others get answers. It must exist for as long as
+    the process groups that use it."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
+    timeout: timedelta
+    """torch's: how long a name is waited for."""
 
-    def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-
-    def get(self, key: str) -> bytes | None:
-        return self._values.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        total = int(self._values.get(key, b"0")) + amount
-        self._values[key] = b"%d" % total
-        return total
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set a value if the present one is the expected one, or missing and expected to be empty. Returns the value
-        that it has then, or the expected one if it has none."""
-        if self._values.get(key, b"") == expected:
-            self._values[key] = desired
-        return self._values.get(key, expected)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return all(key in self._values for key in keys)
-
-    def delete(self, key: str) -> bool:
-        return self._values.pop(key, None) is not None
-
-    def count(self) -> int:
-        return len(self._values)
-
-
-class StoreServer:
-    """Answers the processes of a run from a thread, whatever the master is busy with."""
-
-    def __init__(self, listening: Listening):
-        self._socket, self._token = listening.store, listening.control.token
-        store = Store()
-        self._operations: dict[str, Callable[..., Any]] = {
-            name: getattr(store, name) for name in ("set", "get", "add", "compare_set", "check", "delete", "count")
-        }
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="store", daemon=True)
-        self._thread.start()
+    def __init__(self, control: Control, context: Any, watch: Callable[[Any], None] = lambda socket: None):
+        """`context`: the process's for ZeroMQ; `watch`: gets the connection, to notice when it is lost."""
+        super().__init__()
+        self._socket = control.connect(context, control.store)
+        self._token = control.token
+        self._lock = threading.Lock()
+        self._number = 0
+        self._is_closed = False
+        watch(self._socket)
 
     def close(self) -> None:
-        self._ended.set()
-        self._thread.join()
+        with self._lock:
+            self._is_closed = True
+            self._socket.close()
 
-    def _serve(self) -> None:
-        while not self._ended.is_set():
-            if self._socket.poll(timeout=int(TICK * 1000)):
-                self._answer(*self._socket.recv_multipart())
+    # -- what torch calls, by its names ----------------------------------------------------------------------
 
-    def _answer(self, identity: bytes, *frames: bytes) -> None:
-        zmq = zeromq()
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask("set", key=key, value=_as_bytes(value))
 
-        try:
-            request: Request = unpack(join(frames), self._token, Request)
-            value = self._operations[request.op](**request.args)
-        except (ProtocolError, LookupError, TypeError, ValueError) as error:
-            log.warning("a question to the store was thrown away: %s", error)
-            return
-        answer = pack(Reply(request.number, 0, {"value": value}), self._token)
-        try:
-            self._socket.send_multipart([identity, *split(answer)], zmq.NOBLOCK)
-        except zmq.ZMQError:  # it has left; whoever watches it will notice
-            return
+    def get(self, key: str) -> bytes:
+        return self._await(lambda: self._ask("get", key=key), [key], self.timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", key=key, amount=amount))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return self._ask("compare_set", key=key, expected=_as_bytes(expected), desired=_as_bytes(desired))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._ask("check", keys=list(keys)))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        self._await(lambda: self.check(keys) or None, keys, timeout or self.timeout)
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask("delete", key=key))
+
+    def num_keys(self) -> int:
+        return int(self._ask("count"))
+
+    deleteKey, getNumKeys = delete_key, num_keys
+    """As torch's C++ code calls them."""
+
+    def clone(self) -> RunStore:
+        """The same object: no thread keeps another one waiting."""
+        return self
+
+    # -- how ---------------------------------------------------------------------------------------------------
+
+    def _await(self, ask: Callable[[], Any], keys: Sequence[str], timeout: timedelta) -> Any:
+        """The first answer that is not None. Raises DistStoreError, as torch's stores do."""
+        end, pause = time.monotonic() + timeout.total_seconds(), SHORTEST_PAUSE
+        while (answer := ask()) is None:
+            if time.monotonic() > end:
+                raise DistStoreError(f"nobody has set {', '.join(keys)} within {timeout.total_seconds():g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return answer
+
+    def _ask(self, op: str, **args: Any) -> Any:
+        """The store's answer. Waiting for it has no deadline: a process ends with its parent, and on several nodes when
+        it has lost the master."""
+        with self._lock:
+            self._number += 1
+            if not self._is_closed:
+                self._socket.send_multipart(split(pack(Request(self._number, op, args), self._token)))
+            while not self._is_closed:
+                if self._socket.poll(timeout=int(TICK * 1000)):
+                    reply: Reply = unpack(self._socket.recv_multipart(), self._token, Reply)
+                    if reply.number == self._number:
+                        return reply.value["value"]
+        raise DistStoreError("the run's store is closed")
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -20,7 +20,7 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import RunState, Start
-from rlcli.runtime.data_order import DataOrder, StepSizes, StreamOrder
+from rlcli.runtime.data_order import DataOrder, StepSizes
 from rlcli.runtime.flow import Batch, Flow, Gate
 from rlcli.runtime.report import Answered
 from rlcli.runtime.samples import Admission, Chunk, Draw, Ready, SampleQueue, Samples, StepSamples
@@ -28,17 +28,15 @@ from rlcli.runtime.samples import Admission, Chunk, Draw, Ready, SampleQueue, Sa
 GENERATE = ModelInterfaceType.GENERATE
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass
+class Step(Batch):
     """A training step: its samples, which go through its calls."""
 
-    number: int
     samples: StepSamples
-    batch: Batch
 
     def ledger(self, state: str) -> Iterator[dict[str, Any]]:
         """A line for each finished sample; `state`: of those that were not dropped."""
-        return self.samples.ledger(state, self.batch.versions)
+        return self.samples.ledger(state, self.versions)
 
 
 class Supply:
@@ -94,21 +92,20 @@ class Supply:
 
     async def next_step(self, number: int) -> Step | None:
         """A step with its samples, once they are there; None if the run ends before it."""
-        size, batch = self.sizes.size(number), Batch(f"step {number + 1}", StepSamples([]), number)
+        step, size = Step(f"step {number + 1}", StepSamples([]), number), self.sizes.size(number)
         if self.is_ahead:
             await self._flow.progress.until(lambda: self._is_over or self._has(size, number))
         elif not self._is_over:
-            await self._make_batch(size, batch)
+            await self._make_batch(size, step)
         if self._is_over:
             return None
         self.opened = number + 1
-        taken = self.samples.take(size)
-        self._calls.forget(taken.surplus)
+        step.samples = self.samples.take(size)
+        self._calls.forget(step.samples.surplus)
         self._flow.progress.note()
-        batch = batch.of(taken)
         if self.is_ahead:
-            batch.ages = {sample.id: sample.staleness(number) for sample in taken.batch}
-        return Step(number, taken, batch)
+            step.ages = {sample.id: sample.staleness(number) for sample in step.samples.batch}
+        return step
 
     async def make_ahead(self) -> None:
         """Keep samples in progress, as many as later steps may take, and no more than the run needs. Never ends, but if
@@ -127,18 +124,19 @@ class Supply:
         is_over = self.failure is not None or self._should_stop()
         return None if is_over else self.samples.admit(self._limit())
 
-    async def _make_batch(self, size: int, batch: Batch) -> None:
+    async def _make_batch(self, size: int, step: Step) -> None:
         """Draw, and draw again to replace dropped samples, until a step has its own."""
         while not self.samples.has(size):
             try:
-                chunk = self.samples.admit(self.sizes.place(batch.number + 1))
+                chunk = self.samples.admit(self.sizes.position(step.number + 1))
             except DataError as error:
                 self.failure = error
                 self._calls.forget(self.samples.abandon())
                 return
             if chunk is None:  # dropped samples are not replaced
                 return
-            await self._make(chunk, batch.of(chunk))
+            batch = Batch(step.title, chunk, step.number, reports=step.reports, versions=step.versions)
+            await self._make(chunk, batch)
 
     async def _make(self, chunk: Chunk, batch: Batch) -> None:
         """Have a chunk go through the calls before training."""
@@ -165,13 +163,13 @@ class Supply:
         """How many samples may be accepted while the weights that there are generate them. Once all rows are drawn: as
         many as fill the last batch, which is known when none is in progress."""
         version = self._flow.versions.of(self._roles)
-        most = self.sizes.place(min(version + self.samples.rule.max_staleness + 1, self.steps))
+        most = self.sizes.position(min(version + self.samples.rule.max_staleness + 1, self.steps))
         if not self._are_rows_drawn:
             return min(most, self.samples.accepted + self._rows_left)
         if self.samples.running:
             return 0
-        places = (self.sizes.place(step) for step in count(version))
-        return min(most, next(place for place in places if place >= self.samples.accepted))
+        ends_of_steps = (self.sizes.position(step) for step in count(version))
+        return min(most, next(end for end in ends_of_steps if end >= self.samples.accepted))
 
     @property
     def _rows_left(self) -> float:
@@ -208,13 +206,13 @@ class Supply:
             for name, answered in self._reports.pop(chunk).items():
                 ahead[name] = ahead[name].and_then(answered) if name in ahead else answered
         in_order = [ahead[mfc.name] for mfc in self._before if mfc.name in ahead]
-        return [*in_order, *step.batch.reports_in(self._graph)]
+        return [*in_order, *step.reports_in(self._graph)]
 
     def numbers(self, step: Step) -> dict[str, float]:
         """Numbers for the metrics: on the samples that a step took, and the fate of others since the step before."""
         reasons = [reason for mfc in self._graph for reason in mfc.drops]
         if self.is_ahead:
-            return self._numbers_ahead(step)
+            return {name: float(number) for name, number in self._numbers_ahead(step).items()}
         return step.samples.counts(reasons) if reasons else {}
 
     def _numbers_ahead(self, step: Step) -> dict[str, float]:
@@ -222,30 +220,22 @@ class Supply:
         lags = Counter(sample.staleness(step.number) for sample in batch)
         dropped = self._dropped + Counter(drop.reason for drop in step.samples.drops.values())
         expired, self._last_expired, self._dropped = samples.expired - self._last_expired, samples.expired, Counter()
-        counts = {
-            "ahead": samples.accepted - self.sizes.place(self._flow.versions.of(self._roles)),
-            "running": samples.running, "ready": len(samples.ready), "expired": expired, "dropped": dropped.total(),
-            "retried": sum(sample.draw.attempt > 0 for sample in batch),
+        numbers: dict[str, float] = {}
+        for mfc in self._before:
+            versions = [sample.versions[mfc.name] for sample in batch if mfc.name in sample.versions]
+            if versions:
+                mean_lag = sum(step.number - version for version in versions) / len(versions)
+                numbers[f"{mfc.model_name}/staleness"] = mean_lag
+        numbers |= {
+            "samples/ahead": samples.accepted - self.sizes.position(self._flow.versions.of(self._roles)),
+            "samples/running": samples.running, "samples/ready": len(samples.ready), "samples/expired": expired,
+            "samples/dropped": dropped.total(), "samples/retried": sum(sample.draw.attempt > 0 for sample in batch),
         }  # fmt: skip
-        counts |= {f"dropped/{reason}": dropped[reason] for mfc in self._before for reason in mfc.drops}
-        shares = {str(lag): lags[lag] / len(batch) for lag in range(samples.rule.max_staleness + 1)}
-        roles = {mfc.name: mfc.model_name for mfc in self._before}
-        return (
-            {f"{roles[call]}/staleness": mean for call, mean in _mean_lags(step.number, batch).items()}
-            | {f"samples/{name}": float(number) for name, number in counts.items()}
-            | {"staleness/min": float(min(lags)), "staleness/max": float(max(lags))}
-            | {f"staleness/share_{lag}": share for lag, share in shares.items()}
-            | {f"queue/{call}": float(gate.waiting) for call, gate in self._gates.items()}
-        )
-
-
-def _mean_lags(step: int, batch: Sequence[Ready]) -> dict[str, float]:
-    """Call → mean training steps by which its weights lagged those that step number `step` trains."""
-    lags: dict[str, list[int]] = {}
-    for sample in batch:
-        for call, version in sample.versions.items():
-            lags.setdefault(call, []).append(step - version)
-    return {call: sum(of_call) / len(of_call) for call, of_call in lags.items()}
+        numbers |= {f"samples/dropped/{reason}": dropped[reason] for mfc in self._before for reason in mfc.drops}
+        numbers |= {"staleness/min": min(lags), "staleness/max": max(lags)}
+        allowed = range(samples.rule.max_staleness + 1)
+        numbers |= {f"staleness/share_{lag}": lags[lag] / len(batch) for lag in allowed}
+        return numbers | {f"queue/{call}": gate.waiting for call, gate in self._gates.items()}
 
 
 async def make_supply(
@@ -260,9 +250,10 @@ async def make_supply(
     before = calls_before_training(recipe)
     rule = _admission(recipe)
     ready = await _restore(start, calls, graph, before) if start is not None and rule.max_staleness else []
-    order: DataOrder | StreamOrder = StreamOrder(state.pass_rows if state is not None else None)
     if rows is not None:
         order = DataOrder(rows, recipe.seed, train.shuffle)
+    else:
+        order = DataOrder(state.pass_rows if state is not None else None, shuffle=False)
     samples = Samples(_queue(order, state, ready), before, rule, taken, ready, first)
     return Supply(recipe, calls, flow, samples, sizes, steps, should_stop)
 
@@ -313,7 +304,7 @@ async def _restore(start: Start, calls: Calls, graph: Sequence[MFCDef], before: 
     return [sample for sample in saved if sample.id not in lacking]
 
 
-def _queue(order: DataOrder | StreamOrder, state: RunState | None, ready: Sequence[Ready]) -> SampleQueue:
+def _queue(order: DataOrder, state: RunState | None, ready: Sequence[Ready]) -> SampleQueue:
     """First the samples that a checkpoint had finished but that are no longer `ready`, then those it gives back."""
     if state is None:
         return SampleQueue(order)

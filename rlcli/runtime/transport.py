@@ -1,35 +1,48 @@
-"""How requests reach workers and replies come back: over ZeroMQ, or by plain calls in one process (`inline_transport`).
+"""How requests reach workers and replies come back: over ZeroMQ, or by plain calls in one process.
 
 Over ZeroMQ every message carries the run's random token; `control` decides who may connect.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlcli.errors import HangError, RlcliError, WorkerError
-from rlcli.processes import start_time
-from rlcli.runtime.control import CONTROL_FILE, Control, join, listen, split, zeromq
-from rlcli.runtime.messages import COMPUTE, LARGEST, Failure, ProtocolError, Reply, Report, Request, pack, unpack
-from rlcli.runtime.open_files import has_none_left, none_left
-from rlcli.runtime.own_pauses import OwnPauses
+from rlcli.processes import OwnPauses, start_time
+from rlcli.runtime.control import CONTROL_FILE, Control, has_none_left, listen, none_left, zeromq
+from rlcli.runtime.messages import (
+    COMPUTE,
+    HELLO,
+    LANE,
+    LARGEST,
+    LAST_REQUEST,
+    Failure,
+    FailureOf,
+    Fields,
+    Handle,
+    Listener,
+    ProtocolError,
+    Reply,
+    Report,
+    Request,
+    pack,
+    split,
+    unpack,
+)
 from rlcli.runtime.pulse import BEAT_SECONDS, LOST_AFTER, Peer, Pulse, Pulses
-from rlcli.runtime.store import StoreServer
 
 log = logging.getLogger(__name__)
-
-HELLO = "hello"
-"""Name of the report that a worker is up or cannot start."""
-LANE = "lane"
-"""Name of the report that another lane of a worker is up."""
-LAST_REQUEST = "shutdown"
 
 SILENT = 10.0
 """Seconds without a heartbeat after which a rank is named as the one that hangs."""
@@ -48,7 +61,7 @@ CHECK_SECONDS = 1.0
 class Transport(Protocol):
     """The master's end of the transport."""
 
-    on_report: Callable[[Report], None]
+    on_report: Listener
     """Receives the workers' unsolicited reports: over ZeroMQ inside `receive`; inline in the reporting thread, even
     while a request is handled. It must not raise."""
 
@@ -84,8 +97,7 @@ class ZmqMaster:
             raise
         self._socket, self._token = self._listening.requests, self._listening.control.token
         self.pulses = Pulses(self._listening)
-        self._store = StoreServer(self._listening)
-        self.on_report: Callable[[Report], None] = ignore
+        self.on_report: Listener = ignore
         self._is_alive = is_alive
         self._world_size = world_size
         self._most = most
@@ -94,9 +106,8 @@ class ZmqMaster:
         self._expected = {(rank, COMPUTE) for rank in range(world_size)}
         """All ranks and lanes, whether up or not; a rank reports which lanes it has."""
         self._pauses = OwnPauses()
-        self._listening_since = time.monotonic()
-        self._checked = time.monotonic()
-        """When the processes were last checked."""
+        self._listening_since = self._checked = time.monotonic()
+        """Since when the master listens, and when the processes were last checked."""
         self._paused = 0.0
         """Total seconds of the master's own pauses."""
         self.pids: dict[int, int] = {}
@@ -123,24 +134,22 @@ class ZmqMaster:
                 raise message.failure.as_error()
 
     def send(self, rank: int, request: Request, limit: float = 0.0) -> None:
-        zmq = zeromq()
-
         self.has_let_go = self.has_let_go or request.op == LAST_REQUEST
         message = pack(request, self._token)
         if len(message) > self._most:
             raise RlcliError(f"request {request.op} takes {len(message)} bytes; at most {self._most} can be sent")
         try:
             self._socket.send_multipart([self._identities[rank, request.lane], *split(message)])
-        except zmq.ZMQError as error:
+        except zeromq().ZMQError as error:
             self._await_death()
             raise self._lost_connection(rank) from error
 
     def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
         message = self._next(deadline, waiting_for, limit)
-        if isinstance(message, Report):
-            self.on_report(message)
-            return None
-        return message
+        if isinstance(message, Reply):
+            return message
+        self.on_report(message)
+        return None
 
     def clock(self) -> float:
         self._own_pause()
@@ -157,18 +166,21 @@ class ZmqMaster:
             has_message = self._socket.poll(timeout=200)
             end += self._own_pause()
             message = self._read() if has_message else None
+            if isinstance(message, Reply) and message.failure is not None and message.failure.is_unexpected:
+                self._await_death()
             if message is not None:
-                is_reply = isinstance(message, Reply)
-                if is_reply and message.failure is not None and message.failure.is_unexpected:
-                    self._await_death()
                 return message
             if not has_message:  # first read what a rank sent before it died
                 self._check_processes()
             self._check_clocks(end, deadline if limit is None else limit, waiting_for, key)
 
     def _check_processes(self) -> None:
+        """Raise WorkerError if processes have ended, or have lost their connection to us: requests or replies may be
+        lost."""
         self._is_alive(LOST_AFTER)
-        self._check_connections()
+        for (kind, rank), facts in list(self.pulses.facts.items()):
+            if kind == "rank" and facts.get("has_lost_connection") and not self.has_let_go:
+                raise self._lost_connection(rank)
         self._checked = time.monotonic()
 
     def _own_pause(self) -> float:
@@ -184,7 +196,7 @@ class ZmqMaster:
         """The message that has arrived; None if it is not from our workers."""
         identity, *frames = self._socket.recv_multipart()
         try:
-            message: Reply | Report = unpack(join(frames, self._most), self._token, Reply, Report, most=self._most)
+            message: Reply | Report = unpack(frames, self._token, Reply, Report, most=self._most)
             if message.rank >= self._world_size:
                 raise ProtocolError(f"there is no rank {message.rank}")
         except ProtocolError as error:
@@ -204,16 +216,13 @@ class ZmqMaster:
         now = time.monotonic()
         return {peer: now - max(heard, self._listening_since) for peer, heard in sorted(self.pulses.heard.items())}
 
-    def _check_connections(self) -> None:
-        """Raise WorkerError if a worker has lost its connection to us: requests or replies may be lost."""
-        for (kind, rank), facts in list(self.pulses.facts.items()):
-            if kind == "rank" and facts.get("has_lost_connection") and not self.has_let_go:
-                raise self._lost_connection(rank)
-
     def _lost_connection(self, rank: int) -> WorkerError:
         message = f"the connection between the master and rank {rank} was lost"
         hint = "the network between the nodes, or a firewall, has closed it"
-        return WorkerError(message, where=f"rank {rank} pid {self.pids.get(rank)}", hint=hint, code="F08")
+        return WorkerError(message, where=self._name(rank), hint=hint, code="F08")
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} pid {self.pids.get(rank)}"
 
     def _check_clocks(self, end: float, limit: float, waiting_for: str, key: str) -> None:
         """Raise HangError if the answer is late or a rank has been silent for too long."""
@@ -221,13 +230,13 @@ class ZmqMaster:
         is_late = time.monotonic() > end
         if not is_late and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
             return
-        names = [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
-        late = [f"no answer within {limit:.0f} s"] if is_late else []
-        limit_note = f"; {key} is the limit" if is_late else ""
+        problems = [f"no answer within {limit:.0f} s"] if is_late else []
+        problems += [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
+        hint = "logs/rank<n>.log in the run directory says where each rank is"
         raise HangError(
-            f"{', '.join([*late, *names])}: waiting for {waiting_for}",
-            where=", ".join(f"rank {rank} pid {self.pids.get(rank)}" for rank in silent) or None,
-            hint=f"logs/rank<n>.log in the run directory says where each rank is{limit_note}",
+            f"{', '.join(problems)}: waiting for {waiting_for}",
+            where=", ".join(map(self._name, silent)) or None,
+            hint=f"{hint}; {key} is the limit" if is_late else hint,
         )
 
     def _await_death(self) -> None:
@@ -240,7 +249,6 @@ class ZmqMaster:
 
     def close(self) -> None:
         self.pulses.close()
-        self._store.close()
         self._listening.close()
         self._context.term()
         self._control.unlink(missing_ok=True)
@@ -259,49 +267,38 @@ class ZmqWorker:
         self.context: Any = zeromq().Context() if main is None else main.context
         self._socket = self._control.connect(self.context, self._control.requests)
         self._is_main = main is None
-        self.pulse: Pulse = main.pulse if main else self._begin_to_beat(node)
+        if main is None:
+            facts = {"node": node, "started": start_time(os.getpid())}
+            self.pulse = Pulse(self.context, self._control, ("rank", rank), _end_here, **facts)
+        else:
+            self.pulse = main.pulse
         self.pulse.watch(self._socket)
-
-    def _begin_to_beat(self, node: int) -> Pulse:
-        facts = {"node": node, "started": start_time(os.getpid())}
-        return Pulse(self.context, self._control, ("rank", self._rank), _end_here, **facts)
 
     def fail(self, failure: Failure) -> None:
         """Report to the master that this rank cannot start."""
-        self._send(Report(self._rank, HELLO, {"pid": os.getpid()}, failure))
+        self._socket.send_multipart(self._frames(Report(self._rank, HELLO, {"pid": os.getpid()}, failure)))
 
-    def report(self, name: str, value: dict[str, Any], failure: Failure | None = None) -> None:
+    def report(self, name: str, value: Fields, failure: Failure | None = None) -> None:
         """Send the master an unsolicited report, from any thread: it has a socket of its own, so it may overtake
         replies and other reports."""
         socket = self._control.connect(self.context, self._control.requests)
         socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
         socket.close(linger=REPORT_WITHIN)
 
-    def serve(
-        self,
-        handle: Callable[[Request], dict[str, Any]],
-        failure: Callable[[BaseException], Failure],
-        until: str = LAST_REQUEST,
-        **hello: Any,
-    ) -> None:
+    def serve(self, handle: Handle, failure: FailureOf, until: str = LAST_REQUEST, **hello: Any) -> None:
         """Say hello, with what else the master must know; then answer requests one by one up to and including `until`.
         `lanes`: names of the worker's other lanes, which say hello themselves, with their `lane`.
 
         Waiting here has no deadline: a worker ends with its parent, and on several nodes when it has lost the master.
         """
-        self._send(Report(self._rank, self._hello, {"pid": os.getpid(), **hello}))
+        self._socket.send_multipart(self._frames(Report(self._rank, self._hello, {"pid": os.getpid(), **hello})))
         while True:
             try:
-                message = join(self._socket.recv_multipart(), self._most)
-                request: Request = unpack(message, self._token, Request, most=self._most)
+                request: Request = unpack(self._socket.recv_multipart(), self._token, Request, most=self._most)
             except ProtocolError as error:
                 log.warning("a message on the control socket was thrown away: %s", error)
                 continue
-            try:
-                reply = Reply(request.number, self._rank, handle(request))
-            except Exception as error:
-                reply = Reply(request.number, self._rank, failure=failure(error))
-            self._send(reply)
+            self._socket.send_multipart(self._frames(_answer(request, self._rank, handle, failure)))
             if request.op == until:
                 return
 
@@ -312,15 +309,19 @@ class ZmqWorker:
         if self._is_main:
             self.context.term()
 
-    def _send(self, message: Reply | Report) -> None:
-        self._socket.send_multipart(self._frames(message))
-
     def _frames(self, message: Reply | Report) -> list[bytes]:
         packed = pack(message, self._token)
         if len(packed) > self._most:
-            what = f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent"
-            packed = pack(replace(message, value={}, failure=Failure.of(RlcliError(what), "", "")), self._token)
+            error = RlcliError(f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent")
+            packed = pack(replace(message, value={}, failure=Failure.of(error, "")), self._token)
         return split(packed)
+
+
+def _answer(request: Request, rank: int, handle: Handle, failure: FailureOf) -> Reply:
+    try:
+        return Reply(request.number, rank, handle(request))
+    except Exception as error:
+        return Reply(request.number, rank, failure=failure(error))
 
 
 def _end_here(why: str) -> None:
@@ -331,3 +332,65 @@ def _end_here(why: str) -> None:
 
 def ignore(report: Report) -> None:
     """Discard a report: nobody listens."""
+
+
+class InlineTransport:
+    """A request is a plain call in this process, made where it is sent: a debugger and a traceback show who asked.
+    Lanes other than COMPUTE have a thread each.
+
+    `waiting` is entered around each call with its name and deadline: only another process can end the call. `check`
+    runs before each call: it raises when processes that belong to the run have ended.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        waiting: Callable[[str, float], AbstractContextManager[None]] = lambda request, deadline: nullcontext(),
+        check: Callable[[], None] = lambda: None,
+    ):
+        self._handle = handle
+        self._waiting = waiting
+        self._check = check
+        self._lanes: dict[str, queue.SimpleQueue[Request]] = {}
+        self._replies: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        """Replies; None for a report."""
+        self.on_report: Listener = ignore
+
+    def report(self, name: str, value: Fields, failure: Failure | None = None) -> None:
+        """The worker's end; any of its threads may call it."""
+        self.on_report(Report(0, name, value, failure))
+        self._replies.put(None)
+
+    def send(self, rank: int, request: Request, limit: float = 0.0) -> None:
+        if request.lane == COMPUTE:
+            self._check()
+            with self._waiting(f"{request.name} on rank {rank}", limit):
+                self._replies.put(Reply(request.number, rank, self._handle(request)))
+            return
+        if request.lane not in self._lanes:
+            self._lanes[request.lane] = queue.SimpleQueue()
+            threading.Thread(target=self._serve_lane, args=(request.lane,), name=request.lane, daemon=True).start()
+        self._lanes[request.lane].put(request)
+
+    def _serve_lane(self, lane: str) -> None:
+        def failure(error: BaseException) -> Failure:
+            return Failure.of(error, lane)
+
+        while True:
+            self._replies.put(_answer(self._lanes[lane].get(), 0, self._handle, failure))
+
+    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
+        end = time.monotonic() + deadline
+        while True:
+            self._check()
+            remaining = max(0.0, end - time.monotonic())
+            with contextlib.suppress(queue.Empty):
+                return self._replies.get(timeout=min(remaining, CHECK_SECONDS))
+            if not remaining:
+                raise HangError(f"no answer within {deadline:.0f} s: waiting for {waiting_for}")
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        """Do nothing: the process is its own."""

@@ -9,9 +9,11 @@ rank holds at most one message that it sends, and what it receives of a bucket.
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple
-from typing import Any
+from dataclasses import astuple, dataclass
+from functools import cached_property, partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,6 @@ from rlcli.api.engine import GivesParameters, HoldsWeights
 from rlcli.api.model import Model
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
-from rlcli.runtime.slice_plan import Bucket, Slice, plan_slices
 from rlcli.topology import RolePlacement, Topology
 
 BUCKET = 2**26
@@ -32,15 +33,117 @@ DIGEST_ROW = 2**13
 TAIL = 5
 """Integers after the elements of a message: two of a digest, and the three of the source's version."""
 
+Blocks = Mapping[int, Sequence[WeightBlock]]
+"""Rank → the blocks that it holds, in the order in which it reads them."""
+RanksOfBlocks = dict[WeightBlock, list[int]]
+"""Block of a parameter → the ranks that have it."""
 
-def remote_copy(mfc: MFCDef, topology: Topology) -> ParamReallocHook | None:
-    """The copy after a call that goes to other ranks; any other copy is made where the call runs."""
-    own = topology.placement(mfc.model_name).ranks
-    return next((hook for hook in _copies(mfc) if topology.placement(hook.target).ranks != own), None)
+
+def copy_hook(mfc: MFCDef) -> ParamReallocHook | None:
+    """The copy of weights after a call."""
+    return next((hook for hook in mfc.post_hooks if isinstance(hook, ParamReallocHook)), None)
 
 
-def _copies(mfc: MFCDef) -> Iterator[ParamReallocHook]:
-    yield from (hook for hook in mfc.post_hooks if isinstance(hook, ParamReallocHook))
+@dataclass(frozen=True)
+class Slice:
+    """Elements that move from one rank to another, or stay on it."""
+
+    source: int
+    target: int
+    block: WeightBlock
+    """The elements to move."""
+    source_block: WeightBlock
+    """The block of the source that contains them."""
+    target_block: WeightBlock
+    """The block of the target that contains them."""
+
+
+Moved = tuple[Slice, torch.Tensor]
+"""A slice and its elements."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that move together."""
+
+    names: frozenset[str]
+    slices: tuple[Slice, ...]
+    """Slices that a rank sends, receives or keeps."""
+
+    def blocks_of_target(self, rank: int) -> list[WeightBlock]:
+        """The blocks that the target has on a rank, in the order in which they are taken."""
+        return list(dict.fromkeys(moving.target_block for moving in self.slices if moving.target == rank))
+
+    @cached_property
+    def pairs(self) -> defaultdict[tuple[int, int], list[Slice]]:
+        """(source, target) → what moves between them, in an order known to both; includes what stays on a rank."""
+        by_pair: defaultdict[tuple[int, int], list[Slice]] = defaultdict(list)
+        for moving in self.slices:
+            by_pair[moving.source, moving.target].append(moving)
+        return by_pair
+
+
+def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[Bucket]:
+    """The buckets of a rank, each of at most `size` elements, or of one parameter that has more. A slice comes from the
+    target's rank if that holds it too, else from the holder that has the least to send. Pure: every rank of both
+    layouts makes the plan for itself, and it is the same on all of them.
+
+    Raises WorkerError if the sources do not have every element of a parameter that is followed.
+    """
+    shapes = {block.name: block.shape for blocks in sources.values() for block in blocks}
+    holders, followers = _by_name(sources), _by_name(targets)
+    if unknown := [name for name in followers if name not in holders]:
+        raise WorkerError(
+            f"the parameter {unknown[0]} is to be followed, but the source has none of that name", code="F18"
+        )
+    load: Counter[int] = Counter()
+    buckets = []
+    for names in _in_buckets(shapes, size):
+        slices = (_slices(holders[name], followers.get(name, {}), load, rank) for name in names)
+        buckets.append(Bucket(frozenset(names), tuple(chain.from_iterable(slices))))
+    return buckets
+
+
+def _by_name(blocks: Blocks) -> dict[str, RanksOfBlocks]:
+    """Parameter → its blocks, each with the ranks that have it."""
+    ranks_of: dict[str, RanksOfBlocks] = {}
+    for rank in sorted(blocks):
+        for block in blocks[rank]:
+            ranks_of.setdefault(block.name, {}).setdefault(block, []).append(rank)
+    return ranks_of
+
+
+def _slices(holders: RanksOfBlocks, followers: RanksOfBlocks, load: Counter[int], rank: int) -> Iterator[Slice]:
+    """The slices of a parameter that a rank sends or receives; `load`: numbers that each rank has to send."""
+    for target_block, targets in followers.items():
+        overlaps = [(block, common) for block in holders if (common := target_block.common(block)) is not None]
+        is_whole = sum(common.numbers for _, common in overlaps) == target_block.numbers
+        if not is_whole or any(block.shape != target_block.shape for block in holders):
+            name, shape = target_block.name, list(target_block.shape)
+            raise WorkerError(f"the source does not hold every number of {name}, of shape {shape}, once", code="F18")
+        for source_block, common in overlaps:
+            ranks = holders[source_block]
+            for target in targets:
+                source = target
+                if target not in ranks:
+                    source = min(ranks, key=load.__getitem__)
+                    load[source] += common.numbers
+                if rank in (source, target):
+                    yield Slice(source, target, common, source_block, target_block)
+
+
+def _in_buckets(shapes: Mapping[str, Sequence[int]], size: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    numbers = 0
+    for name, shape in shapes.items():
+        count = WeightBlock.whole(name, shape).numbers
+        if names and numbers + count > size:
+            yield names
+            names, numbers = [], 0
+        names.append(name)
+        numbers += count
+    if names:
+        yield names
 
 
 class WeightChannel:
@@ -55,7 +158,7 @@ class WeightChannel:
 
 def make_channels(calls: Iterable[MFCDef], topology: Topology) -> dict[tuple[str, str], WeightChannel]:
     """(source, target) → the channel of each copy."""
-    ends = dict.fromkeys((mfc.model_name, hook.target) for mfc in calls for hook in _copies(mfc))
+    ends = dict.fromkeys((mfc.model_name, hook.target) for mfc in calls if (hook := copy_hook(mfc)) is not None)
     return {pair: WeightChannel(*(topology.placement(role) for role in pair)) for pair in ends}
 
 
@@ -90,19 +193,19 @@ class WeightTransfer(GivesParameters):
 
     def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
         """The blocks that the target holds here, float32. Raises WorkerError if elements differ from what was sent."""
-        given = _readers(self._source.module) if self._source is not None else {}
+        readers = _readers(self._source.module) if self._source is not None else {}
         if self._channel.plan is None:
-            self._channel.plan = self._make_plan(list(given))
+            self._channel.plan = self._make_plan(list(readers))
         for bucket in self._channel.plan:
-            read = {block: reader() for block, reader in given.items() if block.name in bucket.names}
-            arrived: dict[WeightBlock, list[tuple[Slice, torch.Tensor]]] = {}
-            for one, numbers in self._exchange(bucket, read):
-                arrived.setdefault(one.wanted, []).append((one, numbers))
-            for block in bucket.wanted_by(self._rank):
-                whole = torch.empty(block.sizes, device=self._device)
-                for one, numbers in arrived.pop(block):
-                    whole[one.block.within(block)] = numbers
-                yield block, whole
+            tensors = {block: read() for block, read in readers.items() if block.name in bucket.names}
+            arrived: defaultdict[WeightBlock, list[Moved]] = defaultdict(list)
+            for moved, numbers in self._exchange(bucket, tensors):
+                arrived[moved.target_block].append((moved, numbers))
+            for block in bucket.blocks_of_target(self._rank):
+                tensor = torch.empty(block.sizes, device=self._device)
+                for moved, numbers in arrived.pop(block):
+                    tensor[moved.block.within(block)] = numbers
+                yield block, tensor
 
     def finish(self) -> None:
         """Take part on a rank that does not hold the target."""
@@ -111,92 +214,87 @@ class WeightTransfer(GivesParameters):
 
     # -- the plan --------------------------------------------------------------------------------------------
 
-    def _make_plan(self, given: Sequence[WeightBlock]) -> list[Bucket]:
-        wanted = list(_readers(self._target)) if self._target is not None else []
-        blocks = {rank: self._blocks_of(rank, [given, wanted]) for rank in self._channel.members}
-        held, followed = ({rank: both[side] for rank, both in blocks.items()} for side in (0, 1))
-        return plan_slices(held, followed, self._bucket, self._rank)
+    def _make_plan(self, of_source: Sequence[WeightBlock]) -> list[Bucket]:
+        of_target = list(_readers(self._target)) if self._target is not None else []
+        layouts = {rank: self._layouts_of(rank, [of_source, of_target]) for rank in self._channel.members}
+        sources, targets = ({rank: layout[side] for rank, layout in layouts.items()} for side in (0, 1))
+        return plan_slices(sources, targets, self._bucket, self._rank)
 
-    def _blocks_of(self, rank: int, own: Sequence[Sequence[WeightBlock]]) -> list[list[WeightBlock]]:
-        """The layouts of a rank, broadcast to the others."""
-        text = (
-            json.dumps([[asdict(block) for block in blocks] for blocks in own]).encode() if rank == self._rank else b""
-        )
+    def _layouts_of(self, rank: int, layouts: Sequence[Sequence[WeightBlock]]) -> list[list[WeightBlock]]:
+        """The layouts of a rank as source and target, broadcast to the others; `layouts`: those of this rank."""
+        text = json.dumps([[astuple(block) for block in blocks] for blocks in layouts]).encode()
         if self._channel.group is not None:
             length = torch.tensor([len(text)], device=self._device)
             dist.broadcast(length, rank, group=self._channel.group)
-            raw = torch.frombuffer(bytearray(text or bytes(int(length))), dtype=torch.uint8).to(self._device)
+            text = text if rank == self._rank else bytes(int(length))
+            raw = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._device)
             dist.broadcast(raw, rank, group=self._channel.group)
             text = raw.cpu().numpy().tobytes()
-        return [[_block(fields) for fields in blocks] for blocks in json.loads(text)]
+        return [[WeightBlock(name, *map(tuple, rest)) for name, *rest in blocks] for blocks in json.loads(text)]
 
     # -- a bucket --------------------------------------------------------------------------------------------
 
-    def _exchange(self, bucket: Bucket, read: Mapping[WeightBlock, torch.Tensor]) -> list[tuple[Slice, torch.Tensor]]:
+    def _exchange(self, bucket: Bucket, tensors: Mapping[WeightBlock, torch.Tensor]) -> list[Moved]:
         """Send this rank's slices, and return those for it, float32 on its device.
 
         In round k a rank sends to the rank k places after it and receives from the one k places before it, so it holds
         one message at a time, however many ranks want the same slices.
         """
-
-        def own(source: int, target: int) -> list[tuple[Slice, torch.Tensor]]:
-            slices = bucket.pairs.get((source, target), ())
-            return [(one, self._part(read[one.held], one)) for one in slices]
-
-        found = own(self._rank, self._rank)
-        members = self._channel.members
-        place = members.index(self._rank)
+        arrived = self._read(bucket.pairs[self._rank, self._rank], tensors)
+        members, group = self._channel.members, self._channel.group
+        position = members.index(self._rank)
         for shift in range(1, len(members)):
-            target, source = members[(place + shift) % len(members)], members[place - shift]
+            target, source = members[(position + shift) % len(members)], members[position - shift]
             operations, message = [], None
-            if leaving := own(self._rank, target):
-                sent = self._message([part for _, part in leaving])
-                operations.append(dist.P2POp(dist.isend, sent, target, self._channel.group))
-            if coming := bucket.pairs.get((source, self._rank)):
-                message = torch.empty(sum(one.block.numbers for one in coming) + 2 * TAIL, device=self._device)
-                operations.append(dist.P2POp(dist.irecv, message, source, self._channel.group))
+            if leaving := self._read(bucket.pairs[self._rank, target], tensors):
+                operations.append(dist.P2POp(dist.isend, self._message(leaving), target, group))
+            if coming := bucket.pairs[source, self._rank]:
+                message = torch.empty(sum(moving.block.numbers for moving in coming) + 2 * TAIL, device=self._device)
+                operations.append(dist.P2POp(dist.irecv, message, source, group))
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
-            if coming and message is not None:
-                found += self._opened(coming, message)
-        return found
+            if message is not None:
+                arrived += self._opened(coming, message)
+        return arrived
 
-    def _part(self, held: torch.Tensor, one: Slice) -> torch.Tensor:
-        return held[one.block.within(one.held)].to(self._device, torch.float32)
+    def _read(self, slices: Sequence[Slice], tensors: Mapping[WeightBlock, torch.Tensor]) -> list[Moved]:
+        regions = ((moving, moving.block.within(moving.source_block)) for moving in slices)
+        return [
+            (moving, tensors[moving.source_block][region].to(self._device, torch.float32)) for moving, region in regions
+        ]
 
-    def _message(self, slices: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _message(self, slices: Sequence[Moved]) -> torch.Tensor:
         """[n + 10] float32: the elements of all slices, end to end, then the bits of the tail."""
         assert self._source is not None
-        numbers = torch.cat([one.reshape(-1) for one in slices])
+        numbers = torch.cat([tensor.reshape(-1) for _, tensor in slices])
         tail = torch.tensor([*_digest(numbers), *astuple(self._source.version)], device=self._device)
         return torch.cat([numbers, tail.view(torch.float32)])
 
-    def _opened(self, slices: Sequence[Slice], message: torch.Tensor) -> list[tuple[Slice, torch.Tensor]]:
+    def _opened(self, slices: Sequence[Slice], message: torch.Tensor) -> list[Moved]:
         numbers, tail = message[: -2 * TAIL], message[-2 * TAIL :]
         *digest, epoch, epoch_step, step = tail.clone().view(torch.int64).tolist()
         if _digest(numbers) != digest:
             raise WorkerError("weights did not arrive as they were sent", where=f"rank {self._rank}", code="F18")
         self.version = ModelVersion(epoch, epoch_step, step)
-        parts = numbers.split([one.block.numbers for one in slices])
-        return [(one, part.view(one.block.sizes)) for one, part in zip(slices, parts, strict=True)]
+        parts = numbers.split([moving.block.numbers for moving in slices])
+        return [(moving, part.view(moving.block.sizes)) for moving, part in zip(slices, parts, strict=True)]
 
 
 def _readers(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
-    """The blocks of an engine on this rank, to be read in this order."""
-    held = engine.weight_blocks()
-    return held if held is not None else _gathered(engine)
+    """The blocks of an engine on this rank, to be read in this order. An engine that cannot say what its ranks hold
+    gathers whole parameters, one after the other."""
+    blocks = engine.weight_blocks()
+    if blocks is not None:
+        return blocks
+    parameters = engine.whole_parameters()
 
+    def read_next(name: str) -> torch.Tensor:
+        next_name, tensor = next(parameters)
+        assert next_name == name, f"{next_name} is read before {name}"
+        return tensor
 
-def _gathered(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
-    """Readers for an engine that cannot say what its ranks hold: whole parameters, gathered one after the other."""
-    shapes = [(name, whole.shape) for name, whole in engine.whole_parameters()]
-    whole = engine.whole_parameters()
-    return {WeightBlock.whole(name, shape): lambda: next(whole)[1] for name, shape in shapes}
-
-
-def _block(fields: Mapping[str, Any]) -> WeightBlock:
-    name, *numbers = (fields[key] for key in ("name", "shape", "offsets", "sizes"))
-    return WeightBlock(name, *(tuple(one) for one in numbers))
+    shapes = [(name, tensor.shape) for name, tensor in engine.whole_parameters()]
+    return {WeightBlock.whole(name, shape): partial(read_next, name) for name, shape in shapes}
 
 
 def _digest(flat: torch.Tensor) -> list[int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,62 +13,63 @@ import torch
 from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelVersion
 from rlcli.api.data import DatasetUtility, SequenceSample
-from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
 from rlcli.api.key_meaning import AGE, ATTEMPT, PLACE
 from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import UsageError, WorkerError
-from rlcli.garbage import collect_as_usual
+from rlcli.garbage import collect_as_usual, keep_freed_memory
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.component_faults import attribute_user_errors
-from rlcli.runtime.data_order import dataset_of, place_of_sample, row_of
-from rlcli.runtime.heap import keep_freed_memory
-from rlcli.runtime.interfaces import Interfaces, seed_global_streams
-from rlcli.runtime.measures import Moments, scores_of
-from rlcli.runtime.messages import END_LANE, Request, Tell
-from rlcli.runtime.origin import Origin, origin_of_call
+from rlcli.runtime.data_lane import SampleStore, describe_samples
+from rlcli.runtime.data_order import (
+    StreamRows,
+    by_number,
+    dataset_of,
+    described_rows,
+    location_of_sample,
+    read_row,
+    row_of,
+)
+from rlcli.runtime.faults import Origin, attribute_user_errors, origin_of_call
+from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
 from rlcli.runtime.output_checks import (
-    checked_output,
-    read_counts,
-    read_drops,
+    Moments,
+    output_names,
+    read_output,
     read_stats,
     read_sums,
+    scores_of,
     versions,
     warn_of_changes,
 )
 from rlcli.runtime.pool import PoolProcess, connect_pools
-from rlcli.runtime.readable_samples import describe_samples
-from rlcli.runtime.roles import Meshes, build_roles, role_tokenizer, wait_for_device
-from rlcli.runtime.sample_files import read_samples, write_samples
-from rlcli.runtime.sample_store import SampleStore
+from rlcli.runtime.roles import Interfaces, Meshes, build_roles, role_tokenizer, seed_global_streams, wait_for_device
 from rlcli.runtime.saving import (
     bytes_to_save,
     copy_roles,
     has_state,
+    read_samples,
     restore_roles,
+    verify_share,
     write_and_report,
     write_roles,
+    write_samples,
 )
-from rlcli.runtime.streams import StreamRows, by_number, described_rows, read_row
-from rlcli.runtime.verification import verify_share
-from rlcli.runtime.weight_flow import WeightTransfer, make_channels, remote_copy
+from rlcli.runtime.weight_flow import WeightTransfer, copy_hook, make_channels
 from rlcli.topology import Topology
 
-
-@dataclass(frozen=True)
-class Kept:
-    """A call's outputs as known once they are stored."""
-
-    batch: SequenceSample | None = None
-    """Description of the outputs."""
-    scores: Mapping[str, Moments] = field(default_factory=dict)
-    """Scores and other numbers of the samples, to be averaged."""
-    counts: Mapping[str, Moments] = field(default_factory=dict)
-    """Numbers that the call attached to its samples: errors and the like."""
-    dropped: Mapping[str, str] = field(default_factory=dict)
-    """Sample → why it is not trained on."""
+NO_OUTPUT: Fields = {"batch": None, "stats": {}, "scores": {}, "counts": {}, "dropped": {}}
+"""What a call has to report if it is of another kind: a description of its outputs, its statistics, moments of the
+scores in its outputs and of the numbers that it counted, and the samples that it drops, each with the reason."""
+OPERATIONS = frozenset(
+    {
+        *("open_datasets", "build", "load_rows", "load_samples", "clear", "run_call", "copy_weights", "describe"),
+        *("checkpoint", "verify", "restore", "save", END_LANE, LAST_REQUEST),
+    }
+)
+"""What the master may ask of a rank: methods of ModelWorker."""
 
 
 class ModelWorker:
@@ -102,30 +103,16 @@ class ModelWorker:
         """Call → who is to blame for what it returns."""
         self.samples = SampleStore()
         """Samples held by this rank; its data lane reads from and adds to it."""
-        self._operations: dict[str, Callable[..., dict[str, Any]]] = {
-            "open_datasets": self.open_datasets,
-            "build": self.build,
-            "load_rows": self.load_rows,
-            "run_call": self.run_call,
-            "copy_weights": self.copy_weights,
-            "describe": self.describe,
-            "clear": self.clear,
-            "save": self.save,
-            "checkpoint": self.checkpoint,
-            "verify": self.verify,
-            "restore": self.restore,
-            "load_samples": self.load_samples,
-            END_LANE: dict,
-            "shutdown": self.shutdown,
-        }
 
-    def handle(self, request: Request) -> dict[str, Any]:
+    def handle(self, request: Request) -> Fields:
+        if request.op not in OPERATIONS:
+            raise LookupError(f"a rank has no operation {request.op}")
         with attribute_user_errors():
-            return self._operations[request.op](**request.args)
+            return getattr(self, request.op)(**request.args)
 
     # -- starting --------------------------------------------------------------------------------------------
 
-    def open_datasets(self) -> dict[str, Any]:
+    def open_datasets(self) -> Fields:
         """Open the datasets whose rows this rank loads. Rank 0 opens every dataset in use; it returns their row counts
         and digests."""
         self._tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
@@ -142,18 +129,13 @@ class ModelWorker:
         """Rows go to the ranks of the first call of a graph."""
         train = self.recipe.train
         graphs = ((train.dataset, self._train_graph), (train.eval.dataset, eval_graph(self.recipe)))
-        return any(
-            name == dataset and self.rank in self.topology.placement(graph[0].model_name).ranks
-            for name, graph in graphs
-        )
+        readers = [graph[0].model_name for name, graph in graphs if name == dataset]
+        return any(self.rank in self.topology.placement(role).ranks for role in readers)
 
-    def build(self, steps: int, rows: int) -> dict[str, Any]:
+    def build(self, steps: int, rows: int) -> Fields:
         """Load this rank's roles and set up their engines, for a run of `steps` over `rows` of training data."""
-        spec = FinetuneSpec(
-            total_train_steps=steps,
-            dataset_size=rows,
-            train_batch_size=self.recipe.train.prompts_per_step,
-        )
+        size = self.recipe.train.prompts_per_step
+        spec = FinetuneSpec(total_train_steps=steps, dataset_size=rows, train_batch_size=size)
         self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir)
         self.models = {name: model for name, (model, _) in self._backed.items()}
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
@@ -166,25 +148,22 @@ class ModelWorker:
 
     # -- data ------------------------------------------------------------------------------------------------
 
-    def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> Fields:
         """Load rows, given as (id, row, attempt); returns their description and the dataset's ids. If a stream ended
         before some of them, also returns which are missing and how many rows it has."""
-        source, batch, names, missing = self.datasets[dataset], [], {}, []
+        source, samples, names = self.datasets[dataset], [], {}
         for id_, row, attempt in rows:
             read = read_row(source, dataset, id_, row)
-            if read is None:
-                missing.append(id_)
-                continue
-            sample = read.to(self.device)  # does not share the dataset's lists
-            names[id_] = str(sample.ids[0])
-            sample.ids = [id_]
-            sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
-            self.samples.add(sample)
-            batch.append(sample.meta())
-        described = SequenceSample.gather(batch).as_json() if batch else None
-        return {"batch": described, "names": names, "missing": missing, "length": getattr(source, "length", None)}
+            if read is not None:
+                sample = read.to(self.device)  # does not share the dataset's lists
+                names[id_] = str(sample.ids[0])
+                sample.ids = [id_]
+                sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
+                samples.append(sample)
+        missing = [id_ for id_, *_ in rows if id_ not in names]
+        return {**self._store(samples), "names": names, "missing": missing, "length": getattr(source, "length", None)}
 
-    def clear(self, ids: Sequence[str]) -> dict[str, Any]:
+    def clear(self, ids: Sequence[str]) -> Fields:
         self.samples.forget(ids)
         return {}
 
@@ -194,12 +173,12 @@ class ModelWorker:
         self,
         call: str,
         ids: Sequence[str],
-        empty: dict[str, Any] | None = None,
+        empty: Fields | None = None,
         parts: Sequence[Sequence[int]] | None = None,
         places: Sequence[int] | None = None,
         ages: Sequence[int] | None = None,
         step: int = 0,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """Run a call on this rank's samples and store its outputs.
 
         `step` seeds what a component may draw from global random streams. A rank of the role without samples gets their
@@ -220,20 +199,12 @@ class ModelWorker:
         if ages is not None:
             data.metadata[AGE] = list(ages)
         version = self.models[mfc.model_name].version.global_step
-        kept, stats = self._compute(mfc, data, parts, step)
-        copied = self._run_hooks(mfc)
+        answer = NO_OUTPUT | self._compute(mfc, data, parts, step)
+        if copy_hook(mfc) is None:
+            self._offload_after(mfc)
         if not is_pooled:
             wait_for_device(self.device)
-        return {
-            "batch": kept.batch.as_json() if kept.batch is not None else None,
-            "stats": stats,
-            "scores": _as_message(kept.scores),
-            "counts": _as_message(kept.counts),
-            "dropped": kept.dropped,
-            "version": version,
-            "seconds": time.perf_counter() - began - copied,
-            "copied": copied,
-        }
+        return {**answer, "version": version, "seconds": time.perf_counter() - began}
 
     def _check_weights(self, role: str) -> None:
         if role in self._torn:
@@ -241,42 +212,33 @@ class ModelWorker:
             hint = "resume the run from its last checkpoint"
             raise WorkerError(message, where=f"rank {self.rank}", hint=hint, code="F18")
 
-    def _compute(
-        self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int
-    ) -> tuple[Kept, dict[str, float]]:
-        """Call the interface, in this process or in the role's pool; returns what is kept of its outputs, or its
-        statistics."""
+    def _compute(self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int) -> Fields:
+        """Call the interface, in this process or in the role's pool; returns its statistics, or a description of its
+        outputs, which are stored."""
         model, interface, pool = self.models[mfc.model_name], self._interfaces.of(mfc), self._pools.get(mfc.model_name)
         kind, origin = mfc.interface_type.value, self._origin(mfc)
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
-            return Kept(), read_stats(call_interface(interface, kind, model, data, mfc.mb_spec), origin)
+            return {"stats": read_stats(call_interface(interface, kind, model, data, mfc.mb_spec), origin)}
         if mfc.interface_type is ModelInterfaceType.EVALUATE:
             batches = [data.select_indices(part) for part in parts or []]
-            return Kept(), read_stats(call_interface(interface, kind, model, batches), origin)
+            return {"stats": read_stats(call_interface(interface, kind, model, batches), origin)}
         before = versions(data)
-        made = pool.run(mfc.name, step, data) if pool else call_interface(interface, kind, model, data, mfc.mb_spec)
+        returned = pool.run(mfc.name, step, data) if pool else call_interface(interface, kind, model, data, mfc.mb_spec)
         warn_of_changes(mfc.name, data, before)
-        return self._keep(mfc, data, made, origin), {}
-
-    def _keep(self, mfc: MFCDef, data: SequenceSample, made: Any, origin: Origin) -> Kept:
-        """Store the outputs sample by sample."""
-        promised = {key: mfc.output_key_remap.get(key, key) for key in mfc.output_keys}
-        made = checked_output(made, data, promised, origin, self.device)
-        missing = [key for key in promised if key not in made.keys]
-        if missing:
+        output, counts, dropped = read_output(mfc, data, returned, origin, self.device)
+        names = output_names(mfc)
+        if missing := [key for key in names if key not in output.keys]:
             raise UsageError(
                 f"{mfc.interface_impl.type_} did not produce {', '.join(missing)}, which call {mfc.name} promises",
                 hint="correct the WRITES of its class, or the call's outputs",
                 code="R71",
             )
-        own = {name: values for name, values in made.metadata.items() if name not in data.metadata}
-        counted, dropped = read_counts(own, origin), read_drops(made, mfc.drops, origin)
-        made.metadata = {}
-        made.remap_keys_(promised)
-        self.samples.add(made)
-        scores = scores_of(made, promised, evaluates=mfc.name in self._evaluating)
-        averaged = {name: Moments.of(numbers) for name, numbers in scores.items()} | read_sums(own)
-        return Kept(made.meta(), averaged, counted, dropped)
+        sums, output.metadata = read_sums(output.metadata), {}
+        output.remap_keys_(names)
+        self.samples.add(output)
+        scores = scores_of(output, names, evaluates=mfc.name in self._evaluating)
+        averaged = {name: Moments.of(numbers) for name, numbers in scores.items()} | sums
+        return {"batch": output.meta().as_json(), "scores": averaged, "counts": counts, "dropped": dropped}
 
     def _origin(self, mfc: MFCDef) -> Origin:
         if mfc.name not in self._origins:
@@ -286,108 +248,104 @@ class ModelWorker:
 
     def _describe_sample(self, id_: Any) -> str:
         """`row-17 (row 17 of dataset train)`: the dataset's name for a sample, and its position there."""
-        place, source = place_of_sample(self.recipe, str(id_)), self.datasets.get(dataset_of(self.recipe, str(id_)))
+        location = location_of_sample(self.recipe, str(id_))
+        source = self.datasets.get(dataset_of(self.recipe, str(id_)))
         if source is None or isinstance(source, StreamRows):
-            return place
-        return f"{source[row_of(str(id_))[1]].ids[0]} ({place})"
+            return location
+        return f"{source[row_of(str(id_))[1]].ids[0]} ({location})"
 
-    def _run_hooks(self, mfc: MFCDef) -> float:
-        """Run the post-hooks; returns the seconds of copies. A copy to other ranks is a later request, which also runs
-        the hooks that follow it."""
-        copied = 0.0
-        for hook in () if remote_copy(mfc, self.topology) else mfc.post_hooks:
-            if isinstance(hook, ParamReallocHook):
-                copied += self._copy(mfc.model_name, hook.target, hook.eta)
-            else:
-                self.models[mfc.model_name].module.offload()
-        return copied
-
-    def copy_weights(self, source: str, target: str, eta: float, then_offload: bool = False) -> dict[str, Any]:
-        """Take part in a copy to a role on other ranks. `then_offload`: offload the source afterwards."""
-        seconds = self._copy(source, target, eta)
-        if source in self.models and then_offload:
-            self.models[source].module.offload()
-        return {"seconds": seconds}
-
-    def _copy(self, source: str, target: str, eta: float) -> float:
-        """Run on all ranks of both roles; returns this rank's seconds since all were there. A follower whose copy fails
-        has weights of two versions and is not used."""
-        follower = self.models.get(target)
+    def copy_weights(self, after: str) -> Fields:
+        """Take part in the copy after a call: on all ranks of the call's role and of the role that follows it. Returns
+        this rank's seconds since all were there. A follower whose copy fails has weights of two versions and is not
+        used."""
+        mfc = self.calls[after]
+        hook = copy_hook(mfc)
+        assert hook is not None
+        source, follower = self.models.get(mfc.model_name), self.models.get(hook.target)
         engine = follower.module if follower is not None else None
-        channel = self._channels[source, target]
-        transfer = WeightTransfer(channel, self.rank, self.device, self.models.get(source), engine)
+        transfer = WeightTransfer(self._channels[mfc.model_name, hook.target], self.rank, self.device, source, engine)
         wait_for_device(self.device)
         transfer.wait_for_all()
         began = time.perf_counter()
         if follower is None:
             transfer.finish()
         else:
-            self._torn.add(target)
-            follower.module.take_parameters(transfer, eta)
+            self._torn.add(hook.target)
+            follower.module.take_parameters(transfer, hook.eta)
             assert transfer.version is not None
             follower.version = replace(transfer.version)
-            self._torn.discard(target)
+            self._torn.discard(hook.target)
         wait_for_device(self.device)
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        if source is not None:
+            self._offload_after(mfc)
+        return {"seconds": seconds}
+
+    def _offload_after(self, mfc: MFCDef) -> None:
+        if any(isinstance(hook, OffloadHook) for hook in mfc.post_hooks):
+            self.models[mfc.model_name].module.offload()
 
     # -- describing ------------------------------------------------------------------------------------------
 
-    def describe(self, **wanted: Sequence[str]) -> dict[str, Any]:
+    def describe(self, aspects: Mapping[str, Sequence[str]]) -> Fields:
         """Describe samples for people to read. They are decoded with the tokenizer that prompts were read with; another
         role may have one of its own."""
-        return describe_samples(self.samples, self._tokenizer, **wanted)
+        return describe_samples(self.samples, self._tokenizer, aspects)
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def _held(self, roles: Sequence[str]) -> dict[str, Model]:
         return {name: self.models[name] for name in roles if name in self.models}
 
-    def checkpoint(self, folder: str, step: int, samples: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    def _own_calls(self) -> dict[str, MFCDef]:
+        """The calls of this rank's roles."""
+        return {name: mfc for name, mfc in self.calls.items() if mfc.model_name in self.models}
+
+    def checkpoint(self, folder: str, step: int, samples: Mapping[str, Sequence[str]]) -> Fields:
         """Copy the state to host memory and start writing it, which ends with a report; returns what fits into a
         message. `samples` → keys: the part of the finished samples that this rank writes; they no longer change."""
         stored = self._held(stored_roles(self.recipe))
         copies = copy_roles(stored, self.topology, self.rank)
-        there, made = Path(folder), [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
+        target, finished = Path(folder), [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
 
         def write() -> list[Path]:
-            return write_roles(copies, stored, there, self.rank) + write_samples(made, there, self.rank)
+            return write_roles(copies, stored, target, self.rank) + write_samples(finished, target, self.rank)
 
-        write_and_report(there, step, self.rank, write, self.report)
+        write_and_report(target, step, self.rank, write, self.report)
         return {
             "versions": {name: vars(model.version) for name, model in self.models.items()},
-            "interfaces": {
-                name: self._interfaces.of(mfc).state_dict()
-                for name, mfc in self.calls.items()
-                if mfc.model_name in self.models
-            },
+            "interfaces": {name: self._interfaces.of(mfc).state_dict() for name, mfc in self._own_calls().items()},
         }
 
-    def verify(self, folder: str, files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def verify(self, folder: str, files: Sequence[Fields]) -> Fields:
         """Verify this rank's share of the files of a checkpoint, of which nothing has been loaded yet."""
         return verify_share(folder, files, torch.get_num_threads())
 
-    def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> dict[str, Any]:
+    def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> Fields:
         """Resume from a checkpoint written by any number of ranks."""
         changing = self._held(self.recipe.changing_roles)
         restore_roles(changing, Path(folder), mirrored_roles(self.recipe), self.topology, self.rank)
         self._torn.clear()
         for name, model in self.models.items():
             model.version = ModelVersion(**versions[name]) if name in versions else model.version
-        for name, mfc in self.calls.items():
-            if mfc.model_name in self.models and interfaces.get(name):
+        for name, mfc in self._own_calls().items():
+            if interfaces.get(name):
                 self._interfaces.of(mfc).load_state_dict(interfaces[name])
         return {}
 
-    def load_samples(self, folder: str, ids: Sequence[str]) -> dict[str, Any]:
+    def load_samples(self, folder: str, ids: Sequence[str]) -> Fields:
         """Load finished samples from a checkpoint; returns their description."""
-        samples = [sample.to(self.device) for sample in read_samples(Path(folder), ids)]
+        return self._store([sample.to(self.device) for sample in read_samples(Path(folder), ids)])
+
+    def _store(self, samples: Sequence[SequenceSample]) -> Fields:
+        """Store samples of batch size 1; returns their description, None if there are none."""
         for sample in samples:
             self.samples.add(sample)
-        return {"batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json()}
+        return {"batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json() if samples else None}
 
     # -- ending ----------------------------------------------------------------------------------------------
 
-    def save(self, role: str, folder: str) -> dict[str, Any]:
+    def save(self, role: str, folder: str) -> Fields:
         """Save a role; every rank of the role takes part."""
         trainer = next((m for m in self.calls.values() if m.model_name == role and m.is_train), None)
         with explain_disk_errors(Path(folder)):
@@ -397,7 +355,7 @@ class ModelWorker:
                 self.models[role].module.save_to_hf(self.models[role].tokenizer, folder)
         return {}
 
-    def shutdown(self) -> dict[str, Any]:
+    def shutdown(self) -> Fields:
         for pool in self._pools.values():
             pool.close()
         for model, backend in self._backed.values():
@@ -407,14 +365,14 @@ class ModelWorker:
         self._interfaces.clear()
         return {}
 
+    def end_lane(self) -> Fields:
+        """The last request to a pool's lane."""
+        return {}
 
-def _without_samples(described: dict[str, Any], device: torch.device) -> SequenceSample:
+
+def _without_samples(described: Fields, device: torch.device) -> SequenceSample:
     """A batch of size 0 with the keys and dtypes of the others."""
     like = SequenceSample.from_json(described)
     shapes = {key: (0, *(like.trailing_shapes[key] or ())) for key in like.keys}
     data = {key: torch.empty(shape, dtype=like.dtypes[key], device=device) for key, shape in shapes.items()}
     return SequenceSample(ids=[], seqlens={key: [] for key in like.keys}, data={**data}, metadata=like.metadata)
-
-
-def _as_message(numbers: Mapping[str, Moments]) -> dict[str, list[float]]:
-    return {name: list(astuple(moments)) for name, moments in numbers.items()}

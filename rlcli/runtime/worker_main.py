@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +21,8 @@ from rlcli.processes import die_with_parent, keep_private
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.data_lane import DataLane
-    from rlcli.runtime.messages import Tell
-    from rlcli.runtime.store_client import RunStore
+    from rlcli.runtime.messages import Handle, Tell
+    from rlcli.runtime.store import RunStore
     from rlcli.runtime.worker import ModelWorker
 
 MEETING = "RLCLI_MEETING"
@@ -57,15 +58,14 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     import torch.distributed as dist
 
     from rlcli.runtime.control import Control
-    from rlcli.runtime.messages import MOVES, Failure
-    from rlcli.runtime.rank_warnings import report_warnings
-    from rlcli.runtime.store_client import RunStore
+    from rlcli.runtime.messages import END_LANE, MOVES, Failure
+    from rlcli.runtime.report import report_warnings
+    from rlcli.runtime.store import RunStore
     from rlcli.runtime.transport import ZmqWorker
 
     def failure(error: BaseException) -> Failure:
         traceback.print_exception(error)
-        text = "".join(traceback.format_exception(error))
-        return Failure.of(error, f"rank {rank} pid {os.getpid()}", text)
+        return Failure.of(error, f"rank {rank} pid {os.getpid()}")
 
     meeting = Path(os.environ[MEETING])
     link = ZmqWorker(meeting, rank, int(os.environ[NODE]))
@@ -77,14 +77,20 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         link.close()
         sys.exit(1)
     report_warnings(link.report)
-    from rlcli.runtime.lanes import lanes_of, start_lane  # slow to import: this rank reports to the master first
+    from rlcli.runtime.ranks import lanes_of  # slow to import: this rank reports to the master first
 
-    others = [lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks]
-    threads = [
-        start_lane(lane, (data_lane if lane == MOVES else worker).handle, failure, link, meeting, rank)
-        for lane in others
-    ]
-    link.serve(worker.handle, failure, lanes=others)
+    def serve_lane(lane: str, handle: Handle) -> None:
+        lane_link = ZmqWorker(meeting, rank, main=link)
+        lane_link.serve(handle, failure, until=END_LANE, lane=lane)
+        lane_link.close()
+
+    lanes = [lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks]
+    threads = []
+    for lane in lanes:
+        handle = (data_lane if lane == MOVES else worker).handle
+        threads.append(threading.Thread(target=serve_lane, args=(lane, handle), name=lane, daemon=True))
+        threads[-1].start()
+    link.serve(worker.handle, failure, lanes=lanes)
     for thread in threads:
         thread.join()
     worker.meshes.clear()

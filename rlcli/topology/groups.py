@@ -73,7 +73,7 @@ def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
     pools = (
         Group(
             pool_name(role), "pool", tuple(nodes[rank] for rank in placed(role)),
-            (sys.executable, "-P", "-m", "rlcli.runtime.pool_main", role), {"CUDA_VISIBLE_DEVICES": ""},
+            (sys.executable, "-P", "-m", "rlcli.runtime.pool", role), {"CUDA_VISIBLE_DEVICES": ""},
         )
         for role in pooled_roles(recipe)
     )  # fmt: skip

@@ -188,7 +188,7 @@ def _arguments(backend: Component) -> dict[str, Any]:
 
 
 def _role_memory(recipe: Recipe, role: str, model: MemoryModel) -> RoleMemory:
-    resident = model.kept()
+    resident = model.resident()
     away = _away(recipe, role, resident) if recipe.cluster.device != "cpu" else 0
     return RoleMemory(role, model.role.architecture.parameters(recipe.models[role].head), resident, away)
 

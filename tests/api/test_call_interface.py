@@ -1,4 +1,4 @@
-"""What every interface would otherwise do itself is done around its calls, once, also for those that do it."""
+"""Around each call, mode, device and version are set once, also for interfaces that do so themselves."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ KEYS = ["packed_input_ids", "prompt_mask"]
 EXAMPLE = Path(__file__).parents[1] / "interfaces" / "custom_interface_example.txt"
 
 
-class Lean(ModelInterface):
-    """Trains on the answers, and does nothing else."""
+class LeanInterface(ModelInterface):
+    """Trains on the answers; leaves mode, device and version to the caller."""
 
     def train_step(self, model, data, mb_spec):
         return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec)
@@ -39,8 +39,8 @@ class Lean(ModelInterface):
         return -output.logprobs[self.mask(batch)].sum()
 
 
-class Port(Lean):
-    """The same, as code for other systems is written."""
+class PortedInterface(LeanInterface):
+    """The same, with the bookkeeping that interfaces of other systems do themselves."""
 
     def train_step(self, model, data, mb_spec):
         model.module.train()
@@ -52,7 +52,7 @@ class Port(Lean):
         return stats
 
 
-class CountsOptimizerSteps(Lean):
+class CountsEachOptimizerStep(LeanInterface):
     def train_step(self, model, data, mb_spec):
         stats = super().train_step(model, data, mb_spec)
         for _ in range(4):
@@ -60,44 +60,44 @@ class CountsOptimizerSteps(Lean):
         return stats
 
 
-def role(engine=WatchedEngine, spec=None):
+def model_with(engine=WatchedEngine, spec=None):
     return Model("tested", engine(TinyLM()), DigitTokenizer(), torch.device("cpu"), ft_spec=spec)
 
 
-def steps(interface, count=3, spec=None):
-    """(model, stats of the last step) after so many."""
-    model = role(spec=spec)
+def train_steps(interface, count=3, spec=None):
+    """(model, stats of the last step) after `count` training steps."""
+    model = model_with(spec=spec)
     for _ in range(count):
         stats = call_interface(interface, "train_step", model, make_batch(KEYS), MicroBatchSpec(n_mbs=2))
     return model, stats
 
 
-def test_an_interface_that_does_nothing_itself():
-    model, _ = steps(Lean())
+def test_mode_and_version_are_set_around_a_train_step():
+    model, _ = train_steps(LeanInterface())
     assert model.version.global_step == 3
     assert model.module.scheduled == [0, 1, 2]
     assert model.module.mode is True
 
 
-@pytest.mark.parametrize("twin", [Port, CountsOptimizerSteps])
-def test_one_that_does_it_as_well_is_counted_once(twin):
-    (lean, expected), (port, stats) = steps(Lean()), steps(twin())
+@pytest.mark.parametrize("twin", [PortedInterface, CountsEachOptimizerStep])
+def test_an_interface_that_also_counts_versions_is_counted_once(twin):
+    (lean, expected), (port, stats) = train_steps(LeanInterface()), train_steps(twin())
     assert stats == expected
     assert vars(port.version) == vars(lean.version)
     assert port.module.scheduled == lean.module.scheduled
-    for one, other in zip(port.module.model.parameters(), lean.module.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for ported_weight, lean_weight in zip(port.module.model.parameters(), lean.module.model.parameters(), strict=True):
+        assert torch.equal(ported_weight, lean_weight)
 
 
-def test_an_epoch_is_counted_once_too():
+def test_an_epoch_is_counted_once():
     spec = FinetuneSpec(total_train_steps=6, dataset_size=16, train_batch_size=8)
-    for interface in (Lean(), Port(), CountsOptimizerSteps()):
-        version = steps(interface, count=3, spec=spec)[0].version
+    for interface in (LeanInterface(), PortedInterface(), CountsEachOptimizerStep()):
+        version = train_steps(interface, count=3, spec=spec)[0].version
         assert (version.global_step, version.epoch, version.epoch_step) == (3, 1, 1)
 
 
-def test_the_example_of_another_system_is_counted_once(monkeypatch):
-    """It sets the mode, gives the version step and counts the version itself."""
+def test_the_example_of_another_system_counts_each_step_once(monkeypatch):
+    """It sets the mode, passes the version step and increments the version itself."""
     table = registered("interfaces")
     monkeypatch.setitem(table, "custom", None)
     table.pop("custom")
@@ -106,16 +106,16 @@ def test_the_example_of_another_system_is_counted_once(monkeypatch):
     loader.exec_module(module)
     batch = make_batch(KEYS)
     batch.remap_keys_({"prompt_mask": "mask"})
-    batch.data["mask"] = Lean().mask(make_batch(KEYS))
+    batch.data["mask"] = LeanInterface().mask(make_batch(KEYS))
     batch.seqlens["mask"] = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
-    model = role()
+    model = model_with()
     for _ in range(2):
         call_interface(table["custom"](), "train_step", model, batch)
     assert model.version.global_step == 2
     assert model.module.scheduled == [0, 1]
 
 
-class Infers(ModelInterface):
+class InferenceInterface(ModelInterface):
     WRITES = {"inference": ("values", "seq_no_eos_mask", "packed_logprobs", "rewards")}
 
     def inference(self, model, data, mb_spec):
@@ -129,20 +129,20 @@ class Infers(ModelInterface):
 
 
 @pytest.mark.parametrize("call", ["inference", "generate", "evaluate"])
-def test_nothing_but_training_drops_out_or_counts(call):
-    model, batch = role(ModalEngine), make_batch(KEYS)
-    call_interface(Infers(), call, model, [batch, batch] if call == "evaluate" else batch)
+def test_only_training_uses_training_mode_or_counts_versions(call):
+    model, batch = model_with(ModalEngine), make_batch(KEYS)
+    call_interface(InferenceInterface(), call, model, [batch, batch] if call == "evaluate" else batch)
     assert model.module.passes_in_training_mode == 0
     assert model.version.global_step == 0
 
 
-class Elsewhere(WatchedEngine):
-    """An engine whose device holds no numbers."""
+class MetaDeviceEngine(WatchedEngine):
+    """An engine on a device other than the CPU."""
 
     device = torch.device("meta")
 
 
-class Looks(ModelInterface):
+class RecordsDevices(ModelInterface):
     def __init__(self):
         self.seen = []
 
@@ -161,8 +161,8 @@ class Looks(ModelInterface):
 
 @pytest.mark.parametrize("call", ["train_step", "inference", "generate", "evaluate"])
 def test_data_is_on_the_device_of_the_engine(call):
-    interface, batch = Looks(), make_batch(KEYS)
-    call_interface(interface, call, role(Elsewhere), [batch] if call == "evaluate" else batch)
+    interface, batch = RecordsDevices(), make_batch(KEYS)
+    call_interface(interface, call, model_with(MetaDeviceEngine), [batch] if call == "evaluate" else batch)
     call_interface(
         interface, call, Model("rule", None, None, torch.device("cpu")), [batch] if call == "evaluate" else batch
     )
@@ -170,38 +170,38 @@ def test_data_is_on_the_device_of_the_engine(call):
     assert {tensor.device.type for tensor in batch.data.values()} == {"cpu"}
 
 
-def test_the_mock_that_every_interface_has():
-    """By what the keys mean; the same for a sample in any batch, and without a model."""
+def test_mocked_outputs_fit_the_meaning_of_their_keys():
+    """Mocked values fit the meaning of their keys, need no model, and do not depend on the rest of the batch."""
     model, batch = Model("tested", None, None, torch.device("cpu")), make_batch(KEYS)
-    made = Infers().mock("inference", model, batch)
-    tensors, tokens = made.data, batch.flat_seqlens("packed_input_ids")
-    assert set(made.keys) == set(Infers.WRITES["inference"])
+    mocked = InferenceInterface().mock("inference", model, batch)
+    tensors, tokens = mocked.data, batch.flat_seqlens("packed_input_ids")
+    assert set(mocked.keys) == set(InferenceInterface.WRITES["inference"])
     assert len(tensors["values"]) == sum(tokens)
     assert tensors["values"].abs().max() <= 1
     assert tensors["seq_no_eos_mask"].dtype is torch.bool
     assert set(tensors["rewards"].tolist()) == {0.0, 1.0}
-    response = Lean().mask(batch)
+    response = LeanInterface().mask(batch)
     assert tensors["packed_logprobs"].dtype is torch.float32
     assert not tensors["packed_logprobs"][~response].any()
     assert -2 <= tensors["packed_logprobs"].min() < tensors["packed_logprobs"].max() <= 0
-    alone = Infers().mock("inference", model, batch.select_indices([3]))
-    for key, sample in itertools.product(made.keys, [made.unpack()[3]]):
+    alone = InferenceInterface().mock("inference", model, batch.select_indices([3]))
+    for key, sample in itertools.product(mocked.keys, [mocked.unpack()[3]]):
         assert torch.equal(alone.data[key], sample.data[key])
-    assert not list(Infers().mock("train_step", model, batch).keys)
+    assert not list(InferenceInterface().mock("train_step", model, batch).keys)
 
 
-class WritesItsOwn(ModelInterface):
+class WritesUnknownKeys(ModelInterface):
     WRITES = {"inference": ("my_numbers",), "generate": ("packed_input_ids",)}
 
 
-def test_nobody_mocks_what_only_the_interface_knows():
+def test_keys_without_a_known_meaning_have_no_mock():
     model, batch = Model("tested", None, None, torch.device("cpu")), make_batch(KEYS)
     with pytest.raises(NotImplementedError, match="my_numbers"):
-        WritesItsOwn().mock("inference", model, batch)
+        WritesUnknownKeys().mock("inference", model, batch)
     with pytest.raises(NotImplementedError, match="no mock of generate"):
-        WritesItsOwn().mock("generate", model, batch)
+        WritesUnknownKeys().mock("generate", model, batch)
 
 
 def test_an_interface_saves_with_its_tokenizer(tmp_path):
-    Lean().save(role(), str(tmp_path / "saved"))
+    LeanInterface().save(model_with(), str(tmp_path / "saved"))
     assert (tmp_path / "saved" / "model.safetensors").exists()

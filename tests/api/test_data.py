@@ -1,4 +1,4 @@
-"""What a SequenceSample accepts and refuses, and the traps of its ancestors, each of which is a test here."""
+"""What a SequenceSample accepts and refuses, including the known traps of its predecessors."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ def batch(ids=("a", "b", "c"), lengths=((3,), (2, 4), (1,)), **changes):
     return SequenceSample(**(fields | changes))
 
 
-def meta(**changes):
+def description(**changes):
     fields = {"ids": ["a"], "seqlens": {"x": [2]}, "dtypes": {"x": torch.int64}, "trailing_shapes": {"x": ()}}
     return SequenceSample(**(fields | changes))
 
@@ -63,14 +63,14 @@ def test_traits_and_keys_are_inferred_from_the_data():
         ({"metadata": {1: ["1", "2", "3"]}}, "not strings"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(changes, message):
+def test_inconsistent_fields_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         batch(**changes)
 
 
-def test_a_string_is_no_list_of_ids():
+def test_a_string_is_refused_as_a_list_of_ids():
     with pytest.raises(ValueError, match="ids is a str, not a list"):
-        meta(ids="a")
+        description(ids="a")
 
 
 def test_unknown_constructor_arguments_are_refused():
@@ -78,15 +78,15 @@ def test_unknown_constructor_arguments_are_refused():
         batch(metdata={})
 
 
-def test_a_description_states_its_dtypes():
-    assert meta().data is None
+def test_a_description_without_dtypes_is_refused():
+    assert description().data is None
     with pytest.raises(ValueError, match="cannot be inferred without data"):
-        meta(dtypes=None)
+        description(dtypes=None)
     with pytest.raises(ValueError, match=r"not a torch\.dtype"):
-        meta(dtypes={"x": "int64"})
+        description(dtypes={"x": "int64"})
 
 
-def test_the_constructor_takes_copies_of_what_it_is_given():
+def test_the_constructor_copies_its_arguments():
     seqlens, answers, data = {"x": [[1]]}, ["1"], {"x": torch.zeros(1)}
     sample = SequenceSample(ids=["a"], seqlens=seqlens, data=data, metadata={"answer": answers})
     seqlens["x"][0].append(7)
@@ -95,7 +95,7 @@ def test_the_constructor_takes_copies_of_what_it_is_given():
     assert (sample.seqlens, sample.metadata, list(sample.data)) == ({"x": [[1]]}, {"answer": ["1"]}, ["x"])
 
 
-def test_keys_are_walked_through_in_one_order_everywhere():
+def test_keys_are_sorted_in_every_mapping():
     names = ["zeta", "alpha", "mid"]
     sample = SequenceSample(
         ids=["a"], keys=set(names), seqlens={n: [0] for n in names}, data={n: torch.zeros(0) for n in names}
@@ -106,7 +106,7 @@ def test_keys_are_walked_through_in_one_order_everywhere():
         assert list(mapping) == sorted(names)
 
 
-def test_copies_and_pickles():
+def test_copies_and_pickles_have_the_same_keys_and_data():
     sample = batch()
     for twin in (copy.deepcopy(sample), pickle.loads(pickle.dumps(sample))):
         assert twin.keys == sample.keys
@@ -114,7 +114,7 @@ def test_copies_and_pickles():
         assert torch.equal(twin.data["values"], sample.data["values"])
 
 
-def test_validation_in_one_thread_is_not_switched_off_by_another():
+def test_gather_does_not_disable_validation_in_other_threads():
     def gather_many(_):
         for _ in range(200):
             SequenceSample.gather([batch(["a", "b", "c"]), batch(["d", "e", "f"])])
@@ -132,7 +132,7 @@ def test_validation_in_one_thread_is_not_switched_off_by_another():
 # -- gather, update_, remap_keys_, meta ----------------------------------------------------------------------
 
 
-def test_gather_refuses_nothing_and_duplicate_ids():
+def test_gather_refuses_an_empty_list_and_duplicate_ids():
     with pytest.raises(ValueError, match="nothing to gather"):
         SequenceSample.gather([])
     with pytest.raises(ValueError, match="'b'"):
@@ -140,7 +140,7 @@ def test_gather_refuses_nothing_and_duplicate_ids():
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("mismatched", "message"),
     [
         (batch(["d", "e", "f"]).select(["values"]), "keys"),
         (batch(["d", "e", "f"]).meta(), "holds the data of None"),
@@ -167,36 +167,36 @@ def test_gather_refuses_nothing_and_duplicate_ids():
         ),
     ],
 )
-def test_gather_drops_and_casts_nothing(other, message):
-    for pair in ([batch(), other], [other, batch()]):
+def test_gather_refuses_samples_with_different_traits(mismatched, message):
+    for pair in ([batch(), mismatched], [mismatched, batch()]):
         with pytest.raises(ValueError, match="cannot gather"):
             SequenceSample.gather(pair)
     with pytest.raises(ValueError, match=message):
-        SequenceSample.gather([batch(), other])
+        SequenceSample.gather([batch(), mismatched])
 
 
-def test_gather_selects_keys_that_all_have():
+def test_gather_selects_keys_that_all_samples_have():
     parts = [batch(), batch(["d", "e", "f"]).select(["values"])]
     assert SequenceSample.gather(parts, keys=["values"]).keys == {"values"}
     with pytest.raises(ValueError, match="there is no key 'packed_input_ids'"):
         SequenceSample.gather(parts, keys=["values", "packed_input_ids"])
 
 
-def test_gather_passes_over_empty_parts_and_keeps_an_empty_whole():
+def test_gather_skips_empty_samples_and_accepts_only_empty_ones():
     empty = batch().select_indices([])
     assert SequenceSample.gather([empty, batch(), empty]).ids == ["a", "b", "c"]
     assert SequenceSample.gather([empty, empty]).bs == 0
     assert SequenceSample.gather([empty, empty]).data["values"].dtype == torch.bfloat16
 
 
-def test_keys_without_a_tensor_travel_along():
+def test_keys_without_a_tensor_survive_unpack_and_gather():
     sample = SequenceSample(ids=["a", "b"], seqlens={"x": [1, 1]}, data={"x": None})
     gathered = SequenceSample.gather(sample.unpack())
     assert gathered.data == {"x": None}
     assert gathered.dtypes == {"x": None}
 
 
-def test_update_adds_keys_and_replaces_those_it_has():
+def test_update_adds_new_keys_and_replaces_existing_ones():
     sample = batch()
     addition = SequenceSample(
         ids=["a", "b", "c"],
@@ -217,7 +217,7 @@ def test_update_adds_keys_and_replaces_those_it_has():
 
 
 @pytest.mark.parametrize(
-    ("this", "other", "message"),
+    ("sample", "addition", "message"),
     [
         (batch(), batch(["a", "c", "b"]), "another order"),
         (batch(), batch(["a", "b", "d"]), "other ids"),
@@ -225,18 +225,18 @@ def test_update_adds_keys_and_replaces_those_it_has():
         (batch().meta(), batch(), "the other batch has data and this has none"),
     ],
 )
-def test_update_drops_nothing_silently(this, other, message):
-    before = this.as_json()
+def test_a_refused_update_leaves_the_sample_unchanged(sample, addition, message):
+    before = sample.as_json()
     with pytest.raises(ValueError, match=message):
-        this.update_(other)
-    assert this.as_json() == before
+        sample.update_(addition)
+    assert sample.as_json() == before
 
 
-def test_descriptions_update_descriptions():
-    this = batch().meta()
-    this.update_(meta(ids=["a", "b", "c"], seqlens={"x": [1, 1, 1]}))
-    assert this.keys == {"packed_input_ids", "values", "x"}
-    assert this.data is None
+def test_a_description_is_updated_by_a_description():
+    described = batch().meta()
+    described.update_(description(ids=["a", "b", "c"], seqlens={"x": [1, 1, 1]}))
+    assert described.keys == {"packed_input_ids", "values", "x"}
+    assert described.data is None
 
 
 def test_two_keys_can_swap_names():
@@ -249,8 +249,8 @@ def test_two_keys_can_swap_names():
 
 
 def test_renaming_in_a_chain_does_not_depend_on_order():
-    one = {"values": "x", "packed_input_ids": "values"}
-    for remap in (one, dict(reversed(one.items()))):
+    chain = {"values": "x", "packed_input_ids": "values"}
+    for remap in (chain, dict(reversed(chain.items()))):
         sample = batch()
         sample.remap_keys_(remap)
         assert sample.keys == {"values", "x"}
@@ -265,7 +265,7 @@ def test_renaming_in_a_chain_does_not_depend_on_order():
         ({"valuse": "x"}, "no key 'valuse'"),
     ],
 )
-def test_renaming_clobbers_nothing(remap, message):
+def test_renaming_to_an_existing_or_from_an_unknown_key_is_refused(remap, message):
     sample = batch()
     with pytest.raises(ValueError, match=message):
         sample.remap_keys_(remap)
@@ -290,7 +290,7 @@ def test_a_description_shares_nothing_with_its_parent():
 # -- other forms ---------------------------------------------------------------------------------------------
 
 
-def test_moving_keeps_dtypes_and_to_leaves_the_original_alone():
+def test_moving_to_a_device_keeps_dtypes_and_the_original():
     sample = batch()
     moved = sample.to("meta")
     assert moved.data["values"].device.type == "meta"
@@ -316,12 +316,12 @@ def test_moving_keeps_dtypes_and_to_leaves_the_original_alone():
         ("extra", 1),
     ],
 )
-def test_foreign_json_is_checked(field, value):
+def test_invalid_json_is_refused(field, value):
     encoded = batch().as_json() | {field: value}
     with pytest.raises(ValueError, match=r"\w"):
         SequenceSample.from_json(encoded)
 
 
-def test_ids_that_json_cannot_hold_are_refused():
+def test_ids_that_json_cannot_represent_are_refused():
     with pytest.raises(ValueError, match="neither strings nor ints"):
         SequenceSample(ids=[("a", 1)], seqlens={"x": [1]}, data={"x": torch.ones(1)}).as_json()

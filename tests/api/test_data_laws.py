@@ -1,4 +1,4 @@
-"""Laws of SequenceSample for arbitrary batches: what is taken apart can be put together again."""
+"""Properties of SequenceSample for arbitrary batches: splitting and encoding are undone by their inverses."""
 
 import json
 
@@ -32,14 +32,14 @@ def batches(draw, min_size=0):
     )
 
 
-def same(one, other):
-    assert one.ids == other.ids
-    assert one.keys == other.keys
-    for part in ("seqlens", "dtypes", "trailing_shapes", "metadata"):
-        assert getattr(one, part) == getattr(other, part)
-    assert (one.data is None) == (other.data is None)
-    for key in one.keys if one.data is not None else ():
-        left, right = one.data[key], other.data[key]
+def assert_same(left_sample, right_sample):
+    assert left_sample.ids == right_sample.ids
+    assert left_sample.keys == right_sample.keys
+    for field in ("seqlens", "dtypes", "trailing_shapes", "metadata"):
+        assert getattr(left_sample, field) == getattr(right_sample, field)
+    assert (left_sample.data is None) == (right_sample.data is None)
+    for key in left_sample.keys if left_sample.data is not None else ():
+        left, right = left_sample.data[key], right_sample.data[key]
         assert (left is None) == (right is None)
         if left is not None:
             assert left.dtype == right.dtype
@@ -50,7 +50,7 @@ def same(one, other):
 @given(batches(min_size=1), st.data())
 def test_gather_undoes_split(sample, data):
     parts = sample.split(data.draw(st.integers(1, sample.bs)))
-    assert same(SequenceSample.gather(parts), sample)
+    assert assert_same(SequenceSample.gather(parts), sample)
 
 
 @given(batches(min_size=1), st.data())
@@ -59,18 +59,18 @@ def test_gather_undoes_split_with_spec(sample, data):
     spec = SequenceSplitSpec(partitions=list(zip([0, *cuts], [*cuts, sample.bs], strict=True)))
     parts = sample.split_with_spec(spec)
     assert [part.bs for part in parts] == spec.sizes
-    assert same(SequenceSample.gather(parts), sample)
+    assert assert_same(SequenceSample.gather(parts), sample)
 
 
 @given(batches(min_size=1))
 def test_gather_undoes_unpack(sample):
     parts = sample.unpack()
     assert [part.bs for part in parts] == [1] * sample.bs
-    assert same(SequenceSample.gather(parts), sample)
+    assert assert_same(SequenceSample.gather(parts), sample)
 
 
 @given(batches(min_size=1), st.integers(12, 40), st.integers(1, 8))
-def test_micro_batches_hold_the_cap_and_can_be_put_back(sample, cap, n_mbs):
+def test_micro_batches_respect_the_cap_and_can_be_reassembled(sample, cap, n_mbs):
     parts, forward, backward = sample.split(MicroBatchSpec(n_mbs=n_mbs, max_tokens_per_mb=cap))
     counted = max(sample.keys, key=lambda key: sum(sample.flat_seqlens(key)))
     assert all(sum(part.flat_seqlens(counted)) <= cap for part in parts)
@@ -78,7 +78,7 @@ def test_micro_batches_hold_the_cap_and_can_be_put_back(sample, cap, n_mbs):
     assert all(part.bs for part in parts)
     together = SequenceSample.gather(parts)
     assert together.ids == [sample.ids[i] for i in forward]
-    assert same(together.reorder(backward), sample)
+    assert assert_same(together.reorder(backward), sample)
     for key, tensor in sample.data.items():
         if tensor is not None:
             rows = torch.cat([part.data[key] for part in parts])
@@ -87,42 +87,42 @@ def test_micro_batches_hold_the_cap_and_can_be_put_back(sample, cap, n_mbs):
 
 
 @given(batches(min_size=1), st.integers(12, 40))
-def test_micro_batch_indices_are_sorted_and_name_the_samples(sample, cap):
+def test_micro_batch_indices_are_sorted_and_select_its_samples(sample, cap):
     parts, groups = sample.split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=cap))
     assert groups == sorted(sorted(group) for group in groups)
-    for part, group in zip(parts, groups, strict=True):
-        assert same(part, sample.select_indices(group))
+    for micro_batch, group in zip(parts, groups, strict=True):
+        assert assert_same(micro_batch, sample.select_indices(group))
 
 
 @given(batches(), st.randoms(use_true_random=False))
-def test_a_permutation_and_its_inverse_leave_everything_as_it_was(sample, random):
+def test_a_permutation_and_its_inverse_restore_the_sample(sample, random):
     order = list(range(sample.bs))
     random.shuffle(order)
     inverse = sorted(range(sample.bs), key=order.__getitem__)
     assert sample.reorder(order).metadata["answer"] == [str(i) for i in order]
-    assert same(sample.reorder(order).reorder(inverse), sample)
+    assert assert_same(sample.reorder(order).reorder(inverse), sample)
 
 
 @given(batches(), st.data())
-def test_selected_samples_are_those_of_unpack(sample, data):
+def test_selected_samples_equal_the_unpacked_ones(sample, data):
     chosen = data.draw(st.lists(st.integers(0, sample.bs - 1), unique=True)) if sample.bs else []
     selected, single = sample.select_indices(chosen), sample.unpack()
     assert selected.keys == sample.keys
     assert selected.dtypes == sample.dtypes
     assert selected.trailing_shapes == sample.trailing_shapes
     if chosen:
-        assert same(selected, SequenceSample.gather([single[i] for i in chosen]))
-    assert same(SequenceSample.from_json(selected.as_json()), selected)
+        assert assert_same(selected, SequenceSample.gather([single[i] for i in chosen]))
+    assert assert_same(SequenceSample.from_json(selected.as_json()), selected)
 
 
 @given(batches())
 def test_json_restores_every_value_and_dtype(sample):
     for form in (sample, sample.meta()):
         text = json.dumps(form.as_json(), allow_nan=False)
-        assert same(SequenceSample.from_json(json.loads(text)), form)
+        assert assert_same(SequenceSample.from_json(json.loads(text)), form)
 
 
-def test_json_restores_numbers_that_json_has_no_words_for():
+def test_json_restores_infinities_nan_negative_zero_and_subnormals():
     numbers = torch.tensor([float("inf"), float("-inf"), -0.0, 1e-45, 3.4e38])
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         odd = torch.cat([numbers, torch.tensor([float("nan")])]).to(dtype)
@@ -135,8 +135,8 @@ def test_json_restores_numbers_that_json_has_no_words_for():
 
 
 @given(batches(min_size=2), st.data())
-def test_select_and_update_put_keys_back(sample, data):
+def test_updating_with_the_remaining_keys_restores_the_sample(sample, data):
     chosen = data.draw(st.sets(st.sampled_from(sorted(sample.keys))))
-    whole = sample.select(chosen)
-    whole.update_(sample.select(sample.keys - chosen))
-    assert same(whole, sample)
+    restored = sample.select(chosen)
+    restored.update_(sample.select(sample.keys - chosen))
+    assert assert_same(restored, sample)

@@ -1,4 +1,4 @@
-"""How a batch is split and put into another order: contiguous parts, micro-batches under a cap, permutations."""
+"""How a batch is split and reordered: contiguous parts, micro-batches under a cap, permutations."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_split_into_contiguous_balanced_parts():
     assert [part.bs for part in sample.split_with_spec(SequenceSplitSpec(sizes=[4, 1]))] == [4, 1]
 
 
-def test_splits_that_are_not_possible_are_refused():
+def test_impossible_splits_are_refused():
     sample = batch()
     with pytest.raises(ValueError, match="3 items into 4 parts"):
         sample.split(4)
@@ -35,7 +35,7 @@ def test_splits_that_are_not_possible_are_refused():
         sample.split_with_spec(SequenceSplitSpec(sizes=[2]))
 
 
-def test_micro_batches_hold_their_cap():
+def test_micro_batches_respect_the_cap_and_the_minimum_number():
     sample = batch(ids="abcde", lengths=[(7,), (5,), (2, 1), (3,), (2,)])
     parts, groups = sample.split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=10))
     assert groups == [[0, 3], [1, 2, 4]]
@@ -46,12 +46,12 @@ def test_micro_batches_hold_their_cap():
     assert len(clamped) == 5
 
 
-def test_a_sample_above_the_cap_is_named():
+def test_the_error_names_a_sample_above_the_cap():
     with pytest.raises(DataError, match=r"error\[F30\].*sample b has 6 tokens.*: 5"):
         batch().split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=5))
 
 
-def test_tokens_are_counted_by_the_longest_key_if_the_asked_one_is_missing():
+def test_tokens_are_counted_by_the_longest_key_without_packed_input_ids():
     sample = batch().select(["values"])
     assert sample.split_to_micro_batches(MicroBatchSpec(max_tokens_per_mb=6))[1] == [[0, 2], [1]]
 
@@ -61,19 +61,19 @@ def test_an_empty_batch_has_no_micro_batches():
 
 
 @pytest.mark.parametrize("indices", [[0, 0], [3], [-1]])
-def test_indices_that_name_no_sample_once_are_refused(indices):
+def test_repeated_or_out_of_range_indices_are_refused(indices):
     with pytest.raises(ValueError, match="sample indices"):
         batch().select_indices(indices)
 
 
-def test_reorder_takes_permutations_only():
+def test_reorder_accepts_only_permutations():
     assert batch().reorder([2, 0, 1]).ids == ["c", "a", "b"]
     for wrong in ([0, 1], [0, 1, 1], [0, 1, 3]):
         with pytest.raises(ValueError, match="not a permutation"):
             batch().reorder(wrong)
 
 
-def test_reorder_output_refuses_what_does_not_fit():
+def test_reorder_output_refuses_wrong_inverses_and_row_counts():
     with pytest.raises(ValueError, match="inverse"):
         SequenceSample.reorder_output(torch.zeros(3), [[1], [2]], [1, 0], [0, 1])
     with pytest.raises(ValueError, match="has 4 rows"):

@@ -1,4 +1,4 @@
-"""The batch logic that all engines share: what a batch is cut into, and what every rank hears of it."""
+"""The batch logic that all engines share: how a batch is cut, and which results every rank receives."""
 
 import threading
 
@@ -18,7 +18,7 @@ GROUPS = [[(2, 3), (2, 5), (2, 1)], [(3, 4), (3, 2)], [(1, 6)]]
 """(prompt, response) of each sequence of each of three samples, in tokens."""
 
 
-def grouped():
+def grouped_batch():
     return make_batch(("packed_input_ids", "prompt_mask"), GROUPS, 0, vocabulary=11, end=2)
 
 
@@ -33,35 +33,35 @@ def weight(sample):
 
 
 @pytest.mark.parametrize("spec", [MicroBatchSpec(), MicroBatchSpec(n_mbs=4), MicroBatchSpec(max_tokens_per_mb=8)])
-def test_groups_may_be_cut_over_micro_batches(spec):
-    whole, cut = TinyEngine(TinyLM()), TinyEngine(TinyLM())
-    wanted = whole.train_batch(grouped(), loss, weight)
-    found = cut.train_batch(grouped(), loss, weight, mb_spec=spec, cut="sequence")
-    assert found == pytest.approx(wanted, rel=1e-12)
+def test_cutting_groups_into_micro_batches_keeps_stats_and_gradients(spec):
+    uncut, cut = TinyEngine(TinyLM()), TinyEngine(TinyLM())
+    expected = uncut.train_batch(grouped_batch(), loss, weight)
+    stats = cut.train_batch(grouped_batch(), loss, weight, mb_spec=spec, cut="sequence")
+    assert stats == pytest.approx(expected, rel=1e-12)
     assert cut.micro_batches >= min(spec.n_mbs, 6)
-    for name, gradient in whole.gradient.items():
+    for name, gradient in uncut.gradient.items():
         torch.testing.assert_close(cut.gradient[name], gradient, rtol=1e-12, atol=1e-14)
 
 
-def test_a_sample_beyond_the_cap_fits_when_it_is_cut():
+def test_a_sample_above_the_cap_fits_when_cut_by_sequence():
     spec = MicroBatchSpec(max_tokens_per_mb=8)  # the first sample has 15 tokens, no sequence has more than 7
     with pytest.raises(DataError, match="15 tokens"):
-        split_batch(grouped(), spec)
-    cut = split_batch(grouped(), spec, "sequence")
+        split_batch(grouped_batch(), spec)
+    cut = split_batch(grouped_batch(), spec, "sequence")
     assert max(sum(one.sample.flat_seqlens("packed_input_ids")) for one in cut) <= 8
 
 
-def test_outputs_of_a_cut_batch_are_in_its_order():
+def test_outputs_of_a_cut_batch_are_in_the_original_order():
     engine = TinyEngine(TinyLM())
-    rows = [[length - 1 for length in group] for group in grouped().seqlens["packed_input_ids"]]
-    wanted = engine.forward(grouped(), None, lambda output, _: output.logprobs, rows)
+    rows = [[length - 1 for length in group] for group in grouped_batch().seqlens["packed_input_ids"]]
+    expected = engine.forward(grouped_batch(), None, lambda output, _: output.logprobs, rows)
     spec = MicroBatchSpec(n_mbs=4)
-    found = engine.forward(grouped(), spec, lambda output, _: output.logprobs, rows, cut="sequence")
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
+    outputs = engine.forward(grouped_batch(), spec, lambda output, _: output.logprobs, rows, cut="sequence")
+    torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=0)
 
 
-def test_what_belongs_to_a_group_cannot_be_cut():
-    batch = grouped()
+def test_keys_with_one_entry_per_group_cannot_be_cut():
+    batch = grouped_batch()
     batch.update_(
         SequenceSample(ids=list(batch.ids), seqlens={"baseline": [[1], [1], [1]]}, data={"baseline": torch.zeros(3)})
     )
@@ -69,12 +69,12 @@ def test_what_belongs_to_a_group_cannot_be_cut():
         one_per_sequence(batch)
 
 
-def test_another_cut_is_refused():
+def test_an_unknown_cut_is_refused():
     with pytest.raises(ValueError, match=r"'group'.*'sample' or 'sequence'"):
-        split_batch(grouped(), None, "group")
+        split_batch(grouped_batch(), None, "group")
 
 
-class Staged(TinyEngine):
+class PipelineStage(TinyEngine):
     """Stage 0 of 2 learns everything from stage 1: it runs no loss and makes no rows."""
 
     def __init__(self, stage, wire):
@@ -98,43 +98,43 @@ class Staged(TinyEngine):
         return super().forward_batch(micro_batches, hook) if self.is_last_stage else []
 
     def forward_backward_batch(self, micro_batches, loss_fn, divisor):
-        made = super().forward_backward_batch(micro_batches, loss_fn, divisor)
-        return made if self.is_last_stage else []
+        sums = super().forward_backward_batch(micro_batches, loss_fn, divisor)
+        return sums if self.is_last_stage else []
 
 
-def test_every_pipeline_stage_hears_what_the_last_one_made():
+def test_every_pipeline_stage_receives_the_results_of_the_last():
     wire = {"barrier": threading.Barrier(2, timeout=20)}
 
-    def live(stage):
-        engine = Staged(stage, wire)
-        rows = [[length - 1 for length in group] for group in grouped().seqlens["packed_input_ids"]]
-        scores = engine.forward(grouped(), MicroBatchSpec(n_mbs=2), lambda output, _: output.logprobs, rows)
+    def run_stage(stage):
+        engine = PipelineStage(stage, wire)
+        rows = [[length - 1 for length in group] for group in grouped_batch().seqlens["packed_input_ids"]]
+        scores = engine.forward(grouped_batch(), MicroBatchSpec(n_mbs=2), lambda output, _: output.logprobs, rows)
         seen = []
-        stats = engine.train_batch(grouped(), loss, weight, step_if=lambda stats: not seen.append(dict(stats)))
-        return scores, engine.eval_batch(grouped(), loss, weight), stats, seen
+        stats = engine.train_batch(grouped_batch(), loss, weight, step_if=lambda stats: not seen.append(dict(stats)))
+        return scores, engine.eval_batch(grouped_batch(), loss, weight), stats, seen
 
-    first, last = TinyRanks(2).run(live)
+    first, last = TinyRanks(2).run(run_stage)
     assert torch.equal(first[0], last[0])
     assert first[1:] == last[1:]
     assert first[2]["entropy"] > 0
 
 
-def test_names_of_stats_are_agreed_on_by_ranks_that_ran_none():
+def test_ranks_without_micro_batches_receive_the_stats_of_others():
     ranks = TinyRanks(2)
 
-    def live(rank):
-        made = [read_loss((torch.tensor(3.0), {"kl": (torch.tensor(4.0), torch.tensor(2.0))}))[1]] if rank else []
-        return reduce_stats(made, torch.tensor(6.0 * rank), lambda value, op: ranks.all_reduce(rank, value, op))
+    def run_rank(rank):
+        stats = [read_loss((torch.tensor(3.0), {"kl": (torch.tensor(4.0), torch.tensor(2.0))}))[1]] if rank else []
+        return reduce_stats(stats, torch.tensor(6.0 * rank), lambda value, op: ranks.all_reduce(rank, value, op))
 
-    assert ranks.run(live) == [{"kl": 2.0, "loss": 0.5}] * 2
+    assert ranks.run(run_rank) == [{"kl": 2.0, "loss": 0.5}] * 2
 
 
-def test_too_many_or_too_long_names_are_refused():
+def test_too_many_or_too_long_names_of_stats_are_refused():
     for stats in ({f"stat {number}": torch.tensor(1.0) for number in range(64)}, {"x" * 65: torch.tensor(1.0)}):
         with pytest.raises(ValueError, match="63 stats with names of 64 bytes"):
             reduce_stats([stats], torch.tensor(1.0), lambda value, op: value)
 
 
-def test_an_engine_must_supply_what_a_step_needs():
+def test_an_engine_without_the_abstract_methods_cannot_be_built():
     with pytest.raises(TypeError, match="forward_backward_batch"):
         type("Half", (TrainEngine,), {})()

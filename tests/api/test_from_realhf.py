@@ -1,4 +1,4 @@
-"""The examples of ReaLHF's and AReaL's documents with our imports; docs/from-realhf.md says what is different."""
+"""The examples of ReaLHF's and AReaL's documentation with our imports; docs/from-realhf.md lists the differences."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class FSDPEngine(model_api.PipelinableEngine):
     def __init__(self, module):
         self.module = module
 
-    def train_batch(self, *given, **named):
+    def train_batch(self, *args, **kwargs):
         return {"loss": 0.0}
 
 
@@ -95,12 +95,14 @@ def project(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_an_interface_is_registered_and_made_as_documented(project: Path):
-    made = model_api.make_interface(ModelInterfaceAbstraction(type_="from_realhf_custom", args={"custom_param": 2.0}))
-    assert (type(made).__name__, made.custom_param) == ("CustomInterface", 2.0)
+def test_the_documented_interface_can_be_registered_and_built(project: Path):
+    interface = model_api.make_interface(
+        ModelInterfaceAbstraction(type_="from_realhf_custom", args={"custom_param": 2.0})
+    )
+    assert (type(interface).__name__, interface.custom_param) == ("CustomInterface", 2.0)
 
 
-def test_an_engine_may_have_some_of_the_methods():
+def test_an_engine_may_lack_methods_that_are_not_called():
     model = model_api.Model("actor", None, None, torch.device("cpu"))
     engine = FSDPBackend()._initialize(model).module
     assert engine.train_batch() == {"loss": 0.0}
@@ -108,7 +110,7 @@ def test_an_engine_may_have_some_of_the_methods():
         engine.generate()
 
 
-def test_the_reward_of_a_classifier():
+def test_the_documented_scoring_interface_returns_rewards():
     """`super().__post_init__()`, `inference` without a MicroBatchSpec, and one length per sample"""
     model = model_api.Model("reward", None, None, torch.device("cpu"))
     ids = SequenceSample.from_default(ids=["a", "b"], seqlens=[2, 3], data={"packed_input_ids": torch.zeros(5).long()})
@@ -116,12 +118,12 @@ def test_the_reward_of_a_classifier():
     assert out.data["rewards"].tolist() == [4.0, 4.0]
 
 
-def test_lengths_of_several_responses_are_lists():
+def test_flat_lengths_of_several_responses_are_refused():
     with pytest.raises(ValueError, match=r"give a list for each sample: \[\[1, 1\], \[1, 1\]\]"):
         SequenceSample.from_default(ids=["a", "b"], seqlens=[1] * 4, data={"rewards": torch.zeros(4)})
 
 
-def test_a_sample_of_a_dataset():
+def test_the_documented_sample_accepts_tensors_as_lengths():
     sample = data_api.SequenceSample(
         keys=["packed_input_ids", "prompt_lens"],
         data={"packed_input_ids": torch.tensor([1, 2, 3, 4, 5]), "prompt_lens": torch.tensor([2], dtype=torch.int32)},
@@ -135,13 +137,13 @@ def test_a_sample_of_a_dataset():
     assert sample.as_json_compatible() == sample.as_json()
 
 
-def test_an_argument_that_has_another_name_here():
+def test_a_renamed_argument_is_refused_with_the_valid_names():
     with pytest.raises(UsageError, match=r"dataset_path: .*; it takes path, "):
         data_api.make_dataset(data_api.DatasetAbstraction("prompt_answer", args={"dataset_path": "x"}), None)
 
 
 @pytest.mark.parametrize("parameters", ["self, model", "self, model, data, spec, extra", "self, model, data, *, extra"])
-def test_a_wrong_signature_is_found_without_importing(project: Path, parameters: str):
+def test_a_wrong_signature_is_reported_without_importing(project: Path, parameters: str):
     text = CUSTOM.replace("self, model, data, mb_spec", parameters)
     (project / "interfaces" / "from_realhf_custom.py").write_text(text)
     with pytest.raises(ProjectError, match="train_step of CustomInterface takes") as caught:
@@ -157,17 +159,17 @@ def test_a_wrong_signature_is_found_without_importing(project: Path, parameters:
     (config_api, "PairedComparisonDatasetConfig", "datasets.train"),
     (data_api, "NamedArray", "SequenceSample"),
 ])  # fmt: skip
-def test_a_name_without_a_counterpart_is_answered_with_what_takes_its_place(module, name: str, instead: str):
+def test_a_missing_name_is_reported_with_its_replacement(module, name: str, instead: str):
     with pytest.raises(ProjectError, match=f"rlcli has no {name}") as caught:
         getattr(module, name)
     assert instead in str(caught.value.hint)
     assert not hasattr(module, f"{name}s")
 
 
-def test_the_pages_names_of_ours_exist():
+def test_the_names_that_the_page_documents_exist():
     page = Path(__file__).parents[2] / "docs" / "from-realhf.md"
-    named = set(re.findall(r"`(Model|ModelBackend|TrainEngine)\.(\w+)`", page.read_text()))
-    assert len(named) >= 9
-    for owner, name in named:
+    documented = set(re.findall(r"`(Model|ModelBackend|TrainEngine)\.(\w+)`", page.read_text()))
+    assert len(documented) >= 9
+    for owner, name in documented:
         cls = getattr(model_api, owner)
         assert hasattr(cls, name) or name in cls.__annotations__, f"{owner}.{name}"

@@ -1,4 +1,4 @@
-"""In which forms the lengths of sequences are given, and how those of a key follow from its name or its rows."""
+"""The accepted forms of sequence lengths, and how the lengths of a key follow from its name or its rows."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from rlcli.api.data import SequenceSample
 
 
 @pytest.mark.parametrize(
-    "written",
+    "lengths",
     [
         [3, 2],
         (3, 2),
@@ -22,14 +22,14 @@ from rlcli.api.data import SequenceSample
     ],
     ids=str,
 )
-def test_lengths_are_read_in_many_forms_and_kept_as_lists_of_ints(written):
-    sample = SequenceSample(ids=["a", "b"], seqlens={"x": written}, data={"x": torch.zeros(5)})
+def test_lengths_in_many_forms_become_lists_of_ints(lengths):
+    sample = SequenceSample(ids=["a", "b"], seqlens={"x": lengths}, data={"x": torch.zeros(5)})
     assert sample.seqlens == {"x": [[3], [2]]}
     assert all(type(length) is int for length in sample.flat_seqlens("x"))
 
 
 @pytest.mark.parametrize(
-    "written",
+    "lengths",
     [
         [True],
         ["3"],
@@ -48,12 +48,12 @@ def test_lengths_are_read_in_many_forms_and_kept_as_lists_of_ints(written):
     ],
     ids=repr,
 )
-def test_what_is_no_length_is_refused_and_not_converted(written):
+def test_invalid_lengths_are_refused_and_not_converted(lengths):
     with pytest.raises(ValueError, match="seqlens of 'x'"):
-        SequenceSample(ids=["a"], seqlens={"x": written}, data={"x": torch.zeros(3)})
+        SequenceSample(ids=["a"], seqlens={"x": lengths}, data={"x": torch.zeros(3)})
 
 
-def test_known_keys_get_their_lengths_by_name():
+def test_lengths_of_known_keys_follow_from_their_names():
     sample = SequenceSample.from_default(
         ids=["a", "b"],
         seqlens=[[2, 1], 3],
@@ -74,7 +74,7 @@ def test_known_keys_get_their_lengths_by_name():
     assert sample.seqlens["rewards"] == [[1, 1], [1]]
 
 
-def test_other_keys_get_theirs_by_their_rows():
+def test_lengths_of_unknown_keys_follow_from_their_number_of_rows():
     def lengths(rows, tokens):
         return SequenceSample.from_default(ids=["a", "b"], seqlens=tokens, data={"mine": torch.zeros(rows, 3)}).seqlens[
             "mine"
@@ -90,14 +90,14 @@ def test_other_keys_get_theirs_by_their_rows():
         lengths(6, [3, 4])
 
 
-def test_a_known_key_with_other_rows_is_refused():
+def test_a_known_key_with_a_wrong_number_of_rows_is_refused():
     with pytest.raises(ValueError, match="'packed_logprobs' has 3 rows, which should have 2"):
         SequenceSample.from_default(ids=["a"], seqlens=[3], data={"packed_logprobs": torch.zeros(3)})
     with pytest.raises(ValueError, match="without its tensor"):
         SequenceSample.from_default(ids=["a"], seqlens=[3], data={"mine": None})
 
 
-def test_explicit_lengths_of_every_key_are_taken_as_they_are():
+def test_explicit_lengths_of_every_key_are_used_unchanged():
     sample = SequenceSample.from_default(
         ids=["a"],
         seqlens={"values": [2], "mine": [[1, 2]]},

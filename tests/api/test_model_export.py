@@ -1,4 +1,4 @@
-"""What is written is what transformers' own `save_pretrained` would have written."""
+"""Exported models equal those that `save_pretrained` of transformers writes."""
 
 import json
 
@@ -28,66 +28,67 @@ def random_model(family):
     return lm
 
 
-def detached(lm):
+def detached_parameters(lm):
     return ((name, parameter.detach()) for name, parameter in lm.named_parameters())
 
 
-def write(lm, folder, dtype=torch.float32):
+def export(lm, folder, dtype=torch.float32):
     folder.mkdir()
-    write_weights(lm, detached(lm), folder, dtype)
+    write_weights(lm, detached_parameters(lm), folder, dtype)
     return folder
 
 
-def stored(folder):
+def read_tensors(folder):
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def differing(found, wanted):
-    return {name for name in found.keys() | wanted.keys()
-            if name not in found or name not in wanted or found[name].dtype != wanted[name].dtype
-            or not torch.equal(found[name], wanted[name])}  # fmt: skip
+def differing(actual, expected):
+    return {name for name in actual.keys() | expected.keys()
+            if name not in actual or name not in expected or actual[name].dtype != expected[name].dtype
+            or not torch.equal(actual[name], expected[name])}  # fmt: skip
 
 
 @pytest.mark.parametrize("origin", ["made here", "read from a folder"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_names_and_numbers_are_those_of_transformers(family, origin, tmp_path):
-    made = random_model(family)
-    made.save_pretrained(tmp_path / "wanted")
-    lm = made
+def test_names_and_numbers_equal_those_of_save_pretrained(family, origin, tmp_path):
+    reference = random_model(family)
+    reference.save_pretrained(tmp_path / "wanted")
+    lm = reference
     if origin == "read from a folder":
         lm = open_source(str(tmp_path / "wanted"), head="lm", tokenizer=None, seed=1).load(CPU)
-    assert differing(stored(write(lm, tmp_path / "found")), stored(tmp_path / "wanted")) == set()
+    assert differing(read_tensors(export(lm, tmp_path / "found")), read_tensors(tmp_path / "wanted")) == set()
 
 
-def test_a_prefix_that_files_have_is_written_again(tmp_path):
-    """As in the language model of a model of images and text."""
+def test_the_prefix_of_names_in_the_original_files_is_kept(tmp_path):
+    """For example the prefix of the language model inside a vision-language model."""
     random_model("gemma3_text").save_pretrained(tmp_path / "one")
     lm = open_source(str(tmp_path / "one"), head="lm", tokenizer=None, seed=1).load(CPU)
-    assert stored(write(lm, tmp_path / "two")).keys() == stored(tmp_path / "one").keys()
+    assert read_tensors(export(lm, tmp_path / "two")).keys() == read_tensors(tmp_path / "one").keys()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_numbers_have_the_type_that_is_asked_for(dtype, tmp_path):
+def test_numbers_have_the_requested_dtype(dtype, tmp_path):
     lm = random_model("qwen3_moe")
-    wanted = random_model("qwen3_moe").to(dtype)
-    wanted.save_pretrained(tmp_path / "wanted")
-    assert differing(stored(write(lm, tmp_path / "found", dtype)), stored(tmp_path / "wanted")) == set()
+    expected = random_model("qwen3_moe").to(dtype)
+    expected.save_pretrained(tmp_path / "wanted")
+    assert differing(read_tensors(export(lm, tmp_path / "found", dtype)), read_tensors(tmp_path / "wanted")) == set()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_integers_stay_and_every_number_is_aligned(dtype, tmp_path):
+def test_integers_keep_their_dtype_next_to_converted_floats(dtype, tmp_path):
     lm = random_model("llama")
-    for place, dtypes in enumerate((torch.uint8, torch.int64, torch.bool, torch.int32)):
-        lm.register_buffer(f"counts_{place}", torch.ones(3, dtype=dtypes))
-    found = stored(write(lm, tmp_path / "found", dtype))
-    assert [found[f"counts_{place}"].dtype for place in range(4)] == [torch.uint8, torch.int64, torch.bool, torch.int32]
-    assert torch.equal(found["model.norm.weight"], lm.model.norm.weight.to(dtype))
+    dtypes = [torch.uint8, torch.int64, torch.bool, torch.int32]
+    for index, integers in enumerate(dtypes):
+        lm.register_buffer(f"counts_{index}", torch.ones(3, dtype=integers))
+    tensors = read_tensors(export(lm, tmp_path / "found", dtype))
+    assert [tensors[f"counts_{index}"].dtype for index in range(4)] == dtypes
+    assert torch.equal(tensors["model.norm.weight"], lm.model.norm.weight.to(dtype))
 
 
-def test_large_models_are_split_with_an_index(tmp_path, monkeypatch):
+def test_large_models_are_split_into_files_with_an_index(tmp_path, monkeypatch):
     monkeypatch.setattr(model_export, "LARGEST_FILE", 20_000)
     lm = random_model("mixtral")
-    folder = write(lm, tmp_path / "found")
+    folder = export(lm, tmp_path / "found")
     files = sorted(folder.glob("model-*-of-*.safetensors"))
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert len(files) > 3
@@ -100,29 +101,29 @@ def test_large_models_are_split_with_an_index(tmp_path, monkeypatch):
     assert differing(read.state_dict(), lm.state_dict()) == set()
 
 
-def test_a_number_that_the_type_has_no_room_for(tmp_path):
+def test_a_number_beyond_the_range_of_the_dtype_is_refused(tmp_path):
     lm = random_model("llama")
     with torch.no_grad():
         lm.model.norm.weight[3] = 70_000.0
     with pytest.raises(ModelError, match=r"model.norm.weight holds 7e\+04, which is too large for float16") as raised:
-        write(lm, tmp_path / "found", torch.float16)
+        export(lm, tmp_path / "found", torch.float16)
     assert "checkpoint.save_dtype" in raised.value.hint
 
 
-def test_one_weight_is_held_at_a_time(tmp_path):
+def test_only_one_weight_is_in_memory_at_a_time(tmp_path):
     lm = random_model("mixtral")
-    given = []
+    references = []
 
     def weights():
         import weakref
 
-        for name, tensor in detached(lm):
-            assert all(ref() is None for ref in given[:-1])
+        for name, tensor in detached_parameters(lm):
+            assert all(ref() is None for ref in references[:-1])
             copy = tensor.clone()
-            given.append(weakref.ref(copy))
+            references.append(weakref.ref(copy))
             yield name, copy
             del copy
 
     (tmp_path / "found").mkdir()
     write_weights(lm, weights(), tmp_path / "found", torch.bfloat16)
-    assert len(given) > 10
+    assert len(references) > 10

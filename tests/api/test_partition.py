@@ -1,4 +1,4 @@
-"""Sharing out sequences: results of the seed systems' code, and the laws that hold for any lengths."""
+"""Partitions of sequences: the results of the seed systems' code, and properties that hold for any lengths."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_impossible_requests_are_refused(call, message):
         call()
 
 
-def test_flat2d():
+def test_flat2d_concatenates_lists():
     assert flat2d([[1, 2], [], [3]]) == [1, 2, 3]
 
 
@@ -82,7 +82,7 @@ def test_contiguous_parts_cover_everything_and_respect_the_minimum(values, data)
 
 
 @given(lengths.filter(lambda values: len(values) > 1))
-def test_two_parts_are_as_equal_as_they_can_be_and_ties_go_to_the_later_cut(values):
+def test_two_parts_are_balanced_and_ties_go_to_the_later_cut(values):
     def difference(cut):
         return abs(sum(values[:cut]) - sum(values[cut:]))
 
@@ -91,7 +91,7 @@ def test_two_parts_are_as_equal_as_they_can_be_and_ties_go_to_the_later_cut(valu
 
 
 @given(lengths, st.integers(50, 120), st.data())
-def test_groups_hold_the_cap_and_everything_once(values, capacity, data):
+def test_groups_respect_the_cap_and_contain_every_item_once(values, capacity, data):
     min_groups = data.draw(st.integers(1, len(values)))
     groups = ffd_allocate(values, capacity, min_groups)
     assert sorted(flat2d(groups)) == list(range(len(values)))
@@ -101,14 +101,14 @@ def test_groups_hold_the_cap_and_everything_once(values, capacity, data):
 
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 6))
-def test_balanced_batches_are_a_permutation_and_the_difference_is_true(values, size):
+def test_balanced_batches_are_a_permutation_with_the_reported_difference(values, size):
     order, difference = reorder_to_balanced_batches(values, size)
     assert sorted(order) == list(range(len(values)))
     sums = [sum(values[i] for i in order[start : start + size]) for start in range(0, len(order), size)]
     assert difference == (max(sums) - min(sums) if sums else 0)
 
 
-def test_a_split_spec_is_read_from_either_form():
+def test_a_split_spec_takes_sizes_or_partitions():
     assert SequenceSplitSpec(sizes=[2, 3]).partitions == [(0, 2), (2, 5)]
     assert SequenceSplitSpec(partitions=[(0, 2), (2, 5)]).sizes == [2, 3]
     assert SequenceSplitSpec(partitions=[(0, 2)], sizes=[2]).sizes == [2]
@@ -127,6 +127,6 @@ def test_a_split_spec_is_read_from_either_form():
         ({"partitions": [(0, 2)], "sizes": [1]}, "contradict"),
     ],
 )
-def test_a_split_spec_that_is_no_cut_is_refused(fields, message):
+def test_an_invalid_split_spec_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         SequenceSplitSpec(**fields)

@@ -1,5 +1,5 @@
-"""Sources: any part is that part of the whole, whoever asks for it; stored weights are those that transformers reads,
-random ones are spread as a family spreads them."""
+"""Weight sources: a region that is read equals the slice of the full tensor, on any rank; stored weights equal those
+that transformers reads; random ones have the distribution of the family's own initialisation."""
 
 import pytest
 import torch
@@ -24,8 +24,8 @@ SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidde
         "eos_token_id": 2}  # fmt: skip
 
 
-def written(family, folder, dtype=torch.float32):
-    """A folder of a model whose numbers are all different, norms and biases too."""
+def write_model(family, folder, dtype=torch.float32):
+    """A folder with a model whose numbers are all random, those of norms and biases too."""
     torch.manual_seed(0)
     lm = AutoModelForCausalLM.from_config(tiny_config(family))
     for parameter in lm.parameters():
@@ -34,11 +34,11 @@ def written(family, folder, dtype=torch.float32):
     return str(folder)
 
 
-def scratch(**changes):
+def scratch_config(**changes):
     return {"model_type": "llama", **SIZE, **changes}
 
 
-def everything(lm):
+def tensors_of(lm):
     return dict(lm.named_parameters()) | dict(lm.named_buffers())
 
 
@@ -48,19 +48,19 @@ def blocks(request, monkeypatch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_read_is_what_transformers_reads(family, tmp_path, blocks):
-    """Names, experts that files hold one by one, tied weights, and buffers that no file holds."""
-    folder = written(family, tmp_path)
-    wanted = everything(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+def test_stored_weights_equal_those_that_transformers_reads(family, tmp_path, blocks):
+    """Including names, experts stored separately, tied weights, and buffers that are not stored."""
+    folder = write_model(family, tmp_path)
+    expected = tensors_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
     lm = open_source(folder, head="lm", tokenizer=None, seed=1).load(CPU)
-    found = everything(lm)
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+    actual = tensors_of(lm)
+    assert actual.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
     assert not lm.training
 
 
 def test_experts_are_read_one_at_a_time(tmp_path, monkeypatch):
-    source = open_source(written("mixtral", tmp_path), head="lm", tokenizer=None, seed=1)
+    source = open_source(write_model("mixtral", tmp_path), head="lm", tokenizer=None, seed=1)
     name = "model.layers.0.mlp.experts.gate_up_proj"
     assert [block.shape[0] for _, block in source.blocks(name)] == [1, 1, 1]
     assert torch.equal(source.read(name, (slice(1, 3), slice(5, 7))), source.read(name)[1:3, 5:7])
@@ -68,7 +68,7 @@ def test_experts_are_read_one_at_a_time(tmp_path, monkeypatch):
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), block=st.sampled_from([16, 64, 1 << 20]))
-def test_a_part_is_that_part_of_the_whole(data, block, sources):
+def test_a_region_equals_the_slice_of_the_full_tensor(data, block, sources):
     source = data.draw(st.sampled_from(sources))
     names = sorted(name for name, _ in source.skeleton().named_parameters())
     name = data.draw(st.sampled_from(names))
@@ -81,20 +81,23 @@ def test_a_part_is_that_part_of_the_whole(data, block, sources):
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("laws")
-    made = [open_source(written(f, folder / f), head="lm", tokenizer=None, seed=1) for f in ("llama", "qwen3_moe")]
-    return [*made, open_source(scratch(), head="value", tokenizer=None, seed=1)]
+    stored = [
+        open_source(write_model(f, folder / f), head="lm", tokenizer=None, seed=1) for f in ("llama", "qwen3_moe")
+    ]
+    return [*stored, open_source(scratch_config(), head="value", tokenizer=None, seed=1)]
 
 
-def test_a_part_that_is_not_there(sources):
+def test_a_region_outside_the_tensor_is_refused(sources):
     with pytest.raises(ValueError, match="not a part"):
         sources[0].read("model.norm.weight", (slice(0, 33),))
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-def test_ranks_fill_their_own_parts(degree, tmp_path):
-    """Of stored and random weights alike: put together, the parts are what one process has."""
-    folder = written("gpt2", tmp_path)
-    origins = (folder, scratch(), {**scratch(), "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4})
+def test_each_rank_fills_its_own_shards(degree, tmp_path):
+    """For stored and random weights: the shards equal the slices of what a single process loads."""
+    folder = write_model("gpt2", tmp_path)
+    gpt2 = {**scratch_config(), "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4}
+    origins = (folder, scratch_config(), gpt2)
 
     def work(rank):
         from torch.distributed.fsdp import fully_shard
@@ -110,13 +113,13 @@ def test_ranks_fill_their_own_parts(degree, tmp_path):
             fully_shard(lm, mesh=mesh)
             materialize(lm, CPU)
             fill(lm, source)
-            whole = dict(source.load(CPU).named_parameters())
-            mine = dict(lm.named_parameters())
-            differing += list(whole.keys() ^ mine.keys())
-            for name, parameter in mine.items():
+            full = dict(source.load(CPU).named_parameters())
+            local = dict(lm.named_parameters())
+            differing += list(full.keys() ^ local.keys())
+            for name, parameter in local.items():
                 assert isinstance(parameter, DTensor)
-                part, region = local_part(parameter.detach())
-                if not torch.equal(part, whole[name][region]):
+                shard, region = local_part(parameter.detach())
+                if not torch.equal(shard, full[name][region]):
                     differing.append(name)
         return {"differing": differing}
 
@@ -130,100 +133,102 @@ def test_ranks_fill_their_own_parts(degree, tmp_path):
     assert run_on_ranks(degree, with_mesh) == [{"differing": []}] * degree
 
 
-def test_random_weights_depend_on_seed_and_name_alone(blocks):
-    """More layers, other widths elsewhere, another head: a parameter of the same name and shape stays what it is."""
-    small = open_source(scratch(), head="lm", tokenizer=None, seed=7)
-    large = open_source(scratch(num_hidden_layers=3, vocab_size=200), head="value", tokenizer=None, seed=7)
-    other = open_source(scratch(), head="lm", tokenizer=None, seed=8)
+def test_random_weights_depend_only_on_seed_and_name(blocks):
+    """More layers, other widths elsewhere, another head: a parameter of the same name and shape does not change."""
+    small = open_source(scratch_config(), head="lm", tokenizer=None, seed=7)
+    large = open_source(scratch_config(num_hidden_layers=3, vocab_size=200), head="value", tokenizer=None, seed=7)
+    other_seed = open_source(scratch_config(), head="lm", tokenizer=None, seed=8)
     name = "model.layers.1.mlp.up_proj.weight"
     assert torch.equal(small.read(name), large.read(name))
-    assert not torch.equal(small.read(name), other.read(name))
+    assert not torch.equal(small.read(name), other_seed.read(name))
     assert not torch.equal(small.read(name), small.read("model.layers.0.mlp.up_proj.weight"))
 
 
 def test_blocks_of_one_parameter_differ(monkeypatch):
     monkeypatch.setattr(model_source, "BLOCK", 64)
-    rows = open_source(scratch(), head="lm", tokenizer=None, seed=7).read("model.layers.0.mlp.up_proj.weight")
+    rows = open_source(scratch_config(), head="lm", tokenizer=None, seed=7).read("model.layers.0.mlp.up_proj.weight")
     assert len(rows.unique()) > 0.99 * rows.numel()
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "modernbert-decoder"])
-def test_random_weights_are_spread_as_the_family_spreads_them(family):
+def test_random_weights_have_the_distribution_of_their_family(family):
     """By transformers' own initialisation: scaled outputs, offsets of norms, a padding row of zeros, cut-off tails."""
     config = tiny_config(family)
     torch.manual_seed(1)
-    wanted = {n: p.detach() for n, p in AutoModelForCausalLM.from_config(config).named_parameters()}
+    expected = {n: p.detach() for n, p in AutoModelForCausalLM.from_config(config).named_parameters()}
     fields = {key: value for key, value in config.to_diff_dict().items() if key != "dtype"}
     lm = open_source({"model_type": family, **fields}, head="lm", tokenizer=None, seed=1).load(CPU)
-    found = {n: p.detach() for n, p in lm.named_parameters()}
-    assert found.keys() == wanted.keys()
-    for name, parameter in wanted.items():
-        spread, drawn = parameter.std(), found[name].std()
+    actual = {n: p.detach() for n, p in lm.named_parameters()}
+    assert actual.keys() == expected.keys()
+    for name, parameter in expected.items():
+        spread, drawn = parameter.std(), actual[name].std()
         if spread == 0:
-            assert torch.equal(found[name], parameter), name
+            assert torch.equal(actual[name], parameter), name
         elif parameter.numel() > 500:
             assert drawn == pytest.approx(float(spread), rel=0.15), name
-            assert torch.equal((found[name] == 0).all(-1), (parameter == 0).all(-1)), name
+            assert torch.equal((actual[name] == 0).all(-1), (parameter == 0).all(-1)), name
 
 
-def test_a_family_whose_beginning_cannot_be_drawn_in_parts():
+def test_a_family_without_initialisation_by_parts_is_refused():
     with pytest.raises(ModelError, match=r"cannot be drawn part by part, first .*A_log") as raised:
         open_source({"model_type": "mamba", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1}, head="lm",
                     tokenizer=None, seed=1)  # fmt: skip
     assert "save_pretrained" in raised.value.hint
 
 
-# -- what folders may look like --------------------------------------------------------------------------------------
+# -- unusual and invalid folders --------------------------------------------------------------------------------------
 
 
-def change(folder, edit):
+def edit_weights(folder, edit):
     tensors = load_file(folder / "model.safetensors")
     save_file(edit(tensors), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_tied_weights_stored_under_the_other_name(tmp_path):
-    folder = written("gpt2", tmp_path)
-    change(tmp_path, lambda t: {"lm_head.weight" if "wte" in name else name: tensor for name, tensor in t.items()})
+def test_tied_weights_may_be_stored_under_the_name_of_the_head(tmp_path):
+    folder = write_model("gpt2", tmp_path)
+    edit_weights(
+        tmp_path, lambda t: {"lm_head.weight" if "wte" in name else name: tensor for name, tensor in t.items()}
+    )
     lm = open_source(folder, head="lm", tokenizer=None, seed=1).load(CPU)
     assert lm.lm_head.weight is lm.transformer.wte.weight
     assert lm.lm_head.weight.any()
 
 
-def test_weights_that_should_be_tied_and_differ_are_kept_apart(tmp_path):
-    folder = written("gpt2", tmp_path)
-    change(tmp_path, lambda t: t | {"lm_head.weight": torch.randn(97, 32)})
+def test_different_stored_weights_are_not_tied(tmp_path):
+    folder = write_model("gpt2", tmp_path)
+    edit_weights(tmp_path, lambda t: t | {"lm_head.weight": torch.randn(97, 32)})
     lm = open_source(folder, head="lm", tokenizer=None, seed=1).load(CPU)
     assert not torch.equal(lm.lm_head.weight, lm.transformer.wte.weight)
     assert not lm.config.tie_word_embeddings
 
 
-def test_a_model_without_its_head_has_no_prefix(tmp_path):
+def test_names_of_a_stored_base_model_have_no_prefix(tmp_path):
     tiny_model("llama").base_model.save_pretrained(tmp_path)
     source = open_source(str(tmp_path), head="value", tokenizer=None, seed=1)
-    wanted = tiny_model("llama").base_model.state_dict()
-    assert all(torch.equal(source.read(f"model.{name}"), tensor) for name, tensor in wanted.items())
+    expected = tiny_model("llama").base_model.state_dict()
+    assert all(torch.equal(source.read(f"model.{name}"), tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_type_is_that_of_the_files(dtype, tmp_path):
-    folder = written("llama", tmp_path, dtype)
+def test_the_dtype_of_a_source_is_that_of_its_files(dtype, tmp_path):
+    folder = write_model("llama", tmp_path, dtype)
     source = open_source(folder, head="lm", tokenizer=None, seed=1)
     assert source.dtype == dtype
     assert {p.dtype for p in source.load(CPU).parameters()} == {torch.float32}
     assert {p.dtype for p in source.load(CPU, torch.bfloat16).parameters()} == {torch.bfloat16}
 
 
-def test_a_shape_that_config_json_does_not_have(tmp_path):
-    folder = written("llama", tmp_path)
-    change(tmp_path, lambda t: t | {"model.norm.weight": torch.zeros(31)})
+def test_a_shape_that_contradicts_config_json_is_refused(tmp_path):
+    folder = write_model("llama", tmp_path)
+    edit_weights(tmp_path, lambda t: t | {"model.norm.weight": torch.zeros(31)})
     with pytest.raises(ModelError, match=r"model.norm.weight has shape \[31\] in the files, \[32\] by config.json"):
         open_source(folder, head="lm", tokenizer=None, seed=1)
 
 
-def test_experts_of_another_width(tmp_path):
-    folder = written("mixtral", tmp_path)
+def test_experts_of_a_wrong_width_are_refused(tmp_path):
+    folder = write_model("mixtral", tmp_path)
     name = "model.layers.0.block_sparse_moe.experts.1.w1.weight"
-    change(tmp_path, lambda t: t | {name: torch.zeros(23, 32)})
+    edit_weights(tmp_path, lambda t: t | {name: torch.zeros(23, 32)})
     source = open_source(folder, head="lm", tokenizer=None, seed=1)
     with pytest.raises(ModelError, match=r"cannot be loaded: model.layers.0.mlp.experts.gate_up_proj"):
         source.load(CPU)
@@ -232,7 +237,7 @@ def test_experts_of_another_width(tmp_path):
 def test_quantized_weights_are_refused(tmp_path):
     import json
 
-    folder = written("llama", tmp_path)
+    folder = write_model("llama", tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ModelError, match="are quantized"):

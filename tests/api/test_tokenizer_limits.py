@@ -1,4 +1,4 @@
-"""A tokenizer that would take for ever, or all memory, is refused by whatever opens it."""
+"""A tokenizer that would run forever or exhaust memory is refused by everything that opens one."""
 
 import json
 
@@ -36,16 +36,16 @@ HOSTILE = {
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
+def usual_model(tmp_path_factory):
     return write_chat_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize("rules", HOSTILE.values(), ids=HOSTILE)
-def test_a_tokenizer_that_explodes_is_refused_wherever_it_is_opened(good, tmp_path, monkeypatch, rules):
+def test_a_tokenizer_that_exhausts_time_or_memory_is_refused(usual_model, tmp_path, monkeypatch, rules):
     monkeypatch.setattr(tokenizer_limits, "LIMIT_S", 3.0)
-    for file in good.iterdir():
+    for file in usual_model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    described = json.loads((good / "tokenizer.json").read_text())
+    described = json.loads((usual_model / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(described | rules))
     for opens in (load_tokenizer, open_tokenizer):
         with pytest.raises(ModelError, match="cannot be used") as caught:
@@ -53,8 +53,8 @@ def test_a_tokenizer_that_explodes_is_refused_wherever_it_is_opened(good, tmp_pa
         assert caught.value.code == "F32"
 
 
-def test_a_usual_tokenizer_is_tried_once(good, monkeypatch):
-    check_tokenizer(good, "it")
+def test_a_valid_tokenizer_is_checked_only_once(usual_model, monkeypatch):
+    check_tokenizer(usual_model, "it")
     monkeypatch.setattr(tokenizer_limits, "start_isolated", None)
-    load_tokenizer(str(good))
-    check_tokenizer(good / "nothing here", "a folder without one")
+    load_tokenizer(str(usual_model))
+    check_tokenizer(usual_model / "nothing here", "a folder without one")

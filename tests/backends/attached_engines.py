@@ -26,21 +26,21 @@ class Attached(BackendContract):
             self.fakes: list[FakeSGLang] = []
             yield
 
-    def engine(self, family=None, **wanted):
-        lm = wanted.get("lm") or tiny_model(family or self.families[0])
-        mine = [self.stack.enter_context(FakeSGLang(TransformersModel(lm.config))) for _ in range(self.servers)]
-        self.fakes += mine
+    def engine(self, family=None, **settings):
+        lm = settings.get("lm") or tiny_model(family or self.families[0])
+        fakes = [self.stack.enter_context(FakeSGLang(TransformersModel(lm.config))) for _ in range(self.servers)]
+        self.fakes += fakes
         self.args = {
-            "urls": [fake.url for fake in mine], "update": self.update, "weights_folder": str(self.tmp_path),
+            "urls": [fake.url for fake in fakes], "update": self.update, "weights_folder": str(self.tmp_path),
             "start_deadline_s": 20.0, "request_deadline_s": 20.0, "update_deadline_s": 20.0,
         }  # fmt: skip
-        made = super().engine(family, **wanted)
-        self.stack.callback(made.close)
-        return made
+        built = super().engine(family, **settings)
+        self.stack.callback(built.close)
+        return built
 
 
 def follow(engine, seed):
-    """Have it follow a model of another seed."""
+    """Let the engine follow a model of another seed."""
     source = HeldSource(tiny_model("llama", seed=seed))
     blocks = [(block, source.read(block.name)) for block in engine.weight_blocks()]
     engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)

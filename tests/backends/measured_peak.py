@@ -32,13 +32,13 @@ class Tokenizer:
 
 
 def resident(kind: str) -> int:
-    """`VmRSS` now or `VmHWM`, the most so far, in bytes."""
+    """`VmRSS` (now) or `VmHWM` (the peak), in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind))
     return int(line.split()[1]) * 1024
 
 
 def peak_of(work) -> tuple[int, int]:
-    """(bytes that the process had before, most that it had while working)."""
+    """(bytes in use before, peak while working) of this process."""
     gc.collect()
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
@@ -107,8 +107,8 @@ def measure(asked: dict, mesh) -> dict[str, int]:
     return {"before": before, "peak": peak}
 
 
-def of_layout(asked: dict) -> list[dict[str, int]]:
-    """Rank 0 of so many, all in one dimension of a mesh; each phase with a model of its own."""
+def measure_layout(asked: dict) -> list[dict[str, int]]:
+    """The peaks of rank 0; all ranks are in one dimension of a mesh, and each phase has its own model."""
     shared = {key: asked[key] for key in ("config", "dtype")}
 
     def work(rank):
@@ -121,4 +121,4 @@ def of_layout(asked: dict) -> list[dict[str, int]]:
 if __name__ == "__main__":
     for backend in ("fsdp", "inference"):
         make_backend(ModelBackendAbstraction(backend))
-    print(json.dumps([of_layout(asked) for asked in json.loads(sys.argv[1])]))
+    print(json.dumps([measure_layout(asked) for asked in json.loads(sys.argv[1])]))

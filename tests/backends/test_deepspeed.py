@@ -1,5 +1,5 @@
-"""deepspeed: the contract under ZeRO 1 and 3, what ranks do under 0 and 2, and with state in host memory; checkpoints
-that fsdp continues."""
+"""deepspeed: the contract under ZeRO 1 and 3, the checks of ranks under 0 and 2 and with state in host memory, and
+checkpoints shared with fsdp."""
 
 import gc
 import logging
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.timeout(900)  # ranks that wait for each other are foun
 
 @pytest.fixture(scope="module", autouse=True)
 def library():
-    """Loaded, and out of the garbage collector's sight: with every engine of stage 3 the library has it look through
-    all objects of the process."""
+    """Loaded, and frozen for the garbage collector: with every engine of stage 3 the library has it scan all objects of
+    the process."""
     import_deepspeed(torch.device("cpu"))
     gc.collect()
     gc.freeze()
@@ -70,8 +70,8 @@ class TestOffloadedParameters(RanksChecks, BackendTrainingChecks):
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_roles_are_on_some_ranks_of_a_run(stage):
-    """Two roles on a rank of their own and one on two ranks, each without waiting for the others."""
+def test_engines_on_disjoint_ranks_of_a_run_train_independently(stage):
+    """An engine on a single rank and one on two other ranks train without waiting for each other."""
 
     class Checks(BackendContract):
         name = "deepspeed"
@@ -82,20 +82,20 @@ def test_roles_are_on_some_ranks_of_a_run(stage):
     def work(rank):
         pair = DeviceMesh("cpu", torch.tensor([1, 2]), mesh_dim_names=("dp",))
         engine = Checks().engine(mesh=None if rank == 0 else pair, **SETTINGS)
-        found = train(engine, 0)
+        stats = train(engine, 0)
         assert dist.get_world_size() == 3
-        return found
+        return stats
 
     first, *pair = run_on_ranks(3, work)
     assert first == pytest.approx(alone, rel=1e-5)
-    for found in pair:  # both ranks have the whole batch: every token counts twice
-        assert found["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-5)
-        assert found["loss_weight"] == 2 * alone["loss_weight"]
+    for stats in pair:  # both ranks have the whole batch: every token counts twice
+        assert stats["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-5)
+        assert stats["loss_weight"] == 2 * alone["loss_weight"]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_parameters_are_kept_once(stage):
-    """On two ranks, before the first step: whole, or a half of each and the library's buffers for gradients."""
+def test_parameters_are_stored_only_once(stage):
+    """On two ranks, before the first step: all of them, or half of each in stage 3, besides the library's buffers."""
 
     def work(rank):
         class Checks(BackendContract):
@@ -121,15 +121,15 @@ ENGINES = {
 
 @pytest.mark.parametrize(("saves", "continues"), [("fsdp", "deepspeed 3"), ("deepspeed 3", "fsdp"),
                                                   ("deepspeed 1", "fsdp")])  # fmt: skip
-def test_fsdp_and_deepspeed_continue_from_each_other(saves, continues, tmp_path):
-    """Weights and moments to the bit; a step later they are alike but for rounding."""
+def test_fsdp_and_deepspeed_continue_each_others_checkpoints(saves, continues, tmp_path):
+    """Weights and moments are bit-equal; one step later they differ only by rounding."""
 
     def engine(name, **changes):
         backend, args = ENGINES[name]
         contract = type("Contract", (BackendContract,), {"name": backend, "args": args})
         return contract().engine(mesh=mesh_of_ranks(dp=2), **SETTINGS, **changes)
 
-    def whole_state(engine):
+    def full_state(engine):
         state = engine.state()
         both = {**state.weights, **state.optimizer}
         return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
@@ -142,10 +142,10 @@ def test_fsdp_and_deepspeed_continue_from_each_other(saves, continues, tmp_path)
         save(first, tmp_path, rank)
         dist.barrier()
         restore(second, tmp_path)
-        mine, theirs = whole_state(first), whole_state(second)
+        mine, theirs = full_state(first), full_state(second)
         same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
         losses = [train(one, 2)["loss"] for one in (first, second)]
-        return {"same": same, "losses": losses, "apart": weights_apart(whole_state(second), whole_state(first))}
+        return {"same": same, "losses": losses, "apart": weights_apart(full_state(second), full_state(first))}
 
     for rank in run_on_ranks(2, work):
         assert rank["same"]
@@ -153,7 +153,7 @@ def test_fsdp_and_deepspeed_continue_from_each_other(saves, continues, tmp_path)
         assert rank["apart"] < 1e-4
 
 
-def test_the_library_takes_nothing_over():
+def test_the_library_leaves_signals_logging_and_torch_unchanged():
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     product, root = torch.nn.functional.linear, list(logging.getLogger().handlers)
     engine = TestStage3().engine(**SETTINGS)
@@ -165,7 +165,7 @@ def test_the_library_takes_nothing_over():
     assert not dist.is_initialized()
 
 
-def test_an_engine_alone_can_be_closed():
+def test_closing_a_single_engine_destroys_its_process_group():
     for contract in (TestStage1(), TestStage3()):
         engine = contract.engine(**SETTINGS)
         train(engine, 0)
@@ -173,7 +173,7 @@ def test_an_engine_alone_can_be_closed():
         assert not dist.is_initialized()
 
 
-def test_settings_that_do_not_go_together():
+def test_contradictory_offload_settings_are_refused():
     for args in ({"zero_stage": 0, "offload_optimizer": True}, {"zero_stage": 2, "offload_parameters": True}):
         with pytest.raises(UsageError):
             TestStage1().backend(**args)

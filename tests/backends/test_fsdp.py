@@ -1,4 +1,4 @@
-"""fsdp: the contract, and what is its own: recomputed layers, whole copies that come and go, files of ranks."""
+"""fsdp: the contract, and its specifics: recomputed layers, temporary full copies, files written by each rank."""
 
 import gc
 import math
@@ -39,7 +39,7 @@ class TestContract(BackendContract):
 
 
 @pytest.mark.parametrize(("recompute", "passes"), [(False, 1), (True, 2)])
-def test_layers_are_computed_again_only_if_asked(recompute, passes):
+def test_layers_are_recomputed_only_with_gradient_checkpointing(recompute, passes):
     engine = TestContract().engine(gradient_checkpointing=recompute)
     seen = []
     engine.lm.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
@@ -48,32 +48,32 @@ def test_layers_are_computed_again_only_if_asked(recompute, passes):
     assert not any(module.training for module in engine.lm.modules())
 
 
-def test_two_ranks_hold_a_half_each_and_a_whole_copy_only_while_they_generate(tmp_path):
+def test_two_ranks_hold_half_each_and_a_full_copy_only_to_generate(tmp_path):
     def work(rank):
         engine = TestContract().engine(mesh=mesh_of_ranks(dp=2))
         train(engine, 0)
         generate(engine, prompts(), greedy=True)
         with engine.generator() as lm:
-            whole = [weakref.ref(parameter) for parameter in lm.parameters()]
-            held = sum(parameter.numel() for parameter in lm.parameters())
+            references = [weakref.ref(parameter) for parameter in lm.parameters()]
+            numbers = sum(parameter.numel() for parameter in lm.parameters())
             del lm
         gc.collect()
         save(engine, tmp_path, rank)
         dist.barrier()
         local = sum(parameter.to_local().numel() for parameter in engine.lm.parameters())
-        return {"held": held, "left": sum(ref() is not None for ref in whole), "share": local / held}
+        return {"held": numbers, "left": sum(ref() is not None for ref in references), "share": local / numbers}
 
     ranks = run_on_ranks(2, work)
     assert all(rank["held"] == sum(p.numel() for p in tiny_model().parameters()) for rank in ranks)
     assert [rank["left"] for rank in ranks] == [0, 0]
     assert [rank["share"] for rank in ranks] == pytest.approx([0.5, 0.5], abs=0.01)
-    for part in ("models", "optim"):
-        assert sorted(file.name[:11] for file in (tmp_path / part).iterdir()) == ["shard-00001", "shard-00002"]
+    for subfolder in ("models", "optim"):
+        assert sorted(file.name[:11] for file in (tmp_path / subfolder).iterdir()) == ["shard-00001", "shard-00002"]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_what_two_ranks_export_is_the_model(family, tmp_path):
-    """Shared output matrices are written once, and nothing but the folder is left."""
+def test_two_ranks_export_the_full_model(family, tmp_path):
+    """Tied output matrices are written once, and nothing but the folder remains."""
 
     def work(rank):
         engine = TestContract().engine(family, seed=5, mesh=mesh_of_ranks(dp=2))
@@ -82,25 +82,25 @@ def test_what_two_ranks_export_is_the_model(family, tmp_path):
 
     run_on_ranks(2, work)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    written, wanted = load_file(tmp_path / "model" / "model.safetensors"), tiny_model(family, seed=5)
-    parameters = {name: parameter.detach() for name, parameter in wanted.named_parameters()}
+    written, model = load_file(tmp_path / "model" / "model.safetensors"), tiny_model(family, seed=5)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     assert written.keys() == parameters.keys()
     assert all(torch.equal(written[name], parameters[name]) for name in parameters)
 
 
-def test_one_rank_writes_its_weights_as_a_model(tmp_path):
+def test_a_single_rank_writes_its_weights_as_one_file(tmp_path):
     engine = TestContract().engine()
     engine.forward(batch())
     save(engine, tmp_path)
     assert [file.name for file in (tmp_path / "models").iterdir()] == ["model.safetensors"]
 
 
-def test_weights_and_moments_move_together():
+def test_weights_and_moments_are_moved_together():
     engine = TestContract().engine()
     train(engine, 0)
     torch.__future__.set_swap_module_params_on_conversion(True)  # as between CPU and GPU, parameters stay the objects
     try:  # that the optimizer knows
-        engine._move(torch.device("meta"))  # no data fit there: what stayed behind shows
+        engine._move(torch.device("meta"))  # tensors that were not moved stand out
         engine._move_optimizer(torch.device("meta"))
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
@@ -113,29 +113,29 @@ def test_weights_and_moments_move_together():
 # -- layouts -------------------------------------------------------------------------------------------------
 
 
-def steps_and_weights(family, layout, settings, steps=2, **changes):
-    """A few steps of `family` on the ranks of a layout, uneven shares of each batch; then greedy answers."""
+def deviations_from_plain_loop(family, layout, settings, steps=2, **changes):
+    """A few steps of `family` on the ranks of a layout with uneven shares of each batch, then greedy answers."""
 
     def work(rank):
         mesh = mesh_of_ranks(**layout)
         lm = tiny_model(family, **changes)
         engine = TestContract().engine(lm=lm, mesh=mesh, **(SETTINGS | settings))
         replicas = layout.get("dp", 1)
-        place = rank * replicas // math.prod(layout.values())
+        replica = rank * replicas // math.prod(layout.values())
         cuts = {1: (0, 7), 2: (0, 5, 7), 4: (0, 1, 4, 4, 7)}[replicas]
-        mine = range(cuts[place], cuts[place + 1])
-        told = [
-            engine.train_batch(batch(step).select_indices(mine), answer_loss, answer_weight, "global",
+        share = range(cuts[replica], cuts[replica + 1])
+        stats = [
+            engine.train_batch(batch(step).select_indices(share), answer_loss, answer_weight, "global",
                                MicroBatchSpec(n_mbs=1 + step), step)
             for step in range(steps)
         ]  # fmt: skip
         weights = TestContract().weights(engine)
         plain = PlainTraining(tiny_model(family, **changes), TestContract().optimizer_settings(**SETTINGS))
-        wanted = [plain.step([batch(step)], plain_answer_loss, RATES[step]) for step in range(steps)]
+        expected = [plain.step([batch(step)], plain_answer_loss, RATES[step]) for step in range(steps)]
         answers = [tokens.tolist() for tokens in generate(engine, prompts(), greedy=True).tokens]
         return {
-            "loss": told[0]["loss"] / wanted[0]["loss"] - 1,
-            "norms": [a["grad_norm"] / b["grad_norm"] - 1 for a, b in zip(told, wanted, strict=True)],
+            "loss": stats[0]["loss"] / expected[0]["loss"] - 1,
+            "norms": [a["grad_norm"] / b["grad_norm"] - 1 for a, b in zip(stats, expected, strict=True)],
             "weights": weights_apart(weights, plain.weights()),
             "answers": answers == greedy_answers(plain.lm.float(), prompts(), NEW_TOKENS),
         }
@@ -143,12 +143,12 @@ def steps_and_weights(family, layout, settings, steps=2, **changes):
     return run_on_ranks(math.prod(layout.values()), work, timeout=120)
 
 
-def require_plain(ranks):
-    for told in ranks:
-        assert abs(told["loss"]) < 1e-6
-        assert max(map(abs, told["norms"])) < 1e-5
-        assert told["weights"] < 5e-5
-        assert told["answers"]
+def assert_like_plain_loop(ranks):
+    for deviations in ranks:
+        assert abs(deviations["loss"]) < 1e-6
+        assert max(map(abs, deviations["norms"])) < 1e-5
+        assert deviations["weights"] < 5e-5
+        assert deviations["answers"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def require_plain(ranks):
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_tensor_parallel_families_train_and_answer_like_a_plain_loop(family, changes):
-    require_plain(steps_and_weights(family, {"tp": 2}, {}, **changes))
+    assert_like_plain_loop(deviations_from_plain_loop(family, {"tp": 2}, {}, **changes))
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_tensor_parallel_families_train_and_answer_like_a_plain_loop(family, cha
     ids=str,
 )
 def test_layouts_train_like_a_plain_loop(layout, settings):
-    require_plain(steps_and_weights("llama", layout, settings, steps=3))
+    assert_like_plain_loop(deviations_from_plain_loop("llama", layout, settings, steps=3))
 
 
-def test_gradients_are_exchanged_as_seldom_as_memory_allows(monkeypatch):
-    """Replicas exchange theirs once per step. Those that share a copy do so with each micro-batch, or once if asked."""
+def test_gradients_are_reduced_once_per_step_or_per_micro_batch(monkeypatch):
+    """Replicas reduce once per step; ranks that share a copy reduce per micro-batch, or once if deferred."""
 
     def work(rank):
         exchanged = dict.fromkeys(("all_reduce", "reduce_scatter"), 0)
@@ -196,24 +196,24 @@ def test_gradients_are_exchanged_as_seldom_as_memory_allows(monkeypatch):
                 return real(output, *args, **kwargs)
 
             monkeypatch.setattr(dist, function, counted)
-        found = {}
+        volumes = {}
         for defer in (False, True):
             engine = TestContract().engine(mesh=mesh_of_ranks(dp=4), shard_size=2, defer_reduction=defer)
             for cuts in (1, 3):
                 before = dict(exchanged)
                 engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=cuts))
-                found[f"{defer} {cuts}"] = [exchanged[name] - before[name] for name in exchanged]
-        return found
+                volumes[f"{defer} {cuts}"] = [exchanged[name] - before[name] for name in exchanged]
+        return volumes
 
-    for found in run_on_ranks(4, work, timeout=120):
-        once = found["False 1"]
+    for volumes in run_on_ranks(4, work, timeout=120):
+        once = volumes["False 1"]
         assert min(once) > 0
-        assert found["False 3"] == [once[0], 3 * once[1]]
-        assert found["True 1"] == found["True 3"] == once
+        assert volumes["False 3"] == [once[0], 3 * once[1]]
+        assert volumes["True 1"] == volumes["True 3"] == once
 
 
-def test_a_checkpoint_of_replicas_is_written_once_and_continues(tmp_path):
-    """On the same layout to the bit, offloaded meanwhile, and on another."""
+def test_a_checkpoint_of_replicas_is_written_once_and_can_be_continued(tmp_path):
+    """In the same layout bit-equal, even after offloading, and also in another layout."""
 
     def work(rank):
         def engine(layout, **settings):
@@ -223,24 +223,24 @@ def test_a_checkpoint_of_replicas_is_written_once_and_continues(tmp_path):
         train(first, 0)
         save(first, tmp_path, rank)
         dist.barrier()
-        others = [engine({"dp": 4}, shard_size=2, seed=1), engine({"dp": 2, "tp": 2}, seed=1)]
-        for other in others:
-            restore(other, tmp_path)
+        resumed = [engine({"dp": 4}, shard_size=2, seed=1), engine({"dp": 2, "tp": 2}, seed=1)]
+        for continued in resumed:
+            restore(continued, tmp_path)
         first.offload()
-        for one in (first, *others):
-            train(one, 1)
-        wanted = TestContract().weights(first)
-        return {"apart": [weights_apart(TestContract().weights(other), wanted) for other in others]}
+        for trained in (first, *resumed):
+            train(trained, 1)
+        expected = TestContract().weights(first)
+        return {"apart": [weights_apart(TestContract().weights(continued), expected) for continued in resumed]}
 
-    for told in run_on_ranks(4, work, timeout=120):
-        assert told["apart"][0] == 0
-        assert told["apart"][1] < 5e-5
+    for result in run_on_ranks(4, work, timeout=120):
+        assert result["apart"][0] == 0
+        assert result["apart"][1] < 5e-5
     written = sum(file.stat().st_size for file in (tmp_path / "models").iterdir())
     assert written == pytest.approx(sum(p.nbytes for p in tiny_model().parameters()), rel=0.1)
 
 
-def test_trained_roles_take_turns_on_a_device():
-    """A role that rests keeps nothing on the device, and trains as one that never rested."""
+def test_an_offloaded_role_leaves_the_device_and_trains_the_same():
+    """An offloaded role keeps nothing on the device, and trains like one that was never offloaded."""
     with pretend_cuda() as device:
         resting, staying = (TestContract().engine(device="cuda", **SETTINGS) for _ in range(2))
         for step in range(3):
@@ -248,21 +248,21 @@ def test_trained_roles_take_turns_on_a_device():
                 before = torch.cuda.memory_allocated()
                 engine.train_batch(batch(step).to(device), answer_loss, answer_weight, version_steps=step)
             resting.offload()
-            held = [*resting.state().weights.values(), *resting.state().optimizer.values()]
-            assert {tensor.device.type for tensor in held if tensor.dim()} == {"cpu"}
+            tensors = [*resting.state().weights.values(), *resting.state().optimizer.values()]
+            assert {tensor.device.type for tensor in tensors if tensor.dim()} == {"cpu"}
             if step:
                 assert torch.cuda.memory_allocated() == before
             generate(resting, prompts(), greedy=True)  # needs the weights alone
             moments = [tensor for tensor in resting.state().optimizer.values() if tensor.dim()]
             assert {tensor.device.type for tensor in moments} == {"cpu"}
             resting.offload()
-        wanted = TestContract().weights(staying)
-        assert all(torch.equal(weight, wanted[name]) for name, weight in TestContract().weights(resting).items())
+        expected = TestContract().weights(staying)
+        assert all(torch.equal(weight, expected[name]) for name, weight in TestContract().weights(resting).items())
 
 
 @pytest.mark.parametrize("settings", [{"defer_reduction": True}, {}], ids=str)
-def test_gradients_of_a_step_that_failed_are_dropped(settings):
-    """Those that were not reduced yet, too."""
+def test_gradients_of_a_failed_step_are_dropped(settings):
+    """Including those that were not reduced yet."""
 
     def work(rank):
         engine, fresh = (TestContract().engine(mesh=mesh_of_ranks(dp=2), **(SETTINGS | settings)) for _ in range(2))
@@ -278,24 +278,26 @@ def test_gradients_of_a_step_that_failed_are_dropped(settings):
         with pytest.raises(RuntimeError, match="not there"):
             engine.train_batch(batch(5), fails_at_the_last, answer_weight, mb_spec=cuts)
         norms = [
-            one.train_batch(batch(), answer_loss, answer_weight, mb_spec=cuts)["grad_norm"] for one in (engine, fresh)
+            trained.train_batch(batch(), answer_loss, answer_weight, mb_spec=cuts)["grad_norm"]
+            for trained in (engine, fresh)
         ]
         return {"norms": norms}
 
-    for told in run_on_ranks(2, work):
-        assert told["norms"][0] == pytest.approx(told["norms"][1], rel=1e-6)
+    for result in run_on_ranks(2, work):
+        assert result["norms"][0] == pytest.approx(result["norms"][1], rel=1e-6)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_log_probs_in_bfloat16_do_not_depend_on_sharding(family):
-    """What is gathered in bfloat16 is what autocast would have made of it."""
+    """Weights gathered in bfloat16 equal those that autocast produces."""
 
     def scored(mesh):
         engine = TestContract().engine(family, mesh=mesh, dtype="bfloat16")
         return scores(engine, batch(), "log-probs").tolist()
 
-    wanted = scored(None)
-    assert [told["found"] for told in run_on_ranks(2, lambda _: {"found": scored(mesh_of_ranks(dp=2))})] == [wanted] * 2
+    expected = scored(None)
+    ranks = run_on_ranks(2, lambda _: {"scores": scored(mesh_of_ranks(dp=2))})
+    assert ranks == [{"scores": expected}] * 2
 
 
 @pytest.mark.parametrize(
@@ -306,17 +308,17 @@ def test_log_probs_in_bfloat16_do_not_depend_on_sharding(family):
         (None, "gpt2 of role actor cannot be tensor-parallel: transformers has no tensor-parallel plan for it"),
     ],
 )
-def test_models_that_ranks_cannot_share_are_refused(changes, reason):
+def test_models_that_cannot_be_tensor_parallel_are_refused(changes, reason):
     def work(_):
         lm = tiny_model("gpt2") if changes is None else tiny_model("llama", **changes)
         with pytest.raises(ModelError, match=reason) as caught:
             TestContract().engine(lm=lm, mesh=mesh_of_ranks(tp=2))
         return {"hint": caught.value.hint}
 
-    assert all("models.actor.mesh.tp=1" in told["hint"] for told in run_on_ranks(2, work))
+    assert all("models.actor.mesh.tp=1" in result["hint"] for result in run_on_ranks(2, work))
 
 
-def test_logits_are_refused_where_the_vocabulary_is_sharded():
+def test_logits_are_refused_when_the_vocabulary_is_sharded():
     def work(_):
         engine = TestContract().engine(mesh=mesh_of_ranks(tp=2))
         with pytest.raises(ModelError, match="logits are not offered"):
@@ -326,7 +328,7 @@ def test_logits_are_refused_where_the_vocabulary_is_sharded():
     run_on_ranks(2, work)
 
 
-def test_ranks_that_cannot_form_whole_copies_are_refused():
+def test_a_shard_size_that_does_not_divide_the_ranks_is_refused():
     def work(_):
         with pytest.raises(ModelError, match="shard_size is 2, which does not divide the 3 data-parallel ranks"):
             TestContract().engine(mesh=mesh_of_ranks(dp=3), shard_size=2)

@@ -1,4 +1,4 @@
-"""Generation: the budget of the KV cache bounds what is held and changes no response; weights are cast once a call."""
+"""Generation: the budget of the KV cache bounds its size without changing responses; weights are cast once per call."""
 
 import gc
 import math
@@ -17,16 +17,16 @@ from rlcli.testing.tiny_models import tiny_model
 
 
 @pytest.fixture
-def held(monkeypatch):
-    """Tokens of the largest KV cache that was made, as its tensors have them."""
+def largest_cache(monkeypatch):
+    """The size in tokens of the largest KV cache that was allocated."""
     most = [0]
 
     class Watched(_generation.SlotCache):
         def update(self, *args, **kwargs):
-            seen = super().update(*args, **kwargs)
+            result = super().update(*args, **kwargs)
             slots, _, length, _ = self.keys[0].shape
             most[0] = max(most[0], slots * length)
-            return seen
+            return result
 
     monkeypatch.setattr(_generation, "SlotCache", Watched)
     return most
@@ -38,18 +38,18 @@ def engine(backend, **args):
 
 
 @pytest.mark.parametrize("backend", ["inference", "fsdp"])
-def test_responses_do_not_depend_on_the_room_of_the_cache(backend, held):
+def test_responses_do_not_depend_on_the_size_of_the_cache(backend, largest_cache):
     longest = max(length for (length,) in prompts().seqlens["packed_prompts"]) + NEW_TOKENS
-    wanted = generate(engine(backend), responses_per_prompt=3)
-    count = len(wanted.tokens)
-    assert held == [count * longest]
+    expected = generate(engine(backend), responses_per_prompt=3)
+    count = len(expected.tokens)
+    assert largest_cache == [count * longest]
     for room, slots in {longest: 1, 3 * longest - 1: 2, 4 * longest: 4, 100 * count * longest: count}.items():
-        held[0] = 0
-        found = generate(engine(backend, kv_cache_tokens=room), responses_per_prompt=3)
-        assert held[0] == slots * longest <= room
-        assert all(map(torch.equal, found.tokens, wanted.tokens))
-        torch.testing.assert_close(torch.cat(found.logprobs), torch.cat(wanted.logprobs))
-        assert torch.equal(found.ended, wanted.ended)
+        largest_cache[0] = 0
+        actual = generate(engine(backend, kv_cache_tokens=room), responses_per_prompt=3)
+        assert largest_cache[0] == slots * longest <= room
+        assert all(map(torch.equal, actual.tokens, expected.tokens))
+        torch.testing.assert_close(torch.cat(actual.logprobs), torch.cat(expected.logprobs))
+        assert torch.equal(actual.ended, expected.ended)
 
 
 def test_a_cache_without_room_for_one_response_is_refused():
@@ -61,7 +61,7 @@ def test_a_cache_without_room_for_one_response_is_refused():
         engine("inference", kv_cache_tokens=0)
 
 
-class Casts(TorchDispatchMode):
+class CastCounter(TorchDispatchMode):
     """Counts how often each parameter is cast to bfloat16."""
 
     def __init__(self, lm):
@@ -80,7 +80,7 @@ def _memory(tensor):
     return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
 
 
-def narrow_weights():
+def count_bfloat16_weights():
     gc.collect()
     return sum(type(one) is torch.nn.Parameter and one.dtype is torch.bfloat16 for one in gc.get_objects())
 
@@ -89,17 +89,17 @@ def narrow_weights():
 @pytest.mark.parametrize(("backend", "degrees"), [("inference", {}), ("fsdp", {}), ("inference", {"tp": 2}),
                                                   ("fsdp", {"tp": 2})])  # fmt: skip
 def test_weights_are_cast_once_per_call(backend, degrees, tied):
-    """Those of products, the head's among them; norms are not, nor is an embedding that is nothing else, nor what
-    `inference` holds in bfloat16. Afterwards the casts are gone."""
+    """Weights of matrix products, including the head. Norms and untied embeddings are not cast, nor are weights that
+    `inference` stores in bfloat16. The casts are freed afterwards."""
 
     def work(rank):
         lm = tiny_model("llama", tie_word_embeddings=tied)
-        made = engine(backend, lm=lm, mesh=mesh_of_ranks(**degrees), dtype="bfloat16")
-        before = narrow_weights()
-        with Casts(made.lm) as casts:
-            answers = generate(made, greedy=True)
+        built = engine(backend, lm=lm, mesh=mesh_of_ranks(**degrees), dtype="bfloat16")
+        before = count_bfloat16_weights()
+        with CastCounter(built.lm) as casts:
+            answers = generate(built, greedy=True)
         assert max(map(len, answers.tokens)) > 2
-        return {"casts": casts.count, "left": narrow_weights() - before}
+        return {"casts": casts.count, "left": count_bfloat16_weights() - before}
 
     ranks = run_on_ranks(math.prod(degrees.values()), work)
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""inference: the contract, over more families, and what its engine refuses or leaves behind when the disk is full."""
+"""inference: the contract for more families, what its engine refuses, a full disk, and matrices in bfloat16."""
 
 import json
 import resource
@@ -32,14 +32,14 @@ class TestContract(BackendContract):
                 "olmo2")  # fmt: skip
 
 
-def test_it_scores_and_generates_and_nothing_more():
+def test_the_engine_scores_and_generates_but_does_not_train():
     engine = TestContract().engine()
     assert isinstance(engine, ForwardEngine)
     assert isinstance(engine, GenerationEngine)
     assert not isinstance(engine, TrainEngine)
 
 
-def test_what_is_saved_has_the_type_that_it_began_with(tmp_path):
+def test_a_model_is_saved_in_its_original_dtype(tmp_path):
     engine = TestContract().engine(lm=tiny_model().bfloat16())
     assert {parameter.dtype for parameter in engine.lm.parameters()} == {torch.float32}
     engine.save_to_hf(None, str(tmp_path / "actor"))
@@ -47,17 +47,17 @@ def test_what_is_saved_has_the_type_that_it_began_with(tmp_path):
     assert json.loads((tmp_path / "actor" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_a_value_head_has_no_log_probs():
+def test_log_probs_of_a_value_head_are_refused():
     with pytest.raises(ModelError, match="language-model head"):
         TestContract().engine(head="value").forward(batch(), post_hook=lambda output, _: output.logprobs)
 
 
-def test_too_long_for_the_model_is_said_before_generating():
+def test_lengths_beyond_the_positions_of_the_model_are_refused():
     with pytest.raises(ModelError, match="128 positions"):
         generate(TestContract().engine(), max_new_tokens=200)
 
 
-def test_a_folder_that_does_not_fit_on_the_disk_leaves_the_old_one_and_nothing_else(tmp_path):
+def test_a_full_disk_leaves_the_previous_folder_unchanged(tmp_path):
     engine = TestContract().engine()
     engine.save_to_hf(None, str(tmp_path / "actor"))
     before = (tmp_path / "actor" / "model.safetensors").read_bytes()
@@ -76,22 +76,22 @@ def test_a_folder_that_does_not_fit_on_the_disk_leaves_the_old_one_and_nothing_e
 # -- matrices in bfloat16 -----------------------------------------------------------------------------------
 
 
-def held_types(engine) -> dict[str, torch.dtype]:
+def parameter_dtypes(engine) -> dict[str, torch.dtype]:
     return {name: parameter.dtype for name, parameter in engine.lm.named_parameters()}
 
 
-def test_a_recipe_that_says_bfloat16_gets_matrices_of_linear_layers_in_it():
-    types = held_types(TestContract().engine(dtype="bfloat16"))
+def test_bfloat16_is_used_for_matrices_of_linear_layers_only():
+    types = parameter_dtypes(TestContract().engine(dtype="bfloat16"))
     narrow = {name for name, dtype in types.items() if dtype is torch.bfloat16}
     assert narrow == {name for name in types if name.endswith("_proj.weight") or name == "lm_head.weight"}
     for dtype in ("auto", "float32"):
-        assert set(held_types(TestContract().engine(dtype=dtype)).values()) == {torch.float32}
-    assert set(held_types(TestContract().engine("gpt2", dtype="bfloat16")).values()) == {torch.float32}
+        assert set(parameter_dtypes(TestContract().engine(dtype=dtype)).values()) == {torch.float32}
+    assert set(parameter_dtypes(TestContract().engine("gpt2", dtype="bfloat16")).values()) == {torch.float32}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gpt_neox", "cohere", "olmo2"])
 @pytest.mark.parametrize("head", ["lm", "value"])
-def test_matrices_held_in_bfloat16_change_no_number(family, head):
+def test_matrices_in_bfloat16_give_the_same_outputs_as_autocast(family, head):
     def output(contract: type[BackendContract]) -> torch.Tensor:
         engine, samples = contract().engine(family, head=head, dtype="bfloat16"), batch()
         if head == "value":
@@ -102,25 +102,25 @@ def test_matrices_held_in_bfloat16_change_no_number(family, head):
     assert torch.equal(output(TestContract), output(FSDPEngines))
 
 
-def test_responses_of_matrices_held_in_bfloat16_are_the_same():
+def test_matrices_in_bfloat16_give_the_same_responses_as_autocast():
     ours, autocast = (generate(contract().engine(dtype="bfloat16")) for contract in (TestContract, FSDPEngines))
     assert [list(one) for one in ours.tokens] == [list(one) for one in autocast.tokens]
 
 
-def test_matrices_in_bfloat16_follow_as_they_would_be_cast():
+def test_followed_weights_equal_the_source_cast_to_bfloat16():
     source = TestContract().engine(seed=1)
     follower = TestContract().engine(dtype="bfloat16")
     follower.take_parameters(source, 1.0)
-    theirs = dict(source.lm.named_parameters())
-    for name, held in follower.lm.named_parameters():
-        assert torch.equal(held, theirs[name].to(held.dtype))
+    source_weights = dict(source.lm.named_parameters())
+    for name, weight in follower.lm.named_parameters():
+        assert torch.equal(weight, source_weights[name].to(weight.dtype))
 
 
-def test_the_planned_weights_are_those_that_the_engine_holds():
+def test_planned_weights_equal_the_memory_of_the_engine():
     for family, head in (("llama", "lm"), ("llama", "value"), ("qwen2", "lm"), ("gpt2", "lm")):
         engine = TestContract().engine(family, head=head, dtype="bfloat16")
         sizes = read_architecture(engine.lm.config.to_dict())
         mesh = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
         role = PlacedRole(sizes, head, mesh, {"dtype": "bfloat16"}, ("inference",), 64, "cuda")
-        held = sum(parameter.nbytes for parameter in engine.lm.parameters())
-        assert InferenceMemory(role).kept().weights == pytest.approx(held, rel=0.02)  # biases stay in float32
+        size = sum(parameter.nbytes for parameter in engine.lm.parameters())
+        assert InferenceMemory(role).resident().weights == pytest.approx(size, rel=0.02)  # biases stay in float32

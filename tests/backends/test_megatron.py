@@ -1,7 +1,7 @@
-"""What is megatron's own: an embedding that is the head of another stage, roles with meshes of their own, bfloat16
+"""megatron's specifics: an embedding tied to the head of another stage, roles with separate meshes, bfloat16
 parameters, checkpoints that convert or that other backends continue, and what it refuses.
 
-`test_megatron_contract.py` holds it to what all backends do, in every layout.
+`test_megatron_contract.py` checks the contract of all backends in every layout.
 """
 
 import functools
@@ -38,15 +38,15 @@ ROLES = {
     "critic, pp2 x dp2": ("qwen2", "value", {"dp": 2, "pp": 2}, {}),
     "critic, dp4": ("mistral", "value", {"dp": 4}, {}),
 }
-"""Family, head, mesh and changes to the model. All are roles of the same four processes; their 97 tokens divide by
-nothing."""
+"""Family, head, mesh and changes to the model. All are roles of the same four processes; 97, the size of their
+vocabulary, is prime."""
 STEPS = 2
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def library():
-    """Loaded once, here, and not in every fork."""
+    """Loaded once here rather than in every fork."""
     with pretend_cuda():
         importlib.import_module("rlcli.backends._megatron_engine")
 
@@ -69,20 +69,20 @@ def make_engine(lm, device, mesh=None, backend="megatron", **args):
 
 
 def share_of(sample, mesh):
-    """Of four data-parallel ranks or two, the first has most and one has nothing."""
+    """Uneven shares: the first data-parallel rank has most samples, and of four ranks some have none."""
     if mesh is None or mesh["dp"].size() == 1:
         return sample
     number, cut = mesh["dp"].get_local_rank(), 5 if mesh["dp"].size() == 2 else sample.bs - 1
     return sample.select_indices(range(cut) if number == 0 else range(cut, sample.bs) if number == 1 else ())
 
 
-def whole_weights(engine):
+def full_weights(engine):
     return {name: parameter.cpu() for name, parameter in engine.whole_parameters()}
 
 
 @functools.cache
-def lived(folder):
-    """By rank and role: steps, and how far they are from those of a plain loop; the first role is saved as well."""
+def run_roles(folder):
+    """By rank and role: its steps and their deviation from a plain loop; the first role is saved as well."""
 
     def work(rank):
         with pretend_cuda() as device:
@@ -100,29 +100,29 @@ def lived(folder):
         for number in range(STEPS):
             share = share_of(batch(number).to(device), mesh)
             cut = MicroBatchSpec(n_mbs=1 + number)
-            found = engine.train_batch(share, objective.loss, objective.weight, mb_spec=cut, version_steps=number)
-            wanted = plain.step([batch(number)], objective.plain, RATES[number])
-            seen.append([found["loss"], wanted["loss"], found["grad_norm"], wanted["grad_norm"]])
-        mine = whole_weights(engine)
-        assert mine.keys() == plain.weights().keys()
-        return {"steps": seen, "apart": max(distance(mine[n], w, 1e-2) for n, w in plain.weights().items())}
+            actual = engine.train_batch(share, objective.loss, objective.weight, mb_spec=cut, version_steps=number)
+            expected = plain.step([batch(number)], objective.plain, RATES[number])
+            seen.append([actual["loss"], expected["loss"], actual["grad_norm"], expected["grad_norm"]])
+        weights = full_weights(engine)
+        assert weights.keys() == plain.weights().keys()
+        return {"steps": seen, "apart": max(distance(weights[n], w, 1e-2) for n, w in plain.weights().items())}
 
     def checkpoint(name, device, rank):
-        """A role whose embedding is its head as well: how far a new engine with its checkpoint is from it."""
+        """For a role with tied embedding: the deviation of a new engine that continues its checkpoint."""
         mesh = mesh_of_ranks(**ROLES[name][2])
-        engine, other = make_engine(tied_model(), device, mesh), make_engine(tied_model(seed=1), device, mesh)
-        step_of(engine, 0, mesh)
+        engine, continued = make_engine(tied_model(), device, mesh), make_engine(tied_model(seed=1), device, mesh)
+        train_step(engine, 0, mesh)
         save(engine, folder, rank)
-        saved = whole_weights(engine)
+        saved = full_weights(engine)
         if rank == 0:
             engine.save_description(None, str(folder / "models"))
             save_file(saved, folder / "saved.safetensors")
         dist.barrier()
-        restore(other, folder)
-        for one in (engine, other):
-            step_of(one, 1, mesh)
-        mine, theirs = whole_weights(engine), whole_weights(other)
-        return max(float((mine[name] - theirs[name]).abs().max().detach()) for name in mine)
+        restore(continued, folder)
+        for trained in (engine, continued):
+            train_step(trained, 1, mesh)
+        weights, theirs = full_weights(engine), full_weights(continued)
+        return max(float((weights[name] - theirs[name]).abs().max().detach()) for name in weights)
 
     return run_on_ranks(4, work, timeout=150)
 
@@ -133,76 +133,76 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_role_of_a_process_takes_the_steps_of_a_plain_loop(role, folder):
-    for rank in lived(folder):
+def test_every_role_trains_like_a_plain_loop(role, folder):
+    for rank in run_roles(folder):
         for loss, wanted_loss, norm, wanted_norm in rank[role]["steps"]:
             assert loss == pytest.approx(wanted_loss, rel=1e-6)
             assert norm == pytest.approx(wanted_norm, rel=1e-5)
         assert rank[role]["apart"] < 1e-4
 
 
-def test_an_embedding_that_is_the_head_of_another_stage_continues_from_a_checkpoint(folder):
-    assert [rank["saved"] for rank in lived(folder)] == [0.0] * 4
+def test_a_checkpoint_of_an_embedding_tied_across_stages_can_be_continued(folder):
+    assert [rank["saved"] for rank in run_roles(folder)] == [0.0] * 4
 
 
-def test_the_model_of_a_checkpoint_converts_to_what_transformers_reads(folder, tmp_path):
+def test_the_model_of_a_checkpoint_converts_to_transformers(folder, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    lived(folder)
+    run_roles(folder)
     convert(plan_to_hf(folder / "models", tmp_path / "hf"), lambda done: None)
     loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "hf").named_parameters())
-    wanted = load_file(folder / "saved.safetensors")
-    assert loaded.keys() == wanted.keys()
-    assert all(torch.equal(loaded[name], weight) for name, weight in wanted.items())
+    expected = load_file(folder / "saved.safetensors")
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
 
 
-def step_of(engine, number, mesh=None):
+def train_step(engine, number, mesh=None):
     share = share_of(batch(number).to(engine.device), mesh)
     return engine.train_batch(share, answer_loss, answer_weight, version_steps=number)["loss"]
 
 
-def test_bfloat16_parameters_have_float32_copies_that_a_checkpoint_keeps(tmp_path):
+def test_a_checkpoint_of_bfloat16_parameters_has_float32_copies(tmp_path):
     def work(rank):
         with pretend_cuda() as device:
             mesh = mesh_of_ranks(dp=2)
             engine = make_engine(tied_model(), device, mesh, dtype="bfloat16")
-            losses = [step_of(engine, number, mesh) for number in range(2)]
+            losses = [train_step(engine, number, mesh) for number in range(2)]
             save(engine, tmp_path, rank)
             dist.barrier()
-            other = make_engine(tied_model(seed=1), device, mesh, dtype="bfloat16")
-            restore(other, tmp_path)
-            for one in (engine, other):
-                losses += [step_of(one, number, mesh) for number in (2, 3)]
-            mine, theirs = whole_weights(engine), whole_weights(other)
+            continued = make_engine(tied_model(seed=1), device, mesh, dtype="bfloat16")
+            restore(continued, tmp_path)
+            for trained in (engine, continued):
+                losses += [train_step(trained, number, mesh) for number in (2, 3)]
+            mine, theirs = full_weights(engine), full_weights(continued)
             same = all(weight.dtype is torch.float32 and torch.equal(weight, theirs[n]) for n, weight in mine.items())
-            kept = {str(parameter.dtype) for parameter in engine.stage.parameters()}
-            return {"losses": losses, "same": same, "kept": sorted(kept)}
+            dtypes = {str(parameter.dtype) for parameter in engine.stage.parameters()}
+            return {"losses": losses, "same": same, "kept": sorted(dtypes)}
 
     plain = plain_loop(tied_model())
-    wanted = [plain.step([batch(number)], plain_answer_loss, RATES[number])["loss"] for number in range(4)]
+    expected = [plain.step([batch(number)], plain_answer_loss, RATES[number])["loss"] for number in range(4)]
     for rank in run_on_ranks(2, work):
-        assert rank["losses"] == pytest.approx(wanted + wanted[2:], rel=0.05)
+        assert rank["losses"] == pytest.approx(expected + expected[2:], rel=0.05)
         assert rank["losses"][2:4] == rank["losses"][4:]
         assert rank["same"]
         assert rank["kept"] == ["torch.bfloat16"]
 
 
-def test_fsdp_and_megatron_continue_from_each_other(tmp_path):
+def test_fsdp_and_megatron_continue_each_others_checkpoints(tmp_path):
     def work(rank):
         with pretend_cuda() as device:
-            places = {"fsdp": torch.device("cpu"), "megatron": device}
-            engines = {name: make_engine(tied_model(), place, backend=name) for name, place in places.items()}
+            devices = {"fsdp": torch.device("cpu"), "megatron": device}
+            engines = {name: make_engine(tied_model(), target, backend=name) for name, target in devices.items()}
             for name, engine in engines.items():
                 for number in range(2):
-                    step_of(engine, number)
+                    train_step(engine, number)
                 save(engine, tmp_path / name)
-                step_of(engine, 2)
+                train_step(engine, 2)
             apart = []
-            for name, other in (("fsdp", "megatron"), ("megatron", "fsdp")):
-                engine = make_engine(tied_model(seed=1), places[name], backend=name)
-                restore(engine, tmp_path / other)
-                step_of(engine, 2)
-                mine, theirs = whole_weights(engine), whole_weights(engines[other])
+            for name, source in (("fsdp", "megatron"), ("megatron", "fsdp")):
+                engine = make_engine(tied_model(seed=1), devices[name], backend=name)
+                restore(engine, tmp_path / source)
+                train_step(engine, 2)
+                mine, theirs = full_weights(engine), full_weights(engines[source])
                 apart.append(max(float((mine[n] - theirs[n]).abs().max().detach()) for n in theirs))
             return {"apart": apart}
 
@@ -213,7 +213,7 @@ def test_fsdp_and_megatron_continue_from_each_other(tmp_path):
 # -- what it refuses -------------------------------------------------------------------------------------------------
 
 
-def test_it_scores_and_trains_and_nothing_more():
+def test_the_engine_trains_but_does_not_generate():
     def work(rank):
         with pretend_cuda() as device:
             engine = make_engine(tied_model(), device)
@@ -222,13 +222,13 @@ def test_it_scores_and_trains_and_nothing_more():
     assert run_on_ranks(1, work) == [{"trains": True, "generates": False}]
 
 
-def test_it_needs_a_cuda_device():
+def test_a_cpu_device_is_refused():
     with pytest.raises(ResourceError, match="needs a CUDA device"):
         make_engine(tied_model(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["packed_sequences", "sequence_parallel"])
-def test_what_nobody_has_run_on_a_gpu_is_refused_by_name(name):
+def test_settings_that_were_never_run_on_a_gpu_are_refused(name):
     with pytest.raises(UsageError, match=name):
         make_backend(ModelBackendAbstraction("megatron", {name: True}))
 
@@ -243,36 +243,36 @@ def test_what_nobody_has_run_on_a_gpu_is_refused_by_name(name):
         ("llama", {"num_key_value_heads": 1}, {"tp": 2}, "1 key-value heads, which tp=2 does not divide"),
     ],
 )
-def test_models_that_it_cannot_run_are_refused_with_the_reason(family, changes, degrees, message):
+def test_unsupported_models_are_refused_with_the_reason(family, changes, degrees, message):
     def work(rank):
         with pretend_cuda() as device, pytest.raises(ModelError) as caught:
             make_engine(tiny_model(family, **changes), device, mesh_of_ranks(**degrees))
         return {"said": str(caught.value)}
 
-    for said in run_on_ranks(math.prod(degrees.values()), work):
-        assert message in said["said"]
+    for result in run_on_ranks(math.prod(degrees.values()), work):
+        assert message in result["said"]
 
 
 # -- in host memory --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_offloaded_it_leaves_the_device_and_returns_when_it_is_needed(dtype):
+def test_an_offloaded_engine_leaves_the_device_and_returns_on_demand(dtype):
     def work(rank):
         with pretend_cuda() as device:
             engine = make_engine(tied_model(), device, dtype=dtype)
-            step_of(engine, 0)
-            there = torch.cuda.memory_allocated()
+            train_step(engine, 0)
+            loaded = torch.cuda.memory_allocated()
             engine.offload()
             engine.offload()
             left = torch.cuda.memory_allocated()
-            other = make_engine(tied_model(), device, dtype=dtype)
-            step_of(other, 0)
-            found = [step_of(engine, number) for number in (1, 2)]
-            wanted = [step_of(other, number) for number in (1, 2)]
+            undisturbed = make_engine(tied_model(), device, dtype=dtype)
+            train_step(undisturbed, 0)
+            actual = [train_step(engine, number) for number in (1, 2)]
+            expected = [train_step(undisturbed, number) for number in (1, 2)]
             engine.offload()
-            mine, theirs = whole_weights(engine), whole_weights(other)
-            return {"left": left / there, "steps": [found, wanted],
+            mine, theirs = full_weights(engine), full_weights(undisturbed)
+            return {"left": left / loaded, "steps": [actual, expected],
                     "same": all(torch.equal(mine[name], theirs[name]) for name in theirs)}  # fmt: skip
 
     (seen,) = run_on_ranks(1, work)

@@ -1,4 +1,4 @@
-"""megatron holds to the contract in every layout, on a pretend device; `test_megatron.py` has what is its own."""
+"""megatron fulfils the contract in every layout, on a pretend device; its specifics are in `test_megatron.py`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the memory model of megatron says: by hand, and against what the pretend device counts of a stage's life."""
+"""The memory model of megatron, compared with values worked out by hand and with what the pretend device counts."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ MATRIX, NORM = 2000 * 128, 128
 
 
 def block(tp: int) -> int:
-    """Parameters of one on a tensor-parallel rank."""
+    """Parameters of a block on a tensor-parallel rank."""
     return (QKV + PROJECTION + MLP) // tp + NORMS
 
 
-def test_stages_hold_unequal_shares():
+def test_parameters_of_each_stage():
     first, last = memory(tp=2, pp=2).stages
     assert first.parameters == 2 * block(2) + MATRIX // 2
     assert last.parameters == 2 * block(2) + NORM + MATRIX // 2
@@ -55,33 +55,33 @@ def test_stages_hold_unequal_shares():
     assert (first.parameters, last.parameters) == (2 * block(1) + MATRIX, 2 * block(1) + MATRIX + NORM)
 
 
-def test_what_stays_between_calls():
-    most = 2 * block(2) + NORM + MATRIX // 2
-    kept = memory(tp=2, pp=2, dp=4, dtype="float32").kept()
-    assert (kept.weights, kept.buffers, kept.optimizer) == (4 * most, 4 * most, 8 * most // 4)
-    kept = memory(tp=2, pp=2, dp=4).kept()  # bfloat16, and a float32 copy of it in the optimizer
-    assert (kept.weights, kept.buffers, kept.optimizer) == (2 * most, 4 * most, 12 * most // 4)
-    assert memory(calls=("inference",), dtype="float32").kept().optimizer == 0
-    assert memory(tp=2, pp=2, dp=4).snapshot() == 12 * most // 4
+def test_memory_between_calls():
+    count = 2 * block(2) + NORM + MATRIX // 2
+    resident = memory(tp=2, pp=2, dp=4, dtype="float32").resident()
+    assert (resident.weights, resident.buffers, resident.optimizer) == (4 * count, 4 * count, 8 * count // 4)
+    resident = memory(tp=2, pp=2, dp=4).resident()  # bfloat16, and a float32 copy of it in the optimizer
+    assert (resident.weights, resident.buffers, resident.optimizer) == (2 * count, 4 * count, 12 * count // 4)
+    assert memory(calls=("inference",), dtype="float32").resident().optimizer == 0
+    assert memory(tp=2, pp=2, dp=4).snapshot() == 12 * count // 4
 
 
-def test_an_update_by_hand():
+def test_memory_of_an_update():
     """256 tokens in rows of 64; a block saves 13 832 bytes of each in float32, Megatron's scratch is 1024."""
     saved = 2 * (8 * 128 + 4) + 2 * 4 * 128 + 4 * 4 * 128 + 4 * 4 * 64 + 5 * 4 * 384
     assert saved == 13832
     logits = 20 * 256 * 2000 + 4 * MATRIX
-    found = memory(dtype="float32").update(256, 1)
-    assert found.activations == 256 * (4 * saved + 8 * 128 + 2 * 4 * 128 + 32 + 1024)
-    assert (found.logits, found.gradients, found.cache) == (logits, 0, 0)
+    estimate = memory(dtype="float32").update(256, 1)
+    assert estimate.activations == 256 * (4 * saved + 8 * 128 + 2 * 4 * 128 + 32 + 1024)
+    assert (estimate.logits, estimate.gradients, estimate.cache) == (logits, 0, 0)
     assert memory(dtype="float32", gradient_checkpointing=True).update(256, 1).activations == 256 * (
         4 * 4 * 128 + 8 * 128 + 2 * 4 * 128 + 32 + 1024
     )
 
 
-def test_the_first_of_four_stages_keeps_as_many_micro_batches_as_there_are_stages_behind_it():
+def test_the_first_of_four_stages_keeps_at_most_four_micro_batches():
     deep = memory({**CONFIG, "vocab_size": 8}, pp=4, dtype="float32")
-    one, four, many = (deep.update(256, count).activations for count in (1, 4, 9))
-    assert four - one == 3 * 256 * (13832 + 4 * 128)
+    single, four, many = (deep.update(256, count).activations for count in (1, 4, 9))
+    assert four - single == 3 * 256 * (13832 + 4 * 128)
     assert many == four
 
 
@@ -93,16 +93,16 @@ def test_the_first_of_four_stages_keeps_as_many_micro_batches_as_there_are_stage
         (CONFIG, {"cp": 2}, "a mesh with cp2"),
     ],
 )
-def test_what_it_cannot_estimate(config, mesh, reason):
+def test_unsupported_models_and_meshes_are_not_estimated(config, mesh, reason):
     with pytest.raises(UnknownMemory, match=reason):
         memory(config, **mesh)
 
 
-# -- as it is --------------------------------------------------------------------------------------------------------
+# -- as counted --------------------------------------------------------------------------------------------------------
 
 
-class Life:
-    """Of an engine on a device that counts its memory, in bytes."""
+class MeasuredPhases:
+    """The memory of an engine in each phase, in bytes, on a device that counts it."""
 
     def __init__(self, rank, device, head="lm", count=4, length=64, micro_batches=1, **arguments):
         self.cuda, self.device, self.head, self.count, self.length = torch.cuda, device, head, count, length
@@ -112,7 +112,7 @@ class Life:
         self.engine = self.build(arguments)
         self.loaded = self.cuda.max_memory_allocated() - before
         self.train(1)
-        self.kept = self.cuda.memory_allocated() - before
+        self.resident = self.cuda.memory_allocated() - before
         self.update = self.highest(lambda: self.train(micro_batches))
         self.inference = self.highest(self.infer)
 
@@ -136,7 +136,7 @@ class Life:
     def train(self, count):
         spec = MicroBatchSpec(n_mbs=count)
         self.engine.train_batch(
-            self.batch(), lambda output, one: -self.score(output, one).sum(), lambda one: 1.0, mb_spec=spec
+            self.batch(), lambda output, sample: -self.score(output, sample).sum(), lambda _: 1.0, mb_spec=spec
         )
 
     def infer(self):
@@ -150,7 +150,7 @@ class Life:
         return self.cuda.max_memory_allocated() - before
 
 
-LIVES = {
+LAYOUTS = {
     "1 rank": [
         {"dtype": "float32"},
         {"dtype": "bfloat16", "count": 2, "length": 128},
@@ -160,28 +160,29 @@ LIVES = {
 }
 
 
-@pytest.mark.parametrize("ranks", LIVES)
-def test_it_says_what_the_device_counts(ranks):
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_estimates_match_what_the_device_counts(ranks):
     pytest.importorskip("megatron.core")
 
     def work(rank):
-        lives = []
-        for one in LIVES[ranks]:
+        measured = []
+        for layout in LAYOUTS[ranks]:
             with pretend_cuda() as device:
-                life = Life(rank, device, **one)
-                lives.append([life.loaded, life.kept, life.kept + life.update, life.kept + life.inference])
-        return {"lives": lives}
+                phases = MeasuredPhases(rank, device, **layout)
+                peaks = (phases.resident + phases.update, phases.resident + phases.inference)
+                measured.append([phases.loaded, phases.resident, *peaks])
+        return {"measured": measured}
 
-    count = math.prod(LIVES[ranks][0].get(name, 1) for name in ("dp", "tp", "pp"))
-    by_rank = [seen["lives"] for seen in run_on_ranks(count, work)]
-    for number, one in enumerate(LIVES[ranks]):
-        found = [max(numbers) for numbers in zip(*(lives[number] for lives in by_rank), strict=True)]
-        asked = {"count": 4, "length": 64, "micro_batches": 1, **one}
+    count = math.prod(LAYOUTS[ranks][0].get(name, 1) for name in ("dp", "tp", "pp"))
+    by_rank = [seen["measured"] for seen in run_on_ranks(count, work)]
+    for number, layout in enumerate(LAYOUTS[ranks]):
+        counted = [max(numbers) for numbers in zip(*(measured[number] for measured in by_rank), strict=True)]
+        asked = {"count": 4, "length": 64, "micro_batches": 1, **layout}
         tokens, cut = asked.pop("count") * asked["length"], asked.pop("micro_batches")
         model = memory(longest=asked.pop("length"), **asked)
-        kept = model.kept()
-        there = kept.weights + kept.buffers + model.load().total
-        peaks = [kept.total + model.update(tokens // cut, cut).total, kept.total + model.inference(tokens).total]
-        said = [there, kept.total, *peaks]
-        assert said[:2] == pytest.approx(found[:2], rel=0.05), one
-        assert said[2:] == pytest.approx(found[2:], rel=0.12), one
+        resident = model.resident()
+        loading = resident.weights + resident.buffers + model.load().total
+        growth = (model.update(tokens // cut, cut).total, model.inference(tokens).total)
+        estimated = [loading, resident.total, *(resident.total + size for size in growth)]
+        assert estimated[:2] == pytest.approx(counted[:2], rel=0.05), layout
+        assert estimated[2:] == pytest.approx(counted[2:], rel=0.12), layout

@@ -1,5 +1,5 @@
-"""Supervised fine-tuning by megatron has the loss curve of fsdp: as a run on one rank, as one on two ranks that resumes
-in another layout, and step by step on four."""
+"""Supervised fine-tuning with megatron has the loss curve of fsdp: in a run on one rank, in a run on two ranks that
+resumes in another layout, and step by step on four ranks."""
 
 import importlib
 import io
@@ -54,32 +54,32 @@ def run(folder, backend, device):
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries():
-    """Loaded once, here, and not in every fork."""
+    """Loaded once here rather than in every fork."""
     load_everything()
     with pretend_cuda():
         importlib.import_module("rlcli.backends._megatron_engine")
 
 
 @pytest.fixture(scope="module")
-def of_fsdp(tmp_path_factory):
-    """The loss of each step of a run on the host."""
-    found = run(tmp_path_factory.mktemp("sft") / "fsdp", "fsdp", "cpu")
-    assert len(found) == 6
-    assert found[-1] < found[0] - 0.1
-    return found
+def fsdp_losses(tmp_path_factory):
+    """The loss of each step of a run with fsdp on the CPU."""
+    step_losses = run(tmp_path_factory.mktemp("sft") / "fsdp", "fsdp", "cpu")
+    assert len(step_losses) == 6
+    assert step_losses[-1] < step_losses[0] - 0.1
+    return step_losses
 
 
-def test_a_recipe_with_megatron_has_the_loss_curve_of_fsdp(tmp_path, of_fsdp):
+def test_a_run_with_megatron_has_the_loss_curve_of_fsdp(tmp_path, fsdp_losses):
     def work(rank):
         with pretend_cuda():
             return {"losses": run(tmp_path / "megatron", "megatron", "cuda")}
 
-    (found,) = run_on_ranks(1, work, timeout=100)
-    assert found["losses"] == pytest.approx(of_fsdp, rel=1e-4)
+    (result,) = run_on_ranks(1, work, timeout=100)
+    assert result["losses"] == pytest.approx(fsdp_losses, rel=1e-4)
 
 
-def test_two_ranks_of_a_run_have_the_loss_curve_of_fsdp_in_one_layout_and_another(tmp_path, of_fsdp):
-    """A pipeline of two stages for two steps; then two tensor-parallel ranks, and two that share the data."""
+def test_a_run_resumed_in_other_layouts_has_the_loss_curve_of_fsdp(tmp_path, fsdp_losses):
+    """Two pipeline stages for two steps, then two tensor-parallel ranks, then two data-parallel ranks."""
     changes = [one for one in SMALL if not one.startswith(("launch.", "train.steps"))]
     changes += ["models.actor.backend.type=megatron", "cluster.device=cuda"]
     two_ranks = ("launch=local", "cluster.devices_per_node=2", "models.actor.mesh={pp: 2}", "train.steps=2")
@@ -91,11 +91,11 @@ def test_two_ranks_of_a_run_have_the_loss_curve_of_fsdp_in_one_layout_and_anothe
     ):
         ended = run_here(*arguments, cwd=tmp_path, prepare=PRETEND_RANKS["pretend"])
         assert ended.returncode == 0, ended.stderr
-    assert losses(folder) == pytest.approx(of_fsdp, rel=1e-4)
+    assert losses(folder) == pytest.approx(fsdp_losses, rel=1e-4)
 
 
-def curve(backend, device, mesh=None):
-    """Six steps of the interface on a model of its own."""
+def loss_curve(backend, device, mesh=None):
+    """The losses of six steps of the interface on a new model."""
     lm = tiny_model("qwen3", hidden_size=64)
     source, family = HeldSource(lm), family_of("qwen3")
     model = Model("actor", None, TinyTokenizer(), device, source=source, family=family, device_mesh=mesh)
@@ -109,13 +109,13 @@ def curve(backend, device, mesh=None):
     ]
 
 
-def test_a_pipeline_of_tensor_parallel_stages_has_the_loss_curve_of_one_rank_of_fsdp():
+def test_tensor_parallel_stages_have_the_loss_curve_of_fsdp():
     def work(rank):
         mesh = mesh_of_ranks(pp=2, tp=2)
         with pretend_cuda() as device:
-            return {"losses": curve("megatron", device, mesh)}
+            return {"losses": loss_curve("megatron", device, mesh)}
 
-    wanted = curve("fsdp", torch.device("cpu"))
-    assert wanted[-1] < wanted[0]
+    expected = loss_curve("fsdp", torch.device("cpu"))
+    assert expected[-1] < expected[0]
     for rank in run_on_ranks(4, work, timeout=100):
-        assert rank["losses"] == pytest.approx(wanted, rel=1e-4)
+        assert rank["losses"] == pytest.approx(expected, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Memory models: against what the backward pass really saves, and against the memory of a real process."""
+"""Memory models, compared with what the backward pass really saves and with the memory of a real process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FAMILIES = {
 
 
 def saved_bytes(model_type: str, layers: int, dtype: torch.dtype, lengths: tuple[int, ...]) -> int:
-    """What autograd keeps of one forward pass, parameters left out."""
+    """Bytes that autograd saves in one forward pass, without parameters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {**SIZE, **FAMILIES[model_type], "num_hidden_layers": layers}
@@ -58,32 +58,34 @@ def saved_bytes(model_type: str, layers: int, dtype: torch.dtype, lengths: tuple
         settings = {key: value for key, value in settings.items() if key not in ("head_dim", "sliding_window")}
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings, **ids)).eval()
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         tokens = torch.randint(3, 97, (sum(lengths),))
         PackedModel(model, dtype)(tokens, lengths, lambda output: output._hidden)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_what_a_block_saves_for_its_backward_pass(model_type, dtype):
+def test_bytes_that_a_block_saves_for_its_backward_pass(model_type, dtype):
     lengths = (64, 64, 64, 64)
-    one, two = (saved_bytes(model_type, layers, dtype, lengths) for layers in (1, 2))
+    one_layer, two_layers = (saved_bytes(model_type, layers, dtype, lengths) for layers in (1, 2))
     settings = {**SIZE, **FAMILIES[model_type], "model_type": model_type, "num_hidden_layers": 2}
     if model_type == "gpt2":
         settings["n_inner"] = 256
     sizes = read_architecture(settings)
     width = 4 if dtype is torch.float32 else 2
     casts = 0 if width == 4 else 2 * sizes.cast // 2
-    assert two - one == pytest.approx(sum(lengths) * saved_by_layer(sizes, sizes.layers[0], width) + casts, rel=0.02)
+    assert two_layers - one_layer == pytest.approx(
+        sum(lengths) * saved_by_layer(sizes, sizes.layers[0], width) + casts, rel=0.02
+    )
 
 
 # -- peaks of a process ------------------------------------------------------------------------------------
@@ -115,8 +117,8 @@ def config_for(ranks: int) -> dict:
 
 @pytest.fixture(scope="module")
 def measured():
-    """By layout, the peaks of its runs, of rank 0. Large tensors get pages of their own, which go back with them: a
-    process is as large as they are."""
+    """The peaks of the runs of each layout on rank 0. Large tensors get separate pages that are returned with them, so
+    that the size of the process is theirs."""
     environment = {
         **os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1",
         "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -135,40 +137,40 @@ def measured():
 
 
 def estimated(run: dict, dtype: str, dimension: str, ranks: int) -> tuple[int, int]:
-    """(kept before, total at the peak), in bytes. The first inference or generation is not the one that is measured."""
+    """(memory before, memory at the peak), in bytes. The first inference or generation is not measured."""
     calls = {CALLS[run["phase"]], "inference"}
     model = memory(
         run["backend"], config_for(ranks), run.get("head", "lm"), calls=calls, dtype=dtype,
         **{dimension: ranks}, **run.get("args", {}),
     )  # fmt: skip
-    micro_batches, kept = run.get("micro_batches", 1), model.kept()
+    micro_batches, resident = run.get("micro_batches", 1), model.resident()
     tokens = run["count"] * run["length"] // micro_batches
     if run["phase"] == "update":
-        held = kept.weights + kept.optimizer
-        return held, held + model.update(tokens, micro_batches).total
-    held = kept.weights
+        before = resident.weights + resident.optimizer
+        return before, before + model.update(tokens, micro_batches).total
+    before = resident.weights
     if run["phase"] == "inference":
-        return held, kept.weights + model.inference(tokens).total
+        return before, resident.weights + model.inference(tokens).total
     asked = Generation(run["count"], run["group"], run["length"], run["new"], run["slots"])
-    return held, held + model.generate(asked).total
+    return before, before + model.generate(asked).total
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux' /proc")
 @pytest.mark.parametrize(("dtype", "dimension", "ranks"), RUNS)
-def test_peaks_are_within_the_error_that_is_stated(dtype, dimension, ranks, measured):
+def test_estimated_peaks_are_within_the_stated_error(dtype, dimension, ranks, measured):
     if (dtype, dimension, ranks) not in measured:
         pytest.skip("this processor does not multiply bfloat16 natively: emulated, it takes minutes")
     runs, results = RUNS[dtype, dimension, ranks], measured[dtype, dimension, ranks]
-    for run, found in zip(runs, results, strict=True):
-        held, most = estimated(run, FASTEST if dtype == "auto" else dtype, dimension, ranks)
-        really = held + found["peak"] - found["before"]
+    for run, result in zip(runs, results, strict=True):
+        before, estimate = estimated(run, FASTEST if dtype == "auto" else dtype, dimension, ranks)
+        peak = before + result["peak"] - result["before"]
         within = MODELS[run["backend"]].WITHIN_PERCENT / 100
-        assert most == pytest.approx(really, rel=within), (run, held / MIB, really / MIB)
+        assert estimate == pytest.approx(peak, rel=within), (run, before / MIB, peak / MIB)
 
 
-def test_the_size_of_a_chunk_of_logits_is_the_one_in_use():
+def test_the_estimate_uses_the_real_size_of_logit_chunks():
     assert _memory.CHUNK_ELEMENTS == CHUNK_ELEMENTS
 
 
@@ -182,26 +184,26 @@ MEASURED = {
     (3, ("optimizer",)): (630, 1259, 1190, 1339),
     (3, ("optimizer", "parameters")): (632, 1264, 1191, 1339),
 }
-"""What `tests/bench/memory.py --ranks 2 --megabytes 256 --zero-stage … --offload …` found, on the fullest rank, in MiB:
-while loading, training, generating and writing a checkpoint."""
+"""What `tests/bench/memory.py --ranks 2 --megabytes 256 --zero-stage … --offload …` measured on the fullest rank, in
+MiB, while loading, training, generating and writing a checkpoint."""
 
 
 @pytest.mark.parametrize(("stage", "offload"), MEASURED)
-def test_stages_of_zero_against_what_two_processes_took(stage, offload, monkeypatch):
+def test_estimates_for_zero_match_the_measured_memory_of_two_ranks(stage, offload, monkeypatch):
     config = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 5,
               "num_attention_heads": 16, "vocab_size": 4096, "tie_word_embeddings": False}  # fmt: skip
     calls = ("train_step", "inference", "generate")
     monkeypatch.setattr("rlcli.backends._deepspeed_memory.BUCKET", 1 << 23)  # as there
-    settings = {"dtype": "float32", "zero_stage": stage, **{f"offload_{what}": True for what in offload}}
+    settings = {"dtype": "float32", "zero_stage": stage, **{f"offload_{state}": True for state in offload}}
     model = memory("deepspeed", config, calls=calls, dp=2, **settings)
-    kept = model.kept()
+    resident = model.resident()
     planned = (
-        kept.weights + kept.buffers + model.load().total,
-        kept.total + model.update(32, 1).total,
-        kept.total + model.generate(Generation(2, 1, 16, 8, 2)).total,
-        kept.total + model.snapshot(),
+        resident.weights + resident.buffers + model.load().total,
+        resident.total + model.update(32, 1).total,
+        resident.total + model.generate(Generation(2, 1, 16, 8, 2)).total,
+        resident.total + model.snapshot(),
     )
-    assert [part / MIB for part in planned] == pytest.approx(MEASURED[stage, offload], rel=0.15)
+    assert [size / MIB for size in planned] == pytest.approx(MEASURED[stage, offload], rel=0.15)
 
 
 # -- ranks, phases ------------------------------------------------------------------------------------------
@@ -220,21 +222,21 @@ def generating(slots: int, **changes) -> Generation:
                       | changes)  # fmt: skip
 
 
-def test_sharding_divides_weights_and_optimizer_and_costs_a_whole_copy_to_generate():
-    one, eight = qwen().kept(), qwen(dp=8).kept()
+def test_sharding_divides_weights_and_optimizer_but_gathers_to_generate():
+    single, sharded = qwen().resident(), qwen(dp=8).resident()
     weights = 4 * 494032768
-    assert (one.weights, one.optimizer) == (weights, 2 * weights)
-    assert (eight.weights, eight.optimizer) == (weights // 8, 2 * weights // 8)
+    assert (single.weights, single.optimizer) == (weights, 2 * weights)
+    assert (sharded.weights, sharded.optimizer) == (weights // 8, 2 * weights // 8)
     linear = 494032768 - 151936 * 896
     copy = qwen(dp=8, dtype="float32").generate(generating(1)).gathered
     assert copy == weights
     halved = qwen(dp=8).generate(generating(1)).gathered - 2 * 151936 * 896  # the tied head's cast
     assert weights - 2 * linear == pytest.approx(halved, rel=0.001)  # less norms and biases
-    inference = qwen(backend="inference", dp=8).kept()
+    inference = qwen(backend="inference", dp=8).resident()
     assert (inference.weights, inference.optimizer) == (weights, 0)
 
 
-def test_more_tokens_slots_and_longer_sequences_take_more_and_checkpointing_less():
+def test_memory_grows_with_tokens_and_slots_and_shrinks_with_checkpointing():
     model = qwen()
     assert model.update(8192, 1).total < model.update(16384, 1).total
     assert model.update(8192, 1).total < model.update(8192, 2).total
@@ -244,29 +246,29 @@ def test_more_tokens_slots_and_longer_sequences_take_more_and_checkpointing_less
     assert qwen("value").update(8192, 1).logits < model.update(8192, 1).logits
 
 
-def test_the_cache_is_that_of_the_responses_which_its_budget_allows():
+def test_the_cache_is_limited_by_its_budget():
     assert qwen(kv_cache_tokens=33 * 1024 - 1).generate(generating(64)) == qwen().generate(generating(32, prompts=64))
     assert qwen(kv_cache_tokens=1 << 20).generate(generating(64)) == qwen().generate(generating(64))
 
 
-def test_tensor_parallel_ranks_share_weights_heads_and_the_vocabulary():
-    one, two, both = qwen().kept(), qwen(tp=2).kept(), qwen(tp=2, dp=4).kept()
-    assert two.weights == pytest.approx(one.weights / 2, rel=0.001)  # norms and biases of rows are whole
-    assert both.weights == two.weights // 4
+def test_tensor_parallel_ranks_share_weights_and_cache():
+    single, tensor_parallel, both = qwen().resident(), qwen(tp=2).resident(), qwen(tp=2, dp=4).resident()
+    assert tensor_parallel.weights == pytest.approx(single.weights / 2, rel=0.001)  # norms and biases of rows are whole
+    assert both.weights == tensor_parallel.weights // 4
     assert qwen(tp=2).generate(generating(64)).cache == qwen().generate(generating(64)).cache / 2
     assert qwen(tp=2).generate(generating(64)).logits == qwen().generate(generating(64)).logits
     assert qwen(tp=2).update(8192, 1).total < 0.7 * qwen().update(8192, 1).total
-    assert qwen(backend="inference", tp=2).kept().weights == two.weights
+    assert qwen(backend="inference", tp=2).resident().weights == tensor_parallel.weights
 
 
-def test_replicas_hold_more_and_deferred_reductions_keep_whole_gradients():
+def test_replicas_and_deferred_reductions_need_more_memory():
     sharded, hybrid = qwen(dp=8), qwen(dp=8, shard_size=2)
-    assert hybrid.kept().weights == qwen(dp=2).kept().weights == 4 * sharded.kept().weights
-    assert qwen(dp=2, shard_size=2).kept() == qwen(dp=2).kept()
+    assert hybrid.resident().weights == qwen(dp=2).resident().weights == 4 * sharded.resident().weights
+    assert qwen(dp=2, shard_size=2).resident() == qwen(dp=2).resident()
     deferred = qwen(dp=8, defer_reduction=True)
     assert deferred.update(8192, 1) == sharded.update(8192, 1)
-    more = deferred.update(8192, 2).gradients - sharded.update(8192, 2).gradients
-    assert more == pytest.approx(4 * 494032768 * 7 / 8, rel=0.001)
+    difference = deferred.update(8192, 2).gradients - sharded.update(8192, 2).gradients
+    assert difference == pytest.approx(4 * 494032768 * 7 / 8, rel=0.001)
 
 
 # -- stages of ZeRO -----------------------------------------------------------------------------------------
@@ -280,17 +282,17 @@ def zero(stage: int, device: str = "cuda", **arguments):
     return qwen(backend="deepspeed", dp=4, device=device, zero_stage=stage, **arguments)
 
 
-def test_each_stage_of_zero_divides_more():
-    kept = [zero(stage).kept() for stage in range(4)]
-    assert [one.weights for one in kept] == [WHOLE, WHOLE, WHOLE, WHOLE // 4]
-    assert [one.optimizer for one in kept] == [2 * WHOLE, WHOLE // 2, WHOLE // 2, WHOLE // 2]
-    assert [one.buffers for one in kept] == [0, 0, 0, WHOLE // 4 + BUCKET]  # this rank's gradients, and a bucket
-    assert qwen(backend="deepspeed", dp=4, zero_stage=2).kept() == zero(2, "cpu").kept()
+def test_memory_between_calls_by_stage_of_zero():
+    resident = [zero(stage).resident() for stage in range(4)]
+    assert [one.weights for one in resident] == [WHOLE, WHOLE, WHOLE, WHOLE // 4]
+    assert [one.optimizer for one in resident] == [2 * WHOLE, WHOLE // 2, WHOLE // 2, WHOLE // 2]
+    assert [one.buffers for one in resident] == [0, 0, 0, WHOLE // 4 + BUCKET]  # this rank's gradients, and a bucket
+    assert qwen(backend="deepspeed", dp=4, zero_stage=2).resident() == zero(2, "cpu").resident()
     alone = memory("deepspeed", QWEN, calls=("inference",), zero_stage=1)
-    assert alone.kept().optimizer == 0
+    assert alone.resident().optimizer == 0
 
 
-def test_gradients_are_whole_until_they_are_divided():
+def test_memory_of_gradients_by_stage_of_zero():
     at_end = [zero(stage).gradients(several=False)[2] for stage in range(4)]
     assert at_end[0] == 2 * WHOLE  # laid end to end to be reduced
     assert at_end[1] == WHOLE + BUCKET + WHOLE // 4
@@ -301,7 +303,7 @@ def test_gradients_are_whole_until_they_are_divided():
         assert zero(stage).update(8192, 2).total - zero(stage).update(8192, 1).total == before[stage]
 
 
-def test_stage_3_joins_two_buckets_and_to_generate_a_whole_copy():
+def test_stage_3_gathers_two_buckets_and_a_full_copy_to_generate():
     assert [zero(stage, dtype="float32").update(8192, 1).gathered for stage in (0, 3)] == [0, 4 * BUCKET]
     assert zero(3).update(8192, 1).gathered == 4 * BUCKET + 2 * zero(3).sizes.cast  # autocast keeps what it made
     assert zero(3, dtype="float32").generate(generating(1)).gathered == WHOLE
@@ -311,15 +313,15 @@ def test_stage_3_joins_two_buckets_and_to_generate_a_whole_copy():
     )  # one rank has everything
 
 
-def test_what_is_offloaded_leaves_a_device_that_has_memory_of_its_own():
-    assert zero(2, offload_optimizer=True).kept().optimizer == 0
-    assert zero(2, offload_optimizer=True).kept().buffers == BUCKET  # through which gradients go to the host
-    away = zero(3, offload_optimizer=True, offload_parameters=True).kept()
+def test_offloading_frees_the_memory_of_a_separate_device():
+    assert zero(2, offload_optimizer=True).resident().optimizer == 0
+    assert zero(2, offload_optimizer=True).resident().buffers == BUCKET  # through which gradients go to the host
+    away = zero(3, offload_optimizer=True, offload_parameters=True).resident()
     assert (away.weights, away.optimizer, away.buffers) == (0, 0, BUCKET)
-    here = zero(2, "cpu", offload_optimizer=True).kept()  # copies in the same memory
-    assert here.total > zero(2, "cpu").kept().total + 2 * (WHOLE // 4)
+    here = zero(2, "cpu", offload_optimizer=True).resident()  # copies in the same memory
+    assert here.total > zero(2, "cpu").resident().total + 2 * (WHOLE // 4)
 
 
-def test_a_mesh_that_the_formulas_do_not_cover_is_not_estimated():
+def test_an_unsupported_mesh_is_not_estimated():
     with pytest.raises(UnknownMemory, match="pp2"):
         qwen(dp=2, pp=2)

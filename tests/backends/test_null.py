@@ -1,4 +1,4 @@
-"""null: the contract; all that needs an engine is skipped."""
+"""null: the contract; checks that need an engine are skipped."""
 
 from rlcli.testing.backend import BackendContract
 

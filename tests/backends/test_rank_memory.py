@@ -17,20 +17,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def lines():
-    """What the command printed of each number of ranks."""
+def records():
+    """The record that the command printed for each number of ranks."""
     command = [sys.executable, str(BENCH), "--ranks", *RANKS, "--megabytes", "512", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=450, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return dict(zip(RANKS, map(json.loads, ended.stdout.splitlines()), strict=True))
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=450, check=False)
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    return dict(zip(RANKS, map(json.loads, completed.stdout.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_each_phase_stays_within_its_share_and_the_bound(ranks, lines):
-    found = lines[ranks]
-    assert len(found["measured"]) == int(ranks)
-    for number, phases in enumerate(found["measured"]):
+def test_each_rank_stays_within_its_allowed_memory_in_every_phase(ranks, records):
+    record = records[ranks]
+    assert len(record["measured"]) == int(ranks)
+    for number, phases in enumerate(record["measured"]):
         for name, most in phases.items():
-            allowed = found["allowed"][name]
+            allowed = record["allowed"][name]
             assert most <= allowed["allowed"], (f"rank {number}", name, most, allowed)
             assert most >= 0.9 * allowed["share"], f"{name} has not been measured: {most} of rank {number}"

@@ -1,4 +1,4 @@
-"""A model is saved by one rank of several: what goes wrong there, all of them hear at once."""
+"""A model is saved by one of several ranks; an error there is raised on all of them at once."""
 
 import errno
 import time
@@ -24,7 +24,7 @@ def failure_of(save) -> tuple[str, str, int | None, float]:
     return "none", "", None, time.monotonic() - began
 
 
-def test_all_ranks_hear_what_fails_on_the_one_that_writes(tmp_path):
+def test_an_error_of_the_writing_rank_is_raised_on_all_ranks(tmp_path):
     (tmp_path / "file").write_text("in the way")
 
     def work(rank):
@@ -42,18 +42,18 @@ def test_all_ranks_hear_what_fails_on_the_one_that_writes(tmp_path):
 
     ranks = run_on_ranks(2, work)
     for seen in ranks:
-        kind, said, number, _ = seen["no folder"]
-        assert (kind, number) == ("NotADirectoryError", errno.ENOTDIR), said
-        kind, said, _, _ = seen["too large"]
+        kind, message, number, _ = seen["no folder"]
+        assert (kind, number) == ("NotADirectoryError", errno.ENOTDIR), message
+        kind, message, _, _ = seen["too large"]
         assert kind == "ModelError"
-        assert "layers.1.mlp" in said
-        assert "too large for float16" in said
+        assert "layers.1.mlp" in message
+        assert "too large for float16" in message
         assert (seen["fine"][0], seen["there"]) == ("none", True)
         assert max(seconds for *_, seconds in (seen["no folder"], seen["too large"])) < 60
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "fine"]
 
 
-def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     killed = _written_aside(tmp_path / "actor")
     (killed.__enter__() / "model.safetensors").write_text("half")
     with _written_aside(tmp_path / "actor") as folder:

@@ -1,4 +1,4 @@
-"""sglang: what becomes of servers that fail, of their weights and of their memory."""
+"""sglang: failing servers, attaching to servers, their weights and their memory."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ QUICK = {"weights_folder": None, "start_deadline_s": 20.0, "request_deadline_s":
 
 @pytest.fixture
 def attached(tmp_path):
-    """engine(n, **args) of n fakes in this process, and these; the last of them is prepared."""
+    """Builds an engine with `count` fake servers in this process; `prepare` changes the last of them."""
     with ExitStack() as stack:
         lm = tiny_model("llama")
 
@@ -53,12 +53,12 @@ def attached(tmp_path):
         yield make
 
 
-def names(error):
+def named_servers(error):
     """The servers that an error names."""
     return {word.strip("',;:)") for word in str(error).split() if word.startswith("http://")}
 
 
-def test_requests_go_to_the_server_with_the_least_to_do(attached):
+def test_requests_are_balanced_over_servers(attached):
     engine, fakes = attached(2)
     for fake in fakes:
         fake.token_s = 0.005
@@ -68,7 +68,7 @@ def test_requests_go_to_the_server_with_the_least_to_do(attached):
     assert all(fake.count("/generate") >= 6 for fake in fakes)
 
 
-def test_no_more_responses_at_once_than_allowed(attached):
+def test_concurrent_requests_are_limited(attached):
     engine, (fake,) = attached(1, max_concurrent_requests=3)
     fake.token_s = 0.005
     generate(engine, responses_per_prompt=4)
@@ -79,16 +79,16 @@ def test_no_more_responses_at_once_than_allowed(attached):
 
 
 @pytest.mark.parametrize("fault", ["reset", "half"])
-def test_a_connection_that_breaks_is_tried_again(attached, fault):
+def test_a_request_is_retried_after_a_broken_connection(attached, fault):
     engine, (fake,) = attached()
-    wanted = generate(engine)
+    expected = generate(engine)
     fake.fail("/generate", fault, fault)
-    found = generate(engine)
-    assert [one.tolist() for one in found.tokens] == [one.tolist() for one in wanted.tokens]
+    actual = generate(engine)
+    assert [one.tolist() for one in actual.tokens] == [one.tolist() for one in expected.tokens]
     assert fake.count("/update_weights_from_disk") == 1
 
 
-def test_connections_that_break_at_once_do_not_make_a_server_dead(attached):
+def test_many_connections_broken_at_once_do_not_mark_a_server_as_dead(attached):
     engine, (fake,) = attached()
     undisturbed = generate(engine, responses_per_prompt=4)
     fake.fail("/generate", *["reset"] * 10)
@@ -97,7 +97,7 @@ def test_connections_that_break_at_once_do_not_make_a_server_dead(attached):
     assert fake.count("/update_weights_from_disk") == 1
 
 
-def test_a_request_that_breaks_every_connection_ends_the_call_and_names_the_server(attached):
+def test_a_request_that_keeps_failing_ends_the_call_and_names_the_server(attached):
     engine, (fake,) = attached()
     fake.fail("/generate", *["reset"] * 1000)
     with pytest.raises(WorkerError, match=r"lives, but has not answered one request 8 times: .*reset") as caught:
@@ -107,64 +107,64 @@ def test_a_request_that_breaks_every_connection_ends_the_call_and_names_the_serv
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [("garbage", "not JSON"), ("huge", "more than 1,.* bytes"), ("refuse", "refuses a request")],
 )
-def test_answers_that_no_such_server_gives_end_the_call_and_name_it(attached, fault, said):
+def test_an_invalid_answer_ends_the_call_and_names_the_server(attached, fault, message):
     engine, fakes = attached(2)
     fakes[1].fail("/generate", *[fault] * 50)
-    with pytest.raises((WorkerError, ModelError), match=said) as caught:
+    with pytest.raises((WorkerError, ModelError), match=message) as caught:
         generate(engine)
     assert fakes[1].url in str(caught.value)
     assert fakes[0].url not in str(caught.value)
 
 
-SPOILED = {
-    "too short": lambda made: {**made, "output_ids": made["output_ids"][:-1]},
-    "an id beyond the vocabulary": lambda made: {**made, "output_ids": [97] * len(made["output_ids"])},
-    "ids that are no numbers": lambda made: {**made, "output_ids": ["1"] * len(made["output_ids"])},
-    "a NaN": lambda made: with_scores(made, float("nan")),
-    "a log-prob above 0": lambda made: with_scores(made, 0.5),
-    "a log-prob that is text": lambda made: with_scores(made, "-1"),
-    "no log-probs": lambda made: {**made, "meta_info": {**made["meta_info"], "output_token_logprobs": None}},
-    "no meta_info": lambda made: {"output_ids": made["output_ids"]},
-    "a list": lambda made: [made],
-    "null": lambda made: None,
-    "versions with a gap": lambda made: with_meta(made, weight_versions=[{"version": "x", "start": 1, "end": 2}]),
-    "a log-prob that is no float": lambda made: with_scores(made, -(10**400)),
-    "a log-prob that is infinite": lambda made: with_scores(made, float("-inf")),
-    "a version that starts nowhere": lambda made: with_version(made, start=float("inf")),
-    "a version that is a number": lambda made: with_version(made, version=1),
-    "versions of somebody else with many digits": lambda made: with_version(
-        made, version=f"{made['meta_info']['weight_version'].partition('-')[0]}-{'9' * 5000}"
+INVALID_RESPONSES = {
+    "too short": lambda answer: {**answer, "output_ids": answer["output_ids"][:-1]},
+    "an id beyond the vocabulary": lambda answer: {**answer, "output_ids": [97] * len(answer["output_ids"])},
+    "ids that are no numbers": lambda answer: {**answer, "output_ids": ["1"] * len(answer["output_ids"])},
+    "a NaN": lambda answer: with_logprobs(answer, float("nan")),
+    "a log-prob above 0": lambda answer: with_logprobs(answer, 0.5),
+    "a log-prob that is text": lambda answer: with_logprobs(answer, "-1"),
+    "no log-probs": lambda answer: {**answer, "meta_info": {**answer["meta_info"], "output_token_logprobs": None}},
+    "no meta_info": lambda answer: {"output_ids": answer["output_ids"]},
+    "a list": lambda answer: [answer],
+    "null": lambda answer: None,
+    "versions with a gap": lambda answer: with_meta(answer, weight_versions=[{"version": "x", "start": 1, "end": 2}]),
+    "a log-prob that is no float": lambda answer: with_logprobs(answer, -(10**400)),
+    "a log-prob that is infinite": lambda answer: with_logprobs(answer, float("-inf")),
+    "a version that starts nowhere": lambda answer: with_version(answer, start=float("inf")),
+    "a version that is a number": lambda answer: with_version(answer, version=1),
+    "versions of somebody else with many digits": lambda answer: with_version(
+        answer, version=f"{answer['meta_info']['weight_version'].partition('-')[0]}-{'9' * 5000}"
     ),
-    "an answer to another request": lambda made: with_meta(made, id="somebody else's"),
-    "many values": lambda made: {**made, "text": [{}] * 300_000},
-    "deep values": lambda made: {**made, "text": json.loads("[" * 500 + "]" * 500)},
-    "an unknown end": lambda made: with_meta(made, finish_reason={"type": "tired"}),
+    "an answer to another request": lambda answer: with_meta(answer, id="somebody else's"),
+    "many values": lambda answer: {**answer, "text": [{}] * 300_000},
+    "deep values": lambda answer: {**answer, "text": json.loads("[" * 500 + "]" * 500)},
+    "an unknown end": lambda answer: with_meta(answer, finish_reason={"type": "tired"}),
 }
 
 
-def with_meta(made, **changes):
-    return {**made, "meta_info": {**made["meta_info"], **changes}}
+def with_meta(answer, **changes):
+    return {**answer, "meta_info": {**answer["meta_info"], **changes}}
 
 
-def with_version(made, **changes):
-    return with_meta(made, weight_versions=[{**made["meta_info"]["weight_versions"][0], **changes}])
+def with_version(answer, **changes):
+    return with_meta(answer, weight_versions=[{**answer["meta_info"]["weight_versions"][0], **changes}])
 
 
-def with_scores(made, score):
-    return with_meta(made, output_token_logprobs=[[score, token, None] for token in made["output_ids"]])
+def with_logprobs(answer, score):
+    return with_meta(answer, output_token_logprobs=[[score, token, None] for token in answer["output_ids"]])
 
 
-@pytest.mark.parametrize("how", SPOILED)
-def test_a_spoiled_response_is_refused_and_its_server_named(attached, how):
+@pytest.mark.parametrize("kind", INVALID_RESPONSES)
+def test_an_invalid_response_is_refused_and_its_server_named(attached, kind):
     engine, (fake,) = attached()
-    fake.spoil = SPOILED[how]
+    fake.spoil = INVALID_RESPONSES[kind]
     with pytest.raises(WorkerError) as caught:
         generate(engine)
-    assert caught.value.code == ("F92" if "somebody else with" in how else "F90")
-    assert names(caught.value) == {fake.url}
+    assert caught.value.code == ("F92" if "somebody else with" in kind else "F90")
+    assert named_servers(caught.value) == {fake.url}
 
 
 def test_a_silent_server_is_named_within_the_deadline(attached):
@@ -174,14 +174,14 @@ def test_a_silent_server_is_named_within_the_deadline(attached):
     with pytest.raises(HangError, match=r"no answer to /generate within 0.5 s") as caught:
         generate(engine)
     assert time.monotonic() - began < 10
-    assert names(caught.value) == {fake.url}
+    assert named_servers(caught.value) == {fake.url}
 
 
-def test_a_connection_whose_other_end_has_vanished_is_noticed_before_its_deadline():
-    """In a network of its own, in which nothing arrives any more from one moment on."""
+def test_a_vanished_server_is_noticed_before_the_deadline():
+    """In a separate network namespace whose only interface is taken down."""
     alone = ["unshare", "--map-root-user", "--net", sys.executable, "-P", "-c", VANISHES]
     if shutil.which("unshare") is None or subprocess.run([*alone[:3], "ip", "link"], capture_output=True).returncode:
-        pytest.skip("not tried: this machine gives no network of one's own")
+        pytest.skip("not tried: this machine does not allow network namespaces")
     done = subprocess.run(alone, capture_output=True, text=True, timeout=60)
     assert "gone after" in done.stdout, done.stdout + done.stderr
     assert float(done.stdout.split()[-1]) < 20
@@ -204,7 +204,7 @@ except http.ServerGone as problem:
 """
 
 
-def test_weights_that_somebody_else_gave_a_server_are_noticed(attached):
+def test_weights_set_by_another_client_are_detected(attached):
     engine, (fake,) = attached()
     fake.label = "theirs"
     with pytest.raises(WorkerError, match="somebody else"):
@@ -214,8 +214,8 @@ def test_weights_that_somebody_else_gave_a_server_are_noticed(attached):
 # -- attaching -------------------------------------------------------------------------------------------------------
 
 
-def set_to(**properties):
-    """Prepares a fake."""
+def having(**properties):
+    """A function that sets properties of a fake."""
 
     def prepare(fake):
         vars(fake).update(properties)
@@ -223,59 +223,59 @@ def set_to(**properties):
     return prepare
 
 
-def vocabulary(size):
+def having_vocabulary(size):
     def prepare(fake):
         fake.model.vocabulary = size
 
     return prepare
 
 
-def tokenizer(*more):
-    """Of 97 ids at most: a word is a token, and what it does not know another one."""
-    words = {word: id_ for id_, word in enumerate(["<pad>", "<eos>", *more, *(f"w{n}" for n in range(80))])}
-    made = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    return LightTokenizer(made, {"eos_token": "<eos>", "pad_token": "<pad>"})
+def tokenizer(*extra_words):
+    """At most 97 ids: each word is a token, and unknown words are `<pad>`."""
+    words = {word: id_ for id_, word in enumerate(["<pad>", "<eos>", *extra_words, *(f"w{n}" for n in range(80))])}
+    model = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    return LightTokenizer(model, {"eos_token": "<eos>", "pad_token": "<pad>"})
 
 
 @pytest.mark.parametrize(
-    ("prepare", "error", "code", "said"),
+    ("prepare", "error", "code", "message"),
     [
-        (vocabulary(96), ModelError, "F32", "its vocabulary is smaller than the 97 ids here"),
-        (vocabulary(98), ModelError, "F32", "its vocabulary is larger than the 97 ids here"),
-        (set_to(tokenizer=tokenizer("more")), ModelError, "F32", "the tokens of 'w0' are [3] there and [2] here"),
-        (set_to(scales=False), ModelError, "F93", "reports log-probs of another distribution"),
-        (set_to(preferred={"min_p": 0.1, "top_k": 5}), ModelError, "F93", "sampling settings of its own: min_p"),
-        (set_to(key="secret"), WorkerError, "F91", "wants another key"),
+        (having_vocabulary(96), ModelError, "F32", "its vocabulary is smaller than the 97 ids here"),
+        (having_vocabulary(98), ModelError, "F32", "its vocabulary is larger than the 97 ids here"),
+        (having(tokenizer=tokenizer("more")), ModelError, "F32", "the tokens of 'w0' are [3] there and [2] here"),
+        (having(scales=False), ModelError, "F93", "reports log-probs of another distribution"),
+        (having(preferred={"min_p": 0.1, "top_k": 5}), ModelError, "F93", "sampling settings of its own: min_p"),
+        (having(key="secret"), WorkerError, "F91", "wants another key"),
         (lambda fake: fake.fail("/server_info", "garbage"), WorkerError, "F90", "not JSON"),
         (lambda fake: fake.fail("/server_info", "refuse"), WorkerError, "F90", "refuses a question"),
         (lambda fake: fake.fail("/model_info", "half"), WorkerError, "F91", "could not be asked about its model"),
     ],
 )  # fmt: skip
-def test_a_server_of_something_else_is_refused_and_named(attached, prepare, error, code, said):
-    made = tokenizer()
+def test_a_server_of_another_model_is_refused_and_named(attached, prepare, error, code, message):
+    expected_tokenizer = tokenizer()
     with pytest.raises(error) as caught:
-        attached(2, prepare, made)
+        attached(2, prepare, expected_tokenizer)
     assert caught.value.code == code
-    assert said in str(caught.value)
-    assert len(names(caught.value)) == 1
+    assert message in str(caught.value)
+    assert len(named_servers(caught.value)) == 1
 
 
-def test_a_server_of_the_same_model_is_attached_to_with_its_tokenizer(attached):
-    made = tokenizer()
-    _, (fake,) = attached(1, set_to(tokenizer=made), made)
+def test_tokenizers_are_compared_before_weights_are_sent(attached):
+    shared_tokenizer = tokenizer()
+    _, (fake,) = attached(1, having(tokenizer=shared_tokenizer), shared_tokenizer)
     ((_, asked),) = [call for call in fake.calls if call[0] == "/tokenize"]
     assert asked["prompt"][-1] == "w79"
     order = fake.paths()
     assert order.index("/tokenize") < order.index("/update_weights_from_disk")
 
 
-def test_a_server_of_other_processes_would_wait_for_weights_in_vain():
+def test_a_server_with_another_number_of_processes_is_refused():
     with FakeSGLang(HashModel(97)) as fake, pytest.raises(UsageError, match="is 1 processes") as caught:
         check_model(Server(0, Endpoint(fake.url)), Expected("actor", None, 97, ranks=2, seconds=5.0))
     assert (caught.value.code, caught.value.hint) == ("R49", "models.actor.backend.args.tp=1")
 
 
-def test_a_server_that_an_earlier_run_left_paused_continues(attached):
+def test_a_server_left_paused_by_an_earlier_run_is_continued(attached):
     engine, _ = attached(1, lambda fake: fake.answer("/pause_generation", {"mode": "retract"}))
     assert len(generate(engine).tokens) == 5
 
@@ -284,23 +284,23 @@ def test_a_server_that_an_earlier_run_left_paused_continues(attached):
     "url",
     ["localhost:30000", "http://h:99999", "http://h:x", "http://[::1", "ftp://h:1", "http://u:p@h:1", "http://h/v1"],
 )
-def test_what_is_no_url_of_a_server_is_refused_before_anything_starts(url):
+def test_an_invalid_url_of_a_server_is_refused(url):
     with pytest.raises(UsageError, match="must be like http:"):
         make_backend(ModelBackendAbstraction("sglang", {"urls": [url]}))
 
 
-def test_a_server_that_is_not_there_is_named_once_its_time_is_over(attached):
+def test_an_unreachable_server_is_named_after_the_start_deadline(attached):
     began = time.monotonic()
     with pytest.raises(WorkerError, match="was not ready within 1 s") as caught:
         attached(1, start_deadline_s=1.0, urls=["http://127.0.0.1:1"])
     assert time.monotonic() - began < 10
-    assert (caught.value.code, names(caught.value)) == ("F91", {"http://127.0.0.1:1"})
+    assert (caught.value.code, named_servers(caught.value)) == ("F91", {"http://127.0.0.1:1"})
 
 
 # -- updates ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_update_flushes_the_prefixes_and_changes_the_responses(attached):
+def test_every_update_flushes_cached_prefixes_and_changes_responses(attached):
     engine, (fake,) = attached()
     before = generate(engine, greedy=True).tokens
     follow(engine, seed=7)
@@ -309,19 +309,19 @@ def test_every_update_flushes_the_prefixes_and_changes_the_responses(attached):
     assert all(body["flush_cache"] for path, body in fake.calls if path.startswith("/update_weights"))
 
 
-def test_if_one_of_two_servers_does_not_take_an_update_none_is_asked_again(attached):
+def test_after_a_failed_update_no_server_gets_requests(attached):
     engine, fakes = attached(2)
     fakes[1].fail("/update_weights_from_disk", "refuse", "refuse")
     with pytest.raises(WorkerError, match="did not take the weights") as caught:
         follow(engine, seed=7)
-    assert names(caught.value) == {fakes[1].url}
+    assert named_servers(caught.value) == {fakes[1].url}
     asked = [fake.count("/generate") for fake in fakes]
     with pytest.raises(WorkerError, match="did not take the weights"):
         generate(engine)
     assert [fake.count("/generate") for fake in fakes] == asked
 
 
-def test_a_server_that_fails_an_update_once_is_given_it_again(attached):
+def test_a_failed_update_is_retried_once(attached):
     engine, fakes = attached(2)
     fakes[1].fail("/update_weights_from_disk", "reset")
     follow(engine, seed=7)
@@ -329,18 +329,18 @@ def test_a_server_that_fails_an_update_once_is_given_it_again(attached):
     generate(engine)
 
 
-def test_servers_that_say_they_hold_different_weights_are_found_out(attached):
+def test_servers_that_report_different_weights_are_refused(attached):
     engine, fakes = attached(2)
     fakes[1].model.digest = lambda: "other"
     with pytest.raises(WorkerError, match="hold different weights") as caught:
         follow(engine, seed=7)
-    assert names(caught.value) == {fake.url for fake in fakes}
+    assert named_servers(caught.value) == {fake.url for fake in fakes}
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_is_given_back_and_taken_in_order_and_nothing_is_asked_in_between(attached):
+def test_memory_is_released_and_resumed_in_order_around_an_update(attached):
     engine, (fake,) = attached()
     generate(engine)
     fake.calls.clear()
@@ -358,13 +358,13 @@ def test_memory_is_given_back_and_taken_in_order_and_nothing_is_asked_in_between
     ]  # fmt: skip
 
 
-def test_a_call_after_offloading_has_the_weights_again(attached):
+def test_weights_are_sent_again_after_offloading(attached):
     engine, (fake,) = attached()
-    wanted = generate(engine, greedy=True).tokens
+    expected = generate(engine, greedy=True).tokens
     engine.offload()
     assert fake.label == "lost"
-    found = generate(engine, greedy=True).tokens
-    assert [one.tolist() for one in found] == [one.tolist() for one in wanted]
+    actual = generate(engine, greedy=True).tokens
+    assert [one.tolist() for one in actual] == [one.tolist() for one in expected]
 
 
 @pytest.mark.parametrize(("seen", "device", "args", "shares"), [
@@ -373,14 +373,14 @@ def test_a_call_after_offloading_has_the_weights_again(attached):
     ("4,5,6,7", 1, {"tp": 2}, ["5,6"]),
     ("GPU-a,GPU-b", 1, {"environment": {"HF_HOME": "/models"}}, ["GPU-b"]),
 ])  # fmt: skip
-def test_each_server_gets_devices_of_its_own(monkeypatch, seen, device, args, shares):
+def test_each_server_gets_separate_devices(monkeypatch, seen, device, args, shares):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     backend, model = SGLang(python="python", **args), SimpleNamespace(name="actor", device=torch.device("cuda", device))
-    found = [backend._environment(model, number) for number in range(backend.servers)]
-    assert [one.pop("CUDA_VISIBLE_DEVICES") for one in found] == shares
-    assert found == [dict(backend.environment)] * backend.servers
+    environments = [backend._environment(model, number) for number in range(backend.servers)]
+    assert [one.pop("CUDA_VISIBLE_DEVICES") for one in environments] == shares
+    assert environments == [dict(backend.environment)] * backend.servers
 
 
 def test_a_server_without_enough_devices_is_refused_before_it_starts(monkeypatch):
@@ -391,9 +391,9 @@ def test_a_server_without_enough_devices_is_refused_before_it_starts(monkeypatch
     assert caught.value.code == "R50"
 
 
-def test_servers_of_ranks_without_gpus_or_with_devices_of_the_recipe_get_none():
+def test_no_devices_are_assigned_on_cpu_or_if_the_recipe_names_them():
     model = SimpleNamespace(name="actor", device=torch.device("cpu"))
     assert SGLang(python="python", tp=2)._environment(model, 0) == {}
-    own = {"CUDA_VISIBLE_DEVICES": "6,7"}
+    environment = {"CUDA_VISIBLE_DEVICES": "6,7"}
     model = SimpleNamespace(name="actor", device=torch.device("cuda", 0))
-    assert SGLang(python="python", tp=2, environment=own)._environment(model, 0) == own
+    assert SGLang(python="python", tp=2, environment=environment)._environment(model, 0) == environment

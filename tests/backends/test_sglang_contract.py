@@ -12,14 +12,14 @@ from rlcli.errors import WorkerError
 
 class TestContract(Attached):
     def test_sampling_follows_the_distribution(self):
-        pytest.skip("that of the fake's own sampler")
+        pytest.skip("this would test the sampler of the fake")
 
 
 class TestContractFromDisk(TestContract):
     update = "disk"
 
     def test_ids_without_a_token_are_never_sampled(self):
-        pytest.skip("shown above: the way of updates has no part in it")
+        pytest.skip("tested above, and independent of how weights are updated")
 
 
 class TestContractOfTwoServers(TestContractFromDisk):
@@ -29,7 +29,7 @@ class TestContractOfTwoServers(TestContractFromDisk):
 
 
 @pytest.fixture
-def by_group(tmp_path):
+def engine_with_process_group(tmp_path):
     """An engine that sends its weights in a process group."""
     checks = Attached()
     checks.tmp_path, checks.fakes = tmp_path, []
@@ -37,8 +37,8 @@ def by_group(tmp_path):
         yield checks.engine("llama"), checks.fakes
 
 
-def test_a_group_that_a_server_refuses_is_given_up_at_once(by_group):
-    engine, fakes = by_group
+def test_a_refused_process_group_fails_the_update_at_once(engine_with_process_group):
+    engine, fakes = engine_with_process_group
     fakes[0].fail("/update_weights_from_distributed", "refuse", "refuse")
     began = time.monotonic()
     with pytest.raises(WorkerError, match="as ordered"):
@@ -46,9 +46,9 @@ def test_a_group_that_a_server_refuses_is_given_up_at_once(by_group):
     assert time.monotonic() - began < 15
 
 
-def test_an_update_leaves_no_thread_behind(by_group):
-    """A group has three, here and at the server, one of which wakes up 100 times a second; a run has many updates."""
-    engine, _ = by_group
+def test_updates_leave_no_threads_behind(engine_with_process_group):
+    """A process group has three threads on each side, one of which wakes up 100 times a second."""
+    engine, _ = engine_with_process_group
     follow(engine, seed=0)
     before = psutil.Process().num_threads()
     for seed in range(1, 4):

@@ -1,4 +1,4 @@
-"""Whatever a server answers is a response or an error that names the server."""
+"""Any answer of a server becomes a response or an error that names the server."""
 
 import copy
 import json
@@ -38,19 +38,19 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def places(value, path=()):
+def paths_in(value, path=()):
     """The paths of all values in a value."""
     yield path
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
-        yield from places(child, (*path, key))
+        yield from paths_in(child, (*path, key))
 
 
 def mutated(value, draw):
     """A copy with one or two changes."""
     value = copy.deepcopy(value)
     for _ in range(draw.choice((1, 1, 2))):
-        path = draw.choice(list(places(value)))
+        path = draw.choice(list(paths_in(value)))
         if not path:
             return copy.deepcopy(draw.choice(HOSTILE))
         parent = value
@@ -68,24 +68,24 @@ def mutated(value, draw):
 
 def damaged(content, draw):
     """Bytes with some of them changed, removed or added."""
-    place = draw.randrange(len(content))
-    return content[:place] + draw.randbytes(draw.choice((0, 1, 3))) + content[place + draw.choice((0, 1, 9)) :]
+    position = draw.randrange(len(content))
+    return content[:position] + draw.randbytes(draw.choice((0, 1, 3))) + content[position + draw.choice((0, 1, 9)) :]
 
 
 def transported(value, draw, most):
-    """A value after its way through the network."""
+    """A value as the client parses it, sometimes with damaged bytes."""
     content = json.dumps(value).encode()
     return parsed(damaged(content, draw) if draw.random() < 0.1 else content, most)
 
 
-def number_of(label):
+def version_number(label):
     if label not in ("run-1", "run-2"):
         raise WorkerError("of somebody else", code="F92")
     return int(label[-1])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_mutated_response_is_read_or_refused(seed):
+def test_a_mutated_response_is_accepted_or_refused(seed):
     draw = random.Random(seed)
     endpoint, refused = Endpoint("http://127.0.0.1:1"), []
     for _ in range(1000):
@@ -96,7 +96,7 @@ def test_a_mutated_response_is_read_or_refused(seed):
             continue
         try:
             response = Response(SAMPLING)
-            response.add(read_answer(raw, BODY, SAMPLING, endpoint.hostile), number_of)
+            response.add(read_answer(raw, BODY, SAMPLING, endpoint.hostile), version_number)
             response.finished(0)
         except WorkerError as error:
             refused.append(error.code)
@@ -104,8 +104,8 @@ def test_a_mutated_response_is_read_or_refused(seed):
     assert set(refused) <= {"F90", "F92"}
 
 
-class Mutating:
-    """An endpoint whose answers are those of a fitting server, and one of them mutated."""
+class MutatingEndpoint:
+    """An endpoint with the answers of a valid server, one of which is mutated."""
 
     url = "http://127.0.0.1:1"
 
@@ -136,11 +136,11 @@ class Mutating:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_mutated_answer_about_the_model_fits_or_is_an_error(seed):
+def test_a_mutated_answer_about_the_model_is_accepted_or_refused(seed):
     draw = random.Random(seed)
     expected = Expected("actor", DigitTokenizer(), ids=11, ranks=1, seconds=1.0)
     for _ in range(300):
-        server = Server(0, Mutating(draw, target=draw.randrange(8)))
+        server = Server(0, MutatingEndpoint(draw, target=draw.randrange(8)))
         server.endpoint.draw = draw
         for check in (check_model, check_logprobs):
             try:

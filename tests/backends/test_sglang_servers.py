@@ -1,4 +1,4 @@
-"""sglang's servers of a run: processes that agents start, and start again when they die."""
+"""sglang servers started by a run: processes that agents start, and restart when they die."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_sglang_path import path_of_the_fake
+from fake_sglang_path import fake_python_path
 
 from rlcli.backends._sglang_http import Endpoint, ServerRefused
 from rlcli.backends._sglang_server import Launch
@@ -24,9 +24,9 @@ QUICK = {"start_deadline_s": 20.0, "request_deadline_s": 5.0, "update_deadline_s
 
 
 @pytest.fixture
-def started(tmp_path):
-    """engine(n, **args) whose servers are processes that the backend starts."""
-    path = path_of_the_fake(tmp_path)
+def start_engine(tmp_path):
+    """Builds an engine whose `count` servers are processes that the backend starts."""
+    path = fake_python_path(tmp_path)
     with ExitStack() as stack:
 
         def make(count=1, **args):
@@ -54,44 +54,44 @@ def servers_of(engine):
 
 
 def processes(engine):
-    """Of each server, the process itself: its guardian's child, which is its agent's."""
+    """The processes of each server: the children of its guardian, which is a child of its agent."""
     agents = {one.cmdline()[-1]: one for one in psutil.Process().children() if "rlcli.launch.server" in one.cmdline()}
     folders = [str(server.launch.slot.folder) for server in servers_of(engine)]
     return [guardian.children() for folder in folders for guardian in agents[folder].children()]
 
 
-def test_a_server_that_is_killed_mid_rollout_comes_back_and_nothing_is_lost(started):
-    engine = started(2, options={"token_s": 0.05})
-    wanted = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
+def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start_engine):
+    engine = start_engine(2, options={"token_s": 0.05})
+    expected = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
     victim = processes(engine)[0][0]
     killer = threading.Timer(0.3, victim.kill)
     killer.start()
-    found = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
+    actual = [one.tolist() for one in generate(engine, responses_per_prompt=4).tokens]
     killer.join()
-    assert found == wanted
+    assert actual == expected
     assert [server.lives for server in servers_of(engine)] == [2, 1]
 
 
-def test_servers_end_with_the_engine(started):
-    engine = started()
+def test_servers_end_with_the_engine(start_engine):
+    engine = start_engine()
     ((running,),) = processes(engine)
     engine.close()
     psutil.wait_procs([running], 20)
     assert not running.is_running()
 
 
-def test_a_server_whose_agent_is_killed_comes_back(started):
-    engine = started(options={"token_s": 0.05})
-    wanted = [one.tolist() for one in generate(engine).tokens]
+def test_a_server_whose_agent_is_killed_is_restarted(start_engine):
+    engine = start_engine(options={"token_s": 0.05})
+    expected = [one.tolist() for one in generate(engine).tokens]
     agent = psutil.Process(processes(engine)[0][0].ppid()).parent()
     killer = threading.Timer(0.3, agent.kill)
     killer.start()
-    assert [one.tolist() for one in generate(engine).tokens] == wanted
+    assert [one.tolist() for one in generate(engine).tokens] == expected
     killer.join()
     assert [server.lives for server in servers_of(engine)] == [2]
 
 
-def test_the_key_of_a_server_is_in_a_private_file_for_its_start_and_nowhere_else(started, monkeypatch):
+def test_the_key_of_a_server_is_only_in_a_private_file_until_it_starts(start_engine, monkeypatch):
     modes, forget = [], Launch.forget_settings
 
     def look(launch):
@@ -99,7 +99,7 @@ def test_the_key_of_a_server_is_in_a_private_file_for_its_start_and_nowhere_else
         forget(launch)
 
     monkeypatch.setattr(Launch, "forget_settings", look)
-    engine = started()
+    engine = start_engine()
     (server,) = servers_of(engine)
     ((running,),) = processes(engine)
     assert server.endpoint.key not in " ".join(running.cmdline())
@@ -112,17 +112,17 @@ def test_the_key_of_a_server_is_in_a_private_file_for_its_start_and_nowhere_else
         Endpoint(server.endpoint.url).get("/model_info", 5)
 
 
-def test_a_server_that_does_not_start_says_its_last_words(started):
+def test_the_error_for_a_failed_start_quotes_the_output_of_the_server(start_engine):
     with pytest.raises(WorkerError, match="No module named 'sglang'") as caught:
-        started(environment={"PYTHONPATH": "/nothing"})
+        start_engine(environment={"PYTHONPATH": "/nothing"})
     assert caught.value.code == "F91"
 
 
-def test_a_server_whose_agent_cannot_run_ends_the_call_at_once(started, monkeypatch, tmp_path):
-    """Not after the time that a server has to start."""
+def test_an_agent_that_cannot_run_fails_the_start_at_once(start_engine, monkeypatch, tmp_path):
+    """Without waiting for the start deadline of the server."""
     monkeypatch.setattr(children, "agent_command", lambda folder: [sys.executable, "-c", "raise SystemExit(3)"])
     began = time.monotonic()
     with pytest.raises(WorkerError, match="cannot be started any more: what runs it ended with exit code 3") as caught:
-        started(start_deadline_s=300.0)
+        start_engine(start_deadline_s=300.0)
     assert time.monotonic() - began < 30
     assert str(tmp_path / "logs" / "server0.log") in str(caught.value)

@@ -1,4 +1,4 @@
-"""The client's copy of the weights: in the dtype of the servers, so that nothing is written or sent that they drop."""
+"""The client's copy of the weights has the dtype of the servers, so that no surplus bits are written or sent."""
 
 from types import SimpleNamespace
 
@@ -12,11 +12,11 @@ from rlcli.testing.held_source import HeldSource
 from rlcli.testing.tiny_models import tiny_model
 
 
-def size(folder):
+def stored_bytes(folder):
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def followed(weights, model, eta=1.0):
+def follow_model(weights, model, eta=1.0):
     source = HeldSource(model)
     blocks = [(block, source.read(block.name)) for block in weights.blocks()]
     weights.follow(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), eta)
@@ -32,24 +32,24 @@ def test_weights_have_the_dtype_of_the_servers(options, stored, dtype):
     assert dtype_of(options, SimpleNamespace(dtype=stored)) is dtype
 
 
-def test_servers_in_bfloat16_are_sent_half_the_bytes_which_are_what_they_would_hold(tmp_path):
+def test_servers_in_bfloat16_are_sent_rounded_weights_of_half_the_size(tmp_path):
     wide = WeightFolder("actor", HeldSource(tiny_model("llama", seed=1)), tmp_path / "wide")
     narrow = WeightFolder("actor", HeldSource(tiny_model("llama", seed=1)), tmp_path / "narrow", torch.bfloat16)
     new = tiny_model("llama", seed=2)
     for weights in (wide, narrow):
-        followed(weights, new)
+        follow_model(weights, new)
     sent = {name: one for names, tensors in _buckets(narrow.folder) for name, one in zip(names, tensors, strict=True)}
     assert {one.dtype for one in sent.values()} == {torch.bfloat16}
     numbers = sum(one.numel() for one in sent.values())
-    assert size(wide.folder) - size(narrow.folder) >= 2 * numbers - 4096  # headers differ
+    assert stored_bytes(wide.folder) - stored_bytes(narrow.folder) >= 2 * numbers - 4096  # headers differ
     for (name, narrow_one), (_, wide_one) in zip(narrow.parameters(), wide.parameters(), strict=True):
         assert narrow_one.dtype == torch.float32
         assert torch.equal(narrow_one, wide_one.bfloat16().float()), name
 
 
-def test_rounded_weights_are_not_mixed(tmp_path):
+def test_mixing_rounded_weights_is_refused(tmp_path):
     weights = WeightFolder("actor", HeldSource(tiny_model("llama", seed=1)), tmp_path, torch.bfloat16)
     with pytest.raises(
         ModelError, match=r"is to follow with eta 0\.5, but keeps its weights in the servers' torch.bfloat16"
     ):
-        followed(weights, tiny_model("llama", seed=2), 0.5)
+        follow_model(weights, tiny_model("llama", seed=2), 0.5)

@@ -1,4 +1,4 @@
-"""What the backends make of transformers models: the dtype of their products, attention over packs, refusals."""
+"""How the backends use transformers models: dtype of products, attention over packed sequences, refusals."""
 
 import os
 import subprocess
@@ -21,8 +21,8 @@ OLDER = [
 
 
 @pytest.mark.parametrize("limits", OLDER, ids=lambda limits: " ".join(limits.values()))
-def test_auto_is_float32_where_the_processor_does_not_multiply_bfloat16(limits):
-    """On processors without AVX-512 and AMX, and on others that are kept from using them."""
+def test_auto_is_float32_without_native_bfloat16_products(limits):
+    """On processors without AVX-512 and AMX, or where libraries are configured not to use them."""
     script = """
 import torch
 from rlcli.backends._transformers import compute_dtype
@@ -40,8 +40,8 @@ SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidde
 LENGTHS = (3, 12, 1, 4, 5, 6, 11)
 
 
-def packed_apart(model_type, lengths, **settings):
-    """By how much logits of packed sequences differ from those of transformers' own attention to each alone."""
+def packing_error(model_type, lengths, **settings):
+    """The largest difference between logits of packed sequences and of each sequence alone in plain transformers."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **SIZE, **settings, attn_implementation="eager")
     plain, packed = (AutoModelForCausalLM.from_config(config).eval() for _ in range(2))
@@ -51,9 +51,9 @@ def packed_apart(model_type, lengths, **settings):
     packed.load_state_dict(plain.state_dict())
     tokens = torch.randint(3, 97, (sum(lengths),))
     with torch.no_grad():
-        wanted = torch.cat([plain(input_ids=part[None]).logits[0] for part in tokens.split(lengths)])
-        found = PackedModel(packed, torch.float32)(tokens, lengths, lambda output: output.logits)
-    return float((found - wanted).abs().max())
+        expected = torch.cat([plain(input_ids=part[None]).logits[0] for part in tokens.split(lengths)])
+        actual = PackedModel(packed, torch.float32)(tokens, lengths, lambda output: output.logits)
+    return float((actual - expected).abs().max())
 
 
 @pytest.mark.parametrize("window", [1, 4, 5, 6, 11, 12, 13])
@@ -71,11 +71,11 @@ def packed_apart(model_type, lengths, **settings):
     ("phi3", {}),
     ("starcoder2", {}),
 ])  # fmt: skip
-def test_windows_are_those_of_transformers(model_type, settings, window):
-    assert packed_apart(model_type, LENGTHS, sliding_window=window, **settings) < 1e-5
+def test_sliding_windows_match_transformers(model_type, settings, window):
+    assert packing_error(model_type, LENGTHS, sliding_window=window, **settings) < 1e-5
 
 
-OTHERS = {
+UNSUPPORTED = {
     "gpt_oss": ({"num_local_experts": 4}, "GptOssAttention has attention sinks"),
     "gpt_neo": ({"attention_types": [[["global", "local"], 2]]}, "an attention of its own"),
     "bloom": ({}, "an attention of its own"),
@@ -84,18 +84,18 @@ OTHERS = {
     "llama4_text": ({"num_local_experts": 2, "intermediate_size_mlp": 64}, "chunked_attention"),
     "nemotron": ({}, "NemotronAttention has no way to learn which tokens belong together"),
 }
-"""Packed, their sequences would see each other, or not all that they should."""
+"""In a pack, their sequences would attend to each other, or not to everything that they should."""
 
 
-@pytest.mark.parametrize("model_type", OTHERS)
-def test_what_cannot_be_packed_is_refused_in_one_sentence(model_type):
-    settings, reason = OTHERS[model_type]
+@pytest.mark.parametrize("model_type", UNSUPPORTED)
+def test_models_that_cannot_be_packed_are_refused_with_the_reason(model_type):
+    settings, reason = UNSUPPORTED[model_type]
     with pytest.raises(ModelError, match=reason):
-        packed_apart(model_type, LENGTHS, **settings)
+        packing_error(model_type, LENGTHS, **settings)
 
 
-def test_what_cannot_be_packed_is_refused_as_a_critic_too():
-    """Transformers has no critic of this family; the class that is made for it hides nothing."""
+def test_critics_that_cannot_be_packed_are_refused_too():
+    """Transformers has no critic of this family, so that its class is derived."""
     config = AutoConfig.for_model("gpt_neox_japanese", **SIZE, num_labels=1)
     with pytest.raises(ModelError, match="an attention of its own"):
         PackedModel(value_model_class(config)(config), torch.float32)
@@ -104,8 +104,8 @@ def test_what_cannot_be_packed_is_refused_as_a_critic_too():
 # -- critics -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_done_to_logits_is_not_done_to_values():
-    """Gemma 2 caps its logits at 5 here; no value is near a cap."""
+def test_the_cap_of_logits_is_not_applied_to_values():
+    """Gemma 2 caps its logits at 5 here; values must exceed that."""
     critic = tiny_model("gemma2", head="value")
     with torch.no_grad():
         value_head(critic).bias.fill_(1000.0)
@@ -115,7 +115,7 @@ def test_what_is_done_to_logits_is_not_done_to_values():
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "gemma3_text", "cohere", "granite", "olmo2"])
-def test_a_values_gradient_reaches_every_parameter(family):
+def test_gradients_of_values_reach_every_parameter(family):
     critic = tiny_model(family, head="value")
     tokens, weights = torch.randint(3, 97, (16,)), torch.randn(16)
     PackedModel(critic, torch.float32)(tokens, (5, 11), lambda output: (output.values * weights).sum()).backward()

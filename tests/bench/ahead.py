@@ -3,9 +3,9 @@
     python tests/bench/ahead.py [--staleness 0 1 4] [--unit 0.1] [--steps 24] [--json]
 
 Two real ranks: one generates, the other scores and trains. Generation takes 4 units of time, the actor's training 2,
-scores, values and the critic's training 1 each. The least is what the busier rank has to do. `seconds a step` is the
+scores, values and the critic's training 1 each. The least is the work of the busier rank. `seconds a step` is the
 median of the later half of a run, `staleness` the mean over all samples. The exit code is 1 if a figure is above its
-limit: a step may take so many times the least, and no sample may be older than `train.max_staleness`.
+limit: the ratio of a step to the least has a limit, and no sample may be older than `train.max_staleness`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(TESTS / "e2e"))
 from toy_project import RECIPE, make_project  # noqa: E402
 
 UNITS = {"gen": 4, "score": 1, "value": 1, "train_actor": 2, "train_critic": 1}
-"""The critic's calls have one interface, and it one duration."""
+"""The calls of the critic share an interface and therefore a duration."""
 LEAST = max(UNITS["gen"], sum(UNITS.values()) - UNITS["gen"])
 AHEAD, IN_TURN = 1.25, 1.25 * sum(UNITS.values()) / LEAST
 """Limits of the seconds of a step over the least: where generation runs ahead, and where all calls take turns."""
@@ -61,12 +61,15 @@ def measure(staleness: int, unit: float, steps: int) -> dict[str, Any]:
     return {"max_staleness": staleness, "seconds": took, "of_least": of_least, "staleness": mean}
 
 
-def above(found: dict[str, Any]) -> list[str]:
+def above(figures: dict[str, Any]) -> list[str]:
     """The figures of a run that are above their limits."""
-    who, limit = f"max_staleness {found['max_staleness']}", AHEAD if found["max_staleness"] else IN_TURN
-    slow = [f"{who}: {found['of_least']:.2g} times the least, {limit:.3g} allowed"] if found["of_least"] > limit else []
-    is_old = found["staleness"] > found["max_staleness"]
-    return slow + ([f"{who}: samples are {found['staleness']:.2g} steps old"] if is_old else [])
+    label, limit = f"max_staleness {figures['max_staleness']}", AHEAD if figures["max_staleness"] else IN_TURN
+    problems = []
+    if figures["of_least"] > limit:
+        problems.append(f"{label}: {figures['of_least']:.2g} times the least, {limit:.3g} allowed")
+    if figures["staleness"] > figures["max_staleness"]:
+        problems.append(f"{label}: samples are {figures['staleness']:.2g} steps old")
+    return problems
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,21 +78,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--unit", type=float, default=0.1, help="seconds")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as home:
         project = make_project(Path(home))
         (project / "toy.yaml").write_text(RECIPE)
         os.environ |= {"RLCLI_PROJECT": home, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
         os.chdir(home)
-        found = [measure(staleness, asked.unit, asked.steps) for staleness in asked.staleness]
+        runs = [measure(staleness, options.unit, options.steps) for staleness in options.staleness]
         os.chdir("/")
-    wrong = [line for one in found for line in above(one)]
-    if asked.json:
-        print(json.dumps({"runs": found, "above": wrong}))
+    wrong = [line for run in runs for line in above(run)]
+    if options.json:
+        print(json.dumps({"runs": runs, "above": wrong}))
         return 1 if wrong else 0
     print(f"{'max_staleness':>13} {'seconds a step':>15} {'of the least':>13} {'staleness':>10}")
-    for one in found:
-        print(f"{one['max_staleness']:>13} {one['seconds']:>15.2f} {one['of_least']:>13.2f} {one['staleness']:>10.2f}")
+    for run in runs:
+        print(f"{run['max_staleness']:>13} {run['seconds']:>15.2f} {run['of_least']:>13.2f} {run['staleness']:>10.2f}")
     print("\n".join(wrong), end="\n" if wrong else "")
     return 1 if wrong else 0
 

@@ -1,10 +1,10 @@
-"""How fast `rlcli convert` is beside `cp`, and how much memory it takes beside torch's own way.
+"""How fast `rlcli convert` is compared with `cp`, and how much memory it takes compared with the tools of torch.
 
     python tests/bench/convert.py [--model FOLDER …] [--random-gb 2] [--repeat 3]
 
-Of every model: `cp` and fsync; `convert --to-hf` of what 4 ranks wrote, and of a whole folder; the way back,
+For every model: `cp` and fsync; `convert --to-hf` of what 4 ranks wrote, and of a complete folder; the reverse,
 `--from-hf`; a change of type; and `dcp_to_torch_save` with `torch.load` and `save_pretrained`, which is how a sharded
-checkpoint of torch becomes a folder that transformers reads. Each is a process of its own, one thread, on a warm page
+checkpoint of torch becomes a folder that transformers reads. Each is a separate process, one thread, on a warm page
 cache; times are the best of the repeats, memory is the peak of the process.
 """
 
@@ -84,15 +84,15 @@ def main() -> None:
     options.add_argument("--random-gb", type=float, default=2.0, help="size of a random model; 0 for none")
     options.add_argument("--repeat", type=int, default=3)
     options.add_argument("--folder", type=Path, help="where to work; default: the temporary folder")
-    given = options.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
-        models = [(folder.name, folder) for folder in given.model]
-        if given.random_gb:
-            made = Path(temporary) / f"random-{given.random_gb:g}GB"
-            _run(MAKE_RANDOM, made, given.random_gb)
-            models.append((made.name, made))
+    arguments = options.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        models = [(folder.name, folder) for folder in arguments.model]
+        if arguments.random_gb:
+            random_model = Path(temporary) / f"random-{arguments.random_gb:g}GB"
+            _run(MAKE_RANDOM, random_model, arguments.random_gb)
+            models.append((random_model.name, random_model))
         for name, folder in models:
-            _measure(name, folder, Path(temporary) / "work", given.repeat)
+            _measure(name, folder, Path(temporary) / "work", arguments.repeat)
 
 
 def _measure(name: str, model: Path, work: Path, repeat: int) -> None:
@@ -125,7 +125,7 @@ def _measure(name: str, model: Path, work: Path, repeat: int) -> None:
 
 
 def _best(script: str, arguments: list, out: Path, repeat: int) -> tuple[float, int]:
-    """Seconds of the quickest and the largest peak memory, in bytes."""
+    """Seconds of the fastest run, and the largest peak memory in bytes."""
     times, peaks = [], []
     for _ in range(repeat):
         shutil.rmtree(out, ignore_errors=True)
@@ -138,7 +138,7 @@ def _best(script: str, arguments: list, out: Path, repeat: int) -> tuple[float, 
 
 
 def _run(script: str, *arguments: object) -> tuple[float, int]:
-    """Seconds and peak memory of a process of its own; a process in between keeps its children's peaks apart."""
+    """Seconds and peak memory of a separate process; a process in between separates the peaks of its children."""
     timed = (
         "import json, os, resource, subprocess, sys, time\n"
         "start = time.monotonic()\n"

@@ -39,7 +39,7 @@ MODEL = {"hidden_size": 64, "num_hidden_layers": 2}
 
 @dataclass(frozen=True)
 class Layout:
-    """An engine on so many ranks."""
+    """An engine and the ranks that it is on."""
 
     backend: str
     degrees: dict[str, int]
@@ -69,7 +69,7 @@ LAYOUTS = (
 
 
 def measure(layout: Layout, folder: Path) -> dict[str, float]:
-    """The differences, of all ranks the largest."""
+    """The largest difference of any rank, by figure."""
     contract = _contract(layout)
     size = prod(layout.degrees.values())
 
@@ -81,20 +81,20 @@ def measure(layout: Layout, folder: Path) -> dict[str, float]:
         mesh = mesh_of_ranks(**layout.degrees)
         engine = contract.engine(lm=tiny_model(**MODEL), mesh=mesh, **OPTIMIZER)
         share = batch().select_indices(_share(rank, layout))
-        found: dict[str, Any] = {"scores": scores(engine, share, "log-probs").tolist()}
+        figures: dict[str, Any] = {"scores": scores(engine, share, "log-probs").tolist()}
         if contract.trains():
             stats = engine.train_batch(share, answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=2))
             weights = {name: weight.cpu().clone() for name, weight in engine.whole_parameters()}
             save_file(weights, str(folder / f"{rank}.safetensors"))
-            found |= {"loss": stats["loss"], "norm": stats["grad_norm"]}
-        return found
+            figures |= {"loss": stats["loss"], "norm": stats["grad_norm"]}
+        return figures
 
-    told = [work(0)] if size == 1 else run_on_ranks(size, work, timeout=120)
-    return _compared(layout, told, folder)
+    results = [work(0)] if size == 1 else run_on_ranks(size, work, timeout=120)
+    return _compared(layout, results, folder)
 
 
 def _contract(layout: Layout) -> BackendContract:
-    """One that runs a backend made for GPUs on a pretend one, which computes in host memory."""
+    """A contract that runs backends for GPUs on a pretend device, which computes in host memory."""
     subject: Any = type("Subject", (BackendContract,), {"name": layout.backend, "args": layout.args})
     if "cpu" not in type(subject().backend()).DEVICES:
         subject.device, subject.at_device = "cuda:0", lambda self: pretend_cuda()
@@ -110,29 +110,29 @@ def _share(rank: int, layout: Layout) -> range:
     return range(5) if replica == 0 else range(5, batch().bs)
 
 
-def _compared(layout: Layout, told: list[dict[str, Any]], folder: Path) -> dict[str, float]:
+def _compared(layout: Layout, results: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     plain = tiny_model(**MODEL).double()
     before = {name: weight.detach().clone() for name, weight in plain.named_parameters()}
     apart = {"log-probs": 0.0}
-    for rank, one in enumerate(told):
+    for rank, result in enumerate(results):
         with torch.no_grad():
-            wanted = scores_of(plain, batch().select_indices(_share(rank, layout)))[0]
-        apart["log-probs"] = max(apart["log-probs"], float((torch.tensor(one["scores"]) - wanted).abs().max()))
-    if "loss" not in told[0]:
+            expected = scores_of(plain, batch().select_indices(_share(rank, layout)))[0]
+        apart["log-probs"] = max(apart["log-probs"], float((torch.tensor(result["scores"]) - expected).abs().max()))
+    if "loss" not in results[0]:
         return apart
     training = PlainTraining(plain, AdamW(**OPTIMIZER))
-    wanted_step = training.step([batch()], plain_answer_loss, 1.0)
+    expected_step = training.step([batch()], plain_answer_loss, 1.0)
     moved = {name: weight - before[name] for name, weight in training.weights().items()}
-    for rank, one in enumerate(told):
+    for rank, result in enumerate(results):
         weights = load_file(folder / f"{rank}.safetensors")
         errors = [(weights[name].double() - before[name] - move).norm() for name, move in moved.items()]
         size = torch.stack([move.norm() for move in moved.values()]).norm()
-        found = {
-            "loss": abs(one["loss"] / wanted_step["loss"] - 1),
-            "norm": abs(one["norm"] / wanted_step["grad_norm"] - 1),
+        deviations = {
+            "loss": abs(result["loss"] / expected_step["loss"] - 1),
+            "norm": abs(result["norm"] / expected_step["grad_norm"] - 1),
             "update": float(torch.stack(errors).norm() / size),
         }
-        apart |= {name: max(value, apart.get(name, 0.0)) for name, value in found.items()}
+        apart |= {name: max(value, apart.get(name, 0.0)) for name, value in deviations.items()}
     return apart
 
 
@@ -146,19 +146,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", help="only this one")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    layouts = tuple(layout for layout in LAYOUTS if given.backend in (None, layout.backend))
-    if not given.json:
+    options = parser.parse_args()
+    layouts = tuple(layout for layout in LAYOUTS if options.backend in (None, layout.backend))
+    if not options.json:
         print(f"{'':36}" + "".join(f"{name:>12}" for name in LIMITS))
     rows, failed = [], False
     for layout, apart in measured(layouts):
         over = [name for name, value in apart.items() if not value <= LIMITS[name]]
         failed = failed or bool(over)
         rows.append({"engine": layout.title} | apart)
-        if not given.json:
+        if not options.json:
             cells = (f"{apart[name]:12.1e}" if name in apart else f"{'-':>12}" for name in LIMITS)
             print(f"{layout.title:36}" + "".join(cells) + ("  above the limit: " + ", ".join(over) if over else ""))
-    if given.json:
+    if options.json:
         print(json.dumps(rows, indent=2))
     return int(failed)
 

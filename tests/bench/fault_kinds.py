@@ -1,4 +1,4 @@
-"""What the seeds of `faults.py` stand for: which fault comes when, and how a run that it ends may end."""
+"""The faults that the seeds of `faults.py` select: which fault occurs when, and how the run may end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Ending:
 
     codes: tuple[int, ...]
     names: str = ""
-    """A pattern of what its error or warning must say; `{victim}` is the number of the rank or node."""
+    """A pattern for its error or warning; `{victim}` is the number of the rank or node."""
 
 
 LOST_NODE = r"\(node {victim} of the run\): the node is lost, and with it rank {victim}: its agent "
@@ -58,16 +58,16 @@ CELLS = [(kind, mode) for mode in MODES for kind in KINDS if kind != "server" or
 PLACES = ("checkpoint.begun", "checkpoint.sealed", "checkpoint.synced", "checkpoint.appeared")
 """Where a write of a checkpoint fails."""
 SILENT = {("agent", "frozen"), ("network", "stalled")}
-"""Faults that are noticed by a silence of 15 seconds: they come early, in a slow run that is still at work then."""
+"""Faults that are noticed after 15 seconds of silence: they occur early in a slow run, so that it still runs then."""
 REPLACED = ("server", "pool")
-"""Kinds of processes that are started again, which is reported a second or two later: they are killed early too."""
+"""Kinds of processes that are restarted, which is reported a second or two later, so they are killed early too."""
 CAN_RESTART = {("rank", "killed"), ("agent", "killed"), ("supervisor", "its master killed")}
-"""Faults after which a run may be told to start its workers again by itself."""
+"""Faults after which a run may be configured to restart its workers."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What a seed stands for."""
+    """The fault that a seed selects."""
 
     seed: int
     kind: str
@@ -76,7 +76,7 @@ class Fault:
     victim: int
     """The number of the rank, node or server."""
     step: int
-    """It comes once so many steps are done."""
+    """The fault occurs after this many finished steps."""
     delay: float
     """Seconds after that."""
     restarts: int

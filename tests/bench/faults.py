@@ -1,9 +1,9 @@
-"""Runs that are disturbed, one fault each, and what became of them.
+"""Runs that are disturbed by one fault each, and how they end.
 
     python tests/bench/faults.py [--seeds 0:100] [--home FOLDER] [--keep]
 
-A seed stands for a fault, a mode and a moment, and prints them; the same seed gives the same fault again. The run is on
-two emulated nodes with a rank each, a reward in a pool and a sampler with weights of its own: toy components for
+A seed selects a fault, a mode and a moment, and prints them; the same seed gives the same fault again. The run is on
+two emulated nodes with a rank each, a reward in a pool and a sampler with separate weights: toy components for
 `staleness 0` and `staleness 2`, a tiny model and two servers for `servers`. Its supervisor, master, agents, torchrun,
 ranks, pool and agents of servers are the real ones, as forks (see `warm_processes`).
 
@@ -36,10 +36,10 @@ import psutil
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / "bench"), str(TESTS / "e2e")]
 
-from fake_sglang_path import path_of_the_fake  # noqa: E402
+from fake_sglang_path import fake_python_path  # noqa: E402
 from fault_kinds import KINDS, MODES, SILENT, STEPS, Fault  # noqa: E402
 from fill_disk import fill  # noqa: E402
-from run_results import check_staleness, has_accounted, is_free, result  # noqa: E402
+from run_results import check_accounting, check_staleness, is_free, result  # noqa: E402
 from toy_project import RECIPE, TINY_PPO, make_project  # noqa: E402
 from warm_command import load_everything  # noqa: E402
 from warm_processes import warm_processes  # noqa: E402
@@ -57,7 +57,7 @@ ENDS_WITHIN = 240.0
 FULL_DISK = ("disk", "full")
 DISK_MB = 8
 HAS_MOUNTS = "RLCLI_FAULTS_MOUNTS"
-"""Variable of a bench that is in a mount namespace of its own."""
+"""Variable of a bench that is already in a private mount namespace."""
 NODES = ("launch=local", "cluster.nodes=2", "models.reward.backend=cpu_pool")
 QUICK = ("log.tensorboard=false", "log.plot=false", f"train.steps={STEPS}")
 TOY = (
@@ -67,7 +67,7 @@ TOY = (
 
 
 class Wrong(Exception):
-    """What a disturbed run should not have done."""
+    """A disturbed run misbehaved."""
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def settings(mode: str, home: Path, is_slow: bool = False) -> tuple[str, ...]:
 
 
 class Run:
-    """`rlcli <arguments>`, in a process of its own that is the supervisor of a run."""
+    """`rlcli <arguments>` in a separate process, the supervisor of a run."""
 
     def __init__(self, folder: Path, *arguments: str, **variables: str):
         self.folder = folder
@@ -116,7 +116,7 @@ class Run:
         return (self.folder / "procs.json").exists() and (self.folder / "metrics.jsonl").exists()
 
     def pid_of(self, name: str) -> int:
-        """Of a process, by the run's own record."""
+        """The id of a process, as recorded by the run."""
         return next(one["pid"] for one in json.loads((self.folder / "procs.json").read_text()) if one["name"] == name)
 
     def wait_until(self, fault: Fault) -> bool:
@@ -136,12 +136,12 @@ class Run:
             code = self.process.wait(ENDS_WITHIN)
         except subprocess.TimeoutExpired:
             raise Wrong(f"has not ended within {ENDS_WITHIN:g} s") from None
-        _await_that_all_are_gone()
+        _wait_until_all_have_ended()
         return code
 
 
-def _await_that_all_are_gone() -> None:
-    """This process adopts whatever a run leaves behind."""
+def _wait_until_all_have_ended() -> None:
+    """This process adopts all processes that a run leaves behind."""
     _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), GONE_WITHIN)
     left = [process for process in alive if process.is_running()]
     for process in left:
@@ -151,11 +151,11 @@ def _await_that_all_are_gone() -> None:
         raise Wrong(f"{len(left)} processes are left {GONE_WITHIN:g} s after its end")
 
 
-# -- what happens to them --------------------------------------------------------------------------------------------
+# -- faults --------------------------------------------------------------------------------------------
 
 
 def disturb(fault: Fault, run: Run) -> None:
-    """Do it, now."""
+    """Cause the fault now."""
     number = signal.SIGSTOP if fault.variant == "frozen" else signal.SIGKILL
     with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
         match fault.kind, fault.variant:
@@ -239,7 +239,7 @@ def _run_through_proxies(fault: Fault, train: Sequence[str], folder: Path) -> tu
 
 
 def check_ending(fault: Fault, run: Run, code: int) -> None:
-    """Raises Wrong if a disturbed run has ended otherwise than it may."""
+    """Raises Wrong if a disturbed run has not ended as expected."""
     expected = fault.ending
     survives = 0 if fault.restarts else expected.codes[0]
     if code not in (*expected.codes, survives):
@@ -249,7 +249,7 @@ def check_ending(fault: Fault, run: Run, code: int) -> None:
 
 
 def resumed(fault: Fault, run: Run, arguments: Sequence[str]) -> Path:
-    """The folder of the run once it has been resumed, or started again where there was nothing to resume."""
+    """The folder of the run after resuming it, or after starting it again if there was nothing to resume."""
     folder = run.folder
     while not is_free(folder / "lock"):
         time.sleep(0.01)
@@ -268,7 +268,7 @@ def resumed(fault: Fault, run: Run, arguments: Sequence[str]) -> Path:
 
 
 class Bench:
-    """Runs in one folder; the undisturbed one of each mode is made when it is first needed."""
+    """Runs in one folder; the undisturbed run of each mode is made when it is first needed."""
 
     def __init__(self, home: Path):
         self.home = home
@@ -284,7 +284,7 @@ class Bench:
         return self._results[mode]
 
     def outcome(self, fault: Fault) -> str:
-        """How the run of a fault has ended, in a word. Raises Wrong."""
+        """A summary of how the run of a fault has ended. Raises Wrong."""
         is_slow = (fault.kind, fault.variant) in SILENT
         arguments, expected = settings(fault.mode, self.home, is_slow), self.undisturbed(fault.mode)
         with self._folder(fault) as folder_of_runs:
@@ -294,7 +294,7 @@ class Bench:
             check_ending(fault, run, code)
             folder = resumed(fault, run, arguments) if code else run.folder
             try:
-                has_accounted(folder)
+                check_accounting(folder)
                 check_staleness(folder)
             except SystemExit as problem:
                 raise Wrong(str(problem)) from None
@@ -305,7 +305,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _folder(self, fault: Fault) -> Iterator[Path]:
-        """A folder for its runs, on a small disk of its own where that is to be full."""
+        """A folder for its runs, on a separate small disk for the fault of a full disk."""
         folder = self.home / f"seed{fault.seed}"
         folder.mkdir()
         is_small = (fault.kind, fault.variant) == FULL_DISK
@@ -327,7 +327,7 @@ def measure(seeds: Sequence[int], home: Path, keep: bool = False, say: Callable[
     home.mkdir(parents=True, exist_ok=True)
     make_project(home)
     (home / "toy.yaml").write_text(RECIPE)
-    path_of_the_fake(home)
+    fake_python_path(home)
     os.environ |= {"RLCLI_PROJECT": str(home), "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
     os.chdir(home)
     adopt_orphans()
@@ -354,7 +354,7 @@ def measure(seeds: Sequence[int], home: Path, keep: bool = False, say: Callable[
 
 
 def in_private_mounts(arguments: Sequence[str]) -> None:
-    """Continue in a mount namespace of our own, in which disks may be made."""
+    """Continue in a private mount namespace, in which disks may be mounted."""
     if os.environ.get(HAS_MOUNTS) != "1":
         os.environ[HAS_MOUNTS] = "1"
         os.execvp("unshare", ["unshare", "-rm", sys.executable, str(Path(__file__).absolute()), *arguments])
@@ -365,15 +365,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:100", help="FIRST:END, or numbers with commas between them")
     parser.add_argument("--home", type=Path, help="folder for the runs; by default a temporary one")
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that passed")
-    asked = parser.parse_args(arguments)
-    first, _, end = asked.seeds.partition(":")
+    options = parser.parse_args(arguments)
+    first, _, end = options.seeds.partition(":")
     seeds = range(int(first), int(end)) if end else [int(seed) for seed in first.split(",")]
     if any((fault.kind, fault.variant) == FULL_DISK for fault in map(Fault.of, seeds)):
         in_private_mounts(sys.argv[1:] if arguments is None else arguments)
     load_everything()
     with tempfile.TemporaryDirectory() as temporary, warm_processes():
-        home = asked.home or Path(temporary)
-        failed = measure(seeds, home.absolute(), asked.keep, lambda line: print(line, flush=True))
+        home = options.home or Path(temporary)
+        failed = measure(seeds, home.absolute(), options.keep, lambda line: print(line, flush=True))
         os.chdir("/")
     return 1 if failed else 0
 

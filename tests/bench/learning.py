@@ -50,7 +50,7 @@ WITHIN = 1e-4
 
 @dataclass(frozen=True)
 class Layout:
-    """An engine of the trained roles, and the mesh that they have."""
+    """The engine of the trained roles, and their mesh."""
 
     backend: str
     degrees: dict[str, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ OF_PPO = (Layout("fsdp"), Layout("fsdp", {"dp": 2}), Layout("fsdp", {"tp": 2}))
 
 @dataclass(frozen=True)
 class Flow:
-    """Who generates, how far ahead of training at most, and the engine of what is trained."""
+    """Which role generates, how far ahead of training at most, and the engine of the trained roles."""
 
     max_staleness: int = 0
     trained: Layout = Layout("fsdp")
@@ -150,8 +150,8 @@ def run(recipe: str, layout: Layout, roles: tuple[str, ...], changes: tuple[str,
     return train([recipe, *QUIET, *changes, *layout.changes(roles)], folder, layout.backend == "megatron")
 
 
-def of_sft(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Rows of the table, and whether each is as it should be."""
+def sft_rows(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Rows of the table, and whether each is within the tolerance."""
     first: list[float] = []
     for number, layout in enumerate(OF_SFT):
         lines = run("sft_math", layout, ("actor",), SFT, folder / str(number))
@@ -162,15 +162,17 @@ def of_sft(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
         yield {"engine": layout.title, **shown, "largest difference": apart}, apart <= WITHIN
 
 
-def of_ppo(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
+def ppo_rows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
     for number, layout in enumerate(OF_PPO):
-        lines = run("ppo_math", layout, ("actor", "critic"), tuple(of_length(steps, model)), folder / str(number))
+        lines = run(
+            "ppo_math", layout, ("actor", "critic"), tuple(length_overrides(steps, model)), folder / str(number)
+        )
         yield {"engine": layout.title, **accuracies(lines), "s per step": median(lines, "time/step")}, True
 
 
-def of_flows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
+def flow_rows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
     for number, flow in enumerate(OF_FLOWS):
-        changes = (*of_length(steps, model), *flow.changes(("actor", "critic")))
+        changes = (*length_overrides(steps, model), *flow.changes(("actor", "critic")))
         arguments = ["ppo_math", "--with", "async", *QUIET, *changes]
         lines = train(arguments, folder / str(number), flow.trained.backend == "megatron")
         shown = accuracies(lines)
@@ -182,7 +184,7 @@ def of_flows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict
         yield {"flow": flow.title, **shown, "s per step": median(lines, "time/step")}, True
 
 
-def of_length(steps: int, model: str | None) -> Iterator[str]:
+def length_overrides(steps: int, model: str | None) -> Iterator[str]:
     """Overrides: how long, and with which actor to begin."""
     yield from (f"train.steps={steps}", f"train.eval.every_steps={max(1, steps // 2)}")
     if model:
@@ -198,7 +200,7 @@ def median(lines: Iterable[Any], name: str) -> float:
     return values[len(values) // 2] if values else 0.0
 
 
-def of_algorithms(folder: Path, names: Sequence[str], seeds: int) -> Iterator[tuple[dict[str, Any], bool]]:
+def algorithm_rows(folder: Path, names: Sequence[str], seeds: int) -> Iterator[tuple[dict[str, Any], bool]]:
     for name in names:
         before, after = [], []
         for seed in range(1, seeds + 1):
@@ -219,30 +221,30 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(ALGORITHMS), help="an algorithm; may be repeated")
     parser.add_argument("--keep", help="folder of the runs of algorithms")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    if given.keep and given.what != "algorithms":
+    options = parser.parse_args()
+    if options.keep and options.what != "algorithms":
         parser.error("--keep is for algorithms: their runs have no other settings than a seed")
     rows, good = [], True
     with tempfile.TemporaryDirectory() as home:
-        folder = Path(given.keep or home).resolve()
+        folder = Path(options.keep or home).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         tables = {
-            "sft": lambda: of_sft(folder),
-            "ppo": lambda: of_ppo(folder, given.steps, given.model),
-            "flows": lambda: of_flows(folder, given.steps, given.model),
-            "algorithms": lambda: of_algorithms(folder, given.only or list(ALGORITHMS), given.seeds),
+            "sft": lambda: sft_rows(folder),
+            "ppo": lambda: ppo_rows(folder, options.steps, options.model),
+            "flows": lambda: flow_rows(folder, options.steps, options.model),
+            "algorithms": lambda: algorithm_rows(folder, options.only or list(ALGORITHMS), options.seeds),
         }
-        for row, is_good in tables[given.what]():
-            if not rows and not given.json:
+        for row, is_good in tables[options.what]():
+            if not rows and not options.json:
                 print("".join(f"{name:>20}" if number else f"{name:32}" for number, name in enumerate(row)))
             rows.append(row)
             good = good and is_good
-            if not given.json:
+            if not options.json:
                 print(
                     "".join(f"{one:20.6g}" if isinstance(one, float) else f"{one:32}" for one in row.values()),
                     flush=True,
                 )
-    if given.json:
+    if options.json:
         print(json.dumps(rows, indent=2))
     return 0 if good else 1
 

@@ -75,7 +75,7 @@ class Asked:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """A llama of about so many MiB in float32."""
+        """A llama of about `megabytes` MiB in float32."""
         hidden, vocabulary = (1024, 4096) if self.megabytes >= 256 else (256, 1024)
         mlp = 11 * hidden // 4
         block = 4 * hidden**2 + 3 * hidden * mlp
@@ -102,7 +102,7 @@ class Tokenizer:
 
 
 def import_libraries(asked: Asked) -> None:
-    """Before there are ranks, which are forks."""
+    """Import them before ranks are forked."""
     import torch
     import torch._dynamo
     import transformers.models.llama.modeling_llama  # noqa: F401
@@ -119,7 +119,7 @@ def import_libraries(asked: Asked) -> None:
         _deepspeed_memory.BUCKET = asked.bucket // 4
 
 
-def live(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, float, int]]:
+def run_rank(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, float, int]]:
     """All phases of a rank: when each began and ended, and the bytes of the process then."""
     import torch
     import torch.distributed as dist
@@ -144,10 +144,10 @@ def live(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, float,
         dist.barrier()
         time.sleep(5 * EVERY)
         began = time.monotonic()
-        made = work()
+        result = work()
         dist.barrier()
         seen[name] = began, time.monotonic(), own_memory(os.getpid()) or 0
-        return made
+        return result
 
     def sequences(key: str) -> SequenceSample:
         tokens = torch.randint(3, vocabulary, (COUNT * LENGTH,))
@@ -168,11 +168,11 @@ def live(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, float,
         engine.generate(sequences("packed_prompts"), tokenizer, settings, list(range(COUNT)))
 
     def checkpoint() -> None:
-        for part in ("models", "optim"):
-            (folder / part).mkdir(exist_ok=True)
-        kept = copy_to_host(engine.state(), leads=rank == 0)
-        write_weights(kept, folder / "models", rank)
-        write_optimizer(kept, folder / "optim", rank)
+        for subfolder in ("models", "optim"):
+            (folder / subfolder).mkdir(exist_ok=True)
+        copy = copy_to_host(engine.state(), leads=rank == 0)
+        write_weights(copy, folder / "models", rank)
+        write_optimizer(copy, folder / "optim", rank)
 
     phase("baseline", lambda: time.sleep(0.1))
     engine = phase("load", load)
@@ -191,7 +191,7 @@ def warm_up(torch: Any, dist: Any) -> None:
     dist.all_reduce(torch.ones(1024))
 
 
-# -- looking at ranks ----------------------------------------------------------------------------------------------
+# -- measuring ranks ----------------------------------------------------------------------------------------------
 
 
 def measured(asked: Asked) -> list[dict[str, int]]:
@@ -200,21 +200,21 @@ def measured(asked: Asked) -> list[dict[str, int]]:
 
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as thread:
         folder = Path(name)
-        running = thread.submit(run_on_ranks, asked.ranks, lambda rank: live(rank, asked, folder), 300)
+        running = thread.submit(run_on_ranks, asked.ranks, lambda rank: run_rank(rank, asked, folder), 300)
         samples = sampled(running, [folder / f"{rank}.pid" for rank in range(asked.ranks)])
         return [above_baseline(*both) for both in zip(samples, running.result(), strict=True)]
 
 
 def sampled(running: Future[Any], files: Sequence[Path]) -> list[list[tuple[float, int]]]:
     """(moment, bytes) of each process, by the files that name them, until all is done."""
-    found: list[list[tuple[float, int]]] = [[] for _ in files]
+    samples_by_process: list[list[tuple[float, int]]] = [[] for _ in files]
     while not running.done():
         began = time.monotonic()
-        for samples, file in zip(found, files, strict=True):
-            if file.exists() and (pid := file.read_text()) and (held := own_memory(int(pid))) is not None:
-                samples.append((time.monotonic(), held))
+        for samples, file in zip(samples_by_process, files, strict=True):
+            if file.exists() and (pid := file.read_text()) and (size := own_memory(int(pid))) is not None:
+                samples.append((time.monotonic(), size))
         time.sleep(max(0.0, EVERY - (time.monotonic() - began)))
-    return found
+    return samples_by_process
 
 
 def own_memory(pid: int) -> int | None:
@@ -234,7 +234,7 @@ def above_baseline(samples: Sequence[tuple[float, int]], seen: dict[str, list[An
     return {name: most(name) - most("baseline") for name in PHASES}
 
 
-# -- what they may take --------------------------------------------------------------------------------------------
+# -- limits --------------------------------------------------------------------------------------------
 
 
 def allowed(asked: Asked) -> dict[str, dict[str, int]]:
@@ -248,8 +248,8 @@ def allowed(asked: Asked) -> dict[str, dict[str, int]]:
     lm = on_meta(AutoConfig.for_model(**config), "lm", torch.float32)
     sizes = {name: parameter.nbytes for name, parameter in lm.named_parameters()}
     blocks = [sum(parameter.nbytes for parameter in layer.parameters()) for layer in lm.model.layers]
-    whole, block = sum(sizes.values()), max(*blocks, sum(sizes.values()) - sum(blocks))
-    share = whole // asked.ranks
+    total, block = sum(sizes.values()), max(*blocks, sum(sizes.values()) - sum(blocks))
+    share = total // asked.ranks
     beyond = block + 2 * max(asked.bucket, *sizes.values())
     tokens, vocabulary, hidden = COUNT * LENGTH, config["vocab_size"], config["hidden_size"]
     per_token = 4 * (vocabulary * 6 + config["num_hidden_layers"] * (12 * hidden + 4 * config["intermediate_size"]))
@@ -257,16 +257,16 @@ def allowed(asked: Asked) -> dict[str, dict[str, int]]:
     parts = {
         "load": {"share": share},
         "train": {"share": 4 * share, "activations": tokens * per_token},
-        "generate": {"share": 3 * share, "activations": tokens * per_token + 2 * cache, "copy": whole},
+        "generate": {"share": 3 * share, "activations": tokens * per_token + 2 * cache, "copy": total},
         "checkpoint": {"share": 3 * share, "snapshot": 3 * share},
         "save": {"share": 3 * share},
     }
     return {name: part | {"bound": beyond, "allowed": limit(part, beyond)} for name, part in parts.items()}
 
 
-def limit(part: dict[str, int], beyond: int) -> int:
-    others = sum(size for name, size in part.items() if name != "share")
-    return int(SLACK * part["share"]) + others + beyond
+def limit(sizes: dict[str, int], beyond: int) -> int:
+    others = sum(size for name, size in sizes.items() if name != "share")
+    return int(SLACK * sizes["share"]) + others + beyond
 
 
 def planned(asked: Asked) -> dict[str, int]:
@@ -280,16 +280,16 @@ def planned(asked: Asked) -> dict[str, int]:
     sizes, mesh = read_architecture(asked.configuration), {"dp": asked.ranks, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
     calls = ("train_step", "inference", "generate")
     model = kind(PlacedRole(sizes, "lm", mesh, asked.arguments, calls, LENGTH + NEW, "cpu"))
-    kept = model.kept()
+    resident = model.resident()
     return {
-        "load": kept.weights + kept.buffers + model.load().total,
-        "train": kept.total + model.update(COUNT * LENGTH, 1).total,
-        "generate": kept.total + model.generate(Generation(COUNT, 1, LENGTH, NEW, COUNT)).total,
-        "checkpoint": kept.total + model.snapshot(),
+        "load": resident.weights + resident.buffers + model.load().total,
+        "train": resident.total + model.update(COUNT * LENGTH, 1).total,
+        "generate": resident.total + model.generate(Generation(COUNT, 1, LENGTH, NEW, COUNT)).total,
+        "checkpoint": resident.total + model.snapshot(),
     }
 
 
-def table(asked: Asked, found: Sequence[dict[str, int]]) -> list[str]:
+def table(asked: Asked, peaks: Sequence[dict[str, int]]) -> list[str]:
     """What was measured on the fullest rank, next to what was planned and what it may be; MiB."""
     settings = [f"{name}={value}" for name, value in asked.arguments.items() if name != "dtype"]
     columns = ("share", "snapshot", "activations", "copy", "bound", "allowed") if asked.zero_stage is None else ()
@@ -300,23 +300,23 @@ def table(asked: Asked, found: Sequence[dict[str, int]]) -> list[str]:
         f"{'phase':12}{header}",
     ]
     expected = planned(asked)
-    for name, part in allowed(asked).items():
-        most = max(one[name] for one in found)
+    for name, sizes in allowed(asked).items():
+        most = max(one[name] for one in peaks)
         plan, off = ("-", "-")
         if name in expected:
             plan, off = f"{expected[name] / MIB:.0f}", f"{expected[name] / most - 1:+.0%}"
-        limits = "".join(f"{part.get(column, 0) // MIB:12}" for column in columns)
-        verdict = "" if not columns else "  ok" if most <= part["allowed"] else "  TOO MUCH"
+        limits = "".join(f"{sizes.get(column, 0) // MIB:12}" for column in columns)
+        verdict = "" if not columns else "  ok" if most <= sizes["allowed"] else "  TOO MUCH"
         lines.append(f"{name:12}{most / MIB:12.0f}{plan:>12}{off:>12}{limits}{verdict}")
     return lines
 
 
-def is_too_much(asked: Asked, found: Sequence[dict[str, int]]) -> bool:
+def is_too_much(asked: Asked, peaks: Sequence[dict[str, int]]) -> bool:
     """Whether a phase took more than it may; deepspeed has no bound."""
     if asked.zero_stage is not None:
         return False
     bounds = {name: part["allowed"] for name, part in allowed(asked).items()}
-    return any(one[name] > bound for one in found for name, bound in bounds.items())
+    return any(one[name] > bound for one in peaks for name, bound in bounds.items())
 
 
 def main() -> int:
@@ -326,19 +326,19 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="rank by rank, with what is allowed, in bytes")
     parser.add_argument("--zero-stage", type=int, choices=range(4), help="of deepspeed, in place of fsdp")
     parser.add_argument("--offload", nargs="+", default=[], choices=["optimizer", "parameters"], help="by deepspeed")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
     code = 0
-    for ranks in given.ranks:
-        asked = Asked(ranks, given.megabytes, given.zero_stage, tuple(given.offload))
+    for ranks in options.ranks:
+        asked = Asked(ranks, options.megabytes, options.zero_stage, tuple(options.offload))
         import_libraries(asked)
-        found = measured(asked)
-        if given.json:
-            print(json.dumps({"ranks": ranks, "measured": found, "allowed": allowed(asked)}), flush=True)
+        peaks = measured(asked)
+        if options.json:
+            print(json.dumps({"ranks": ranks, "measured": peaks, "allowed": allowed(asked)}), flush=True)
         else:
-            print("\n".join(table(asked, found)), flush=True)
-        code = max(code, int(is_too_much(asked, found)))
+            print("\n".join(table(asked, peaks)), flush=True)
+        code = max(code, int(is_too_much(asked, peaks)))
     return code
 
 

@@ -73,24 +73,24 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--limit", type=float, default=3.0)
     parser.add_argument("--default", action="store_true", help="measure OpenMP's default too; it may take minutes")
-    given = parser.parse_args()
+    options = parser.parse_args()
     settings: dict[str, dict[str, str]] = {"as rlcli sets them": {}}
-    if given.default:  # a variable that is set is left alone by rlcli; this one is no value, so OpenMP does as it likes
+    if options.default:  # rlcli keeps variables that are set; this value is invalid, so OpenMP uses its default
         settings["OpenMP's default"] = {"OMP_WAIT_POLICY": "undefined"}
     times: dict[str, list[float]] = {}
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         for name, variables in settings.items():
-            times.setdefault(f"alone, {name}", []).append(seconds_per_step(given.steps, **variables))
+            times.setdefault(f"alone, {name}", []).append(seconds_per_step(options.steps, **variables))
             with neighbour():
-                times.setdefault(f"neighbour, {name}", []).append(seconds_per_step(given.steps, **variables))
+                times.setdefault(f"neighbour, {name}", []).append(seconds_per_step(options.steps, **variables))
         for name, seconds in times.items():
             shown = " ".join(f"{value:.3f}" for value in seconds)
             print(f"{name:<32} {statistics.median(seconds):7.3f} s/step   ({shown})", flush=True)
     ratio = statistics.median(times["neighbour, as rlcli sets them"]) / statistics.median(
         times["alone, as rlcli sets them"]
     )
-    print(f"next to a neighbour: {ratio:.2f} times as long (limit {given.limit:g})")
-    return int(ratio > given.limit)
+    print(f"next to a neighbour: {ratio:.2f} times as long (limit {options.limit:g})")
+    return int(ratio > options.limit)
 
 
 if __name__ == "__main__":

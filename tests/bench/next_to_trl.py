@@ -43,7 +43,7 @@ def curve_area(curve: dict[int, float]) -> float:
 
 
 def updates(task: Task) -> Iterator[tuple[Row, bool]]:
-    """Rows of a table, and whether each is as it should be."""
+    """Rows of a table, and whether each is within the tolerance."""
     rows, sampler = task.order(0, UPDATES), role(task, task.weights, backend="inference")
     parts = [rows[start : start + PROMPTS] for start in range(0, len(rows), PROMPTS)]
     batches = [rollout(task, sampler, part, f"part{number}") for number, part in enumerate(parts)]
@@ -76,21 +76,21 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    task, good, rows = Task.of(given.model), True, []
-    tables = {"updates": lambda: updates(task), "learning": lambda: learning(task, given.seeds, given.steps)}
-    for name in [given.only] if given.only else tables:
+    options = parser.parse_args()
+    task, good, rows = Task.of(options.model), True, []
+    tables = {"updates": lambda: updates(task), "learning": lambda: learning(task, options.seeds, options.steps)}
+    for name in [options.only] if options.only else tables:
         names: list[str] = []
         for row, is_good in tables[name]():
             rows.append(row)
             good = good and is_good
-            if not given.json and list(row) != names:
+            if not options.json and list(row) != names:
                 names = list(row)
                 print("".join(f"{one:>16}" for one in names))
-            if not given.json:
+            if not options.json:
                 print("".join(f"{one:16.5g}" if isinstance(one, float) else f"{one:>16}" for one in row.values()),
                       flush=True)  # fmt: skip
-    if given.json:
+    if options.json:
         print(json.dumps(rows, indent=2))
     return 0 if good else 1
 

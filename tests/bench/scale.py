@@ -1,14 +1,14 @@
-"""What the master costs, from a few ranks to very many, and how close a run comes to its critical path.
+"""The cost of the master, from a few ranks to very many, and how close a run is to its critical path.
 
     python tests/bench/scale.py [--ranks 64 256 1024] [--samples 100000] [--real 16] [--staleness 1] [--json]
 
 The ranks are simulated: they stand behind the transport's protocol, on a virtual clock, and answer what real ones
 would after the seconds that a call takes, which are in proportion to a rank's samples. What the master does is real,
-packing and reading messages included, and the virtual clock goes on while it does it. The graph generates on one half
+packing and reading messages included, and the virtual clock advances meanwhile. The graph generates on one half
 of the ranks, and scores and trains on the other. `ms per call` is the time that the master takes for one call of the
-graph, whether it computes or waits; it may be so much for each rank and sample. `bytes per sample` is what it keeps
+graph, whether it computes or waits; its limit grows with ranks and samples. `bytes per sample` is what it keeps
 of a sample that waits, `of critical path` the virtual duration of the run over the least that the graph allows. With
-`--real` the same graph also runs in so many processes that only sleep, which shows how far the simulation can be
+`--real` the same graph also runs in that many processes that only sleep, which shows how far the simulation can be
 trusted. The exit code is 1 if a figure is above its limit.
 """
 
@@ -43,9 +43,8 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.master import MasterWorker
+from rlcli.runtime.master import MasterWorker, open_outputs
 from rlcli.runtime.messages import LARGEST, MOVE, Reply, Report, Request, pack, unpack
-from rlcli.runtime.outputs import open_outputs
 from rlcli.topology import Topology, plan_topology
 
 TESTS = Path(__file__).parents[1]
@@ -96,28 +95,28 @@ def recipe_of(ranks: int, prompts: int, steps: int, staleness: int = 0) -> Recip
 
 
 def simulated_recipe(ranks: int, prompts: int, steps: int, staleness: int) -> Recipe:
-    """The same with calls that take as long as that many samples would."""
-    whole = SECONDS_PER_SAMPLE * prompts / (ranks // 2)
-    durations = {"gen": whole, "value": whole / 2, "train": whole / 2}
+    """The same with calls that take as long as this many samples."""
+    duration = SECONDS_PER_SAMPLE * prompts / (ranks // 2)
+    durations = {"gen": duration, "value": duration / 2, "train": duration / 2}
     takes = (f"graph.{call}.interface.args.seconds={seconds}" for call, seconds in durations.items())
     return load_recipe("scale.yaml", (*settings_of(ranks, prompts, steps, staleness), *takes)).recipe
 
 
 def seconds_of(recipe: Recipe) -> dict[str, float]:
-    """Call → what it takes."""
+    """Call → its seconds."""
     return {mfc.name: float(mfc.interface_impl.args.get("seconds", 0.0)) for mfc in train_graph(recipe)}
 
 
 class SimulatedRanks:
-    """A transport with all ranks of a run behind it. Each rank, and each data lane, does one thing after the other."""
+    """A transport that simulates all ranks of a run. Each rank and each data lane handles one request at a time."""
 
     def __init__(self, recipe: Recipe, counts_master: bool = False):
-        """`counts_master`: the virtual clock goes on while the master works, or waits for anything but a rank."""
+        """`counts_master`: the virtual clock advances while the master works, or waits for anything but a rank."""
         self.on_report: Callable[[Report], None] = lambda report: None
         self.now = 0.0
         """Virtual seconds."""
         self.of_master = 0.0
-        """Seconds that the master took; those of the ranks' side are not among them."""
+        """Seconds of the master, without those of the simulated ranks."""
         self.calls = 0
         """Calls of the graph, each counted once."""
         self.largest = 0
@@ -153,7 +152,7 @@ class SimulatedRanks:
             self.now = max(self.now, done)
             answer = pack(Reply(request.number, rank, self._answer(request, rank)), TOKEN)
         self._weigh(answer)
-        reply: Reply = unpack(answer, TOKEN, Reply, Report)
+        reply: Reply = unpack([answer], TOKEN, Reply, Report)
         return reply
 
     def clock(self) -> float:
@@ -195,7 +194,7 @@ class SimulatedRanks:
             return {"batch": batch.as_json(), "names": names, "missing": [], "length": None}
         if request.op == "run_call":
             return self._computed(args["call"], args["ids"])
-        return {"seconds": 0.0} if request.op == MOVE else {}
+        return {"seconds": 0.0} if request.op in (MOVE, "copy_weights") else {}
 
     def _computed(self, call: str, ids: list[str]) -> dict[str, Any]:
         """Answers differ in length, as those of a model do."""
@@ -206,7 +205,7 @@ class SimulatedRanks:
         return {
             "batch": batch, "stats": {} if keys else {"loss": 1.0, "grad_norm": 1.0}, "scores": {}, "counts": {},
             "dropped": {},
-            "version": 0, "seconds": self._seconds[call], "copied": 0.0,
+            "version": 0, "seconds": self._seconds[call],
         }  # fmt: skip
 
 
@@ -220,8 +219,8 @@ def _described(
 
 
 def critical_path(recipe: Recipe, topology: Topology) -> float:
-    """Seconds that no order of the calls can undercut: the busiest half works without a pause, once the other half has
-    made what it begins with, or until that has used what it made last."""
+    """The minimum of seconds for any order of calls: the busier half works without a pause, after the other half has
+    produced its first input or before it uses the last output."""
     seconds = seconds_of(recipe)
     work = dict.fromkeys(range(topology.world_size), 0.0)
     for mfc in train_graph(recipe):
@@ -247,7 +246,7 @@ class Figures:
 def simulated(
     ranks: int, samples: int, steps: int, staleness: int = 0
 ) -> Iterator[tuple[MasterWorker, SimulatedRanks, Callable[[], None]]]:
-    """A run that is ready to begin, whose master will hold so many samples at once; the function lets it run."""
+    """A run that is ready to begin, whose master will hold `samples` at once; the function runs it."""
     recipe = simulated_recipe(ranks, samples // 2, steps, staleness)  # two steps are open at a time
     transport = SimulatedRanks(recipe, counts_master=True)
     with RunDirectory.create(None, recipe.name) as run, PlainDisplay(sys.stderr, quiet=True) as display:
@@ -268,30 +267,30 @@ def simulate(ranks: int, samples: int, staleness: int, steps: int = 3) -> Figure
 
 
 def limit_of_a_call(run: Figures) -> float:
-    """Milliseconds that the master may take."""
+    """The limit of the master's time for a call, in milliseconds."""
     return MS_PER_CALL + MS_PER_RANK * run.ranks + MS_PER_SAMPLE * run.samples
 
 
 def bytes_per_sample(samples: int = 4000) -> float:
-    """What the master keeps of a sample, on average, when the first training step begins: half of the samples are about
-    to be trained on, and the other half has just been generated."""
+    """Bytes that the master keeps of a sample, on average, when the first training step begins: half of the samples are
+    about to be trained on, and the other half has just been generated."""
     with simulated(ranks=16, samples=samples, steps=2) as (master, transport, run):
-        kept: list[float] = []
+        resident: list[float] = []
 
         def note(call: str) -> None:
-            if call == "train" and not kept:
+            if call == "train" and not resident:
                 gc.collect()
-                kept.append(tracemalloc.get_traced_memory()[0] / len(master.calls.buffer))
+                resident.append(tracemalloc.get_traced_memory()[0] / len(master.calls.buffer))
 
         transport.before_call = note
         tracemalloc.start()
         run()
         tracemalloc.stop()
-    return kept[0]
+    return resident[0]
 
 
 def seconds_of_a_real_step(ranks: int, steps: int = 12) -> float:
-    """In processes that sleep: the median of the later half of a run."""
+    """Seconds of a step in processes that sleep: the median over the later half of a run."""
     settings = settings_of(ranks, 4 * ranks, steps)
     command = [sys.executable, "-m", "rlcli", "train", "scale.yaml", *settings, "--run-dir", "real", "--quiet"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -315,32 +314,32 @@ def prepare(home: Path) -> None:
 def measure(ranks: Sequence[int], samples: int, real: int, staleness: int) -> tuple[dict[str, Any], list[str]]:
     """All figures, and what is above its limit."""
     runs = [simulate(number, samples, staleness) for number in ranks]
-    found: dict[str, Any] = {"runs": [asdict(run) for run in runs], "bytes_per_sample": bytes_per_sample()}
+    figures: dict[str, Any] = {"runs": [asdict(run) for run in runs], "bytes_per_sample": bytes_per_sample()}
     above = [
         f"{run.ranks} ranks: a call costs {run.milliseconds_per_call:.0f} ms, {limit_of_a_call(run):.0f} allowed"
         for run in runs if run.milliseconds_per_call > limit_of_a_call(run)
     ]  # fmt: skip
-    if found["bytes_per_sample"] > BYTES_PER_SAMPLE:
-        above.append(f"a sample takes {found['bytes_per_sample']:.0f} bytes, {BYTES_PER_SAMPLE} allowed")
+    if figures["bytes_per_sample"] > BYTES_PER_SAMPLE:
+        above.append(f"a sample takes {figures['bytes_per_sample']:.0f} bytes, {BYTES_PER_SAMPLE} allowed")
     paths = {f"{run.ranks} simulated ranks": run.of_critical_path for run in runs}
     if real:
         least = max(seconds_of(recipe_of(real, 4 * real, 1)).values())
-        found["real"] = {"ranks": real, "seconds_per_step": seconds_of_a_real_step(real), "least": least}
-        paths[f"{real} real ranks"] = found["real"]["seconds_per_step"] / least
+        figures["real"] = {"ranks": real, "seconds_per_step": seconds_of_a_real_step(real), "least": least}
+        paths[f"{real} real ranks"] = figures["real"]["seconds_per_step"] / least
     above += [f"{name}: {ratio:.2f} of the critical path" for name, ratio in paths.items() if ratio > OF_CRITICAL_PATH]
-    return found, above
+    return figures, above
 
 
-def table(found: Mapping[str, Any]) -> Iterator[str]:
+def table(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'ranks':>6} {'samples':>8} {'ms per call':>12} {'largest message':>16} {'of critical path':>17}"
-    for run in found["runs"]:
+    for run in figures["runs"]:
         yield (
             f"{run['ranks']:>6} {run['samples']:>8} {run['milliseconds_per_call']:>12.0f} "
             f"{run['largest_message'] / 1e6:>13.2f} MB {run['of_critical_path']:>17.3f}"
         )
-    yield f"bytes per sample: {found['bytes_per_sample']:.0f}"
-    if "real" in found:
-        real = found["real"]
+    yield f"bytes per sample: {figures['bytes_per_sample']:.0f}"
+    if "real" in figures:
+        real = figures["real"]
         yield f"{real['ranks']} real processes: {real['seconds_per_step']:.2f} s a step; at least {real['least']:.2f} s"
 
 
@@ -351,11 +350,11 @@ def main() -> int:
     parser.add_argument("--real", type=int, default=0, help="also run in so many processes")
     parser.add_argument("--staleness", type=int, default=0, help="train.max_staleness: samples are made ahead")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         prepare(Path(home))
-        found, above = measure(asked.ranks, asked.samples, asked.real, asked.staleness)
-    print(json.dumps(found | {"above": above}) if asked.json else "\n".join([*table(found), *above]))
+        figures, above = measure(options.ranks, options.samples, options.real, options.staleness)
+    print(json.dumps(figures | {"above": above}) if options.json else "\n".join([*table(figures), *above]))
     return 1 if above else 0
 
 

@@ -1,4 +1,4 @@
-"""How long every verb that does not train takes, side by side in one run; measures, tests nothing, installs nothing.
+"""How long every verb that does not train takes, compared in one run; measures, tests nothing, installs nothing.
 
     python tests/bench/start_up.py [--runs 10] [--run runs/sft_math/20260412-093011] [--peers /path/to/venv/bin]
 
@@ -51,7 +51,7 @@ OF_A_RUN = ("ckpt ls RUN", "ckpt show RUN", "ckpt verify RUN", "convert RUN --to
 PEERS = ("trl", "accelerate", "oumi")
 BASELINE = "rlcli --help"
 LIMIT_S = 0.3
-"""Median seconds of processor time that a verb may take which neither trains nor looks at rows."""
+"""Limit of the median processor time, in seconds, of a verb that neither trains nor reads rows."""
 MAY_TAKE_LONGER = ("rlcli check", "rlcli tokens", "rlcli doctor", "rlcli ckpt", "rlcli convert")
 WIDTH = 62
 
@@ -71,34 +71,34 @@ def measure(command: list[str]) -> tuple[float, float]:
 
 
 def commands(run: Path | None, peers: Path | None) -> dict[str, list[str]]:
-    """What is compared, those of the peers that are installed."""
-    found = {f"rlcli {line}": [*RLCLI, *line.split()] for line in OURS}
+    """The commands to compare, with those of the peers that are installed."""
+    selected = {f"rlcli {line}": [*RLCLI, *line.split()] for line in OURS}
     if run is not None:
         where = str(run.resolve())
-        found |= {f"rlcli {line}": [*RLCLI, *line.replace("RUN", where).split()] for line in OF_A_RUN}
-    found["python -c pass"] = [sys.executable, "-c", "pass"]
+        selected |= {f"rlcli {line}": [*RLCLI, *line.replace("RUN", where).split()] for line in OF_A_RUN}
+    selected["python -c pass"] = [sys.executable, "-c", "pass"]
     for peer in PEERS:
         tool = shutil.which(peer, path=str(peers) if peers else None)
         if tool is not None:
-            found[f"{peer} --help"] = [tool, "--help"]
-    return found
+            selected[f"{peer} --help"] = [tool, "--help"]
+    return selected
 
 
 def above(seconds: Mapping[str, float]) -> list[str]:
-    """What is too slow. `seconds`: name of a command → its median processor time."""
+    """The commands that are too slow. `seconds`: name of a command → its median processor time."""
     ours = {name: median for name, median in seconds.items() if name.startswith("rlcli ")}
     held_to_limit = {name: median for name, median in ours.items() if not name.startswith(MAY_TAKE_LONGER)}
     return [f"{name}: {median:.3f} s, {LIMIT_S} allowed" for name, median in held_to_limit.items() if median > LIMIT_S]
 
 
 def main() -> int:
-    """Measure and print the table. Returns 1 if a verb takes longer than it may."""
+    """Measure and print the table. Returns 1 if a verb is too slow."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=10, help="rounds, after one that warms the caches")
     parser.add_argument("--run", type=Path, help="a run with a checkpoint, for the verbs that look at one")
     parser.add_argument("--peers", type=Path, help="folder of the peers' commands; default: those on PATH")
-    given = parser.parse_args()
-    compared = commands(given.run, given.peers)
+    options = parser.parse_args()
+    compared = commands(options.run, options.peers)
     for name, command in dict(compared).items():
         try:
             measure(command)
@@ -106,11 +106,11 @@ def main() -> int:
             print(f"left out: {name}: {error}", file=sys.stderr)
             del compared[name]
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in compared}
-    for _ in range(given.runs):
+    for _ in range(options.runs):
         for name, command in compared.items():
             taken[name].append(measure(command))
     base = statistics.median(cpu for _, cpu in taken[BASELINE])
-    title = f"seconds, of {given.runs} runs"
+    title = f"seconds, of {options.runs} runs"
     print(f"{title:<{WIDTH}}{'wall min':>10}{'median':>8}{'CPU min':>10}{'median':>8}{'ratio':>8}")
     for name, pairs in taken.items():
         wall, cpu = [w for w, _ in pairs], [c for _, c in pairs]

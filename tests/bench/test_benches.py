@@ -1,4 +1,4 @@
-"""A bench finds what it is there to find: a fault is planted, and a figure is above its limit. Small sizes."""
+"""Benches find planted faults: a figure is then above its limit. Small sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BENCHES = Path(__file__).parent
 
 @pytest.fixture
 def ahead(tmp_path, monkeypatch):
-    """main(): the exit code; with max_staleness 0 whatever was asked for if `is_broken`."""
+    """Runs main() and returns its exit code; `is_broken` sets max_staleness to 0 in the run."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RLCLI_PROJECT", "")
     monkeypatch.setenv("PYTHONPATH", "")
@@ -32,7 +32,7 @@ def ahead(tmp_path, monkeypatch):
     return run
 
 
-def test_ahead_finds_that_generation_does_not_run_ahead(ahead, capsys):
+def test_ahead_fails_if_generation_does_not_run_ahead(ahead, capsys):
     assert ahead(is_broken=True) == 1
     assert "times the least, 1.25 allowed" in capsys.readouterr().out
 
@@ -48,7 +48,7 @@ def test_ahead_has_a_limit_for_each_staleness():
 
 @pytest.fixture
 def scale(tmp_path, monkeypatch):
-    """measure(): what is above its limit."""
+    """Runs measure() and returns the figures above their limits."""
     monkeypatch.setenv("RLCLI_PROJECT", "")
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.chdir(tmp_path)
@@ -57,13 +57,13 @@ def scale(tmp_path, monkeypatch):
     return lambda: bench["measure"]([8], samples=16, real=0, staleness=0)[1]
 
 
-def test_scale_finds_sleep_in_each_call_and_nothing_without_it(scale, monkeypatch):
+def test_scale_reports_figures_above_the_limit_if_calls_sleep(scale, monkeypatch):
     assert scale() == []
     prepare = Calls.prepare
 
-    def slow(self, *arguments, **more):
+    def slow(self, *arguments, **options):
         time.sleep(0.5)
-        return prepare(self, *arguments, **more)
+        return prepare(self, *arguments, **options)
 
     monkeypatch.setattr(Calls, "prepare", slow)
     above = scale()
@@ -71,7 +71,7 @@ def test_scale_finds_sleep_in_each_call_and_nothing_without_it(scale, monkeypatc
     assert any("of the critical path" in line for line in above), above
 
 
-def test_start_up_finds_a_slow_verb_and_allows_those_that_look_at_rows(monkeypatch):
+def test_start_up_fails_for_a_slow_verb_unless_it_reads_rows(monkeypatch):
     bench = runpy.run_path(str(BENCHES / "start_up.py"))
     quick = {"rlcli --help": 0.1, "rlcli validate ppo_math": 0.25, "rlcli check ppo_math": 3.0, "trl --help": 9.0}
     assert bench["above"](quick) == []
@@ -84,7 +84,7 @@ def test_start_up_finds_a_slow_verb_and_allows_those_that_look_at_rows(monkeypat
     assert bench["main"]() == 0
 
 
-def test_neighbour_finds_that_a_busy_machine_costs_too_much(monkeypatch):
+def test_neighbour_fails_if_a_busy_machine_costs_too_much(monkeypatch):
     bench = runpy.run_path(str(BENCHES / "neighbour.py"))
     scope = bench["main"].__globals__
     monkeypatch.setattr("sys.argv", ["neighbour.py", "--rounds", "1"])
@@ -96,7 +96,7 @@ def test_neighbour_finds_that_a_busy_machine_costs_too_much(monkeypatch):
 
 
 @pytest.mark.parametrize("figure", ["loss", "norm", "update", "log-probs"])
-def test_engines_finds_a_figure_above_its_limit(monkeypatch, figure):
+def test_engines_fails_for_a_figure_above_its_limit(monkeypatch, figure):
     bench = runpy.run_path(str(BENCHES / "engines.py"))
     limits, layout = bench["LIMITS"], bench["LAYOUTS"][0]
     monkeypatch.setattr("sys.argv", ["engines.py"])

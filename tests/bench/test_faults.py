@@ -1,4 +1,4 @@
-"""A few of the disturbed runs of `faults.py`, and faults of the product that it must find."""
+"""A few of the disturbed runs of `faults.py`, and planted bugs that it must find."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SEEDS = "0,3,4,7,8,9"
 pytestmark = pytest.mark.timeout(400)
 
 
-def measured(*arguments: str, program: str = "") -> subprocess.CompletedProcess[str]:
+def run_bench(*arguments: str, program: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *(["-c", program] if program else [str(FAULTS)]), *arguments]
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=380)
 
 
-def test_a_disturbed_run_is_exact_or_names_the_culprit():
-    bench = measured("--seeds", SEEDS)
+def test_disturbed_runs_are_exact_or_name_the_culprit():
+    bench = run_bench("--seeds", SEEDS)
     assert bench.returncode == 0, bench.stdout + bench.stderr
     assert "6 runs, 0 failed" in bench.stdout, bench.stdout
 
@@ -44,8 +44,8 @@ sys.exit(bench["main"](sys.argv[1:]))
 """Errors name another rank, and a resumed run skips a row."""
 
 
-def test_a_wrong_culprit_and_a_lost_sample_are_found():
-    bench = measured("--seeds", "38,22", program=PLANTED.format(bench=str(FAULTS)))
+def test_the_bench_finds_a_wrong_culprit_and_a_lost_sample():
+    bench = run_bench("--seeds", "38,22", program=PLANTED.format(bench=str(FAULTS)))
     assert bench.returncode == 1, bench.stdout + bench.stderr
     assert "2 runs, 2 failed" in bench.stdout, bench.stdout
     assert "but its error is not" in bench.stdout, bench.stdout

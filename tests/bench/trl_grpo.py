@@ -57,11 +57,11 @@ def trainer_of_trl(
 
 
 def callback(event: str, do: Callable[[int, nn.Module], None]) -> Any:
-    """`do` is given the number of finished steps and the model."""
+    """A callback that calls `do` with the number of finished steps and the model."""
     from transformers import TrainerCallback
 
-    def method(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
-        do(state.global_step, more["model"])
+    def method(self: Any, args: Any, state: Any, control: Any, **inputs: Any) -> None:
+        do(state.global_step, inputs["model"])
 
     return type("Watcher", (TrainerCallback,), {event: method})()
 
@@ -81,7 +81,7 @@ def their_curve(task: Task, seed: int, steps: int, every: int) -> dict[int, floa
 
 
 def their_updates(task: Task, rows: list[Row], recorded: list[list[int]], expected: Sequence[Update]) -> list[Row]:
-    """How far each is from ours."""
+    """The deviation of each update from ours."""
     from trl.trainer import grpo_trainer
 
     table: list[Row] = []
@@ -103,8 +103,8 @@ def their_updates(task: Task, rows: list[Row], recorded: list[list[int]], expect
         )  # fmt: skip
         compute_loss = trainer._compute_loss
 
-        def watched(*given: Any) -> torch.Tensor:
-            loss = compute_loss(*given)
+        def watched(*arguments: Any) -> torch.Tensor:
+            loss = compute_loss(*arguments)
             losses.append(float(loss.detach()))
             return loss
 

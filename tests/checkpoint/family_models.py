@@ -43,11 +43,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "qwen3_moe-tied": ("qwen3_moe", {**MOE, "decoder_sparse_step": 2, "tie_word_embeddings": True}),
 }  # fmt: skip
-"""Name → model_type and settings. Every family is there tied and untied."""
+"""Name → model_type and settings. Every family has a tied and an untied variant."""
 
 
 def make_model(variant: str, *, head: str = "lm", seed: int = 0) -> nn.Module:
-    """A random model whose parameters are all different from what a model starts with."""
+    """A random model, none of whose parameters has its initial value."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
     model_type, settings = VARIANTS[variant]
@@ -64,7 +64,7 @@ def make_model(variant: str, *, head: str = "lm", seed: int = 0) -> nn.Module:
 
 
 def save(model: nn.Module, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """As users' models are saved."""
+    """As users save their models."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

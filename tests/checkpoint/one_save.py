@@ -20,7 +20,7 @@ RUN = "5a" * 16
 
 
 def contents(step: int, content: str) -> dict[str, bytes]:
-    """Relative path → what is in the file."""
+    """Relative path → content of the file."""
     return {
         "workers/rank-00000.json": b'{"rank": 0}\n',
         "models/actor/config.json": f'{{"step": {step}}}\n'.encode(),
@@ -32,7 +32,7 @@ def contents(step: int, content: str) -> dict[str, bytes]:
 def save(
     checkpoints: Path, step: int, content: str = "", keep_last: int | None = None, metrics=None, run_id: str = RUN
 ) -> Path:
-    """Raises ResourceError; the folder is given back then, as a run does it."""
+    """Raises ResourceError, after abandoning the temporary folder as a run does."""
     temporary = begin(checkpoints, step, run_id)
     try:
         for name, text in contents(step, content).items():

@@ -1,4 +1,4 @@
-"""Saving a checkpoint: what appears, what is left of a save that failed, what a disk may do to it."""
+"""Saving a checkpoint: its files, leftovers of failed saves, and disks that are full or read-only."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ def checkpoints(tmp_path):
     return tmp_path / "checkpoints"
 
 
-def test_a_checkpoint_is_a_folder_whose_manifest_knows_every_file(checkpoints):
+def test_the_manifest_of_a_checkpoint_lists_every_file(checkpoints):
     committed = save(checkpoints, 40, metrics={"eval/accuracy": 0.5})
     assert names(checkpoints) == {"step-000000000040", "LATEST.json"}
     checkpoint = verify(committed)
     assert checkpoint.strangers == ()
     assert checkpoint.manifest == read_manifest(committed)
     assert checkpoint.manifest.metrics == {"eval/accuracy": 0.5}
-    there = {path.relative_to(committed).as_posix() for path in committed.rglob("*") if path.is_file()}
-    assert there == {*checkpoint.manifest.files, "MANIFEST.json"}
+    files = {path.relative_to(committed).as_posix() for path in committed.rglob("*") if path.is_file()}
+    assert files == {*checkpoint.manifest.files, "MANIFEST.json"}
     assert latest_name(checkpoints) == committed.name
     written = json.loads((committed / "MANIFEST.json").read_text())
     assert (written["step"], written["run_id"], written["world_size"]) == (40, RUN, 1)
 
 
-def test_only_their_owner_reads_checkpoints(checkpoints):
+def test_checkpoints_are_readable_only_by_their_owner(checkpoints):
     committed = save(checkpoints, 1)
     assert {path.stat().st_mode & 0o77 for path in (checkpoints, committed)} == {0}
 
 
-def test_a_metric_that_is_not_finite_does_not_keep_a_checkpoint_from_being_written(checkpoints):
+def test_metrics_that_are_not_finite_are_left_out_of_the_manifest(checkpoints):
     committed = save(checkpoints, 1, metrics={"loss": float("nan"), "norm": float("inf"), "reward": 1.5})
     assert verify(committed).manifest.metrics == {"reward": 1.5}
 
 
-def test_seal_digests_what_is_in_the_file(checkpoints):
+def test_seal_returns_digest_and_size_of_the_content(checkpoints):
     folder = begin(checkpoints, 1, RUN)
     (digest,) = seal(folder, [write_json(folder / "state.json", {"a": 0.1})])
     content = (folder / "state.json").read_bytes()
@@ -73,7 +73,7 @@ def test_seal_digests_what_is_in_the_file(checkpoints):
     assert json.loads(content) == {"a": 0.1}
 
 
-def test_a_file_that_nobody_sealed_is_no_part_of_a_checkpoint(checkpoints, monkeypatch):
+def test_a_file_that_was_not_sealed_is_refused(checkpoints, monkeypatch):
     monkeypatch.setattr(commit_module, "LATE", 0.05)
     folder = begin(checkpoints, 1, RUN)
     digests = seal(folder, [write_json(folder / "state.json", {})])
@@ -86,7 +86,7 @@ def test_a_file_that_nobody_sealed_is_no_part_of_a_checkpoint(checkpoints, monke
 
 
 @pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_text("longer than before")])
-def test_a_file_that_changed_after_it_was_sealed(checkpoints, monkeypatch, change):
+def test_a_file_changed_after_sealing_is_refused(checkpoints, monkeypatch, change):
     monkeypatch.setattr(commit_module, "LATE", 0.05)
     folder = begin(checkpoints, 1, RUN)
     digests = seal(folder, [write_json(folder / "state.json", {})])
@@ -95,7 +95,7 @@ def test_a_file_that_changed_after_it_was_sealed(checkpoints, monkeypatch, chang
         commit(folder, manifest_of(1, digests))
 
 
-def test_files_of_other_ranks_may_be_seen_late(checkpoints, monkeypatch):
+def test_a_commit_waits_for_files_that_appear_late(checkpoints, monkeypatch):
     folder = begin(checkpoints, 1, RUN)
     digests = seal(folder, [write_json(folder / "state.json", {}), write_json(folder / "late.json", {})])
     hidden = checkpoints / "hidden"
@@ -104,7 +104,7 @@ def test_files_of_other_ranks_may_be_seen_late(checkpoints, monkeypatch):
     assert verify(commit(folder, manifest_of(1, digests))).manifest.step == 1
 
 
-def test_a_new_save_clears_away_what_dead_ones_left(checkpoints):
+def test_a_new_save_removes_leftovers_of_killed_saves(checkpoints):
     first = save(checkpoints, 1)
     stale = begin(checkpoints, 2, RUN)
     write_json(stale / "state.json", {})
@@ -116,7 +116,7 @@ def test_a_new_save_clears_away_what_dead_ones_left(checkpoints):
     assert verify(first).manifest.step == 1
 
 
-def test_what_is_no_part_of_the_protocol_stays(checkpoints):
+def test_unrelated_files_are_kept(checkpoints):
     save(checkpoints, 1)
     (checkpoints / "notes.txt").write_text("mine")
     (checkpoints / ".hidden").mkdir()
@@ -124,56 +124,62 @@ def test_what_is_no_part_of_the_protocol_stays(checkpoints):
     assert {"notes.txt", ".hidden"} < names(checkpoints)
 
 
-def test_folders_of_other_runs_that_are_half_written_stay(checkpoints):
-    other = "00" * 16
-    there = {f".tmp-2-{other}", f".del-{other}-step-000000000001-5a", f".tmp-2-{RUN}-more", ".LATEST.json.5a", ".tmp-x"}
-    for name in there:
+def test_incomplete_folders_of_other_runs_are_kept(checkpoints):
+    other_run = "00" * 16
+    leftovers = {
+        f".tmp-2-{other_run}",
+        f".del-{other_run}-step-000000000001-5a",
+        f".tmp-2-{RUN}-more",
+        ".LATEST.json.5a",
+        ".tmp-x",
+    }
+    for name in leftovers:
         (checkpoints / name).mkdir(parents=True)
     save(checkpoints, 1)
     clear_leftovers(checkpoints, RUN)
-    assert there < names(checkpoints)
+    assert leftovers < names(checkpoints)
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-@pytest.mark.parametrize("what", ["file", "link", "folder", "checkpoint of another run"])
-def test_what_has_the_name_of_a_new_checkpoint_gives_way_and_stays(
-    checkpoints, monkeypatch, tmp_path, what, can_exchange
+@pytest.mark.parametrize("kind", ["file", "link", "folder", "checkpoint of another run"])
+def test_an_unrelated_path_with_the_name_of_a_new_checkpoint_is_renamed(
+    checkpoints, monkeypatch, tmp_path, kind, can_exchange
 ):
     if not can_exchange:
-        monkeypatch.setattr(commit_module, "exchange", lambda one, other: False)
+        monkeypatch.setattr(commit_module, "exchange", lambda first, second: False)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_text("precious")
     checkpoints.mkdir()
-    there = checkpoints / "step-000000000005"
-    if what == "file":
-        there.write_text("precious")
-    elif what == "link":
-        there.symlink_to(elsewhere)
-    elif what == "folder":
-        elsewhere.rename(there)
+    existing = checkpoints / "step-000000000005"
+    if kind == "file":
+        existing.write_text("precious")
+    elif kind == "link":
+        existing.symlink_to(elsewhere)
+    elif kind == "folder":
+        elsewhere.rename(existing)
     else:
         save(checkpoints, 5, "precious", run_id="00" * 16)
-    before = there.lstat().st_ino
+    before = existing.lstat().st_ino
     committed = save(checkpoints, 5, "now")
     assert json.loads((verify(committed).path / "state.json").read_text())["content"] == "now"
     (moved,) = checkpoints.glob("step-000000000005.*")
     assert moved.lstat().st_ino == before
-    assert what == "file" or what.startswith("check") or (moved / "precious").read_text() == "precious"
+    assert kind == "file" or kind.startswith("check") or (moved / "precious").read_text() == "precious"
     assert newest_verified(checkpoints, RUN)[0].path == committed
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_the_same_step_again_replaces_the_older_one(checkpoints, monkeypatch, can_exchange):
+def test_a_checkpoint_of_the_same_step_is_replaced(checkpoints, monkeypatch, can_exchange):
     if not can_exchange:
-        monkeypatch.setattr(commit_module, "exchange", lambda one, other: False)
+        monkeypatch.setattr(commit_module, "exchange", lambda first, second: False)
     save(checkpoints, 5, "before")
     committed = save(checkpoints, 5, "now")
     assert json.loads((verify(committed).path / "state.json").read_text())["content"] == "now"
     assert names(checkpoints) == {committed.name, "LATEST.json"}
 
 
-def test_one_that_was_set_aside_counts_until_the_new_one_is_there(checkpoints):
+def test_a_checkpoint_set_aside_is_valid_until_it_is_replaced(checkpoints):
     committed = save(checkpoints, 5)
     aside = committed.rename(committed.with_name(f".old-{committed.name}"))
     checkpoint, rejected = newest_verified(checkpoints)
@@ -184,7 +190,7 @@ def test_one_that_was_set_aside_counts_until_the_new_one_is_there(checkpoints):
     assert checkpoints_in(checkpoints) == [committed]
 
 
-def test_exchange_swaps_two_folders(tmp_path):
+def test_exchange_swaps_two_folders_or_fails(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -196,7 +202,7 @@ def test_exchange_swaps_two_folders(tmp_path):
         exchange(tmp_path / "a", tmp_path / "c")
 
 
-def test_a_checkpoint_that_is_removed_is_gone_at_once(checkpoints):
+def test_a_removed_checkpoint_disappears_at_once(checkpoints):
     committed = save(checkpoints, 1)
     remove(committed, RUN)
     assert names(checkpoints) == {"LATEST.json"}
@@ -204,14 +210,14 @@ def test_a_checkpoint_that_is_removed_is_gone_at_once(checkpoints):
         remove(committed, RUN)
 
 
-def test_an_abandoned_save_leaves_nothing(checkpoints):
+def test_an_abandoned_save_leaves_no_files(checkpoints):
     folder = begin(checkpoints, 1, RUN)
     write_json(folder / "state.json", {})
     abandon(folder)
     assert names(checkpoints) == set()
 
 
-def test_room_is_asked_for_before_it_is_needed(checkpoints):
+def test_too_little_free_space_is_reported_before_writing(checkpoints):
     check_free_space(checkpoints, 1)
     with pytest.raises(ResourceError) as caught:
         check_free_space(checkpoints, 2**60)
@@ -224,7 +230,7 @@ def test_room_is_asked_for_before_it_is_needed(checkpoints):
     assert "free" in caught.value.what
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_started(checkpoints):
+def test_a_folder_that_is_not_writable_is_refused(checkpoints):
     check_writable(checkpoints)
     assert names(checkpoints) == set()
     (checkpoints / "file").touch()
@@ -232,9 +238,9 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_started(chec
         check_writable(checkpoints / "file")
 
 
-def test_what_a_library_says_of_the_disk_is_understood(tmp_path):
-    told = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
-    failure = disk_failure(told, tmp_path)
+def test_disk_errors_are_recognised_in_errors_of_libraries(tmp_path):
+    library_error = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    failure = disk_failure(library_error, tmp_path)
     assert failure.code == "F28"
     assert "No space left" in failure.what
     assert "MiB free" in failure.what
@@ -243,14 +249,14 @@ def test_what_a_library_says_of_the_disk_is_understood(tmp_path):
     assert disk_failure(RuntimeError("another"), tmp_path) is None
 
 
-# -- disks that are full or cannot be written, for real ------------------------------------------------------
+# -- disks that are really full or read-only ------------------------------------------------------
 
 
 ENVIRONMENT = {"PYTHONPATH": str(SCRIPT.parents[2]), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def test_files_that_may_not_grow(checkpoints):
-    """RLIMIT_FSIZE: what a disk without room does, without a disk."""
+def test_a_file_size_limit_keeps_the_older_checkpoint(checkpoints):
+    """RLIMIT_FSIZE imitates a full disk."""
     save(checkpoints, 1)
 
     def limit():
@@ -278,8 +284,8 @@ needs_mounts = pytest.mark.skipif("not private_mounts()", reason="unshare cannot
 
 
 @pytest.fixture
-def scene(tmp_path):
-    """A shell in a mount namespace of its own, and the python of the script."""
+def run_in_namespace(tmp_path):
+    """Runs shell commands, with `save` among them, in a private mount namespace."""
 
     def run(lines: str) -> str:
         script = f'set -u\nsave() {{ "{sys.executable}" -S -s "{SCRIPT}" "$@"; echo "exit $?"; }}\n{lines}'
@@ -291,9 +297,9 @@ def scene(tmp_path):
 
 
 @needs_mounts
-def test_a_full_disk_costs_the_new_checkpoint_and_no_old_one(scene):
-    """Every amount of room from none to enough: a page more each time."""
-    said = scene(
+def test_a_full_disk_keeps_the_older_checkpoint_and_leaves_no_files(run_in_namespace):
+    """For each amount of free space from none to enough, in steps of a page."""
+    output = run_in_namespace(
         """mkdir disk && mount -t tmpfs -o size=200k none disk && save disk/c 1 x 1
         head -c 300000 /dev/zero > disk/fill
         for room in 0 4096 8192 12288 16384 20480 24576; do
@@ -303,10 +309,10 @@ def test_a_full_disk_costs_the_new_checkpoint_and_no_old_one(scene):
             test -e disk/c/step-000000000002 && break
         done"""
     )
-    assert "error[F28]" in said
-    assert "No space left on device" in said
-    assert ".tmp-" not in said.replace("disk/c/.tmp-", "")
-    attempts = said.split("exit ")[2:]
+    assert "error[F28]" in output
+    assert "No space left on device" in output
+    assert ".tmp-" not in output.replace("disk/c/.tmp-", "")
+    attempts = output.split("exit ")[2:]
     assert attempts[0].startswith("6")
     failed = [attempt for attempt in attempts if attempt.startswith("6")]
     rooms = [line.split()[1:] for attempt in failed for line in attempt.splitlines() if line.startswith("room")]
@@ -317,11 +323,11 @@ def test_a_full_disk_costs_the_new_checkpoint_and_no_old_one(scene):
 
 
 @needs_mounts
-def test_a_disk_that_can_only_be_read(scene):
-    said = scene(
+def test_a_read_only_disk_is_reported_and_keeps_its_checkpoint(run_in_namespace):
+    output = run_in_namespace(
         "mkdir c && save c 1 x 1 && mount --bind -o ro c c && mount -o remount,ro,bind c; save c 2 y 1; ls -A c"
     )
-    assert "error[F75]" in said
-    assert "Read-only file system" in said
-    assert "exit 6" in said
-    assert "step-000000000001" in said
+    assert "error[F75]" in output
+    assert "Read-only file system" in output
+    assert "exit 6" in output
+    assert "step-000000000001" in output

@@ -20,37 +20,37 @@ from . import family_models
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """Makes the folder of a variant as transformers saves it, once."""
-    made = {}
+    """Returns the folder of a variant as transformers saves it; each is written once."""
+    folders = {}
 
     def folder(variant, head="lm", dtype=torch.float32):
         key = (variant, head, dtype)
-        if key not in made:
+        if key not in folders:
             model = family_models.make_model(variant, head=head)
-            made[key] = family_models.save(model, tmp_path_factory.mktemp(variant), dtype)
-            (made[key] / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
-            (made[key] / "chat_template.jinja").write_bytes("{{ 'ä' }}\r\n".encode())
-            (made[key] / "additional_chat_templates").mkdir()
-            (made[key] / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
-            (made[key] / "modeling_evil.py").write_text("raise SystemExit")
-        return made[key]
+            folders[key] = family_models.save(model, tmp_path_factory.mktemp(variant), dtype)
+            (folders[key] / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+            (folders[key] / "chat_template.jinja").write_bytes("{{ 'ä' }}\r\n".encode())
+            (folders[key] / "additional_chat_templates").mkdir()
+            (folders[key] / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+            (folders[key] / "modeling_evil.py").write_text("raise SystemExit")
+        return folders[key]
 
     return folder
 
 
-def _quiet(written):
+def _ignore_progress(written):
     pass
 
 
 def _run(plan, check=None):
-    convert(plan, _quiet, check)
+    convert(plan, _ignore_progress, check)
     return plan.target
 
 
-def _checked(plan):
-    found = []
-    convert(plan, _quiet, lambda folder: found.append(check_conversion(plan, folder)))
-    return found[0]
+def _check(plan):
+    results = []
+    convert(plan, _ignore_progress, lambda folder: results.append(check_conversion(plan, folder)))
+    return results[0]
 
 
 def _bytes(folder):
@@ -58,7 +58,7 @@ def _bytes(folder):
 
 
 @pytest.mark.parametrize("variant", family_models.VARIANTS)
-def test_to_ranks_and_back_is_the_same_folder(variant, hub, tmp_path):
+def test_conversion_to_ranks_and_back_restores_the_folder(variant, hub, tmp_path):
     source = hub(variant)
     sharded = _run(plan_from_hf(source, tmp_path / "sharded", ranks=3))
     again = _run(plan_to_hf(sharded, tmp_path / "again"))
@@ -68,18 +68,18 @@ def test_to_ranks_and_back_is_the_same_folder(variant, hub, tmp_path):
 
 
 @pytest.mark.parametrize("variant", ["llama-tied", "gpt2", "qwen3_moe", "mixtral-tied"])
-def test_every_part_is_checked(variant, hub, tmp_path):
+def test_the_check_counts_all_parameters_and_tensors(variant, hub, tmp_path):
     source = hub(variant, dtype=torch.bfloat16)
     parameters = len(dict(family_models.make_model(variant).named_parameters()))
     sharded = plan_from_hf(source, tmp_path / "sharded", ranks=2)
-    assert _checked(sharded).parameters == parameters
-    back = _checked(plan_to_hf(sharded.target, tmp_path / "back"))
+    assert _check(sharded).parameters == parameters
+    back = _check(plan_to_hf(sharded.target, tmp_path / "back"))
     assert (back.max_difference, back.tensors) == (0.0, len(family_models.stored(source)))
     assert back.tied == variant.endswith("tied")
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
-def test_torch_reads_what_ranks_would_have_written(ranks, hub, tmp_path):
+def test_torch_reads_a_converted_sharded_model(ranks, hub, tmp_path):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -87,14 +87,14 @@ def test_torch_reads_what_ranks_would_have_written(ranks, hub, tmp_path):
     target = _run(plan_from_hf(source, tmp_path / "sharded", ranks=ranks))
     assert len(list(target.glob("shard-*.safetensors"))) == ranks
     expected = {name: p.detach() for name, p in family_models.make_model("qwen3_moe").named_parameters()}
-    found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    actual = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     with warnings.catch_warnings():  # that there is one process
         warnings.simplefilter("ignore", UserWarning)
-        dcp.load(found, storage_reader=HuggingFaceStorageReader(str(target)), no_dist=True)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+        dcp.load(actual, storage_reader=HuggingFaceStorageReader(str(target)), no_dist=True)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_the_names_in_headers_are_torchs():
+def test_keys_of_shard_headers_equal_those_of_torch():
     from torch.distributed.checkpoint import _hf_utils
 
     from rlcli.checkpoint import tensor_files
@@ -116,8 +116,8 @@ def _host_copy(tensors, rank, axis=0, ranks=2):
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("variant", ["llama", "mixtral"])
-def test_what_the_runtime_wrote_by_two_ranks(variant, axis, hub, tmp_path):
-    """Cut by rows as FSDP does, or by columns as tensor parallelism does."""
+def test_a_checkpoint_written_by_two_ranks_is_converted(variant, axis, hub, tmp_path):
+    """Sharded by rows as FSDP does, or by columns as tensor parallelism does."""
     source, role = hub(variant), tmp_path / "role"
     tensors = {name: p.detach() for name, p in family_models.make_model(variant).named_parameters()}
     shutil.copytree(source, role, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -128,54 +128,56 @@ def test_what_the_runtime_wrote_by_two_ranks(variant, axis, hub, tmp_path):
 
 
 @pytest.mark.parametrize("variant", ["llama-tied", "qwen3_moe"])
-def test_what_the_runtime_wrote_whole(variant, hub, tmp_path):
-    """In one file, under the names of a module: of a mixture of experts those are not a file's."""
+def test_a_checkpoint_written_by_one_rank_is_converted(variant, hub, tmp_path):
+    """In one file, under the names of the module, which for mixtures of experts differ from those in files."""
     source, role = hub(variant), tmp_path / "role"
     tensors = {name: p.detach() for name, p in family_models.make_model(variant).named_parameters()}
     shutil.copytree(source, role, ignore=shutil.ignore_patterns("*.safetensors"))
     parts = {name: (TensorPart(tensor, (0,) * tensor.dim(), tuple(tensor.shape)),) for name, tensor in tensors.items()}
     write_weights(HostCopy(parts, {}, is_whole=True, leads=True), role, 0)
     plan = plan_to_hf(role, tmp_path / "out")
-    _checked(plan)
+    _check(plan)
     assert (plan.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("padding", [0, 24, 40])
-def test_logits_do_not_depend_on_where_a_file_starts_its_weights(padding, hub, tmp_path):
-    """Some processors round sums of matrix products by the address: equal weights need equally placed memory."""
+def test_logits_of_the_check_do_not_depend_on_alignment_in_files(padding, hub, tmp_path):
+    """On some processors the rounding of matrix products depends on addresses, so weights need equal alignment."""
     source, moved = hub("qwen3_moe"), tmp_path / "moved"
     shutil.copytree(source, moved)
     save_file(load_file(moved / "model.safetensors"), moved / "model.safetensors", metadata={"x": "x" * padding})
-    one, other = (conversion_check._loaded(folder, torch.float32, None).eval() for folder in (source, moved))
-    for model in (one, other):
+    original, shifted = (conversion_check._loaded(folder, torch.float32, None).eval() for folder in (source, moved))
+    for model in (original, shifted):
         conversion_check._align(model)
-    placed = {tensor.data_ptr() % 64 for tensor in (*one.parameters(), *other.parameters(), *other.buffers())}
-    assert placed == {0}
-    assert torch.equal(conversion_check._logits(one), conversion_check._logits(other))
+    alignments = {
+        tensor.data_ptr() % 64 for tensor in (*original.parameters(), *shifted.parameters(), *shifted.buffers())
+    }
+    assert alignments == {0}
+    assert torch.equal(conversion_check._logits(original), conversion_check._logits(shifted))
 
 
-def test_a_critic(hub, tmp_path):
+def test_a_critic_is_converted(hub, tmp_path):
     source = hub("qwen2", head="value")
     sharded = plan_from_hf(source, tmp_path / "sharded", ranks=2)
-    _checked(sharded)
+    _check(sharded)
     back = plan_to_hf(sharded.target, tmp_path / "back")
-    _checked(back)
+    _check(back)
     assert "score.weight" in stored_tensors(back.target)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "cohere"])
-def test_a_critic_under_another_name_or_of_a_class_that_transformers_lacks(family, tmp_path):
+def test_critics_with_other_head_names_or_derived_classes_are_converted(family, tmp_path):
     model = tiny_model(family, head="value")
     source = family_models.save(model, tmp_path / "source")
     sharded = plan_from_hf(source, tmp_path / "sharded", ranks=2)
-    assert _checked(sharded).parameters == len(list(model.parameters()))
+    assert _check(sharded).parameters == len(list(model.parameters()))
     back = plan_to_hf(sharded.target, tmp_path / "back")
-    assert _checked(back).parameters == len(list(model.parameters()))
+    assert _check(back).parameters == len(list(model.parameters()))
     assert (back.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
-def test_a_reward_model_with_a_head_of_another_kind(tmp_path):
-    """The class that config.json names decides what is compared."""
+def test_a_reward_model_for_sequence_classification_is_converted(tmp_path):
+    """The check loads the class that config.json names."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model("qwen3", **{**family_models.GQA, "pad_token_id": None}, num_labels=1)
@@ -183,27 +185,27 @@ def test_a_reward_model_with_a_head_of_another_kind(tmp_path):
     source = family_models.save(model, tmp_path / "source")
     plan = plan_from_hf(source, tmp_path / "sharded", ranks=2)
     assert plan.notes == ("not a parameter of qwen3, kept as it is: score.weight",)
-    _checked(plan)
+    _check(plan)
     back = plan_to_hf(plan.target, tmp_path / "back")
-    _checked(back)
+    _check(back)
     assert (back.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_types(dtype, hub, tmp_path):
+def test_weights_are_cast_to_the_requested_dtype(dtype, hub, tmp_path):
     source = hub("qwen3-tied-yarn", dtype=torch.bfloat16 if dtype == "float32" else torch.float32)
     plan = plan_to_hf(source, tmp_path / "out", dtype=dtype)
-    assert _checked(plan).max_difference == 0.0
+    assert _check(plan).max_difference == 0.0
     expected = {name: tensor.to(getattr(torch, dtype)) for name, tensor in family_models.stored(source).items()}
-    found = family_models.stored(plan.target)
-    assert found.keys() == expected.keys()
-    assert all(found[n].dtype == expected[n].dtype and torch.equal(found[n], expected[n]) for n in expected)
+    actual = family_models.stored(plan.target)
+    assert actual.keys() == expected.keys()
+    assert all(actual[n].dtype == expected[n].dtype and torch.equal(actual[n], expected[n]) for n in expected)
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, plan.target))
     assert after == {**before, "dtype": dtype}
 
 
 @pytest.mark.parametrize(("key", "changes"), [("dtype", False), ("torch_dtype", False), (None, True)])
-def test_a_configuration_says_the_type_of_its_weights(key, changes, hub, tmp_path):
+def test_config_json_has_the_dtype_of_the_weights(key, changes, hub, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(hub("llama"), folder)
     config = json.loads((folder / "config.json").read_text())
@@ -218,7 +220,7 @@ def test_a_configuration_says_the_type_of_its_weights(key, changes, hub, tmp_pat
     assert (written["dtype"], "torch_dtype" in written) == ("float16", False)
 
 
-def test_several_files(hub, tmp_path):
+def test_a_model_is_split_into_files_of_limited_size(hub, tmp_path):
     from transformers import AutoModelForCausalLM
 
     source = hub("llama")
@@ -239,14 +241,14 @@ def test_several_files(hub, tmp_path):
     )
 
 
-def test_no_move_is_larger_than_the_experts_of_a_block(hub, tmp_path):
+def test_no_move_is_larger_than_the_experts_of_a_layer(hub, tmp_path):
     plan = plan_from_hf(hub("qwen3_moe"), tmp_path / "out", ranks=2)
     experts = 4 * 2 * 24 * 32 * 4  # of them, gate and up, [24, 32] in float32
     assert max(sum(spec.bytes for spec in move.outputs) for move in plan.moves if not move.is_copy) == experts
 
 
 def _padded(source, target, rows):
-    """As a backend that pads the vocabulary would have written it; config.json still says 97."""
+    """As a backend that pads the vocabulary writes it; config.json still has 97."""
     shutil.copytree(source, target)
     tensors = load_file(target / "model.safetensors")
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -257,15 +259,17 @@ def _padded(source, target, rows):
 
 
 @pytest.mark.parametrize("variant", ["llama", "llama-tied"])
-def test_rows_beyond_the_vocabulary(variant, hub, tmp_path):
+def test_padding_rows_are_dropped_or_kept_as_requested(variant, hub, tmp_path):
     source = hub(variant)
     padded = _padded(source, tmp_path / "padded", 128)
-    dropped, kept = (plan_to_hf(padded, tmp_path / padding, padding=padding) for padding in ("drop", "keep"))
-    assert _checked(dropped).max_difference == 0.0
-    assert _bytes(dropped.target)["model.safetensors"] == (source / "model.safetensors").read_bytes()
-    assert _checked(kept).max_difference == 0.0
-    assert json.loads((kept.target / "config.json").read_text())["vocab_size"] == 128
-    assert stored_tensors(kept.target)["model.embed_tokens.weight"].spec.shape == (128, 32)
+    trimmed_plan, padded_plan = (
+        plan_to_hf(padded, tmp_path / padding, padding=padding) for padding in ("drop", "keep")
+    )
+    assert _check(trimmed_plan).max_difference == 0.0
+    assert _bytes(trimmed_plan.target)["model.safetensors"] == (source / "model.safetensors").read_bytes()
+    assert _check(padded_plan).max_difference == 0.0
+    assert json.loads((padded_plan.target / "config.json").read_text())["vocab_size"] == 128
+    assert stored_tensors(padded_plan.target)["model.embed_tokens.weight"].spec.shape == (128, 32)
 
 
 def test_too_few_rows_are_refused(hub, tmp_path):
@@ -277,31 +281,31 @@ def test_too_few_rows_are_refused(hub, tmp_path):
         plan_to_hf(short, tmp_path / "out")
 
 
-def test_old_names_and_strangers(hub, tmp_path):
-    """The gpt2 of the Hub has no prefix, and buffers that nothing needs any more."""
+def test_old_names_and_unknown_buffers_are_converted(hub, tmp_path):
+    """The gpt2 of the Hub has no prefix, and obsolete buffers."""
     old = tmp_path / "old"
     shutil.copytree(hub("gpt2-tied"), old)
     tensors = {n.removeprefix("transformer."): t for n, t in load_file(old / "model.safetensors").items()}
     save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8)}, old / "model.safetensors")
     plan = plan_from_hf(old, tmp_path / "out", ranks=2)
     assert plan.notes == ("not a parameter of gpt2, kept as it is: h.0.attn.bias",)
-    _checked(plan)
+    _check(plan)
     assert "transformer.wte.weight" in stored_tensors(plan.target)
 
 
-def test_a_model_of_no_family_passes_through(tmp_path):
+def test_a_model_of_an_unknown_family_is_converted_unchanged(tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("smollm3", **family_models.GQA))
     source = family_models.save(model, tmp_path / "source")
     plan = plan_from_hf(source, tmp_path / "sharded", ranks=2)
     assert "smollm3" in plan.notes[0]
-    _checked(plan)
+    _check(plan)
     back = _run(plan_to_hf(plan.target, tmp_path / "back"))
     assert (back / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
-def test_lora_weights_are_not_lost_in_silence(hub, tmp_path):
+def test_lora_weights_are_refused(hub, tmp_path):
     folder = tmp_path / "lora"
     shutil.copytree(hub("llama"), folder)
     tensors = load_file(folder / "model.safetensors")
@@ -313,18 +317,18 @@ def test_lora_weights_are_not_lost_in_silence(hub, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("1.5 MiB", 3 * 2**19), ("500mb", 5 * 10**8), ("7", 7)])
-def test_sizes(text, size):
+def test_sizes_are_parsed(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "5 parsecs", "-1GB", "0", "1e9"])
-def test_no_sizes(text):
+def test_invalid_sizes_are_refused(text):
     with pytest.raises(UsageError):
         parse_size(text)
 
 
-def test_headers_are_those_of_the_safetensors_library(tmp_path):
-    """Odd shapes and types, an empty tensor, a name that JSON escapes."""
+def test_written_files_equal_those_of_the_safetensors_library(tmp_path):
+    """Including unusual shapes and dtypes, an empty tensor, and a name that JSON escapes."""
     tensors = {
         'na"me ä': torch.arange(3), "a": torch.tensor(1.5, dtype=torch.float64), "b": torch.zeros(0, 4),
         "c": torch.ones(3, dtype=torch.bool), "d": torch.ones(5, dtype=torch.bfloat16),
@@ -338,6 +342,6 @@ def test_headers_are_those_of_the_safetensors_library(tmp_path):
     assert (target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     three = _run(plan_from_hf(source, tmp_path / "three", ranks=3))
     again = _run(plan_to_hf(three, tmp_path / "again"))
-    found = family_models.stored(again)
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    actual = family_models.stored(again)
+    assert actual.keys() == tensors.keys()
+    assert all(torch.equal(actual[name], tensors[name]) for name in tensors)

@@ -1,4 +1,4 @@
-"""What `convert` refuses, and that it leaves nothing behind."""
+"""What `convert` refuses, and that it leaves no files behind then."""
 
 import errno
 import json
@@ -20,27 +20,27 @@ from . import family_models
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """Makes the folder of a variant as transformers saves it."""
+    """Writes the folder of a variant as transformers saves it."""
 
     def folder(variant):
-        made = family_models.save(family_models.make_model(variant), tmp_path_factory.mktemp(variant))
-        (made / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
-        return made
+        saved = family_models.save(family_models.make_model(variant), tmp_path_factory.mktemp(variant))
+        (saved / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
+        return saved
 
     return folder
 
 
 def _run(plan):
-    convert(plan, _quiet)
+    convert(plan, _ignore_progress)
     return plan.target
 
 
-def _quiet(written):
+def _ignore_progress(written):
     pass
 
 
-def _checked(plan):
-    convert(plan, _quiet, lambda folder: check_conversion(plan, folder))
+def _check(plan):
+    convert(plan, _ignore_progress, lambda folder: check_conversion(plan, folder))
 
 
 def _bytes(folder):
@@ -59,7 +59,7 @@ def sharded(hub, tmp_path):
     return _run(plan_from_hf(hub("llama"), tmp_path / "sharded", ranks=3))
 
 
-def test_never_over_something_that_exists(copy, tmp_path):
+def test_an_existing_target_is_refused(copy, tmp_path):
     for name in ("folder", "file", "link"):
         target = tmp_path / name
         target.mkdir() if name == "folder" else target.write_text("") if name == "file" else target.symlink_to(
@@ -74,7 +74,7 @@ def _leftovers(tmp_path, source):
     return sorted(path.name for path in tmp_path.iterdir() if path != source)
 
 
-def test_the_disk_is_asked_first(copy, tmp_path, monkeypatch):
+def test_too_little_free_space_is_reported_before_writing(copy, tmp_path, monkeypatch):
     plan = plan_to_hf(copy, tmp_path / "new" / "out")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=plan.bytes))
@@ -84,7 +84,7 @@ def test_the_disk_is_asked_first(copy, tmp_path, monkeypatch):
     assert _leftovers(tmp_path, copy) == []
 
 
-def test_a_disk_that_fills_up_leaves_nothing(copy, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_leaves_no_files(copy, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -95,7 +95,7 @@ def test_a_disk_that_fills_up_leaves_nothing(copy, tmp_path, monkeypatch):
     assert _leftovers(tmp_path, copy) == []
 
 
-def test_an_interrupt_leaves_nothing(copy, tmp_path):
+def test_an_interrupt_leaves_no_files(copy, tmp_path):
     def interrupt(written):
         raise KeyboardInterrupt
 
@@ -105,7 +105,7 @@ def test_an_interrupt_leaves_nothing(copy, tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOSYS])
-def test_without_copies_in_the_kernel(code, copy, tmp_path, monkeypatch):
+def test_files_are_copied_without_copy_file_range(code, copy, tmp_path, monkeypatch):
     def refuse(*arguments):
         raise OSError(code, "no")
 
@@ -115,12 +115,12 @@ def test_without_copies_in_the_kernel(code, copy, tmp_path, monkeypatch):
     assert (target / "model.safetensors").read_bytes() == (copy / "model.safetensors").read_bytes()
 
 
-def test_chunks_do_not_show(copy, tmp_path, monkeypatch):
+def test_the_result_does_not_depend_on_the_chunk_size(copy, tmp_path, monkeypatch):
     expected = _run(plan_from_hf(copy, tmp_path / "expected", ranks=3, dtype="bfloat16"))
     monkeypatch.setattr(tensor_writing, "CHUNK", 24)
     monkeypatch.setattr(tensor_writing, "CAST_CHUNK", 24)
-    found = _run(plan_from_hf(copy, tmp_path / "found", ranks=3, dtype="bfloat16"))
-    assert _bytes(found) == _bytes(expected)
+    actual = _run(plan_from_hf(copy, tmp_path / "found", ranks=3, dtype="bfloat16"))
+    assert _bytes(actual) == _bytes(expected)
 
 
 def test_progress_counts_every_byte(copy, tmp_path):
@@ -130,19 +130,19 @@ def test_progress_counts_every_byte(copy, tmp_path):
     assert sum(counts) == plan.bytes
 
 
-def test_a_missing_rank_is_told(sharded, tmp_path):
+def test_a_missing_rank_is_reported(sharded, tmp_path):
     (sharded / "shard-00002-model-00001-of-00001.safetensors").unlink()
     with pytest.raises(ModelError, match=r"a piece of .* is missing"):
         plan_to_hf(sharded, tmp_path / "out")
 
 
-def test_a_missing_last_rank_is_told(sharded, tmp_path):
+def test_a_missing_last_rank_is_reported(sharded, tmp_path):
     (sharded / "shard-00003-model-00001-of-00001.safetensors").unlink()
     with pytest.raises(ModelError, match="rows, the vocabulary of config"):
         plan_to_hf(sharded, tmp_path / "out")
 
 
-def test_a_rank_that_is_there_twice_is_told(sharded, tmp_path):
+def test_a_duplicate_rank_is_reported(sharded, tmp_path):
     shutil.copy(
         sharded / "shard-00002-model-00001-of-00001.safetensors",
         sharded / "shard-00004-model-00001-of-00001.safetensors",
@@ -151,13 +151,13 @@ def test_a_rank_that_is_there_twice_is_told(sharded, tmp_path):
         plan_to_hf(sharded, tmp_path / "out")
 
 
-def test_two_forms_in_one_folder_are_told(copy, sharded, tmp_path):
+def test_two_formats_in_one_folder_are_reported(copy, sharded, tmp_path):
     shutil.copy(next(sharded.glob("shard-*")), copy)
     with pytest.raises(ModelError, match="two models"):
         plan_to_hf(copy, tmp_path / "out")
 
 
-def test_missing_parts_of_experts_are_told(hub, tmp_path):
+def test_missing_weights_of_experts_are_reported(hub, tmp_path):
     folder = tmp_path / "torn"
     shutil.copytree(hub("mixtral"), folder)
     tensors = load_file(folder / "model.safetensors")
@@ -167,7 +167,7 @@ def test_missing_parts_of_experts_are_told(hub, tmp_path):
         plan_from_hf(folder, tmp_path / "out", ranks=2)
 
 
-def test_numbers_too_large_for_float16(copy, tmp_path):
+def test_numbers_too_large_for_float16_are_refused(copy, tmp_path):
     tensors = load_file(copy / "model.safetensors")
     tensors["model.norm.weight"][3] = 1e6
     save_file(tensors, copy / "model.safetensors")
@@ -186,15 +186,15 @@ def test_the_check_finds_a_changed_byte(sharded, tmp_path):
 
     plan = plan_to_hf(sharded, tmp_path / "out")
     with pytest.raises(ModelError, match=r"1 parameters are not what they were"):
-        convert(plan, _quiet, tamper)
+        convert(plan, _ignore_progress, tamper)
     assert not plan.target.exists()
 
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
-def _swap(tensors, one, other):
-    tensors[one], tensors[other] = tensors[other], tensors[one]
+def _swap(tensors, first, second):
+    tensors[first], tensors[second] = tensors[second], tensors[first]
 
 
 def _swap_layers(tensors):
@@ -203,7 +203,7 @@ def _swap_layers(tensors):
 
 
 def _interleave_rotary_halves(tensors):
-    """As formats store them that rotate neighbours in place of halves."""
+    """As in formats that rotate neighbouring elements rather than halves."""
     halves = tensors[QUERY].unflatten(0, (4, 2, 4))  # [heads, halves, head_dim / 2, hidden]
     tensors[QUERY] = halves.transpose(1, 2).flatten(0, 2).contiguous()
 
@@ -218,7 +218,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_check_finds_what_a_converter_gets_wrong(fault, copy, tmp_path):
+def test_the_check_finds_typical_conversion_errors(fault, copy, tmp_path):
     def plant(folder):
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
@@ -228,15 +228,15 @@ def test_the_check_finds_what_a_converter_gets_wrong(fault, copy, tmp_path):
     count, change = FAULTS[fault]
     plan = plan_to_hf(copy, tmp_path / "out")
     with pytest.raises(ModelError, match=f"{count} parameters are not what they were"):
-        convert(plan, _quiet, plant)
+        convert(plan, _ignore_progress, plant)
     assert not plan.target.exists()
 
 
 @pytest.mark.parametrize(
     "changes", [{"rms_norm_eps": 1.1e-6}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10001.0}}]
 )
-def test_the_check_finds_another_configuration(changes, copy, tmp_path):
-    """No parameter shows it; the logits do, in their last digits."""
+def test_the_check_finds_a_changed_configuration(changes, copy, tmp_path):
+    """Only the last digits of the logits reveal it."""
 
     def change(folder):
         config = json.loads((folder / "config.json").read_text())
@@ -245,7 +245,7 @@ def test_the_check_finds_another_configuration(changes, copy, tmp_path):
 
     plan = plan_to_hf(copy, tmp_path / "out")
     with pytest.raises(ModelError, match="logits differ"):
-        convert(plan, _quiet, change)
+        convert(plan, _ignore_progress, change)
 
 
 def test_the_check_finds_numbers_that_are_not_finite(copy, tmp_path):
@@ -253,7 +253,7 @@ def test_the_check_finds_numbers_that_are_not_finite(copy, tmp_path):
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, copy / "model.safetensors")
     with pytest.raises(NumericError, match=r"model\.norm\.weight"):
-        _checked(plan_to_hf(copy, tmp_path / "out"))
+        _check(plan_to_hf(copy, tmp_path / "out"))
 
 
 def test_the_check_finds_a_name_that_transformers_lacks(copy, tmp_path):
@@ -261,19 +261,19 @@ def test_the_check_finds_a_name_that_transformers_lacks(copy, tmp_path):
     del tensors["model.layers.2.mlp.down_proj.weight"]
     save_file(tensors, copy / "model.safetensors")
     with pytest.raises(ModelError, match=r"misses 1 parameters .* model\.layers\.2\.mlp\.down_proj"):
-        _checked(plan_to_hf(copy, tmp_path / "out"))
+        _check(plan_to_hf(copy, tmp_path / "out"))
 
 
-# -- what is not trusted -------------------------------------------------------------------------------------------
+# -- untrusted input -------------------------------------------------------------------------------------------
 
 
-def test_only_safetensors(copy, tmp_path):
+def test_formats_other_than_safetensors_are_refused(copy, tmp_path):
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin.*save_pretrained"):
         plan_to_hf(copy, tmp_path / "out")
 
 
-def test_no_code(copy, tmp_path):
+def test_a_model_with_custom_code_is_refused(copy, tmp_path):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "evil.Model"}}))
     with pytest.raises(ModelError) as caught:
@@ -282,7 +282,7 @@ def test_no_code(copy, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_no_links_out(name, copy, tmp_path):
+def test_links_out_of_the_folder_are_refused(name, copy, tmp_path):
     shutil.move(copy / name, tmp_path / "elsewhere")
     (copy / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ModelError) as caught:
@@ -290,7 +290,7 @@ def test_no_links_out(name, copy, tmp_path):
     assert caught.value.code == "S7"
 
 
-def test_a_hub_cache_links_to_its_own_files(copy, tmp_path):
+def test_links_within_a_hub_cache_are_followed(copy, tmp_path):
     cache = tmp_path / "hub" / "models--me--mine"
     (cache / "blobs").mkdir(parents=True)
     shutil.move(copy, cache / "snapshots" / "abc")
@@ -303,7 +303,7 @@ def test_a_hub_cache_links_to_its_own_files(copy, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/passwd", "a/b.safetensors", "weights.bin"])
-def test_an_index_names_files_of_its_folder(name, copy, tmp_path):
+def test_an_index_with_files_outside_the_folder_is_refused(name, copy, tmp_path):
     (copy / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(ModelError) as caught:
         plan_to_hf(copy, tmp_path / "out")
@@ -322,13 +322,13 @@ def test_an_index_names_files_of_its_folder(name, copy, tmp_path):
         ("model.safetensors", b"\x08" + b"\0" * 7 + b"not json"),
     ],
 )
-def test_files_that_are_not_what_they_seem(name, content, copy, tmp_path):
+def test_files_with_invalid_content_are_refused(name, content, copy, tmp_path):
     (copy / (INDEX if name == "index" else name)).write_bytes(content)
     with pytest.raises(ModelError):
         plan_to_hf(copy, tmp_path / "out")
 
 
-def test_a_file_that_lost_its_end(copy, tmp_path):
+def test_a_truncated_file_is_refused(copy, tmp_path):
     file = copy / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ModelError, match="not a valid safetensors file"):
@@ -346,7 +346,7 @@ def test_a_file_that_lost_its_end(copy, tmp_path):
     ("llama", {"rope_parameters": "x"}),
     ("llama", {"intermediate_size": -1}),
 ])  # fmt: skip
-def test_a_configuration_cannot_fill_our_memory(variant, changes, hub, tmp_path):
+def test_a_configuration_with_absurd_sizes_is_refused(variant, changes, hub, tmp_path):
     folder = hub(variant)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -355,11 +355,11 @@ def test_a_configuration_cannot_fill_our_memory(variant, changes, hub, tmp_path)
 
 
 @pytest.mark.parametrize("offsets", [[-1, 0], [0], ["0", 0], None, [0.5, 0]])
-def test_offsets_that_make_no_sense(offsets, copy, tmp_path):
+def test_invalid_offsets_are_refused(offsets, copy, tmp_path):
     tensors = load_file(copy / "model.safetensors")
-    places = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in tensors.items()}
-    places["lm_head.weight"]["saved_offsets"] = offsets
-    metadata = {"DCP_SHARDING_INFO": json.dumps(places)}
+    shards = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in tensors.items()}
+    shards["lm_head.weight"]["saved_offsets"] = offsets
+    metadata = {"DCP_SHARDING_INFO": json.dumps(shards)}
     save_file(tensors, copy / "shard-00001-model-00001-of-00001.safetensors", metadata=metadata)
     (copy / "model.safetensors").unlink()
     with pytest.raises(ModelError):

@@ -1,4 +1,4 @@
-"""The built-in families keep their contract; what it cannot know of them; links, layouts; how families are found."""
+"""The built-in families: their contract, their specifics, links, layouts, and how families are found."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "mixtral", "q
 
 @pytest.mark.parametrize("name", FAMILIES)
 class TestContract(FamilyContract):
-    """Every built-in family keeps the contract."""
+    """Every built-in family fulfils the contract."""
 
     @pytest.fixture(autouse=True)
     def named(self, name):
@@ -26,7 +26,7 @@ class TestContract(FamilyContract):
 
 
 @pytest.mark.parametrize(
-    ("written", "as_now"),
+    ("old_rope", "new_rope"),
     [
         ({"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_type": "default"}),
         ({}, {"rope_theta": 1e4, "rope_type": "default"}),
@@ -42,20 +42,20 @@ class TestContract(FamilyContract):
         ),
     ],
 )  # fmt: skip
-def test_rope_as_older_files_write_it(written, as_now):
-    old = {"model_type": "llama", **family_models.GQA, **written}
-    new = {"model_type": "llama", **family_models.GQA, "rope_parameters": as_now}
+def test_rope_settings_of_older_files_are_understood(old_rope, new_rope):
+    old = {"model_type": "llama", **family_models.GQA, **old_rope}
+    new = {"model_type": "llama", **family_models.GQA, "rope_parameters": new_rope}
     family = family_of("llama")
     assert family.config_from_hf(old).rope == family.config_from_hf(new).rope
-    assert family.config_to_hf(family.config_from_hf(old))["rope_parameters"] == as_now
+    assert family.config_to_hf(family.config_from_hf(old))["rope_parameters"] == new_rope
 
 
-def test_gemma_of_the_first_releases_means_the_approximation():
+def test_gelu_in_first_gemma_releases_means_its_tanh_approximation():
     hf = {"model_type": "gemma", **family_models.GQA, "hidden_act": "gelu"}
     assert family_of("gemma").config_from_hf(hf).activation == "gelu_tanh"
 
 
-def test_a_window_that_is_not_spoken_of_is_the_usual_one():
+def test_mistral_has_its_default_window_unless_it_is_null():
     family, hf = family_of("mistral"), {"model_type": "mistral", **family_models.GQA}
     assert family.config_from_hf(hf).windows == (4096,) * 3
     assert family.config_from_hf({**hf, "sliding_window": None}).windows == ()
@@ -76,7 +76,7 @@ def test_wrong_shapes_are_refused():
     vector=st.booleans(),
     groups=st.integers(1, 3),
 )
-def test_a_link_and_its_shapes_are_their_own_inverse(rows, experts, transposed, width, vector, groups):
+def test_joining_undoes_separating_for_tensors_and_shapes(rows, experts, transposed, width, vector, groups):
     import numpy as np
 
     count = (len(rows) or 1) * (experts or 1)
@@ -85,29 +85,29 @@ def test_a_link_and_its_shapes_are_their_own_inverse(rows, experts, transposed, 
     height = sum(rows) or 3
     matrix = (height,) if vector else (width, height) if transposed else (height, width)
     shape = (experts, *matrix) if experts else matrix
-    whole = np.arange(np.prod(shape), dtype=np.uint16).reshape(shape)
-    parts = link.separate(whole)
-    assert {name: part.shape for name, part in parts.items()} == link.separate_shapes(shape)
-    assert link.join_shape({name: part.shape for name, part in parts.items()}) == shape
-    assert (link.join(parts) == whole).all()
+    joined = np.arange(np.prod(shape), dtype=np.uint16).reshape(shape)
+    separated = link.separate(joined)
+    assert {name: part.shape for name, part in separated.items()} == link.separate_shapes(shape)
+    assert link.join_shape({name: part.shape for name, part in separated.items()}) == shape
+    assert (link.join(separated) == joined).all()
     assert (
-        torch.from_numpy(whole.astype("int32")) == link.join(link.separate(torch.from_numpy(whole.astype("int32"))))
+        torch.from_numpy(joined.astype("int32")) == link.join(link.separate(torch.from_numpy(joined.astype("int32"))))
     ).all()
 
 
-def test_matrices_that_alternate():
+def test_grouped_rows_are_separated():
     link = Link("qkv", ("q", "k"), rows=(4, 2), groups=2)
     parts = link.separate(torch.arange(6)[:, None])
     assert {name: part.flatten().tolist() for name, part in parts.items()} == {"q": [0, 1, 3, 4], "k": [2, 5]}
 
 
-def test_a_layout_tells_what_belongs_together():
+def test_a_layout_lists_parameters_that_are_stored_together():
     layout = Layout([Link("qkv", ("q", "k", "v"), rows=(2, 1, 1)), Link("o", ("o",))])
     assert layout.together("k") == ("q", "k", "v")
     assert layout.together("o") == ("o",)
 
 
-def test_a_family_of_a_project(tmp_path, monkeypatch):
+def test_families_of_a_project_are_found_and_checked(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "families").mkdir()
     (tmp_path / "families" / "tinyllm.py").write_text(
@@ -138,7 +138,7 @@ def test_a_model_type_is_never_a_path(name):
     assert family_of(name) is None
 
 
-def test_a_name_is_taken_once():
+def test_a_duplicate_family_name_is_refused():
     class Other(HFFamily):
         pass
 

@@ -1,7 +1,7 @@
-"""A save that dies at any of its system calls, or whose disk fails at any of them.
+"""A save that is killed at any of its system calls, or whose disk fails at any of them.
 
-With strace each call of the save that changes or opens something is the last one once; without it, each failpoint is.
-Whatever happens, the folder holds a checkpoint that is whole, and the next save clears the rest away.
+With strace, the save is killed at each call that changes or opens something; without it, at each failpoint.
+In every case the folder has a valid checkpoint, and the next save removes all leftovers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALLS = (
     "openat,fsync,fdatasync,write,pwrite64,ftruncate,?rename,renameat,renameat2,?mkdir,mkdirat,?unlink,unlinkat,?rmdir"
 )
 NO_EXCHANGE = ("-e", "inject=renameat2:error=EINVAL")
-"""A file system that cannot swap two folders, as those of networks."""
+"""A file system that cannot swap two folders, like most network file systems."""
 
 
 def can_trace() -> bool:
@@ -55,17 +55,17 @@ def prepare(folder: Path, steps: tuple[int, ...]) -> Path:
 
 SCENES: dict[str, tuple[tuple[int, ...], int, tuple[str, ...]]] = {
     "first": ((), 1, ()),
-    "next, and the older ones are cleared away": ((1, 2), 3, ()),
+    "next, and the older ones are removed": ((1, 2), 3, ()),
     "the same step again": ((1, 2), 2, ()),
     "the same step again, where nothing can be exchanged": ((1, 2), 2, NO_EXCHANGE),
     "an older step again": ((1, 2, 3), 2, ()),
 }
-"""Name → (steps that are there, the step that is saved, what strace is told besides)."""
-scenes = pytest.mark.parametrize(("there", "step", "besides"), SCENES.values(), ids=SCENES)
+"""Name → (steps that exist, the step that is saved, further options of strace)."""
+scenes = pytest.mark.parametrize(("existing", "step", "options"), SCENES.values(), ids=SCENES)
 
 
 def run_save(folder: Path, step: int, before: list[str] | None = None, environment: dict[str, str] | None = None):
-    """A save in a process of its own, which keeps only the last checkpoint."""
+    """A save in a separate process, which keeps only the last checkpoint."""
     command = [*(before or []), sys.executable, "-S", "-s", str(SCRIPT), str(folder), str(step), "now", "1"]
     settings = {"env": ENVIRONMENT | (environment or {}), "cwd": folder.parent, "timeout": 60}
     return subprocess.run(command, capture_output=True, text=True, **settings)
@@ -73,15 +73,15 @@ def run_save(folder: Path, step: int, before: list[str] | None = None, environme
 
 @pytest.fixture(scope="module", autouse=True)
 def bytecode(tmp_path_factory):
-    """Until the bytecode of a module is there, importing it opens a file more; calls are counted once it is."""
+    """Importing a module without bytecode opens one more file, so bytecode is written before calls are counted."""
     (folder := tmp_path_factory.mktemp("bytecode") / "c").mkdir()
     assert run_save(folder, 1, environment={"PYTHONDONTWRITEBYTECODE": ""}).returncode == 0
 
 
-def trace(folder: Path, step: int, *told: str) -> tuple[int, list[str]]:
-    """Run a save under strace: (exit code, its calls, the paths of descriptors among them)."""
+def trace(folder: Path, step: int, *options: str) -> tuple[int, list[str]]:
+    """Run a save under strace: (exit code, its calls with the paths of descriptors)."""
     log = folder.parent / "trace.log"
-    done = run_save(folder, step, ["strace", "-y", "-s", "4096", "-o", str(log), "-e", f"trace={CALLS}", *told])
+    done = run_save(folder, step, ["strace", "-y", "-s", "4096", "-o", str(log), "-e", f"trace={CALLS}", *options])
     return done.returncode, log.read_text().splitlines()
 
 
@@ -89,72 +89,72 @@ def name_of(call: str) -> str:
     return call.partition("(")[0]
 
 
-def calls_of_a_save(folder: Path, step: int, besides: tuple[str, ...] = ()) -> list[tuple[str, int, str]]:
-    """(name, how many of that name the process has made with it, the whole line) of each call of the save."""
-    code, calls = trace(folder, step, *besides)
+def calls_of_a_save(folder: Path, step: int, options: tuple[str, ...] = ()) -> list[tuple[str, int, str]]:
+    """(name, its number among the calls of that name, the full line) of each call of the save."""
+    code, calls = trace(folder, step, *options)
     assert code == 0, calls
     counted: Counter[str] = Counter()
-    found, began = [], False
+    save_calls, began = [], False
     for call in calls:
         counted[name_of(call)] += 1
         if began and "(" in call:
-            found.append((name_of(call), counted[name_of(call)], call))
+            save_calls.append((name_of(call), counted[name_of(call)], call))
         began = began or START in call
-    return found
+    return save_calls
 
 
 def only_reads(name: str, call: str) -> bool:
-    """To die before such a call or before the one after it is the same."""
+    """Being killed before such a call or before the next one is the same."""
     return name == "openat" and "O_RDONLY" in call
 
 
-def is_loadable(folder: Path, there: tuple[int, ...], step: int) -> str:
-    """One of the checkpoints that may be there is; returns what it holds."""
+def assert_loadable(folder: Path, existing: tuple[int, ...], step: int) -> str:
+    """A valid checkpoint of an expected step exists; returns its content."""
     checkpoint, rejected = newest_verified(folder)
     assert rejected == []
     if checkpoint is None:
-        assert not there
+        assert not existing
         return ""
-    assert checkpoint.manifest.step in ({max(there), step} if there else {step})
+    assert checkpoint.manifest.step in ({max(existing), step} if existing else {step})
     state = json.loads((checkpoint.path / "state.json").read_text())
     assert state["step"] == checkpoint.manifest.step
     return state["content"]
 
 
-def next_save_is_clean(folder: Path, step: int) -> None:
+def assert_next_save_is_clean(folder: Path, step: int) -> None:
     committed = save(folder, step, "next", keep_last=1)
     assert verify(committed).manifest.step == step
     assert {path.name for path in folder.iterdir()} == {committed.name, "LATEST.json"}
 
 
 def try_each(original: Path, trial: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """`trial(folder, *case)` for each case, each with a copy of its own, on all cores."""
+    """`trial(folder, *case)` for each case, each with a separate copy, on all cores."""
 
-    def one(number: int) -> Any:
+    def run_case(number: int) -> Any:
         home = original.parent / f"trial{number}"
         home.mkdir()
         return trial(Path(shutil.copytree(original, home / "c")), *cases[number])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(one, range(len(cases))))
+        return list(pool.map(run_case, range(len(cases))))
 
 
 @needs_strace
 @scenes
-def test_killed_at_every_call(tmp_path, there, step, besides):
-    original = prepare(tmp_path / "c", there)
-    calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step, besides)
+def test_a_save_killed_at_any_call_leaves_a_valid_checkpoint(tmp_path, existing, step, options):
+    original = prepare(tmp_path / "c", existing)
+    calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step, options)
     cases = [(name, nth) for name, nth, call in calls if not only_reads(name, call) and "(INJECTED)" not in call]
     assert len(cases) > 20
 
     def trial(folder: Path, name: str, nth: int) -> str:
-        code, traced = trace(folder, step, *besides, "-e", f"inject={name}:signal=KILL:when={nth}")
+        code, traced = trace(folder, step, *options, "-e", f"inject={name}:signal=KILL:when={nth}")
         assert traced[-1] == "+++ killed by SIGKILL +++", (name, nth, code)
-        content = is_loadable(folder, there, step)
-        next_save_is_clean(folder, max((step, *there)) + 1)
+        content = assert_loadable(folder, existing, step)
+        assert_next_save_is_clean(folder, max((step, *existing)) + 1)
         return content
 
-    assert set(try_each(original, trial, cases)) == {"before" if there else "", "now"}
+    assert set(try_each(original, trial, cases)) == {"before" if existing else "", "now"}
 
 
 FAULTS = {
@@ -162,19 +162,19 @@ FAULTS = {
     "ENOSPC": ("F28", ("write", "openat", "mkdir", "rename")),
     "EDQUOT": ("F76", ("write",)),
 }
-"""errno → (id of the fault, calls that may end so)."""
+"""errno → (id of the fault, calls that may fail with it)."""
 
 
 @needs_strace
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_disk_that_fails_at_any_call(tmp_path, fault):
-    """What was there stays, what was begun goes, and the fault is told; never a crash."""
-    there, step = (1, 2), 3
+def test_a_disk_error_at_any_call_is_reported_and_keeps_checkpoints(tmp_path, fault):
+    """Older checkpoints stay, the incomplete one is removed, and the fault is reported without a crash."""
+    existing, step = (1, 2), 3
     code, names = FAULTS[fault]
-    original = prepare(tmp_path / "c", there)
+    original = prepare(tmp_path / "c", existing)
     calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step)
     cases = [(name, nth) for name, nth, call in calls if name in names and not only_reads(name, call)]
-    kept = contents_of(original / "step-000000000002")
+    before = contents_of(original / "step-000000000002")
 
     def trial(folder: Path, name: str, nth: int) -> bool:
         done = run_save(folder, step, ["strace", "-o", os.devnull, "-e", f"inject={name}:error={fault}:when={nth}"])
@@ -184,9 +184,9 @@ def test_a_disk_that_fails_at_any_call(tmp_path, fault):
         assert ("quota" in done.stdout) == (failed and fault == "EDQUOT")
         assert not list(folder.glob(".tmp-*"))
         if failed and not (folder / f"step-{step:012d}").exists():
-            assert contents_of(folder / "step-000000000002") == kept
-        is_loadable(folder, there, step)
-        next_save_is_clean(folder, step + 1)
+            assert contents_of(folder / "step-000000000002") == before
+        assert_loadable(folder, existing, step)
+        assert_next_save_is_clean(folder, step + 1)
         return failed
 
     assert sum(try_each(original, trial, cases)) >= 5
@@ -197,9 +197,9 @@ def contents_of(checkpoint: Path) -> dict[str, bytes]:
 
 
 @needs_strace
-def test_a_stale_file_handle_is_tried_again(tmp_path):
-    there, step = (1, 2), 3
-    original = prepare(tmp_path / "c", there)
+def test_a_stale_file_handle_is_retried(tmp_path):
+    existing, step = (1, 2), 3
+    original = prepare(tmp_path / "c", existing)
     calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step)
     cases = [(nth,) for name, nth, call in calls if only_reads(name, call)]
 
@@ -210,7 +210,7 @@ def test_a_stale_file_handle_is_tried_again(tmp_path):
         is_file = "O_NOFOLLOW" in failed
         assert done.returncode == 0 if is_file else done.returncode in (0, 6), done.stdout + done.stderr
         assert done.returncode == 0 or "error[F27]" in done.stdout
-        is_loadable(folder, there, step)
+        assert_loadable(folder, existing, step)
         return is_file
 
     assert sum(try_each(original, trial, cases)) >= 6
@@ -218,11 +218,11 @@ def test_a_stale_file_handle_is_tried_again(tmp_path):
 
 @needs_strace
 @scenes
-def test_power_may_fail_at_any_time(tmp_path, there, step, besides):
-    """The order of the calls: its files and folders are on disk when a checkpoint gets its name; so is that name when
-    LATEST tells of it, and when an older one goes."""
-    folder = prepare(tmp_path / "c", there)
-    code, calls = trace(folder, step, *besides)
+def test_calls_are_ordered_to_survive_a_power_failure(tmp_path, existing, step, options):
+    """By the order of calls: files and folders are synced before a checkpoint gets its name; that name is synced before
+    LATEST refers to it and before an older checkpoint is deleted."""
+    folder = prepare(tmp_path / "c", existing)
+    code, calls = trace(folder, step, *options)
     assert code == 0
     synced: set[str] = set()
     appeared = parent_synced = False
@@ -252,38 +252,38 @@ def _opened_for_writing(calls: list[str]) -> Iterator[str]:
             yield match[2]
 
 
-# -- without strace: the same by failpoints ------------------------------------------------------------------
+# -- without strace: the same with failpoints ------------------------------------------------------------------
 
 
 def with_faults(folder: Path, step: int, faults: str):
-    """(the save in a process of its own, the events that it wrote down)."""
+    """(the save in a separate process, the events that it recorded)."""
     log = folder.parent / "events.jsonl"
     settings = {"RLCLI_FAILPOINTS": faults, "RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINT_EVENTS": str(log)}
     done = run_save(folder, step, environment=settings)
     return done, [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-@pytest.mark.parametrize(("there", "step"), [((), 1), ((1, 2), 3), ((1, 2), 2)])
-def test_killed_at_every_failpoint(tmp_path, there, step):
-    original = prepare(tmp_path / "c", there)
-    done, places = with_faults(Path(shutil.copytree(original, tmp_path / "whole")), step, "*:note")
+@pytest.mark.parametrize(("existing", "step"), [((), 1), ((1, 2), 3), ((1, 2), 2)])
+def test_a_save_killed_at_any_failpoint_leaves_a_valid_checkpoint(tmp_path, existing, step):
+    original = prepare(tmp_path / "c", existing)
+    done, failpoints = with_faults(Path(shutil.copytree(original, tmp_path / "whole")), step, "*:note")
     assert done.returncode == 0
-    assert len(places) >= 10
+    assert len(failpoints) >= 10
 
     def trial(folder: Path, number: int) -> str:
         done, events = with_faults(folder, step, f"*:kill@{number}")
         assert done.returncode == -9
-        assert [event["failpoint"] for event in events] == [places[number - 1]["failpoint"]]
-        content = is_loadable(folder, there, step)
-        next_save_is_clean(folder, max((step, *there)) + 1)
+        assert [event["failpoint"] for event in events] == [failpoints[number - 1]["failpoint"]]
+        content = assert_loadable(folder, existing, step)
+        assert_next_save_is_clean(folder, max((step, *existing)) + 1)
         return content
 
-    cases = [(number,) for number in range(1, len(places) + 1)]
-    assert set(try_each(original, trial, cases)) == {"before" if there else "", "now"}
+    cases = [(number,) for number in range(1, len(failpoints) + 1)]
+    assert set(try_each(original, trial, cases)) == {"before" if existing else "", "now"}
 
 
-def test_killed_before_the_hint_is_written(tmp_path):
-    """A checkpoint that has its name is found, whatever LATEST says."""
+def test_a_checkpoint_is_found_if_the_save_is_killed_before_latest(tmp_path):
+    """A checkpoint with its final name is found, whatever LATEST says."""
     folder = prepare(tmp_path / "c", (1,))
     done, events = with_faults(folder, 2, "checkpoint.appeared:kill")
     assert (done.returncode, len(events)) == (-9, 1)
@@ -291,18 +291,18 @@ def test_killed_before_the_hint_is_written(tmp_path):
     assert newest_verified(folder)[0].manifest.step == 2
 
 
-def test_killed_while_an_old_one_is_deleted(tmp_path):
+def test_a_save_killed_while_deleting_leaves_a_valid_checkpoint(tmp_path):
     folder = prepare(tmp_path / "c", (1,))
     done, events = with_faults(folder, 2, "checkpoint.doomed:kill")
     assert (done.returncode, len(events)) == (-9, 1)
     half_deleted = next(folder.glob(".del-*"))
     (half_deleted / "state.json").unlink()
     assert newest_verified(folder)[0].manifest.step == 2
-    next_save_is_clean(folder, 3)
+    assert_next_save_is_clean(folder, 3)
 
 
 @pytest.mark.parametrize(("fault", "code"), [("ENOSPC", "F28"), ("EDQUOT", "F76"), ("EIO", "F29")])
-def test_a_disk_that_fails_while_files_are_sealed(tmp_path, fault, code):
+def test_a_disk_error_while_sealing_keeps_the_older_checkpoint(tmp_path, fault, code):
     folder = prepare(tmp_path / "c", (1,))
     done, events = with_faults(folder, 2, f"checkpoint.sealed:{fault}@3")
     assert (done.returncode, len(events)) == (6, 1)

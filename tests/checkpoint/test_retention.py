@@ -1,4 +1,4 @@
-"""Which checkpoints stay: laws that no sequence of saves, prunes, kills and damages breaks."""
+"""Which checkpoints are kept: properties that hold after any sequence of saves, prunes, kills and damage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(tmp_path):
     return tmp_path / "checkpoints"
 
 
-def test_the_newest_stay(folder):
+def test_the_newest_checkpoints_are_kept(folder):
     for step in range(1, 8):
         save(folder, step)
     deleted = prune(folder, keep_last=2)
@@ -59,12 +59,12 @@ def test_a_dry_run_deletes_nothing(folder):
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("which", "kept"), [("highest", [6, 5, 2]), ("lowest", [6, 3, 1])])
-def test_the_best_stay_beside_the_newest(folder, which, kept):
+@pytest.mark.parametrize(("which", "expected"), [("highest", [6, 5, 2]), ("lowest", [6, 3, 1])])
+def test_the_best_checkpoints_are_kept_in_addition_to_the_newest(folder, which, expected):
     for step, value in enumerate([0.1, 0.9, 0.1, 0.5, 0.9, 0.3], start=1):
         save(folder, step, metrics={"eval/accuracy": value})
     prune(folder, keep_last=1, keep_best=Best("eval/accuracy", which, 2))
-    assert steps(folder) == kept
+    assert steps(folder) == expected
 
 
 def test_checkpoints_without_the_metric_are_never_the_best(folder):
@@ -76,7 +76,7 @@ def test_checkpoints_without_the_metric_are_never_the_best(folder):
     assert steps(folder) == [4, 1]
 
 
-def test_the_one_that_latest_names_stays(folder):
+def test_the_checkpoint_that_latest_names_is_kept(folder):
     for step in (1, 2, 3):
         save(folder, step)
     (folder / "LATEST.json").write_text('{"checkpoint": "step-000000000001"}')
@@ -85,7 +85,7 @@ def test_the_one_that_latest_names_stays(folder):
 
 
 @pytest.mark.parametrize("how", ["flip", "cut", "manifest"])
-def test_damaged_ones_do_not_take_the_place_of_whole_ones(folder, how):
+def test_damaged_checkpoints_do_not_count_as_kept(folder, how):
     for step in (1, 2, 3, 4):
         save(folder, step)
     for step in (3, 4):
@@ -94,15 +94,15 @@ def test_damaged_ones_do_not_take_the_place_of_whole_ones(folder, how):
     assert newest_verified(folder)[0].manifest.step == 2
 
 
-def test_where_none_is_whole_nothing_is_deleted(folder):
+def test_nothing_is_deleted_if_all_checkpoints_are_damaged(folder):
     for step in (1, 2, 3):
         damage(save(folder, step), "flip")
     assert prune(folder, keep_last=1) == []
     assert steps(folder) == [3, 2, 1]
 
 
-def test_what_a_resumed_run_has_passed_over_goes_with_its_next_save(folder):
-    """A run that went on from step 2 saves step 3: the damaged step 9 is of no run any more."""
+def test_a_damaged_checkpoint_is_deleted_after_resuming_from_an_older_one(folder):
+    """A run that resumed from step 2 saves step 3, so that the damaged step 9 is obsolete."""
     for step in (1, 2, 9):
         save(folder, step)
     damage(folder / "step-000000000009", "flip")
@@ -110,10 +110,10 @@ def test_what_a_resumed_run_has_passed_over_goes_with_its_next_save(folder):
     assert steps(folder) == [3, 2]
 
 
-def test_what_is_not_known_to_be_a_checkpoint_of_the_run_is_never_deleted(folder, tmp_path):
-    """Folders, links and files of such names, and what another run has copied here."""
+def test_only_checkpoints_of_the_run_are_deleted(folder, tmp_path):
+    """Folders, links and files with names of checkpoints, and copied checkpoints of other runs."""
     elsewhere = tmp_path / "elsewhere"
-    kept = {f"step-{number:012d}" for number in range(1, 6)}
+    unrelated = {f"step-{number:012d}" for number in range(1, 6)}
     save(elsewhere, 1)
     folder.mkdir()
     (folder / "step-000000000001").mkdir()
@@ -125,8 +125,8 @@ def test_what_is_not_known_to_be_a_checkpoint_of_the_run_is_never_deleted(folder
     (folder / "notes.txt").touch()
     for step in (6, 7, 8):
         save(folder, step, keep_last=1)
-    assert {path.name for path in strangers(folder, RUN)} == kept | {"notes.txt"}
-    assert {path.name for path in folder.iterdir()} == kept | {"notes.txt", "step-000000000008", "LATEST.json"}
+    assert {path.name for path in strangers(folder, RUN)} == unrelated | {"notes.txt"}
+    assert {path.name for path in folder.iterdir()} == unrelated | {"notes.txt", "step-000000000008", "LATEST.json"}
     assert verify(elsewhere / "step-000000000001").manifest.step == 1
 
 
@@ -141,21 +141,21 @@ actions = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(actions, max_size=12))
-def test_the_last_whole_one_always_stays(sequence):
-    """After any sequence: if a checkpoint was whole before saving or pruning, one at least as new is whole after, and
-    deleting follows the numbers."""
+def test_the_last_valid_checkpoint_is_always_kept(sequence):
+    """If a checkpoint is valid before saving or pruning, one at least as new is valid afterwards, and the number of
+    checkpoints is bounded by the settings."""
     home = Path(tempfile.mkdtemp())
     folder, step = home / "c", 0
     try:
         for kind, *values in sequence:
             before, _ = newest_verified(folder)
             if kind == "save":
-                step = (before.manifest.step if before else 0) + values[0]  # a run goes on from the last whole one
+                step = (before.manifest.step if before else 0) + values[0]  # a run resumes from the last valid one
                 save(folder, step, metrics={"m": values[1]}, keep_last=values[2])
                 after, rejected = newest_verified(folder)
                 unknown = [path for path in checkpoints_in(folder) if not belongs(path, RUN) and path > after.path]
                 assert after.manifest.step == step
-                assert len(rejected) == len(unknown)  # what cannot be known to be the run's stays, whatever its name
+                assert len(rejected) == len(unknown)  # what may not belong to the run is kept
                 assert len([path for path in checkpoints_in(folder) if belongs(path, RUN)]) <= values[2]
                 assert {path.name[:5] for path in folder.iterdir()} <= {"step-", "LATES"}
             elif kind == "prune":
@@ -172,17 +172,17 @@ def test_the_last_whole_one_always_stays(sequence):
                 )
             elif kind == "die while saving":
                 (begin(folder, step + values[0], RUN) / "state.json").write_text("{")
-            elif there := checkpoints_in(folder):
-                path = there[values[-1] % len(there)]
+            elif existing := checkpoints_in(folder):
+                path = existing[values[-1] % len(existing)]
                 if kind == "damage":
-                    _damage_if_whole(path, values[0])
+                    _damage_if_valid(path, values[0])
                 elif before is None or path != before.path:
                     _die_while_deleting(path)
     finally:
         shutil.rmtree(home)
 
 
-def _damage_if_whole(path: Path, how: str) -> None:
+def _damage_if_valid(path: Path, how: str) -> None:
     if not examine(path).faults:
         damage(path, how)
 
@@ -192,7 +192,7 @@ def _die_while_deleting(path: Path) -> None:
     next(doomed.glob("*.json")).unlink(missing_ok=True)
 
 
-def test_removing_what_is_not_there_is_told(folder):
+def test_removing_a_missing_checkpoint_is_an_error(folder):
     with pytest.raises(Exception, match="No such file") as caught:
         remove(folder / "step-000000000001", RUN)
     assert not isinstance(caught.value, ModelError)

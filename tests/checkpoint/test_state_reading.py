@@ -1,4 +1,4 @@
-"""Which files of a checkpoint a rank opens: its own where the layout is the same, all of them where it is not."""
+"""Which files of a checkpoint a rank opens: its own and the first in the same layout, otherwise all of them."""
 
 import os
 
@@ -18,43 +18,43 @@ SHARED = torch.tensor([3.0, 5.0])
 """A tensor that is the same on all ranks: the first one writes it."""
 
 
-def parts(rank, ranks=RANKS, rows=ROWS, value=None):
-    """What a rank has of two tensors: equal ranges of one, all of the other."""
+def parts_of(rank, ranks=RANKS, rows=ROWS, value=None):
+    """The tensors of a rank: an equal range of `w`, all of `shared`, and `small` only on the first rank."""
     count = rows * COLUMNS // ranks
     start = rank * count
     flat = torch.arange(rows * COLUMNS, dtype=torch.float32)
-    held = flat[start : start + count].clone() if value is None else torch.full((count,), value)
+    values = flat[start : start + count].clone() if value is None else torch.full((count,), value)
     shared = SHARED.clone() if value is None else torch.full((2,), value)
-    first = torch.tensor([7.0] if value is None else [value])[: 1 if rank == 0 else 0]  # others have no part of it
+    first = torch.tensor([7.0] if value is None else [value])[: 1 if rank == 0 else 0]  # empty on other ranks
     small = FlatPart(torch.Size((1,)), min(rank, 1), first, None)
-    return {"w": FlatPart(torch.Size((rows, COLUMNS)), start, held, None), "shared": shared, "small": small}
+    return {"w": FlatPart(torch.Size((rows, COLUMNS)), start, values, None), "shared": shared, "small": small}
 
 
 def save(folder, ranks=RANKS, rows=ROWS):
     for rank in range(ranks):
-        state = EngineState(weights={}, optimizer=parts(rank, ranks, rows))
+        state = EngineState(weights={}, optimizer=parts_of(rank, ranks, rows))
         write_optimizer(copy_to_host(state, leads=rank == 0), folder, rank)
 
 
 @pytest.fixture
 def opened(monkeypatch):
     """The files whose headers are read."""
-    names, really = [], state_reading._reader_of
+    opened_names, read_headers = [], state_reading._reader_of
 
     def note(folder, files):
-        names.extend(file.name for file in files)
-        return really(folder, files)
+        opened_names.extend(file.name for file in files)
+        return read_headers(folder, files)
 
     monkeypatch.setattr(state_reading, "_reader_of", note)
-    return names
+    return opened_names
 
 
 @pytest.mark.parametrize("rank", [0, 1, RANKS - 1])
-def test_with_the_same_layout_a_rank_opens_its_own_file_and_that_of_the_first(tmp_path, opened, rank):
+def test_in_the_same_layout_a_rank_opens_its_own_and_the_first_file(tmp_path, opened, rank):
     save(tmp_path)
-    into = parts(rank, value=-1.0)
+    into = parts_of(rank, value=-1.0)
     fill(into, tmp_path, writers_of(into, rank, first=0))
-    assert torch.equal(into["w"].values, parts(rank)["w"].values)
+    assert torch.equal(into["w"].values, parts_of(rank)["w"].values)
     assert torch.equal(into["shared"], SHARED)
     assert sorted(opened) == sorted(
         {f"shard-{number:05d}-model-00001-of-00001.safetensors" for number in (1, rank + 1)}
@@ -62,35 +62,35 @@ def test_with_the_same_layout_a_rank_opens_its_own_file_and_that_of_the_first(tm
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 32])
-def test_with_another_number_of_ranks_all_files_are_read_and_the_numbers_are_the_same(tmp_path, ranks):
+def test_state_is_restored_on_another_number_of_ranks(tmp_path, ranks):
     save(tmp_path, ranks)
     for rank in range(RANKS):
-        into = parts(rank, value=-1.0)
+        into = parts_of(rank, value=-1.0)
         fill(into, tmp_path, writers_of(into, rank, first=0))
-        assert torch.equal(into["w"].values, parts(rank)["w"].values)
+        assert torch.equal(into["w"].values, parts_of(rank)["w"].values)
         assert torch.equal(into["shared"], SHARED)
 
 
-def test_a_larger_tensor_whose_first_blocks_are_the_same_is_refused(tmp_path):
-    """A rank that finds its own block must not take it for a part of another tensor."""
+def test_a_larger_tensor_with_equal_first_blocks_is_refused(tmp_path):
+    """Finding its own block does not prove to a rank that the tensor is the same."""
     save(tmp_path, ranks=2 * RANKS, rows=2 * ROWS)
-    into = parts(3, value=-1.0)
+    into = parts_of(3, value=-1.0)
     with pytest.raises(ModelError, match=rf"w has shape \({2 * ROWS}, {COLUMNS}\).* and \({ROWS}, {COLUMNS}\)"):
         fill(into, tmp_path, writers_of(into, 3, first=0))
 
 
 def test_a_missing_tensor_is_named(tmp_path):
     save(tmp_path)
-    into = parts(3) | {"more": torch.zeros(2)}
+    into = parts_of(3) | {"more": torch.zeros(2)}
     with pytest.raises(ModelError, match="has no more"):
         fill(into, tmp_path, writers_of(into, 3, first=0))
 
 
-def test_checkpoints_without_the_shapes_of_whole_tensors_are_read_as_before(tmp_path, monkeypatch, opened):
-    """Earlier versions did not write them."""
+def test_without_recorded_shapes_all_files_are_opened(tmp_path, monkeypatch, opened):
+    """Earlier versions did not write these shapes."""
     save(tmp_path)
     monkeypatch.setattr(state_reading, "_whole_shapes", lambda files: {})
-    into = parts(7, value=-1.0)
+    into = parts_of(7, value=-1.0)
     fill(into, tmp_path, writers_of(into, 7, first=0))
-    assert torch.equal(into["w"].values, parts(7)["w"].values)
+    assert torch.equal(into["w"].values, parts_of(7)["w"].values)
     assert len(opened) == 2 + len(os.listdir(tmp_path))

@@ -19,17 +19,17 @@ def _torch(raw, dtype):
     target=st.sampled_from(sorted(TORCH)),
     numbers=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=40),
 )
-def test_any_bits_become_those_that_torch_makes(source, target, numbers):
+def test_casts_of_any_bits_equal_those_of_torch(source, target, numbers):
     raw = np.array([n % 2 ** (8 * BYTES[source]) for n in numbers], raw_type(source))
     expected = _torch(raw, source).to(TORCH[target])
     fits = bool((~_torch(raw, source).isfinite() | expected.isfinite()).all())
     try:
-        made = _torch(cast(raw, source, target, "x"), target)
+        actual = _torch(cast(raw, source, target, "x"), target)
     except ModelError:
         assert not fits
         return
-    assert torch.equal(made.isnan(), expected.isnan())
-    assert torch.equal(made[~made.isnan()], expected[~made.isnan()])
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual[~actual.isnan()], expected[~actual.isnan()])
 
 
 def test_every_bfloat16_survives_float32_and_back():
@@ -42,13 +42,13 @@ def test_every_bfloat16_survives_float32_and_back():
 
 @pytest.mark.parametrize("dtype", sorted(TORCH))
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_seen(dtype, number):
+def test_infinities_and_nan_are_detected(dtype, number):
     numbers = torch.tensor([1.0, number, -2.0], dtype=TORCH[dtype])
     raw = numbers.view(getattr(torch, f"int{8 * BYTES[dtype]}")).numpy().view(raw_type(dtype))
     assert not is_finite(raw, dtype)
     assert is_finite(raw[[0, 2]], dtype)
 
 
-def test_a_number_without_room_is_refused():
+def test_a_number_beyond_the_range_of_the_dtype_is_refused():
     with pytest.raises(ModelError, match="too large"):
         cast(np.array([70000.0], np.float32).view(np.uint32), "F32", "F16", "x")

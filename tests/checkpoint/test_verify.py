@@ -1,4 +1,4 @@
-"""What a checkpoint is: every changed byte, every missing file, every forged manifest is found."""
+"""Verification finds every changed byte, every missing file and every forged manifest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refusal(checkpoint: Path, **options) -> ModelError:
 
 
 def forge(checkpoint: Path, fields: dict) -> None:
-    """A manifest with a true digest that says what it should not."""
+    """A manifest with a correct digest and the given fields."""
     head = json.dumps(fields, indent=1).removesuffix("\n}").encode()
     (checkpoint / MANIFEST).write_bytes(head + SEAL + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n')
 
@@ -46,19 +46,19 @@ def fields_of(checkpoint: Path) -> dict:
     return fields
 
 
-def test_every_byte_flipped_once_is_found(checkpoint):
-    """Each byte of each file, the manifest's included, in one of its eight bits; and all eight in a stretch of each."""
+def test_every_flipped_bit_is_found(checkpoint):
+    """One bit of each byte of each file, including the manifest, and all eight bits of the first bytes."""
     files = [path for path in checkpoint.rglob("*") if path.is_file()]
     flips = 0
     for file in files:
         content = file.read_bytes()
-        for place in range(len(content)):
-            bits = range(8) if place < 24 else [place % 8]
+        for position in range(len(content)):
+            bits = range(8) if position < 24 else [position % 8]
             for bit in bits:
                 changed = bytearray(content)
-                changed[place] ^= 1 << bit
+                changed[position] ^= 1 << bit
                 file.write_bytes(changed)
-                assert examine(checkpoint).faults, f"bit {bit} of byte {place} of {file.name}"
+                assert examine(checkpoint).faults, f"bit {bit} of byte {position} of {file.name}"
                 flips += 1
         file.write_bytes(content)
     assert flips > sum(file.stat().st_size for file in files)
@@ -67,7 +67,7 @@ def test_every_byte_flipped_once_is_found(checkpoint):
 
 @pytest.mark.parametrize("length", [-1, 0.5, 0, 8])
 @pytest.mark.parametrize("name", [TENSORS, "state.json", "optim/actor/shard-00001-model-00001-of-00001.safetensors"])
-def test_a_file_that_was_cut_is_named_with_both_sizes(checkpoint, name, length):
+def test_a_truncated_file_is_reported_with_both_sizes(checkpoint, name, length):
     file = checkpoint / name
     size = file.stat().st_size
     cut = {-1: size - 1, 0.5: size // 2, 0: 0, 8: 8}[length]
@@ -80,7 +80,7 @@ def test_a_file_that_was_cut_is_named_with_both_sizes(checkpoint, name, length):
 
 
 @pytest.mark.parametrize("name", [TENSORS, "state.json"])
-def test_a_changed_file_of_the_same_size(checkpoint, name):
+def test_a_changed_file_of_the_same_size_is_reported(checkpoint, name):
     file = checkpoint / name
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
@@ -88,7 +88,7 @@ def test_a_changed_file_of_the_same_size(checkpoint, name):
     assert (refusal(checkpoint).code, refusal(checkpoint).where) == ("F18", str(file))
 
 
-def test_every_damaged_file_is_told(checkpoint):
+def test_every_damaged_file_is_reported(checkpoint):
     (checkpoint / TENSORS).unlink()
     (checkpoint / "state.json").write_text("{}")
     report = examine(checkpoint)
@@ -113,14 +113,14 @@ GARBAGE = {
 
 @pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("name", [MANIFEST, "state.json"])
-def test_garbage_is_no_checkpoint(checkpoint, name, content):
+def test_garbage_in_a_file_is_refused(checkpoint, name, content):
     (checkpoint / name).write_bytes(content)
     assert refusal(checkpoint).code in (("F19",) if name == MANIFEST else ("F17",))
 
 
 @settings(max_examples=200, deadline=None)
 @given(content=st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
-def test_no_manifest_but_the_written_one_is_read(tmp_path_factory, content):
+def test_arbitrary_content_is_refused_as_a_manifest(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("forged")
     (folder / MANIFEST).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ModelError):
@@ -151,13 +151,13 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES)
-def test_a_manifest_with_a_true_digest_is_still_read_strictly(checkpoint, change):
+def test_invalid_fields_are_refused_despite_a_correct_digest(checkpoint, change):
     forge(checkpoint, change(fields_of(checkpoint)))
     assert refusal(checkpoint).code == "F19"
 
 
-def test_a_forged_manifest_that_is_right_is_read(checkpoint):
-    """The forging itself must not be what the test above finds."""
+def test_a_rewritten_valid_manifest_is_accepted(checkpoint):
+    """Otherwise the test above might find the forging itself."""
     before = read_manifest(checkpoint)
     forge(checkpoint, fields_of(checkpoint))
     assert verify(checkpoint).manifest == before
@@ -171,7 +171,7 @@ def test_a_newer_format_is_refused_with_both_numbers(checkpoint):
     assert f"reads {FORMAT}" in error.what
 
 
-def test_a_newer_format_is_not_passed_over_for_an_older_checkpoint(checkpoint):
+def test_a_newer_format_is_not_skipped_for_an_older_checkpoint(checkpoint):
     newer = save(checkpoint.parent, 8)
     forge(newer, fields_of(newer) | {"format": FORMAT + 1})
     with pytest.raises(ModelError) as caught:
@@ -184,19 +184,19 @@ def test_a_huge_manifest_is_not_read(checkpoint):
     assert "too large" in refusal(checkpoint).what
 
 
-def test_missing_manifest(checkpoint):
+def test_a_missing_manifest_is_reported(checkpoint):
     (checkpoint / MANIFEST).unlink()
     assert refusal(checkpoint).code == "F20"
     assert examine(checkpoint).state == "incomplete"
 
 
-def test_a_file_too_many_is_noted_and_not_read(checkpoint):
+def test_additional_files_are_listed_and_not_read(checkpoint):
     (checkpoint / "models/actor/extra.bin").write_text("?")
     (checkpoint / "more").symlink_to("/")
     assert verify(checkpoint).strangers == ("models/actor/extra.bin", "more")
 
 
-def test_links_are_refused_and_nothing_outside_is_read(checkpoint, tmp_path):
+def test_links_are_refused(checkpoint, tmp_path):
     outside = tmp_path / "outside"
     shutil.copytree(checkpoint / "models", outside)
     (checkpoint / "state.json").rename(tmp_path / "state.json")
@@ -209,33 +209,33 @@ def test_links_are_refused_and_nothing_outside_is_read(checkpoint, tmp_path):
     shutil.rmtree(checkpoint / "models")
     (checkpoint / "models").symlink_to(outside)
     assert refusal(checkpoint).code == "F20"
-    other = checkpoint.with_name("step-000000000008")
-    other.symlink_to(checkpoint)
-    assert refusal(other).code == "F20"
+    link = checkpoint.with_name("step-000000000008")
+    link.symlink_to(checkpoint)
+    assert refusal(link).code == "F20"
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "state.json"])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(checkpoint, name):
+def test_a_pipe_instead_of_a_file_does_not_block(checkpoint, name):
     (checkpoint / name).unlink()
     os.mkfifo(checkpoint / name)
     refusal(checkpoint)
 
 
-def test_a_checkpoint_of_another_run_is_named(checkpoint):
+def test_a_checkpoint_of_another_run_is_refused_with_its_id(checkpoint):
     assert verify(checkpoint, run_id=RUN)
     error = refusal(checkpoint, run_id="other")
     assert error.code == "F19"
     assert RUN in error.what
 
 
-def test_a_copy_under_another_step_is_not_taken_for_it(checkpoint):
+def test_a_copy_named_after_another_step_is_refused(checkpoint):
     copied = checkpoint.with_name("step-000000000009")
     shutil.copytree(checkpoint, copied)
     assert "step 7" in refusal(copied).what
     assert verify(checkpoint.rename(checkpoint.with_name("my-best"))).manifest.step == 7
 
 
-def test_the_newest_that_is_whole_is_found_and_each_newer_one_told(tmp_path):
+def test_the_newest_valid_checkpoint_is_found_and_newer_ones_are_reported(tmp_path):
     folder = tmp_path / "checkpoints"
     saved = [save(folder, step) for step in (1, 2, 10, 11)]
     (folder / "step-12").mkdir()
@@ -249,14 +249,14 @@ def test_the_newest_that_is_whole_is_found_and_each_newer_one_told(tmp_path):
     assert checkpoints_in(folder) == saved[::-1]
 
 
-def test_where_nothing_is_nothing_is_found(tmp_path):
+def test_a_folder_without_checkpoints_has_none(tmp_path):
     assert newest_verified(tmp_path / "none") == (None, [])
     (tmp_path / "file").touch()
     assert checkpoints_in(tmp_path / "file") == []
 
 
 def test_a_manifest_is_refused_in_bounded_time(checkpoint):
-    """A hundred thousand files that are not there."""
+    """It lists a hundred thousand missing files."""
     entry = {"bytes": 1, "sha256": "0" * 64}
     forge(checkpoint, fields_of(checkpoint) | {"files": {f"f{n}": entry for n in range(100_000)}})
     with pytest.raises(RlcliError):

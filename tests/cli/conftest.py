@@ -29,12 +29,12 @@ def rlcli(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[int, str, str]]:
 
 
 class Pages(AmberSnapshotExtension):
-    """What a user reads, in `snapshots`; `pytest tests/cli --snapshot-update` writes it anew."""
+    """Output as a user reads it, in `snapshots`; `pytest tests/cli --snapshot-update` rewrites it."""
 
     snapshot_dirname = "snapshots"
 
 
 @pytest.fixture
 def pages(snapshot):
-    """Equals what was read here before."""
+    """Compares equal to the recorded output."""
     return snapshot.use_extension(Pages)

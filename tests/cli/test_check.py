@@ -1,4 +1,4 @@
-"""`rlcli check` as a user meets it."""
+"""`rlcli check` as a user sees it."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def text_recipe(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["sft_math", "ppo_math"])
-def test_shipped_recipes_are_sound(rlcli, recipe):
+def test_shipped_recipes_pass_all_checks(rlcli, recipe):
     code, out, err = rlcli("check", recipe, "--rows", "20")
     assert (code, err) == (0, "")
     assert all(line.startswith(("ok", "skip", " ", "no problems found")) for line in out.splitlines())
@@ -41,13 +41,13 @@ def test_shipped_recipes_are_sound(rlcli, recipe):
     assert "\x1b" not in out
 
 
-def test_the_origin_of_a_warm_start_is_looked_at(rlcli):
+def test_the_origin_of_a_warm_start_is_checked(rlcli):
     out = rlcli("check", "ppo_math", "--rows", "5")[1]
     assert "380 rows in the embedding" in out
     assert "runs after" in out
 
 
-def test_json(rlcli, text_recipe):
+def test_check_as_json(rlcli, text_recipe):
     code, out, _ = rlcli("check", "mine.yaml", "--json")
     document = json.loads(out)
     assert (code, document["ok"], document["recipe"]) == (0, True, "mine")
@@ -57,7 +57,7 @@ def test_json(rlcli, text_recipe):
     assert (code, json.loads(out)["ok"]) == (4, False)
 
 
-def test_a_failure_says_cause_and_fix_and_exits_with_its_class(rlcli, text_recipe):
+def test_a_failure_is_reported_with_cause_fix_and_exit_code(rlcli, text_recipe):
     code, out, err = rlcli("check", "mine.yaml", "datasets.train.args.max_length=3")
     assert (code, err) == (4, "")
     lines = out.splitlines()
@@ -67,21 +67,21 @@ def test_a_failure_says_cause_and_fix_and_exits_with_its_class(rlcli, text_recip
     assert lines[-1] == "1 failure"
 
 
-def test_a_bad_recipe_is_reported_as_everywhere(rlcli, text_recipe):
+def test_an_invalid_recipe_or_option_exits_2(rlcli, text_recipe):
     code, out, err = rlcli("check", "mine.yaml", "datasets.train.args.pth=x")
     assert (code, out) == (2, "")
     assert err.startswith("error[R42]")
     assert rlcli("check", "mine.yaml", "--rows", "0")[0] == 2
 
 
-def test_hostile_rows_reach_the_terminal_escaped(rlcli, text_recipe):
+def test_control_characters_in_rows_are_escaped(rlcli, text_recipe):
     (text_recipe / "rows.jsonl").write_text(json.dumps({"prompt": "a", "\x1b[31manswer": 1}))
     code, out, _ = rlcli("check", "mine.yaml")
     assert code == 4
     assert "\x1b" not in out
 
 
-def test_long_lines_are_wrapped_and_numbers_kept_whole():
+def test_long_lines_are_wrapped_but_not_inside_numbers():
     finding = Finding(
         level="warn", about="x", says="word " * 20 + "12 345 678 rows", details=["d " * 60], fix="f " * 60
     )
@@ -91,17 +91,17 @@ def test_long_lines_are_wrapped_and_numbers_kept_whole():
     assert lines[0].startswith("warn  x   word")
 
 
-def test_the_summary_counts():
-    of = {level: Finding(level=level, about="", says="") for level in ("ok", "warn", "FAIL", "skip")}
-    assert summary([of["ok"], of["skip"]]) == "no problems found"
-    assert summary([of["FAIL"], of["warn"], of["warn"]]) == "1 failure, 2 warnings"
+def test_the_summary_counts_failures_and_warnings():
+    by_level = {level: Finding(level=level, about="", says="") for level in ("ok", "warn", "FAIL", "skip")}
+    assert summary([by_level["ok"], by_level["skip"]]) == "no problems found"
+    assert summary([by_level["FAIL"], by_level["warn"], by_level["warn"]]) == "1 failure, 2 warnings"
 
 
 @pytest.mark.parametrize(
     "arguments",
     [["tokens", "sft_math"], ["tokens", "mine.yaml", "--row", "1"], ["doctor"]],
 )
-def test_nothing_heavy_is_loaded(text_recipe, arguments):
+def test_no_heavy_library_is_loaded(text_recipe, arguments):
     script = f"""
 import sys
 from rlcli.cli.main import main
@@ -117,7 +117,7 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
-def test_arguments_that_contradict_each_other_are_found_in_the_whole_chain(rlcli, text_recipe):
+def test_contradictory_arguments_are_reported(rlcli, text_recipe):
     code, out, _ = rlcli("check", "ppo_math", "ppo.behav_imp_weight_cap=2.0", "--rows", "2")
     assert code == 2
     assert "FAIL  arguments" in out

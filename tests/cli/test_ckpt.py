@@ -1,4 +1,4 @@
-"""`rlcli ckpt`: the checkpoints of a run, listed, verified, shown, made fewer."""
+"""`rlcli ckpt`: the checkpoints of a run are listed, verified, shown and pruned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def steps(run: Path) -> list[int]:
     return sorted(int(path.name[-12:]) for path in (run / "checkpoints").glob("step-*"))
 
 
-def test_ls_shows_what_there_is(rlcli, run):
+def test_ls_lists_checkpoints_and_marks_latest_and_best(rlcli, run):
     code, out, err = rlcli("ckpt", "ls", str(run))
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()[2:]]
@@ -55,7 +55,7 @@ def test_ls_shows_what_there_is(rlcli, run):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_ls_marks_the_best_by_what_it_is_told(rlcli, run):
+def test_ls_marks_the_best_by_the_chosen_metric(rlcli, run):
     _, out, _ = rlcli("ckpt", "ls", str(run), "--best-metric", "actor/loss")
     assert "best (actor/loss -0.1)" in out.splitlines()[5]
     (run / "recipe.resolved.yaml").write_text("checkpoint: {best_metric: actor/loss, best_is: lowest}")
@@ -64,7 +64,7 @@ def test_ls_marks_the_best_by_what_it_is_told(rlcli, run):
     assert "best (eval/accuracy 0.9)" in rlcli("ckpt", "ls", str(run))[1]
 
 
-def test_ls_tells_the_state_of_each(rlcli, run):
+def test_ls_shows_the_state_of_each_checkpoint(rlcli, run):
     os.truncate(checkpoint(run, 40) / TENSORS, 3)
     (checkpoint(run, 20) / "MANIFEST.json").unlink()
     (checkpoint(run, 10) / "state.json").unlink()
@@ -82,7 +82,7 @@ def test_ls_tells_the_state_of_each(rlcli, run):
     assert "1 folder being written or deleted" in out
 
 
-def test_a_run_without_checkpoints_says_so(rlcli, run):
+def test_a_run_without_checkpoints_is_reported(rlcli, run):
     shutil.rmtree(run / "checkpoints")
     code, out, _ = rlcli("ckpt", "ls", str(run))
     assert (code, out) == (0, "no checkpoints in run/checkpoints\n")
@@ -93,7 +93,7 @@ def test_a_run_without_checkpoints_says_so(rlcli, run):
         assert "there is no checkpoint" in err
 
 
-def test_verify_of_whole_checkpoints(rlcli, run):
+def test_verify_accepts_valid_checkpoints(rlcli, run):
     code, out, err = rlcli("ckpt", "verify", str(run))
     assert (code, err) == (0, "")
     assert [line.split()[:3] for line in out.splitlines()] == [["step", str(step), "ok"] for step in (40, 30, 20, 10)]
@@ -130,7 +130,7 @@ def test_verify_names_the_run_that_a_stray_checkpoint_belongs_to(rlcli, run):
     assert f"belongs to run {'6b' * 16}" in err
 
 
-def test_prune(rlcli, run):
+def test_prune_deletes_all_but_the_newest_and_best(rlcli, run):
     code, out, _ = rlcli("ckpt", "prune", str(run), "--keep-last", "1", "--keep-best", "1", "--dry-run")
     assert code == 0
     assert "would delete  step 30, 10" in out
@@ -145,14 +145,14 @@ def test_prune(rlcli, run):
     assert "deleted       nothing" in rlcli("ckpt", "prune", str(run), "--keep-last", "1")[1]
 
 
-def test_prune_keeps_the_last_whole_one(rlcli, run):
+def test_prune_keeps_the_last_valid_checkpoint(rlcli, run):
     for step in (30, 40):
         (checkpoint(run, step) / "state.json").unlink()
     rlcli("ckpt", "prune", str(run), "--keep-last", "1")
     assert steps(run) == [20, 40]  # LATEST names the damaged one
 
 
-def test_prune_leaves_a_live_run_alone(rlcli, run):
+def test_prune_refuses_a_run_in_progress(rlcli, run):
     with RunDirectory.reopen(run):
         temporary = begin(run / "checkpoints", 50, id_of(run))
         for folder in (run, run / "checkpoints"):
@@ -166,24 +166,24 @@ def test_prune_leaves_a_live_run_alone(rlcli, run):
     assert not temporary.exists()
 
 
-def test_prune_clears_what_a_dead_save_left_only_where_no_live_one_can_be(rlcli, run, tmp_path):
+def test_prune_removes_leftovers_only_inside_the_folder_of_a_run(rlcli, run, tmp_path):
     elsewhere = shutil.move(run / "checkpoints", tmp_path / "large-disk")
-    left = begin(elsewhere, 50, id_of(run))
+    leftover = begin(elsewhere, 50, id_of(run))
     assert rlcli("ckpt", "prune", str(elsewhere), "--keep-last", "3")[0] == 0
-    assert left.exists()
+    assert leftover.exists()
     shutil.move(elsewhere, run / "checkpoints")
     assert rlcli("ckpt", "prune", str(run), "--keep-last", "2")[0] == 0
     assert [path.name[:4] for path in (run / "checkpoints").iterdir() if path.is_dir()] == ["step", "step"]
 
 
-def test_checkpoints_without_their_run(rlcli, run):
+def test_checkpoints_outside_a_run_are_listed_and_pruned(rlcli, run):
     (run / "checkpoints").rename("elsewhere")
     assert "LATEST" in rlcli("ckpt", "ls", "elsewhere")[1]
     assert rlcli("ckpt", "prune", "elsewhere", "--keep-last", "2")[0] == 0
     assert len(list(Path("elsewhere").glob("step-*"))) == 2
 
 
-def test_show(rlcli, run):
+def test_show_lists_metrics_and_files_of_a_checkpoint(rlcli, run):
     code, out, _ = rlcli("ckpt", "show", str(run), "--step", "20")
     assert code == 0
     assert f"run       {id_of(run)}\n" in out
@@ -216,7 +216,7 @@ def test_mistakes(rlcli, run, arguments, code, says):
     assert says in err
 
 
-def test_the_verbs_are_light(run, tmp_path):
+def test_the_verbs_load_no_heavy_library(run, tmp_path):
     program = (
         "import sys\nfrom rlcli.cli.main import main\n"
         "for words in (['ls', 'run'], ['verify', 'run'], ['show', 'run'], ['prune', 'run', '--keep-last', '1']):\n"

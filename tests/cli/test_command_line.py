@@ -18,11 +18,11 @@ REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "datasets", "sympy", "matplotlib", "tensorboardX")
 
 
-def test_version(rlcli):
+def test_version_is_printed(rlcli):
     assert rlcli("--version")[1].startswith("rlcli ")
 
 
-def test_validate(rlcli):
+def test_validate_reports_the_warm_start_and_the_layers(rlcli):
     code, out, _ = rlcli("validate", "ppo_math", "ppo.kl_ctl=0.1")
     assert code == 0
     assert out.startswith("ok")
@@ -62,14 +62,14 @@ def test_a_bad_recipe_exits_2_with_all_problems_on_stderr(rlcli):
         (["--project", "gone", "ls"], 2, "error[PROJECT]"),
     ],
 )
-def test_every_mistake_has_its_code_and_message(rlcli, arguments, code, message):
+def test_mistakes_have_an_exit_code_and_an_error_code(rlcli, arguments, code, message):
     exit_code, out, err = rlcli(*arguments)
     assert (exit_code, out) == (code, "")
     assert err.startswith(message)
     assert "Traceback" not in err
 
 
-def test_plan_fits_80_columns_and_tells_the_arithmetic(rlcli):
+def test_plan_fits_80_columns_and_shows_the_arithmetic(rlcli):
     code, out, _ = rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--graph")
     assert code == 0
     assert all(len(line) <= 80 for line in out.splitlines())
@@ -82,7 +82,7 @@ def test_plan_fits_80_columns_and_tells_the_arithmetic(rlcli):
     assert {role["role"] for role in document["roles"]} == {"actor", "critic", "ref", "reward"}
 
 
-def test_ls(rlcli):
+def test_ls_lists_components_and_recipes(rlcli):
     code, out, _ = rlcli("ls")
     assert code == 0
     for name in ("ppo_actor", "fsdp", "arithmetic", "ppo_math", "base/ppo", "built-in"):
@@ -106,7 +106,7 @@ def test_ls_shows_a_broken_component_instead_of_failing(rlcli, tmp_path, monkeyp
     assert "not valid Python" in " ".join(out.split())
 
 
-def test_show_a_component(rlcli):
+def test_show_prints_the_arguments_of_a_component(rlcli):
     for arguments in (["ppo_actor"], ["interface", "ppo_actor"]):
         code, out, _ = rlcli("show", *arguments)
         assert code == 0
@@ -124,7 +124,7 @@ def test_a_critic_has_only_settings_of_its_own(rlcli):
     assert not any(name.startswith(("generation", "kl_", "gae_")) for name in names)
 
 
-def test_show_a_recipe(rlcli):
+def test_show_prints_a_recipe_with_origins(rlcli):
     code, out, _ = rlcli("show", "ppo_math", "ppo.kl_ctl=0.25")
     assert code == 0
     Path("again.yaml").write_text(out)
@@ -162,7 +162,7 @@ class Leaving:
 '''
 
 
-def test_a_component_cannot_end_a_command_as_if_all_were_well(rlcli, tmp_path):
+def test_a_component_that_exits_is_an_error(rlcli, tmp_path):
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets/leaving.py").write_text(LEAVING)
@@ -172,7 +172,7 @@ def test_a_component_cannot_end_a_command_as_if_all_were_well(rlcli, tmp_path):
     assert f"{tmp_path}/datasets/leaving.py:9: SystemExit: 0" in err
 
 
-def test_a_bug_exits_1_and_names_its_report(rlcli, monkeypatch, tmp_path):
+def test_a_bug_exits_1_and_names_the_crash_report(rlcli, monkeypatch, tmp_path):
     def broken(*_args, **_options):
         raise ZeroDivisionError("x\x1b[31m")
 
@@ -188,7 +188,7 @@ def test_a_bug_exits_1_and_names_its_report(rlcli, monkeypatch, tmp_path):
     assert "ZeroDivisionError" in report.read_text()
 
 
-def test_a_bug_on_a_full_disk_still_ends_in_a_message(rlcli, monkeypatch):
+def test_a_bug_on_a_full_disk_is_still_reported(rlcli, monkeypatch):
     def broken(*_args, **_options):
         raise ZeroDivisionError
 
@@ -202,11 +202,11 @@ def test_a_bug_on_a_full_disk_still_ends_in_a_message(rlcli, monkeypatch):
     assert err.startswith("error[BUG]: unexpected ZeroDivisionError\n  hint: this is a bug in rlcli; --debug before")
 
 
-def test_ranks_text():
+def test_ranks_are_printed_as_ranges():
     assert ranks_text((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
 
 
-def test_tables_have_no_colour_off_a_terminal_and_escape_control_characters(capsys, monkeypatch):
+def test_tables_without_a_terminal_have_no_colour_and_are_escaped(capsys, monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     print_table(["a", "b"], [["x", "\x1b[31mred"]], title="t")
     assert "\x1b" not in capsys.readouterr().out
@@ -237,7 +237,7 @@ def process(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
      ["status"], ["completion", "bash"],
      ["__complete", "zsh", "train", "ppo_math", "models.actor.backend.args."]],
 )  # fmt: skip
-def test_nothing_heavy_is_loaded(arguments):
+def test_no_heavy_library_is_loaded(arguments):
     script = f"""
 import sys
 from rlcli.cli.main import main
@@ -251,13 +251,13 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
-def test_python_m_rlcli(tmp_path):
+def test_python_m_rlcli_runs_the_command_line(tmp_path):
     done = process("-m", "rlcli", "plan", "no_such", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error[R51]")
 
 
-def test_the_code_that_a_verb_returns_is_the_exit_code(rlcli, monkeypatch):
+def test_the_return_value_of_a_verb_is_the_exit_code(rlcli, monkeypatch):
     def stopped(recipe: str) -> int:
         return 75
 
@@ -266,7 +266,7 @@ def test_the_code_that_a_verb_returns_is_the_exit_code(rlcli, monkeypatch):
     assert rlcli("ppo_math")[0] == 75
 
 
-def test_a_sound_recipe_quietly(rlcli):
+def test_validate_quiet_prints_only_errors(rlcli):
     assert rlcli("validate", "ppo_math", "--quiet") == (0, "", "")
     code, out, err = rlcli("validate", "ppo_math", "--quiet", "train.stepz=1")
     assert (code, out) == (2, "")

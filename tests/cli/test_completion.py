@@ -1,4 +1,4 @@
-"""Completion: what may come next, told in process; and that the shells' scripts hand it on unharmed."""
+"""Completion: the candidates for a line, and that the scripts of the shells pass them on unchanged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def complete(command, folder):
-    """How a line may go on: the candidates for its last word."""
+    """The candidates for the last word of a line."""
     return lambda line: [candidate.text for candidate in candidates(command, line.split(" "))]
 
 
@@ -135,11 +135,11 @@ def complete(command, folder):
         ("", [verb for verbs in VERBS.values() for verb in verbs]),
     ],
 )  # fmt: skip
-def test_what_may_come_next(complete, line, expected):
+def test_candidates_for_a_line(complete, line, expected):
     assert complete(line) == expected
 
 
-def test_component_names_of_the_users_project(complete, folder):
+def test_components_of_the_project_are_completed(complete, folder):
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
     (folder / "interfaces").mkdir()
     (folder / "interfaces/my_own.py").write_text("")
@@ -147,8 +147,8 @@ def test_component_names_of_the_users_project(complete, folder):
     assert complete("train ppo_math graph.reward_inf.interface=my_") == ["graph.reward_inf.interface=my_own"]
 
 
-def test_every_key_that_is_offered_can_be_set(folder):
-    """Walk all keys of a recipe: what ends with a dot has keys below, what ends with = is a legal override."""
+def test_every_offered_key_can_be_set(folder):
+    """Walk all keys of a recipe: those that end with a dot have keys below, those that end with = are valid."""
     tree = sketch("ppo_math")
     waiting, leaves = [""], []
     while waiting:
@@ -161,12 +161,12 @@ def test_every_key_that_is_offered_can_be_set(folder):
     ]  # `launch=` would set launch.type a second time
     overrides = [f"{key}{candidates_of_key[0][0]}" for key in settable if (candidates_of_key := values(tree, key[:-1]))]
     assert len(overrides) > 100
-    with pytest.raises(RecipeError) as raised:  # all at once is a contradiction; unknown it is not
+    with pytest.raises(RecipeError) as raised:  # all at once are contradictory, but none is unknown
         load_recipe("ppo_math", overrides)
     assert not [problem for problem in raised.value.problems if "unknown key" in problem.what or problem.code == "R05"]
 
 
-def test_keys_say_what_they_mean(folder):
+def test_candidates_have_descriptions(folder):
     (seed,) = key_candidates(sketch("ppo_math"), "seed")
     assert seed.doc
     (lr,) = key_candidates(sketch("ppo_math"), "models.actor.backend.args.lr")
@@ -185,14 +185,14 @@ def test_keys_say_what_they_mean(folder):
         ("", [""], ""),
     ],
 )
-def test_a_line_that_is_being_typed(line, words, quote):
+def test_an_incomplete_line_is_split_into_words(line, words, quote):
     assert split_line(line) == (words, quote)
 
 
 # -- the verb --------------------------------------------------------------------------------------------
 
 
-def test_the_script_is_printed_or_installed(rlcli, tmp_path, monkeypatch):
+def test_the_completion_script_is_printed_or_installed(rlcli, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for shell, file in (
@@ -209,7 +209,7 @@ def test_the_script_is_printed_or_installed(rlcli, tmp_path, monkeypatch):
         assert json.loads(rlcli("completion", shell, "--json")[1])["file"] == str(tmp_path / file)
 
 
-def test_the_shell_is_told_by_the_environment(rlcli, monkeypatch):
+def test_the_shell_is_detected_from_the_environment(rlcli, monkeypatch):
     monkeypatch.setenv("SHELL", "/usr/bin/fish")
     assert rlcli("completion")[1] == SCRIPTS[Shell.FISH]
     monkeypatch.setenv("SHELL", "/bin/tcsh")
@@ -218,7 +218,7 @@ def test_the_shell_is_told_by_the_environment(rlcli, monkeypatch):
     assert rlcli("completion")[0] == 2
 
 
-def test_a_place_that_cannot_be_written(rlcli, tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_reported(rlcli, tmp_path, monkeypatch):
     (tmp_path / "data").write_text("a file")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     code, out, err = rlcli("completion", "bash", "--install")
@@ -226,7 +226,7 @@ def test_a_place_that_cannot_be_written(rlcli, tmp_path, monkeypatch):
     assert err.startswith("error[F75]")
 
 
-def test_answers_never_disturb_the_line(rlcli):
+def test_completion_never_prints_errors(rlcli):
     for arguments in (
         [],
         ["zsh"],
@@ -244,7 +244,7 @@ def test_answers_never_disturb_the_line(rlcli):
 
 @pytest.fixture
 def shell(folder, monkeypatch):
-    """Run a script in a shell that finds an `rlcli`: the lines that it prints."""
+    """Runs a script in a shell with `rlcli` on its PATH; returns the lines that it prints."""
     tool = folder / "bin/rlcli"
     tool.parent.mkdir()
     path, python = shlex.quote(str(REPOSITORY)), shlex.quote(sys.executable)
@@ -275,7 +275,7 @@ def shell(folder, monkeypatch):
         ("rlcli train ppo_math --with=mi", ["mine.yaml"]),
     ],
 )
-def test_bash(shell, line, expected):
+def test_completion_in_bash(shell, line, expected):
     script = """
         source <(rlcli completion bash)
         COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:'
@@ -298,7 +298,7 @@ def test_bash(shell, line, expected):
         ),
     ],
 )
-def test_zsh(shell, words, expected):
+def test_completion_in_zsh(shell, words, expected):
     script = """
         compdef() { }
         source <(rlcli completion zsh)
@@ -317,6 +317,6 @@ def test_zsh(shell, words, expected):
         ("rlcli train ppo_math models.actor.path=recipe:sft_ma", ["models.actor.path=recipe:sft_math#actor"]),
     ],
 )
-def test_fish(shell, line, expected):
+def test_completion_in_fish(shell, line, expected):
     completed = shell("fish", "--no-config", "-c", f"rlcli completion fish | source; complete -C '{line}'")
     assert [word.partition("\t")[0] for word in completed] == expected

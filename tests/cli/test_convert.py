@@ -1,4 +1,4 @@
-"""`rlcli convert` as a user meets it."""
+"""`rlcli convert` as a user sees it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def model(tmp_path_factory):
 
 
 def _run_directory(model: Path, rlcli) -> Path:
-    """A run that ended, with an actor as two ranks would have written it."""
+    """A finished run, with an actor as written by two ranks."""
     assert rlcli("convert", "--from-hf", str(model), "--to", "run/models/actor", "--ranks", "2", "--no-verify")[0] == 0
     return Path("run")
 
 
-def test_a_run_becomes_a_folder_that_transformers_reads(model, rlcli):
+def test_a_run_is_converted_to_a_folder_for_transformers(model, rlcli):
     run = _run_directory(model, rlcli)
     code, out, err = rlcli("convert", str(run), "--to-hf", "out/model")
     assert (code, err) == (0, "")
@@ -46,7 +46,7 @@ def test_a_run_becomes_a_folder_that_transformers_reads(model, rlcli):
     assert (Path("out/model") / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
 
-def test_json(model, rlcli):
+def test_convert_as_json(model, rlcli):
     code, out, _ = rlcli("convert", str(model), "--to-hf", "out", "--dtype", "bfloat16", "--json")
     document = json.loads(out)
     assert code == 0
@@ -55,7 +55,7 @@ def test_json(model, rlcli):
     assert document["files"] == ["model.safetensors"]
 
 
-def test_a_dry_run_writes_nothing(model, rlcli):
+def test_a_dry_run_writes_no_files(model, rlcli):
     code, out, _ = rlcli("convert", str(model), "--to-hf", "out", "--dry-run", "--max-shard-size", "20KB")
     assert code == 0
     assert "would be out: 7 safetensors" in out
@@ -87,7 +87,7 @@ def test_mistakes(arguments, code, message, model, rlcli):
     assert not Path("out").exists()
 
 
-def test_bytes_are_moved_without_torch(model, tmp_path):
+def test_conversion_does_not_load_torch(model, tmp_path):
     """Neither help, nor a plan, nor the conversion itself loads torch or transformers."""
     script = (
         "import sys\n"

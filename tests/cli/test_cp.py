@@ -1,4 +1,4 @@
-"""`rlcli cp`: writes one file, or none."""
+"""`rlcli cp` writes one file, or none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 
-def test_the_child_is_written_shown_and_sound(rlcli):
+def test_the_copy_is_written_printed_and_valid(rlcli):
     code, out, err = rlcli("cp", "ppo_math", "mine.yaml", "ppo.kl_ctl=0.02")
     assert code == 0
     assert Path("mine.yaml").read_text() == out
@@ -19,7 +19,7 @@ def test_the_child_is_written_shown_and_sound(rlcli):
     assert {difference["key"].rpartition(".")[2] for difference in changed} == {"name", "kl_ctl"}
 
 
-def test_dry_run_writes_nothing(rlcli):
+def test_a_dry_run_writes_no_files(rlcli):
     code, out, err = rlcli("cp", "ppo_math", "mine.yaml", "seed=3", "--dry-run")
     assert code == 0
     assert "seed: 3" in out
@@ -41,7 +41,7 @@ def test_dry_run_writes_nothing(rlcli):
         (["ppo_math", "mine.yaml", "train.stpes=1"], "error[R42]"),
     ],
 )
-def test_mistakes_write_nothing(rlcli, arguments, message):
+def test_after_a_mistake_no_file_is_written(rlcli, arguments, message):
     Path("there.yaml").write_text("mine")
     Path("dangling.yaml").symlink_to("nowhere")
     code, out, err = rlcli("cp", *arguments)

@@ -1,4 +1,4 @@
-"""`rlcli diff`: two recipes, two runs, one of each."""
+"""`rlcli diff` compares two recipes, two runs, or a recipe and a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcli.recipe.resolve import load_recipe
 
 
 def record(path: Path, recipe: str, overrides: list[str], rewards: list[float], torch: str = "2.13.0") -> Path:
-    """The directory of a finished run, with what a run writes there."""
+    """The directory of a finished run, with its files."""
     resolved = load_recipe(recipe, overrides)
     with RunDirectory.create(path, resolved.recipe.name, command=["rlcli", "train", recipe]) as run:
         run.write_text("recipe.resolved.yaml", resolved.to_yaml())
@@ -33,7 +33,7 @@ def child(rlcli):
     return rlcli
 
 
-def test_changed_values_with_both_origins(child):
+def test_changed_values_are_shown_with_both_origins(child):
     code, out, err = child("diff", "ppo_math", "mine.yaml")
     assert (code, err) == (0, "")
     assert "graph.*.interface.args.kl_ctl  (4 keys)" in out
@@ -52,34 +52,34 @@ def test_changed_values_with_both_origins(child):
     assert set(changed) - {key for key in changed if key.endswith("kl_ctl")} == {"name", "train.shuffle"}
 
 
-def test_the_same_says_so(child):
+def test_equal_recipes_have_no_difference(child):
     code, out, _ = child("diff", "ppo_math", "ppo_math")
     assert code == 0
     assert "no difference" in out
     assert json.loads(child("diff", "ppo_math", "ppo_math", "--json")[1])["recipe"] == []
 
 
-def test_a_default_that_is_spelt_out_is_no_difference(child):
+def test_an_explicit_default_is_not_a_difference(child):
     Path("same.yaml").write_text("extends: ppo_math\nname: ppo_math\nppo: {eps_clip: 0.2}\n")
     assert "no difference" in child("diff", "ppo_math", "same.yaml")[1]
 
 
-def test_sections_of_one_recipe_are_named_once(child):
+def test_sections_of_only_one_recipe_are_listed_once(child):
     out = " ".join(child("diff", "ppo_math", "sft_math")[1].split())
     assert "only in A: datasets.held_out, models.critic, models.ref" in out
     assert "only in B: models.actor.scratch, graph.sft_train" in out
     assert "models.critic.backend" not in out
 
 
-def test_it_fits_80_columns(child):
+def test_a_diff_fits_80_columns(child):
     out = child("diff", "ppo_math", "sft_math")[1].replace(str(Path(__file__).parents[2]) + "/", "")
     assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
-def test_two_runs(rlcli):
+def test_diff_of_two_runs_shows_recipe_environment_and_results(rlcli):
     first = record(Path("a"), "sft_math", ["train.steps=3"], [0.1, 0.2, 0.3])
-    two = record(Path("b"), "sft_math", ["train.steps=2", "seed=4"], [0.5, 0.7], torch="2.14.0")
-    code, out, _ = rlcli("diff", str(first), str(two))
+    second = record(Path("b"), "sft_math", ["train.steps=2", "seed=4"], [0.5, 0.7], torch="2.14.0")
+    code, out, _ = rlcli("diff", str(first), str(second))
     assert code == 0
     assert "    B  4  command line\n" in out
     assert "packages.torch  2.13.0 -> 2.14.0" in out
@@ -92,7 +92,7 @@ def test_two_runs(rlcli):
     assert document["a"]["kind"] == document["b"]["kind"] == "run"
 
 
-def test_a_run_against_the_recipe_that_it_came_from(rlcli):
+def test_a_run_is_compared_with_its_recipe(rlcli):
     record(Path("a"), "sft_math", ["train.steps=3"], [0.1])
     code, out, _ = rlcli("diff", "sft_math", "a")
     assert code == 0
@@ -102,7 +102,7 @@ def test_a_run_against_the_recipe_that_it_came_from(rlcli):
     assert [difference["key"] for difference in document["recipe"]] == ["train.steps"]
 
 
-def test_a_run_that_went_wrong_early_still_compares(rlcli):
+def test_incomplete_runs_are_compared(rlcli):
     record(Path("a"), "sft_math", [], [])
     record(Path("b"), "sft_math", [], [math.inf])
     Path("a/metrics.jsonl").unlink()
@@ -123,7 +123,7 @@ def test_a_run_without_its_recipe_is_refused(rlcli):
 
 
 @pytest.mark.parametrize("argument", ["no_such", ".", "a\0b"])
-def test_what_is_neither_recipe_nor_run_exits_2(rlcli, argument):
+def test_an_argument_that_is_neither_recipe_nor_run_exits_2(rlcli, argument):
     code, out, err = rlcli("diff", "ppo_math", argument)
     assert (code, out) == (2, "")
     assert err.startswith("error[R5")

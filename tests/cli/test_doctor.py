@@ -1,4 +1,4 @@
-"""`rlcli doctor`: packages, devices and limits, and what to do about those that are wrong."""
+"""`rlcli doctor`: packages, devices and limits, and how to fix problems with them."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def findings():
     return {finding.about: finding for finding in room.examine()}
 
 
-def test_it_says_what_is_there(rlcli):
+def test_doctor_reports_every_subject(rlcli):
     code, out, err = rlcli("doctor")
     assert (code, err) == (0, "")
     assert all(len(line) <= 80 for line in out.splitlines())
@@ -34,7 +34,7 @@ def test_it_says_what_is_there(rlcli):
         assert f" {about} " in out
 
 
-def test_json(rlcli):
+def test_doctor_as_json(rlcli):
     code, out, _ = rlcli("doctor", "--json")
     document = json.loads(out)
     assert (code, document["ok"]) == (0, True)
@@ -42,7 +42,7 @@ def test_json(rlcli):
     assert {"torch", "transformers", "deepspeed"} <= set(document["packages"])
 
 
-def test_a_missing_package_fails_with_the_way_to_get_it(rlcli, monkeypatch):
+def test_a_missing_package_fails_with_the_command_to_install_it(rlcli, monkeypatch):
     real = room.installed_version
     monkeypatch.setattr(room, "installed_version", lambda name: None if name == "pyzmq" else real(name))
     code, out, _ = rlcli("doctor")
@@ -73,27 +73,27 @@ def test_extras_are_optional_and_have_their_range(monkeypatch):
     assert (by_subject.level, by_subject.fix) == ("skip", "pip install 'rlcli[megatron]'")
 
 
-def test_the_requirements_are_those_of_the_package():
+def test_requirements_are_read_from_the_checkout():
     requirements = read_requirements()
     assert {"torch", "transformers", "typer"} <= {requirement.name for requirement in requirements.needed}
     assert "test" not in requirements.extras
     assert [requirement.name for requirement in requirements.extras["deepspeed"]] == ["deepspeed"]
 
 
-def test_the_requirements_of_an_installed_package(monkeypatch):
+def test_requirements_are_read_from_an_installed_package(monkeypatch):
     lines = [
         "torch>=2.13",
         'deepspeed>=0.18; extra == "deepspeed"',
         'pytest; extra == "test"',
         'x; python_version < "3"',
     ]
-    told = Message()
-    told["Requires-Python"] = ">=3.11"
+    message = Message()
+    message["Requires-Python"] = ">=3.11"
     for name, values in {"Requires-Dist": lines, "Provides-Extra": ["deepspeed", "test"]}.items():
         for value in values:
-            told[name] = value
+            message[name] = value
     monkeypatch.setattr("rlcli.registry.requirements.is_project", lambda folder: False)
-    monkeypatch.setattr("rlcli.registry.requirements.metadata.metadata", lambda name: told)
+    monkeypatch.setattr("rlcli.registry.requirements.metadata.metadata", lambda name: message)
     requirements = read_requirements()
     assert ([requirement.name for requirement in requirements.needed], list(requirements.extras)) == (
         ["torch"],
@@ -102,11 +102,11 @@ def test_the_requirements_of_an_installed_package(monkeypatch):
 
 
 @pytest.mark.parametrize(("version", "good"), [("2.13.0+cpu", True), ("2.14.0rc1", True), ("2.12.9", False)])
-def test_versions(version, good):
+def test_versions_are_compared_with_requirements(version, good):
     assert fits(Requirement("torch>=2.13"), version) == good
 
 
-def test_the_build_of_torch_is_that_of_torch_itself():
+def test_the_build_of_torch_is_read_without_importing_it():
     import torch
 
     assert torch_build() == (f"cuda {torch.version.cuda}" if torch.version.cuda else "cpu")
@@ -120,7 +120,7 @@ def test_gpus_are_read_from_the_driver():
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("nvidia-smi"), devices.subprocess.TimeoutExpired("nvidia-smi", 1)])
-def test_without_a_driver_there_are_no_gpus(monkeypatch, error):
+def test_no_gpus_are_listed_without_a_driver(monkeypatch, error):
     def fails(*_args, **_options):
         raise error
 
@@ -128,7 +128,7 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch, error):
     assert list_gpus() == []
 
 
-def test_gpus_in_use_and_a_torch_that_cannot_use_them(monkeypatch):
+def test_used_gpus_and_a_cpu_build_of_torch_cause_warnings(monkeypatch):
     monkeypatch.setattr(room, "list_gpus", lambda: read_gpus(LISTING))
     monkeypatch.setattr(room, "torch_build", lambda: "cpu")
     by_subject = findings()
@@ -139,7 +139,7 @@ def test_gpus_in_use_and_a_torch_that_cannot_use_them(monkeypatch):
     assert (findings()["GPUs"].level, findings()["torch"].level) == ("ok", "ok")
 
 
-def test_little_shared_memory_matters_with_gpus(monkeypatch):
+def test_little_shared_memory_causes_a_warning_with_gpus(monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(64 << 20, 0, 64 << 20))
     assert room._check_shared_memory(False).level == "ok"
@@ -148,13 +148,13 @@ def test_little_shared_memory_matters_with_gpus(monkeypatch):
     assert room._check_disk().level == "warn"
 
 
-def test_few_open_files(monkeypatch):
+def test_a_low_limit_of_open_files_causes_a_warning(monkeypatch):
     monkeypatch.setattr(room.resource, "getrlimit", lambda _which: (256, 4096))
     finding = room._check_open_files()
     assert (finding.level, finding.fix) == ("warn", "ulimit -n 4096")
 
 
-def test_broken_components_of_the_project(rlcli, tmp_path):
+def test_broken_components_of_the_project_are_counted(rlcli, tmp_path):
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "broken.py").write_text("def :\n")
@@ -167,14 +167,14 @@ def test_broken_components_of_the_project(rlcli, tmp_path):
     assert "FAIL  project" in out
 
 
-def test_slurm(monkeypatch):
+def test_missing_slurm_commands_are_listed(monkeypatch):
     monkeypatch.setattr(room.shutil, "which", lambda name: None)
     assert room._check_slurm().level == "skip"
     monkeypatch.setattr(room.shutil, "which", lambda name: name if name != "sacct" else None)
     assert room._check_slurm().says == "sbatch, srun, squeue, scancel; missing: sacct"
 
 
-def test_the_report_holds_no_secret(rlcli, tmp_path, monkeypatch):
+def test_the_report_contains_no_secret(rlcli, tmp_path, monkeypatch):
     secret = "hf_0123456789abcdef"
     monkeypatch.setenv("HF_TOKEN", secret)
     monkeypatch.setenv("WANDB_API_KEY", secret)

@@ -29,7 +29,7 @@ def layers(rlcli, tmp_path):
     return rlcli
 
 
-def test_all_places_of_a_value_in_order_and_the_winner(layers):
+def test_all_locations_of_a_value_are_shown_in_order(layers):
     code, out, _ = layers("explain", "top.yaml", "train.steps", "train.steps=7")
     assert code == 0
     assert out.splitlines()[0] == "train.steps = 7   int >= 1 <= 1000000000 | null"
@@ -42,7 +42,7 @@ def test_all_places_of_a_value_in_order_and_the_winner(layers):
     ]
 
 
-def test_a_value_behind_a_reference_names_the_reference(layers):
+def test_a_value_by_reference_is_shown_with_the_reference(layers):
     document = json.loads(layers("explain", "top.yaml", "models.actor.backend.args.lr", "--json")[1])
     assert document["value"] == 1e-4
     default, reference, lower, upper = document["steps"]
@@ -55,7 +55,7 @@ def test_a_value_behind_a_reference_names_the_reference(layers):
     assert document["used_by"][0]["who"] == "actor (rank 0)"
 
 
-def test_a_block_says_which_calls_it_reaches(rlcli):
+def test_the_calls_that_use_a_block_are_shown(rlcli):
     code, out, _ = rlcli("explain", "ppo_math", "ppo.kl_ctl")
     assert code == 0
     assert "Weight of the KL penalty" in out
@@ -67,7 +67,7 @@ def test_a_block_says_which_calls_it_reaches(rlcli):
     assert (document["changes"], document["on_resume"]) == ("none", "alters")
 
 
-def test_references_are_followed_from_one_to_the_next(rlcli):
+def test_chains_of_references_are_followed(rlcli):
     document = json.loads(rlcli("explain", "ppo_math", "generation.max_new_tokens", "--json")[1])
     through = {use["key"]: use["through"] for use in document["used_by"]}
     assert through["graph.actor_gen.interface.args.generation.max_new_tokens"] == "${ppo}"
@@ -75,7 +75,7 @@ def test_references_are_followed_from_one_to_the_next(rlcli):
     assert through[evaluation] == "${evaluation}"
 
 
-def test_a_key_that_a_layer_sets_over_a_reference_is_not_reached(rlcli):
+def test_a_key_that_overrides_a_reference_does_not_use_the_block(rlcli):
     interface = "{interface: {args: {minibatches: 2}}}"  # for both calls, as they share the critic's interface
     Path("own.yaml").write_text(f"extends: ppo_math\ngraph: {{critic_train: {interface}, critic_inf: {interface}}}\n")
     document = json.loads(rlcli("explain", "own.yaml", "ppo.minibatches", "--json")[1])
@@ -84,19 +84,19 @@ def test_a_key_that_a_layer_sets_over_a_reference_is_not_reached(rlcli):
     assert "graph.critic_train.interface.args.minibatches" not in reached
 
 
-def test_an_argument_that_nobody_set_is_known_under_its_block_too(rlcli):
+def test_an_unset_argument_is_explained_under_its_block(rlcli):
     document = json.loads(rlcli("explain", "ppo_math", "ppo.eps_clip", "--json")[1])
     (step,) = document["steps"]
     assert (step["where"], step["value"], step["wins"]) == ("default", "0.2", True)
     assert document["value"] == 0.2
 
 
-def test_weights_name_the_roles_that_start_from_them(rlcli):
+def test_roles_that_start_from_the_weights_are_named(rlcli):
     out = rlcli("explain", "ppo_math", "models.actor.path")[1]
     assert "critic, ref start from the same weights" in out
 
 
-def test_what_a_replaced_section_held_does_not_win(layers):
+def test_values_of_a_replaced_section_do_not_take_effect(layers):
     backend = "{_replace_: true, type: fsdp, args: {eps: '${scale.lr}'}}"
     Path("new.yaml").write_text(f"extends: top.yaml\nmodels: {{actor: {{backend: {backend}}}}}\n")
     document = json.loads(layers("explain", "new.yaml", "models.actor.backend.args.lr", "--json")[1])
@@ -104,7 +104,7 @@ def test_what_a_replaced_section_held_does_not_win(layers):
     assert [step["wins"] for step in document["steps"]] == [True, False, False, False]
 
 
-def test_a_reference_to_a_default_wins_over_the_own_default(layers):
+def test_a_reference_to_a_default_takes_precedence(layers):
     Path("new.yaml").write_text("extends: top.yaml\nlog: {samples_per_step: '${seed}'}\n")
     document = json.loads(layers("explain", "new.yaml", "log.samples_per_step", "--json")[1])
     assert document["value"] == 1
@@ -141,7 +141,7 @@ def test_an_unknown_key_exits_2_with_a_suggestion(rlcli, key, hint):
 
 
 @pytest.mark.parametrize("key", ["ppo.kl_ctl", "train.steps", "generation.max_new_tokens", "models.actor.path", "log"])
-def test_it_fits_80_columns(rlcli, key):
+def test_explanations_fit_80_columns(rlcli, key):
     out = rlcli("explain", "ppo_math", key, "train.steps=7")[1]
     home = str(Path(__file__).parents[2])
     assert [line for line in out.replace(home + "/", "").splitlines() if len(line) > 80] == []

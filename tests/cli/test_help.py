@@ -1,4 +1,4 @@
-"""Every help page: it fits a screen, its example works, and it reads as it did."""
+"""Every help page fits a screen, has an example that works, and equals the recorded page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCREEN = 30
 STARTS_SOMETHING = ("train", "resume")
 
 
-def test_the_page_of_all_verbs(rlcli, pages):
+def test_the_help_page_of_all_verbs(rlcli, pages):
     code, out, err = rlcli("--help")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) <= SCREEN + 9
@@ -25,7 +25,7 @@ def test_the_page_of_all_verbs(rlcli, pages):
     assert out == pages
 
 
-def test_alone_it_prints_a_handful_of_examples(rlcli, pages):
+def test_without_arguments_examples_are_printed(rlcli, pages):
     code, out, err = rlcli()
     assert (code, err) == (0, "")
     assert len(out.splitlines()) <= 10
@@ -33,7 +33,7 @@ def test_alone_it_prints_a_handful_of_examples(rlcli, pages):
 
 
 @pytest.mark.parametrize("verb", ALL)
-def test_the_page_of_each_verb(rlcli, pages, verb):
+def test_the_help_page_of_each_verb(rlcli, pages, verb):
     code, out, err = rlcli(verb, "--help")
     assert (code, err) == (0, "")
     assert rlcli(verb, "-h")[1] == out
@@ -43,19 +43,19 @@ def test_the_page_of_each_verb(rlcli, pages, verb):
 
 
 @pytest.mark.parametrize("verb", ALL)
-def test_a_page_fits_a_narrow_terminal_too(rlcli, monkeypatch, verb):
+def test_help_pages_fit_a_narrow_terminal(rlcli, monkeypatch, verb):
     monkeypatch.setenv("COLUMNS", "40")
     page = rlcli(verb, "--help")[1].partition("\nExample\n")[0]  # an example is for copying and never broken
     assert max(map(len, page.splitlines())) <= 40
 
 
-def test_the_page_of_all_verbs_fits_a_narrow_terminal_too(rlcli, monkeypatch):
+def test_the_help_page_of_all_verbs_fits_a_narrow_terminal(rlcli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     assert max(map(len, rlcli("--help")[1].splitlines())) <= 40
 
 
 @pytest.mark.parametrize("verb", ALL)
-def test_every_page_has_one_example(rlcli, verb):
+def test_every_help_page_has_one_example(rlcli, verb):
     page = rlcli(verb, "--help")[1]
     assert page.count("Example") == 1
     (example,) = page.partition("\nExample\n")[2].splitlines()
@@ -63,7 +63,7 @@ def test_every_page_has_one_example(rlcli, verb):
 
 
 @pytest.mark.parametrize("verb", [verb for verb in ALL if verb not in STARTS_SOMETHING])
-def test_the_example_works(rlcli, verb):
+def test_the_example_of_each_help_page_works(rlcli, verb):
     example = rlcli(verb, "--help")[1].partition("\nExample\n")[2]
     command = example.strip().removeprefix("source <(").removesuffix(")")
     if "mine.yaml" in command and verb != "cp":
@@ -79,23 +79,23 @@ def test_the_example_works(rlcli, verb):
     assert out or err
 
 
-def test_the_example_of_train_is_a_recipe_that_holds(rlcli):
+def test_the_example_of_train_is_valid(rlcli):
     example = rlcli("train", "--help")[1].partition("\nExample\n")[2]
     assert rlcli("validate", *shlex.split(example)[2:])[0] == 0
 
 
-def test_every_verb_that_prints_data_can_print_json(rlcli):
+def test_every_verb_but_chat_can_print_json(rlcli):
     for verb in set(ALL) - {"chat"}:
         assert "--json" in rlcli(verb, "--help")[1], verb
 
 
-def test_a_verb_is_loaded_when_it_is_used():
+def test_verbs_are_not_imported_before_they_are_used():
     script = "import sys, rlcli.cli.main; print([name for name in sys.modules if name.startswith('rlcli.cli.')])"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert not [verb for verb in ALL if verb != "completion" and f"'rlcli.cli.{verb}'" in loaded]
 
 
-def test_every_verb_is_where_the_table_says():
+def test_the_table_of_verbs_matches_the_modules():
     for verb in ALL:
         name = verb.replace("-", "_")
         assert hasattr(importlib.import_module(f"rlcli.cli.{name}"), name)

@@ -25,7 +25,7 @@ from rlcli.api.model import ModelBackend, register_backend
 @register_backend("zz_mine")
 @dataclass(frozen=True, kw_only=True)
 class Mine(ModelBackend):
-    "One of a user's own."
+    "A backend of the user."
 
     REQUIRES: ClassVar[tuple[str, ...]] = {declared}
 """
@@ -46,7 +46,7 @@ def without_deepspeed(rlcli, monkeypatch):
 
 @pytest.fixture
 def backend(rlcli, tmp_path, monkeypatch):
-    """Make a project with a backend that declares what it requires; its file cannot be imported here."""
+    """Writes a project with a backend that declares its requirements; its file cannot be imported here."""
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
 
     def make(declared: str) -> Path:
@@ -60,7 +60,7 @@ def backend(rlcli, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["validate", "train"])
-def test_it_is_an_error_with_its_place_and_the_command_that_installs_it(rlcli, without_deepspeed, verb):
+def test_a_missing_library_is_reported_with_the_command_to_install_it(rlcli, without_deepspeed, verb):
     code, out, err = rlcli(verb, "mine.yaml")
     assert (code, out) == (6, "")
     assert f"error[R75] mine.yaml:4:14: {SAYS}\n  hint: {FIX}" in err
@@ -68,20 +68,20 @@ def test_it_is_an_error_with_its_place_and_the_command_that_installs_it(rlcli, w
     assert not Path("runs").exists()
 
 
-def test_what_a_recipe_starts_from_needs_its_libraries_too(rlcli, without_deepspeed):
+def test_libraries_of_a_warm_start_are_checked(rlcli, without_deepspeed):
     Path("second.yaml").write_text("extends: ppo_math\nmodels: {actor: {path: 'recipe:mine.yaml#actor'}}\n")
     code, _, err = rlcli("validate", "second.yaml")
     assert code == 6
     assert f"mine.yaml:4:14: {SAYS}" in err
 
 
-def test_validate_says_so_in_json(rlcli, without_deepspeed):
+def test_validate_reports_a_missing_library_as_json(rlcli, without_deepspeed):
     code, out, _ = rlcli("validate", "mine.yaml", "--json")
     (problem,) = json.loads(out)["problems"]
     assert (code, problem["code"], problem["hint"]) == (6, "R75", FIX)
 
 
-def test_check_reports_it_with_all_else_that_it_finds(rlcli, without_deepspeed):
+def test_check_reports_a_missing_library(rlcli, without_deepspeed):
     code, out, _ = rlcli("check", "mine.yaml", "--rows", "2", "--json")
     failures = [finding for finding in json.loads(out)["findings"] if finding["level"] == "FAIL"]
     assert code == 6
@@ -90,26 +90,26 @@ def test_check_reports_it_with_all_else_that_it_finds(rlcli, without_deepspeed):
     ]
 
 
-def test_a_plan_for_another_machine_is_made_and_mentions_it(rlcli, without_deepspeed):
+def test_a_plan_only_notes_a_missing_library(rlcli, without_deepspeed):
     code, out, err = rlcli("plan", "mine.yaml", "--devices", "8")
     assert (code, err) == (0, "")
     assert f"mine.yaml:4:14: {SAYS} here: {FIX}" in " ".join(out.split())
-    told = json.loads(rlcli("plan", "mine.yaml", "--json")[1])
-    assert told["missing_libraries"] == [{"what": SAYS, "where": "mine.yaml:4:14", "fix": FIX}]
+    document = json.loads(rlcli("plan", "mine.yaml", "--json")[1])
+    assert document["missing_libraries"] == [{"what": SAYS, "where": "mine.yaml:4:14", "fix": FIX}]
     assert json.loads(rlcli("plan", "sft_math", "--json")[1])["missing_libraries"] == []
     assert rlcli("show", "mine.yaml")[0] == 0
 
 
-def test_doctor_says_which_component_needs_it(rlcli, backend):
+def test_doctor_names_the_component_that_needs_a_library(rlcli, backend):
     backend('("no-such-distribution-zz>=2",)')
-    told = json.loads(rlcli("doctor", "--json")[1])["findings"]
-    (finding,) = [candidate for candidate in told if candidate["about"] == "no-such-distribution-zz"]
+    findings = json.loads(rlcli("doctor", "--json")[1])["findings"]
+    (finding,) = [candidate for candidate in findings if candidate["about"] == "no-such-distribution-zz"]
     assert finding["level"] == "skip"
     assert finding["says"] == "no-such-distribution-zz not installed; only backend zz_mine needs it"
     assert finding["fix"] == "pip install 'no-such-distribution-zz>=2'"
 
 
-def test_components_of_a_user_declare_theirs_alike(rlcli, backend):
+def test_libraries_of_components_of_the_user_are_checked(rlcli, backend):
     backend('("no-such-distribution-zz>=2",)')
     code, _, err = rlcli("validate", "mine.yaml")
     assert code == 6
@@ -119,26 +119,26 @@ def test_components_of_a_user_declare_theirs_alike(rlcli, backend):
         load("backends", "zz_mine")
 
 
-def test_a_version_that_is_not_allowed_is_as_good_as_none(rlcli, backend):
+def test_a_version_outside_the_requirement_is_reported_as_missing(rlcli, backend):
     backend('("packaging<1",)')
     (error,) = missing_libraries(signature("backends", "zz_mine"))
     assert error.what.startswith("backend zz_mine needs packaging<1, which is installed in version ")
 
 
 @pytest.mark.parametrize("declared", ['"deepspeed"', '("a b c",)', "(1,)"])
-def test_what_is_not_a_requirement_is_refused_at_its_place(rlcli, backend, declared):
+def test_an_invalid_requirement_is_refused_with_its_location(rlcli, backend, declared):
     backend(declared)
     with pytest.raises(ProjectError, match="REQUIRES of Mine") as error:
         list(missing_libraries(signature("backends", "zz_mine")))
     assert str(error.value.where).endswith("zz_mine.py:9")
 
 
-def test_whoever_makes_the_component_is_told_the_same(without_deepspeed):
+def test_building_a_component_without_its_library_is_an_error(without_deepspeed):
     with pytest.raises(ResourceError, match=SAYS):
         make_backend(ModelBackendAbstraction("deepspeed"))
 
 
-def test_no_library_is_imported_to_find_out(tmp_path):
+def test_libraries_are_checked_without_importing_them(tmp_path):
     script = """
 import sys
 from rlcli.cli.main import main

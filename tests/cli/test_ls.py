@@ -1,4 +1,4 @@
-"""`rlcli ls`: what there is, and whose it is."""
+"""`rlcli ls` lists components and recipes with their origin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def project(rlcli, tmp_path):
-    """The working directory as a project with a recipe, a profile and a dataset that is broken."""
+    """The working directory as a project with a recipe, a profile and a broken dataset."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "recipes" / "profiles").mkdir(parents=True)
     (tmp_path / "recipes" / "mine.yaml").write_text("# Does something. And more.\nextends: ppo_math\n")
@@ -20,7 +20,7 @@ def project(rlcli, tmp_path):
     return rlcli
 
 
-def test_each_entry_tells_whose_it_is(project):
+def test_each_entry_has_its_origin(project):
     document = json.loads(project("ls", "recipes", "--json")[1])
     homes = {entry["name"]: entry["home"] for entry in document["recipes"]}
     assert (homes["mine"], homes["ppo_math"]) == ("project", "built-in")
@@ -31,7 +31,7 @@ def test_each_entry_tells_whose_it_is(project):
     assert line.split() == ["mine", "project", "Does", "something."]
 
 
-def test_profiles_stand_apart_and_go_by_the_name_that_with_takes(project):
+def test_profiles_are_listed_separately_by_their_name_for_with(project):
     document = json.loads(project("ls", "--json")[1])
     assert "tiny" in [entry["name"] for entry in document["profiles"]]
     assert not any("tiny" in entry["name"] for entry in document["recipes"])
@@ -39,17 +39,17 @@ def test_profiles_stand_apart_and_go_by_the_name_that_with_takes(project):
     assert project("validate", "mine", "--with", "tiny")[0] == 0
 
 
-def test_a_broken_component_is_listed_with_what_is_wrong(project):
+def test_a_broken_component_is_listed_with_its_problem(project):
     code, out, _ = project("ls", "datasets")
     assert code == 0
     assert "not valid Python" in " ".join(out.split())
 
 
-def test_it_fits_80_columns(project):
+def test_the_list_fits_80_columns(project):
     assert [line for line in project("ls")[1].splitlines() if len(line) > 80] == []
 
 
-def test_what_there_is_fits_one_screen(project):
+def test_the_list_of_everything_fits_one_screen(project):
     out = project("ls")[1]
     assert out.count("\n") <= 40
     homes = [line.split()[:3] for line in out.splitlines() if line.startswith(("datasets", "profiles"))]
@@ -61,6 +61,6 @@ def test_what_there_is_fits_one_screen(project):
     assert {entry["name"] for entries in document.values() for entry in entries} <= words
 
 
-def test_where_there_are_no_profiles_nothing_is_said_of_them(rlcli):
-    named = json.loads(rlcli("ls", "profiles", "--json")[1])["profiles"]
-    assert ("profiles" in rlcli("ls")[1]) == bool(named)
+def test_profiles_are_mentioned_only_if_there_are_any(rlcli):
+    profiles = json.loads(rlcli("ls", "profiles", "--json")[1])["profiles"]
+    assert ("profiles" in rlcli("ls")[1]) == bool(profiles)

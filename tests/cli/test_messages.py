@@ -1,4 +1,4 @@
-"""Every class of mistake at the command line: the exact words on stderr, and the exit code."""
+"""Every kind of mistake on the command line: the exact message on stderr, and the exit code."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ LISTS = [
     (r"(looked in )[^\n]*", r"\1<folders>"),
     (r"(legal here: )[^\n]*", r"\1<keys>"),
 ]
-"""What grows with every component and recipe that is added."""
+"""Lists that grow with every new component or recipe."""
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def mistake(rlcli, tmp_path):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake(mistake, pages, name):
+def test_the_message_of_each_mistake(mistake, pages, name):
     code, out, err = mistake(*(word.replace("\\n", "\n") for word in MISTAKES[name].split()))
     assert out == ""
     assert code in (2, 4, 5, 6)
@@ -124,7 +124,7 @@ def test_a_mistake(mistake, pages, name):
 
 
 @pytest.mark.parametrize("verb", WHOLE_VERBS)
-def test_an_unknown_option_of_each_verb(mistake, verb):
+def test_an_unknown_option_of_each_verb_is_refused(mistake, verb):
     code, out, err = mistake(*verb.split(), "--jsno")
     assert (code, out) == (2, "")
     hint = "rlcli chat --help lists them" if verb == "chat" else "did you mean --json?"
@@ -132,7 +132,7 @@ def test_an_unknown_option_of_each_verb(mistake, verb):
 
 
 @pytest.mark.parametrize("verb", WHOLE_VERBS)
-def test_a_verb_without_what_it_needs_shows_an_example(mistake, verb):
+def test_a_verb_without_its_arguments_shows_an_example(mistake, verb):
     page = mistake(*verb.split(), "--help")[1]
     needs = re.match(rf"rlcli {verb} ([A-Z][A-Za-z.]*)", page)
     if needs is not None:
@@ -142,7 +142,7 @@ def test_a_verb_without_what_it_needs_shows_an_example(mistake, verb):
         assert f"hint: for example: rlcli {verb} " in err
 
 
-def test_with_json_the_problems_are_data_and_the_words_are_talk(mistake):
+def test_with_json_problems_are_on_stdout_and_messages_on_stderr(mistake):
     code, out, err = mistake("validate", "typo.yaml", "--json")
     document = json.loads(out)
     assert (code, document["exit_code"], document["ok"]) == (2, 2, False)
@@ -151,14 +151,14 @@ def test_with_json_the_problems_are_data_and_the_words_are_talk(mistake):
     assert err == mistake("validate", "typo.yaml")[2]
 
 
-def test_a_usage_error_is_json_too(mistake):
+def test_usage_errors_are_printed_as_json(mistake):
     code, out, _ = mistake("plan", "--json")
     document = json.loads(out)
     assert code == document["exit_code"] == 2
     assert document["problems"][0]["code"] == "USAGE"
 
 
-def test_colour_is_for_terminals_and_can_be_refused(capsys, monkeypatch):
+def test_colour_follows_force_color_and_no_color(capsys, monkeypatch):
     error = RecipeError([Problem("R42", "unknown key x", "a.yaml:1:1", "did you mean y?", "    x: 1\n    ^")])
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -188,34 +188,34 @@ def test_control_characters_never_reach_the_terminal(rlcli, capsys):
     "words",
     ["--project . validate sft_math -q", "validate --project=. sft_math --quiet", "validate sft_math -q --project ."],
 )
-def test_options_of_every_verb_stand_anywhere(rlcli, words):
+def test_common_options_may_be_before_or_after_the_verb(rlcli, words):
     Path("pyproject.toml").write_text("[tool.rlcli]\n")
     assert rlcli(*words.split()) == (0, "", "")
 
 
-def test_json_may_stand_before_the_verb(rlcli):
+def test_the_json_option_may_be_before_the_verb(rlcli):
     code, out, _ = rlcli("--json", "validate", "sft_math")
     assert (code, json.loads(out)["ok"]) == (0, True)
 
 
-def test_colour_can_be_asked_for_and_refused(rlcli, monkeypatch):
+def test_colour_options_override_the_environment(rlcli, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "")
     monkeypatch.setenv("FORCE_COLOR", "")
     assert "\x1b[1;31merror[R42]" in rlcli("validate", "sft_math", "--color", "seeed=1")[2]
     assert "\x1b" not in rlcli("--no-color", "validate", "sft_math", "seeed=1")[2]
 
 
-def test_quiet_leaves_out_what_is_no_result(rlcli):
+def test_quiet_suppresses_hints(rlcli):
     assert "VS Code" in rlcli("schema", "--install", "--dry-run")[2]
     assert rlcli("schema", "--install", "--dry-run", "-q")[2] == ""
 
 
-def test_help_of_a_verb(rlcli):
+def test_the_help_verb_prints_help_pages(rlcli):
     assert rlcli("help", "cp") == rlcli("cp", "--help")
     assert rlcli("help") == rlcli("--help")
 
 
-def test_errors_fit_the_terminal_with_hints_on_lines_of_their_own(mistake):
+def test_errors_fit_the_terminal_with_hints_on_separate_lines(mistake):
     try:
         load_recipe("typo.yaml")
     except RecipeError as error:
@@ -230,13 +230,13 @@ def test_errors_fit_the_terminal_with_hints_on_lines_of_their_own(mistake):
     [("--seed 3", "write seed=3"), ("--train.steps=5", "write train.steps=VALUE"),
      ("--learning-rate 1e-4", "write models.<role>.backend.args.lr=1e-4")],
 )  # fmt: skip
-def test_a_key_written_as_an_option(rlcli, option, hint):
+def test_a_key_written_as_an_option_gets_a_hint(rlcli, option, hint):
     code, _, err = rlcli("train", "sft_math", *option.split())
     assert (code, hint in err) == (2, True), err
 
 
-def test_every_code_has_a_meaning(rlcli):
-    """`rlcli explain R42`, for all that any error may have"""
+def test_every_error_code_has_a_meaning(rlcli):
+    """`rlcli explain R42` works for every code of an error."""
     sources = [
         path for root in ("rlcli", "interfaces", "backends", "datasets") for path in (REPOSITORY / root).rglob("*.py")
     ]
@@ -247,7 +247,7 @@ def test_every_code_has_a_meaning(rlcli):
     assert rlcli("explain", "nothing")[0] == 2
 
 
-def test_the_keys_of_a_section(rlcli):
+def test_show_lists_the_keys_of_a_section(rlcli):
     code, out, _ = rlcli("show", "train")
     assert code == 0
     assert "  train.prompts_per_step  int >= 1 <= 10000000, required\n" in out

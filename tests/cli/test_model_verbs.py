@@ -1,4 +1,4 @@
-"""`rlcli eval`, `generate` and `chat` on a tiny model, through the engine that a run would use."""
+"""`rlcli eval`, `generate` and `chat` on a tiny model, with the engine of a run."""
 
 import io
 import json
@@ -16,7 +16,7 @@ ROWS = [{"question": f"What is {n}+{n}?", "answer": f"#### {2 * n}"} for n in ra
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A chat model, one without a template, and one that writes anything."""
+    """A chat model, one without a chat template, and one that samples uniformly."""
     home = tmp_path_factory.mktemp("models")
     write_chat_model(home / "chat")
     write_chat_model(home / "plain", chat=False)
@@ -42,7 +42,7 @@ def parsed(answer):
 # -- eval ------------------------------------------------------------------------------------------------------
 
 
-def test_eval_reports_what_the_saved_responses_say(rlcli, tmp_path):
+def test_results_of_eval_match_the_saved_responses(rlcli, tmp_path):
     arguments = ("--dataset", "rows.jsonl", "-n", "4", "--max-new-tokens", "5", "--rows", "3")
     document = parsed(rlcli("eval", "chat", *arguments, "--save", "out.jsonl", "--show", "1", "--json"))
     samples = read_samples(tmp_path / "out.jsonl")
@@ -71,7 +71,7 @@ def test_eval_prints_a_table(rlcli):
     ]  # fmt: skip
 
 
-def test_eval_takes_keys_of_the_recipe_behind_it(rlcli):
+def test_eval_accepts_overrides_of_its_recipe(rlcli):
     document = parsed(rlcli(
         "eval", "chat", "--dataset", "rows.jsonl", "--json", "generation.max_new_tokens=2",
         "datasets.held_out.args.max_rows=2", "generation.min_new_tokens=2",
@@ -79,14 +79,14 @@ def test_eval_takes_keys_of_the_recipe_behind_it(rlcli):
     assert document["results"]["response_length"] == {"mean": 2, "standard_error": 0, "prompts": 2}
 
 
-def test_eval_takes_a_dataset_by_its_name(rlcli):
+def test_eval_accepts_a_dataset_component(rlcli):
     held_out = "{type: arithmetic, args: {held_out: true, problems: 3}}"
     document = parsed(rlcli("eval", "plain", "--dataset", held_out, "--max-new-tokens", "3", "--json"))
     assert document["dataset"] == {"type": "arithmetic", "args": {"held_out": True, "problems": 3}}
     assert document["results"]["accuracy"]["prompts"] == 3
 
 
-def test_eval_takes_the_held_out_rows_of_a_recipe(rlcli):
+def test_eval_uses_the_held_out_rows_of_a_recipe(rlcli):
     document = parsed(rlcli("eval", "plain", "--dataset", "ppo_math", "--rows", "2", "--max-new-tokens", "3", "--json"))
     assert document["dataset"]["args"]["held_out"] is True
     assert document["generation"]["max_new_tokens"] == 3
@@ -109,7 +109,7 @@ def test_eval_takes_the_held_out_rows_of_a_recipe(rlcli):
         (("chat", "--dataset", "rows.jsonl", "--reward", "math_rewart"), 2, "math_reward"),
     ],
 )
-def test_what_eval_refuses(rlcli, tmp_path, models, arguments, code, words):
+def test_eval_refuses_invalid_arguments(rlcli, tmp_path, models, arguments, code, words):
     shutil.copytree(models / "chat", tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
     exit_code, out, err = rlcli("eval", *arguments)
     assert (exit_code, out) == (code, "")
@@ -121,7 +121,7 @@ def test_what_eval_refuses(rlcli, tmp_path, models, arguments, code, words):
 # -- generate --------------------------------------------------------------------------------------------------
 
 
-def test_generate_streams_what_it_would_return(rlcli):
+def test_streamed_text_equals_the_returned_text(rlcli):
     arguments = ("--prompt", "Hello.", "--max-new-tokens", "12", "--temperature", "0.5")
     response = parsed(rlcli("generate", "chat", *arguments, "--json"))["responses"][0]
     code, out, _ = rlcli("generate", "chat", *arguments)
@@ -135,7 +135,7 @@ def printable(text):
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def test_generate_puts_prompts_through_the_template(rlcli):
+def test_generate_applies_the_chat_template_unless_raw(rlcli):
     texts = [
         parsed(rlcli("generate", "chat", "--prompt", prompt, *options, "--json", "--max-new-tokens", "6"))["responses"][
             0
@@ -156,7 +156,7 @@ def test_generate_puts_prompts_through_the_template(rlcli):
         ("chat", "{type: mixture, args: {weights: {held_out: 1.0}}}", "Hi\n"),
     ],
 )  # fmt: skip
-def test_a_runs_model_is_asked_in_the_format_of_its_training_rows(rlcli, tmp_path, models, model, dataset, prompt):
+def test_prompts_for_a_run_have_the_format_of_its_training_rows(rlcli, tmp_path, models, model, dataset, prompt):
     (tmp_path / "run/models").mkdir(parents=True)
     (tmp_path / "run/models/actor").symlink_to(models / model)
     resolved = load_recipe("ppo_math", [f"datasets.train={dataset}"])
@@ -188,7 +188,7 @@ def test_generate_reads_standard_input(rlcli, monkeypatch):
     assert response["prompt"] == "Grüße,\nalle"
 
 
-def test_parts_that_several_ranks_have_written_are_put_together(rlcli, models, tmp_path):
+def test_a_model_sharded_over_ranks_generates_the_same(rlcli, models, tmp_path):
     from rlcli.checkpoint.convert import convert, plan_from_hf
 
     convert(plan_from_hf(models / "chat", tmp_path / "parts", ranks=2), lambda written: None)
@@ -198,7 +198,7 @@ def test_parts_that_several_ranks_have_written_are_put_together(rlcli, models, t
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("-n", "2")])
-def test_what_a_model_writes_cannot_reach_the_terminal(rlcli, options):
+def test_control_characters_in_responses_are_escaped(rlcli, options):
     arguments = ("--prompt", "x", "--temperature", "1", "--max-new-tokens", "400", *options)
     code, out, _ = rlcli("generate", "wild", *arguments)
     assert code == 0
@@ -216,7 +216,7 @@ def test_what_a_model_writes_cannot_reach_the_terminal(rlcli, options):
         (("chat", "--prompt", "x" * 600), 5, "the model has 512 positions"),
     ],
 )
-def test_what_generate_refuses(rlcli, arguments, code, words):
+def test_generate_refuses_invalid_arguments(rlcli, arguments, code, words):
     exit_code, out, err = rlcli("generate", *arguments)
     assert (exit_code, out) == (code, "")
     assert words in err
@@ -226,8 +226,8 @@ def test_what_generate_refuses(rlcli, arguments, code, words):
 
 
 @pytest.fixture
-def talk(rlcli, monkeypatch):
-    """Say some lines to a model: (exit code, stdout, stderr)."""
+def chat_with(rlcli, monkeypatch):
+    """Enters lines into `rlcli chat`: (exit code, stdout, stderr)."""
 
     def say(*lines, model="chat"):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
@@ -237,31 +237,31 @@ def talk(rlcli, monkeypatch):
 
 
 @pytest.fixture
-def heard(monkeypatch):
-    """The conversations that the model was given."""
+def heard_conversations(monkeypatch):
+    """The conversations that the model received."""
     conversations = []
     tokens_of = Answerer.tokens_of
 
-    def listening(self, messages):
+    def recorded(self, messages):
         conversations.append([(message["role"], message["content"]) for message in messages])
         return tokens_of(self, messages)
 
-    monkeypatch.setattr(Answerer, "tokens_of", listening)
+    monkeypatch.setattr(Answerer, "tokens_of", recorded)
     return conversations
 
 
-def test_chat_remembers_until_it_is_reset(talk, heard):
-    code, out, err = talk("one", "two", "/reset", "three")
+def test_chat_keeps_the_conversation_until_reset(chat_with, heard_conversations):
+    code, out, err = chat_with("one", "two", "/reset", "three")
     assert code == 0
     assert "Ctrl-D leaves" in err
-    _, first, second, third = heard
+    _, first, second, third = heard_conversations
     assert first == [("user", "one")]
     assert [role for role, _ in second] == ["user", "assistant", "user"]
     assert printable(second[1][1]) == out.splitlines()[0]
     assert third == [("user", "three")]
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(talk, heard, monkeypatch):
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(chat_with, heard_conversations, monkeypatch):
     stream = Answerer.stream
 
     def interrupted(self, *arguments):
@@ -270,21 +270,21 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(talk, heard, monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Answerer, "stream", interrupted)
-    code, out, _ = talk("one", "two")
+    code, out, _ = chat_with("one", "two")
     assert code == 0
     assert out.splitlines()[0].endswith(" […]")
-    assert printable(heard[2][1][1]) == out.splitlines()[0].removesuffix(" […]")
+    assert printable(heard_conversations[2][1][1]) == out.splitlines()[0].removesuffix(" […]")
 
 
-def test_a_conversation_that_grows_too_long_is_said_to_be(talk):
-    code, _, err = talk("x" * 600, "short")
+def test_a_conversation_that_is_too_long_is_reported(chat_with):
+    code, _, err = chat_with("x" * 600, "short")
     assert code == 0
     assert "the model has 512 positions" in err
     assert "/reset" in err
 
 
-def test_chat_needs_a_template(talk):
-    code, _, err = talk("one", model="plain")
+def test_chat_needs_a_template(chat_with):
+    code, _, err = chat_with("one", model="plain")
     assert code == 5
     assert "has no chat template" in err
     assert "rlcli generate" in err

@@ -1,4 +1,4 @@
-"""`rlcli new`: says what it writes and what comes next."""
+"""`rlcli new` reports the files that it writes and the next command."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def project(rlcli, tmp_path):
     return tmp_path / "mine"
 
 
-def test_a_new_project_lists_and_validates(rlcli, tmp_path):
+def test_a_new_project_has_a_valid_recipe(rlcli, tmp_path):
     code, out, err = rlcli("new", "project", "mine")
     assert code == 0
     assert "mine/recipes/first.yaml" in out
@@ -30,7 +30,7 @@ def test_a_new_project_lists_and_validates(rlcli, tmp_path):
     assert [recipe["name"] for recipe in listed if recipe["home"] == "project"] == ["first"]
 
 
-def test_a_dataset_is_written_named_and_can_be_pulled_in(rlcli, project):
+def test_a_new_dataset_has_a_recipe_layer_and_a_test(rlcli, project):
     code, out, err = rlcli("new", "dataset", "my-dataset")
     assert code == 0
     files = ["datasets/my_dataset.py", "tests/datasets/test_my_dataset.py", "recipes/data/my-dataset.yaml"]
@@ -47,18 +47,18 @@ def test_a_dataset_is_written_named_and_can_be_pulled_in(rlcli, project):
     assert "prompt_key" in rlcli("show", "dataset", "my-dataset")[1]
 
 
-def test_a_reward_takes_the_place_of_another(rlcli, project):
+def test_a_new_reward_replaces_that_of_a_recipe(rlcli, project):
     assert rlcli("new", "reward", "brevity")[0] == 0
     assert rlcli("validate", "ppo_math", "--with", "rewards/brevity")[0] == 0
     assert "brevity" in rlcli("show", "ppo_math", "--with", "rewards/brevity")[1]
 
 
-def test_a_recipe_holds(rlcli, project):
+def test_a_new_recipe_is_valid(rlcli, project):
     assert "next: rlcli test recipe closer" in rlcli("new", "recipe", "closer")[2]
     assert rlcli("validate", "closer")[0] == 0
 
 
-def test_dry_run_and_json_write_nothing(rlcli, project):
+def test_a_dry_run_writes_no_files(rlcli, project):
     before = sorted(project.rglob("*"))
     code, out, err = rlcli("new", "dataset", "my-dataset", "--dry-run")
     assert code == 0
@@ -70,7 +70,7 @@ def test_dry_run_and_json_write_nothing(rlcli, project):
     assert sorted(project.rglob("*")) == before
 
 
-def test_a_second_time_names_the_file_that_exists(rlcli, project):
+def test_an_existing_file_is_not_overwritten(rlcli, project):
     assert rlcli("new", "dataset", "my-dataset")[0] == 0
     for options in ((), ("--dry-run",)):
         code, out, err = rlcli("new", "dataset", "my-dataset", *options)
@@ -79,14 +79,14 @@ def test_a_second_time_names_the_file_that_exists(rlcli, project):
         assert "my_dataset.py exists" in err
 
 
-def test_without_a_project_it_says_how_to_make_one(rlcli):
+def test_without_a_project_the_command_to_create_one_is_shown(rlcli):
     code, out, err = rlcli("new", "dataset", "my-dataset")
     assert (code, out) == (2, "")
     assert "rlcli new project" in err
     assert list(Path().iterdir()) == []
 
 
-def test_from_elsewhere_the_next_command_goes_there(rlcli, project, tmp_path, monkeypatch):
+def test_outside_the_project_the_next_command_starts_with_cd(rlcli, project, tmp_path, monkeypatch):
     os.chdir(tmp_path)
     monkeypatch.setenv("RLCLI_PROJECT", "mine")
     code, out, err = rlcli("new", "interface", "grpo2")
@@ -96,12 +96,12 @@ def test_from_elsewhere_the_next_command_goes_there(rlcli, project, tmp_path, mo
 
 
 @pytest.mark.parametrize("arguments", [("datset", "x"), ("dataset",), ("dataset", "X"), ("project", "a b")])
-def test_mistakes_in_the_line(rlcli, project, arguments):
+def test_invalid_arguments_are_refused(rlcli, project, arguments):
     code, out, err = rlcli("new", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error[")
 
 
-def test_kinds_can_be_completed():
+def test_kinds_are_completed():
     typed = candidates(typer.main.get_command(app), ["new", "re"])
     assert {candidate.text for candidate in typed} == {"recipe", "reward"}

@@ -1,4 +1,4 @@
-"""`rlcli plan` as a user meets it."""
+"""`rlcli plan` as a user sees it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def no_hub(tmp_path, monkeypatch):
-    """A Hub cache that is empty."""
+    """An empty Hub cache."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
@@ -39,7 +39,7 @@ def test_a_plan_is_plain_text_of_80_columns(rlcli, arguments):
     assert [line for line in out.splitlines() if line != line.rstrip()] == []
 
 
-def test_what_a_plan_tells(rlcli):
+def test_a_plan_shows_layout_graph_batch_and_memory(rlcli):
     _, out, _ = rlcli("plan", "ppo_math", "--devices", "2", "--device-memory", "80")
     for words in (
         "ppo_math · 1 node x 2 devices (auto) · launch local",
@@ -58,7 +58,7 @@ def test_what_a_plan_tells(rlcli):
         assert words in out
 
 
-def test_what_calls_read_and_make_is_shown_on_request(rlcli):
+def test_keys_of_calls_are_shown_only_with_graph(rlcli):
     _, short, _ = rlcli("plan", "ppo_math")
     _, long, _ = rlcli("plan", "ppo_math", "--graph")
     assert "reads  packed_prompts" in long
@@ -75,7 +75,7 @@ def test_what_calls_read_and_make_is_shown_on_request(rlcli):
         (["--device-memory", "80", "models.actor.path=owner/name"], "the memory of actor is unknown"),
     ],
 )
-def test_a_strict_plan_exits_with_6_unless_it_fits(rlcli, arguments, shortfall):
+def test_a_strict_plan_exits_6_unless_it_fits(rlcli, arguments, shortfall):
     assert rlcli("plan", "ppo_math", *arguments)[0] == 0
     code, out, err = rlcli("plan", "ppo_math", *arguments, "--strict")
     assert "memory of" in out
@@ -85,42 +85,42 @@ def test_a_strict_plan_exits_with_6_unless_it_fits(rlcli, arguments, shortfall):
     assert (code, bool(json.loads(out)["shortfalls"])) == ((6, True) if shortfall else (0, False))
 
 
-def test_a_strict_plan_notices_a_disk_without_enough_space(rlcli, monkeypatch):
+def test_a_strict_plan_exits_6_without_enough_disk_space(rlcli, monkeypatch):
     monkeypatch.setattr("rlcli.topology.storage._free", lambda folder: 1)
     code, _, err = rlcli("plan", "ppo_math", "--device-memory", "80", "--strict")
     assert code == 6
     assert "does not fit: the disk of runs has too little space" in err
 
 
-def test_a_strict_plan_needs_the_memory_of_a_device(rlcli):
+def test_a_strict_plan_requires_the_memory_of_a_device(rlcli):
     code, _, err = rlcli("plan", "ppo_math", "--strict")
     assert code == 2
     assert "--device-memory 80" in err
 
 
-def test_all_of_it_is_in_the_json(rlcli):
-    told = document(rlcli, "ppo_math", "--device-memory", "80")
-    assert [(role["role"], role["ranks"]) for role in told["roles"]] == [
+def test_the_json_contains_the_entire_plan(rlcli):
+    plan = document(rlcli, "ppo_math", "--device-memory", "80")
+    assert [(role["role"], role["ranks"]) for role in plan["roles"]] == [
         ("actor", [0]), ("critic", [0]), ("ref", [0]), ("reward", [0]),
     ]  # fmt: skip
-    assert told["stages"][0] == ["actor_gen"]
-    assert {role["role"]: role["parameters"] for role in told["memory"]["held"]}["actor"] == 852608
-    assert {peak["verdict"] for peak in told["memory"]["peaks"]} == {"ok"}
-    assert all(peak["total"] >= peak["held"] > 0 for peak in told["memory"]["peaks"])
-    assert told["memory"]["within_percent"] == 15
-    assert told["storage"]["checkpoint"] == 12 * (852608 + 852737)
-    assert told["storage"]["free"] > 0
+    assert plan["stages"][0] == ["actor_gen"]
+    assert {role["role"]: role["parameters"] for role in plan["memory"]["held"]}["actor"] == 852608
+    assert {peak["verdict"] for peak in plan["memory"]["peaks"]} == {"ok"}
+    assert all(peak["total"] >= peak["held"] > 0 for peak in plan["memory"]["peaks"])
+    assert plan["memory"]["within_percent"] == 15
+    assert plan["storage"]["checkpoint"] == 12 * (852608 + 852737)
+    assert plan["storage"]["free"] > 0
 
 
-def test_too_little_memory_is_said_with_a_key_that_helps(rlcli):
-    told = document(rlcli, "ppo_math", "cluster.device=cpu", "--device-memory", "0.2")
-    assert {peak["call"]: peak["verdict"] for peak in told["memory"]["peaks"]}["actor_train"] == "too much"
-    (key, *_) = told["memory"]["advice"]["actor_train"]
+def test_too_little_memory_is_reported_with_a_key_that_helps(rlcli):
+    plan = document(rlcli, "ppo_math", "cluster.device=cpu", "--device-memory", "0.2")
+    assert {peak["call"]: peak["verdict"] for peak in plan["memory"]["peaks"]}["actor_train"] == "too much"
+    (key, *_) = plan["memory"]["advice"]["actor_train"]
     _, out, _ = rlcli("plan", "ppo_math", "cluster.device=cpu", "--device-memory", "0.2")
     assert f"would fit with {key}" in " ".join(out.split())
 
 
-def test_a_model_that_is_nowhere_is_unknown_and_says_why(rlcli):
+def test_the_memory_of_a_missing_model_is_unknown_with_the_reason(rlcli):
     _, out, _ = rlcli("plan", "ppo_math", "models.actor.path=owner/name")
     assert "memory of actor, critic, ref is unknown: owner/name is not in the local Hub cache" in " ".join(out.split())
     assert "the size of a checkpoint is unknown" in out
@@ -165,8 +165,8 @@ class MyMemory(MemoryModel):
 
 @pytest.fixture
 def backends(rlcli, tmp_path, monkeypatch):
-    """Three of a user's own, which cannot even be imported here: one with a memory model, one without, and one that
-    names a file which is not there."""
+    """Three backends of the user that cannot be imported here: with a memory model, without one, and with the name of
+    a missing one."""
     project = tmp_path / "mine"
     (project / "backends").mkdir(parents=True)
     (project / "pyproject.toml").write_text("[tool.rlcli]\n")
@@ -179,17 +179,18 @@ def backends(rlcli, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "rlcli.backends._my_memory", raising=False)
 
 
-def test_a_users_backend_says_itself_what_it_takes(rlcli, backends):
-    told = document(rlcli, "ppo_math", f"{REF}{{_replace_: true, type: with_memory, args: {{per_token: 7}}}}")["memory"]
-    assert (told["unknown"], told["within_percent"]) == ({}, 40)
-    assert {role["role"]: role["total"] for role in told["held"]}["ref"] == 2 * 852608
-    (peak,) = [peak for peak in told["peaks"] if peak["call"] == "ref_inf"]
+def test_a_backend_of_the_user_may_have_a_memory_model(rlcli, backends):
+    backend = f"{REF}{{_replace_: true, type: with_memory, args: {{per_token: 7}}}}"
+    memory = document(rlcli, "ppo_math", backend)["memory"]
+    assert (memory["unknown"], memory["within_percent"]) == ({}, 40)
+    assert {role["role"]: role["total"] for role in memory["held"]}["ref"] == 2 * 852608
+    (peak,) = [peak for peak in memory["peaks"] if peak["call"] == "ref_inf"]
     assert peak["activations"] == 7 * (16384 // 104 * 104)  # of whole sequences: groups of four may be cut
-    two = document(rlcli, "ppo_math", f"{REF}{{_replace_: true, type: with_memory}}", "--devices", "2")["memory"]
-    assert two["unknown"] == {"ref": "nobody has measured several ranks"}
+    on_two_ranks = document(rlcli, "ppo_math", backend, "--devices", "2")
+    assert on_two_ranks["memory"]["unknown"] == {"ref": "nobody has measured several ranks"}
 
 
-def test_a_backend_that_says_nothing_is_named(rlcli, backends):
+def test_a_backend_without_a_memory_model_is_named(rlcli, backends):
     _, out, _ = rlcli("plan", "ppo_math", f"{REF}{{_replace_: true, type: without}}")
     assert "memory of ref is unknown: the backend without does not estimate it" in " ".join(out.split())
     assert "ref      0       853 K" in out
@@ -216,7 +217,7 @@ def test_mistakes_exit_2_with_one_message(rlcli, arguments, message):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json", "--device-memory", "1"]])
-def test_a_plan_loads_nothing_heavy(arguments):
+def test_a_plan_loads_no_heavy_library(arguments):
     script = f"""
 import sys
 from rlcli.cli.main import main
@@ -233,7 +234,7 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
-def test_a_plan_of_16384_devices_is_as_long_as_one_of_a_few(rlcli):
+def test_a_plan_for_16384_devices_is_as_short_as_for_a_few(rlcli):
     few, many = (
         rlcli("plan", "ppo_math", "--nodes", nodes, "--devices", "8", f"train.prompts_per_step={8 * int(nodes)}")[1]
         for nodes in ("2", "2048")

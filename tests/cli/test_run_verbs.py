@@ -1,4 +1,4 @@
-"""`rlcli status` and `rlcli logs` of runs that are only files, and which run a name means."""
+"""`rlcli status`, `rlcli logs` and other verbs for recorded runs, and how names select runs."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def record(path: str, state: str = "done", step: int = 2, steps: int = 4, messag
     return folder
 
 
-def held_by(folder: Path, owner: ProcessRecord) -> None:
-    """Have the lock's file name another process."""
+def write_owner(folder: Path, owner: ProcessRecord) -> None:
+    """Write another process into the lock file."""
     (folder / "lock").write_text(json.dumps({"owner": asdict(owner), "supervisor": None}))
 
 
-def gone() -> ProcessRecord:
-    """A process of this machine that has ended."""
+def ended_process() -> ProcessRecord:
+    """An ended process of this machine."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return ProcessRecord(socket.gethostname(), process.pid, 1.0)
 
 
-def test_all_runs_with_state_step_reward_and_place(rlcli):
+def test_status_lists_runs_with_state_step_reward_and_host(rlcli):
     record("runs/ppo_math/one")
-    held_by(record("runs/ppo_math/two", "running"), ProcessRecord("elsewhere", 4242, 1.0))
+    write_owner(record("runs/ppo_math/two", "running"), ProcessRecord("elsewhere", 4242, 1.0))
     record("runs/sweep/x/three", "running")  # held by this process
-    held_by(record("runs/ppo_math/four", "running"), gone())
+    write_owner(record("runs/ppo_math/four", "running"), ended_process())
     code, out, err = rlcli("status")
     assert (code, err) == (0, "")
     rows = {line.split()[0]: line.split() for line in out.splitlines()[2:]}
@@ -59,7 +59,7 @@ def test_all_runs_with_state_step_reward_and_place(rlcli):
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_without_its_scheduler_a_job_is_shown_by_its_files(rlcli, tmp_path, monkeypatch, caplog):
+def test_a_job_is_shown_from_its_files_without_squeue(rlcli, tmp_path, monkeypatch, caplog):
     folder = record("runs/ppo_math/one", "running")
     (folder / "job.json").write_text('{"launcher": "slurm", "job_id": "77", "cluster": null, "submitted": "now"}')
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -70,12 +70,12 @@ def test_without_its_scheduler_a_job_is_shown_by_its_files(rlcli, tmp_path, monk
 
 
 def queue_answers(folder: Path, line: str) -> None:
-    """Have `squeue` answer with one line."""
+    """Let `squeue` print this line."""
     (folder / "squeue").write_text(f"#!/bin/sh\necho '{line}'\n")
     (folder / "squeue").chmod(0o755)
 
 
-def test_a_job_that_waits_is_nowhere_and_one_that_is_done_says_where_it_was(rlcli, tmp_path, monkeypatch):
+def test_waiting_jobs_have_no_host_and_finished_ones_have_nodes(rlcli, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     allocation = {"job": "76", "restart": 0, "started": "now", "nodes": "gpu-[16-17]", "step": None}
     waits, done = record("runs/ppo_math/waits", "submitted"), record("runs/ppo_math/done")
@@ -96,7 +96,7 @@ def test_a_job_that_waits_is_nowhere_and_one_that_is_done_says_where_it_was(rlcl
     assert socket.gethostname() not in rows["ppo_math/waits"]
 
 
-def test_logs_of_a_job_that_has_none_says_why(rlcli, tmp_path, monkeypatch):
+def test_missing_logs_of_a_job_are_explained(rlcli, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     folder = record("runs/ppo_math/waits", "submitted")
     (folder / "job.json").write_text('{"launcher": "slurm", "job_id": "77", "submitted": "now"}')
@@ -109,16 +109,16 @@ def test_logs_of_a_job_that_has_none_says_why(rlcli, tmp_path, monkeypatch):
     assert "job 78 has not written any" in rlcli("logs", "ended")[2]
 
 
-def test_a_process_of_another_start_time_is_not_the_runs(rlcli):
+def test_a_reused_process_id_is_not_taken_for_the_run(rlcli):
     folder = record("runs/ppo_math/one", "running")
     this_process = ProcessRecord.of_this_process()
-    held_by(folder, this_process)
+    write_owner(folder, this_process)
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "running"
-    held_by(folder, ProcessRecord(this_process.host, this_process.pid, this_process.started - 100))
+    write_owner(folder, ProcessRecord(this_process.host, this_process.pid, this_process.started - 100))
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "died"
 
 
-def test_one_run_with_what_went_wrong_and_what_to_type(rlcli):
+def test_status_of_a_failed_run_shows_the_error_and_the_next_command(rlcli):
     record("runs/ppo_math/one", "failed", message="rank 1 was killed\nlast lines of \x1b[2Jrank1.log")
     code, out, _ = rlcli("status", "ppo_math")
     assert code == 0
@@ -142,7 +142,7 @@ def test_one_run_with_what_went_wrong_and_what_to_type(rlcli):
         ("status.json", "torn"),
     ],
 )
-def test_what_others_have_written_over_is_left_out(rlcli, name, text):
+def test_corrupted_files_of_a_run_are_ignored(rlcli, name, text):
     (record("runs/ppo_math/one") / name).write_text(text)
     for arguments in (["status"], ["status", "one"], ["status", "one", "--json"]):
         assert rlcli(*arguments)[0] == 0
@@ -179,13 +179,13 @@ def sampled(rlcli):
         (["--limit", "1"], ["2a"]),
     ],
 )
-def test_which_samples_are_shown(sampled, options, rows):
+def test_options_select_samples(sampled, options, rows):
     document = json.loads(sampled(*options, "--json")[1])
     assert [f"{sample['step']}{sample['id']}" for sample in document["samples"]] == rows
     assert sampled(*options)[1].count("    prompt ") == len(rows)
 
 
-def test_what_a_model_wrote_does_not_reach_the_terminal(sampled):
+def test_samples_are_escaped_and_shortened(sampled):
     _, out, _ = sampled()
     assert "\\x1b[2J2\n              so 2" in out
     assert "\\u202eno" in out
@@ -197,7 +197,7 @@ def test_what_a_model_wrote_does_not_reach_the_terminal(sampled):
     assert "    step 1    3  [reward 0]\n    step 2    \\x1b[2J2\n" in sampled("--changed")[1]
 
 
-def test_samples_that_cannot_be_shown(sampled):
+def test_invalid_options_and_missing_samples_are_reported(sampled):
     for options in (["--grep", "("], ["--worst", "1", "--best", "1"], ["--worst", "0"]):
         assert sampled(*options)[0] == 2
     assert "nothing matches" in sampled("--grep", "no such thing")[2]
@@ -207,7 +207,7 @@ def test_samples_that_cannot_be_shown(sampled):
     assert sampled()[0] == 6
 
 
-def test_metrics_of_runs_in_the_terminal(rlcli):
+def test_metrics_are_plotted_in_the_terminal(rlcli):
     record("runs/ppo_math/one")
     record("runs/ppo_math/two")
     code, out, _ = rlcli("plot", "one", "reward")
@@ -227,7 +227,7 @@ def test_metrics_of_runs_in_the_terminal(rlcli):
     assert rlcli("plot", "nothing", "reward")[0] == 6
 
 
-def test_metrics_of_runs_as_a_picture(rlcli, tmp_path):
+def test_metrics_are_plotted_to_a_file(rlcli, tmp_path):
     record("runs/ppo_math/one")
     code, out, err = rlcli("plot", "one", "reward", "-o", "curves.png")
     assert (code, out, err) == (0, "", "wrote curves.png\n")
@@ -251,7 +251,7 @@ def swept(rlcli):
     return rlcli
 
 
-def test_runs_of_other_seeds_are_one_row_and_one_curve(swept):
+def test_runs_that_differ_only_in_the_seed_are_grouped(swept):
     code, out, _ = swept("compare", "ppo_math/sweep", "reward")
     assert code == 0
     rows = [line for line in out.splitlines() if line.startswith("ppo.kl_ctl=")]
@@ -263,7 +263,7 @@ def test_runs_of_other_seeds_are_one_row_and_one_curve(swept):
     assert groups[1]["results"]["reward in training"]["mean"] == pytest.approx(0.25)
 
 
-def test_single_runs_are_compared_by_their_names(swept):
+def test_single_runs_are_labelled_by_recipe_and_overrides(swept):
     record("runs/sft_math/one")
     Path("runs/sft_math/one/recipe.resolved.yaml").write_text("name: sft_math\nseed: 1\n")
     groups = json.loads(swept("compare", "sweep/0", "sft_math/one", "--json")[1])["groups"]
@@ -275,32 +275,32 @@ def test_single_runs_are_compared_by_their_names(swept):
     assert swept("compare", "sft_math/one")[0] == 6
 
 
-def test_sweep_options_without_a_sweep(rlcli):
+def test_sweep_options_without_a_sweep_are_refused(rlcli):
     assert rlcli("train", "ppo_math", "--at-once", "2")[0] == 2
 
 
-def test_a_run_that_is_over_is_shown_as_it_ended(rlcli):
+def test_attach_to_a_finished_run_shows_how_it_ended(rlcli):
     record("runs/ppo_math/one", "failed", message="rank 1 died")
     code, out, err = rlcli("attach", "one")
     assert (code, out) == (7, "ppo_math/one failed at step 2/4: rank 1 died\n")
     assert err.splitlines()[-1].startswith("step 2/4  reward 0.200  2.00 s/step")
-    held_by(record("runs/ppo_math/two", "running"), gone())
+    write_owner(record("runs/ppo_math/two", "running"), ended_process())
     assert rlcli("attach", "two", "--json")[0] == 7
 
 
-def test_without_runs_it_says_where_it_looked(rlcli):
+def test_status_without_runs_names_the_folder(rlcli):
     assert rlcli("status")[:2] == (0, "no runs in runs\n")
     assert json.loads(rlcli("status", "--json", "--runs", "other")[1]) == {"runs": [], "left_out": 0}
 
 
-def test_which_run_is_meant(rlcli, tmp_path):
-    first, two, of_sft = (record(f"runs/{name}") for name in ("ppo_math/one", "ppo_math/two", "sft_math/one"))
-    for age, folder in enumerate((of_sft, two, first)):
+def test_names_select_runs(rlcli, tmp_path):
+    first, second, of_sft = (record(f"runs/{name}") for name in ("ppo_math/one", "ppo_math/two", "sft_math/one"))
+    for age, folder in enumerate((of_sft, second, first)):
         os.utime(folder / "status.json", (1000 + age, 1000 + age))
-    assert find_runs() == [first, two, of_sft]
+    assert find_runs() == [first, second, of_sft]
     assert find_run("ppo_math") == first
-    assert find_run("two") == find_run("ppo_math/two") == find_run("runs/ppo_math/two/") == two
-    assert find_run("ppo_math", is_meant=lambda folder: folder == two) == two
+    assert find_run("two") == find_run("ppo_math/two") == find_run("runs/ppo_math/two/") == second
+    assert find_run("ppo_math", is_meant=lambda folder: folder == second) == second
     assert find_run(str(tmp_path / of_sft)) == tmp_path / of_sft
     code, out, err = rlcli("status", "one")
     assert (code, out) == (6, "")
@@ -309,7 +309,7 @@ def test_which_run_is_meant(rlcli, tmp_path):
     assert rlcli("status", "a\0b")[0] == 6
 
 
-def test_the_end_of_each_log_with_its_process(rlcli):
+def test_logs_show_the_last_lines_of_each_process(rlcli):
     folder = record("runs/ppo_math/one", "failed")
     assert rlcli("logs", "one")[0] == 6
     (folder / "logs").mkdir(mode=0o700)
@@ -330,12 +330,12 @@ def test_the_end_of_each_log_with_its_process(rlcli):
     assert rlcli("logs", "one", "-f", "-n", "1")[1].splitlines()[0] == "rank0   line 29 of 0"  # it is over
 
 
-def test_a_run_that_is_not_running_or_elsewhere_is_not_stopped(rlcli):
+def test_only_a_run_in_progress_on_this_machine_is_stopped(rlcli):
     folder = record("runs/ppo_math/one")
     code, out, _ = rlcli("stop", "one")
     assert (code, out) == (0, "runs/ppo_math/one was not running: done at step 2/4\n")
     RunDirectory.open(folder).write_status("running", 2, 4)
-    held_by(folder, ProcessRecord("elsewhere", os.getpid(), ProcessRecord.of_this_process().started))
+    write_owner(folder, ProcessRecord("elsewhere", os.getpid(), ProcessRecord.of_this_process().started))
     code, out, err = rlcli("stop", "one")
     assert (code, out) == (6, "")
     assert "is running on elsewhere, which is another machine" in err

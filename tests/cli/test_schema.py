@@ -1,4 +1,4 @@
-"""`rlcli schema`: JSON on stdout, and --install, which overwrites nothing of anybody's."""
+"""`rlcli schema`: JSON on stdout, and --install, which does not overwrite files of others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 SCHEMA, SETTINGS = Path(".rlcli/recipe.schema.json"), Path(".vscode/settings.json")
 
 
-def test_it_prints_json_schema(rlcli):
+def test_schema_prints_json_schema(rlcli):
     code, out, err = rlcli("schema")
     assert (code, err) == (0, "")
     assert json.loads(out)["$schema"].endswith("2020-12/schema")
@@ -18,7 +18,7 @@ def test_it_prints_json_schema(rlcli):
     assert "kl_ctl" in json.loads(rlcli("schema", "gae")[1])["properties"]
 
 
-def test_install_writes_once_and_says_so(rlcli):
+def test_install_writes_only_changed_files(rlcli):
     code, out, _ = rlcli("schema", "--install", "--dry-run")
     assert code == 0
     assert "would write" in out
@@ -32,7 +32,7 @@ def test_install_writes_once_and_says_so(rlcli):
     assert [file["state"] for file in document["files"]] == ["unchanged", "unchanged"]
 
 
-def test_install_goes_into_the_project_and_follows_it(rlcli, tmp_path, monkeypatch):
+def test_install_writes_into_the_project_and_updates_the_schema(rlcli, tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "deep").mkdir()
     monkeypatch.chdir(tmp_path / "deep")
@@ -47,7 +47,7 @@ def test_install_goes_into_the_project_and_follows_it(rlcli, tmp_path, monkeypat
     assert "own" in json.loads((tmp_path / SCHEMA).read_text())["properties"]
 
 
-def test_a_file_of_somebody_else_stays(rlcli):
+def test_a_file_not_written_by_rlcli_is_kept(rlcli):
     SCHEMA.parent.mkdir()
     SCHEMA.write_text("{}")
     code, out, err = rlcli("schema", "--install")
@@ -57,7 +57,7 @@ def test_a_file_of_somebody_else_stays(rlcli):
     assert not SETTINGS.exists()
 
 
-def test_settings_that_cannot_be_read_stay_and_the_entry_is_shown(rlcli):
+def test_unreadable_settings_are_kept_and_the_entry_is_shown(rlcli):
     SETTINGS.parent.mkdir()
     SETTINGS.write_text("{ broken")
     code, out, _ = rlcli("schema", "--install")

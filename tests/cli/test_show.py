@@ -14,7 +14,7 @@ WHOLE = ["ppo_math", "sft_math"]
 
 @pytest.mark.parametrize("options", [[], ["--all"], ["--origins"], ["--origins", "--all"]])
 @pytest.mark.parametrize("recipe", WHOLE)
-def test_what_is_shown_loads_to_the_same(rlcli, recipe, options):
+def test_a_printed_recipe_loads_to_the_same_recipe(rlcli, recipe, options):
     code, out, _ = rlcli("show", recipe, "seed=4", *options)
     assert code == 0
     Path("again.yaml").write_text(out)
@@ -22,7 +22,7 @@ def test_what_is_shown_loads_to_the_same(rlcli, recipe, options):
 
 
 @pytest.mark.parametrize("recipe", WHOLE)
-def test_origins_stand_in_one_column_and_fit(rlcli, recipe, monkeypatch):
+def test_origins_are_aligned_and_fit_the_terminal(rlcli, recipe, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])  # origins are relative to the working directory
     out = rlcli("show", recipe, "--origins")[1]
     lines = [line for line in out.splitlines() if "  # " in line and not line.startswith("#")]
@@ -31,7 +31,7 @@ def test_origins_stand_in_one_column_and_fit(rlcli, recipe, monkeypatch):
     assert sum(len(line) > 80 for line in out.splitlines()) < 0.05 * len(lines)
 
 
-def test_origins_tell_layers_from_the_command_line_and_defaults(rlcli):
+def test_origins_distinguish_layers_command_line_and_defaults(rlcli):
     Path("mine.yaml").write_text("extends: ppo_math\ntrain:\n  steps: 3\n")
     lines = rlcli("show", "mine.yaml", "seed=2", "--origins", "--all")[1].splitlines()
     origins = {line.partition("#")[0].strip(): line.partition("# ")[2] for line in lines}
@@ -42,7 +42,7 @@ def test_origins_tell_layers_from_the_command_line_and_defaults(rlcli):
     assert any(line.startswith("# layer mine.yaml") for line in lines)
 
 
-def test_defaults_are_left_out_unless_asked_for(rlcli):
+def test_defaults_are_shown_only_with_all(rlcli):
     _, short, talk = rlcli("show", "ppo_math")
     every = rlcli("show", "ppo_math", "--all")[1]
     assert "shuffle" not in short
@@ -51,20 +51,20 @@ def test_defaults_are_left_out_unless_asked_for(rlcli):
     assert json.loads(rlcli("show", "ppo_math", "--json")[1])["recipe"]["train"]["shuffle"] is True
 
 
-def test_a_profile_is_laid_over(rlcli):
+def test_a_profile_is_applied(rlcli):
     Path("small.yaml").write_text("train: {prompts_per_step: 8}\n")
     out = rlcli("show", "ppo_math", "--with", "small.yaml", "--origins")[1]
     assert ["prompts_per_step:", "8", "#", "small.yaml:1:27"] in [line.split() for line in out.splitlines()]
 
 
 @pytest.mark.parametrize("name", ["ppo_actor", "fsdp", "math_prompts", "null", "sft"])
-def test_a_component_reads_well_at_80_columns(rlcli, name):
+def test_a_component_fits_80_columns(rlcli, name):
     code, out, _ = rlcli("show", name)
     assert code == 0
     assert all(len(line) <= 80 for line in out.splitlines()[1:])
 
 
-def test_a_component_says_what_it_can_be_told_and_where(rlcli):
+def test_arguments_of_a_component_are_documented(rlcli):
     _, out, err = rlcli("show", "backend", "fsdp")
     lines = out.splitlines()
     at = lines.index("  lr  float >= 0 = 1e-05")
@@ -74,13 +74,13 @@ def test_a_component_says_what_it_can_be_told_and_where(rlcli):
 
 
 @pytest.mark.parametrize("arguments", [["interface", "ppo_actor", "--origins"], ["interface", "a", "b"]])
-def test_a_component_takes_no_more(rlcli, arguments):
+def test_invalid_arguments_are_refused(rlcli, arguments):
     code, out, err = rlcli("show", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error[USAGE]")
 
 
-def test_a_list_of_sections_has_the_keys_of_each(rlcli):
+def test_keys_of_a_list_of_sections_are_listed(rlcli):
     code, out, _ = rlcli("show", "launch.slurm.parts", "--json")
     keys = {described["name"]: described for described in json.loads(out)["keys"]}
     assert (code, next(iter(keys))) == (0, "launch.slurm.parts")
@@ -106,7 +106,7 @@ def test_every_metric_has_a_unit_and_a_meaning(rlcli):
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_metrics_are_found_by_a_part_of_their_names(rlcli):
+def test_metrics_are_filtered_by_a_part_of_their_names(rlcli):
     code, out, _ = rlcli("show", "metrics", "drift", "restarts")
     assert code == 0
     names = [line.split()[0] for line in out.splitlines() if not line.startswith("   ")]

@@ -1,4 +1,4 @@
-"""The first moments of a command, and its last: Ctrl-C ends it quietly, and garbage is collected where it matters."""
+"""The start and the end of a command: Ctrl-C ends it quietly, and garbage is collected where it matters."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def test_ctrl_c_while_libraries_are_loaded_ends_quietly(tmp_path, library):
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
-def test_ctrl_c_while_a_class_is_made_ends_quietly(tmp_path):
+def test_ctrl_c_while_a_class_is_created_ends_quietly(tmp_path):
     maker = (
         "class A:\n    def __set_name__(self, owner, name):\n        raise KeyboardInterrupt\nclass B:\n    a = A()\n"
     )
@@ -34,7 +34,7 @@ def test_ctrl_c_while_a_class_is_made_ends_quietly(tmp_path):
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("", "PASSIVE 10000"), ("ACTIVE", "ACTIVE None")])
-def test_waiting_threads_sleep_unless_the_user_says_otherwise(tmp_path, policy, expected):
+def test_waiting_threads_sleep_unless_configured_otherwise(tmp_path, policy, expected):
     code = f"""
 import atexit, os, sys
 from rlcli.__main__ import main
@@ -50,7 +50,7 @@ main()
     ("arguments", "collects"),
     [(["ls", "--help"], "False"), (["__complete", "zsh", "train", ""], "False"), (["train", "--help"], "True 20000")],
 )
-def test_verbs_that_last_collect_garbage(tmp_path, arguments, collects):
+def test_only_long_running_verbs_collect_garbage(tmp_path, arguments, collects):
     script = f"""
 import gc, sys
 from rlcli.__main__ import main
@@ -63,20 +63,20 @@ except SystemExit:
     assert python("-c", script, cwd=tmp_path).stderr.strip() == collects
 
 
-@pytest.mark.parametrize(("begins", "frozen"), [("collect_rarely()", "True True"), ("pass", "True False")])
-def test_a_process_that_has_started_collects_garbage_as_usual(tmp_path, begins, frozen):
+@pytest.mark.parametrize(("statement", "frozen"), [("collect_rarely()", "True True"), ("pass", "True False")])
+def test_a_process_that_has_started_collects_garbage_as_usual(tmp_path, statement, frozen):
     script = f"""
 import gc
 from rlcli.garbage import collect_as_usual, collect_rarely
 usual = gc.get_threshold()
-{begins}
+{statement}
 collect_as_usual()
 print(gc.get_threshold() == usual, gc.get_freeze_count() > 1000)
 """
     assert python("-c", script, cwd=tmp_path).stdout.strip() == frozen
 
 
-def test_windows_is_told_where_rlcli_runs(tmp_path):
+def test_windows_is_refused_with_the_supported_systems(tmp_path):
     code = "import sys; sys.platform = 'win32'; from rlcli.__main__ import main; main()"
     done = python("-c", code, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (6, "")

@@ -1,4 +1,4 @@
-"""When a command is done by a child of the process that was started."""
+"""Commands that run in a child process, supervised by the process that was started."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ from rlcli.cli.supervision import WHOLE_PROCESS, is_to_supervise
 
 HOME = str(Path(__file__).parents[2])
 STARTED = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from rlcli.__main__ import main; main()"
-"""As a user starts it: a job may ignore SIGINT."""
-OWN = SimpleNamespace(obj={WHOLE_PROCESS: True})
+"""As started by a user, because a background job may ignore SIGINT."""
+ENTIRE = SimpleNamespace(obj={WHOLE_PROCESS: True})
 
 
 def start(*arguments, cwd):
@@ -25,25 +25,25 @@ def start(*arguments, cwd):
 
 
 @pytest.mark.parametrize(("context", "no_supervisor", "expected"), [
-    (OWN, False, True), (OWN, True, False), (SimpleNamespace(obj={WHOLE_PROCESS: False}), False, False),
+    (ENTIRE, False, True), (ENTIRE, True, False), (SimpleNamespace(obj={WHOLE_PROCESS: False}), False, False),
     (SimpleNamespace(obj=None), False, False),
 ])  # fmt: skip
-def test_a_process_of_its_own_is_supervised_unless_asked_otherwise(context, no_supervisor, expected):
+def test_a_separate_process_is_supervised_unless_disabled(context, no_supervisor, expected):
     assert is_to_supervise(context, no_supervisor) is expected
 
 
-def test_a_debugger_follows_the_process_that_trains():
+def test_a_process_in_a_debugger_is_not_supervised():
     before = sys.gettrace()
     sys.settrace(lambda *_: None)
     try:
-        assert not is_to_supervise(OWN, False)
+        assert not is_to_supervise(ENTIRE, False)
     finally:
         sys.settrace(before)
 
 
 @pytest.fixture
-def leaving(tmp_path):
-    """Write the interface `leaves`, which does this when it is loaded; returns the project."""
+def project_with(tmp_path):
+    """Writes the interface `leaves`, which runs a statement when it is loaded; returns the project."""
 
     def write(statement):
         (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
@@ -61,15 +61,15 @@ def leaving(tmp_path):
     ("os._exit(0)", "the command ended with exit code 0, before its work was done"),
     ("os.kill(os.getpid(), signal.SIGKILL)", "the command was killed by SIGKILL, before its work was done"),
 ])  # fmt: skip
-def test_a_component_that_leaves_is_not_taken_for_one_that_passed(leaving, statement, says):
-    process = start("test", "interface", "leaves", cwd=leaving(statement))
+def test_a_component_that_exits_does_not_pass(project_with, statement, says):
+    process = start("test", "interface", "leaves", cwd=project_with(statement))
     _, err = process.communicate(timeout=200)
     assert process.returncode == 7, err
     assert f"error[F01]: {says}" in err
 
 
-def test_an_interrupt_of_the_watching_process_alone_reaches_the_one_that_works(leaving):
-    project = leaving("print('here', flush=True)\nwhile True: time.sleep(0.05)")
+def test_an_interrupt_of_the_supervisor_reaches_the_command(project_with):
+    project = project_with("print('here', flush=True)\nwhile True: time.sleep(0.05)")
     process = start("test", "interface", "leaves", cwd=project)
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGINT)
@@ -90,7 +90,7 @@ def test_a_run_writes_private_files_under_any_umask(tmp_path):
     assert [path for path in written if path.lstat().st_mode & 0o077] == []
 
 
-def test_a_private_process_leaves_no_core():
+def test_a_private_process_writes_no_core_dump():
     script = "from rlcli.processes import keep_private; keep_private(); import resource; print(resource.getrlimit(4))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=HOME, timeout=60)
     assert done.stdout.strip() == "(0, 0)"

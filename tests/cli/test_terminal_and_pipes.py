@@ -1,4 +1,4 @@
-"""Whole processes where a terminal is narrow, dumb, colourless, closed or gone: never a traceback, never a mix-up."""
+"""Processes with closed or redirected streams and limited terminals: no traceback, and streams are not mixed up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcli.cli.output import print_table
 
 REPOSITORY = Path(__file__).parents[2]
 PLAIN = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ} | {"PYTHONPATH": str(REPOSITORY)}
-"""Variables that every shell has. Others, such as PYTHONUNBUFFERED, would change what is tested."""
+"""Variables that every shell has. Others, such as PYTHONUNBUFFERED, would affect the tests."""
 PRINTING = {
     "alone": "",
     "help": "--help",
@@ -37,7 +37,7 @@ PRINTING = {
 
 @pytest.fixture
 def start(tmp_path):
-    """Start rlcli in an empty folder, in a plain environment."""
+    """Starts rlcli in an empty folder with a minimal environment."""
 
     def run(arguments, *, before="", variables=None, cwd=None, redirect="", **options):
         environment = {name: value for name, value in (PLAIN | (variables or {})).items() if value is not None}
@@ -81,7 +81,7 @@ def test_an_error_follows_the_output_where_both_go_to_one_file(start):
 
 
 @pytest.mark.parametrize("name", ["help", "ls", "json", "version", "schema"])
-def test_a_full_disk_behind_stdout_is_told(start, name):
+def test_a_full_disk_behind_stdout_is_reported(start, name):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     done = start(PRINTING[name], redirect=">/dev/full")
@@ -89,7 +89,7 @@ def test_a_full_disk_behind_stdout_is_told(start, name):
     assert done.stderr.decode() == "error[RESOURCE]: cannot write the output: No space left on device\n"
 
 
-def test_closed_streams(start):
+def test_closed_streams_are_not_an_error(start):
     assert start("ls datasets", redirect=">&-").returncode == 0
     assert start("ls datasets", redirect="<&-").stdout
     assert start("validate ppo_math", redirect="<&- >&- 2>&-").returncode == 0
@@ -105,7 +105,7 @@ def test_a_full_disk_behind_stderr_changes_nothing(start):
         assert start("plan no_such", redirect="2>/dev/full").returncode == 2
 
 
-def test_a_folder_that_is_gone(start, tmp_path):
+def test_a_deleted_working_directory_is_reported(start, tmp_path):
     gone = "mkdir gone && cd gone && rmdir ../gone &&"
     for arguments in ("plan ppo_math", "ls", "train ppo_math", "cp ppo_math mine.yaml"):
         done = start(arguments, before=gone)
@@ -115,7 +115,7 @@ def test_a_folder_that_is_gone(start, tmp_path):
     assert start("--help", before=gone).returncode == 0
 
 
-def test_no_home(start):
+def test_verbs_work_without_home(start):
     for arguments in ("validate ppo_math", "plan ppo_math", "ls"):
         assert start(arguments, variables={"HOME": None}).returncode == 0
 
@@ -125,7 +125,7 @@ def test_no_home(start):
     [b"--project", b"\xff", b"ls"], [b"show", b"dataset", b"\xff"], [b"ls", b"\xff"], [b"plan", b"--\xff"],
     [b"plan", b"ppo_math", b"--with", b"\xff"], [b"plan", b"\xff", b"--json"],
 ])  # fmt: skip
-def test_arguments_that_are_no_text(start, arguments):
+def test_arguments_that_are_not_text_are_refused(start, arguments):
     done = start(arguments)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(b"error[")
@@ -135,7 +135,7 @@ def test_arguments_that_are_no_text(start, arguments):
 
 
 @pytest.mark.parametrize("name", [name for name in PRINTING if name not in ("json", "schema")])
-def test_a_terminal_without_unicode(start, name):
+def test_output_is_ascii_on_a_terminal_without_unicode(start, name):
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii:strict"}
     done = start(PRINTING[name], variables=ascii_only)
     assert done.returncode == 0
@@ -144,7 +144,7 @@ def test_a_terminal_without_unicode(start, name):
     assert "\\x" not in text
 
 
-def test_json_without_unicode_is_still_json(start, tmp_path):
+def test_json_is_valid_without_unicode(start, tmp_path):
     (tmp_path / "mine.yaml").write_text("# größer → besser\nextends: ppo_math\n", encoding="utf-8")
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "recipes").mkdir()
@@ -155,8 +155,8 @@ def test_json_without_unicode_is_still_json(start, tmp_path):
 
 
 @pytest.mark.parametrize("name", PRINTING)
-def test_off_a_terminal(start, name):
-    """Results on stdout, talk on stderr; no colour; 80 columns, but for what is to be copied whole."""
+def test_output_without_a_terminal(start, name):
+    """Results on stdout, messages on stderr, no colour, and 80 columns except in text for copying."""
     done = start(PRINTING[name])
     assert done.returncode == 0
     assert b"error[" not in done.stderr
@@ -168,13 +168,13 @@ def test_off_a_terminal(start, name):
 
 
 @pytest.mark.parametrize("name", ["tokens", "ls", "component", "plan"])
-def test_colour_that_is_refused(start, name):
+def test_no_color_takes_precedence_over_force_color(start, name):
     done = start(PRINTING[name], variables={"FORCE_COLOR": "1", "NO_COLOR": "1"})
     assert not re.search(rb"\x1b\[(\d+;)*(3|4|9|10)[0-7]\b", done.stdout)  # bold and dim are no colours
 
 
 @pytest.mark.parametrize("label", ["ppo.kl_ctl=0.02", "ppo.kl_ctl=0.02 ppo.eps_clip=0.3 models.actor.backend=fsdp"])
-def test_a_table_of_numbers_that_is_too_wide_never_splits_one(label, capsys, monkeypatch):
+def test_numbers_are_not_split_in_a_table_that_is_too_wide(label, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     columns = ["", "runs", "steps", "held-out accuracy", "reward in training", "KL from the reference", "seconds"]
     row = [label, "3", "200", "0.954 ±0.011", "0.912 ±0.0012", "-0.00213 ±0.0041", "1.23 ±0.045"]

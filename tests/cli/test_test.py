@@ -1,4 +1,4 @@
-"""`rlcli test`: how its report reads, its JSON, its exit codes, and that its page loads nothing heavy."""
+"""`rlcli test`: its report, its JSON, its exit codes, and that its help page loads no heavy library."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def report(traceback=False, tested=TESTED):
         printer.done(tested)
 
 
-def test_a_report_reads_well_at_80_columns(capsys, monkeypatch, pages):
+def test_a_report_fits_80_columns(capsys, monkeypatch, pages):
     monkeypatch.setenv("COLUMNS", "80")
     report()
     captured = capsys.readouterr()
@@ -64,14 +64,14 @@ def test_a_report_reads_well_at_80_columns(capsys, monkeypatch, pages):
     assert captured.out == pages
 
 
-def test_a_traceback_is_shown_where_it_is_asked_for(capsys):
+def test_a_traceback_is_shown_on_request(capsys):
     report()
     assert "the traceback" not in capsys.readouterr().out
     report(traceback=True)
     assert capsys.readouterr().out.count("the traceback") == 1
 
 
-def test_colours_where_they_are_wanted_and_no_control_character_ever(capsys, monkeypatch):
+def test_reports_may_have_colours_but_no_control_characters(capsys, monkeypatch):
     evil = Examined(SUBJECT, (check("a \x1b]0;title\x07 b", "FAIL", failure=CheckFailure("\x1b[2J", "\x07")),), 1.0)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -83,14 +83,14 @@ def test_colours_where_they_are_wanted_and_no_control_character_ever(capsys, mon
     assert "\x07" not in out
 
 
-def test_a_component_among_others_that_cannot_be_loaded_is_told(capsys):
+def test_a_component_that_cannot_be_loaded_is_reported(capsys):
     report(tested=Examined(SUBJECT, broken=ProjectError("the file cannot be imported", where="interfaces/custom.py:3")))
     out = capsys.readouterr().out
     assert "interface custom cannot be loaded" in out
     assert "interfaces/custom.py:3" in out
 
 
-def test_what_is_going_on_shows_on_a_terminal_and_is_taken_back(capsys, monkeypatch):
+def test_progress_is_shown_on_a_terminal_and_erased(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     report()
@@ -100,12 +100,12 @@ def test_what_is_going_on_shows_on_a_terminal_and_is_taken_back(capsys, monkeypa
     assert err.endswith("\r\x1b[2K")
 
 
-def test_json_is_one_object_with_every_check(rlcli):
+def test_json_contains_every_check(rlcli):
     code, out, err = rlcli("test", "recipe", "sft_math", "-k", "validates or minimal", "--json")
     assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert (told["ok"], told["exit_code"]) == (True, 0)
-    (component,) = told["components"]
+    document = json.loads(out)
+    assert (document["ok"], document["exit_code"]) == (True, 0)
+    (component,) = document["components"]
     assert (component["kind"], component["name"], component["passed"]) == ("recipe", "sft_math", 2)
     assert [performed["check"] for performed in component["checks"]] == [
         "every key and value is valid", "it says nothing that its parents or the defaults say"
@@ -113,7 +113,7 @@ def test_json_is_one_object_with_every_check(rlcli):
     assert {performed["outcome"] for performed in component["checks"]} == {"passed"}
 
 
-def test_a_failed_check_is_exit_code_1_and_a_wrong_word_2(rlcli):
+def test_a_failed_check_exits_1_and_an_unknown_recipe_2(rlcli):
     code, out, err = rlcli("test", "recipe", "sft_math", "train.steps=none", "-k", "validates")
     assert (code, err) == (1, "")
     assert "FAIL  every key and value is valid" in out
@@ -123,7 +123,7 @@ def test_a_failed_check_is_exit_code_1_and_a_wrong_word_2(rlcli):
     assert "error[R51]" in err
 
 
-def test_several_are_summed_up_in_the_end(rlcli):
+def test_several_components_are_summarised(rlcli):
     code, out, err = rlcli("test", "recipe", "-k", "validates")
     assert code == 0
     recipes = len(list((Path(__file__).parents[2] / "recipes").glob("*.yaml")))
@@ -131,7 +131,7 @@ def test_several_are_summed_up_in_the_end(rlcli):
     assert err.startswith(f"{recipes} of {recipes} components keep their contract: {recipes} passed in ")
 
 
-def test_a_junit_file_that_cannot_be_written_is_told_before_anything_runs(rlcli, tmp_path):
+def test_an_unwritable_junit_file_is_reported_before_anything_runs(rlcli, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = rlcli("test", "recipe", "sft_math", "--junit", "file/report.xml")
     assert (code, out) == (6, "")
@@ -139,7 +139,7 @@ def test_a_junit_file_that_cannot_be_written_is_told_before_anything_runs(rlcli,
 
 
 @pytest.mark.parametrize("words", [["test", "--help"], ["test", "interface", "nonesuch"]], ids=" ".join)
-def test_its_page_and_its_mistakes_load_neither_torch_nor_pytest(words):
+def test_help_and_mistakes_load_no_heavy_library(words):
     code = f"""
 import sys
 from rlcli.cli.main import main

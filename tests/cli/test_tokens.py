@@ -1,4 +1,4 @@
-"""`rlcli tokens`: what of a row is trained on, as text, with ids, as JSON and as a page."""
+"""`rlcli tokens`: which tokens of a row are trained on, as text, with ids, as JSON and as a page."""
 
 import json
 from html.parser import HTMLParser
@@ -36,7 +36,7 @@ def rlcli(rlcli, tmp_path, monkeypatch):
     return rlcli
 
 
-def test_what_is_trained_on_is_marked(rlcli):
+def test_trained_tokens_are_marked(rlcli):
     code, out, err = rlcli("tokens", "mine.yaml", "--row", "0")
     assert code == 0
     header, *rest = out.splitlines()
@@ -45,7 +45,7 @@ def test_what_is_trained_on_is_marked(rlcli):
     assert "▐ … ▌" in err
 
 
-def test_nothing_of_a_row_reaches_the_terminal_unescaped(rlcli):
+def test_control_characters_in_rows_are_escaped(rlcli):
     out = rlcli("tokens", "mine.yaml", "--row", "1")[1]
     assert "\x1b" not in out
     assert "\u202e" not in out
@@ -53,7 +53,7 @@ def test_nothing_of_a_row_reaches_the_terminal_unescaped(rlcli):
     assert "\\u202e4" in out
 
 
-def test_a_terminal_gets_colours_instead_of_marks(rlcli, monkeypatch):
+def test_a_terminal_with_colours_shows_no_marks(rlcli, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -62,7 +62,7 @@ def test_a_terminal_gets_colours_instead_of_marks(rlcli, monkeypatch):
     assert "▐" not in out
 
 
-def test_a_prompt_shows_where_the_response_starts_and_the_answer(rlcli):
+def test_a_prompt_is_shown_with_the_start_of_the_response_and_the_answer(rlcli):
     code, out, err = rlcli("tokens", "ppo_math", "--row", "3")
     assert (code, err) == (0, "")
     assert out.startswith("train:3 · ")
@@ -71,20 +71,20 @@ def test_a_prompt_shows_where_the_response_starts_and_the_answer(rlcli):
     assert out.splitlines()[-1].startswith("answer  ")
 
 
-def test_sequences_of_a_pair(rlcli):
+def test_both_sequences_of_a_pair_are_shown(rlcli):
     out = rlcli("tokens", "mine.yaml", "--dataset", "pairs")[1]
     assert "in 2 sequences · 4 trained" in out
     assert "sequence 1 of 2\n<bos>3?▐3<eos>▌\nsequence 2 of 2\n<bos>3?▐4<eos>▌" in out
 
 
-def test_ids(rlcli):
+def test_ids_of_tokens_are_listed(rlcli):
     out = rlcli("tokens", "mine.yaml", "--ids")[1]
     rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
     assert rows[0] == ["0", "1", "-", "'<bos>'"]
     assert rows[-1][2:] == ["yes", "'<eos>'"]
 
 
-def test_json(rlcli):
+def test_tokens_as_json(rlcli):
     document = json.loads(rlcli("tokens", "mine.yaml", "--row", "1", "--json")[1])
     assert (document["dataset"], document["row"], document["where"]) == ("train", 1, "rows.jsonl:2")
     (tokens,) = document["sequences"]
@@ -122,7 +122,7 @@ class _Reader(HTMLParser):
         self.text += data
 
 
-def test_the_page_is_whole_and_escaped(rlcli, tmp_path):
+def test_the_page_is_self_contained_and_escaped(rlcli, tmp_path):
     code, out, _ = rlcli("tokens", "mine.yaml", "--row", "1", "--html", "page.html")
     assert (code, out) == (0, "wrote page.html\n")
     page = (tmp_path / "page.html").read_text()
@@ -135,7 +135,7 @@ def test_the_page_is_whole_and_escaped(rlcli, tmp_path):
     assert "http" not in page
 
 
-def test_a_page_of_a_prompt():
+def test_a_page_of_a_prompt_mentions_the_response():
     page = token_page("t", [("id", "<x>")], [[Token(1, "a\n", False, False)]], "the response follows")
     assert "<dd>&lt;x&gt;</dd>" in page
     assert 'title="1, masked">a⏎' in page
@@ -143,7 +143,7 @@ def test_a_page_of_a_prompt():
 
 
 @given(text=st.text(), cut=st.integers(0, 3))
-def test_the_texts_of_the_tokens_add_up_to_the_text(text, cut):
+def test_texts_of_tokens_add_up_to_the_decoded_text(text, cut):
     tokenizer = LightTokenizer(*load("datasets", "arithmetic").tokenizer_parts())
     ids = tokenizer(text).input_ids
     ids = ids[: len(ids) - cut]
@@ -151,7 +151,7 @@ def test_the_texts_of_the_tokens_add_up_to_the_text(text, cut):
     assert "".join(token.text for token in tokens) == tokenizer.decode(ids)
 
 
-def test_a_page_has_no_control_characters_of_a_row():
+def test_control_characters_are_escaped_in_a_page():
     page = token_page("t\x1b[2J", [("id\u202e", "x\x00")], [[Token(1, "a\x1b\u202e", False, False)]], "\x07")
     assert not set("\x1b\x00\x07\u202e") & set(page)
     assert "\\u202e" in page

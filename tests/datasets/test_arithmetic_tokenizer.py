@@ -1,4 +1,4 @@
-"""The tokenizer of the arithmetic problems comes ready made; it is the one that the problems teach."""
+"""The shipped tokenizer of the arithmetic problems equals the one that training on them gives."""
 
 import json
 import sys
@@ -6,9 +6,9 @@ import sys
 from rlcli.registry import load
 
 
-def test_it_is_what_training_gives():
+def test_the_shipped_tokenizer_equals_a_trained_one():
     load("datasets", "arithmetic")
     problems = sys.modules["rlcli.datasets._arithmetic"]
-    made = json.loads(problems.TRAINED_TOKENIZER.read_text(encoding="utf-8"))
-    assert made == json.loads(problems.train_tokenizer().to_str())
-    assert made == json.loads(problems.tokenizer().to_str())
+    shipped = json.loads(problems.TRAINED_TOKENIZER.read_text(encoding="utf-8"))
+    assert shipped == json.loads(problems.train_tokenizer().to_str())
+    assert shipped == json.loads(problems.tokenizer().to_str())

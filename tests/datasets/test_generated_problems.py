@@ -1,4 +1,4 @@
-"""Generated problems: right answers, splits that share nothing."""
+"""Generated problems: correct answers, disjoint splits, and pairs."""
 
 import re
 
@@ -17,14 +17,14 @@ def dataset(name="arithmetic", **args):
     return make_dataset(DatasetAbstraction(name, {"problems": 200, **args}), DatasetUtility(1, 0, 1, TOKENIZER))
 
 
-def numbers(question):
-    """The arithmetic of a question, read by other means than those that wrote it."""
+def expression_of(question):
+    """The arithmetic of a question, parsed independently of the code that wrote it."""
     if question.startswith("What is"):
         return question[len("What is ") : -1]
     gain = ("buys", "finds", "gets", "wins", "makes", "picks")
     start = re.search(r"has (\d+)", question)[1]
-    deeds = re.findall(r"(\w+(?: away)?) (\d+)", question.split(",", 1)[1])
-    return start + "".join(("+" if verb in gain else "-") + number for verb, number in deeds)
+    changes = re.findall(r"(\w+(?: away)?) (\d+)", question.split(",", 1)[1])
+    return start + "".join(("+" if verb in gain else "-") + number for verb, number in changes)
 
 
 def total(expression):
@@ -32,22 +32,22 @@ def total(expression):
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_answers_are_right(held_out):
+def test_answers_are_correct(held_out):
     for sample in (dataset(held_out=held_out)[i] for i in range(200)):
-        assert total(numbers(sample.metadata["question"][0])) == int(sample.metadata["answer"][0])
+        assert total(expression_of(sample.metadata["question"][0])) == int(sample.metadata["answer"][0])
 
 
-def test_splits_share_no_problem_however_worded():
+def test_splits_share_no_problem_in_any_wording():
     train, held_out = (
-        {numbers(data[i].metadata["question"][0]) for i in range(len(data))}
+        {expression_of(data[i].metadata["question"][0]) for i in range(len(data))}
         for data in (dataset(problems=3000), dataset(problems=400, held_out=True))
     )
     assert not train & held_out
 
 
-def test_both_wordings_and_all_levels_appear():
+def test_both_wordings_and_all_requested_levels_occur():
     data = dataset(levels=(1, 3))
-    counts = {len(re.findall(r"[+-]", numbers(data[i].metadata["question"][0]))) for i in range(200)}
+    counts = {len(re.findall(r"[+-]", expression_of(data[i].metadata["question"][0]))) for i in range(200)}
     assert counts == {1, 3}
     symbols = sum(data[i].metadata["question"][0].startswith("What is") for i in range(200))
     assert 60 < symbols < 140
@@ -63,7 +63,7 @@ def test_demonstrations_mask_the_prompt_and_end_the_answer():
     assert mask.dtype == torch.bool
 
 
-def test_the_hasty_stop_after_the_first_line():
+def test_hasty_demonstrations_stop_after_the_first_line():
     data = dataset("arithmetic_demonstrations", hasty=(0.65,), levels=(4,), problems=1000)
     short = sum(TOKENIZER.decode(data[i].data["packed_input_ids"]).count("\n") == 2 for i in range(1000))
     assert 600 < short < 700
@@ -71,19 +71,19 @@ def test_the_hasty_stop_after_the_first_line():
         dataset("arithmetic_demonstrations", hasty=(0.1, 0.1, 1.5))
 
 
-def test_any_text_survives_the_tokenizer():
+def test_the_tokenizer_encodes_any_text_and_splits_digits():
     text = "Natalia sold 48/2 = <<48/2=24>>24 clips. Ünï\n#### 72"
     assert TOKENIZER.decode(TOKENIZER(text, add_special_tokens=False).input_ids) == text
     assert len(TOKENIZER("1234", add_special_tokens=False).input_ids) == 4
 
 
-def test_more_problems_than_there_are_is_said_and_not_looked_for_for_ever():
+def test_more_problems_than_exist_are_refused():
     with pytest.raises(DataError, match="no other of level 1"):
         dataset(problems=20_000, levels=[1], held_out=True)[19_999]
 
 
 @pytest.mark.parametrize("wrong", [{"problems": 0}, {"problems": -1}, {"levels": []}, {"levels": [2, 0]}])
-def test_a_number_of_problems_or_a_level_that_makes_no_sense_is_refused(wrong):
+def test_an_invalid_number_of_problems_or_level_is_refused(wrong):
     with pytest.raises(UsageError, match=r"problems: .* greater than or equal to 1|levels is"):
         dataset(**wrong)
 
@@ -105,10 +105,10 @@ def wrong_lines(text):
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_of_a_pair_the_first_answer_is_right_and_the_second_is_not(held_out):
+def test_the_first_answer_of_a_pair_is_correct_and_the_second_is_wrong(held_out):
     kinds = {"hasty": 0, "slipped": 0}
     for question, answer, chosen, rejected in pairs_of(held_out=held_out, pairs_per_problem=2):
-        lines = len(re.findall(r"[+-]", numbers(question)))
+        lines = len(re.findall(r"[+-]", expression_of(question)))
         assert chosen.endswith(f"#### {answer}")
         assert wrong_lines(chosen) == []
         assert chosen.count("\n") == lines
@@ -123,9 +123,9 @@ def test_of_a_pair_the_first_answer_is_right_and_the_second_is_not(held_out):
     assert 150 < kinds["hasty"] < 250
 
 
-def test_hasty_answers_are_as_common_as_asked():
+def test_the_share_of_hasty_answers_is_as_requested():
     for share in (0.0, 1.0):
-        found = [rejected.count("\n") == 1 for *_, rejected in pairs_of(hasty=share)]
-        assert set(found) == {share == 1.0}
+        are_hasty = [rejected.count("\n") == 1 for *_, rejected in pairs_of(hasty=share)]
+        assert set(are_hasty) == {share == 1.0}
     with pytest.raises(UsageError, match="a hasty answer to a problem of one operation is a right one"):
         dataset("arithmetic_pairs", levels=(1, 2))

@@ -1,4 +1,4 @@
-"""Mixtures: shares, passes, ids, and what they are made of."""
+"""Mixtures: shares, passes, ids, and their sources."""
 
 import json
 from collections import Counter
@@ -22,7 +22,7 @@ from rlcli.testing.tokenizer import byte_tokenizer
 
 @pytest.fixture
 def build(tmp_path):
-    """Makes a mixture of files with so many rows."""
+    """Builds a mixture of files with the given numbers of rows."""
 
     def make(lengths, weights, kind="prompt_only", **args):
         described = {}
@@ -41,7 +41,7 @@ def ids(dataset):
     return [dataset.preview(row).id for row in range(len(dataset))]
 
 
-def test_shares_passes_and_ids(build):
+def test_shares_passes_and_ids_of_a_mixture(build):
     mixture = build({"a": 4, "b": 2}, {"a": 1, "b": 1})
     assert ids(mixture) == ["a/a:1", "b/b:1", "a/a:2", "b/b:2", "a/a:3", "b/b:1#2", "a/a:4", "b/b:2#2"]
     assert [mixture[row].ids[0] for row in range(8)] == ids(mixture)
@@ -52,7 +52,7 @@ def test_shares_passes_and_ids(build):
     ]
 
 
-def test_an_epoch_of_given_length_uses_part_of_a_pass(build):
+def test_an_epoch_of_fixed_length_uses_part_of_a_pass(build):
     mixture = build({"a": 10, "b": 10}, {"a": 3, "b": 1}, rows=8)
     assert Counter(id_[0] for id_ in ids(mixture)) == {"a": 6, "b": 2}
     assert len(set(ids(mixture))) == 8
@@ -61,7 +61,7 @@ def test_an_epoch_of_given_length_uses_part_of_a_pass(build):
     assert longer.digest() != mixture.digest()
 
 
-def test_the_digest_knows_the_words_of_every_dataset(build, tmp_path):
+def test_the_digest_depends_on_the_text_of_every_dataset(build, tmp_path):
     before = build({"a": 3, "b": 3}, {"a": 1, "b": 1}).digest()
     assert build({"a": 3, "b": 3}, {"a": 1, "b": 1}).digest() == before
     assert build({"a": 3, "b": 3}, {"a": 1, "b": 1}, kind="prompt_answer").digest() != before
@@ -71,7 +71,7 @@ LENGTHS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 7), min_size=1)
 
 
 @given(LENGTHS, st.data())
-def test_every_row_is_used_before_any_comes_again(lengths, data):
+def test_every_row_is_used_before_any_is_repeated(lengths, data):
     weights = {name: data.draw(st.sampled_from([0.1, 0.3, 1, 2, 2.5])) for name in lengths}
     rows = data.draw(st.one_of(st.none(), st.integers(1, 40)))
     counts = row_counts(lengths, weights, rows)
@@ -92,7 +92,7 @@ def test_every_row_is_used_before_any_comes_again(lengths, data):
         assert all(abs(drift) < len(lengths) for drift in so_far)
 
 
-def test_rows_of_unlike_metadata_make_a_batch(tmp_path):
+def test_rows_with_different_metadata_form_a_batch(tmp_path):
     described = {
         "sums": DatasetAbstraction("arithmetic", {"problems": 3}),
         "train": DatasetAbstraction("mixture", {"weights": {"plain": 1, "sums": 1}}),
@@ -105,7 +105,7 @@ def test_rows_of_unlike_metadata_make_a_batch(tmp_path):
     assert batch.metadata["answer"].count(None) == 3
 
 
-def test_what_cannot_be_mixed_is_refused(build, tmp_path):
+def test_invalid_mixtures_are_refused(build, tmp_path):
     with pytest.raises(
         UsageError, match="weights names c, which is not another dataset of the recipe; there is a, train"
     ):
@@ -151,21 +151,21 @@ def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_its_keys_are_those_of_what_it_is_made_of(recipe):
+def test_a_mixture_has_the_keys_of_its_sources(recipe):
     datasets = load_recipe("mine.yaml").recipe.datasets
     assert dataset_keys(datasets, "train") == ("packed_input_ids", "prompt_mask")
     assert load_recipe("mine.yaml").recipe.used_datasets == ("train",)
 
 
-def test_check_says_how_much_of_each_an_epoch_uses(recipe):
-    found = {one.about: one for one in preflight(load_recipe("mine.yaml"), 5)}
-    assert found["train"].says.startswith("32 rows of mixture")
-    assert found["train"].details[0] == "easy: 24 rows, 75 % of all, 2.00 passes over its 12"
-    assert {"easy", "hard", "train loss mask", "train packing"} <= set(found)
-    assert "train repeats" not in found  # a row that is used twice repeats nothing
+def test_check_reports_how_many_rows_of_each_source_an_epoch_uses(recipe):
+    findings = {one.about: one for one in preflight(load_recipe("mine.yaml"), 5)}
+    assert findings["train"].says.startswith("32 rows of mixture")
+    assert findings["train"].details[0] == "easy: 24 rows, 75 % of all, 2.00 passes over its 12"
+    assert {"easy", "hard", "train loss mask", "train packing"} <= set(findings)
+    assert "train repeats" not in findings  # using a row twice is not a repetition
 
 
-def test_a_source_that_is_not_there_is_refused_with_its_place(recipe, tmp_path):
+def test_an_unknown_source_is_refused_with_its_location(recipe, tmp_path):
     (tmp_path / "mine.yaml").write_text(RECIPE.replace("hard: 1", "hrad: 1"))
     with pytest.raises(RecipeError) as caught:
         load_recipe("mine.yaml")
@@ -174,7 +174,7 @@ def test_a_source_that_is_not_there_is_refused_with_its_place(recipe, tmp_path):
     assert problem.where.endswith("mine.yaml:7:58")
 
 
-def test_the_rows_of_a_step_do_not_depend_on_where_a_run_begins(recipe):
+def test_the_order_of_rows_does_not_depend_on_where_a_run_starts(recipe):
     opened = open_dataset(load_recipe("mine.yaml"), "train")
     again = open_dataset(load_recipe("mine.yaml"), "train")
     late = [again.preview(row).id for row in range(16, len(again))]

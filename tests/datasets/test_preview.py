@@ -1,4 +1,4 @@
-"""Previews and surveys beyond the contract: words, the order of answers, rows that were left out; no torch."""
+"""Previews and surveys beyond the contract: texts, the order of answers, dropped rows, and no torch."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def util():
     return DatasetUtility(1, 0, 1, load("datasets", "arithmetic").make_tokenizer())
 
 
-def made(name, util, tmp_path, rows=None, **args):
+def build(name, util, tmp_path, rows=None, **args):
     if name not in GENERATED:
         file = tmp_path / "rows.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows or [ROWS[name]] * 3))
@@ -36,23 +36,23 @@ def test_every_built_in_dataset_has_a_preview():
     assert [name for name in names("datasets") if not hasattr(load("datasets", name), "preview")] == []
 
 
-def test_a_preview_says_where_a_row_is_and_its_words(util, tmp_path):
-    preview = made("prompt_answer", util, tmp_path, system="be brief").preview(1)
+def test_a_preview_has_the_location_and_the_texts_of_a_row(util, tmp_path):
+    preview = build("prompt_answer", util, tmp_path, system="be brief").preview(1)
     assert preview.where == f"{tmp_path}/rows.jsonl:2"
     assert (preview.prompt, preview.system, list(preview.answers), preview.chat) == ("2+2", "be brief", ["4"], False)
 
 
-def test_the_answers_of_pairs_are_in_the_order_of_the_sequences(util, tmp_path):
-    preview = made("paired", util, tmp_path).preview(0)
+def test_answers_of_pairs_are_in_the_order_of_the_sequences(util, tmp_path):
+    preview = build("paired", util, tmp_path).preview(0)
     assert list(preview.answers) == ["4", "5", "four", "fiver"]
     for ids, mask, answer in zip(preview.sequences, preview.trained, preview.answers, strict=True):
         trained = [token for token, flag in zip(ids, mask, strict=True) if flag]
         assert util.tokenizer.decode(trained, skip_special_tokens=True) == answer
 
 
-def test_a_survey_knows_rows_that_were_left_out(util, tmp_path):
+def test_a_survey_includes_rows_that_were_left_out(util, tmp_path):
     rows = [{"prompt": "2"}, {"prompt": "2" * 9}, {"bad": 1}, {"prompt": "3"}]
-    dataset = made("prompt_only", util, tmp_path, rows, max_length=5, overlong="drop", bad_rows="skip")
+    dataset = build("prompt_only", util, tmp_path, rows, max_length=5, overlong="drop", bad_rows="skip")
     survey = dataset.survey()
     assert len(dataset) == 2
     assert list(survey.lengths) == [2, 10, 2]
@@ -61,17 +61,17 @@ def test_a_survey_knows_rows_that_were_left_out(util, tmp_path):
     assert survey.bad_rows == [f"{tmp_path}/rows.jsonl:3: there is no field 'prompt'; the row has ['bad']"]
 
 
-def test_a_survey_counts_what_is_too_long():
+def test_a_survey_counts_rows_that_are_too_long():
     assert Survey(lengths=[1, 5, 6], prompts=[], max_length=5, overlong="drop").too_long == 1
 
 
-def test_an_answered_preview_trains_the_answers_alone():
+def test_an_answered_preview_trains_only_the_answers():
     preview = Preview.answered([1, 2], [[3], [4, 5]], id="x")
     assert preview.sequences == [[1, 2, 3], [1, 2, 4, 5]]
     assert preview.trained == [[False, False, True], [False, False, True, True]]
 
 
-def test_the_vocabulary_is_what_the_class_says():
+def test_the_vocabulary_has_the_declared_size():
     arithmetic = load("datasets", "arithmetic")
     assert arithmetic.tokenizer_parts()[0].get_vocab_size() == arithmetic.VOCABULARY
 

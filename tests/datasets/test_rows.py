@@ -1,4 +1,4 @@
-"""Reading rows: what is accepted, and that everything else is one error with its file and line."""
+"""Reading rows: which are accepted, and that all others are reported with file and line."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def read(fields):
 
 @pytest.fixture
 def file(tmp_path):
-    """Writes a file of these lines and returns its path."""
+    """Writes a file with these lines and returns its path."""
 
     def write(*lines, name="rows.jsonl"):
         content = b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
@@ -56,7 +56,7 @@ def file(tmp_path):
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_a_bad_row_is_named_by_file_and_line(file, line, code, message):
+def test_a_bad_row_is_reported_with_file_and_line(file, line, code, message):
     path = file(GOOD, "", GOOD, line, GOOD)
     with pytest.raises(DataError, match=message) as caught:
         read_rows(path, read)
@@ -70,7 +70,7 @@ def test_utf_16_is_refused(file):
         read_rows(file(GOOD.encode("utf-16")), read)
 
 
-def test_what_is_unusual_but_right_is_read(file):
+def test_unusual_but_valid_rows_are_read(file):
     path = file(b"\xef\xbb\xbf" + GOOD.encode() + b"\r", "   ", '{"t": "snow\u2028 \\ud83d\\ude00"}', "")
     assert [(row.id, row.content) for row in read_rows(path, read)] == [
         ("rows:1", "one"),
@@ -78,7 +78,7 @@ def test_what_is_unusual_but_right_is_read(file):
     ]
 
 
-def test_more_bad_rows_than_allowed_end_the_reading(file):
+def test_more_bad_rows_than_allowed_are_an_error(file):
     path = file(GOOD, "{", "{", "{")
     assert len(read_rows(path, read, bad_rows="skip", max_bad_rows=3)) == 1
     with pytest.raises(DataError, match="3 bad rows, more than max_bad_rows = 2") as caught:
@@ -97,7 +97,7 @@ def test_max_rows_reads_from_the_start_and_no_further(file):
     ("lines", "message"),
     [([], "it is empty"), (["", " "], "it is empty"), (["{", "[]"], "all 2 rows are bad")],
 )
-def test_a_file_without_rows_says_why(file, lines, message):
+def test_a_file_without_rows_is_refused_with_the_reason(file, lines, message):
     path = file(*lines)
     with pytest.raises(DataError, match=message) as caught:
         read_rows(path, read, bad_rows="skip")
@@ -112,13 +112,13 @@ def test_a_missing_file_is_a_data_error(tmp_path):
         read_rows(str(tmp_path), read)
 
 
-def test_rows_keep_their_own_ids_if_all_have_one(file):
-    own = [json.dumps({"t": "x", "id": i}) for i in ("a", 7)]
-    assert [row.id for row in read_rows(file(*own), read)] == ["a", "7"]
-    assert [row.id for row in read_rows(file(*own, GOOD), read)] == ["rows:1", "rows:2", "rows:3"]
+def test_ids_in_the_file_are_used_if_all_rows_have_one(file):
+    with_ids = [json.dumps({"t": "x", "id": i}) for i in ("a", 7)]
+    assert [row.id for row in read_rows(file(*with_ids), read)] == ["a", "7"]
+    assert [row.id for row in read_rows(file(*with_ids, GOOD), read)] == ["rows:1", "rows:2", "rows:3"]
 
 
-def test_duplicate_ids_are_counted_and_placed(file):
+def test_duplicate_ids_are_counted_and_located(file):
     path = file(*(json.dumps({"t": "x", "id": i % 3}) for i in range(10)))
     with pytest.raises(DataError, match="7 ids are duplicates") as caught:
         read_rows(path, read)
@@ -127,7 +127,7 @@ def test_duplicate_ids_are_counted_and_placed(file):
     assert str(caught.value).count(" and ") == 5
 
 
-def test_a_json_list_is_read_with_the_lines_of_its_rows(file):
+def test_rows_of_a_json_list_have_their_line_numbers(file):
     path = file("[", ' {"t": "one"},', ' {"t":', '  "two"}, {"t": "three"}', "]", name="rows.json")
     rows = read_rows(path, read)
     assert [row.content for row in rows] == ["one", "two", "three"]
@@ -148,19 +148,19 @@ def test_a_json_list_is_read_with_the_lines_of_its_rows(file):
         (["[", b'{"t": "\xff"}]'], 2, "not UTF-8"),
     ],
 )
-def test_a_broken_json_list_is_named_by_line(file, lines, line, message):
+def test_an_invalid_json_list_is_reported_with_the_line(file, lines, line, message):
     path = file(*lines, name="rows.json")
     with pytest.raises(DataError, match=message) as caught:
         read_rows(path, read)
     assert caught.value.where == f"{path}:{line}"
 
 
-def test_an_empty_json_list_holds_no_rows(file):
+def test_an_empty_json_list_is_refused(file):
     with pytest.raises(DataError, match="it is empty"):
         read_rows(file("[ ]"), read)
 
 
-def test_lists_of_texts(file):
+def test_invalid_lists_of_texts_are_refused(file):
     for value, message in [
         ("x", "not a list"),
         ([], "not a list"),
@@ -171,7 +171,7 @@ def test_lists_of_texts(file):
             read_rows(file(json.dumps({"t": value})), lambda fields: texts_field(fields, "t"))
 
 
-def test_one_error_tells_of_all_bad_rows(tmp_path):
+def test_all_bad_rows_are_reported_in_one_error(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"x": 1}\n{"y": 2}\nnot json\n{"x": 3}\n{}\n')
     with pytest.raises(DataError) as caught:
@@ -181,7 +181,7 @@ def test_one_error_tells_of_all_bad_rows(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "socket"])
-def test_what_is_not_an_ordinary_file_is_refused_unopened(tmp_path, kind):
+def test_special_files_are_refused_without_opening_them(tmp_path, kind):
     path = tmp_path / "rows.jsonl"
     match kind:
         case "fifo":
@@ -197,7 +197,7 @@ def test_what_is_not_an_ordinary_file_is_refused_unopened(tmp_path, kind):
         read_rows(str(path), read)
 
 
-def test_a_line_that_is_too_long_takes_no_memory_and_is_named(tmp_path):
+def test_a_line_that_is_too_long_is_reported_without_reading_it(tmp_path):
     path = tmp_path / "rows.jsonl"
     with path.open("wb") as file:
         file.write(b'{"t": "one"}\n{"t": "')
@@ -214,7 +214,7 @@ def test_a_line_that_is_too_long_takes_no_memory_and_is_named(tmp_path):
     assert [(row.content, row.where) for row in rows] == [("one", f"{path}:1"), ("two", f"{path}:3")]
 
 
-def test_a_list_that_is_too_long_is_refused_by_its_size(tmp_path):
+def test_a_json_list_that_is_too_large_is_refused_by_its_size(tmp_path):
     path = tmp_path / "rows.json"
     with path.open("wb") as file:
         file.write(b"\xef\xbb\xbf \n [")
@@ -224,7 +224,7 @@ def test_a_list_that_is_too_long_is_refused_by_its_size(tmp_path):
 
 
 @pytest.mark.parametrize("start", ["", "\ufeff", " \n\t\n", "\ufeff" + " " * 200_000 + "\n"])
-def test_blanks_and_a_byte_order_mark_may_come_first(tmp_path, start):
+def test_leading_blanks_and_a_byte_order_mark_are_skipped(tmp_path, start):
     path = tmp_path / "rows.json"
     path.write_text(start + '{"t": "one"}\n', encoding="utf-8")
     assert [row.content for row in read_rows(str(path), read)] == ["one"]

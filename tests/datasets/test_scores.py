@@ -13,12 +13,12 @@ from rlcli.registry import make_dataset
 from rlcli.testing.tokenizer import byte_tokenizer
 
 REWARDS = {"rows:1": [0, 0], "rows:2": [0, 1], "rows:3": [1, 1], "rows:4": [1, 1, 0, 1]}
-"""Rows 5 and 6 have none."""
+"""Rows 5 and 6 have no rewards."""
 
 
 @pytest.fixture
 def build(tmp_path):
-    """Makes a dataset of six rows, with these settings of `scores`."""
+    """Builds a dataset of six rows with these settings of `scores`."""
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"p{n}"}) for n in range(1, 7)))
     (tmp_path / "run").mkdir()
     with SampleWriter(tmp_path / "run" / "samples.jsonl") as writer:
@@ -40,7 +40,7 @@ def rows(dataset):
 
 
 @pytest.mark.parametrize(
-    ("scores", "left"),
+    ("scores", "expected"),
     [
         ({}, [1, 2, 3, 4, 5, 6]),
         ({"min": 0.1}, [2, 3, 4, 5, 6]),
@@ -53,24 +53,24 @@ def rows(dataset):
     ],
 )
 @pytest.mark.parametrize("name", ["prompt_only", "hf"])
-def test_rows_are_chosen_and_ordered_by_their_mean_reward(build, name, scores, left):
-    assert rows(build(name, **scores)) == left
+def test_rows_are_selected_and_ordered_by_their_mean_reward(build, name, scores, expected):
+    assert rows(build(name, **scores)) == expected
 
 
-def test_the_survey_says_what_was_left_out(build):
+def test_notes_count_the_rows_left_out_by_scores(build):
     dataset = build(min=0.1, max=0.9)
     assert dataset.notes == ["left out by scores: 1 too hard, 1 too easy; without a score, kept: 2"]
     assert len(dataset.survey().lengths) == 4
     assert build(min=0.1).digest() != build().digest() == build().digest()
 
 
-def test_scores_of_other_rows_or_that_leave_none_are_refused(build, tmp_path):
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"id": "x:1", "reward": 1}\n')
+def test_unrelated_scores_and_impossible_limits_are_refused(build, tmp_path):
+    unrelated = tmp_path / "other.jsonl"
+    unrelated.write_text('{"id": "x:1", "reward": 1}\n')
     with pytest.raises(
         DataError, match=r"none of the 1 ids in .*other\.jsonl is that of a row of .*rows\.jsonl"
     ) as caught:
-        build(path=str(other))
+        build(path=str(unrelated))
     assert (caught.value.hint, caught.value.exit_code) == ("rows are called rows:1, …; scores are of x:1, …", 4)
     with pytest.raises(DataError, match="no rows remain; left out by scores: 4 too hard"):
         build(min=2, unknown="drop")
@@ -84,7 +84,7 @@ def test_scores_of_other_rows_or_that_leave_none_are_refused(build, tmp_path):
     "line",
     ['{"id": "rows:1"}', '{"reward": 1}', '{"id": "rows:1", "reward": "much"}', '{"id": "rows:1", "rewards": [null]}'],
 )
-def test_a_line_that_is_no_score_is_named(build, tmp_path, line):
+def test_an_invalid_line_of_scores_is_reported_with_its_number(build, tmp_path, line):
     (tmp_path / "scores.jsonl").write_text('{"id": "rows:1", "rewards": [1, 0]}\n' + line)
     with pytest.raises(DataError, match=r"scores\.jsonl:2: a score needs an id and a reward"):
         build(path=str(tmp_path / "scores.jsonl"))
@@ -98,12 +98,12 @@ train: {steps: 1}
 """
 
 
-def test_a_recipe_finds_them_next_to_itself(build, tmp_path, monkeypatch):
+def test_paths_of_scores_are_relative_to_the_recipe(build, tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text(RECIPE)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    found = load_recipe(tmp_path / "mine.yaml").recipe.datasets["train"].args["scores"]
-    assert found == {"path": str(tmp_path / "run"), "min": 0.5}
+    scores = load_recipe(tmp_path / "mine.yaml").recipe.datasets["train"].args["scores"]
+    assert scores == {"path": str(tmp_path / "run"), "min": 0.5}
     with pytest.raises(DataError, match=r"datasets\.train\.args\.scores\.path: no such file: nowhere"):
         load_recipe(tmp_path / "mine.yaml", ["datasets.train.args.scores.path=nowhere"])
     with pytest.raises(RecipeError, match=r"scores\.mni\. hint: did you mean min"):

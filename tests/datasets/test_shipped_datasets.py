@@ -1,4 +1,4 @@
-"""Every built-in dataset keeps the contract, on the rows that its class shows."""
+"""Every built-in dataset fulfils the contract for the example rows of its class."""
 
 import pytest
 

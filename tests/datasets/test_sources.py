@@ -1,4 +1,4 @@
-"""Rows of other formats than JSON: the same rows from each, places, refusals, and the Hub out of reach."""
+"""Rows in formats other than JSON: equal rows from each, locations, refusals, and an unreachable Hub."""
 
 import csv
 import json
@@ -56,7 +56,7 @@ def as_saved_splits(path):
     library.DatasetDict(splits).save_to_disk(path)
 
 
-WRITTEN = {
+FORMATS = {
     "rows.jsonl": as_json,
     "rows.csv": lambda path: as_table(path, ","),
     "rows.tsv": lambda path: as_table(path, "\t"),
@@ -73,10 +73,10 @@ def build(path, name="prompt_answer", /, **args):
     return make_dataset(DatasetAbstraction(name, args), DatasetUtility(1, 0, 1, byte_tokenizer(chat=name == "chat")))
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_rows_in_order(name, tmp_path):
     path = tmp_path / name
-    WRITTEN[name](path)
+    FORMATS[name](path)
     dataset = build(path)
     previews = [dataset.preview(row) for row in range(len(dataset))]
     assert [(one.prompt, *one.answers) for one in previews] == [tuple(row.values()) for row in ROWS]
@@ -84,7 +84,7 @@ def test_every_format_gives_the_same_rows_in_order(name, tmp_path):
     assert len(build(path, max_rows=2)) == 2
 
 
-def test_rows_of_csv_are_found_by_their_first_line_and_are_text(tmp_path):
+def test_rows_of_csv_are_text_and_located_by_their_first_line(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffprompt,answer\n"a\nb",007\n\nc,x\n')
     dataset = build(path)
@@ -94,19 +94,19 @@ def test_rows_of_csv_are_found_by_their_first_line_and_are_text(tmp_path):
     with pytest.raises(DataError, match=r"rows\.csv:3: 3 cells under 2 columns \(2 rows are bad; the others: line 4\)"):
         build(path)
     assert len(build(path, bad_rows="skip")) == 1
-    for content, what in (
+    for content, message in (
         (b"prompt,prompt\na,b\n", r"rows\.csv:1: two columns have one name"),
         (b'prompt,answer\n"a"b,c\n', r"rows\.csv:2: not CSV"),
         (b"prompt,answer\n\xff,c\n", r"rows\.csv:\d: not UTF-8"),
         (b"", "holds no rows"),
     ):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=what):
+        with pytest.raises(DataError, match=message):
             build(path)
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "saved/state.json", "nowhere.parquet", "nowhere.csv"])
-def test_what_cannot_be_read_is_one_error(name, tmp_path):
+def test_an_unreadable_file_is_a_data_error(name, tmp_path):
     path = tmp_path / name
     if not name.startswith("nowhere"):
         path.parent.mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_one_error(name, tmp_path):
         build(path.parent if path.name == "state.json" else path)
 
 
-def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path):
+def test_a_missing_split_is_reported_with_the_available_ones(tmp_path):
     as_saved_splits(tmp_path / "splits")
     assert len(build(tmp_path / "splits", split="test")) == 1
     with pytest.raises(DataError, match="it has no split dev, but train, test"):
@@ -135,7 +135,7 @@ def test_tables_are_read_without_torch(tmp_path):
 # -- the Hub -------------------------------------------------------------------------------------------------
 
 
-def test_the_hub_out_of_reach_is_one_error(monkeypatch, tmp_path):
+def test_an_unreachable_hub_is_a_data_error(monkeypatch, tmp_path):
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://no-such-host.invalid")
     monkeypatch.setattr("rlcli.datasets._sources.getproxies", dict)
@@ -148,24 +148,24 @@ def test_the_hub_out_of_reach_is_one_error(monkeypatch, tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """What is asked of the Hub, which has ROWS."""
-    asked = []
+    """The requests to a fake Hub, which has ROWS."""
+    requests = []
 
     def load_dataset(name, config, *, split, streaming):
-        asked.append((name, config, split, streaming))
+        requests.append((name, config, split, streaming))
         return iter(ROWS)
 
     monkeypatch.setattr(library, "load_dataset", load_dataset)
-    return asked
+    return requests
 
 
-def test_the_hub_is_asked_for_the_split_and_configuration(hub):
+def test_split_and_configuration_are_passed_to_the_hub(hub):
     dataset = build("hf:owner/name", split="test", config="main")
     assert hub == [("owner/name", "main", "test", False)]
     assert (dataset.preview(1).id, dataset.preview(1).where) == ("name:2", "hf:owner/name:2")
 
 
-def test_a_stream_is_read_as_far_as_it_is_needed(hub):
+def test_only_the_needed_rows_of_a_stream_are_read(hub):
     assert len(build("hf:owner/name", streaming=True, max_rows=3)) == 3
     assert hub[0][-1] is True
 
@@ -187,13 +187,13 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"
         ({"prompt": "q", "answer": "a"}, {"kind": "prompt_only"}, {"packed_prompts"}, "q"),
     ],
 )  # fmt: skip
-def test_what_rows_are_follows_from_their_columns(row, args, keys, prompt, tmp_path):
+def test_the_kind_of_rows_follows_from_their_columns(row, args, keys, prompt, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     dataset = build(tmp_path / "rows.jsonl", "hf", **args)
     assert (set(dataset[0].keys), set(dataset.keys), dataset.preview(0).prompt) == (keys, keys, prompt)
 
 
-def test_conversations_are_taken_as_chat_takes_them(tmp_path):
+def test_conversations_are_read_as_by_the_chat_dataset(tmp_path):
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([{"talk": TALK}]), path)
     tokenizer = byte_tokenizer(chat=True)
@@ -205,7 +205,7 @@ def test_conversations_are_taken_as_chat_takes_them(tmp_path):
     assert dataset.digest() == build(path, "chat", messages_key="talk", max_length=1024).digest()
 
 
-def test_columns_that_say_nothing_are_named(tmp_path):
+def test_unknown_columns_are_reported(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"a": "x", "b": "y"}')
     with pytest.raises(DataError, match=r"the columns of .* are a, b") as caught:
         build(tmp_path / "rows.jsonl", "hf")

@@ -1,4 +1,4 @@
-"""Rows that are read forward and not kept: the same as those of the file, from any place on."""
+"""Rows that are read forward without being stored equal those of the file, from any start."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def contents(samples):
     return [(sample.ids, {key: value.tolist() for key, value in sample.data.items()}) for sample in samples]
 
 
-def stored(path, kind="prompt_only", /, **args):
+def rows_in_memory(path, kind="prompt_only", /, **args):
     dataset = build(path, kind, **args)
     assert not dataset.is_stream
     return contents(dataset[row] for row in range(len(dataset)))
@@ -43,39 +43,40 @@ def three_rows_in_memory(monkeypatch):
 
 
 @pytest.fixture
-def eleven(tmp_path):
-    """The fifth and the sixth are too long."""
+def eleven_rows(tmp_path):
+    """A file of eleven rows, of which the fifth and the sixth are too long."""
     rows = [{"prompt": f"row {number}" + 99 * "!" * (number in (5, 6))} for number in range(1, 12)]
     return as_jsonl(tmp_path / "rows.jsonl", rows)
 
 
 @pytest.mark.parametrize("overlong", ["drop", "truncate_right"])
 @pytest.mark.parametrize("start", [0, 1, 3, 4, 8, 9, 11, 50])
-def test_a_stream_has_the_rows_of_the_file_from_any_place_on(eleven, overlong, start):
-    expected, stream = stored(eleven, overlong=overlong), build(eleven, streaming=True, overlong=overlong)
+def test_a_stream_has_the_rows_of_the_file_from_any_start(eleven_rows, overlong, start):
+    expected = rows_in_memory(eleven_rows, overlong=overlong)
+    stream = build(eleven_rows, streaming=True, overlong=overlong)
     assert len(expected) == (9 if overlong == "drop" else 11)
     assert stream.is_stream
     assert contents(stream.rows_from(0, start)) == contents(stream.rows_from(3, start)) == expected[start:]
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_every_kind_of_rows_may_be_a_stream(tmp_path, kind):
+def test_every_kind_of_rows_can_be_streamed(tmp_path, kind):
     path = as_jsonl(tmp_path / "rows.jsonl", [*EXAMPLES[kind]] * 2)
     stream = build(path, kind, streaming=True, max_length=500)
     assert stream.is_stream
-    assert contents(stream.rows_from(0, 2)) == stored(path, kind, max_length=500)[2:] != []
+    assert contents(stream.rows_from(0, 2)) == rows_in_memory(path, kind, max_length=500)[2:] != []
 
 
-def test_readers_of_one_stream_do_not_disturb_each_other(eleven):
-    stream = build(eleven, streaming=True, overlong="truncate_left")
-    one, other = stream.rows_from(0, 0), stream.rows_from(0, 7)
-    mixed = [sample for pair in zip(one, other, strict=False) for sample in pair]
-    expected = stored(eleven, overlong="truncate_left")
+def test_readers_of_a_stream_are_independent(eleven_rows):
+    stream = build(eleven_rows, streaming=True, overlong="truncate_left")
+    first, second = stream.rows_from(0, 0), stream.rows_from(0, 7)
+    mixed = [sample for pair in zip(first, second, strict=False) for sample in pair]
+    expected = rows_in_memory(eleven_rows, overlong="truncate_left")
     assert contents(mixed[::2]) == expected[:4]
     assert contents(mixed[1::2]) == expected[7:]
 
 
-def test_the_hub_is_read_when_a_row_is_asked_for(monkeypatch):
+def test_the_hub_is_read_only_when_a_row_is_requested(monkeypatch):
     read = []
 
     def load_dataset(name, config, *, split, streaming):
@@ -91,7 +92,7 @@ def test_the_hub_is_read_when_a_row_is_asked_for(monkeypatch):
     assert read == [0, 1, 2]
 
 
-def test_bad_rows_of_the_whole_stream_are_counted(tmp_path):
+def test_bad_rows_are_counted_over_the_entire_stream(tmp_path):
     rows = [{"prompt": "good" if number % 3 else ""} for number in range(12)]
     read = build(as_jsonl(tmp_path / "rows", rows), streaming=True, bad_rows="skip", max_bad_rows=3).rows_from(0, 0)
     assert len([next(read) for _ in range(6)]) == 6
@@ -99,10 +100,11 @@ def test_bad_rows_of_the_whole_stream_are_counted(tmp_path):
         list(read)
 
 
-def test_some_rows_together_may_all_be_bad(tmp_path):
+def test_a_chunk_of_only_bad_rows_is_skipped(tmp_path):
     rows = [{"prompt": "good" if not 2 < number < 6 else ""} for number in range(9)]
     path = as_jsonl(tmp_path / "rows", rows)
-    assert contents(build(path, streaming=True, bad_rows="skip").rows_from(0, 0)) == stored(path, bad_rows="skip")
+    stream = build(path, streaming=True, bad_rows="skip")
+    assert contents(stream.rows_from(0, 0)) == rows_in_memory(path, bad_rows="skip")
 
 
 def test_a_stream_without_rows_is_refused(tmp_path):
@@ -110,21 +112,21 @@ def test_a_stream_without_rows_is_refused(tmp_path):
         next(build(as_jsonl(tmp_path / "none", []), streaming=True).rows_from(0, 0))
 
 
-def test_scores_choose_among_all_rows(tmp_path, eleven):
+def test_scores_are_refused_for_an_unlimited_stream(tmp_path, eleven_rows):
     scores = as_jsonl(tmp_path / "scores.jsonl", [{"id": "rows:1", "reward": 1.0}])
     with pytest.raises(UsageError, match="set max_rows"):
-        build(eleven, streaming=True, scores={"path": str(scores)})
+        build(eleven_rows, streaming=True, scores={"path": str(scores)})
 
 
-def test_what_a_stream_begins_with_tells_it_from_others(tmp_path):
+def test_the_digest_of_a_stream_depends_on_its_first_rows(tmp_path):
     def digest(first):
         return build(as_jsonl(tmp_path / "two", [{"prompt": first}, {"prompt": "another"}]), streaming=True).digest()
 
     assert digest("one") == digest("one") != digest("two")
 
 
-class Iterated(IterableDataset):
-    """Such a dataset as those of torch's documentation; Hugging Face's have `set_epoch` too."""
+class EpochDataset(IterableDataset):
+    """A dataset as in torch's documentation; those of Hugging Face have `set_epoch` as well."""
 
     def __init__(self):
         self.epoch = 0
@@ -139,15 +141,15 @@ class Iterated(IterableDataset):
         return (f"row {number} of pass {self.epoch}" for number in range(5))
 
 
-def test_what_can_only_be_iterated_is_a_stream():
-    stream = with_rows(Iterated())
+def test_an_iterable_dataset_is_a_stream():
+    stream = with_rows(EpochDataset())
     assert is_stream(stream)
     assert list(stream.rows_from(0, 3)) == ["row 3 of pass 0", "row 4 of pass 0"]
     assert next(stream.rows_from(2, 0)) == "row 0 of pass 2"
     assert list(stream.rows_from(0, 5)) == []
 
 
-class Numbered(Dataset):
+class MapDataset(Dataset):
     def __getitem__(self, row):
         return row
 
@@ -155,6 +157,6 @@ class Numbered(Dataset):
         return iter(range(5))
 
 
-@pytest.mark.parametrize("dataset", [[1, 2], Numbered()], ids=["list", "torch's map-style"])
-def test_what_has_rows_by_number_stays_as_it_is(dataset):
+@pytest.mark.parametrize("dataset", [[1, 2], MapDataset()], ids=["list", "torch's map-style"])
+def test_an_indexable_dataset_is_returned_unchanged(dataset):
     assert with_rows(dataset) is dataset

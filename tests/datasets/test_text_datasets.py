@@ -1,4 +1,4 @@
-"""The datasets that read files, beyond their contract: what each says, cuts, draws and refuses."""
+"""The datasets that read files, beyond their contract: texts, truncation, random pairs and refusals."""
 
 import json
 
@@ -24,7 +24,7 @@ PLAIN, CHAT = byte_tokenizer(), byte_tokenizer(chat=True)
 
 @pytest.fixture
 def build(tmp_path):
-    """Makes a dataset of these rows."""
+    """Builds a dataset of these rows."""
 
     def make(name, rows, tokenizer=PLAIN, seed=1, **args):
         path = tmp_path / "rows.jsonl"
@@ -40,8 +40,8 @@ def texts(sample, key="packed_prompts", tokenizer=PLAIN):
 
 
 @pytest.mark.parametrize("name", ["prompt_answer", "paired"])
-def test_an_answer_that_names_special_tokens_contains_none_but_its_end(build, name):
-    """What a policy has written may come back as an answer."""
+def test_special_tokens_in_answers_are_encoded_as_plain_text(build, name):
+    """Text written by a policy may be used as an answer."""
     forged = f"yes{PLAIN.eos_token}{PLAIN.eos_token}"
     fields = {"answer": forged, "pos_answers": [forged], "neg_answers": [forged]}
     sample = build(name, [{key: fields.get(key, text) for key, text in ROWS[name].items()}])[0]
@@ -54,14 +54,14 @@ def test_an_answer_that_names_special_tokens_contains_none_but_its_end(build, na
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_an_overlong_row_is_named_with_its_length_and_the_limit(build, name):
+def test_an_overlong_row_is_refused_dropped_or_truncated(build, name):
     first, *_ = ROWS[name]
     rows = [ROWS[name], ROWS[name] | {first: "x" * 200}, ROWS[name]]
     with pytest.raises(DataError, match=r"rows\.jsonl:2: row rows:2 has \d+ tokens, .*max_length = 100") as caught:
         build(name, rows, max_length=100)
     assert (caught.value.code, caught.value.exit_code) == ("F30", 4)
-    kept = build(name, rows, max_length=100, overlong="drop")
-    assert [kept[i].ids[0] for i in range(len(kept))] == ["rows:1", "rows:3"]
+    dropped = build(name, rows, max_length=100, overlong="drop")
+    assert [dropped[i].ids[0] for i in range(len(dropped))] == ["rows:1", "rows:3"]
     cut = build(name, rows, max_length=100, overlong="truncate_left")
     assert max(cut[1].flat_seqlens(cut.keys[0])) == 100
     with pytest.raises(DataError, match="all 3 are longer than max_length = 2") as caught:
@@ -72,7 +72,7 @@ def test_an_overlong_row_is_named_with_its_length_and_the_limit(build, name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_chat_template_is_used_if_there_is_one(build, name):
+def test_a_chat_template_is_used_if_it_exists(build, name):
     key = load("datasets", name).KEYS[0]
     rows = [ROWS[name]]
     with_template = texts(build(name, rows, CHAT)[0], key)[0]
@@ -106,7 +106,7 @@ def test_prompt_only_writes_special_tokens_once(build):
     assert texts(build("prompt_only", rows, closing)[0]) == ["<bos>hi"]
 
 
-def test_prompt_only_truncates_at_the_side_it_is_told(build):
+def test_prompt_only_truncates_on_the_configured_side(build):
     rows = [{"prompt": "abcdef"}, {"prompt": "ab"}]
     left = build("prompt_only", rows, max_length=4, overlong="truncate_left")
     right = build("prompt_only", rows, max_length=4, overlong="truncate_right")
@@ -123,7 +123,7 @@ def test_prompt_answer_marks_the_prompt_and_ends_the_answer(build):
     assert mask.tolist() == sorted(mask.tolist(), reverse=True)
 
 
-def test_prompt_answer_keeps_what_it_promises_when_it_truncates(build):
+def test_prompt_answer_truncates_prompt_or_answer(build):
     rows = [{"prompt": "abcdef", "answer": "xyz"}]
 
     def parts(overlong):
@@ -140,14 +140,14 @@ def test_prompt_answer_keeps_what_it_promises_when_it_truncates(build):
         build("prompt_answer", rows, max_length=4, overlong="truncate_left")
 
 
-def test_an_answer_cannot_end_without_an_end_token(build):
+def test_a_tokenizer_without_an_end_token_is_refused(build):
     endless = byte_tokenizer()
     del endless.special_tokens_map["eos_token"]
     with pytest.raises(ModelError, match="no end-of-sequence token"):
         build("prompt_answer", [ROWS["prompt_answer"]], endless)
 
 
-def test_pairs_are_interleaved_with_the_prompt_in_front(build):
+def test_pairs_are_interleaved_and_start_with_the_prompt(build):
     sample = build("paired", [ROWS["paired"]])[0]
     answers = ("yes", "no", "so", "not")
     assert texts(sample, "packed_input_ids") == [f"<bos>hi{answer}<eos>" for answer in answers]
@@ -158,7 +158,7 @@ def test_pairs_are_interleaved_with_the_prompt_in_front(build):
     assert sample.data["prompt_lens"].tolist() == [3]
 
 
-def test_many_pairs_are_drawn_by_the_seed_and_the_row(build):
+def test_drawn_pairs_depend_on_the_seed_and_the_row(build):
     rows = [{"prompt": "p", "pos_answers": list("abcdefgh"), "neg_answers": list("ABCDEFGH")}] * 6
 
     def drawn(seed):
@@ -175,7 +175,7 @@ def test_many_pairs_are_drawn_by_the_seed_and_the_row(build):
         assert len(positive) == 3
 
 
-def test_margins_go_with_their_pairs(build):
+def test_margins_belong_to_their_pairs(build):
     row = ROWS["paired"] | {"by": [2, 0.5]}
     assert "margins" not in build("paired", [row])[0].keys
     sample = build("paired", [row], margin_key="by")[0]
@@ -186,12 +186,12 @@ def test_margins_go_with_their_pairs(build):
     sample = build("paired", [many], margin_key="by", max_pairs_per_prompt=3)[0]
     letters = [text.removeprefix("<bos>p")[0] for text in texts(sample, "packed_input_ids")][::2]
     assert sample.data["margins"].tolist()[::2] == ["abcdefgh".index(letter) for letter in letters]
-    for wrong, what in (([1], "2 pos_answers but 1 by"), ([1, True], "not a list of numbers"), (None, "not a list")):
-        with pytest.raises(DataError, match=f"rows.jsonl:1: .*{what}"):
+    for wrong, message in (([1], "2 pos_answers but 1 by"), ([1, True], "not a list of numbers"), (None, "not a list")):
+        with pytest.raises(DataError, match=f"rows.jsonl:1: .*{message}"):
             build("paired", [row | {"by": wrong}], margin_key="by")
 
 
-def test_a_row_of_one_pair_needs_no_lists(build):
+def test_a_single_pair_may_be_written_without_lists(build):
     keys = {"positive_key": "chosen", "negative_key": "rejected", "margin_key": "margin"}
     sample = build("paired", [{"prompt": "hi", "chosen": "yes", "rejected": "no", "margin": 0.5}], **keys)[0]
     assert texts(sample, "packed_input_ids") == ["<bos>hiyes<eos>", "<bos>hino<eos>"]
@@ -200,7 +200,7 @@ def test_a_row_of_one_pair_needs_no_lists(build):
         build("paired", [{"prompt": "hi", "chosen": "yes", "rejected": ["no", "so"], "margin": 1}], **keys)
 
 
-def test_pairs_must_be_pairs(build):
+def test_invalid_pairs_are_refused(build):
     with pytest.raises(DataError, match=r"rows\.jsonl:1: 2 pos_answers but 1 neg_answers"):
         build("paired", [ROWS["paired"] | {"neg_answers": ["no"]}])
     with pytest.raises(DataError, match="entry 1 of field 'pos_answers' is empty"):
@@ -209,7 +209,7 @@ def test_pairs_must_be_pairs(build):
         build("paired", [ROWS["paired"]], max_pairs_per_prompt=0)
 
 
-def test_pairs_share_one_prompt_after_truncation(build):
+def test_pairs_have_the_same_prompt_after_truncation(build):
     sample = build("paired", [ROWS["paired"]], max_length=6, overlong="truncate_left")[0]
     assert texts(sample, "packed_input_ids") == ["hiyes<eos>", "hino<eos>", "hiso<eos>", "hinot<eos>"]
     assert sample.data["prompt_lens"].tolist() == [2]
@@ -218,7 +218,7 @@ def test_pairs_share_one_prompt_after_truncation(build):
 
 
 @pytest.mark.parametrize(
-    ("written", "answer"),
+    ("solution", "answer"),
     [
         ("6*7=<<6*7=42>>42\n#### 42", "42"),
         ("#### 1,234,567", "1234567"),
@@ -231,19 +231,19 @@ def test_pairs_share_one_prompt_after_truncation(build):
         (0.5, "0.5"),
     ],
 )
-def test_the_final_answer_is_extracted(build, written, answer):
-    sample = build("math_prompts", [{"question": "?", "answer": written}])[0]
+def test_the_final_answer_is_extracted(build, solution, answer):
+    sample = build("math_prompts", [{"question": "?", "answer": solution}])[0]
     assert sample.metadata == {"answer": [answer], "question": ["?"]}
 
 
-@pytest.mark.parametrize("written", ["", "working\n####  ", True, None, ["42"]])
-def test_a_row_without_an_answer_is_refused(build, written):
+@pytest.mark.parametrize("solution", ["", "working\n####  ", True, None, ["42"]])
+def test_a_row_without_an_answer_is_refused(build, solution):
     with pytest.raises(DataError, match=r"rows\.jsonl:1: ") as caught:
-        build("math_prompts", [{"question": "?", "answer": written}])
+        build("math_prompts", [{"question": "?", "answer": solution}])
     assert caught.value.code == "F31"
 
 
-def test_the_question_stands_in_the_template_as_it_is(build):
+def test_the_question_is_inserted_literally_into_the_template(build):
     rows = [{"problem": "{x}^{2}?", "solution": "4"}]
     keys = {"question_key": "problem", "answer_key": "solution"}
     template = "Q: {question}\n{steps}"
@@ -253,14 +253,14 @@ def test_the_question_stands_in_the_template_as_it_is(build):
         build("math_prompts", rows, template="Q: {}", **keys)
 
 
-def test_a_template_that_refuses_a_system_prompt_says_so(build):
+def test_the_error_of_a_template_without_system_role_is_reported(build):
     strict = byte_tokenizer(chat=True)
     strict.chat_template = "{{ raise_exception('no system role') if messages[0]['role'] == 'system' }}"
     with pytest.raises(ModelError, match=r"chat template of .* fails: .*no system role"):
         build("math_prompts", [ROWS["math_prompts"]], strict, system="be brief")
 
 
-def test_a_template_that_writes_todays_date_makes_the_same_data_every_day(build):
+def test_a_template_with_the_date_gives_the_same_data_every_day(build):
     tokenizer = byte_tokenizer(chat=True)
     tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
     dataset = build("prompt_only", [ROWS["prompt_only"]], tokenizer)

@@ -30,17 +30,17 @@ def role(device, module=None, backend="fsdp", seed=0, tokenizer=None, mesh=None,
     family = family_of(source.config.model_type)
     model = Model("actor", None, tokenizer or TinyTokenizer(), device, source=source, family=family, device_mesh=mesh)
     settings = {"dtype": "float32", **args}
-    if backend != "inference":  # Adam's first steps make much of rounding, unless eps is felt
+    if backend != "inference":  # Adam's first steps amplify rounding unless eps is large
         settings = {"lr": 1e-2, "eps": 1e-2, **settings}
     return make_backend(ModelBackendAbstraction(backend, settings)).initialize(model, SPEC)
 
 
 def weights(engine):
-    return {name: own(tensor).cpu().clone() for name, tensor in engine.state().weights.items()}
+    return {name: local_tensor(tensor).cpu().clone() for name, tensor in engine.state().weights.items()}
 
 
-def own(tensor):
-    """On one rank, its part of a tensor is all of it."""
+def local_tensor(tensor):
+    """The local tensor; on a single rank it is the full tensor."""
     return tensor.values.view(tensor.shape) if isinstance(tensor, FlatPart) else tensor
 
 
@@ -53,9 +53,13 @@ def train(engine, steps=2, first=0, loss=answer_loss, weight=answer_weight):
 
 def responses(engine, **settings):
     asked = GenerationHyperparameters(**{"max_new_tokens": 6, **settings})
-    given = prompts().to(engine.device)
-    made = engine.generate(given, TinyTokenizer(), asked, range(given.bs * asked.responses_per_prompt))
-    return [tokens.tolist() for tokens in made.tokens], [scores.cpu() for scores in made.logprobs], made.ended.tolist()
+    inputs = prompts().to(engine.device)
+    generated = engine.generate(inputs, TinyTokenizer(), asked, range(inputs.bs * asked.responses_per_prompt))
+    return (
+        [tokens.tolist() for tokens in generated.tokens],
+        [scores.cpu() for scores in generated.logprobs],
+        generated.ended.tolist(),
+    )
 
 
 def engine_trains(device, folder, family="llama", tolerance=None, **args):
@@ -70,28 +74,28 @@ def engine_trains_a_value_head(device, folder, **args):
 
 
 def engine_refuses_updates(device, folder):
-    """An empty batch, a loss that is not finite, and a step that the interface does not want."""
+    """An empty batch, a loss that is not finite, and a step that the interface refuses."""
     engine = role(device).module
     before = weights(engine)
-    given = batch().to(device)
-    empty = engine.train_batch(given.select_indices([]), answer_loss, answer_weight)
-    bad = engine.train_batch(given, lambda output, _: output.logprobs.sum() * math.inf, answer_weight)
-    unwanted = engine.train_batch(given, answer_loss, answer_weight, step_if=lambda stats: False)
-    per_rank = engine.train_batch(given, answer_loss, answer_weight, token_normalize_scope="dp", cut="sequence")
+    samples = batch().to(device)
+    empty = engine.train_batch(samples.select_indices([]), answer_loss, answer_weight)
+    bad = engine.train_batch(samples, lambda output, _: output.logprobs.sum() * math.inf, answer_weight)
+    unwanted = engine.train_batch(samples, answer_loss, answer_weight, step_if=lambda stats: False)
+    per_rank = engine.train_batch(samples, answer_loss, answer_weight, token_normalize_scope="dp", cut="sequence")
     assert [empty["update_skipped"], bad["update_skipped"], unwanted["update_skipped"]] == [1, 1, 1]
     return before, per_rank["loss"], weights(engine)
 
 
 def engine_scores(device, folder):
     engine = role(device, backend="inference").module
-    given = batch().to(device)
+    samples = batch().to(device)
     few = prompts().to(device)
-    short = [[max(n - 1, 0) for n in group] for group in given.seqlens["packed_input_ids"]]
+    short = [[max(n - 1, 0) for n in group] for group in samples.seqlens["packed_input_ids"]]
     return (
-        engine.forward(given, CUT).cpu(),
-        engine.forward(given, CUT, lambda output, _: output.logprobs, short).cpu(),
-        engine.forward(given.select_indices([])).cpu(),
-        engine.eval_batch(given, answer_loss, answer_weight, CUT),
+        engine.forward(samples, CUT).cpu(),
+        engine.forward(samples, CUT, lambda output, _: output.logprobs, short).cpu(),
+        engine.forward(samples.select_indices([])).cpu(),
+        engine.eval_batch(samples, answer_loss, answer_weight, CUT),
         few.bs,
     )
 
@@ -101,47 +105,50 @@ def engine_generates(device, folder, family="llama", dtype="float32", **settings
 
 
 def engine_is_paused(device, folder):
-    """With responses in the making, which continue with other weights."""
-    engine, other = (role(device, backend="inference", seed=seed).module for seed in (1, 2))
+    """With unfinished responses, which continue with other weights."""
+    engine, source = (role(device, backend="inference", seed=seed).module for seed in (1, 2))
     asked = GenerationHyperparameters(max_new_tokens=8, max_concurrent_responses=3)
-    given = prompts().to(engine.device)
-    texts = given.data["packed_prompts"].split(given.flat_seqlens("packed_prompts"))
+    inputs = prompts().to(engine.device)
+    texts = inputs.data["packed_prompts"].split(inputs.flat_seqlens("packed_prompts"))
     with engine.open(TinyTokenizer(), asked, max(map(len, texts))) as stream:
         for seed, text in enumerate(texts):
             stream.submit(text, seed)
-        made = stream.collect()
+        collected = stream.collect()
         stream.pause()
-        engine.take_parameters(other, 1.0)
+        engine.take_parameters(source, 1.0)
         stream.resume()
         while finished := stream.collect():
-            made += finished
-    made.sort(key=lambda one: one.number)
-    return [one.tokens.tolist() for one in made], [one.logprobs for one in made], [len(one.segments) for one in made]
+            collected += finished
+    collected.sort(key=lambda response: response.number)
+    return (
+        [response.tokens.tolist() for response in collected],
+        [response.logprobs for response in collected],
+        [len(response.segments) for response in collected],
+    )
 
 
 def engine_is_offloaded(device, folder, generates=True, **args):
-    """Offloaded, an engine still gives its state and takes no room on the device for it; it comes back for the next
-    pass."""
+    """An offloaded engine still returns its state without using memory of the device, and returns for the next pass."""
     engine = role(device, **args).module
     stats = train(engine)
     engine.offload()
-    there = memory_of(device)
+    memory = memory_of(device)
     state = engine.state()
     tensors = {**state.weights, **state.optimizer}
-    assert {own(tensor).device.type for tensor in tensors.values() if tensor.dim()} == {"cpu"}
+    assert {local_tensor(tensor).device.type for tensor in tensors.values() if tensor.dim()} == {"cpu"}
     copied = copy_to_host(state, leads=True)
     del state, tensors
-    assert memory_of(device) == there
+    assert memory_of(device) == memory
     engine.forward(prompt_tokens(device))  # weights return, the optimizer stays
-    there, kept = memory_of(device), engine.state()
-    del kept
-    assert memory_of(device) == there
+    memory, later_state = memory_of(device), engine.state()
+    del later_state
+    assert memory_of(device) == memory
     stats += train(engine, 1, first=2)
     engine.offload()
-    made = responses(engine, greedy=True) if generates else None
+    generated = responses(engine, greedy=True) if generates else None
     engine.offload()
     engine.save_to_hf(None, str(folder / "export"))
-    return stats, len(copied.weights), made, weights(engine)
+    return stats, len(copied.weights), generated, weights(engine)
 
 
 def memory_of(device):
@@ -151,50 +158,50 @@ def memory_of(device):
 
 
 def engine_continues_from_a_checkpoint(device, folder, others=2, **args):
-    """Into an engine that is offloaded, and into one that has trained."""
+    """Restored into an offloaded engine, and into one that has trained."""
     engine = role(device, **args).module
     train(engine)
     engine.offload()
-    kept = copy_to_host(engine.state(), leads=True)
+    copy = copy_to_host(engine.state(), leads=True)
     (folder / "models").mkdir()
-    write_weights(kept, folder / "models", 0)
-    write_optimizer(kept, folder / "optim", 0)
+    write_weights(copy, folder / "models", 0)
+    write_optimizer(copy, folder / "optim", 0)
     others = [role(device, seed=1 + number, **args).module for number in range(others)]
     others[0].offload()
-    for other in others[1:]:
-        train(other, 1)
-    for other in others:
-        there = memory_of(device)
-        state = other.state(room_for_optimizer=True)
+    for resumed in others[1:]:
+        train(resumed, 1)
+    for resumed in others:
+        memory = memory_of(device)
+        state = resumed.state(room_for_optimizer=True)
         fill(state.weights, folder / "models")
         fill(state.optimizer, folder / "optim")
-        other.state_was_filled(state)
+        resumed.state_was_filled(state)
         del state
-        assert memory_of(device) <= there + 200  # counts of steps
+        assert memory_of(device) <= memory + 200  # counts of steps
     expected = train(engine, 1, first=2)
     trained = weights(engine)
-    for other in others:
-        assert train(other, 1, first=2) == expected
-        same = weights(other)
+    for resumed in others:
+        assert train(resumed, 1, first=2) == expected
+        same = weights(resumed)
         assert all(torch.equal(weight, same[name]) for name, weight in trained.items())
     engine.save_description(None, str(folder / "models"))
     return expected, trained
 
 
 def engine_loads_a_folder(device, folder):
-    """Weights of a file, whole and in blocks."""
+    """Weights of a file, in full and by blocks."""
     role(device, seed=4).module.save_to_hf(None, str(folder / "model"))
     source = open_source(str(folder / "model"), head="lm", tokenizer=None, seed=0)
     model = Model("actor", None, TinyTokenizer(), device, source=source)
-    made = make_backend(ModelBackendAbstraction("inference", {"dtype": "float32"})).initialize(model, SPEC).module
-    whole = {name: parameter.cpu() for name, parameter in source.load(device).named_parameters()}
-    return weights(made), whole, source.read(next(iter(whole)))
+    engine = make_backend(ModelBackendAbstraction("inference", {"dtype": "float32"})).initialize(model, SPEC).module
+    full = {name: parameter.cpu() for name, parameter in source.load(device).named_parameters()}
+    return weights(engine), full, source.read(next(iter(full)))
 
 
 def engine_follows_another(device, folder):
-    """From and to devices and host memory, wholly and in part."""
+    """From and to devices and host memory, with several values of eta."""
     source, target = role(device, seed=1).module, role(device, backend="inference", seed=2).module
-    found = []
+    results = []
     for eta, is_source_away, is_target_away in (
         (0.25, False, False),
         (0.5, True, False),
@@ -206,12 +213,12 @@ def engine_follows_another(device, folder):
             if is_away:
                 engine.offload()
         target.take_parameters(source, eta)
-        found.append(weights(target))
-    return found
+        results.append(weights(target))
+    return results
 
 
-def engine_hands_weights_on(device, folder, **args):
-    """It follows another engine and is followed, offloaded as well; what came is what it scores with."""
+def engine_passes_weights_on(device, folder, **args):
+    """The engine follows another one and is followed, also while offloaded, and scores with the received weights."""
     source, target = role(device, seed=1, backend="inference").module, role(device, seed=2, **args).module
     target.take_parameters(source, 0.5)
     target.offload()
@@ -224,8 +231,8 @@ def prompt_tokens(device):
     return make_batch(["packed_input_ids"], [[(2, 1)]], vocabulary=VOCABULARY, end=END).to(device)
 
 
-def of_deepspeed(path, **args):
-    """With the numbers of fsdp on the CPU."""
+def with_deepspeed(path, **args):
+    """On the CPU, the path runs with fsdp for comparison."""
 
     def either(device, folder):
         if device.type == "cpu":
@@ -236,8 +243,8 @@ def of_deepspeed(path, **args):
     return either
 
 
-def of_megatron(path, **args):
-    """With the numbers of fsdp on the CPU, where Megatron does not run."""
+def with_megatron(path, **args):
+    """On the CPU, where Megatron does not run, the path runs with fsdp for comparison."""
 
     def either(device, folder):
         return path(device, folder, backend="fsdp" if device.type == "cpu" else "megatron", **args)
@@ -246,7 +253,7 @@ def of_megatron(path, **args):
 
 
 def engine_without_generation(device, folder):
-    """Of megatron, which is no engine that generates; a recipe that asks it to is refused."""
+    """The engine of megatron does not generate; recipes that request it are refused."""
     if device.type == "cpu":
         return False
     return isinstance(role(device, backend="megatron").module, GenerationEngine)
@@ -274,16 +281,16 @@ ENGINES = {
     "checkpoint": engine_continues_from_a_checkpoint,
     "loading": engine_loads_a_folder,
     "weight copies": engine_follows_another,
-    "deepspeed, stage 1, offload": of_deepspeed(engine_is_offloaded, zero_stage=1),
-    "deepspeed, stage 1, checkpoint": of_deepspeed(engine_continues_from_a_checkpoint, others=1, zero_stage=1),
-    "deepspeed, stage 1, weight copies": of_deepspeed(engine_hands_weights_on, zero_stage=1),
-    "deepspeed, stage 3, offload": of_deepspeed(engine_is_offloaded, zero_stage=3),
-    "deepspeed, stage 3, checkpoint": of_deepspeed(engine_continues_from_a_checkpoint, others=1, zero_stage=3),
-    "deepspeed, stage 3, weight copies": of_deepspeed(engine_hands_weights_on, zero_stage=3),
-    "megatron, training, recomputed": of_megatron(engine_trains, gradient_checkpointing=True),
-    "megatron, value head": of_megatron(engine_trains_a_value_head),
-    "megatron, offload": of_megatron(engine_is_offloaded, generates=False),
-    "megatron, checkpoint": of_megatron(engine_continues_from_a_checkpoint, others=1),
-    "megatron, weight copies": of_megatron(engine_hands_weights_on),
+    "deepspeed, stage 1, offload": with_deepspeed(engine_is_offloaded, zero_stage=1),
+    "deepspeed, stage 1, checkpoint": with_deepspeed(engine_continues_from_a_checkpoint, others=1, zero_stage=1),
+    "deepspeed, stage 1, weight copies": with_deepspeed(engine_passes_weights_on, zero_stage=1),
+    "deepspeed, stage 3, offload": with_deepspeed(engine_is_offloaded, zero_stage=3),
+    "deepspeed, stage 3, checkpoint": with_deepspeed(engine_continues_from_a_checkpoint, others=1, zero_stage=3),
+    "deepspeed, stage 3, weight copies": with_deepspeed(engine_passes_weights_on, zero_stage=3),
+    "megatron, training, recomputed": with_megatron(engine_trains, gradient_checkpointing=True),
+    "megatron, value head": with_megatron(engine_trains_a_value_head),
+    "megatron, offload": with_megatron(engine_is_offloaded, generates=False),
+    "megatron, checkpoint": with_megatron(engine_continues_from_a_checkpoint, others=1),
+    "megatron, weight copies": with_megatron(engine_passes_weights_on),
     "megatron, no generation": engine_without_generation,
 }

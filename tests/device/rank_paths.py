@@ -1,4 +1,4 @@
-"""Paths of engines that belong to several ranks: each has a pretend device of its own, gloo is between them."""
+"""Paths of engines on several ranks: each has its own pretend device, and they communicate over gloo."""
 
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -11,9 +11,9 @@ from .engine_paths import responses, role, train, weights
 from .runtime_paths import HOME, RUN_ON_RANKS, on
 
 
-def divided(backend, **degrees):
-    """Two ranks that share a model, which trains as it does whole, on the CPU. (What both have counts twice, and is
-    divided by twice the weight.)"""
+def on_two_ranks(backend, **degrees):
+    """Two ranks that share a model train like a single rank on the CPU. (Both have the same batch, so losses count
+    twice and are divided by twice the weight.)"""
 
     def path(device, folder):
         if device.type == "cpu":
@@ -37,7 +37,7 @@ def divided(backend, **degrees):
 
 
 def mesh_of(device, degrees):
-    """As a run makes it, which names the kind of its devices."""
+    """A mesh as in a run, which names the kind of its devices."""
     return init_device_mesh(device.type, tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER)
 
 
@@ -46,7 +46,7 @@ def sums(parameters):
 
 
 RANKS = {
-    "fsdp, sharded": divided("fsdp", dp=2),
-    "fsdp, tensor-parallel": divided("fsdp", tp=2),
-    "megatron, stages": divided("megatron", pp=2),
+    "fsdp, sharded": on_two_ranks("fsdp", dp=2),
+    "fsdp, tensor-parallel": on_two_ranks("fsdp", tp=2),
+    "megatron, stages": on_two_ranks("megatron", pp=2),
 }

@@ -1,4 +1,4 @@
-"""Paths of the runtime: whole runs, and what a worker does with its samples."""
+"""Paths of the runtime: complete runs, and how a worker handles its samples."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ from rlcli.runtime.data_lane import DataLane
 from rlcli.runtime.messages import MOVE, MOVES, Request
 from rlcli.runtime.pool import packed, unpacked
 from rlcli.runtime.roles import lone_model, pick_device
-from rlcli.runtime.sample_files import write_samples
+from rlcli.runtime.saving import write_samples
 from rlcli.runtime.weight_flow import WeightChannel, WeightTransfer
 from rlcli.runtime.worker import ModelWorker
 from rlcli.testing.backend.base import batch
@@ -34,10 +34,10 @@ from .engine_paths import responses, role, weights
 from .interface_paths import data_of
 
 HOME = Path(__file__).resolve().parents[2]
-WHOLE = ["launch.type=inline", "log.tensorboard=false", "log.plot=false"]
+INLINE = ["launch.type=inline", "log.tensorboard=false", "log.plot=false"]
 TINY = "{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"  # noqa: E501
 RUN_ON_RANKS: set[Function] = set()
-"""Functions that ranks of a path have run on a pretend device of their own."""
+"""Functions that ranks of a path have run on their pretend devices."""
 
 
 def on(device):
@@ -56,7 +56,7 @@ def ppo_recipe(device, *changes, evaluates=True):
         "datasets.train.args.problems=64", "generation.max_new_tokens=6",
         "train.prompts_per_step=4", "train.steps=2", *(WATCHED if evaluates else UNWATCHED),
         "graph.actor_train.hooks={copy_to: ref, eta: 0.5}",
-        "graph.ref_inf.hooks={offload: true}", f"cluster.device={device.type}", *WHOLE,
+        "graph.ref_inf.hooks={offload: true}", f"cluster.device={device.type}", *INLINE,
     ]  # fmt: skip
     return load_recipe("ppo_math", [*small, *changes])
 
@@ -66,7 +66,7 @@ def quiet():
 
 
 def numbers(run_dir):
-    """What a run's steps report, but for times, and a quotient of what are differences of rounding here."""
+    """The metrics of a run without times and without a quotient of rounding differences."""
     left_out = ("tokens_per_second", "critic/explained_variance")
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [
@@ -89,7 +89,7 @@ TURNS = (
 
 
 def trained_roles_take_turns(device, folder):
-    """Actor and critic are on the device in their own calls alone, with the numbers of a run in which both stay."""
+    """Actor and critic are on the device only during their calls; metrics equal those of a run in which both stay."""
     run_recipe(ppo_recipe(device, *TURNS, evaluates=False), folder / "turns", quiet())
     if device.type == "cuda":
         in_turns = torch.cuda.max_memory_allocated()
@@ -106,7 +106,7 @@ def trained_roles_take_turns(device, folder):
 def sft_runs(device, folder):
     small = [f"models.actor.scratch={TINY}", "train.steps=2", "train.prompts_per_step=4",
              "datasets.train.args.problems=32",
-             f"cluster.device={device.type}", *WHOLE]  # fmt: skip
+             f"cluster.device={device.type}", *INLINE]  # fmt: skip
     run_recipe(load_recipe("sft_math", small), folder / "run", quiet())
     return numbers(folder / "run")
 
@@ -126,28 +126,28 @@ def worker_holds_its_samples_on_its_device(device, folder):
 
 
 def worker_keeps_samples_in_a_checkpoint(device, folder):
-    """They are written from the device, and taken back to it."""
+    """They are written from the device, and restored to it."""
     worker, ask = worker_of(device)
-    made = [batch().select_indices([number]).to(device) for number in range(3)]
-    for number, sample in enumerate(made):
+    samples = [batch().select_indices([number]).to(device) for number in range(3)]
+    for number, sample in enumerate(samples):
         sample.ids = [f"row-{number}"]
-    write_samples(made, folder, rank=0)
+    write_samples(samples, folder, rank=0)
     ask("load_samples", folder=str(folder), ids=["row-2", "row-0"])
-    found = [worker.samples.sample(id_) for id_ in ("row-2", "row-0")]
-    assert {tensor.device.type for sample in found for tensor in sample.data.values()} == {device.type}
-    return [data_of(sample.cpu()) for sample in found]
+    restored = [worker.samples.sample(id_) for id_ in ("row-2", "row-0")]
+    assert {tensor.device.type for sample in restored for tensor in sample.data.values()} == {device.type}
+    return [data_of(sample.cpu()) for sample in restored]
 
 
 def samples_move(device, folder):
-    there = batch().to(device)
+    on_device = batch().to(device)
     assert batch().cpu().data["packed_input_ids"].device.type == "cpu"
     moved = batch().cuda() if device.type == "cuda" else batch()
-    assert moved.data["packed_input_ids"].device == there.data["packed_input_ids"].device
-    return there.cu_seqlens("packed_input_ids").cpu(), data_of(moved)
+    assert moved.data["packed_input_ids"].device == on_device.data["packed_input_ids"].device
+    return on_device.cu_seqlens("packed_input_ids").cpu(), data_of(moved)
 
 
-def worker_without_samples_takes_part(device, folder):
-    """A rank whose share is empty gets a description, and runs the call for its collectives."""
+def worker_without_samples_runs_calls(device, folder):
+    """A rank with an empty share receives a description, and runs the call for its collectives."""
     _, ask = worker_of(device)
     ask("open_datasets")
     ask("build", steps=1, rows=4)
@@ -156,7 +156,7 @@ def worker_without_samples_takes_part(device, folder):
     return [
         ask("run_call", call="actor_gen", ids=[], empty=described.as_json())["batch"]["ids"],
         ask("run_call", call="actor_gen", ids=["a"])["batch"]["seqlens"],
-        ask("describe", texts=["a"], scores=[], finishes=["a"], likelihoods=["a"]),
+        ask("describe", aspects={"a": ["text", "finish", "logprob"]}),
     ]
 
 
@@ -164,8 +164,8 @@ def ask_rows(ask, id_, row):
     return SequenceSample.from_json(ask("load_rows", dataset="train", rows=[(id_, row, 0)])["batch"])
 
 
-def worker_joins_own_and_received_rows(device, folder):
-    """Two ranks: a call's samples are partly this rank's own rows, partly those that another rank has sent."""
+def worker_joins_local_and_received_rows(device, folder):
+    """Two ranks: the samples of a call are partly local rows, partly received from the other rank."""
 
     def work(rank):
         with on(device), functions_run(HOME) as run:
@@ -173,14 +173,14 @@ def worker_joins_own_and_received_rows(device, folder):
             lane = DataLane(rank, worker.samples, device, timedelta(seconds=60))
             ask("open_datasets")
             rows = [ask_rows(ask, "ab"[rank], rank)]
-            moved = Transfer(1, 0, "packed_prompts", ("b",), described_elsewhere(device))
+            moved = Transfer(1, 0, described_by_rank_1(device))
             lane.handle(Request(1, MOVE, {"transfers": [moved.as_json()]}, MOVES))
             lengths = []
             if rank == 0:
                 ask("build", steps=1, rows=4)
-                made = ask("run_call", call="actor_gen", ids=["a", "b"])
+                answer = ask("run_call", call="actor_gen", ids=["a", "b"])
                 assert unpacked(packed(worker.samples.gather(["a"], ["packed_prompts"]))).ids == ["a"]
-                lengths = made["batch"]["seqlens"]["packed_input_ids"]
+                lengths = answer["batch"]["seqlens"]["packed_input_ids"]
         return {"rows": len(rows), "lengths": lengths, "run": [[one.file, one.name] for one in run]}
 
     answers = run_on_ranks(2, work)
@@ -189,7 +189,7 @@ def worker_joins_own_and_received_rows(device, folder):
 
 
 def weights_reach_another_rank(device, folder):
-    """One rank has a role, the other one that follows it."""
+    """One rank has a role, the other one a role that follows it."""
 
     def work(rank):
         with on(device), functions_run(HOME) as run:
@@ -201,8 +201,8 @@ def weights_reach_another_rank(device, folder):
                 transfer.finish()
             else:
                 model.module.take_parameters(transfer, 1.0)
-            held = {name: tensor.double().sum().item() for name, tensor in weights(model.module).items()}
-        return {"held": held, "run": [[one.file, one.name] for one in run]}
+            totals = {name: tensor.double().sum().item() for name, tensor in weights(model.module).items()}
+        return {"held": totals, "run": [[one.file, one.name] for one in run]}
 
     answers = run_on_ranks(2, work)
     RUN_ON_RANKS.update(Function(*one) for answer in answers for one in answer["run"])
@@ -210,20 +210,20 @@ def weights_reach_another_rank(device, folder):
     return answers[1]["held"]
 
 
-def model_alone_answers(device, folder):
+def single_model_generates(device, folder):
     tiny_model().save_pretrained(folder)
     return responses(lone_model(str(folder), TinyTokenizer(), device, 1, "float32").module)
 
 
-def described_elsewhere(device):
+def described_by_rank_1(device):
     """The row that rank 1 holds, as the master describes it to rank 0."""
     _, ask = worker_of(device)
     ask("open_datasets")
     return ask_rows(ask, "b", 1).select(["packed_prompts"])
 
 
-def meets_in_a_process_group(device, folder):
-    """The first steps of a rank under torchrun are not run here: NCCL needs GPUs. Which device it picks is."""
+def device_is_picked(device, folder):
+    """The start of a rank under torchrun is not run here, because NCCL needs GPUs, but its choice of a device is."""
     return pick_device(device.type, 0).type == device.type == pick_device("auto", 0).type
 
 
@@ -234,11 +234,11 @@ RUNTIME = {
     "rows": worker_holds_its_samples_on_its_device,
     "samples of a checkpoint": worker_keeps_samples_in_a_checkpoint,
     "samples": samples_move,
-    "empty share": worker_without_samples_takes_part,
-    "two ranks": worker_joins_own_and_received_rows,
-    "a model alone": model_alone_answers,
+    "empty share": worker_without_samples_runs_calls,
+    "two ranks": worker_joins_local_and_received_rows,
+    "a model alone": single_model_generates,
     "weights": weights_reach_another_rank,
-    "choice": meets_in_a_process_group,
+    "choice": device_is_picked,
 }
-OF_RANKS = (worker_joins_own_and_received_rows, weights_reach_another_rank)
-"""Paths of several ranks, each of which makes a device of its own."""
+OF_RANKS = (worker_joins_local_and_received_rows, weights_reach_another_rank)
+"""Paths of several ranks, each of which creates its own device."""

@@ -1,4 +1,4 @@
-"""Everything that knows a device runs on one and gives the numbers of the CPU; and nothing that knows one is left out.
+"""Every function that uses a device runs on one with the results of the CPU, and none is left out.
 
 A path is a function of a device that returns numbers. It runs on the CPU and on the pretend CUDA device, where host
 and device tensors refuse to mix. The functions that name a device, or make or move tensors, are found by reading the
@@ -42,49 +42,49 @@ RUN: set[Function] = set()
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries():
-    """Loaded once, here: deepspeed as for the CPU, which other tests of the process may use; megatron as for GPUs."""
+    """Loaded once here: deepspeed for the CPU, which other tests of the process may use; megatron for GPUs."""
     import_deepspeed(CPU)
     with pretend_cuda():
         model = importlib.import_module("rlcli.backends._megatron_model")
-    # What a process makes once may be there from other tests; it is to be made here.
+    # State that a process creates once may exist from other tests; it must be created here.
     model.get_cuda_rng_tracker().reset()
     _group_of_one.cache_clear()
     gc.collect()
-    gc.freeze()  # what is loaded: deepspeed and the paths have the garbage collector look through all objects
+    gc.freeze()  # loaded objects: deepspeed and the paths make the garbage collector scan all others
     yield
     gc.unfreeze()
 
 
 @functools.cache
 def on_cuda(name):
-    """What a path returns on the pretend device; it runs once, whoever asks first."""
+    """The result of a path on the pretend device; each path runs once."""
     with tempfile.TemporaryDirectory() as folder:
-        if PATHS[name] in OF_RANKS or name.startswith("ranks"):  # they have a device of their own each
+        if PATHS[name] in OF_RANKS or name.startswith("ranks"):  # each of their ranks has its own device
             return PATHS[name](CUDA, Path(folder))
         with pretend_cuda(), functions_run(HOME) as run:
-            made = PATHS[name](CUDA, Path(folder))
+            result = PATHS[name](CUDA, Path(folder))
     RUN.update(run)
-    return made
+    return result
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_a_path_gives_the_numbers_of_the_cpu(name, tmp_path):
+def test_a_path_has_the_same_results_as_on_the_cpu(name, tmp_path):
     rough = any(word in name for word in ROUGH)
-    least = 1e-4 if name.startswith("runtime") else 1e-5  # steps of a run are differences of what rounding has changed
+    least = 1e-4 if name.startswith("runtime") else 1e-5  # steps of a run amplify rounding
     close = {"rtol": 5e-2, "atol": 5e-2} if rough else {"rtol": 1e-4, "atol": least}
     torch.testing.assert_close(plain(on_cuda(name)), plain(PATHS[name](CPU, tmp_path)), **close)
 
 
-def plain(found):
-    """Tensors, numbers, lists and dicts; text and truth as they are compared."""
-    if isinstance(found, dict):
-        return {str(key): plain(value) for key, value in found.items()}
-    if isinstance(found, list | tuple):
-        return [plain(one) for one in found]
-    return [ord(letter) for letter in found] if isinstance(found, str) else found
+def plain(result):
+    """Tensors, numbers, lists and dicts for comparison; text as numbers."""
+    if isinstance(result, dict):
+        return {str(key): plain(value) for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [plain(one) for one in result]
+    return [ord(letter) for letter in result] if isinstance(result, str) else result
 
 
-# -- and none is left out ------------------------------------------------------------------------------------------
+# -- completeness ------------------------------------------------------------------------------------------
 
 ROOMS = ("backends", "interfaces", "rlcli/api", "rlcli/checkpoint", "rlcli/ops", "rlcli/runtime")
 
@@ -101,19 +101,19 @@ NOT_HERE = {
     "backends/_deepspeed_memory.py": "speaks of a device, and uses none",
     "rlcli/ops/evaluation.py pass_at_k": "counts answers, on the host",
     "rlcli/runtime/harness.py": "needs lm-eval, an extra",
-    "rlcli/runtime/pool_main.py": "runs in processes without a device",
+    "rlcli/runtime/pool.py": "runs in processes without a device",
     "rlcli/runtime/worker_main.py _start": "begins a process that talks by NCCL",
 }
-"""Functions, or files, that no path on one device can run, and why."""
+"""Functions or files that no path on a single device can run, and why."""
 
 
-@pytest.mark.timeout(600)  # run by itself it runs every path
-def test_every_function_that_knows_a_device_has_run():
+@pytest.mark.timeout(600)  # when run alone, it runs every path
+def test_every_function_that_uses_a_device_has_run():
     for name in PATHS:
         on_cuda(name)
     files = [file for room in ROOMS for file in sorted((HOME / room).rglob("*.py"))]
-    known = {str(one): one for one in device_functions(files, HOME)}
-    left_out = {name for name, one in known.items() if one not in RUN | RUN_ON_RANKS}
+    functions = {str(one): one for one in device_functions(files, HOME)}
+    left_out = {name for name, one in functions.items() if one not in RUN | RUN_ON_RANKS}
     unexplained = sorted(name for name in left_out if not {name, name.split()[0]} & NOT_HERE.keys())
     advice = "add a path that runs these on the device, or say in NOT_HERE why none can"
     assert not unexplained, "\n".join([advice, *unexplained])

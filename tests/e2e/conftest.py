@@ -1,4 +1,4 @@
-"""Whole runs of the command, as a user types it, on a model that is small enough for a test."""
+"""Complete runs of the command, as a user types it, on a model small enough for a test."""
 
 import contextlib
 import functools
@@ -50,7 +50,7 @@ def command():
 
 @pytest.fixture(scope="session")
 def warm_command():
-    """The same in a fork of a process that has loaded everything: for runs whose start proves nothing."""
+    """The same in a fork of a process that has loaded everything, for runs whose start is not tested."""
     with contextlib.closing(WarmCommand()) as warm:
         yield lambda *arguments, cwd=".", timeout=300: warm.run(list(arguments), Path(cwd).resolve(), timeout)
 

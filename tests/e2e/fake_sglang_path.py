@@ -5,8 +5,8 @@ from pathlib import Path
 HOME = Path(__file__).parents[2]
 
 
-def path_of_the_fake(folder: Path) -> str:
-    """PYTHONPATH of processes to which the fake, put into a folder, is SGLang."""
+def fake_python_path(folder: Path) -> str:
+    """A PYTHONPATH with which the fake, written into a folder, takes the place of SGLang."""
     package = folder / "path" / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

@@ -1,7 +1,7 @@
-"""Fills the disk under a run, and resumes it once there is room: `python fill_disk.py NAME TIMES SEED FOLDER`.
+"""Fills the disk of a run, and resumes it once there is space: `python fill_disk.py NAME TIMES SEED FOLDER`.
 
-NAME is one of those of `kill_anywhere`; FOLDER is on a small file system of its own, such as a tmpfs of a few MB.
-Prints the exit codes of the runs whose disk was full, and which ended runs differ from one that always had room. Ends
+NAME is one of those of `kill_anywhere`; FOLDER is on a small separate file system, such as a tmpfs of a few MB.
+Prints the exit codes of the runs whose disk was full, and which ended runs differ from an undisturbed one. Ends
 with an error where a resumed run fails, or a row that was drawn is not accounted for or was trained on twice.
 """
 
@@ -18,9 +18,9 @@ from kill_anywhere import (
     ALGORITHMS,
     APART,
     QUICK,
+    check_accounting,
     check_staleness,
     finish,
-    has_accounted,
     is_free,
     quietly,
     reference_run,
@@ -40,7 +40,7 @@ def fill(file: Path) -> None:
 
 
 def run_on_full_disk(settings: tuple[str, ...], folder: Path, seconds: float) -> int:
-    """The exit code of a run under which the disk is full after so many seconds, and which is resumed then."""
+    """The exit code of a run whose disk is full after `seconds`, and which is resumed then."""
     pid, filler = quietly(["train", *settings, "--run-dir", str(folder)]), folder.with_name("filler")
     time.sleep(seconds)
     fill(filler)
@@ -72,7 +72,7 @@ def main(name: str, times: int, seed: int, home: Path) -> None:
     for number in range(times):
         folder = Path(f"run{number}")
         codes.append(run_on_full_disk(settings, folder, draws.uniform(0.3, 0.9) * seconds))
-        has_accounted(folder)
+        check_accounting(folder)
         if "async" in settings:
             check_staleness(folder)
         elif wrong := [name for name, digest in result(folder).items() if expected.get(name) != digest]:

@@ -1,7 +1,7 @@
-"""Ranks that are forks of the master, as the master may be one of a process that has everything loaded.
+"""Ranks that are forks of the master, as the master may be a fork of a process that has everything loaded.
 
-They do what they do under a node's agent, for which a small process stands in: it ends all ranks once one has failed,
-and reports which. What the real one does, `tests/launch` shows.
+A small process replaces the agent of the node: it ends all ranks once one has failed, and reports which. The real agent
+is tested in `tests/launch`.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ from rlcli.runtime.pulse import Pulse
 from rlcli.testing.ranks import leave_groups_of_parent
 
 Prepare = Callable[[int], object]
-"""Called by each of so many ranks before its work; what it returns lives as long as the rank."""
+"""Called by each rank with the number of ranks before its work; its result is kept as long as the rank runs."""
 
 
 @contextlib.contextmanager
 def forked_ranks(prepare: Prepare = lambda ranks: None) -> Iterator[None]:
-    """Runs that this process is the master of have such ranks."""
+    """Runs with this process as the master have forked ranks."""
     with mock.patch.object(local, "start_agent", functools.partial(_Agent, prepare)):
         yield
 
 
 class _Agent:
-    """As much of a `subprocess.Popen` as launchers use. One node; what it does, `rlcli.launch.node` does too."""
+    """The part of `subprocess.Popen` that launchers use, for one node; it does the same as `rlcli.launch.node`."""
 
     def __init__(self, prepare: Prepare, run_dir: Path, node: int, environment: dict[str, str], folder: Path | None):
         self.returncode: int | None = None
@@ -53,9 +53,9 @@ class _Agent:
         def rank(number: int) -> None:
             os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number), worker_main.NODE: "0"})
             torch.set_num_threads(1)
-            held = prepare(ranks)
+            prepared = prepare(ranks)
             worker_main.main(run_dir)
-            del held
+            del prepared
 
         def agent() -> None:
             os.setsid()
@@ -84,15 +84,15 @@ class _Agent:
 
 
 def _watch(ranks: dict[int, int], meeting: Path) -> None:
-    """Until all have ended (pid → number), or one has failed, which the master is told."""
+    """Wait until all ranks (pid → number) have ended, or until one has failed, which is reported to the master."""
     context = zmq.Context()
     pulse = Pulse(context, Control.read(meeting), ("node", 0), lambda why: os._exit(1))
     while ranks:
         pid, status = os.wait()
         number, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
         if code:
-            for other in ranks:
-                os.kill(other, signal.SIGKILL)
+            for sibling in ranks:
+                os.kill(sibling, signal.SIGKILL)
             pulse.tell_last(5, rank=number, exit=code)
             os._exit(1)
     pulse.tell_last(5, is_over=True)
@@ -101,14 +101,14 @@ def _watch(ranks: dict[int, int], meeting: Path) -> None:
 
 
 def fork(work: Callable[[], object]) -> int:
-    """The pid of a child that does it, and ends."""
+    """The pid of a child that does the work and ends."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child:
         return child
     code = 1
-    gc.freeze()  # nothing of the parent's is finalised here
+    gc.freeze()  # objects of the parent must not be finalised here
     try:
         leave_groups_of_parent()
         work()
@@ -125,7 +125,7 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def redirect(number: int, file: str | Path) -> None:
-    """Have what goes to stdout (1) or stderr (2), by Python or by others, appended to a file."""
+    """Append output to stdout (1) or stderr (2), by Python or by libraries, to a file."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, number)
     os.close(descriptor)

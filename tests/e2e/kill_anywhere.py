@@ -1,7 +1,7 @@
 """Kills runs at random moments and resumes them: `python kill_anywhere.py KILLS SEED FOLDER ALGORITHM[:RANKS]…`.
 
 Each run is a fork of this process (see `warm_command`). Prints a JSON object for each algorithm: how many kills were
-made, after how many of them there was a checkpoint, and which ended runs differ from one that was never killed; or a
+made, after how many of them a checkpoint existed, and which ended runs differ from one that was never killed; or a
 failure, where a row that was drawn is not accounted for, or was trained on twice or with weights that are too old.
 """
 
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from run_results import check_staleness, has_accounted, is_free, result
+from run_results import check_accounting, check_staleness, is_free, result
 from warm_command import finish, load_everything, start
 
 TINY_MODEL = (
@@ -62,8 +62,8 @@ APART = {
     "ppo_pool": (*ALGORITHMS["ppo"], POOL),
     "ppo_async_pool": (*ROLLOUT, "--with", "async", POOL),
 }
-"""Runs whose generation has a rank of its own, or their reward a process, some ahead of training; tests would take too
-long with them."""
+"""Runs with a separate rank for generation or a separate process for rewards, some ahead of training; too slow for
+tests."""
 AHEAD = {
     "ppo_ahead_1": (
         *(setting for setting in ALGORITHMS["ppo"] if "adaptive_kl_ctl" not in setting),
@@ -72,7 +72,7 @@ AHEAD = {
     ),
     "dapo_ahead_4": (*ALGORITHMS["dapo"], "train.max_staleness=4"),
 }
-"""Runs that make samples ahead of training: after a kill they lose and repeat none, but their numbers may differ."""
+"""Runs that sample ahead of training: after a kill no sample is lost or repeated, but metrics may differ."""
 
 
 def quietly(arguments: list[str]) -> int:
@@ -81,8 +81,8 @@ def quietly(arguments: list[str]) -> int:
 
 
 def frozen(events: Path, process: subprocess.Popen) -> int:
-    """The pid of the process of a run that froze itself at a failpoint, once it has. `events`: what has been written
-    about failpoints; `process`: the command."""
+    """Waits until a process of a run has frozen itself at a failpoint; returns its pid. `events`: the file of events of
+    failpoints; `process`: the command."""
     while not (met := [json.loads(line) for line in _lines(events) if '"stop"' in line]):
         assert process.poll() is None, "the run ended before its failpoint"
         time.sleep(0.01)
@@ -99,8 +99,8 @@ def _lines(file: Path) -> list[str]:
 def kill_and_resume(
     settings: tuple[str, ...], folder: Path, seconds: float, draws: random.Random
 ) -> tuple[list[float], int]:
-    """One run, killed at a random moment, perhaps again after it was resumed, then let go; returns the moments, and
-    after how many of them there was a checkpoint."""
+    """A run that is killed at a random moment, perhaps again after it was resumed, and finally ends; returns the
+    moments, and after how many of them a checkpoint existed."""
     moments, accounted = [], 0
     arguments = ["train", *settings, "--run-dir", str(folder)]
     for _ in range(draws.choice([1, 1, 2, 3])):
@@ -108,13 +108,13 @@ def kill_and_resume(
         time.sleep(moment)
         os.kill(pid, signal.SIGKILL)
         finish(pid)
-        while not is_free(folder / "lock"):  # its ranks let go of it as they end
+        while not is_free(folder / "lock"):  # its ranks release it as they end
             time.sleep(0.01)
         moments.append(moment)
-        accounted += has_accounted(folder)
+        accounted += check_accounting(folder)
         if (folder / "recipe.resolved.yaml").exists():
             arguments = ["resume", str(folder)]
-        else:  # killed before there was a run to go on with
+        else:  # killed before there was a run to resume
             folder = folder.with_name(f"{folder.name}-again")
             arguments = ["train", *settings, "--run-dir", str(folder)]
     code = finish(quietly(arguments))
@@ -132,7 +132,7 @@ def reference_run(settings: tuple[str, ...]) -> tuple[float, dict[str, str]]:
 
 
 def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
-    """What became of the runs of one case."""
+    """The outcome of the runs of a case."""
     algorithm, _, ranks = case.partition(":")
     several = (f"cluster.devices_per_node={ranks}", "launch=local") if ranks else ()
     settings = (*(ALGORITHMS | APART | AHEAD)[algorithm], *several, *QUICK)
@@ -140,31 +140,31 @@ def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
     os.chdir(home)
     draws = random.Random(seed)
     seconds, expected = reference_run(settings)
-    made, accounted, differing = 0, 0, []
-    while made < kills:
-        folder = Path(f"run{made}")
-        moments, found = kill_and_resume(settings, folder, seconds, draws)
-        made, accounted = made + len(moments), accounted + found
+    kill_count, accounted, differing = 0, 0, []
+    while kill_count < kills:
+        folder = Path(f"run{kill_count}")
+        moments, checkpointed = kill_and_resume(settings, folder, seconds, draws)
+        kill_count, accounted = kill_count + len(moments), accounted + checkpointed
         ended = next(path for path in sorted(Path().glob(f"{folder}*"), reverse=True))
         if algorithm in AHEAD or "async" in settings:
-            has_accounted(ended)
+            check_accounting(ended)
             check_staleness(ended)
             continue
         wrong = [name for name, digest in result(ended).items() if expected.get(name) != digest]
         if wrong:
             differing.append({"run": str(ended), "differs": wrong})
-    told = {"kills": made, "with_a_checkpoint": accounted, "seconds_of_a_run": round(seconds, 2)}
-    return {**told, "differing": differing}
+    summary = {"kills": kill_count, "with_a_checkpoint": accounted, "seconds_of_a_run": round(seconds, 2)}
+    return {**summary, "differing": differing}
 
 
 def main(kills: int, seed: int, home: Path, cases: list[str]) -> None:
     load_everything()
     for number, case in enumerate(cases):
         try:
-            told = killed(case, kills, seed, home / str(number))
+            summary = killed(case, kills, seed, home / str(number))
         except SystemExit as failure:
-            told = {"failure": str(failure)}
-        print(json.dumps({"case": case, **told}), flush=True)
+            summary = {"failure": str(failure)}
+        print(json.dumps({"case": case, **summary}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a run has left in its folder."""
+"""The files that a run leaves in its folder."""
 
 import json
 
 
 def numbers(folder):
-    """The records of a run, without what a clock says; `calls` counts the steps of a process, not of a run."""
+    """The records of a run without times; `calls` counts the steps of a process, not of a run."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clocks = ("time/", "tokens_per_second")
     return [
@@ -23,7 +23,7 @@ def checkpoints(folder):
 
 
 def files(folder):
-    """All that a run's folder holds, but for its lock."""
+    """All files of a run except its lock."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 

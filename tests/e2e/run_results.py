@@ -1,4 +1,4 @@
-"""What a run that was disturbed must have in common with one that was not, by the files of both."""
+"""Compares the files of a disturbed run with those of an undisturbed one."""
 
 import fcntl
 import hashlib
@@ -10,11 +10,11 @@ import yaml
 from rlcli.runtime.data_order import DataOrder, training_id
 
 COUNTERS = ("time/", "restarts/", "tokens_per_second")
-"""What metrics measure of a process or a machine, and not of the training."""
+"""Metrics of a process or a machine rather than of the training."""
 
 
 def result(folder: Path) -> dict[str, str]:
-    """Digests of all that a run must leave behind alike, whatever happened to it on the way."""
+    """Digests of all results that must not depend on disturbances of a run."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     numbers = [
         {key: value for key, value in line.items() if not key.startswith(COUNTERS) and not key.endswith("/calls")}
@@ -28,7 +28,7 @@ def result(folder: Path) -> dict[str, str]:
     return digests
 
 
-def has_accounted(folder: Path) -> bool:
+def check_accounting(folder: Path) -> bool:
     """Whether a run has a checkpoint. By it, each (epoch, row) that was drawn must be in exactly one place: trained on,
     dropped, ready to be trained on, or waiting to be drawn again."""
     committed = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "MANIFEST.json").exists())
@@ -51,7 +51,7 @@ def has_accounted(folder: Path) -> bool:
 
 
 def check_staleness(folder: Path) -> None:
-    """Of a run that has ended: each sample was trained on once, by weights within the recipe's limit."""
+    """Check that an ended run trained on each sample once, with weights within the recipe's limit of staleness."""
     train = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())["train"]
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["state"] == "trained"]
@@ -64,7 +64,7 @@ def check_staleness(folder: Path) -> None:
 
 
 def is_free(lock: Path) -> bool:
-    """Whether no process holds it any more."""
+    """Whether no process holds the lock any more."""
     if not lock.exists():
         return True
     with lock.open() as file:

@@ -1,4 +1,4 @@
-"""Each mistake ends in one clear error with its place and exit code, and before any run directory is made."""
+"""Each mistake is reported with its location and exit code before a run directory is created."""
 
 import json
 
@@ -23,7 +23,7 @@ def project(tmp_path):
     return tmp_path
 
 
-def expect(done, code, *words):
+def assert_fails(done, code, *words):
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     for word in words:
@@ -31,62 +31,64 @@ def expect(done, code, *words):
     return done
 
 
-def test_the_recipe_itself_is_sound(command, project):
+def test_the_unchanged_recipe_trains(command, project):
     done = command("train", "mine.yaml", "-q", cwd=project)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_misspelt_key(command, project):
+def test_a_misspelt_key_is_reported(command, project):
     (project / "mine.yaml").write_text((project / "mine.yaml").read_text().replace("steps: 1", "stepps: 1"))
-    expect(command("train", "mine.yaml", cwd=project), 2, "error[R42] mine.yaml:5:9", "stepps", "did you mean", "steps")
+    assert_fails(
+        command("train", "mine.yaml", cwd=project), 2, "error[R42] mine.yaml:5:9", "stepps", "did you mean", "steps"
+    )
     assert not (project / "runs").exists()
 
 
-def test_a_misspelt_value_on_the_command_line(command, project):
-    expect(command("train", "mine.yaml", "ppo.kl_clt=0.1", cwd=project), 2, "command line", "kl_clt", "kl_ctl")
+def test_a_misspelt_key_on_the_command_line_is_reported(command, project):
+    assert_fails(command("train", "mine.yaml", "ppo.kl_clt=0.1", cwd=project), 2, "command line", "kl_clt", "kl_ctl")
 
 
-def test_a_missing_dataset_file(command, project):
+def test_a_missing_dataset_file_is_reported(command, project):
     (project / "rows.jsonl").unlink()
-    expect(command("train", "mine.yaml", cwd=project), 4, "mine.yaml:3:", "rows.jsonl")
+    assert_fails(command("train", "mine.yaml", cwd=project), 4, "mine.yaml:3:", "rows.jsonl")
     assert not (project / "runs").exists()
 
 
-def test_a_missing_model(command, project):
+def test_a_missing_model_is_reported(command, project):
     done = command("train", "mine.yaml", "models.actor.scratch=null", "models.actor.path=./nowhere", cwd=project)
-    expect(done, 5, "nowhere")
+    assert_fails(done, 5, "nowhere")
     assert not (project / "runs").exists()
 
 
-def test_a_row_without_an_answer(command, project):
+def test_a_row_without_an_answer_is_reported(command, project):
     with (project / "rows.jsonl").open("a") as file:
         file.write('{"question": "What is 3+3?"}\n')
-    expect(command("train", "mine.yaml", cwd=project), 4, "rows.jsonl:3", "answer")
+    assert_fails(command("train", "mine.yaml", cwd=project), 4, "rows.jsonl:3", "answer")
 
 
-def test_a_tokenizer_larger_than_the_embedding(command, project):
+def test_a_tokenizer_larger_than_the_embedding_is_reported(command, project):
     done = command("train", "mine.yaml", "models.actor.scratch.vocab_size=100", cwd=project)
-    expect(done, 5, "error[F32]", "380", "100")
+    assert_fails(done, 5, "error[F32]", "380", "100")
 
 
-def test_a_prompt_longer_than_the_limit(command, project):
+def test_a_prompt_longer_than_the_limit_is_reported(command, project):
     done = command("train", "mine.yaml", "datasets.train.args.max_length=3", cwd=project)
-    expect(done, 4, "error[F30]", "rows.jsonl:1", "3")
+    assert_fails(done, 4, "error[F30]", "rows.jsonl:1", "3")
 
 
-def test_an_empty_dataset_and_one_smaller_than_a_step(command, project):
-    expect(command("train", "mine.yaml", "train.prompts_per_step=3", cwd=project), 4, "F80", "2 rows", "3")
+def test_a_dataset_that_is_empty_or_smaller_than_a_step_is_reported(command, project):
+    assert_fails(command("train", "mine.yaml", "train.prompts_per_step=3", cwd=project), 4, "F80", "2 rows", "3")
     (project / "rows.jsonl").write_text("")
-    expect(command("train", "mine.yaml", cwd=project), 4, "error[F80]")
+    assert_fails(command("train", "mine.yaml", cwd=project), 4, "error[F80]")
 
 
-def test_a_model_that_brings_code_or_pickles(command, project):
+def test_a_model_with_code_or_pickles_is_reported(command, project):
     model = project / "model"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}')
     (model / "model.safetensors").write_bytes(b"")
     settings = ("models.actor.scratch=null", "models.actor.path=./model")
-    expect(command("train", "mine.yaml", *settings, cwd=project), 5, "error[S6]", "auto_map")
+    assert_fails(command("train", "mine.yaml", *settings, cwd=project), 5, "error[S6]", "auto_map")
     (model / "config.json").write_text('{"model_type": "llama"}')
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    expect(command("train", "mine.yaml", *settings, cwd=project), 5, "pytorch_model.bin", "safetensors")
+    assert_fails(command("train", "mine.yaml", *settings, cwd=project), 5, "pytorch_model.bin", "safetensors")

@@ -1,4 +1,4 @@
-"""PPO on two ranks of deepspeed: a full disk and the kill of a rank cost nothing, and fsdp can take the run over."""
+"""PPO on two ranks of deepspeed: a full disk and a killed rank lose no progress, and fsdp can continue the run."""
 
 import json
 import os
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(420)  # four runs
 
 @pytest.fixture(scope="module")
 def command():
-    """In forks of this process, which has the library loaded."""
+    """Runs commands in forks of this process, which has the library loaded."""
     from rlcli.backends._zero import import_deepspeed
 
     load_everything()
@@ -50,33 +50,33 @@ def steps(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_faults_cost_nothing_and_fsdp_continues(tmp_path, command):
-    whole = command("train", *RUN, "--run-dir", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    run, other = tmp_path / "run", tmp_path / "other"
-    ended, said = killed_after_step_2(run)
+def test_a_disturbed_run_resumes_exactly_and_is_continued_by_fsdp(tmp_path, command):
+    undisturbed = command("train", *RUN, "--run-dir", "whole", cwd=tmp_path)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    run, copy = tmp_path / "run", tmp_path / "other"
+    ended, errors = killed_after_step_2(run)
     assert ended != 0
-    assert "[F28]" in said
+    assert "[F28]" in errors
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000000000002"]
-    shutil.copytree(run, other)
+    shutil.copytree(run, copy)
     resumed = command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert KILL_ANYWHERE["result"](run) == KILL_ANYWHERE["result"](tmp_path / "whole")
 
-    refused = command("resume", str(other), *ON_FSDP, cwd=tmp_path)
+    refused = command("resume", str(copy), *ON_FSDP, cwd=tmp_path)
     assert refused.returncode == 2
     assert "models.actor.backend.type" in refused.stderr
-    taken = command("resume", str(other), *ON_FSDP, "--accept-changes", cwd=tmp_path)
-    assert taken.returncode == 0, taken.stderr
-    assert (other / "ledger.jsonl").read_text() == (tmp_path / "whole/ledger.jsonl").read_text()
-    for found, wanted in zip(steps(other), steps(tmp_path / "whole"), strict=True):
-        assert found["step"] == wanted["step"]
-        for key in {"actor/loss", "actor/grad_norm", "critic/loss", "critic/grad_norm", "actor/kl"} & wanted.keys():
-            assert found[key] == pytest.approx(wanted[key], rel=1e-4, abs=1e-6), key
+    continued = command("resume", str(copy), *ON_FSDP, "--accept-changes", cwd=tmp_path)
+    assert continued.returncode == 0, continued.stderr
+    assert (copy / "ledger.jsonl").read_text() == (tmp_path / "whole/ledger.jsonl").read_text()
+    for actual, expected in zip(steps(copy), steps(tmp_path / "whole"), strict=True):
+        assert actual["step"] == expected["step"]
+        for key in {"actor/loss", "actor/grad_norm", "critic/loss", "critic/grad_norm", "actor/kl"} & expected.keys():
+            assert actual[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6), key
 
 
 def killed_after_step_2(folder):
-    """A run of processes of their own, whose disk is full at the first checkpoint. At the second its master is frozen
+    """A run in separate processes, whose disk is full at the first checkpoint. At the second one its master is frozen
     while one of its ranks is killed."""
     events = folder.with_suffix(".events")
     environment = {
@@ -91,5 +91,5 @@ def killed_after_step_2(folder):
     ranks = {entry["name"]: entry["pid"] for entry in json.loads((folder / "procs.json").read_text())}
     os.kill(ranks["rank1"], signal.SIGKILL)
     os.kill(master, signal.SIGCONT)
-    _, said = process.communicate(timeout=200)
-    return process.returncode, said
+    _, errors = process.communicate(timeout=200)
+    return process.returncode, errors

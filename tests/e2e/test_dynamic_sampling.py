@@ -1,4 +1,4 @@
-"""Prompts whose responses are all equally good are replaced: the same ones on any number of ranks."""
+"""Prompts whose responses all have the same reward are replaced, the same ones on any number of ranks."""
 
 import json
 import runpy

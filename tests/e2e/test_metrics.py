@@ -1,5 +1,5 @@
-"""Every number that a run writes has a line in `rlcli show metrics`, and every line there is of a number that is
-written: by a run of each algorithm."""
+"""Every metric that a run of any algorithm writes is listed by `rlcli show metrics`, and every listed metric is
+written."""
 
 import json
 import re
@@ -37,7 +37,7 @@ OWN_LOGPROBS = (
 
 
 def reward(name, interface, **args):
-    """One more reward call, whose rewards nobody reads but the metrics."""
+    """An additional reward call whose rewards are used only for metrics."""
     described = json.dumps({"type": interface, "args": args})
     return (
         f"graph.{name}_inf={{model: reward, call: inference, interface: {described}, "
@@ -46,7 +46,7 @@ def reward(name, interface, **args):
 
 
 def recipes(judge):
-    """Name of a run → what is trained. Together they make every number."""
+    """Name of a run → its arguments. Together the runs write every metric."""
     rewards = (
         reward("timed", "function_reward", path="busy.py", cpu_s=0.2, max_error_fraction=1.0),
         reward("judged", "llm_judge", url=judge, model="m", tries=1, pause_s=0.0, max_error_fraction=1.0),
@@ -88,7 +88,7 @@ def score(response):
 
 
 class Judge(BaseHTTPRequestHandler):
-    """Scores a plain response, and about half of all others."""
+    """Scores the plain response, and about half of all others."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -117,7 +117,7 @@ def judge():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a function and a classifier that give rewards."""
+    """A folder with a reward function and a reward classifier."""
     from transformers import BertConfig, BertForSequenceClassification
 
     folder = tmp_path_factory.mktemp("metrics")
@@ -133,17 +133,17 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def written(home, judge, train_into):
+def run_metrics(home, judge, train_into):
     """Run → (the interfaces and renamed rewards of its recipe, the keys of its records)."""
     runs = {}
     for name, arguments in recipes(judge).items():
         run = train_into(home, *arguments, name=name)
         assert run.code == 0, f"{name}: {run.err}"
-        runs[name] = of_run(run.folder)
+        runs[name] = metrics_of(run.folder)
     return runs
 
 
-def of_run(folder):
+def metrics_of(folder):
     recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())
     calls = [*recipe["graph"].values(), *recipe["train"]["eval"].get("graph", {}).values()]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -153,19 +153,19 @@ def of_run(folder):
 
 
 OF_RARE_RESPONSES = {f"<role>/reward_{name}" for name in ("unparsed", "timeouts", "crashes", "errors")}
-"""Written by `math_reward` after responses that a tiny model does not write: see tests/interfaces/test_math_*.py."""
+"""Written by `math_reward` for responses that a tiny model does not give: see tests/interfaces/test_math_*.py."""
 
 
-def test_every_number_that_a_run_writes_is_described(written):
-    for name, (interfaces, keys) in written.items():
+def test_every_written_metric_is_described(run_metrics):
+    for name, (interfaces, keys) in run_metrics.items():
         described = [
             metric.name for metric in all_metrics() if not metric.interfaces or {*metric.interfaces} & interfaces
         ]
         assert {key for key in keys if metric_for(key, described) is None} == set(), name
 
 
-def test_every_number_that_is_described_is_written_by_some_run(written, restarted):
-    keys = {key for _, of_run in written.values() for key in of_run} | restarted
+def test_every_described_metric_is_written_by_a_run(run_metrics, restart_metrics):
+    keys = {key for _, keys_of_run in run_metrics.values() for key in keys_of_run} | restart_metrics
     interfaces = {path.stem for path in Path(registry.__file__).parents[2].glob("interfaces/**/*.py")}
     described = [metric.name for metric in all_metrics() if not metric.interfaces or {*metric.interfaces} & interfaces]
     unwritten = {name for name in described if all(metric_for(key, [name]) is None for key in keys)}
@@ -173,7 +173,7 @@ def test_every_number_that_is_described_is_written_by_some_run(written, restarte
 
 
 @pytest.fixture(scope="module")
-def restarted(tmp_path_factory, warm_command):
+def restart_metrics(tmp_path_factory, warm_command):
     """The keys of a run in which a process of a pool is killed."""
     project = make_project(tmp_path_factory.mktemp("restarts"))
     (project / "toy.yaml").write_text(RECIPE)

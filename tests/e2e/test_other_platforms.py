@@ -1,4 +1,4 @@
-"""Training and the other verbs without what only Linux has: see `without_linux`."""
+"""Training and the other verbs without features specific to Linux: see `without_linux`."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ WITHOUT_LINUX = Path(__file__).parent / "without_linux"
 
 @pytest.fixture(scope="module")
 def rlcli(tmp_path_factory):
-    """Run a command to its end in one folder; returns its output. It must succeed."""
+    """Runs a command to its end, which must succeed; returns its output. All commands share a folder."""
     folder = tmp_path_factory.mktemp("elsewhere")
     search_path = os.pathsep.join([str(WITHOUT_LINUX), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": search_path}
@@ -36,7 +36,7 @@ print(hasattr(ctypes.CDLL(None), "prctl"), hasattr(signal, "SIGRTMIN"), os.path.
 """
 
 
-def test_a_python_without_linux_lacks_what_it_should():
+def test_linux_features_are_missing_in_the_emulated_python():
     environment = {**os.environ, "PYTHONPATH": str(WITHOUT_LINUX)}
     done = subprocess.run(
         [sys.executable, "-c", LINUX_ONLY], env=environment, capture_output=True, text=True, check=True
@@ -44,7 +44,7 @@ def test_a_python_without_linux_lacks_what_it_should():
     assert done.stdout == "False False False\n"
 
 
-def test_a_run_is_trained_and_used_without_linux(rlcli):
+def test_a_model_is_trained_and_used_without_linux(rlcli):
     rlcli("train", "ppo_math", *TINY_PPO, "--run-dir", "run")
     assert "done" in rlcli("status", "./run")
     assert rlcli("eval", "./run")
@@ -56,7 +56,7 @@ def test_a_run_is_trained_and_used_without_linux(rlcli):
     ["explain", "ppo_math", "ppo.kl_ctl"],
     ["check", "ppo_math"], ["tokens", "sft_math"], ["doctor"],
 ], ids=lambda command: command[0])  # fmt: skip
-def test_verbs_answer_without_linux(rlcli, command):
+def test_verbs_work_without_linux(rlcli, command):
     assert rlcli(*command)
 
 

@@ -1,4 +1,4 @@
-"""From preferences to a policy: by a reward model and PPO, by DPO on the same pairs, by a judge in the graph."""
+"""From preferences to a policy: with a reward model and PPO, with DPO on the same pairs, with a judge in the graph."""
 
 import json
 
@@ -43,7 +43,7 @@ models:
     tokenizer: builtin:arithmetic
 datasets: {train: {args: {problems: 16}}, held_out: {args: {problems: 4}}}
 generation: {max_new_tokens: 4, responses_per_prompt: 2}
-graph:  # what a model of random weights says is seldom a score
+graph:  # a model with random weights seldom writes a score
   reward_inf: {interface: {args: {thought_tokens: 8, max_error_fraction: 1.0, error_reward: -1.0}}}
 train: {steps: 1, prompts_per_step: 4, eval: {every_steps: null}}
 """
@@ -51,7 +51,7 @@ train: {steps: 1, prompts_per_step: 4, eval: {every_steps: null}}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, warm_command):
-    """A folder with the recipes, in which PPO has been run with all that it starts from."""
+    """A folder with the recipes, in which PPO and its warm starts have been run."""
     folder = tmp_path_factory.mktemp("preferences")
     for name, text in (("warm", WARM), ("reward", REWARD), ("ppo", PPO), ("dpo", DPO), ("judged", JUDGED)):
         (folder / f"{name}.yaml").write_text(text)
@@ -79,24 +79,24 @@ def test_ppo_learns_from_the_scores_of_the_reward_model(home):
     steps = records(home, "ppo")
     scores = [record["reward/reward"] for record in steps if "reward/reward" in record]
     assert len(scores) == 2
-    assert all(abs(score - round(score)) > 1e-6 for score in scores)  # of a model, and not of a rule
+    assert all(abs(score - round(score)) > 1e-6 for score in scores)  # of a model, not of a rule
     assert steps[0]["eval/accuracy"] == steps[0]["eval/reward"]  # of a rule
 
 
-def test_dpo_starts_from_its_reference_which_it_needs_once(home, warm_command):
+def test_dpo_starts_from_its_reference_and_can_read_stored_log_probs(home, warm_command):
     store = "graph.ref_inf.interface={type: reference, args: {store: store}}"
-    made = []
-    for name, more in {"storing": (), "stored": ("models.ref.init=null", "models.ref.backend=null")}.items():
-        done = warm_command("train", "dpo.yaml", store, *more, "--run-dir", name, "--json", cwd=home)
+    runs = []
+    for name, changes in {"storing": (), "stored": ("models.ref.init=null", "models.ref.backend=null")}.items():
+        done = warm_command("train", "dpo.yaml", store, *changes, "--run-dir", name, "--json", cwd=home)
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in (home / name / "metrics.jsonl").read_text().splitlines()]
-        made.append([line for line in lines if "actor/loss" in line])
-    first, second = made[0]
+        runs.append([line for line in lines if "actor/loss" in line])
+    first, second = runs[0]
     assert first["actor/loss"] == pytest.approx(0.6931472)
     assert first["actor/margin"] == pytest.approx(0, abs=1e-6)
     assert first["actor/loss_weight"] == 16
     assert second["actor/margin"] != 0
-    assert [step["actor/loss"] for step in made[0]] == [step["actor/loss"] for step in made[1]]
+    assert [step["actor/loss"] for step in runs[0]] == [step["actor/loss"] for step in runs[1]]
     assert len(list((home / "store").iterdir())) == 2  # a part for each step
 
 

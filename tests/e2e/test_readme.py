@@ -1,4 +1,4 @@
-"""Every command of the README works as it stands there (training ones on a toy model, for two steps)."""
+"""Every command of the README works as written there (training commands on a toy model, for two steps)."""
 
 import json
 import re
@@ -19,20 +19,20 @@ def blocks(language):
 
 def commands():
     text = "\n".join(blocks("bash")).replace("\\\n", " ")
-    found = [shlex.split(line, comments=True) for line in text.splitlines()]
-    return [words for words in found if words]
+    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
+    return [words for words in lines if words]
 
 
 RLCLI = [words[1:] for words in commands() if words[0] == "rlcli"]
 ABOUT_A_RUN = [words for words in RLCLI if "runs/ppo_math/<time>" in words]
 TRAINING = [words for words in RLCLI if words[0] == "train" and "--dry-run" not in words]
-OWN = [words for words in RLCLI if words[0] in ("new", "test") and words[-1].startswith("my-")]
+COMPONENTS = [words for words in RLCLI if words[0] in ("new", "test") and words[-1].startswith("my-")]
 HEAVY = ("test", "check", "eval", "generate", "chat", "convert")
 """Verbs that load torch."""
-LOOKING = [words for words in RLCLI if words not in ABOUT_A_RUN and words not in TRAINING and words not in OWN]
+LOOKING = [words for words in RLCLI if words not in ABOUT_A_RUN and words not in TRAINING and words not in COMPONENTS]
 
 
-def test_make_targets_exist():
+def test_make_targets_of_the_readme_exist():
     makefile = (HOME / "Makefile").read_text()
     targets = [words[1] for words in commands() if words[0] == "make"]
     assert targets == ["train", "test"]
@@ -41,16 +41,16 @@ def test_make_targets_exist():
 
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
-def test_a_command_that_looks(words, command, warm_command, questions):
+def test_commands_that_do_not_train_work(words, command, warm_command, project_with_data):
     run = warm_command if words[0] in HEAVY else command
-    done = run(*words, cwd=questions)
+    done = run(*words, cwd=project_with_data)
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).strip()
 
 
-def test_components_of_ones_own(warm_command, tmp_path):
-    """In the README's order: a project, and in it components that pass their tests."""
-    project, *inside = OWN
+def test_new_components_pass_their_tests(warm_command, tmp_path):
+    """In the order of the README: a project, and components in it that pass their tests."""
+    project, *inside = COMPONENTS
     assert warm_command(*project, cwd=tmp_path).returncode == 0
     for words in inside:
         done = warm_command(*words, cwd=tmp_path / project[-1])
@@ -58,8 +58,8 @@ def test_components_of_ones_own(warm_command, tmp_path):
     assert inside[-1][0] == "test"
 
 
-def test_what_is_said_of_a_run(command, warm_command, tmp_path, tiny_ppo):
-    """In the README's order: gone on with, prolonged, listed, verified, converted."""
+def test_commands_about_a_run_work(command, warm_command, tmp_path, tiny_ppo):
+    """In the order of the README: resumed, prolonged, listed, verified, converted."""
     trained = command("train", "ppo_math", *tiny_ppo, "--run-dir", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     for words in ABOUT_A_RUN:
@@ -71,11 +71,11 @@ def test_what_is_said_of_a_run(command, warm_command, tmp_path, tiny_ppo):
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
 
 
-def test_a_thin_layer_is_what_cp_writes(command, questions):
+def test_the_example_layer_equals_the_output_of_cp(command, project_with_data):
     [words] = [words for words in LOOKING if words[0] == "cp"]
-    done = command(*words, cwd=questions)
+    done = command(*words, cwd=project_with_data)
     assert done.returncode == 0, done.stderr
-    written = (questions / words[2]).read_text()
+    written = (project_with_data / words[2]).read_text()
     shown = next(block for block in blocks("yaml") if block.startswith(f"# {words[2]}"))
     assert _without_comments(written) == _without_comments(shown)
 
@@ -85,8 +85,8 @@ def _without_comments(layer):
 
 
 @pytest.fixture
-def questions(tmp_path):
-    """The project and the data that the README's examples take for granted."""
+def project_with_data(tmp_path):
+    """A project and the data that the examples of the README use."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "gsm8k").mkdir()
     rows = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(8))
@@ -96,8 +96,8 @@ def questions(tmp_path):
 
 
 @pytest.fixture
-def model_and_data(tmp_path, questions):
-    """And the model."""
+def model_and_data(tmp_path, project_with_data):
+    """The same with the model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -113,21 +113,22 @@ def model_and_data(tmp_path, questions):
 
 
 @pytest.mark.parametrize("words", TRAINING, ids=" ".join)
-def test_a_command_that_trains(words, warm_command, model_and_data, tiny_ppo):
+def test_training_commands_work(words, warm_command, model_and_data, tiny_ppo):
     words = [word.replace("/models/my-chat-model", "./my-chat-model") for word in words]
-    given = {word.partition("=")[0] for word in words if "=" in word}
-    own_data = "datasets.train" in given
+    overridden = {word.partition("=")[0] for word in words if "=" in word}
+    has_dataset = "datasets.train" in overridden
     small = [
         change
         for change in tiny_ppo
-        if change.partition("=")[0] not in given and not (own_data and change.startswith(("models.", "datasets.")))
+        if change.partition("=")[0] not in overridden
+        and not (has_dataset and change.startswith(("models.", "datasets.")))
     ]
     done = warm_command(*words, *small, cwd=model_and_data)
     assert done.returncode == 0, done.stderr
     assert "model actor" in done.stdout.replace("\n", " ")
 
 
-def test_the_layer_and_the_component(warm_command, model_and_data):
+def test_the_example_layer_and_component_work(warm_command, model_and_data):
     layer, reward = blocks("yaml")
     component = blocks("python")[1]
     assert is_project(model_and_data)
@@ -151,7 +152,7 @@ def test_the_layer_and_the_component(warm_command, model_and_data):
     assert record["eval/accuracy"] == 0
 
 
-def test_the_python_example(model_and_data, capsys):
+def test_the_python_example_works(model_and_data, capsys):
     [example] = [block for block in blocks("python") if "AutoModelForCausalLM" in block]
     code = example.replace("runs/ppo_math/<time>/models/actor", str(model_and_data / "my-chat-model"))
     exec(compile(code, "README.md", "exec"), {})

@@ -1,4 +1,4 @@
-"""`kill -9` at any moment, then `rlcli resume`: the bytes of a run that was never killed. For every algorithm."""
+"""`kill -9` at any moment, then `rlcli resume`, gives the bytes of a run that was never killed, for every algorithm."""
 
 import json
 import os
@@ -19,55 +19,55 @@ HOME = str(Path(__file__).resolve().parents[2])
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME}
 KILLS = "4"
 CASES = (*ALGORITHMS, *AHEAD, "dapo:2", "generation:2", "sft:2", "dapo_ahead_4:2")
-"""Those with a number are on so many ranks."""
+"""A number after the colon is the number of ranks."""
 
 pytestmark = pytest.mark.timeout(900)  # each test is several runs
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """Case → what became of its runs."""
+def outcomes(tmp_path_factory):
+    """Case → the outcome of its runs."""
     command = [sys.executable, str(SCRIPT), KILLS, "1", str(tmp_path_factory.mktemp("killed")), *CASES]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {told.pop("case"): told for told in map(json.loads, done.stdout.splitlines())}
+    return {outcome.pop("case"): outcome for outcome in map(json.loads, done.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_anywhere(case, killed):
-    told = killed[case]
-    assert "failure" not in told, told["failure"]
-    assert told["kills"] >= int(KILLS)
-    assert told["differing"] == []
+def test_runs_killed_at_random_moments_resume_exactly(case, outcomes):
+    outcome = outcomes[case]
+    assert "failure" not in outcome, outcome["failure"]
+    assert outcome["kills"] >= int(KILLS)
+    assert outcome["differing"] == []
 
 
-def test_killed_on_two_ranks_as_a_user_starts_them(tmp_path, warm_command):
+def test_a_killed_run_on_two_ranks_resumes_exactly(tmp_path, warm_command):
     settings = (*ALGORITHMS["ppo"], *QUICK, "launch=local", "cluster.devices_per_node=2")
-    whole = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
+    undisturbed = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
+    assert undisturbed.returncode == 0, undisturbed.stderr
     run = tmp_path / "run"
     process, _ = frozen_at_step_2(run, *settings)
-    process.kill()  # the master dies with its supervisor, and the ranks with it
+    process.kill()  # the master is killed with its supervisor, and the ranks with the master
     process.wait()
-    while not is_free(run / "lock"):  # the last thread of the master lets go of it
+    while not is_free(run / "lock"):  # the last thread of the master releases it
         time.sleep(0.01)
     resumed = warm_command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert result(run) == result(tmp_path / "whole")
 
 
-def test_asked_to_stop_a_run_commits_and_goes_on(tmp_path, warm_command):
+def test_a_stopped_run_commits_a_checkpoint_and_resumes_exactly(tmp_path, warm_command):
     settings = (*ALGORITHMS["sft"], *QUICK)
-    whole = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
+    undisturbed = warm_command("train", *settings, "--run-dir", "whole", cwd=tmp_path)
+    assert undisturbed.returncode == 0, undisturbed.stderr
     run = tmp_path / "run"
     process, child = frozen_at_step_2(run, *settings)
-    for pid in (process.pid, child):  # as a scheduler does it
+    for pid in (process.pid, child):  # as a scheduler does
         os.kill(pid, signal.SIGTERM)
     os.kill(child, signal.SIGCONT)
-    _, said = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=200)
     stopped_at = json.loads((run / "status.json").read_text())["step"]
-    assert process.returncode == (75 if stopped_at < 7 else 0), said
+    assert process.returncode == (75 if stopped_at < 7 else 0), errors
     assert (run / f"checkpoints/step-{stopped_at:012d}/MANIFEST.json").exists()
     resumed = warm_command("resume", str(run), cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -75,8 +75,8 @@ def test_asked_to_stop_a_run_commits_and_goes_on(tmp_path, warm_command):
 
 
 def frozen_at_step_2(folder, *settings):
-    """A run whose master (or only process) has frozen itself on committing its first checkpoint: the command and that
-    process's pid."""
+    """A run whose master (or only process) has frozen itself after committing its first checkpoint: the command and the
+    pid of that process."""
     events = folder.with_suffix(".events")
     faults = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.committed:stop@1",
               "RLCLI_FAILPOINT_EVENTS": str(events)}  # fmt: skip

@@ -1,5 +1,5 @@
-"""Runs whose servers fail, or the network in front of them: each continues with the same samples and numbers, or ends
-within its deadlines and names the culprit. `docs/servers.md` has these faults as a table."""
+"""Runs whose servers or their network fail: each continues with the same samples and metrics, or ends within its
+deadlines and names the culprit. `docs/servers.md` has a table of these faults."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_sglang_path import path_of_the_fake
+from fake_sglang_path import fake_python_path
 from warm_command import ENVIRONMENT
 
 from rlcli.datasets.arithmetic import Arithmetic
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.timeout(420)
 
 HOME = Path(__file__).resolve().parents[2]
 FAULT_AT = 20
-"""The fault comes with this answer, of 64 that two steps take; the weights change after 32."""
+"""The fault occurs at this answer, of the 64 of two steps; the weights change after 32."""
 BRIEFLY = 1.0
 DEADLINE = 4.0
-"""Seconds for a response, and for a server to be ready, where a fault stays."""
+"""Seconds for a response, and for a server to be ready, for lasting faults."""
 ROLLOUT = "actor_rollout"
 
 
 class Servers:
-    """Fakes, each behind a proxy, and one fault that comes in the middle of a run."""
+    """Fakes, each behind a proxy, and one fault in the middle of a run."""
 
     def __init__(self, stack, count=1):
         size = len(Arithmetic.make_tokenizer())
@@ -44,16 +44,16 @@ class Servers:
         self._lock = threading.Lock()
 
     def fail(self, act, at=FAULT_AT):
-        """Do that before an answer leaves a server, once."""
+        """Call `act` once, before an answer leaves a server."""
 
-        def spoil(made):
+        def spoil(answer):
             with self._lock:
                 self._answers += 1
                 is_now = self._answers == at
             if is_now:
                 self.failed_at = time.monotonic()
                 act()
-            return made
+            return answer
 
         for fake in self.fakes:
             fake.spoil = spoil
@@ -83,7 +83,7 @@ def train_with(train_into, tiny_ppo):
 
 @pytest.fixture(scope="module")
 def faultless(tmp_path_factory, train_with):
-    """What a run does without a fault."""
+    """A run without faults."""
     with contextlib.ExitStack() as stack:
         servers = Servers(stack)
         run = train_with(tmp_path_factory.mktemp("faultless"), urls=servers.urls)
@@ -92,9 +92,9 @@ def faultless(tmp_path_factory, train_with):
 
 
 def numbers(run):
-    """Of each step, without what depends on the clock or on a fault."""
-    other = ("time", "tokens_per_second", "memory", "restarts/")
-    return [{key: value for key, value in record.items() if not key.startswith(other)} for record in run.records]
+    """The metrics of each step that do not depend on the clock or on faults."""
+    excluded = ("time", "tokens_per_second", "memory", "restarts/")
+    return [{key: value for key, value in record.items() if not key.startswith(excluded)} for record in run.records]
 
 
 def ledger(run):
@@ -104,8 +104,8 @@ def ledger(run):
     return sorted((line["step"], line["sample"]) for line in lines)
 
 
-def assert_the_same(run, faultless):
-    """It has continued with the samples, the responses and the numbers of the other."""
+def assert_same_results(run, faultless):
+    """The run has the samples, responses and metrics of the one without faults."""
     assert run.code == 0, run.err
     assert ledger(run) == ledger(faultless)
     assert len(ledger(run)) == 16
@@ -113,7 +113,7 @@ def assert_the_same(run, faultless):
     assert (run.folder / "samples.jsonl").read_bytes() == (faultless.folder / "samples.jsonl").read_bytes()
 
 
-def test_the_time_of_an_update_is_that_of_the_server(servers, train_with, tmp_path):
+def test_the_time_of_an_update_includes_that_of_the_server(servers, train_with, tmp_path):
     class SlowModel(HashModel):
         def load(self, folder):
             super().load(folder)
@@ -126,8 +126,8 @@ def test_the_time_of_an_update_is_that_of_the_server(servers, train_with, tmp_pa
     assert all(2.0 <= step["time/actor_train.copy_to"] < step["time/step"] for step in run.steps)
 
 
-def briefly(act, then):
-    """Do one thing, and a second later another."""
+def temporarily(act, then):
+    """A function that calls `act`, and `then` a second later."""
 
     def both():
         act()
@@ -136,8 +136,8 @@ def briefly(act, then):
     return both
 
 
-def stall(proxy, whether):
-    proxy.is_stalled = whether
+def stall(proxy, is_stalled):
+    proxy.is_stalled = is_stalled
 
 
 def cut(proxy, length):
@@ -146,58 +146,62 @@ def cut(proxy, length):
 
 PASSING = {
     "all connections are reset": lambda proxy: proxy.reset,
-    "answers are cut off on the way": lambda proxy: briefly(lambda: cut(proxy, 300), lambda: cut(proxy, None)),
-    "nothing is read or forwarded for a while": lambda proxy: briefly(
+    "answers are cut off on the way": lambda proxy: temporarily(lambda: cut(proxy, 300), lambda: cut(proxy, None)),
+    "nothing is read or forwarded for a while": lambda proxy: temporarily(
         lambda: stall(proxy, True), lambda: stall(proxy, False)
     ),
-    "connections are refused for a while": lambda proxy: briefly(proxy.refuse, proxy.listen),
+    "connections are refused for a while": lambda proxy: temporarily(proxy.refuse, proxy.listen),
 }
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_fault_that_passes_changes_nothing(train_with, servers, tmp_path, faultless, fault):
-    own = servers()
-    own.fail(PASSING[fault](own.proxies[0]))
-    run = train_with(tmp_path, urls=own.urls)
-    assert own.failed_at is not None
-    assert_the_same(run, faultless)
+def test_a_passing_fault_does_not_change_results(train_with, servers, tmp_path, faultless, fault):
+    setup = servers()
+    setup.fail(PASSING[fault](setup.proxies[0]))
+    run = train_with(tmp_path, urls=setup.urls)
+    assert setup.failed_at is not None
+    assert_same_results(run, faultless)
     if "nothing is read" not in fault:
-        assert own.asked() > 64 + 3, "nothing was asked again"
+        assert setup.asked() > 64 + 3, "nothing was asked again"
 
 
-def test_a_slow_network_makes_a_run_slow_and_no_more(train_with, servers, tmp_path, faultless):
-    own = servers()
-    own.proxies[0].delay = 0.25
-    assert_the_same(train_with(tmp_path, urls=own.urls), faultless)
+def test_a_slow_network_does_not_change_results(train_with, servers, tmp_path, faultless):
+    setup = servers()
+    setup.proxies[0].delay = 0.25
+    assert_same_results(train_with(tmp_path, urls=setup.urls), faultless)
 
 
 LASTING = {
-    "connections are refused": (lambda own: own.proxies[0].refuse, 7, "F91", "was not ready within 4 s"),
-    "nothing is read or forwarded": (lambda own: lambda: stall(own.proxies[0], True), 7, "F91", "was not ready within"),
-    "half of each connection is gone": (lambda own: own.proxies[0].forget, 8, "F91", "lives, but gave no answer"),
-    "all arrives later than it may": (
-        lambda own: lambda: setattr(own.proxies[0], "delay", 10.0), 7, "F91", "was not ready within",
+    "connections are refused": (lambda setup: setup.proxies[0].refuse, 7, "F91", "was not ready within 4 s"),
+    "nothing is read or forwarded": (
+        lambda setup: lambda: stall(setup.proxies[0], True), 7, "F91", "was not ready within",
     ),
-    "answers are garbage": (lambda own: lambda: own.fakes[0].fail("/generate", *["garbage"] * 99), 7, "F90", "JSON"),
+    "half of each connection is gone": (lambda setup: setup.proxies[0].forget, 8, "F91", "lives, but gave no answer"),
+    "all arrives later than it may": (
+        lambda setup: lambda: setattr(setup.proxies[0], "delay", 10.0), 7, "F91", "was not ready within",
+    ),
+    "answers are garbage": (
+        lambda setup: lambda: setup.fakes[0].fail("/generate", *["garbage"] * 99), 7, "F90", "JSON",
+    ),
     "one of two does not take an update": (
-        lambda own: lambda: own.fakes[0].fail("/update_weights_from_disk", "refuse", "refuse"), 7, "F92",
+        lambda setup: lambda: setup.fakes[0].fail("/update_weights_from_disk", "refuse", "refuse"), 7, "F92",
         "did not take the weights",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", LASTING)
-def test_a_fault_that_stays_ends_the_run_within_its_deadlines_and_is_named(train_with, servers, tmp_path, fault):
-    act, code, id_, said = LASTING[fault]
-    own = servers(2 if "one of two" in fault else 1)
-    own.fail(act(own))
-    run = train_with(tmp_path, urls=own.urls, request_deadline_s=DEADLINE, start_deadline_s=DEADLINE)
-    assert own.failed_at is not None
-    assert time.monotonic() - own.failed_at < 12 * DEADLINE
+def test_a_lasting_fault_ends_the_run_in_time_and_is_named(train_with, servers, tmp_path, fault):
+    act, code, id_, message = LASTING[fault]
+    setup = servers(2 if "one of two" in fault else 1)
+    setup.fail(act(setup))
+    run = train_with(tmp_path, urls=setup.urls, request_deadline_s=DEADLINE, start_deadline_s=DEADLINE)
+    assert setup.failed_at is not None
+    assert time.monotonic() - setup.failed_at < 12 * DEADLINE
     assert run.code == code == run.status["exit_code"], run.err
     assert f"error[{id_}]" in run.err
-    assert said in run.err
-    assert [url for url in own.urls if url in run.err] == own.urls[:1]
+    assert message in run.err
+    assert [url for url in setup.urls if url in run.err] == setup.urls[:1]
     assert {step for step, _ in ledger(run)} <= {1}
 
 
@@ -206,13 +210,13 @@ def test_a_fault_that_stays_ends_the_run_within_its_deadlines_and_is_named(train
 
 @pytest.fixture
 def python_path(tmp_path):
-    """What makes `python -m sglang.launch_server` start the fake."""
-    return path_of_the_fake(tmp_path)
+    """A PYTHONPATH with which `python -m sglang.launch_server` starts the fake."""
+    return fake_python_path(tmp_path)
 
 
 @pytest.fixture
 def in_background():
-    """Call this again and again until the test has ended, or it returns something."""
+    """Calls a function repeatedly until the test has ended or it returns a true value."""
     ended, threads = threading.Event(), []
 
     def start(act):
@@ -230,30 +234,30 @@ def in_background():
 
 
 def processes(*words):
-    """Those of this machine whose command lines have all of these words."""
-    found = []
+    """The processes of this machine whose command lines contain all of these words."""
+    matches = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if set(words) <= set(process.cmdline()):
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
-def test_a_server_of_the_run_that_is_killed_is_replaced(train_with, tmp_path, faultless, python_path, in_background):
+def test_a_killed_server_of_the_run_is_restarted(train_with, tmp_path, faultless, python_path, in_background):
     folder, killed = tmp_path / "run" / "servers" / f"{ROLLOUT}-server0", []
 
     def kill():
         if (folder / "serves.json").exists() and not (folder / "settings.yaml").exists():
             time.sleep(0.5)
             killed.extend(processes("sglang.launch_server", str(folder / "settings.yaml")))
-            for one in killed:
-                one.kill()
+            for process in killed:
+                process.kill()
         return killed
 
     in_background(kill)
     run = train_with(tmp_path, python=sys.executable, environment={"PYTHONPATH": python_path}, options={"token_s": 0.2})
-    assert len(killed) == 2  # it and its guardian
-    assert_the_same(run, faultless)
+    assert len(killed) == 2  # the server and its guardian
+    assert_same_results(run, faultless)
     assert sum(record.get(f"restarts/{ROLLOUT}-server", 0) for record in run.records) == 1
     warned = rf"warning: {ROLLOUT}-server0 on \S+ was killed by SIGKILL.*; it was started again"
     assert len(re.findall(warned, run.err)) == 1, run.err
@@ -261,15 +265,16 @@ def test_a_server_of_the_run_that_is_killed_is_replaced(train_with, tmp_path, fa
     assert not (folder / "settings.yaml").exists()
 
 
-def test_a_server_that_nobody_can_run_any_more_ends_the_run_at_once(train_with, tmp_path, python_path, in_background):
+def test_a_server_whose_agent_keeps_being_killed_ends_the_run_at_once(train_with, tmp_path, python_path, in_background):
     folder, killed = tmp_path / "run" / "servers" / f"{ROLLOUT}-server0", []
 
     def kill():
         if (tmp_path / "run" / "metrics.jsonl").exists():
-            found = processes("rlcli.launch.server", str(folder))  # a fork of it that has become nothing else yet, too
-            for one in found:
-                one.kill()
-            if found:
+            # Includes a fork of it that has not started another program yet.
+            running = processes("rlcli.launch.server", str(folder))
+            for process in running:
+                process.kill()
+            if running:
                 killed.append(time.monotonic())
 
     in_background(kill)
@@ -282,12 +287,12 @@ def test_a_server_that_nobody_can_run_any_more_ends_the_run_at_once(train_with, 
     assert f"{ROLLOUT}-server0" in run.err
     ends = (
         "was killed by SIGKILL (out of memory?), 4 times",
-        "ended before it was ready", "did not take the weights after that",  # if a kill meets it while it comes back
+        "ended before it was ready", "did not take the weights after that",  # if it is killed while it restarts
     )  # fmt: skip
     assert any(end in run.err for end in ends), run.err
 
 
-def test_a_node_that_is_killed_takes_its_servers_along_and_is_named(tmp_path, tiny_ppo, python_path):
+def test_a_killed_node_is_named_and_its_servers_end(tmp_path, tiny_ppo, python_path):
     backend = {
         "type": "sglang",
         "args": {"python": sys.executable, "update": "disk", "environment": {"PYTHONPATH": python_path}},

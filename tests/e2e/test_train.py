@@ -1,4 +1,4 @@
-"""`rlcli train` from recipe to saved model: one process and several, all with the same numbers."""
+"""`rlcli train` from recipe to saved model, with the same metrics in one process and in several."""
 
 import json
 import os
@@ -24,26 +24,26 @@ RUN_FILES = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, tiny_ppo, train_into):
-    """One run that several tests look at, with all that a run leaves."""
+    """A run shared by several tests, with all files that a run writes."""
     changes = [change for change in tiny_ppo if not change.startswith("log.")]
     return train_into(tmp_path_factory.mktemp("run"), "ppo_math", *changes)
 
 
-def test_a_run_leaves_what_the_readme_says(run):
+def test_a_run_writes_the_files_and_metrics_of_the_readme(run):
     assert run.code == 0, run.err
     assert {path.name for path in run.folder.iterdir()} >= RUN_FILES
     assert run.status["state"] == "done"
     assert [record["step"] for record in run.records] == [0, 1, 2]
     assert run.records[0]["eval/accuracy"] == run.records[0]["eval/reward"]
     assert {"actor/loss", "actor/kl", "critic/loss", "time/actor_gen", "tokens_per_second"} <= run.records[1].keys()
-    assert run.records[1]["actor/kl"] == pytest.approx(0, abs=1e-6)  # before any update actor and reference agree
+    assert run.records[1]["actor/kl"] == pytest.approx(0, abs=1e-6)  # before any update actor and reference are equal
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     assert {sample["phase"] for sample in samples} == {"train", "eval"}
     assert "before" in run.out
     assert escape_control(run.out) == run.out
 
 
-def test_the_saved_actor_answers_in_transformers_as_it_did_here(run):
+def test_the_saved_actor_gives_the_same_answers_in_transformers(run):
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
     folder = run.folder / "models" / "actor"
@@ -59,21 +59,21 @@ def test_the_saved_actor_answers_in_transformers_as_it_did_here(run):
     assert critic.config.num_labels == 1
 
 
-def test_eval_gives_the_numbers_of_the_runs_last_evaluation(run, warm_command):
+def test_eval_gives_the_results_of_the_last_evaluation_of_the_run(run, warm_command):
     same = "models.actor.backend={type: inference, args: {dtype: float32}}"
     done = warm_command("eval", str(run.folder), same, "--show", "4", "--json")
     assert done.returncode == 0, done.stderr
-    found, last = json.loads(done.stdout), run.records[-1]
-    assert {name: one["mean"] for name, one in found["results"].items()} == {
+    report, last = json.loads(done.stdout), run.records[-1]
+    assert {name: one["mean"] for name, one in report["results"].items()} == {
         name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")
     }
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
-    wanted = [sample["response"] for sample in samples if (sample["phase"], sample["step"]) == ("eval", 2)]
-    assert [sample["response"] for sample in found["samples"]] == wanted
+    expected = [sample["response"] for sample in samples if (sample["phase"], sample["step"]) == ("eval", 2)]
+    assert [sample["response"] for sample in report["samples"]] == expected
 
 
-def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
-    # A toy model solves nothing. A penalty for that, discounted along the response, still gives advantages that differ.
+def test_metrics_do_not_depend_on_ranks_and_micro_batches(train, tiny_ppo):
+    # A toy model solves no problem. A penalty, discounted along the response, still gives different advantages.
     penalty = ("graph.reward_inf.interface.args.wrong_reward=-1.0", "ppo.discount=0.9")
     # AdamW divides by the gradient's own size. With its usual epsilon, rounding noise around a zero gradient would
     # move a weight as far as a real gradient does, and step 2 would start from other weights.
@@ -87,7 +87,7 @@ def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
         "tensor_parallel": (*two, "models.actor.mesh.tp=2", "models.critic.mesh.tp=2"),
     }
     follow = ("graph.actor_train.hooks={copy_to: ref, eta: 0.5}", "graph.ref_inf.hooks.offload=true")
-    penalty += follow  # and the reference moves with the actor, sharded or not
+    penalty += follow  # and the reference follows the actor, sharded or not
     runs = {name: train("ppo_math", *tiny_ppo, *penalty, *extra, name=name) for name, extra in variants.items()}
     for name, run in runs.items():
         assert run.code == 0, f"{name}: {run.err}"
@@ -99,8 +99,8 @@ def test_ranks_and_micro_batches_change_no_number(train, tiny_ppo):
             assert ours["actor/grad_norm"] > 0.01
 
 
-def test_a_role_that_follows_the_actor_samples_with_the_weights_of_the_step(train, tiny_ppo):
-    """Also on a rank of its own, which could begin the next step before the actor is trained."""
+def test_a_role_that_follows_the_actor_samples_with_its_current_weights(train, tiny_ppo):
+    """Also on a separate rank, which could begin the next step before the actor is trained."""
     follower = (
         "models.actor.rollout.backend.args.dtype=float32",
         "models.actor.backend.args.lr=1e-3", "graph.reward_inf.interface.args.wrong_reward=-1.0", "ppo.discount=0.9",
@@ -116,8 +116,8 @@ def test_a_role_that_follows_the_actor_samples_with_the_weights_of_the_step(trai
     assert abs(kl[0][1]) > 1e-4  # the reference stays behind
 
 
-def test_a_role_that_generates_for_the_actor_changes_no_response_and_no_metric(train, tiny_ppo):
-    """In the same process, and on a rank of its own."""
+def test_a_rollout_role_does_not_change_responses_and_metrics(train, tiny_ppo):
+    """In the same process, and on a separate rank."""
     learns = ("models.actor.backend.args.lr=1e-3", "graph.reward_inf.interface.args.wrong_reward=-1.0")
     rollout = ("models.actor.rollout.backend.args.dtype=float32",)
     apart = ("launch=local", "cluster.devices_per_node=2", "models.critic.devices=0", "models.ref.devices=0")
@@ -131,7 +131,7 @@ def test_a_role_that_generates_for_the_actor_changes_no_response_and_no_metric(t
 
 
 def _by_metric(run):
-    """The numbers of each step, without those of a clock, by name: the role is that of the generating call."""
+    """The metrics of each step without times, by name; the role of generation is renamed to the actor."""
     renamed = [
         {name.replace("actor_rollout/", "actor/"): number for name, number in step.items()}
         for step in numbers(run.folder)
@@ -139,7 +139,7 @@ def _by_metric(run):
     return [{name: number for name, number in step.items() if not name.startswith("queue/")} for step in renamed]
 
 
-def test_generation_may_run_one_step_ahead_on_devices_of_its_own(train, tiny_ppo):
+def test_generation_on_separate_devices_may_run_one_step_ahead(train, tiny_ppo):
     devices = {"actor": 0, "critic": 0, "ref": 0, "actor.rollout": 1}
     run = train(
         "ppo_math", "--with", "async", *tiny_ppo[:-1], "train.steps=5", "launch=local", "cluster.devices_per_node=2",
@@ -173,7 +173,7 @@ def with_warm_start(tmp_path):
     return tmp_path
 
 
-def test_a_recipe_runs_what_it_starts_from_once(with_warm_start, tmp_path, warm_command):
+def test_a_warm_start_is_run_only_once(with_warm_start, tmp_path, warm_command):
     first = warm_command("train", "after.yaml", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "training that first" in first.stderr
@@ -206,13 +206,13 @@ def test_an_interrupted_warm_start_is_continued(with_warm_start, tmp_path, warm_
     (run,) = (tmp_path / "runs/warm").iterdir()
     assert f"continuing runs/warm/{run.name}, which was interrupted, after step 2" in " ".join(done.stderr.split())
     assert [json.loads(line)["step"] for line in (run / "resumes.jsonl").read_text().splitlines()] == [2]
-    whole = warm_command("train", "warm.yaml", "--run-dir", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
+    uninterrupted = warm_command("train", "warm.yaml", "--run-dir", "whole", cwd=tmp_path)
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
     for file in ("ledger.jsonl", "models/actor/model.safetensors"):
         assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-def test_a_run_that_was_prepared_for_a_job_runs_what_it_starts_from_when_it_begins(
+def test_a_run_prepared_for_a_job_runs_its_warm_start_when_it_begins(
     with_warm_start, tmp_path, warm_command, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

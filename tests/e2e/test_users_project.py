@@ -1,4 +1,4 @@
-"""Components of a user's own, in a project of their own: written once, named in a recipe, run."""
+"""Components of a user in a project: written once, named in a recipe, and run."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ TINY = (
 EXAMPLE = Path(__file__).parents[1] / "interfaces" / "custom_interface_example.txt"
 
 MASKED_ROWS = '''
-"""Three short rows with a mask of their own."""
+"""Short rows with a custom mask."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -48,7 +48,7 @@ ITERATED_ROWS = MASKED_ROWS.replace("class MaskedRows:", "class MaskedRows(torch
     "    def __getitem__(self, i):",
     "    def __iter__(self):\n        return map(self.row, range(8))\n\n    def row(self, i):",
 )
-"""The same as one of the documented kinds of datasets, which can only be iterated."""
+"""The same as an iterable dataset, one of the documented kinds."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def records(folder):
 @pytest.mark.parametrize(("launch", "rows"), [
     ((), MASKED_ROWS), (("launch=local", "cluster.devices_per_node=2"), ITERATED_ROWS),
 ], ids=["inline", "two ranks, iterated"])  # fmt: skip
-def test_the_custom_interface_of_areals_documentation(project, warm_command, launch, rows):
+def test_the_custom_interface_of_the_documentation_of_areal_trains(project, warm_command, launch, rows):
     (project / "interfaces" / "custom.py").write_text(EXAMPLE.read_text())
     (project / "datasets" / "masked_rows.py").write_text(rows)
     (project / "recipes" / "custom.yaml").write_text(
@@ -96,13 +96,13 @@ def classifier(project):
 
     torch.manual_seed(0)
     tokenizer = load("datasets", "arithmetic").make_tokenizer()
-    made = BertForSequenceClassification(
+    model = BertForSequenceClassification(
         BertConfig(
             vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
             intermediate_size=16, num_labels=2, pad_token_id=0,
         )
     )  # fmt: skip
-    made.save_pretrained(project / "sentiment")
+    model.save_pretrained(project / "sentiment")
     tokenizer.save_pretrained(project / "sentiment")
 
 
@@ -115,7 +115,7 @@ PPO = (
 )
 
 
-def test_a_sentiment_classifier_rewards_ppo_by_one_line(project, classifier, warm_command):
+def test_a_sentiment_classifier_gives_rewards_for_ppo(project, classifier, warm_command):
     reward = "graph: {reward_inf: {interface: {type: hf_reward, args: {path: sentiment}}}}\n"
     (project / "recipes" / "nice.yaml").write_text(PPO + reward)
     done = warm_command("train", "nice", "--run-dir", "out", cwd=project)
@@ -126,10 +126,10 @@ def test_a_sentiment_classifier_rewards_ppo_by_one_line(project, classifier, war
     assert len(rewards) > 1
     pooled = warm_command("train", "nice", "--run-dir", "pooled", "models.reward.backend=cpu_pool", cwd=project)
     assert pooled.returncode == 0, pooled.stderr
-    [other] = records(project / "pooled")
+    [in_pool] = records(project / "pooled")
     clocks = ("time/", "tokens_per_second")
-    assert other.keys() == record.keys()
-    assert all(other[name] == value for name, value in record.items() if not name.startswith(clocks))
+    assert in_pool.keys() == record.keys()
+    assert all(in_pool[name] == value for name, value in record.items() if not name.startswith(clocks))
 
 
 RECIPE = (
@@ -184,8 +184,8 @@ register_backend("my_fsdp", FSDPBackend)
 
 
 @pytest.fixture
-def documented(project):
-    """A project with the custom interface, a backend and a dataset as the documents write them."""
+def documented_project(project):
+    """A project with the custom interface, backend and dataset of the documentation."""
     (project / "backends").mkdir()
     (project / "backends" / "my_fsdp.py").write_text(BACKEND)
     (project / "interfaces" / "custom.py").write_text(EXAMPLE.read_text())
@@ -194,29 +194,29 @@ def documented(project):
     return project
 
 
-def test_the_backend_of_areals_documentation(documented, warm_command):
-    done = warm_command("train", "custom", "--run-dir", "out", cwd=documented)
+def test_the_backend_of_the_documentation_of_areal_trains(documented_project, warm_command):
+    done = warm_command("train", "custom", "--run-dir", "out", cwd=documented_project)
     assert done.returncode == 0, done.stderr
-    losses = [record["actor/loss"] for record in records(documented / "out")]
+    losses = [record["actor/loss"] for record in records(documented_project / "out")]
     assert losses[-1] < losses[0]
-    assert (documented / "out" / "models" / "actor" / "model.safetensors").is_file()
+    assert (documented_project / "out" / "models" / "actor" / "model.safetensors").is_file()
     assert "the backend of actor has no state(): this run cannot be resumed" in done.stderr
 
 
-def test_a_backend_that_looks_for_a_loaded_model_is_told_where_it_is(documented, warm_command):
+def test_a_backend_that_expects_a_loaded_model_gets_a_hint(documented_project, warm_command):
     text = BACKEND.replace("model.source.load(model.device)", "model.module")
-    (documented / "backends" / "my_fsdp.py").write_text(text)
-    done = warm_command("train", "custom", "--run-dir", "out", cwd=documented)
+    (documented_project / "backends" / "my_fsdp.py").write_text(text)
+    done = warm_command("train", "custom", "--run-dir", "out", cwd=documented_project)
     assert done.returncode == 2
     line = text.splitlines().index("        self.optimizer = torch.optim.AdamW(list(module.parameters()), lr=1e-2)") + 1
     assert f"my_fsdp.py:{line}" in done.stderr
     assert "model.source.load(model.device)" in done.stderr
 
 
-def test_an_experiment_class_is_answered_with_a_recipe(documented, warm_command):
+def test_an_experiment_class_is_refused_with_a_hint_about_recipes(documented_project, warm_command):
     lines = "from rlcli.api.config import PPOConfig\n\n\nclass MyPPOConfig(PPOConfig):\n    ...\n"
-    (documented / "interfaces" / "custom.py").write_text(lines + EXAMPLE.read_text())
-    done = warm_command("train", "custom", "--run-dir", "out", cwd=documented)
+    (documented_project / "interfaces" / "custom.py").write_text(lines + EXAMPLE.read_text())
+    done = warm_command("train", "custom", "--run-dir", "out", cwd=documented_project)
     assert done.returncode == 2
     assert "custom.py:1: rlcli has no PPOConfig" in done.stderr
     assert "rlcli cp ppo_math mine.yaml" in " ".join(done.stderr.split())
@@ -276,7 +276,7 @@ model_api.register_interface("sentiment_scoring", SentimentScoringInterface)
 """
 
 
-def test_the_sentiment_interface_of_realhfs_documentation(project, classifier, warm_command):
+def test_the_sentiment_interface_of_the_documentation_of_realhf_runs(project, classifier, warm_command):
     (project / "interfaces" / "sentiment_scoring.py").write_text(SENTIMENT)
     (project / "recipes" / "nice.yaml").write_text(
         PPO.replace("responses_per_prompt: 2", "responses_per_prompt: 1")
@@ -345,7 +345,7 @@ data_api.register_dataset("my-dataset", MyDataset)
     "{type: my-dataset, args: {max_length: 64, dataset_path: pairs.jsonl}}",
     "{type: paired, args: {path: pairs.jsonl}}",
 ], ids=["its own class", "the file format"])  # fmt: skip
-def test_the_dataset_of_pairs_of_realhfs_documentation(project, warm_command, dataset):
+def test_the_dataset_of_pairs_of_the_documentation_of_realhf_trains(project, warm_command, dataset):
     rows = [{"prompt": f"{i}+1=", "pos_answers": [f"{i + 1}"], "neg_answers": [f"{i}"]} for i in range(8)]
     (project / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (project / "datasets" / "my_dataset.py").write_text(PAIRS)

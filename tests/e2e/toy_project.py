@@ -1,5 +1,5 @@
-"""Small runs: PPO on a model of a few thousand parameters, and a recipe of toy components whose numbers do not depend
-on who computes what."""
+"""Small runs: PPO on a model of a few thousand parameters, and a recipe of toy components whose results do not depend
+on the layout."""
 
 import shutil
 from pathlib import Path
@@ -64,7 +64,7 @@ log: {tensorboard: false, plot: false, samples_per_step: 2}
 
 
 def make_project(folder: Path) -> Path:
-    """Have the components in a folder, as a user's project."""
+    """Write the components into a folder as a user's project."""
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
     for source in TOY.glob("*.txt"):
         kind, _, name = source.stem.partition("-")

@@ -1,4 +1,4 @@
-"""The command in forks of a process that has torch and the rest loaded: a short run takes a second and not ten.
+"""The command in forks of a process that has torch and the rest loaded: a short run takes one second instead of ten.
 
 `WarmCommand` asks; `python warm_command.py` is forked, with a line of JSON on its stdin for each command, and two on
 its stdout: the pid, later the exit code. A fork does its work itself, without a supervisor above it.
@@ -20,7 +20,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH
 
 
 def load_everything() -> None:
-    """Once, here, and not in every fork."""
+    """Load libraries once here rather than in every fork."""
     import torch
     import torch._dynamo
     import torch.distributed.fsdp
@@ -43,7 +43,7 @@ def load_everything() -> None:
 def start(
     arguments: list[str], out: str, err: str, folder: str = ".", prepare: Callable[[int], object] = lambda ranks: None
 ) -> int:
-    """`rlcli <arguments>` in a process of its own, which leads a group; returns its pid. Its ranks are forks too, and
+    """`rlcli <arguments>` in a separate process, the leader of a group; returns its pid. Its ranks are forks too, and
     call `prepare` first (see `forked_ranks`)."""
     from forked_ranks import fork, forked_ranks, redirect
 
@@ -64,7 +64,7 @@ def start(
 def run_here(
     *arguments: str, cwd: Path, prepare: Callable[[int], object] = lambda ranks: None
 ) -> subprocess.CompletedProcess[str]:
-    """A command to its end, in a fork of this process, for the sake of what is loaded here."""
+    """Run a command to its end in a fork of this process, which has libraries loaded."""
     with tempfile.TemporaryDirectory() as home:
         out, err = Path(home, "out"), Path(home, "err")
         code = finish(start([*arguments], str(out), str(err), str(cwd), prepare))
@@ -85,7 +85,7 @@ class WarmCommand:
         )  # fmt: skip
 
     def run(self, arguments: list[str], folder: Path, timeout: float) -> subprocess.CompletedProcess[str]:
-        """Raises TimeoutExpired after so many seconds; whatever the command has started is killed then."""
+        """Raises TimeoutExpired after `timeout` seconds; all processes of the command are killed then."""
         with tempfile.TemporaryDirectory() as home:
             out, err = Path(home, "out"), Path(home, "err")
             self._say({"arguments": arguments, "out": str(out), "err": str(err), "folder": str(folder)})

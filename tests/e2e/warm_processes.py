@@ -1,4 +1,4 @@
-"""The processes of a run as forks of one that has everything loaded: a start takes a second and not ten.
+"""The processes of a run as forks of one that has everything loaded: a start takes one second instead of ten.
 
 `with warm_processes():` replaces `subprocess.Popen`. Whatever then starts `python -m rlcli…` gets a fork that does what
 a new process would: the same module, arguments, environment, descriptors and session. So supervisor, master, agents,
@@ -25,14 +25,14 @@ from rlcli.testing.ranks import leave_groups_of_parent
 STANDARD = (0, 1, 2)
 LOADED_FIRST = (
     "torch.distributed.run", "rlcli.backends.sglang", "rlcli.cli.resume", "rlcli.launch.node", "rlcli.launch.resume",
-    "rlcli.launch.server", "rlcli.launch.supervisor", "rlcli.runtime.pool_main",
+    "rlcli.launch.server", "rlcli.launch.supervisor", "rlcli.runtime.pool",
 )  # fmt: skip
 """Besides what `load_everything` loads."""
 
 
 @contextlib.contextmanager
 def warm_processes() -> Iterator[None]:
-    """What this process and its forks start of rlcli are forks."""
+    """Processes of rlcli that this process and its forks start are forks."""
     for module in LOADED_FIRST:
         importlib.import_module(module)
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
@@ -44,7 +44,7 @@ def warm_processes() -> Iterator[None]:
 
 
 class ForkedPopen(subprocess.Popen):
-    """A Popen in all but how the child comes to be."""
+    """A Popen whose child is a fork."""
 
     def _execute_child(self, args, *rest):  # type: ignore[no-untyped-def]
         module = module_of(args)
@@ -97,7 +97,7 @@ def _set_environment(environment: dict[str, str]) -> None:
 
 
 def _close_descriptors(inherits: bool, passed: tuple[int, ...]) -> None:
-    """Close what a new program would not have, the parent's lock among it."""
+    """Close descriptors that a new program would not have, including the parent's lock."""
     for number in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
             if number not in (*STANDARD, *passed) and not (inherits and os.get_inheritable(number)):
@@ -106,7 +106,7 @@ def _close_descriptors(inherits: bool, passed: tuple[int, ...]) -> None:
 
 def _become(module: str, command: list[str]) -> int:
     """Run the module as a new process would; returns the exit code."""
-    gc.freeze()  # nothing of the parent's is finalised here
+    gc.freeze()  # objects of the parent must not be finalised here
     faulthandler.disable()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():

@@ -1,4 +1,4 @@
-"""What tests of components share."""
+"""Fixtures shared by tests of components."""
 
 import sys
 
@@ -9,8 +9,8 @@ from rlcli.api.component import registered
 
 
 @pytest.fixture
-def forgotten(tmp_path):
-    """Components that are imported from the test's folder are forgotten afterwards; others stay registered, because
+def unregistered_afterwards(tmp_path):
+    """Components imported from the folder of the test are unregistered afterwards; others stay registered, because
     their modules stay imported."""
     yield
     modules = {name for name, module in sys.modules.items() if str(tmp_path) in str(getattr(module, "__file__", None))}

@@ -1,4 +1,4 @@
-"""Faults on purpose: refused unless they are meant, told before they happen, at the passages that were asked for."""
+"""Injected faults: refused unless enabled, reported before they happen, and raised at the requested passages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def faults(monkeypatch, tmp_path):
-    """Set faults; returns what reads the events. A comment in the text keeps its passages apart from other tests'."""
+    """Sets faults and returns a function that reads the events. A unique text separates passages from other tests'."""
     log = tmp_path / "events.jsonl"
 
     def set_faults(text: str):
@@ -33,14 +33,14 @@ def faults(monkeypatch, tmp_path):
     return set_faults
 
 
-def test_nothing_happens_unless_faults_are_set(monkeypatch):
+def test_failpoints_do_nothing_unless_faults_are_set(monkeypatch):
     monkeypatch.delenv("RLCLI_FAILPOINTS", raising=False)
     failpoint("anywhere")
     check_failpoints()
 
 
 @pytest.mark.parametrize("enabled", [None, "0", "yes"])
-def test_faults_that_nobody_meant_are_refused(monkeypatch, enabled):
+def test_faults_are_refused_unless_enabled(monkeypatch, enabled):
     monkeypatch.setenv("RLCLI_FAILPOINTS", "elsewhere:kill")
     if enabled is None:
         monkeypatch.delenv("RLCLI_ENABLE_FAILPOINTS", raising=False)
@@ -52,14 +52,14 @@ def test_faults_that_nobody_meant_are_refused(monkeypatch, enabled):
 
 
 @pytest.mark.parametrize("text", ["a", "a:b", "a:ENOTHING", "a:kill@", "a:kill@x", "a:sleep", ":kill", "a:E2BIG@1-"])
-def test_faults_that_cannot_be_understood_are_refused(monkeypatch, text):
+def test_invalid_faults_are_refused(monkeypatch, text):
     monkeypatch.setenv("RLCLI_FAILPOINTS", text)
     monkeypatch.setenv("RLCLI_ENABLE_FAILPOINTS", "1")
     with pytest.raises(UsageError, match="is not a fault"):
         check_failpoints()
 
 
-def test_an_errno_is_raised_at_the_passages_that_were_asked_for(faults):
+def test_an_errno_is_raised_at_the_requested_passages(faults):
     events = faults("disk:ENOSPC@2-3")
     for number in range(1, 6):
         failpoint("elsewhere")
@@ -75,14 +75,14 @@ def test_an_errno_is_raised_at_the_passages_that_were_asked_for(faults):
     ]
 
 
-def test_every_place_is_meant_by_a_star(faults):
+def test_a_star_matches_every_failpoint(faults):
     events = faults("*:note@2-3")
-    for place in ("a", "b", "c", "d"):
-        failpoint(place)
+    for name in ("a", "b", "c", "d"):
+        failpoint(name)
     assert [event["failpoint"] for event in events()] == ["b", "c"]
 
 
-def test_sleeping(faults):
+def test_a_failpoint_sleeps(faults):
     faults("slow:sleep0.05")
     began = time.monotonic()
     failpoint("slow")
@@ -90,7 +90,7 @@ def test_sleeping(faults):
 
 
 @pytest.mark.parametrize(("action", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])
-def test_a_process_that_is_killed_or_frozen_has_said_so(tmp_path, action, number):
+def test_a_fault_is_reported_before_the_process_is_killed_or_stopped(tmp_path, action, number):
     environment = {
         "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "RLCLI_FAILPOINTS": f"here:{action}@2",
         "RLCLI_ENABLE_FAILPOINTS": "1",
@@ -99,8 +99,8 @@ def test_a_process_that_is_killed_or_frozen_has_said_so(tmp_path, action, number
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
-        found = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else os.WTERMSIG(status)
-        assert found == number
+        received = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else os.WTERMSIG(status)
+        assert received == number
         assert json.loads(process.stderr.readline()) == {
             "failpoint": "here", "action": action, "passage": 2, "pid": process.pid,
         }  # fmt: skip

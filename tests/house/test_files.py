@@ -1,4 +1,4 @@
-"""Reading JSON that others wrote."""
+"""Reading JSON written by other programs."""
 
 import json
 
@@ -8,7 +8,7 @@ from rlcli.files import known_object, read_object
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"[" * 100_000])
-def test_what_is_no_object_is_a_value_error_and_known_as_empty(tmp_path, text):
+def test_json_other_than_an_object_is_a_value_error_or_empty(tmp_path, text):
     file = tmp_path / "x.json"
     file.write_bytes(text)
     with pytest.raises(ValueError, match=r"Expecting|object|deep"):
@@ -16,7 +16,7 @@ def test_what_is_no_object_is_a_value_error_and_known_as_empty(tmp_path, text):
     assert known_object(file) == {}
 
 
-def test_a_file_that_is_missing_too_large_or_a_folder(tmp_path):
+def test_a_missing_or_too_large_file_or_a_folder_is_an_os_error_or_empty(tmp_path):
     large = tmp_path / "large.json"
     large.write_text(json.dumps({"a": "x" * 100}))
     assert read_object(large) == {"a": "x" * 100}

@@ -1,4 +1,4 @@
-"""What may import what, and what must stay light."""
+"""Which rooms may import which, and which must not load heavy libraries."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def run_python(code: str, cwd: Path = ROOT) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_the_component_folders_of_this_checkout_are_no_packages():
+def test_component_folders_are_not_packages_in_a_checkout():
     for kind in ("interfaces", "backends", "datasets", "recipes"):
         assert not (ROOT / kind / "__init__.py").exists()
         assert (ROOT / "rlcli" / kind / "__init__.py").exists()
@@ -32,20 +32,20 @@ def lint_imports(package: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=package, timeout=60, env=environment)
 
 
-def test_rooms_and_components_import_from_floors_below_them(tmp_path):
+def test_rooms_and_components_import_only_from_lower_floors(tmp_path):
     build(tmp_path)
     outcome = lint_imports(tmp_path)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
 @pytest.mark.parametrize("imported", ["launch", "runtime", "interfaces"])
-def test_a_backend_that_imports_from_above_or_sideways_is_found(tmp_path, imported):
+def test_a_backend_that_imports_from_above_or_sideways_is_reported(tmp_path, imported):
     build(tmp_path)
     (tmp_path / "rlcli" / "backends" / "intruder.py").write_text(f"import rlcli.{imported}\n", encoding="utf-8")
     assert f"rlcli.backends.intruder -> rlcli.{imported}" in lint_imports(tmp_path).stdout
 
 
-def test_a_reward_that_imports_from_above_is_found(tmp_path):
+def test_a_reward_that_imports_from_above_is_reported(tmp_path):
     build(tmp_path)
     (tmp_path / "rlcli" / "interfaces" / "rewards" / "intruder.py").write_text(
         "import rlcli.launch\n", encoding="utf-8"
@@ -53,7 +53,7 @@ def test_a_reward_that_imports_from_above_is_found(tmp_path):
     assert "rlcli.interfaces.rewards.intruder -> rlcli.launch" in lint_imports(tmp_path).stdout
 
 
-def test_light_rooms_load_nothing_heavy():
+def test_light_rooms_load_no_heavy_library():
     rooms = [room for room in LIGHT_ROOMS if list((ROOT / "rlcli").glob(f"{room}*"))]
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -70,7 +70,7 @@ print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
     assert json.loads(run_python(code)) == []
 
 
-def test_listing_and_reading_components_loads_nothing_heavy():
+def test_listing_and_reading_components_loads_no_heavy_library():
     code = f"""
 import json, sys
 from rlcli import registry
@@ -86,7 +86,7 @@ VERBS = [["--help"], ["ls"], ["validate", "recipes/ppo_math.yaml"], ["plan", "re
 
 
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)
-def test_light_verbs_load_nothing_heavy(words):
+def test_light_verbs_load_no_heavy_library(words):
     code = f"""
 import json, sys
 from rlcli.cli.main import main
@@ -101,7 +101,7 @@ print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
     assert json.loads(run_python(code)) == []
 
 
-def test_our_datasets_folder_does_not_hide_hugging_faces():
+def test_the_datasets_folder_does_not_hide_the_datasets_library():
     code = "import datasets; print(datasets.__file__)"
     for cwd in (ROOT, ROOT / "datasets"):
         assert "site-packages" in run_python(code, cwd=cwd)

@@ -106,7 +106,7 @@ def test_the_record_is_lowered_with_the_names():
     assert not too_high, "\n".join([command, *too_high])
 
 
-def test_every_way_to_assign_a_name_is_seen():
+def test_every_kind_of_assignment_is_checked():
     source = """
 def one(found, *what, **given): ...
 class own: ...
@@ -131,7 +131,7 @@ pairs = [
     assert {name for _, name in vague_names(ast.parse(source))} == VAGUE
 
 
-def test_names_that_are_read_or_live_for_one_line_are_allowed():
+def test_reads_and_one_line_comprehensions_are_allowed():
     source = """
 print(one, self.found, call(what=1))
 pairs = [(one, other) for one in pairs for other in one]

@@ -1,4 +1,4 @@
-"""Components of installed packages: through an entry point, by a short name; or by the name of their module."""
+"""Components of installed packages: by a short name through an entry point, or by the name of their module."""
 
 import json
 import os
@@ -53,8 +53,8 @@ graph:
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch, forgotten):
-    """A folder of installed packages with one, `my-lab`; it is forgotten afterwards."""
+def site(tmp_path, monkeypatch, unregistered_afterwards):
+    """A folder of installed packages with `my-lab`, which is unregistered afterwards."""
     site = tmp_path / "site"
     files = {
         "my_lab/__init__.py": "raise SystemExit('imported')",
@@ -79,7 +79,7 @@ def site(tmp_path, monkeypatch, forgotten):
 
 @pytest.fixture
 def rlcli(site):
-    """Run a command where those packages are installed: what it prints, or says is wrong."""
+    """Runs a command where those packages are installed; returns its output or its error."""
 
     def run(*arguments):
         done = subprocess.run(
@@ -91,7 +91,7 @@ def rlcli(site):
     return run
 
 
-def test_an_entry_point_brings_components_by_their_names(site):
+def test_components_of_an_entry_point_have_short_names(site):
     assert registry.path_of("interfaces", "short-words") == site / "my_lab/rlcli/interfaces/short_words.py"
     assert [one.name for one in registry.signature("interfaces", "short-words").arguments] == ["floor", "goal"]
     assert "my_lab" not in sys.modules
@@ -99,7 +99,7 @@ def test_an_entry_point_brings_components_by_their_names(site):
     assert "my_lab" not in sys.modules  # the folder is one of rlcli.interfaces
 
 
-def test_a_component_can_be_the_module_of_any_package(site):
+def test_a_component_may_be_named_by_its_module(site):
     name = "their_lab.rewards.brevity"
     assert [one.name for one in registry.signature("interfaces", name).arguments] == ["floor", "goal"]
     assert registry.module_of("interfaces", name) == name
@@ -107,17 +107,17 @@ def test_a_component_can_be_the_module_of_any_package(site):
     assert registry.load("interfaces", name).__module__ == name
 
 
-def test_two_packages_may_use_one_name_for_modules(site):
-    other = site / "third/brevity.py"
-    other.parent.mkdir()
-    (other.parent / "_bounded.py").write_text(SHARED)
-    other.write_text(BREVITY.format(shared="._bounded", name="brevity"))
+def test_packages_may_have_modules_of_the_same_name(site):
+    third = site / "third/brevity.py"
+    third.parent.mkdir()
+    (third.parent / "_bounded.py").write_text(SHARED)
+    third.write_text(BREVITY.format(shared="._bounded", name="brevity"))
     classes = [registry.load("interfaces", name) for name in ("their_lab.rewards.brevity", "third.brevity")]
     assert [one.__module__ for one in classes] == ["their_lab.rewards.brevity", "third.brevity"]
 
 
 @pytest.mark.parametrize("name", ["their_lab.rewards", "their_lab.rewards.absent", "absent.module"])
-def test_a_module_that_is_not_there_is_unknown(site, name):
+def test_a_missing_module_is_an_unknown_component(site, name):
     with pytest.raises(UnknownComponent, match="there is no such module"):
         registry.path_of("interfaces", name)
 
@@ -128,18 +128,18 @@ def test_a_module_that_registers_nothing_is_not_imported(site):
         registry.load("interfaces", "their_lab.evil")
 
 
-def test_an_entry_point_that_names_nothing_is_warned_of_and_stops_nobody(site, caplog):
+def test_an_entry_point_without_a_package_only_causes_a_warning(site, caplog):
     (site / "my_lab-1.0.dist-info/entry_points.txt").write_text("[rlcli]\nmy_lab = my_lab.gone\n")
     assert "short_words" not in registry.names("interfaces")
     assert "ppo_actor" in registry.names("interfaces")
     wrong = "the entry point my_lab of my-lab names 'my_lab.gone', which is not an installed package"
     assert caplog.messages == [f"{wrong}. rlcli doctor says more"]
-    (found,) = [finding for finding in examine() if finding.about == "my-lab"]
-    assert (found.level, found.says) == ("warn", wrong)
-    assert "install my-lab again" in found.fix
+    (warning,) = [finding for finding in examine() if finding.about == "my-lab"]
+    assert (warning.level, warning.says) == ("warn", wrong)
+    assert "install my-lab again" in warning.fix
 
 
-def test_a_recipe_uses_both(rlcli, site):
+def test_recipes_use_entry_points_and_modules(rlcli, site):
     (site.parent / "mine.yaml").write_text(RECIPE % "their_lab.rewards.brevity")
     for recipe in ("mine.yaml", "my_lab_math"):
         assert "ok" in rlcli("validate", recipe)

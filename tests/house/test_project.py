@@ -1,4 +1,4 @@
-"""Where components live: roots, the user's project, and the guard against packages."""
+"""Where components are searched: roots, the user's project, and the guard against packages."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_nearest_marked_folder_upward_is_the_project(tmp_path, monkeypatch):
+def test_the_nearest_marked_parent_folder_is_the_project(tmp_path, monkeypatch):
     outer = make_project(tmp_path / "outer")
-    make_project(outer / "inner", "[project]\nname = 'rlcli-lookalike'\n")  # no table of ours
+    make_project(outer / "inner", "[project]\nname = 'rlcli-lookalike'\n")  # without our table
     below = outer / "inner" / "deep"
     below.mkdir()
     monkeypatch.chdir(below)
@@ -30,13 +30,13 @@ def test_the_nearest_marked_folder_upward_is_the_project(tmp_path, monkeypatch):
     assert project.roots()[-1] == outer
 
 
-def test_without_a_project_only_rlcli_itself_is_searched(tmp_path):
+def test_without_a_project_only_rlcli_is_searched(tmp_path):
     assert project.find_project(tmp_path) is None
     assert project.roots()[0] == project.PACKAGE
     assert tmp_path.resolve() not in project.roots()
 
 
-def test_the_variable_wins_over_the_working_directory(tmp_path, monkeypatch):
+def test_the_variable_takes_precedence_over_the_working_directory(tmp_path, monkeypatch):
     here, named = make_project(tmp_path / "here"), make_project(tmp_path / "named")
     monkeypatch.chdir(here)
     monkeypatch.setenv("RLCLI_PROJECT", str(named))
@@ -44,23 +44,23 @@ def test_the_variable_wins_over_the_working_directory(tmp_path, monkeypatch):
     assert here not in project.roots()
 
 
-def test_use_project_tells_child_processes(tmp_path, monkeypatch):
+def test_use_project_sets_the_project_of_child_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("RLCLI_PROJECT", "")  # so that monkeypatch restores it
     named = make_project(tmp_path / "named")
     project.use_project(tmp_path / "named")
     assert project.current_project() == named
 
 
-@pytest.mark.parametrize(("text", "what"), [(None, "not a folder"), ("[project]\n", "does not mark it")])
-def test_a_named_project_that_is_none_is_an_error(tmp_path, monkeypatch, text, what):
+@pytest.mark.parametrize(("text", "message"), [(None, "not a folder"), ("[project]\n", "does not mark it")])
+def test_a_named_folder_that_is_not_a_project_is_an_error(tmp_path, monkeypatch, text, message):
     if text is not None:
         make_project(tmp_path / "named", text)
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path / "named"))
-    with pytest.raises(ProjectError, match=what):
+    with pytest.raises(ProjectError, match=message):
         project.roots()
 
 
-def test_a_broken_pyproject_of_ours_is_named(tmp_path):
+def test_an_invalid_pyproject_is_named(tmp_path):
     make_project(tmp_path, "[tool.rlcli\n")
     with pytest.raises(ProjectError) as caught:
         project.roots()
@@ -68,7 +68,7 @@ def test_a_broken_pyproject_of_ours_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", project.FOLDERS)
-def test_an_init_file_in_a_component_folder_is_refused_by_name(tmp_path, kind):
+def test_an_init_file_in_a_component_folder_is_refused(tmp_path, kind):
     init = make_project(tmp_path) / kind / "__init__.py"
     init.parent.mkdir()
     assert project.roots()
@@ -78,7 +78,7 @@ def test_an_init_file_in_a_component_folder_is_refused_by_name(tmp_path, kind):
     assert caught.value.where == str(init)
 
 
-def test_a_package_does_not_hide_a_subfolder_of_components(tmp_path):
+def test_an_init_file_in_a_subfolder_of_components_is_refused(tmp_path):
     mine = make_project(tmp_path) / "interfaces" / "rewards"
     mine.mkdir(parents=True)
     assert mine in project.component_folders("interfaces")
@@ -97,13 +97,13 @@ def test_shared_code_may_be_a_package_or_a_private_subfolder(tmp_path):
     assert [folder for folder in folders if folder.parent == interfaces] == [interfaces / "mine"]
 
 
-def test_search_path_lists_folders_that_exist_in_order(tmp_path):
+def test_the_search_path_lists_existing_folders_in_order(tmp_path):
     root = make_project(tmp_path)
     assert str(root / "backends") not in project.search_path("backends")
     (root / "backends").mkdir()
-    found = project.search_path("backends")
-    assert found[0] == str(project.PACKAGE / "backends")
-    assert found[-1] == str(root / "backends")
+    path = project.search_path("backends")
+    assert path[0] == str(project.PACKAGE / "backends")
+    assert path[-1] == str(root / "backends")
     assert not project.is_built_in(root / "backends" / "mine.py")
     assert project.is_built_in(project.PACKAGE / "backends" / "fsdp.py")
 
@@ -111,7 +111,7 @@ def test_search_path_lists_folders_that_exist_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "owner", "trusted"), [(0o1777, 12345, False), (0o755, 12345, True), (0o1777, 0, True)]
 )
-def test_what_others_put_into_a_folder_for_all_is_no_project_by_itself(tmp_path, monkeypatch, mode, owner, trusted):
+def test_a_project_of_another_user_in_a_shared_folder_must_be_named(tmp_path, monkeypatch, mode, owner, trusted):
     shared = make_project(tmp_path / "shared")
     (shared / "mine").mkdir()
     shared.chmod(mode)
@@ -125,8 +125,8 @@ def test_what_others_put_into_a_folder_for_all_is_no_project_by_itself(tmp_path,
     assert project.current_project() == shared
 
 
-def test_what_is_anywhere_below_anothers_folder_is_planted(tmp_path, monkeypatch):
-    """/tmp/stranger/project: the stranger's folder lies where anybody may make one."""
+def test_files_below_a_folder_of_another_user_are_planted(tmp_path, monkeypatch):
+    """As in /tmp/stranger/project, where anybody may create a folder in /tmp."""
     deep = make_project(tmp_path / "everybody" / "stranger" / "project")
     shared = tmp_path.resolve() / "everybody"
     shared.chmod(0o1777)
@@ -143,7 +143,7 @@ def test_what_is_anywhere_below_anothers_folder_is_planted(tmp_path, monkeypatch
     assert project.find_project(deep) == deep
 
 
-def test_ones_own_folder_where_anybody_may_write_is_ones_own(tmp_path):
+def test_a_folder_of_the_user_in_a_shared_folder_is_not_planted(tmp_path):
     mine = make_project(tmp_path / "everybody" / "mine")
     (tmp_path / "everybody").chmod(0o1777)
     assert project.planted(mine / "pyproject.toml") is None

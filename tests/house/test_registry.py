@@ -10,8 +10,8 @@ from rlcli.errors import ProjectError, UnknownComponent, UsageError
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch, forgotten):
-    """Write a component file into a fresh user's project; what it registers is forgotten afterwards."""
+def write(tmp_path, monkeypatch, unregistered_afterwards):
+    """Writes component files into a new user project; their components are unregistered afterwards."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
 
@@ -39,22 +39,22 @@ SIMPLE = """
 """
 
 
-def test_names_are_files_that_could_be_components(write):
+def test_names_are_those_of_files_that_may_be_components(write):
     mine = write("interfaces/zz_mine.py", SIMPLE.format(one="interface", name="zz_mine"))
-    for other in ("_shared.py", "Capital.py", "has-dash.py", "notes.txt"):
-        write(f"interfaces/{other}", "raise SystemExit('imported')")
+    for ignored in ("_shared.py", "Capital.py", "has-dash.py", "notes.txt"):
+        write(f"interfaces/{ignored}", "raise SystemExit('imported')")
     names = registry.names("interfaces")
     assert names["zz_mine"] == mine
     assert list(names) == sorted(names)
     assert not {"_shared", "Capital", "has-dash", "notes"} & set(names)
 
 
-def test_listing_imports_nothing(write):
+def test_listing_imports_no_component(write):
     write("interfaces/zz_explodes.py", "raise SystemExit('imported')")
     assert "zz_explodes" in registry.names("interfaces")
 
 
-def test_a_component_is_one_module_in_every_process(write):
+def test_a_component_has_the_same_module_name_in_every_process(write):
     write("backends/zz_one.py", SIMPLE.format(one="backend", name="zz_one"))
     cls = registry.load("backends", "zz_one")
     assert (cls.__module__, cls.__qualname__) == ("rlcli.backends.zz_one", "Simple")
@@ -69,27 +69,27 @@ def test_a_component_of_a_subfolder_keeps_its_name(write):
     assert cls.__module__ == registry.module_of("backends", "zz_inner") == "rlcli.backends.fast.zz_inner"
 
 
-def test_a_subfolder_of_ones_own_stands_next_to_a_built_in_one(write):
+def test_a_subfolder_of_the_project_extends_a_built_in_one(write):
     text = "from ._scores import RightOrWrong\n" + textwrap.dedent(SIMPLE).format(one="interface", name="zz_reward")
     write("interfaces/rewards/zz_reward.py", text)
     assert registry.load("interfaces", "zz_reward").__module__ == "rlcli.interfaces.rewards.zz_reward"
     assert registry.load("interfaces", "math_reward").__module__ == "rlcli.interfaces.rewards.math_reward"
 
 
-def test_a_component_does_not_hide_a_subfolder(write):
+def test_a_component_that_hides_a_subfolder_is_refused(write):
     mine = write("interfaces/rewards.py", SIMPLE.format(one="interface", name="rewards"))
     with pytest.raises(ProjectError, match="'rewards' would hide the folder") as caught:
         registry.names("interfaces")
     assert caught.value.where == str(mine)
 
 
-def test_a_dash_in_a_name_is_an_underscore_in_its_file(write):
+def test_a_dash_in_a_name_is_an_underscore_in_the_file(write):
     write("backends/zz_two_words.py", SIMPLE.format(one="backend", name="zz-two-words"))
     assert registry.load("backends", "zz-two-words") is registry.load("backends", "zz_two_words")
     assert registry.signature("backends", "zz-two-words").class_name == "Simple"
 
 
-def test_a_misspelt_name_gets_a_guess_the_list_and_the_folders(write, tmp_path):
+def test_a_misspelt_name_is_reported_with_a_guess_and_all_names(write, tmp_path):
     write("backends/zz_tracker.py", SIMPLE.format(one="backend", name="zz_tracker"))
     with pytest.raises(UnknownComponent) as caught:
         registry.load("backends", "zz_trakcer")
@@ -100,14 +100,14 @@ def test_a_misspelt_name_gets_a_guess_the_list_and_the_folders(write, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["os.system", "a.b:c", "x.py", "../x", "", "PPO", "_ppo", "a" * 65, "1a", "a\nb"])
-def test_a_name_is_never_a_path_or_an_expression(name):
+def test_paths_and_expressions_are_refused_as_names(name):
     for read in (registry.load, registry.signature):
         with pytest.raises(UnknownComponent) as caught:
             read("interfaces", name)
         assert caught.value.code == "R70"
 
 
-def test_one_name_twice_shows_both_files(write, tmp_path):
+def test_a_duplicate_name_is_reported_with_both_files(write, tmp_path):
     built_in = registry.names("backends")["fsdp"]
     mine = write("backends/fsdp.py", SIMPLE.format(one="backend", name="fsdp"))
     with pytest.raises(ProjectError) as caught:
@@ -125,7 +125,7 @@ def test_one_name_twice_shows_both_files(write, tmp_path):
         ("x = (\n", 1, "SyntaxError"),
     ],
 )
-def test_what_breaks_inside_a_file_is_shown_whole(write, text, line, shown):
+def test_an_error_inside_a_file_is_shown_with_its_line(write, text, line, shown):
     path = write("interfaces/zz_broken.py", text)
     with pytest.raises(ProjectError) as caught:
         registry.load("interfaces", "zz_broken")
@@ -133,7 +133,7 @@ def test_what_breaks_inside_a_file_is_shown_whole(write, text, line, shown):
     assert shown in str(caught.value)
 
 
-def test_a_file_must_register_its_own_name(write):
+def test_a_file_must_register_the_name_of_the_file(write):
     write("backends/zz_file.py", SIMPLE.format(one="backend", name="zz_other"))
     write("backends/zz_silent.py", "class Forgotten: ...\n")
     for name in ("zz_file", "zz_silent"):
@@ -144,15 +144,15 @@ def test_a_file_must_register_its_own_name(write):
 
 def test_arguments_are_coerced_checked_and_passed(write):
     write("backends/zz_knob.py", SIMPLE.format(one="backend", name="zz_knob"))
-    made = registry.make_backend(ModelBackendAbstraction("zz_knob", {"knob": 2}))
-    assert made.knob == 2.0
-    assert type(made.knob) is float
+    backend = registry.make_backend(ModelBackendAbstraction("zz_knob", {"knob": 2}))
+    assert backend.knob == 2.0
+    assert type(backend.knob) is float
     for args in ({"knob": "2"}, {"knob": True}, {"nob": 1.0}, {"knob": -1.0}):
         with pytest.raises(UsageError, match="zz_knob"):
             registry.make_backend(ModelBackendAbstraction("zz_knob", args))
 
 
-def test_nested_settings_become_the_real_dataclass(write):
+def test_nested_settings_become_dataclasses(write):
     write(
         "datasets/zz_nested.py",
         """
@@ -183,12 +183,12 @@ def test_nested_settings_become_the_real_dataclass(write):
         """,
     )
     args = {"inner": {"sizes": [2, 3]}, "generation": {"top_k": 5}, "warm": {"top_k": 6}}
-    made = registry.make_dataset(DatasetAbstraction("zz_nested", args), util="the util")
-    assert made.util == "the util"
-    assert (made.inner.sizes, made.inner.label) == ((2, 3), "default")
-    assert type(made.inner).__module__ == "rlcli.datasets._zz_inner"
-    assert (made.generation.top_k, made.generation.temperature) == (5, 1.0)
-    assert (made.warm.top_k, made.warm.temperature) == (6, 2.0)
+    dataset = registry.make_dataset(DatasetAbstraction("zz_nested", args), util="the util")
+    assert dataset.util == "the util"
+    assert (dataset.inner.sizes, dataset.inner.label) == ((2, 3), "default")
+    assert type(dataset.inner).__module__ == "rlcli.datasets._zz_inner"
+    assert (dataset.generation.top_k, dataset.generation.temperature) == (5, 1.0)
+    assert (dataset.warm.top_k, dataset.warm.temperature) == (6, 2.0)
     with pytest.raises(UsageError, match="util"):
         registry.make_dataset(DatasetAbstraction("zz_nested", {"util": "from the recipe"}), util="the util")
 
@@ -212,8 +212,8 @@ HEIR = """
 """
 
 
-def test_a_signature_is_read_again_once_a_file_that_it_came_from_has_changed(write):
-    """Its own, or that of a class that it inherits from."""
+def test_a_signature_is_read_again_after_one_of_its_files_changed(write):
+    """The file of the component, or that of a base class."""
     write("backends/_zz_base.py", BASE.format(default=3))
     heir = write("backends/zz_heir.py", HEIR)
 

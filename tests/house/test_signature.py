@@ -1,4 +1,4 @@
-"""Signatures are read from source text: nothing here may be imported to be understood."""
+"""Signatures are read from source text, without importing anything."""
 
 import textwrap
 from pathlib import Path
@@ -40,7 +40,7 @@ class Everything(Base, ModelInterface):
     _: KW_ONLY
     constant: ClassVar[int] = 1
     path: Path
-    """Where it lies."""
+    """Where it is."""
 
     size: int = 2**10
     rate: float = 1e-3
@@ -107,19 +107,19 @@ def write(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def everything(write):
+def signature(write):
     write("interfaces/_zz_base.py", BASE.replace('"Inner | None"', '"int | None"'))
     write("interfaces/zz_all.py", COMPONENT)
     return registry.signature("interfaces", "zz_all")
 
 
-def test_fields_come_with_types_defaults_docs_and_lines(everything, tmp_path):
-    by_name = {argument.name: argument for argument in everything.arguments}
-    assert list(by_name)[:2] == ["inherited", "rate"]  # base first, an overridden field in its old place
+def test_fields_come_with_types_defaults_docs_and_lines(signature, tmp_path):
+    by_name = {argument.name: argument for argument in signature.arguments}
+    assert list(by_name)[:2] == ["inherited", "rate"]  # fields of the base first, also overridden ones
     assert not {"_", "constant", "state"} & set(by_name)
     assert by_name["path"].required
     assert by_name["path"].annotation == "Path"
-    assert by_name["path"].doc == "Where it lies."
+    assert by_name["path"].doc == "Where it is."
     assert (by_name["rate"].default, by_name["rate"].doc) == (0.001, "How fast.\n\nIn steps.")
     assert (by_name["size"].default, by_name["size"].default_text) == (registry.COMPUTED, "2 ** 10")
     assert by_name["either"].default == -1
@@ -130,27 +130,27 @@ def test_fields_come_with_types_defaults_docs_and_lines(everything, tmp_path):
     assert by_name["path"].line == line
 
 
-def test_a_default_that_sets_fields_of_a_dataclass_sets_them_too_where_the_recipe_gives_others(everything):
-    """what a recipe leaves out has the default of the argument, not of the dataclass"""
-    by_name = {argument.name: argument for argument in everything.arguments}
+def test_defaults_of_an_argument_fill_fields_that_a_recipe_leaves_out(signature):
+    """Fields that a recipe leaves out have the default of the argument, not of the dataclass."""
+    by_name = {argument.name: argument for argument in signature.arguments}
     assert by_name["nested"].fields[0].required
     shown = by_name["preset"].fields[0]
     assert (shown.required, shown.default, shown.default_text) == (False, 3, "3")
     assert by_name["preset"].default_text == "Nested(depth=3)"
-    model = everything.model()
+    model = signature.model()
     assert model.model_validate({"path": "x", "preset": {}}).arg_preset.arg_depth == 3
     assert model.model_validate({"path": "x", "preset": {"depth": 5}}).arg_preset.arg_depth == 5
 
 
-def test_the_class_is_described(everything):
-    assert everything.class_name == "Everything"
-    assert everything.doc == "Takes every kind of argument there is."
-    assert everything.methods == {
+def test_a_signature_describes_the_class(signature):
+    assert signature.class_name == "Everything"
+    assert signature.doc == "Takes every kind of argument there is."
+    assert signature.methods == {
         "train_step",
         "inference",
         "shared",
-    }  # the contract's `generate` is no method
-    assert not everything.has_unread_bases
+    }  # `generate` of the contract is not included
+    assert not signature.has_unread_bases
 
 
 GOOD = [
@@ -194,26 +194,26 @@ BAD = [
 
 
 @pytest.mark.parametrize("args", GOOD, ids=str)
-def test_good_arguments_pass(everything, args):
-    checked = everything.model().model_validate({"path": "x", **args})
+def test_valid_arguments_are_accepted(signature, args):
+    checked = signature.model().model_validate({"path": "x", **args})
     assert len(checked.model_fields_set) == 2
     assert isinstance(checked.arg_path, Path)
 
 
 @pytest.mark.parametrize(("args", "loc"), BAD, ids=str)
-def test_bad_arguments_are_placed(everything, args, loc):
+def test_invalid_arguments_are_reported_with_their_location(signature, args, loc):
     with pytest.raises(ValidationError) as caught:
-        everything.model().model_validate({"path": "x", **args})
+        signature.model().model_validate({"path": "x", **args})
     assert [error["loc"] for error in caught.value.errors()] == [loc]
 
 
-def test_a_required_argument_is_missed(everything):
+def test_a_missing_required_argument_is_reported(signature):
     with pytest.raises(ValidationError) as caught:
-        everything.model().model_validate({})
+        signature.model().model_validate({})
     assert [(error["loc"], error["type"]) for error in caught.value.errors()] == [(("path",), "missing")]
 
 
-def test_a_class_without_dataclass_shows_its_init(write):
+def test_a_class_that_is_not_a_dataclass_has_the_arguments_of_init(write):
     write(
         "datasets/zz_plain.py",
         """
@@ -226,13 +226,13 @@ def test_a_class_without_dataclass_shows_its_init(write):
         register_dataset("zz_plain", Plain)
         """,
     )
-    found = registry.signature("datasets", "zz_plain")
-    assert [(a.name, a.required, a.default) for a in found.arguments] == [
+    plain = registry.signature("datasets", "zz_plain")
+    assert [(a.name, a.required, a.default) for a in plain.arguments] == [
         ("path", True, None),
         ("limit", False, None),
         ("strict", False, True),
     ]
-    assert found.has_unread_bases
+    assert plain.has_unread_bases
 
 
 def test_a_dataset_must_take_util(write):
@@ -252,14 +252,14 @@ def test_a_dataset_must_take_util(write):
         registry.signature("datasets", "zz_lonely")
 
 
-def test_a_dataclass_that_holds_itself_is_refused_not_recursed_into(write):
+def test_a_recursive_dataclass_is_refused(write):
     write("interfaces/_zz_base.py", BASE)
     write("interfaces/zz_all.py", COMPONENT)
     with pytest.raises(ProjectError, match="type of more cannot be read"):
         registry.signature("interfaces", "zz_all").model()
 
 
-def test_an_edited_file_is_read_anew(write):
+def test_an_edited_file_is_read_again(write):
     text = """
         from dataclasses import dataclass
         from rlcli.api.component import register_backend
@@ -276,9 +276,9 @@ def test_an_edited_file_is_read_anew(write):
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
-def test_every_built_in_component_can_be_read_and_documents_its_arguments(kind):
+def test_every_built_in_component_documents_its_arguments(kind):
     for name in registry.names(kind):
-        found = registry.signature(kind, name)
-        found.model().model_json_schema()
-        assert found.doc, name
-        assert [argument.name for argument in found.arguments if not argument.doc] == [], name
+        component = registry.signature(kind, name)
+        component.model().model_json_schema()
+        assert component.doc, name
+        assert [argument.name for argument in component.arguments if not argument.doc] == [], name

@@ -1,4 +1,4 @@
-"""What people read is written in plain English: CONTRIBUTING.md has the list of words."""
+"""Messages are written in plain English: CONTRIBUTING.md has the list of words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[2]
-PLACES = ("rlcli", "interfaces", "backends", "datasets")
+FOLDERS = ("rlcli", "interfaces", "backends", "datasets")
 QUAINT = re.compile(
     r"\b(goes? on|(?<!there )is no (?!longer)\w+|so many|as often|lies (in|under|beside)|by chance|stands before|"
     r"all well|laid over|beside|has a home|no legal|crowd|told)\b"
@@ -18,7 +18,7 @@ QUAINT = re.compile(
 
 
 def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The texts of a module that are no documentation, with their lines: messages, hints, help."""
+    """The strings of a module except docstrings, with their lines: messages, hints, help."""
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if (
@@ -30,17 +30,17 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def test_the_pattern_finds_what_it_should():
+def test_the_pattern_matches_quaint_words_only():
     assert QUAINT.search("the file is no recipe")
     assert not QUAINT.search("it is no longer there, next to the other")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_messages_are_plain_english(place: str):
-    found = [
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_messages_are_plain_english(folder: str):
+    problems = [
         f"{path.relative_to(HOME)}:{line}: {match.group()!r} in {text!r}"
-        for path in sorted((HOME / place).rglob("*.py"))
+        for path in sorted((HOME / folder).rglob("*.py"))
         for line, text in strings(ast.parse(path.read_text(encoding="utf-8")))
         if (match := QUAINT.search(text))
     ]
-    assert found == []
+    assert problems == []

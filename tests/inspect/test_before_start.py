@@ -1,4 +1,4 @@
-"""What is wrong is reported before anything is started: all of it at once, by its place, without a run folder."""
+"""Problems are reported before anything is started: all at once, with locations, without a run folder."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def index(model: Path, weight_map: dict[str, str]) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def faults(*overrides: str, run_dir: Path | None = None) -> list[RlcliError]:
-    """What is wrong before the start of the recipe."""
+def faults_before_start(*overrides: str, run_dir: Path | None = None) -> list[RlcliError]:
+    """The problems that are found before the recipe is started."""
     try:
         check_before_start(load_recipe("mine.yaml", overrides), run_dir, [])
     except Errors as errors:
@@ -62,7 +62,7 @@ def faults(*overrides: str, run_dir: Path | None = None) -> list[RlcliError]:
 
 
 def rlcli(*arguments: str) -> tuple[int, str]:
-    """(exit code, stderr) of a command in a process of its own, which may take 512 MiB and 2 s of processor time."""
+    """(exit code, stderr) of a command in a separate process, limited to 512 MiB and 2 s of processor time."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (2, 3));"
         "resource.setrlimit(resource.RLIMIT_DATA, (512 << 20,) * 2);"
@@ -74,12 +74,12 @@ def rlcli(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_nothing_is_wrong(project):
-    assert faults() == []
+def test_a_valid_recipe_has_no_problems(project):
+    assert faults_before_start() == []
     assert sorted(os.listdir()) == ["mine.yaml", "model", "rows.jsonl"]
 
 
-def test_all_missing_files_and_models_are_one_report(project):
+def test_all_missing_files_and_models_are_reported_together(project):
     (project / "start.yaml").write_text(RECIPE.replace("path: model", "path: ./m1").replace("rows.jsonl", "d1.jsonl"))
     (project / "two.yaml").write_text(
         "extends: base/ppo\n"
@@ -100,7 +100,7 @@ def test_all_missing_files_and_models_are_one_report(project):
     assert not (project / "runs").exists()
 
 
-def test_json_has_every_one_of_several_errors(project, capsys):
+def test_json_output_has_all_errors(project, capsys):
     (project / "mine.yaml").write_text(RECIPE.replace("path: model", "path: ./gone"))
     (project / "rows.jsonl").unlink()
     with pytest.raises(SystemExit) as ended:
@@ -110,7 +110,7 @@ def test_json_has_every_one_of_several_errors(project, capsys):
     assert [problem["where"] for problem in document["problems"]] == ["mine.yaml:3:54", "mine.yaml:2:24"]
 
 
-def test_bad_rows_a_bad_model_and_a_folder_in_use_are_one_report(project):
+def test_problems_of_rows_model_and_run_folder_are_reported_together(project):
     (project / "rows.jsonl").write_text(ROW + "{\n")
     (project / "start.yaml").write_text(RECIPE)
     (project / "used").mkdir()
@@ -129,10 +129,10 @@ def test_bad_rows_a_bad_model_and_a_folder_in_use_are_one_report(project):
 # -- models --------------------------------------------------------------------------------------------------
 
 
-def spoil(project: Path, how: str) -> None:
-    """Make the folder of the model wrong in one way."""
+def damage(project: Path, kind: str) -> None:
+    """Damage the folder of the model in one way."""
     model, weights = project / "model", "model.embed_tokens.weight"
-    match how:
+    match kind:
         case "index leads out":
             (project / "b.safetensors").write_bytes((model / "a.safetensors").read_bytes())
             index(model, {weights: "../b.safetensors"})
@@ -172,7 +172,7 @@ def spoil(project: Path, how: str) -> None:
             (model / "config.json").write_text(json.dumps(settings))
 
 
-SPOILT = {
+DAMAGES = {
     "index leads out": "S7", "index names an absolute path": "S7", "index names a pickle": "S5",
     "index names a missing shard": "MODEL", "index names a tensor that is not there": "MODEL",
     "index is no index": "MODEL", "shard is cut off": "MODEL", "shard is longer": "MODEL", "shard is empty": "MODEL",
@@ -181,58 +181,59 @@ SPOILT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_train_and_check_refuse_a_folder_that_is_not_whole_or_not_harmless(project, how):
-    spoil(project, how)
-    (fault,) = faults()
-    assert (type(fault), fault.exit_code, fault.code, fault.where) == (ModelError, 5, SPOILT[how], "mine.yaml:2:24")
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_train_and_check_refuse_a_damaged_or_unsafe_model_folder(project, kind):
+    damage(project, kind)
+    (fault,) = faults_before_start()
+    assert (type(fault), fault.exit_code, fault.code, fault.where) == (ModelError, 5, DAMAGES[kind], "mine.yaml:2:24")
     with pytest.raises(SystemExit) as ended:
         main(["check", "mine.yaml"])
     assert ended.value.code == 5
     assert not (project / "runs").exists()
 
 
-def test_a_model_whose_sizes_are_wrong_says_nothing_about_the_disk(project, monkeypatch):
+def test_disk_space_is_not_checked_for_a_model_with_wrong_sizes(project, monkeypatch):
     usage = shutil.disk_usage(project)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1 << 10))
-    assert [fault.code for fault in faults()] == ["F28"]
-    spoil(project, "a larger embedding")
-    assert [fault.code for fault in faults()] == ["MODEL"]
+    assert [fault.code for fault in faults_before_start()] == ["F28"]
+    damage(project, "a larger embedding")
+    assert [fault.code for fault in faults_before_start()] == ["MODEL"]
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
 @pytest.mark.parametrize("value", [10**9, 10**12, -1, "many", 1.5, True, [], 10**400])
-def test_sizes_that_no_model_has_are_refused_by_name(project, key, value):
+def test_impossible_sizes_of_a_model_are_refused_by_name(project, key, value):
     (project / "model" / "config.json").write_text(json.dumps({"model_type": "no_family", **SIZES, key: value}))
-    (fault,) = faults()
+    (fault,) = faults_before_start()
     assert key in fault.what
     assert fault.exit_code == 5
     scratch = f"{{model_type: llama, {key}: {json.dumps(value) if value != 10**400 else 10**14}}}"
-    (fault,) = faults("models.actor.path=null", f"models.actor.scratch={scratch}")
+    (fault,) = faults_before_start("models.actor.path=null", f"models.actor.scratch={scratch}")
     assert key in fault.what
-    assert fault.exit_code in (2, 5)  # a mistake in the recipe, as far as the family's configuration says
+    assert fault.exit_code in (2, 5)  # 2 if the configuration of the family finds it
 
 
-def test_more_layers_than_tensors(project):
+def test_more_layers_than_tensors_are_refused(project):
     (project / "model" / "config.json").write_text(json.dumps({"model_type": "x", **SIZES, "num_hidden_layers": 9000}))
-    assert "9000 layers; the files hold 2 tensors" in faults()[0].what
+    assert "9000 layers; the files hold 2 tensors" in faults_before_start()[0].what
 
 
-def test_a_model_from_scratch_that_no_memory_holds(project):
+def test_a_model_from_scratch_that_exceeds_memory_is_refused(project):
     scratch = "{model_type: llama, hidden_size: 262144, intermediate_size: 1048576, num_hidden_layers: 1000}"
-    (fault,) = [f for f in faults("models.actor.path=null", f"models.actor.scratch={scratch}") if f.code != "F28"]
+    faults = faults_before_start("models.actor.path=null", f"models.actor.scratch={scratch}")
+    (fault,) = [fault for fault in faults if fault.code != "F28"]
     assert fault.exit_code == 6
     assert "GiB of memory" in fault.what
 
 
 def too_large(monkeypatch, memory: int, *overrides: str) -> bool:
     monkeypatch.setattr("rlcli.inspect.model_files.memory_of_this_machine", lambda: memory)
-    found_faults = faults("cluster.device=cpu", *overrides)
+    found_faults = faults_before_start("cluster.device=cpu", *overrides)
     return any(" of memory" in fault.what for fault in found_faults)
 
 
-def test_weights_are_counted_as_the_ranks_of_this_machine_hold_them(project, monkeypatch):
-    """Ranks that divide a model hold it once in all; ranks with a copy each hold one copy per rank."""
+def test_memory_of_weights_is_counted_over_ranks_of_this_machine(project, monkeypatch):
+    """Ranks that shard a model hold it once in total; replicas hold one copy per rank."""
     size = 4 * (2 * 380 * 8 + 7 * 8 * 8 + 3 * 8)
     two = ["launch=local", "cluster.devices_per_node=2", "train.prompts_per_step=2"]
     copies = ["models.actor.backend={_replace_: true, type: deepspeed, args: {zero_stage: 1}}"]
@@ -244,21 +245,21 @@ def test_weights_are_counted_as_the_ranks_of_this_machine_hold_them(project, mon
     assert not too_large(monkeypatch, 2 * size, *two, *copies)
 
 
-def test_the_hubs_cache_is_checked_too(project, monkeypatch):
+def test_models_in_the_hub_cache_are_checked(project, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
     snapshot = project / "hub" / "models--owner--name" / "snapshots" / "1"
     snapshot.parent.mkdir(parents=True)
     (project / "model").rename(snapshot)
     (project / "hub" / "models--owner--name" / "refs").mkdir()
     (project / "hub" / "models--owner--name" / "refs" / "main").write_text("1")
-    assert faults("models.actor.path=owner/name") == []
+    assert faults_before_start("models.actor.path=owner/name") == []
     os.truncate(snapshot / "a.safetensors", 100)
-    (fault,) = faults("models.actor.path=owner/name")
+    (fault,) = faults_before_start("models.actor.path=owner/name")
     assert "not a valid safetensors file" in fault.what
 
 
-def test_a_model_that_an_interface_loads(project):
-    spoil(project, "index names a pickle")
+def test_a_model_loaded_by_an_interface_is_checked(project):
+    damage(project, "index names a pickle")
     (project / "ppo.yaml").write_text(
         "extends: base/ppo\n"
         "models: {actor: {scratch: {model_type: llama, num_hidden_layers: 1}, tokenizer: builtin:arithmetic}}\n"
@@ -277,62 +278,62 @@ def test_a_model_that_an_interface_loads(project):
 # -- folders and disk ----------------------------------------------------------------------------------------
 
 
-def test_a_run_folder_that_another_run_holds(project):
+def test_a_run_folder_locked_by_another_run_is_refused(project):
     (project / "run").mkdir()
     lock = RunLock.acquire(project / "run" / "lock")
-    (fault,) = faults(run_dir=project / "run")
+    (fault,) = faults_before_start(run_dir=project / "run")
     assert (fault.code, fault.exit_code) == ("F71", 6)
     lock.release()
-    assert faults(run_dir=project / "run") == []
+    assert faults_before_start(run_dir=project / "run") == []
 
 
 @pytest.mark.parametrize(
     ("folder", "code"), [("rows.jsonl/run", "F75"), ("model/run", "R69"), ("used", "F72"), ("/proc/run", None)]
 )
-def test_a_run_folder_that_cannot_be(project, folder, code):
+def test_an_unusable_run_folder_is_refused(project, folder, code):
     (project / "used").mkdir()
     (project / "used" / "notes.txt").write_text("mine")
-    found_faults = faults(run_dir=Path(folder))
+    found_faults = faults_before_start(run_dir=Path(folder))
     assert found_faults
     assert {fault.exit_code for fault in found_faults} == {6}
     assert code is None or code in {fault.code for fault in found_faults}
     assert not Path("model/run").exists()
 
 
-def test_a_disk_without_room(project, monkeypatch):
+def test_a_full_disk_is_reported(project, monkeypatch):
     monkeypatch.setattr("rlcli.checkpoint.disk._free", lambda _: 1000)
-    (fault,) = faults()
+    (fault,) = faults_before_start()
     assert (fault.code, fault.exit_code) == ("F28", 6)
 
 
-def test_of_a_large_file_only_the_first_rows_are_read(project, monkeypatch):
+def test_only_the_first_rows_of_a_large_file_are_read(project, monkeypatch):
     monkeypatch.setattr("rlcli.inspect.before_start.READ_WHOLE", 1000)
     (project / "rows.jsonl").write_text(ROW * 1000 + "{\n")
-    assert faults() == []
+    assert faults_before_start() == []
     (project / "rows.jsonl").write_text(ROW * 999 + "{\n")
-    assert [fault.where for fault in faults()] == ["rows.jsonl:1000"]
+    assert [fault.where for fault in faults_before_start()] == ["rows.jsonl:1000"]
 
 
-# -- more of what can be known -------------------------------------------------------------------------------
+# -- further problems -------------------------------------------------------------------------------
 
 
-def test_a_vocabulary_that_is_too_small(project):
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(project):
     scratch = "{model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1, vocab_size: 100}"
-    (fault,) = faults("models.actor.path=null", f"models.actor.scratch={scratch}")
+    (fault,) = faults_before_start("models.actor.path=null", f"models.actor.scratch={scratch}")
     assert (fault.code, fault.exit_code) == ("F32", 5)
     assert "380 tokens, the embedding of models.actor 100 rows" in fault.what
 
 
-def test_a_model_of_the_hub_that_is_not_here_when_the_hub_must_not_be_asked(project, monkeypatch):
+def test_a_hub_model_that_is_not_cached_is_refused_offline(project, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
-    assert faults("models.actor.path=owner/name") == []
+    assert faults_before_start("models.actor.path=owner/name") == []
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (fault,) = faults("models.actor.path=owner/name")
+    (fault,) = faults_before_start("models.actor.path=owner/name")
     assert (fault.exit_code, fault.where) == (5, "command line")
 
 
 @pytest.mark.parametrize("verb", ["train", "check", "validate", "plan"])
-def test_no_verb_opens_a_pipe_or_a_device(project, verb):
+def test_verbs_do_not_open_pipes_or_devices(project, verb):
     (project / "rows.jsonl").unlink()
     os.mkfifo(project / "rows.jsonl")
     code, output = rlcli(verb, "mine.yaml")
@@ -345,7 +346,7 @@ def test_no_verb_opens_a_pipe_or_a_device(project, verb):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"])
-def test_no_file_of_a_model_is_a_pipe_or_a_device(project, name):
+def test_pipes_and_devices_as_files_of_a_model_are_refused(project, name):
     (project / "model" / name).unlink(missing_ok=True)
     os.mkfifo(project / "model" / name)
     code, output = rlcli("train", "mine.yaml", "models.actor.tokenizer=null")
@@ -356,25 +357,25 @@ def test_no_file_of_a_model_is_a_pipe_or_a_device(project, name):
     assert code == 5, output
 
 
-def test_heads_that_tensor_parallel_ranks_cannot_share_are_refused_with_their_place(project):
+def test_heads_not_divisible_among_tensor_parallel_ranks_are_refused(project):
     sizes = {"model_type": "llama", **SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
     (project / "model" / "config.json").write_text(json.dumps(sizes))
     (project / "mine.yaml").write_text(RECIPE.replace("path: model,", "path: model, mesh: {tp: 4},"))
     devices = ("launch=local", "cluster.devices_per_node=4")
-    (fault,) = faults(*devices)
+    (fault,) = faults_before_start(*devices)
     assert fault.code == "R49"
     assert fault.what == "the 2 key-value heads of models.actor cannot be divided among 4 tensor-parallel ranks"
     assert fault.where.endswith("mine.yaml:2:42")
     assert fault.hint == "use a divisor of both: 1, 2"
     (project / "rows.jsonl").write_text(2 * ROW)
-    assert faults(*devices, "models.actor.mesh.tp=2", "train.prompts_per_step=2") == []
+    assert faults_before_start(*devices, "models.actor.mesh.tp=2", "train.prompts_per_step=2") == []
 
 
-def test_every_component_of_the_chain_is_made_before_the_first_run():
-    """also those of a warm start, whose arguments fit alone and not together"""
-    sound, torn = load_recipe("sft_math"), load_recipe("ppo_math", ["ppo.behav_imp_weight_cap=2.0"])
+def test_components_of_warm_starts_are_built_before_the_first_run():
+    """Also those of a warm start, whose arguments are valid alone but not together."""
+    valid, contradictory = load_recipe("sft_math"), load_recipe("ppo_math", ["ppo.behav_imp_weight_cap=2.0"])
     with pytest.raises(RlcliError, match="behav_imp_weight_cap has no effect without use_decoupled_loss") as caught:
-        check_before_start(sound, None, [torn])
+        check_before_start(valid, None, [contradictory])
     assert caught.value.where == "command line"
 
 
@@ -386,7 +387,7 @@ def test_every_component_of_the_chain_is_made_before_the_first_run():
         ("import no_such_module\n", "No module named 'no_such_module'"),
     ],
 )
-def test_a_reward_function_that_cannot_be_loaded_is_found_before_the_first_run(tmp_path, monkeypatch, source, message):
+def test_a_reward_function_that_cannot_be_loaded_is_refused(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(source)
     reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
@@ -397,7 +398,7 @@ def test_a_reward_function_that_cannot_be_loaded_is_found_before_the_first_run(t
     check_before_start(load_recipe("ppo_math", [reward]), None, [])
 
 
-def test_check_finds_heads_that_ranks_cannot_share():
+def test_check_reports_heads_not_divisible_among_ranks():
     overrides = ["models.actor.mesh.tp=3", "cluster.devices_per_node=3", "launch=local", "train.prompts_per_step=60"]
     failures = [finding for finding in preflight(load_recipe("ppo_math", overrides), rows=2) if finding.level == "FAIL"]
     assert [finding.code for finding in failures] == ["R49"]

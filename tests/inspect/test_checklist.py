@@ -1,4 +1,4 @@
-"""What `rlcli check` finds in models, tokenizers and rows that are wrong in one way each."""
+"""What `rlcli check` finds in models, tokenizers and rows, each with a single problem."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ SUMS = [{"question": f"{n}+1?", "answer": f"it is #### {n + 1}"} for n in range(
 
 
 def model_folder(folder: Path, *, template: str | None = None, named: dict | None = None, **config) -> Path:
-    """Writes it. One token per character, `<s>` in front; `named` are special tokens by name."""
+    """Write a model folder with one token per character, and `<s>` in front; `named` are special tokens by name."""
     folder.mkdir(parents=True, exist_ok=True)
     characters = Tokenizer(models.WordLevel({c: i for i, c in enumerate(LETTERS)}, unk_token="<pad>"))
     characters.add_special_tokens(SPECIAL)
@@ -50,8 +50,8 @@ def model_folder(folder: Path, *, template: str | None = None, named: dict | Non
     characters.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     characters.save(str(folder / "tokenizer.json"))
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", **(named or {})}
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **special}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = {"model_type": "llama", "vocab_size": len(LETTERS), "max_position_embeddings": 128, **sizes, **config}
     (folder / "config.json").write_text(json.dumps(model))
@@ -60,14 +60,14 @@ def model_folder(folder: Path, *, template: str | None = None, named: dict | Non
 
 
 def write_rows(file: Path, rows: list) -> Path:
-    """One line each: a row as JSON, a text as it is."""
+    """One line per row: rows as JSON, texts unchanged."""
     file.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
     return file
 
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
-    """Runs the checks of a recipe in an empty folder: findings by what they are about, the worst of each."""
+    """Runs the checks of a recipe in an empty folder; returns the last finding about each subject."""
     monkeypatch.chdir(tmp_path)
 
     def run(recipe=SFT, rows=GOOD, held_out=SUMS, overrides=(), looked_at=200, **model):
@@ -86,7 +86,7 @@ def levels(findings, but=()):
 
 
 @pytest.mark.parametrize("template", [None, CHAT])
-def test_a_sound_recipe(check, template):
+def test_a_valid_recipe_passes_all_checks(check, template):
     findings = check(template=template)
     assert set(levels(findings).values()) == {"ok"}
     assert exit_code(check.findings) == 0
@@ -96,18 +96,18 @@ def test_a_sound_recipe(check, template):
     assert ("train template" in findings) == (template is not None)
 
 
-def test_a_sound_recipe_with_a_reward(check):
+def test_a_valid_recipe_with_a_reward_passes_all_checks(check):
     findings = check(PPO, SUMS, template=CHAT)
     assert set(levels(findings).values()) == {"ok"}
     assert "gold answers accepted 9/9, wrong ones refused 9/9" in findings["reward_inf reward"].says
     assert findings["held-out rows"].says == "held_out shares no prompt with train"
 
 
-def test_only_some_rows_are_looked_at(check):
+def test_rows_to_check_are_spread_evenly(check):
     assert check(looked_at=4)["train"].says == "9 rows of prompt_answer, 4 looked at, spread evenly"
 
 
-def test_of_rows_that_are_drawn_the_first_are_looked_at():
+def test_the_first_rows_of_a_generated_dataset_are_checked():
     resolved = load_recipe("sft_math")
     opened = open_dataset(resolved, "train")
     assert [row.id for row in opened.sample(3)] == [opened.preview(number).id for number in range(3)]
@@ -118,7 +118,7 @@ def test_of_rows_that_are_drawn_the_first_are_looked_at():
 # -- rows ------------------------------------------------------------------------------------------------
 
 
-def test_bad_rows_are_told_with_their_lines(check):
+def test_bad_rows_are_reported_with_their_lines(check):
     finding = check(rows=[*GOOD, "not json", {"prompt": "x"}])["train"]
     assert (finding.level, finding.exit_code, finding.code) == ("FAIL", 4, "F31")
     assert list(finding.details) == ["train.jsonl:10"]
@@ -128,7 +128,7 @@ def test_bad_rows_are_told_with_their_lines(check):
     assert list(finding.details) == ["train.jsonl:10: not JSON: Expecting value at column 1"]
 
 
-def test_rows_that_are_too_long(check):
+def test_rows_that_are_too_long_are_reported(check):
     rows = [*GOOD, {"prompt": "x" * 60, "answer": "y"}]
     finding = check(rows=rows, overrides=["datasets.train.args.max_length=20"])["train"]
     assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F30", 4)
@@ -139,26 +139,26 @@ def test_rows_that_are_too_long(check):
     assert "max 63 tokens" in finding.details[0]
 
 
-def test_rows_that_the_model_has_no_positions_for(check):
+def test_rows_beyond_the_positions_of_the_model_are_reported(check):
     finding = check(PPO, SUMS, max_position_embeddings=20)["train lengths"]
     assert (finding.level, finding.exit_code) == ("FAIL", 4)
     assert "9 rows (100 %) with 16 new tokens go beyond the model's 20 positions" in finding.says
 
 
-def test_rows_that_the_kv_cache_has_no_room_for(check):
+def test_rows_that_exceed_the_kv_cache_are_reported(check):
     finding = check(PPO, SUMS, overrides=["models.actor.backend.args.kv_cache_tokens=20"])["train lengths"]
     assert (finding.level, finding.exit_code) == ("FAIL", 4)
     assert "the longest row with 16 new tokens takes up to 21 tokens; the KV cache has room for 20" in finding.says
 
 
-def test_rows_that_no_microbatch_holds(check):
+def test_rows_that_exceed_a_microbatch_are_reported(check):
     assert check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=21"])["train lengths"].level == "ok"
     finding = check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=20"])["train lengths"]
     assert finding.level == "FAIL"
     assert "takes up to 21 tokens; a micro-batch holds 20" in finding.says
 
 
-def test_prompts_that_occur_twice_and_leak(check):
+def test_repeated_and_leaked_prompts_are_reported(check):
     findings = check(PPO, [*SUMS, {"question": "now  0+1?", "answer": "1"}, SUMS[3]])
     assert findings["train repeats"].level == findings["held-out rows"].level == "warn"
     assert list(findings["train repeats"].details) == ["train.jsonl:11 repeats train.jsonl:4"]
@@ -176,19 +176,19 @@ def answered(mask, ids=None):
     return Preview(id="r", where="rows.jsonl:1", sequences=[ids or list(range(len(mask)))], trained=[mask])
 
 
-def test_a_mask_that_trains_nothing():
+def test_a_mask_without_trained_tokens_is_reported():
     finding = check_mask("train", [answered([False, False])] * 2)
     assert (finding.level, finding.exit_code) == ("FAIL", 4)
     assert finding.says == "2 of 2 rows looked at train on 0 tokens"
     assert check_mask("train", [answered([False, False]), answered([False, True])]).level == "warn"
 
 
-def test_a_mask_that_trains_everything():
+def test_a_mask_that_trains_all_tokens_is_reported():
     assert check_mask("train", [answered([True, True])]).level == "warn"
     assert check_mask("train", [answered([False, True, True, True])]).says == "75 % of the tokens are trained on"
 
 
-def test_prompts_have_no_mask():
+def test_the_mask_of_prompts_is_not_checked():
     assert check_mask("train", [Preview(id="p", sequences=[[1, 2]])]) is None
 
 
@@ -203,27 +203,27 @@ def test_prompts_have_no_mask():
         ([1, 7, 2, 16], [False, True, True, True], "ok", "the stop token </s> is trained"),
     ],
 )
-def test_beginnings_and_ends(tmp_path, ids, mask, level, says):
+def test_first_and_last_tokens_are_checked(tmp_path, ids, mask, level, says):
     tokenizer = open_tokenizer(str(model_folder(tmp_path / "model"))).tokenizer
     finding = check_ends("train", tokenizer, [answered(mask, ids)], limits())
     assert finding.level == level
     assert says in finding.says
 
 
-def test_a_prompt_that_has_ended_already(check):
+def test_a_prompt_that_ends_with_eos_is_reported(check):
     closed = CHAT.replace("<bot>{% endif %}", "<bot></s>{% endif %}")
     finding = check(PPO, SUMS, template=closed)["train begin/end"]
     assert finding.level == "FAIL"
     assert "9 of 9 prompts looked at end with the end-of-sequence token" in finding.says
 
 
-def test_too_few_rows_for_a_step(check):
+def test_too_few_rows_for_a_step_are_reported(check):
     finding = check(overrides=["train.prompts_per_step=10"])["train"]
     assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F80", 4)
     assert finding.says == "dataset train has 9 rows, fewer than one step takes: prompts_per_step is 10"
 
 
-def test_an_empty_file(check):
+def test_an_empty_file_is_reported(check):
     finding = check(rows=[])["train"]
     assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F80", 4)
 
@@ -231,13 +231,13 @@ def test_an_empty_file(check):
 # -- templates and tokenizers ----------------------------------------------------------------------------
 
 
-def test_a_template_that_writes_bos_twice(check):
+def test_a_template_that_writes_bos_twice_is_reported(check):
     finding = check(template="{{ bos_token }}" + CHAT)["train begin/end"]
     assert (finding.level, finding.exit_code) == ("FAIL", 4)
     assert "9 of 9 rows looked at begin with <s> twice" in finding.says
 
 
-def test_a_prompt_that_is_no_prefix(check):
+def test_a_prompt_that_is_not_a_prefix_of_its_answer_is_reported(check):
     odd = CHAT.replace("{% endif %}", "think:{% endif %}")
     finding = check(template=odd)["train template"]
     assert finding.level == "warn"
@@ -245,7 +245,7 @@ def test_a_prompt_that_is_no_prefix(check):
     assert "think:" in finding.details[1]
 
 
-def test_a_template_that_ends_answers_with_another_token(check):
+def test_a_template_with_another_stop_token_is_reported(check):
     finding = check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"))["train template"]
     assert finding.level == "warn"
     assert finding.fix == "set generation.stop_token_ids=[5]"
@@ -253,13 +253,13 @@ def test_a_template_that_ends_answers_with_another_token(check):
     assert check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"), overrides=stops)["train template"].level == "ok"
 
 
-def test_chat_without_a_template(check):
+def test_chat_without_a_template_is_reported(check):
     finding = check(overrides=["datasets.train.args.chat=true"])["train"]
     assert (finding.level, finding.exit_code, finding.code) == ("FAIL", 5, "F32")
     assert "chat: auto" in finding.fix
 
 
-def test_a_tokenizer_that_is_too_large_for_the_model(check):
+def test_a_tokenizer_larger_than_the_embedding_is_reported(check):
     findings = check(vocab_size=100)
     assert (findings["model actor"].level, findings["model actor"].code, exit_code(check.findings)) == (
         "FAIL",
@@ -269,13 +269,13 @@ def test_a_tokenizer_that_is_too_large_for_the_model(check):
     assert findings["tokenizer"].level == "FAIL"
 
 
-def test_a_tokenizer_without_an_end(check):
+def test_a_tokenizer_without_eos_is_reported(check):
     finding = check(named={"eos_token": None})["train"]
     assert (finding.level, finding.exit_code) == ("FAIL", 5)
     assert "no end-of-sequence token" in finding.says
 
 
-def test_a_model_that_stops_at_more_than_the_recipe_does(check, tmp_path):
+def test_further_stop_tokens_of_a_model_are_reported(check, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
     finding = check(PPO, SUMS)["tokenizer"]
@@ -283,35 +283,35 @@ def test_a_model_that_stops_at_more_than_the_recipe_does(check, tmp_path):
     assert check(SFT)["tokenizer"].level == "ok"
 
 
-def test_a_tokenizer_that_transformers_must_read(check):
+def test_a_tokenizer_that_needs_transformers_is_noted(check):
     findings = check(named={"split_special_tokens": True})
     assert set(levels(findings).values()) == {"ok"}
     why = "read by transformers, not by its file alone: it splits special tokens"
     assert list(findings["tokenizer"].details) == [why]
 
 
-def test_one_tokenizer_that_cannot_be_read_is_one_failure(check):
+def test_an_unusable_tokenizer_is_reported_once(check):
     check(PPO, SUMS, named={"eos_token": None})
     assert [finding.about for finding in check.findings if finding.level == "FAIL"] == ["train"]
 
 
-def test_datasets_that_nothing_reads_are_opened_but_not_fitted_to_the_model(check):
+def test_lengths_of_unused_datasets_are_not_checked(check):
     findings = check(PPO, SUMS, overrides=["train.eval.dataset=null"], max_position_embeddings=20)
     assert findings["train lengths"].level == "FAIL"
     assert findings["held_out lengths"].level == "ok"
 
 
-def test_a_model_whose_sizes_are_unknown_is_skipped(check):
+def test_a_model_of_an_unknown_family_is_skipped(check):
     findings = check(model_type="no_such_family")
     assert findings["model actor"].level == "skip"
     assert findings["train"].level == "ok"
 
 
-def test_pad_that_is_the_end(check):
+def test_a_pad_token_equal_to_eos_is_noted(check):
     assert "pad is the end of sequence" in check(named={"pad_token": None})["tokenizer"].says
 
 
-def test_the_result_of_a_warm_start_is_looked_at_once_it_is_there(check, tmp_path, monkeypatch):
+def test_the_result_of_a_warm_start_is_checked_if_it_exists(check, tmp_path, monkeypatch):
     result = model_folder(tmp_path / "result", template=CHAT)
     asked = []
 
@@ -327,7 +327,7 @@ def test_the_result_of_a_warm_start_is_looked_at_once_it_is_there(check, tmp_pat
     assert "train template" in check(recipe, SUMS)
 
 
-def test_settings_that_cannot_be_read_are_no_crash(check, tmp_path):
+def test_unreadable_settings_of_a_model_are_reported(check, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "generation_config.json").write_text("[")
     findings = check(PPO, SUMS)
@@ -338,7 +338,7 @@ def test_settings_that_cannot_be_read_are_no_crash(check, tmp_path):
 # -- rewards ---------------------------------------------------------------------------------------------
 
 
-def test_gold_answers_that_the_reward_refuses(check):
+def test_gold_answers_that_the_reward_refuses_are_reported(check):
     rows = [*SUMS, {"question": "why?", "answer": "x" * 600}]
     finding = check(PPO, rows, overrides=["datasets.train.args.max_length=2000"], max_position_embeddings=4096)[
         "reward_inf reward"
@@ -348,21 +348,21 @@ def test_gold_answers_that_the_reward_refuses(check):
     assert finding.details[0].startswith("train.jsonl:10: xxx")
 
 
-def test_wrong_answers_that_the_reward_accepts(check):
+def test_wrong_answers_that_the_reward_accepts_are_reported(check):
     rows = [{"question": "half?", "answer": "1/2"}, {"question": "a half?", "answer": "0.50"}]
     finding = check(PPO, rows)["reward_inf reward"]
     assert finding.level == "warn"
     assert "train.jsonl:1: expected 1/2, accepted 0.50" in finding.details
 
 
-def test_rows_without_an_answer(check):
+def test_rows_without_an_answer_are_reported(check):
     recipe = PPO.replace("train: {type: math_prompts", "train: {type: prompt_only")
     finding = check(recipe, [{"prompt": row["question"]} for row in SUMS])["reward_inf reward"]
     assert (finding.level, finding.code) == ("FAIL", "F31")
     assert "9 of 9 rows looked at have no answer" in finding.says
 
 
-def test_shares_have_as_many_digits_as_they_need():
+def test_shares_have_one_decimal_only_near_0_and_100_percent():
     assert [share(n, 1000) for n in (0, 1, 99, 100, 500, 999, 1000)] == [
         "0 %", "0.1 %", "9.9 %", "10 %", "50 %", "99.9 %", "100 %"
     ]  # fmt: skip
@@ -377,7 +377,7 @@ def test_shares_have_as_many_digits_as_they_need():
         ("def score(response):\n    return 'good'\n", "FAIL", "is not a number"),
     ],
 )
-def test_a_function_of_the_users_is_tried_on_rows(tmp_path, monkeypatch, source, level, says):
+def test_a_reward_function_of_the_user_is_tried_on_rows(tmp_path, monkeypatch, source, level, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(source)
     reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
@@ -389,7 +389,7 @@ def test_a_function_of_the_users_is_tried_on_rows(tmp_path, monkeypatch, source,
     assert [(finding.level, says in finding.says) for finding in findings] == [(level, True)]
 
 
-def test_a_function_that_cannot_be_loaded_is_one_failure(tmp_path, monkeypatch):
+def test_a_reward_function_that_cannot_be_loaded_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def score(\n")
     reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"

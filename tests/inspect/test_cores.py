@@ -1,4 +1,4 @@
-"""How many cores a run takes: those that it may use, in a container and in a job too."""
+"""How many cores a run uses: those available to it, also in a container or a job."""
 
 import os
 
@@ -10,7 +10,7 @@ from rlcli.inspect.cores import available_cores
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine of 64 cores with given control groups: files below /sys/fs/cgroup, and our place among them."""
+    """A machine of 64 cores with given control groups: files below /sys/fs/cgroup, and the group of this process."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
 
     def make(membership, files):
@@ -36,17 +36,17 @@ def machine(tmp_path, monkeypatch):
     ("4:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
     ("0::/\n", {"cpu.max": "nonsense\n"}, 64),
 ])  # fmt: skip
-def test_the_time_that_a_control_group_has_is_a_limit(machine, membership, files, expected):
+def test_cores_are_limited_by_the_quota_of_the_control_group(machine, membership, files, expected):
     machine(membership, files)
     assert available_cores({}) == expected
 
 
 @pytest.mark.parametrize(("cores_of_task", "expected"), [("8", 8), ("128", 64), ("", 64), ("eight", 64), ("0", 1)])
-def test_what_slurm_gave_the_task_is_one_too(machine, cores_of_task, expected):
+def test_cores_are_limited_by_the_slurm_task(machine, cores_of_task, expected):
     machine("0::/\n", {})
     assert available_cores({"SLURM_CPUS_PER_TASK": cores_of_task}) == expected
 
 
-def test_it_is_never_more_than_we_may_run_on(monkeypatch):
+def test_cores_are_limited_by_the_cpu_affinity(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
     assert available_cores({}) == 1

@@ -1,4 +1,4 @@
-"""How full micro-batches are: packed by hand, by ranks and minibatches, and as `rlcli check` says it."""
+"""How full micro-batches are: compared with values worked out by hand, and as `rlcli check` reports it."""
 
 import json
 
@@ -12,7 +12,7 @@ from rlcli.recipe.resolve import load_recipe
 from rlcli.registry import load
 
 
-def test_a_step_packed_by_hand():
+def test_packing_of_a_small_step():
     packing = pack_steps([[[6], [4], [3], [5]]], capacity=10, ranks=1, minibatches=1, cut=False)
     assert (packing.micro_batches, packing.fill) == ([2], 0.9)  # 6 + 4, 5 + 3
     assert packing.figures() == {
@@ -21,13 +21,13 @@ def test_a_step_packed_by_hand():
     }  # fmt: skip
 
 
-def test_ranks_and_minibatches_are_packed_apart():
+def test_ranks_and_minibatches_are_packed_separately():
     assert pack_steps([[[5]] * 4], 10, ranks=2, minibatches=1, cut=False).micro_batches == [1, 1]
     assert pack_steps([[[5]] * 4], 10, ranks=1, minibatches=4, cut=False).micro_batches == [4]
     assert pack_steps([[[5]]], 10, ranks=2, minibatches=1, cut=False).micro_batches == [1, 1]  # one rank idles
 
 
-def test_sequences_of_a_row_stay_together_unless_they_may_part():
+def test_sequences_of_a_row_stay_together_unless_cut():
     rows = [[[6, 4], [4, 6]]]
     assert pack_steps(rows, 10, 1, 1, cut=False).micro_batches == [2]
     assert pack_steps([[[6, 6], [4, 4]]], 12, 1, 1, cut=False).micro_batches == [2]
@@ -35,7 +35,7 @@ def test_sequences_of_a_row_stay_together_unless_they_may_part():
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 4), st.integers(1, 3))
-def test_nothing_is_fuller_than_full(rows, ranks, minibatches):
+def test_fill_is_at_most_one_and_all_rows_are_packed(rows, ranks, minibatches):
     packing = pack_steps([[[length] for length in rows]], 50, ranks, minibatches, cut=False)
     assert 0 < packing.fill <= 1
     assert sum(packing.rows) == sum(rows)
@@ -66,7 +66,7 @@ def packing_of(*overrides):
     )
 
 
-def test_check_says_how_full_the_micro_batches_are(recipe):
+def test_check_reports_how_full_micro_batches_are(recipe):
     finding = packing_of()
     lengths = sorted(finding.figures[f"row_tokens_{name}"] for name in ("min", "max"))
     fill = 2 * sum(lengths) / (2 * 2 * 10)
@@ -75,7 +75,7 @@ def test_check_says_how_full_the_micro_batches_are(recipe):
     assert "2 micro-batches of a rank per step" in finding.says
     assert "in the first 2 steps" in finding.says
     assert "1 micro-batch of a rank" in packing_of("train.max_tokens_per_microbatch=1000").says
-    assert packing_of("train.max_tokens_per_microbatch=5") is None  # a row does not fit: an error of its own
+    assert packing_of("train.max_tokens_per_microbatch=5") is None  # a row that does not fit is a separate error
 
 
 def test_responses_count_with_their_full_length(monkeypatch):

@@ -1,4 +1,4 @@
-"""A recipe that asks for bfloat16 of a processor that only emulates it is warned of; nobody else is."""
+"""Requesting bfloat16 on a processor that only emulates it causes a warning; other recipes cause none."""
 
 import pytest
 
@@ -16,9 +16,9 @@ ON_CPU = "cluster.device=cpu"
     ({"avx2"}, (ASKED, "cluster.device=cuda"), []),
     ({"avx2", "avx512_bf16"}, (ASKED, ON_CPU), []),
     ({"avx2", "amx_bf16"}, (ASKED, ON_CPU), []),
-    (set(), (ASKED, ON_CPU), []),  # no Linux, or a strange one
+    (set(), (ASKED, ON_CPU), []),  # not Linux, or an unknown one
 ])  # fmt: skip
-def test_who_is_warned(monkeypatch, flags, settings, warned):
+def test_warnings_about_emulated_bfloat16(monkeypatch, flags, settings, warned):
     monkeypatch.setattr(processor, "cpu_flags", lambda: flags)
     warnings = list(slow_dtypes(load_recipe("ppo_math", settings)))
     assert [text.split(": ")[1].split()[0] for text in warnings] == warned

@@ -1,4 +1,4 @@
-"""`rlcli train` looks at some rows of each dataset before anything is started."""
+"""`rlcli train` checks some rows of each dataset before anything is started."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ def raising(error):
 
 @pytest.fixture
 def unanswered(tmp_path, monkeypatch):
-    """What makes ppo_math take rows that math_reward cannot judge."""
+    """An override that gives ppo_math rows that math_reward cannot judge."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text(64 * '{"prompt": "1+1="}\n')
     return "datasets.train={type: prompt_only, args: {path: rows.jsonl}}"
 
 
-def test_rows_that_no_reward_can_judge_end_it(unanswered):
+def test_rows_that_no_reward_can_judge_are_refused(unanswered):
     resolved = load_recipe("ppo_math", [unanswered])
     with pytest.raises(RlcliError, match="50 of 50 rows looked at have no answer") as error:
         check_before_start(resolved, None, [], warn=print)
@@ -34,7 +34,7 @@ def test_rows_that_no_reward_can_judge_end_it(unanswered):
     check_before_start(resolved, None, [])
 
 
-def test_train_looks_at_rows_unless_told_not_to(unanswered, monkeypatch, capsys):
+def test_train_checks_rows_unless_disabled(unanswered, monkeypatch, capsys):
     monkeypatch.setattr("rlcli.launch.run.with_warm_starts", raising(ResourceError("it has begun")))
     for options, code in (([], 4), (["--no-check"], 6)):
         with pytest.raises(SystemExit) as ended:

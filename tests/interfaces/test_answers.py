@@ -52,11 +52,11 @@ GSM8K_GOLDS = ("72", "10", "5", "1,450", "-3", "0", "2,125", "5600", "0.5", "18.
         ("#### " + "1" * 501, None),
     ],
 )
-def test_final_answer(text, expected):
+def test_the_final_answer_is_found(text, expected):
     assert final_answer(text) == expected
 
 
-def test_last_number_is_opt_in_and_last():
+def test_the_last_number_is_used_only_on_request_and_as_a_fallback():
     assert final_answer("we get 1,200 then -3/4 left", last_number=True) == "-3/4"
     assert final_answer("not 3 but 1,200.5 apples", last_number=True) == "1,200.5"
     assert final_answer("1,200.5 apples", last_number=True) == "1,200.5 apples"  # one value, whole
@@ -74,7 +74,7 @@ def test_last_number_is_opt_in_and_last():
         ("\\text{Monday}", "\\text{Monday}", None),
     ],
 )
-def test_gold(answer, text, value):
+def test_the_gold_answer_is_read_from_a_row(answer, text, value):
     gold = gold_of(answer)
     assert gold.text == text
     assert (gold.value.number if gold.value else None) == value
@@ -135,7 +135,7 @@ def test_golds_of_gsm8k_are_accepted(form, gold):
         (None, "7", "wrong"),
     ],
 )
-def test_judged_without_symbolic_maths(answer, expected, verdict):
+def test_answers_are_judged_without_symbolic_maths(answer, expected, verdict):
     assert judge(answer, gold_of(expected)) == verdict
 
 
@@ -149,7 +149,7 @@ def test_judged_without_symbolic_maths(answer, expected, verdict):
         ("√3/2 \\text{ cm}", "\\frac{\\sqrt{3}}{2}\\text{ cm}", ("\\sqrt3/2", "\\frac{\\sqrt{3}}{2}")),
     ],
 )
-def test_what_takes_symbolic_maths(answer, gold, compared):
+def test_answers_that_need_symbolic_maths_are_returned_as_comparisons(answer, gold, compared):
     assert judge(answer, gold_of(gold)) == Comparison(*compared)
 
 
@@ -184,7 +184,7 @@ def test_usual_golds_are_within_bounds(gold):
     assert gold_of(gold).expression is not None
 
 
-# -- laws ------------------------------------------------------------------------------------------------
+# -- properties of all answers ---------------------------------------------------------------------------
 
 WHOLE = st.integers(0, 10**12)
 PLAIN_FORMS = (
@@ -194,14 +194,14 @@ PLAIN_FORMS = (
 
 
 @given(WHOLE, st.sampled_from(PLAIN_FORMS))
-def test_a_number_reads_as_itself_in_every_form(number, form):
+def test_a_number_is_read_in_every_form(number, form):
     value = read_value(form.format(number))
     assert value is not None
     assert value.number == number
 
 
 @given(st.integers(1, 10**6), st.integers(2, 10**6))
-def test_fractions_are_their_quotient(top, bottom):
+def test_fractions_are_read_as_their_quotient(top, bottom):
     quotient = Fraction(top, bottom)
     for form in ("{}/{}", "\\frac{{{}}}{{{}}}", "\\dfrac{{{}}}{{{}}}", "{} / {} hours"):
         value = read_value(form.format(top, bottom))
@@ -213,16 +213,16 @@ def test_fractions_are_their_quotient(top, bottom):
     WHOLE,
     st.sampled_from([" ", ", ", "; ", " or ", "+", " - ", " = ", "/3/", ":", "^", " and ", "x", "!", " (", "_"]),
 )
-def test_two_numbers_are_no_value(one, other, between):
-    assume(between not in " _" or not 100 <= other < 1000 or one == 0)  # "1 200" is 1200
-    assume(between not in (" = ", " or ") or one != other)  # the same value twice is one value
-    assert read_value(f"{one}{between}{other}") is None
+def test_two_numbers_are_not_a_value(first, second, between):
+    assume(between not in " _" or not 100 <= second < 1000 or first == 0)  # "1 200" is 1200
+    assume(between not in (" = ", " or ") or first != second)  # the same value twice is one value
+    assert read_value(f"{first}{between}{second}") is None
 
 
 @given(
     WHOLE, st.sampled_from(sorted(HEDGES | NEGATIONS | (OPERATIONS - {"minus", "negative", "times"}))), st.booleans()
 )
-def test_words_that_qualify_are_refused_on_both_sides(number, word, before):
+def test_qualifying_words_before_or_after_a_number_are_refused(number, word, before):
     assert read_value(f"{word} {number}" if before else f"{number} {word}") is None
 
 
@@ -232,14 +232,14 @@ def test_a_variable_is_refused(number, letter):
 
 
 @given(st.integers(0, 999_999))
-def test_numbers_in_words(number):
-    assert number_in_words(_said(number)) == number
-    assert read_value(_said(number)).number == number
-    assert read_value(f"{_said(number)} or {_said(number + 1)}") is None
+def test_numbers_in_words_are_read(number):
+    assert number_in_words(spelled_out(number)) == number
+    assert read_value(spelled_out(number)).number == number
+    assert read_value(f"{spelled_out(number)} or {spelled_out(number + 1)}") is None
 
 
 @given(st.text(max_size=600), st.sampled_from(["5", "x+1", "Monday", "\\frac{1}{2}", "(2,3)"]))
-def test_whatever_is_written_has_a_verdict(text, gold):
+def test_any_text_gets_a_verdict(text, gold):
     for response in (f"#### {text}", f"\\boxed{{{text}}}", f"The answer is {text}.", f"<answer>{text}"):
         verdict = judge(final_answer(response), gold_of(gold))
         assert isinstance(verdict, Comparison | Verdict)
@@ -262,13 +262,13 @@ seventeen eighteen nineteen""".split()  # noqa: SIM905
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
-def _said(number):
+def spelled_out(number):
     if number >= 1000:
         rest = number % 1000
-        return f"{_said(number // 1000)} thousand" + (f" {_said(rest)}" if rest else "")
+        return f"{spelled_out(number // 1000)} thousand" + (f" {spelled_out(rest)}" if rest else "")
     if number >= 100:
         rest = number % 100
-        return f"{ONES[number // 100]} hundred" + (f" and {_said(rest)}" if rest else "")
+        return f"{ONES[number // 100]} hundred" + (f" and {spelled_out(rest)}" if rest else "")
     if number >= 20:
         return TENS[number // 10 - 2] + (f"-{ONES[number % 10]}" if number % 10 else "")
     return ONES[number]

@@ -22,7 +22,7 @@ class TestContract(InterfaceContract):
     args = {"minibatches": 2}
 
 
-class TestContractOfAllRightOnes(InterfaceContract):
+class TestContractOfAllRightResponses(InterfaceContract):
     name = "best_of_n"
     args = {"keep": "solved", "minibatches": 1}
 
@@ -35,16 +35,16 @@ def rollout(rewards, solved=None):
     return data
 
 
-def only(data, places):
-    """The responses at these places of the whole batch, as a batch of one response to each prompt or none."""
+def only(data, indices):
+    """The responses with these indices, as a batch of one response to each prompt or none."""
     tokens = data.data["packed_input_ids"].split(data.flat_seqlens("packed_input_ids"))
     masks = data.data["prompt_mask"].split(data.flat_seqlens("prompt_mask"))
     return SequenceSample.from_default(
-        ids=[f"r{place}" for place in places],
-        seqlens={key: [[len(tokens[place])] for place in places] for key in ("packed_input_ids", "prompt_mask")},
+        ids=[f"r{index}" for index in indices],
+        seqlens={key: [[len(tokens[index])] for index in indices] for key in ("packed_input_ids", "prompt_mask")},
         data={
-            "packed_input_ids": torch.cat([tokens[place] for place in places]),
-            "prompt_mask": torch.cat([masks[place] for place in places]),
+            "packed_input_ids": torch.cat([tokens[index] for index in indices]),
+            "prompt_mask": torch.cat([masks[index] for index in indices]),
         },
     )
 
@@ -57,7 +57,7 @@ def learned(data, **settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "rewards", "solved", "places"),
+    ("settings", "rewards", "solved", "indices"),
     [
         ({}, [0.0, 2.0, 1.0, 0.5, 1.0, 0.0, 3.0, 0.0], None, [1, 6]),
         ({}, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], None, [1, 5]),  # of equals the shorter, then the earlier
@@ -68,20 +68,20 @@ def learned(data, **settings):
         ({"best": 9}, [0.0] * 8, None, range(8)),
     ],
 )
-def test_loss_and_gradient_are_those_of_sft_on_the_chosen_ones(settings, rewards, solved, places):
+def test_loss_and_gradient_are_those_of_sft_on_the_chosen_responses(settings, rewards, solved, indices):
     """loss and gradient are those of sft on the chosen responses"""
     data, model = rollout(rewards, solved), tiny_model()
     stats, gradient = learned(data, **settings)
-    expected = SFTInterface().train_step(model, only(data, list(places)), SPEC)
+    expected = SFTInterface().train_step(model, only(data, list(indices)), SPEC)
     assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-6)
-    for name, wanted in model.module.gradient.items():
-        torch.testing.assert_close(gradient[name], wanted, atol=1e-9, rtol=1e-6)
-    assert stats["kept_fraction"] == pytest.approx(len(places) / 8)
-    assert stats["kept_reward"] == pytest.approx(sum(rewards[place] for place in places) / len(places))
-    assert stats["prompts_without"] == (0.5 if all(place < 4 for place in places) or places == [6] else 0)
+    for name, expected_gradient in model.module.gradient.items():
+        torch.testing.assert_close(gradient[name], expected_gradient, atol=1e-9, rtol=1e-6)
+    assert stats["kept_fraction"] == pytest.approx(len(indices) / 8)
+    assert stats["kept_reward"] == pytest.approx(sum(rewards[index] for index in indices) / len(indices))
+    assert stats["prompts_without"] == (0.5 if all(index < 4 for index in indices) or indices == [6] else 0)
 
 
-def test_without_a_right_response_nothing_is_learned():
+def test_nothing_is_learned_without_a_right_response():
     """a step without a right response changes nothing"""
     stats, _ = learned(rollout([0.0] * 8), keep="solved")
     assert stats["update_skipped"] == 1

@@ -1,4 +1,4 @@
-"""Programs against tests: what passes, and what hostile programs try in vain."""
+"""Programs against tests: which pass, and attacks of hostile programs that fail."""
 
 import logging
 import os
@@ -52,7 +52,7 @@ class TestContract(InterfaceContract):
 
     @pytest.fixture
     def inference_batches(self, tokenizer):
-        def made(lengths=PAIRS, seed=0):
+        def make(lengths=PAIRS, seed=0):
             texts = [fenced(ADD), fenced(ADD.replace("+", "*")), "None.", fenced("def add(a, b): return 3")]
             rows = [
                 ("Add!", [texts[(seed + sample + number) % 4] for number in range(len(group))])
@@ -62,7 +62,7 @@ class TestContract(InterfaceContract):
             batch.metadata["tests"] = [ADDS if number % 2 else ADDS[:1] for number in range(len(rows))]
             return batch
 
-        return made
+        return make
 
 
 def fenced(program):
@@ -71,33 +71,34 @@ def fenced(program):
 
 def batch(groups, tests, **metadata):
     tokenizer = byte_tokenizer()
-    made = text_batch(tokenizer, [("Write a program.", group) for group in groups], ["?"] * len(groups))
-    made.metadata |= {"tests": tests, **metadata}
-    return Model("reward", None, tokenizer, torch.device("cpu")), made
+    data = text_batch(tokenizer, [("Write a program.", group) for group in groups], ["?"] * len(groups))
+    data.metadata |= {"tests": tests, **metadata}
+    return Model("reward", None, tokenizer, torch.device("cpu")), data
 
 
 @pytest.fixture(scope="module")
 def judge():
     """One interface for all tests, as its processes stay."""
-    made = {}
+    interfaces = {}
 
     def score(programs, tests, responses=None, entry_point=None, metadata=False, **args):
         """The rewards of programs that are all for one row."""
         key = str(args)
-        if key not in made:
-            made[key] = CodeRewardInterface(**{"cpu_s": 1, "wall_s": 10.0, **args})
-        texts = responses if responses is not None else [fenced(textwrap.dedent(one)) for one in programs]
+        if key not in interfaces:
+            interfaces[key] = CodeRewardInterface(**{"cpu_s": 1, "wall_s": 10.0, **args})
+        texts = responses if responses is not None else [fenced(textwrap.dedent(program)) for program in programs]
         model, data = batch([texts], [tests], entry_point=[entry_point])
-        out = made[key].inference(model, data, SPEC)
-        assert out.data["solved"].tolist() == [one == made[key].correct_reward for one in out.data["rewards"].tolist()]
-        return (out.data["rewards"].tolist(), out.metadata) if metadata else out.data["rewards"].tolist()
+        out = interfaces[key].inference(model, data, SPEC)
+        rewards = out.data["rewards"].tolist()
+        assert out.data["solved"].tolist() == [reward == interfaces[key].correct_reward for reward in rewards]
+        return (rewards, out.metadata) if metadata else rewards
 
     yield score
-    for one in made.values():
-        one.pool.close()
+    for interface in interfaces.values():
+        interface.pool.close()
 
 
-def test_programs_that_read_and_write(judge):
+def test_programs_are_tested_by_input_and_output(judge):
     programs = [
         SUM,
         "print(3)",
@@ -110,7 +111,7 @@ def test_programs_that_read_and_write(judge):
     assert judge(programs, SUMS, score="share", wrong_reward=-1.0, correct_reward=3.0) == [3, 1, 3, -1, -1, -1]
 
 
-def test_output_counts_as_a_whole(judge):
+def test_output_must_match_completely(judge):
     tests = [{"input": "", "output": "1\n2\n"}]
     programs = [
         "print(1); print(2)",
@@ -122,7 +123,7 @@ def test_output_counts_as_a_whole(judge):
     assert judge(programs, tests) == [1, 0, 0, 0, 0]
 
 
-def test_functions(judge):
+def test_functions_are_tested_by_assertions(judge):
     wrong = "def add(a, b):\n    return 3"
     assert judge([ADD, wrong, "x = 1", "def add(a, b): raise ValueError"], ADDS) == [1, 0, 0, 0]
     assert judge([ADD, wrong], ADDS, score="share") == [1.0, 0.5]
@@ -130,11 +131,11 @@ def test_functions(judge):
 
 
 @pytest.mark.parametrize(("program", "test"), USES)
-def test_what_tests_can_do_with_a_program(judge, program, test):
+def test_tests_can_use_a_program_in_many_ways(judge, program, test):
     assert judge([program], [test]) == [1]
 
 
-def test_an_entry_point(judge):
+def test_only_the_entry_point_comes_from_the_program(judge):
     check = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert add(1, 1) == 2"
     assert judge([ADD, ADD.replace("+", "-"), "def sub(a, b): return a + b"], check, entry_point="add") == [1, 0, 0]
     method = "class Solution:\n    def add(self, a, b): return a + b"
@@ -147,7 +148,7 @@ def test_an_entry_point(judge):
     )
 
 
-def test_which_part_of_a_response_is_the_program(judge):
+def test_the_program_is_extracted_from_a_response(judge):
     two = f"```\nprint(1)\n```\nBetter:\n```py\n{SUM}```\n"
     assert judge(None, SUMS, [two, two + "```py\nprint(2", SUM, "", "``` ```", "```python\n```"]) == [1, 1, 0, 0, 0, 0]
     assert judge(None, SUMS, [two], program="first_block") == [0]
@@ -155,7 +156,7 @@ def test_which_part_of_a_response_is_the_program(judge):
 
 
 def test_hostile_programs_never_score(judge):
-    """Not one of many tests, in whatever way it compares; and the run goes on."""
+    """Not in a single test, however it compares; and the run continues."""
     with_limit = ["answers without end"]
     rewards, metadata = judge(list(HOSTILE.values()), TESTS, score="share", metadata=True)
     assert dict(zip(HOSTILE, rewards, strict=True)) == dict.fromkeys(HOSTILE, 0.0)
@@ -164,22 +165,22 @@ def test_hostile_programs_never_score(judge):
     assert judge([ADD], ADDS, score="share") == [1.0]
 
 
-def test_names_that_python_looks_up_are_never_the_programs(judge):
+def test_builtin_names_never_come_from_the_program(judge):
     for names in [CLAIMED, *([name] for name in CLAIMED)]:
         assert judge([CLAIMS.format(names=names)], BUILTIN_TESTS, score="share") == [0], names
 
 
-def test_tests_whose_process_fails_are_not_passed(judge):
+def test_tests_whose_process_fails_are_not_counted_as_passed(judge):
     test = "import atexit, os\natexit.register(os._exit, 3)\nassert add(1, 2) == 3"
     assert judge([ADD], [test]) == [0]
 
 
 @pytest.mark.parametrize(("program", "test"), UNKNOWING)
-def test_a_program_that_does_not_know_the_answer_does_not_pass(judge, program, test):
+def test_a_program_without_the_answer_does_not_pass(judge, program, test):
     assert judge([program], [test], wall_s=3.0) == [0]
 
 
-def test_greedy_programs_are_ended_with_all_that_they_started(judge):
+def test_greedy_programs_are_ended_with_their_child_processes(judge):
     before, began = processes(), time.monotonic()
     rewards, metadata = judge(
         list(GREEDY.values()), [{"input": "", "output": "3"}], wall_s=1.0, workers=4, metadata=True
@@ -195,18 +196,18 @@ def test_greedy_programs_are_ended_with_all_that_they_started(judge):
 
 
 def processes():
-    """Those at work on a program."""
-    found = set()
+    """The processes that are running a program."""
+    processes = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                found |= {pid} if b"program.py" in file.read() else set()
+                processes |= {pid} if b"program.py" in file.read() else set()
         except OSError:
             continue
-    return found
+    return processes
 
 
-def test_limits_are_counted_and_shown(judge, caplog):
+def test_programs_that_hit_a_limit_are_counted_and_reported(judge, caplog):
     with caplog.at_level(logging.WARNING):
         rewards, metadata = judge(["while True: pass", SUM], SUMS[:1], metadata=True)
     assert (rewards, metadata) == ([0, 1], {"reward_limits": [0.5], "reward_errors": [0.0]})
@@ -267,7 +268,7 @@ def test_the_sandbox_takes_no_privileges(tmp_path_factory):
     assert done.stdout.strip() == "65534 ['program.py'] False", done.stderr
 
 
-def test_one_program_sees_nothing_of_another(judge):
+def test_programs_do_not_see_files_of_each_other(judge):
     program = "import os\nprint(sorted(os.listdir('.')), os.listdir('/work'), sep='')\nopen('mark', 'w').write('x')"
     tests = [{"input": str(n), "output": "['program.py']['program.py']"} for n in range(3)]
     assert judge([program], tests) == [1]
@@ -285,7 +286,7 @@ def test_equal_programs_run_once(judge, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tests", "what"),
+    ("tests", "message"),
     [
         (None, "sample s0 has no tests"),
         ([], "sample s0 has no tests"),
@@ -294,14 +295,14 @@ def test_equal_programs_run_once(judge, monkeypatch):
         (["  "], "entry 1 of the tests"),
     ],
 )
-def test_rows_without_tests_are_refused(tests, what):
+def test_rows_without_tests_are_refused(tests, message):
     model, data = batch([["x"]], [tests])
-    with pytest.raises(DataError, match=what) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         CodeRewardInterface().inference(model, data, SPEC)
     assert caught.value.code == "F31"
 
 
-def test_another_field_of_the_row():
+def test_tests_can_come_from_another_field_of_the_row():
     model, data = batch([[fenced(ADD)]], [None], my_tests=[ADDS])
     interface = CodeRewardInterface(tests_key="my_tests", workers=1)
     assert interface.inference(model, data, SPEC).data["rewards"].tolist() == [1.0]
@@ -310,7 +311,7 @@ def test_another_field_of_the_row():
 
 @pytest.mark.parametrize("name", ["unshare", "mount", "pivot_root"])
 def test_without_isolation_the_run_is_refused(tmp_path, name):
-    """Unless the user names what is left."""
+    """Unless the user asks for limits alone."""
     model, data = batch([[fenced(SUM)]], [SUMS])
     interface = CodeRewardInterface(workers=1)
     interface.pool._command = [sys.executable, "-P", "-c", BROKEN.format(name=name)]
@@ -326,7 +327,7 @@ def test_without_isolation_the_run_is_refused(tmp_path, name):
         weaker.pool.close()
 
 
-def test_limits_alone_still_limit(judge, tmp_path):
+def test_isolation_by_limits_still_enforces_limits(judge, tmp_path):
     programs = [
         SUM,
         "while True: pass",
@@ -337,7 +338,7 @@ def test_limits_alone_still_limit(judge, tmp_path):
     assert judge([ADD, ADD.replace("+", "-")], ADDS, isolation="limits") == [1, 0]
 
 
-def test_a_program_that_could_not_be_run_is_an_error_of_the_component(judge):
+def test_a_program_that_could_not_be_run_is_reported_as_an_error(judge):
     interface = CodeRewardInterface(workers=1)
     tried = []
 
@@ -355,12 +356,12 @@ def test_a_program_that_could_not_be_run_is_an_error_of_the_component(judge):
 
 
 @pytest.mark.parametrize("args", [{"correct_reward": 0.0}, {"cpu_s": 0}, {"processes": 0}])
-def test_arguments_that_do_not_fit(args):
+def test_invalid_arguments_are_refused(args):
     with pytest.raises(ValueError, match="must be"):
         CodeRewardInterface(**args)
 
 
-def test_where_the_sandbox_looks():
+def test_the_sandbox_does_not_show_home_or_temporary_folders():
     assert _sandbox.PYTHON.startswith("/")
     assert not any(path.startswith(("/home", "/tmp", "/root/.ssh")) for path in _sandbox.VISIBLE[:-1])
 
@@ -379,7 +380,7 @@ def test_programs_that_sleep_do_not_exceed_the_deadline_of_a_call(caplog):
     interface.pool.close()
 
 
-def test_programs_that_a_call_has_no_time_for_are_counted(caplog):
+def test_programs_without_time_left_in_a_call_are_counted(caplog):
     interface = CodeRewardInterface(workers=1)
     model, data = batch([[fenced(f"print({number})") for number in range(40)]], [SUMS[:1]])
     model.call_deadline = 0.0
@@ -390,7 +391,7 @@ def test_programs_that_a_call_has_no_time_for_are_counted(caplog):
     interface.pool.close()
 
 
-def test_the_deadline_of_a_call_is_that_of_the_recipe():
+def test_the_deadline_of_a_call_comes_from_the_recipe():
     from rlcli.recipe.resolve import load_recipe
     from rlcli.runtime.roles import describe_role
 

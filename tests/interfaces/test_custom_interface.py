@@ -26,7 +26,7 @@ def custom(tmp_path, monkeypatch):
     return registered("interfaces")["custom"]
 
 
-def test_it_trains_and_saves(custom, rollout, tmp_path):
+def test_the_documented_interface_trains_and_saves(custom, rollout, tmp_path):
     lengths = rollout.seqlens["packed_logprobs"]
     mask = torch.rand(sum(map(sum, lengths)), generator=torch.Generator().manual_seed(0)) < 0.5
     data = SequenceSample.from_default(

@@ -19,7 +19,7 @@ class TestContract(InterfaceContract):
     args = {"minibatches": 1}
 
 
-def test_the_expected_gradient_of_a_sampled_token_is_that_of_the_whole_distribution():
+def test_the_expected_gradient_of_a_sampled_token_is_that_of_the_full_kl():
     """over a softmax of five tokens: sum of p · gradient of the sampled term = gradient of the KL"""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -36,7 +36,7 @@ def test_the_expected_gradient_of_a_sampled_token_is_that_of_the_whole_distribut
     assert float(full) == pytest.approx(float(by_hand))
 
 
-def test_tokens_of_an_older_policy_are_weighed():
+def test_tokens_of_an_older_policy_are_weighted_by_the_ratio():
     """with w = p / p_sampled the expectation over the older policy is the same, up to the cap"""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -59,12 +59,12 @@ def rollout():
     student, teacher = (distributions(TinyLM(seed=seed), data) for seed in (0, 7))
     following = torch.cat([t[1:] for t in data.data["packed_input_ids"].split(lengths)])
     rows = [[n - 1 for n in group] for group in data.seqlens["packed_input_ids"]]
-    more = {
+    columns = {
         "packed_logprobs": student.gather(1, following[:, None])[:, 0],
         "packed_ref_logprobs": teacher.gather(1, following[:, None])[:, 0],
         "teacher_distributions": teacher,
     }
-    data.update_(SequenceSample.from_default(ids=data.ids, seqlens=dict.fromkeys(more, rows), data=more))
+    data.update_(SequenceSample.from_default(ids=data.ids, seqlens=dict.fromkeys(columns, rows), data=columns))
     return data
 
 
@@ -98,7 +98,7 @@ def test_the_full_loss_is_the_mean_kl_of_response_tokens(rollout):
         torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-5)
 
 
-def test_the_sampled_loss_by_hand(rollout):
+def test_the_sampled_loss_is_half_the_squared_log_ratio(rollout):
     """with estimator: sampled, the gradient is that of half the squared log-ratio, per response token"""
     model = tiny_model()
     stats = DistillInterface(minibatches=1).train_step(model, rollout, SPEC)
@@ -130,7 +130,7 @@ def test_the_temperature_divides_the_students_logits(rollout, estimator):
     assert stats["reverse_kl"] == pytest.approx(float(expected[mask].mean()), rel=1e-5)
 
 
-def test_a_teacher_that_is_the_student_teaches_nothing(rollout):
+def test_a_student_equal_to_its_teacher_has_no_gradient(rollout):
     """a student that is its own teacher has no gradient"""
     for estimator in ("sampled", "full"):
         data, model = rollout.select(rollout.keys), tiny_model()
@@ -141,7 +141,7 @@ def test_a_teacher_that_is_the_student_teaches_nothing(rollout):
         assert stats["grad_norm"] == pytest.approx(0, abs=1e-4)
 
 
-def test_the_teachers_distributions(rollout):
+def test_inference_gives_the_log_probs_of_all_next_tokens(rollout):
     """inference gives the log-probs of all next tokens"""
-    made = DistillInterface().inference(tiny_model(), rollout.select(["packed_input_ids"]), SPEC)
-    torch.testing.assert_close(made.data["teacher_distributions"], distributions(TinyLM(), rollout).float())
+    output = DistillInterface().inference(tiny_model(), rollout.select(["packed_input_ids"]), SPEC)
+    torch.testing.assert_close(output.data["teacher_distributions"], distributions(TinyLM(), rollout).float())

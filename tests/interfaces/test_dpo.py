@@ -1,4 +1,4 @@
-"""DPO and its relatives, written out one token at a time; `InterfaceContract` has what holds for any interface."""
+"""DPO and its relatives, written out one token at a time; `InterfaceContract` checks what holds for any interface."""
 
 import pytest
 import torch
@@ -48,8 +48,8 @@ def sequences_by_hand(module, data):
         for n in lengths:
             scores = TinyOutput(module, tokens[start : start + n], [n]).logits.log_softmax(-1)
             answer = [t for t in range(1, n) if not prompt[start + t]]
-            own = [scores[t - 1, tokens[start + t]] for t in answer]
-            rows.append((own, [reference[action + t - 1].double() for t in answer]))
+            logprobs = [scores[t - 1, tokens[start + t]] for t in answer]
+            rows.append((logprobs, [reference[action + t - 1].double() for t in answer]))
             start, action = start + n, action + n - 1
         samples.append(rows)
     return samples
@@ -58,10 +58,10 @@ def sequences_by_hand(module, data):
 def pair_loss(args, chosen, rejected):
     """Of two sequences as above."""
     sides = []
-    for own, reference in (chosen, rejected):
-        score = sum(own, torch.zeros((), dtype=torch.float64))
+    for logprobs, reference in (chosen, rejected):
+        score = sum(logprobs, torch.zeros((), dtype=torch.float64))
         score = score if args.reference_free else score - sum(reference)
-        sides.append(score / max(1, len(own)) if args.length_normalized else score)
+        sides.append(score / max(1, len(logprobs)) if args.length_normalized else score)
     lead, share = sides[0] - sides[1], args.label_smoothing
     right, wrong = (torch.sigmoid(sign * (args.beta * lead - args.gamma)).log() for sign in (1, -1))
     return (
@@ -118,13 +118,13 @@ def test_log_probs_are_reported_as_sums_over_answers(pairs):
     model = tiny_model()
     with torch.no_grad():
         rows = [row for sample in sequences_by_hand(model.module.model, pairs) for row in sample]
-    sums = [float(sum(own)) for own, _ in rows]
+    sums = [float(sum(logprobs)) for logprobs, _ in rows]
     stats = DPOInterface().train_step(model, pairs, SPEC)
     assert stats["chosen_logprob"] == pytest.approx(sum(sums[::2]) / 5)  # the sixth pair has no token
     assert stats["rejected_logprob"] == pytest.approx(sum(sums[1::2]) / 5)
 
 
-def test_before_any_update_the_policy_is_its_reference(pairs):
+def test_a_policy_equal_to_its_reference_has_margin_0(pairs):
     """a policy equal to its reference has margin 0, accuracy 1/2"""
     model = tiny_model()
     lengths = pairs.flat_seqlens("packed_input_ids")
@@ -137,20 +137,20 @@ def test_before_any_update_the_policy_is_its_reference(pairs):
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "token"])
-def test_evaluation_is_the_same_loss_however_it_is_cut(pairs, aggregation):
+def test_evaluation_gives_the_training_loss_for_any_batches(pairs, aggregation):
     """evaluation reports what training would, over all batches"""
     args = DPOInterface(nll_coef=0.5, nll_aggregation=aggregation, pair_aggregation="prompt")
     model = tiny_model()
-    found = args.evaluate(model, [pairs.select_indices([0, 3]), pairs.select_indices([1]), pairs.select_indices([2])])
+    evaluation = args.evaluate(model, [pairs.select_indices(indices) for indices in ([0, 3], [1], [2])])
     loss, weight, chosen, rejected, accuracy = by_hand(args, model.module.model, pairs)
-    assert found["loss"] == pytest.approx(float(loss.detach()), rel=1e-6)
-    assert found["margin"] == pytest.approx(chosen - rejected, rel=1e-5)
-    assert (found["accuracy"], found["prompts"]) == pytest.approx((accuracy, weight))
+    assert evaluation["loss"] == pytest.approx(float(loss.detach()), rel=1e-6)
+    assert evaluation["margin"] == pytest.approx(chosen - rejected, rel=1e-5)
+    assert (evaluation["accuracy"], evaluation["prompts"]) == pytest.approx((accuracy, weight))
     assert args.evaluate(model, [])["prompts"] == 0
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "token"])
-def test_uneven_shares_of_ranks_and_micro_batches_change_no_gradient(pairs, aggregation):
+def test_uneven_ranks_and_micro_batches_change_no_gradient(pairs, aggregation):
     """ranks with unequal numbers of pairs and tokens change nothing"""
     settings = {"nll_coef": 0.5, "nll_aggregation": aggregation, "pair_aggregation": "prompt"}
     alone, ranks = tiny_model(), TinyRanks(3)
@@ -167,7 +167,7 @@ def test_uneven_shares_of_ranks_and_micro_batches_change_no_gradient(pairs, aggr
 
 
 @pytest.mark.parametrize(
-    ("settings", "what"),
+    ("settings", "message"),
     [
         ({"loss": "orpo"}, "loss is 'orpo'; it must be one of sigmoid, ipo, hinge, robust"),
         ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing has no effect with loss: ipo"),
@@ -177,7 +177,7 @@ def test_uneven_shares_of_ranks_and_micro_batches_change_no_gradient(pairs, aggr
         ({"pair_aggregation": "token"}, "pair_aggregation is 'token'; it must be one of pair, prompt"),
     ],
 )
-def test_settings_that_say_nothing_are_refused(settings, what):
+def test_settings_without_an_effect_are_refused(settings, message):
     """settings without a meaning are refused"""
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ValueError, match=message):
         DPOInterface(**settings)

@@ -1,4 +1,4 @@
-"""A user's function as the reward: what it is given, and what becomes of a function that fails."""
+"""A user's function as the reward: the arguments it receives, and what happens when it fails."""
 
 import contextlib
 import itertools
@@ -21,7 +21,6 @@ from rlcli.testing.interface import InterfaceContract
 
 SPEC = MicroBatchSpec()
 LENGTHS = [[(2, 3), (2, 1)], [(1, 2)], [(3, 4), (3, 0)]]
-FIVE = ["s0, response 1 of 2", "s0, response 2 of 2", "s1", "s2, response 1 of 2", "s2, response 2 of 2"]
 
 
 class TestContract(InterfaceContract):
@@ -71,30 +70,30 @@ def texts(data):
     return [(decode(ids[mask], True), decode(ids[~mask], True)) for ids, mask in zip(*pieces, strict=True)]
 
 
-def test_it_is_given_prompt_response_and_row(reward):
+def test_the_function_receives_prompt_response_and_row(reward):
     data = batch(task=["add", "add", "multiply"], level=[1, 2, [3, {"a": None}]])
     body = """
         assert sorted(row) == ["answer", "level", "prompt", "task"], sorted(row)
         said = repr((row["prompt"], response, row["task"], row["level"]))
         return sum(ord(c) * (i + 1) for i, c in enumerate(said))
     """
-    found = run(reward(body), data)
+    output = run(reward(body), data)
     rows = [("add", 1), ("add", 1), ("add", 2), ("multiply", [3, {"a": None}]), ("multiply", [3, {"a": None}])]
-    said = [repr((*pair, *row)) for pair, row in zip(texts(data), rows, strict=True)]
-    expected = [sum(ord(c) * (i + 1) for i, c in enumerate(one)) for one in said]
-    assert found.data["rewards"].tolist() == expected
-    assert found.data["rewards"].dtype == torch.float32
-    assert found.seqlens["rewards"] == [[1, 1], [1], [1, 1]]
-    assert found.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 0, 0]}
+    texts_seen = [repr((*pair, *row)) for pair, row in zip(texts(data), rows, strict=True)]
+    expected = [sum(ord(c) * (i + 1) for i, c in enumerate(one)) for one in texts_seen]
+    assert output.data["rewards"].tolist() == expected
+    assert output.data["rewards"].dtype == torch.float32
+    assert output.seqlens["rewards"] == [[1, 1], [1], [1, 1]]
+    assert output.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 0, 0]}
 
 
-def test_it_is_given_only_what_it_names(reward):
+def test_the_function_receives_only_the_parameters_it_names(reward):
     head = "def score(level, response, *, bonus=0.5, nothing=None):"
-    found = run(reward("return level + bonus", head), batch(level=[1, 2, 3]))
-    assert found.data["rewards"].tolist() == [1.5, 1.5, 2.5, 3.5, 3.5]
+    output = run(reward("return level + bonus", head), batch(level=[1, 2, 3]))
+    assert output.data["rewards"].tolist() == [1.5, 1.5, 2.5, 3.5, 3.5]
 
 
-def test_a_field_that_rows_do_not_have(reward):
+def test_a_parameter_that_rows_do_not_have_is_refused(reward):
     with pytest.raises(DataError, match=r"score of my_reward.py takes solution, which the rows do not have") as caught:
         run(reward("return 1", "def score(response, solution):"))
     assert caught.value.hint == "they have answer, prompt, response"
@@ -113,7 +112,7 @@ def test_a_field_that_rows_do_not_have(reward):
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
     ],
 )
-def test_an_exception_ends_the_run_and_is_shown(reward, tmp_path, body, message):
+def test_an_exception_ends_the_run_and_is_reported(reward, tmp_path, body, message):
     with pytest.raises(ProjectError, match=f"(?s)score of my_reward.py {message}") as caught:
         run(reward(body))
     assert caught.value.code == "F51"
@@ -121,12 +120,12 @@ def test_an_exception_ends_the_run_and_is_shown(reward, tmp_path, body, message)
     assert caught.value.where.startswith(f"{tmp_path}/my_reward.py:2") or "returned" in message
 
 
-def test_few_exceptions_are_counted_and_shown(reward, caplog):
+def test_a_small_share_of_exceptions_is_counted_and_reported(reward, caplog):
     data = batch(bad=[False, True, False])
     with caplog.at_level(logging.WARNING):
-        found = run(reward("return 1 / (not row['bad'])", error_reward=-3.0, max_error_fraction=0.2), data)
-    assert found.data["rewards"].tolist() == [1.0, 1.0, -3.0, 1.0, 1.0]
-    assert found.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 1, 0]}
+        output = run(reward("return 1 / (not row['bad'])", error_reward=-3.0, max_error_fraction=0.2), data)
+    assert output.data["rewards"].tolist() == [1.0, 1.0, -3.0, 1.0, 1.0]
+    assert output.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 1, 0]}
     assert "1 of 5 scores could not be computed; first, sample s1: " in caplog.text
     assert "ZeroDivisionError: division by zero" in caplog.text
     assert "line 2, in score" in caplog.text
@@ -174,7 +173,7 @@ def score(response, **row):
 """
 
 
-def test_an_exception_is_tried_once_more_in_another_process(reward, witness):
+def test_a_failed_call_is_tried_once_more_in_another_process(reward, witness):
     """The second try succeeds; a third one is never made."""
     body = """
         tries = report(row["place"])
@@ -193,29 +192,29 @@ def test_an_exception_is_tried_once_more_in_another_process(reward, witness):
 def test_processor_time_is_a_limit_of_the_response(reward, caplog):
     body = "while row['slow']: pass\nreturn 1"
     with caplog.at_level(logging.WARNING):
-        found = run(reward(body, cpu_s=0.3, limit_reward=-1.0), batch(slow=[False, True, False]))
-    assert found.data["rewards"].tolist() == [1.0, 1.0, -1.0, 1.0, 1.0]
-    assert found.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
+        output = run(reward(body, cpu_s=0.3, limit_reward=-1.0), batch(slow=[False, True, False]))
+    assert output.data["rewards"].tolist() == [1.0, 1.0, -1.0, 1.0, 1.0]
+    assert output.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
     assert "1 of 5 responses hit a limit; first, sample s1: score of my_reward.py used up 0.3 s of" in caplog.text
 
 
 def test_memory_is_a_limit_of_the_response(reward, caplog):
     with caplog.at_level(logging.WARNING):
-        found = run(reward("return len(bytearray(row['bytes'])) > 0", memory_gib=0.5), batch(bytes=[1, 1 << 30, 1]))
-    assert found.data["rewards"].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
-    assert found.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
+        output = run(reward("return len(bytearray(row['bytes'])) > 0", memory_gib=0.5), batch(bytes=[1, 1 << 30, 1]))
+    assert output.data["rewards"].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
+    assert output.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
     assert "used up 0.5 GiB of memory" in caplog.text
 
 
-def test_memory_that_earlier_calls_kept_is_no_fault_of_a_response(reward):
-    """A function that leaks gets fresh processes."""
+def test_memory_kept_by_earlier_calls_does_not_count_for_a_response(reward):
+    """A function that leaks memory gets fresh processes."""
     head = "kept = []\ndef score(response, **row):"
-    found = run(reward("kept.append(bytearray(200 << 20))\nreturn 1", head, memory_gib=0.6), batch())
-    assert found.data["rewards"].tolist() == [1.0] * 5
-    assert found.metadata["reward_limits"] == [0, 0, 0]
+    output = run(reward("kept.append(bytearray(200 << 20))\nreturn 1", head, memory_gib=0.6), batch())
+    assert output.data["rewards"].tolist() == [1.0] * 5
+    assert output.metadata["reward_limits"] == [0, 0, 0]
 
 
-def test_a_hang_is_an_error_and_no_score(reward):
+def test_a_hang_is_an_error_and_not_a_score(reward):
     begun = time.monotonic()
     with pytest.raises(WorkerError, match=r"it neither answered nor used the processor in 0.5 s"):
         run(reward("import time\ntime.sleep(1000 if row['slow'] else 0)\nreturn 1", hang_s=0.5),
@@ -223,15 +222,15 @@ def test_a_hang_is_an_error_and_no_score(reward):
     assert time.monotonic() - begun < 30
 
 
-def test_a_function_that_works_for_long_does_not_hang(reward, monkeypatch):
-    """`hang_s` is of a process that does nothing: a busy machine makes no error of a slow function."""
+def test_a_slow_function_is_not_treated_as_hanging(reward, monkeypatch):
+    """`hang_s` applies to an idle process: a busy machine does not turn a slow function into an error."""
     used = itertools.count()
     monkeypatch.setattr("rlcli.interfaces.rewards._worker_pool._cpu_seconds", lambda _: next(used) / 100)
     interface = reward("import time\ntime.sleep(1)\nreturn 1", hang_s=0.2)
     assert run(interface, batch().select_indices([1])).data["rewards"].tolist() == [1.0]
 
 
-def test_a_function_that_ends_its_process(reward):
+def test_a_function_that_ends_its_process_is_an_error(reward):
     with pytest.raises(WorkerError, match="its process ended while the function ran") as caught:
         run(reward("import os\nos._exit(0)"))
     assert caught.value.code == "F52"
@@ -239,7 +238,7 @@ def test_a_function_that_ends_its_process(reward):
 
 @pytest.mark.parametrize("end", ["while True: pass", "return 1", "os._exit(3)", "time.sleep(60)"])
 @pytest.mark.parametrize("session", ["False", "True"])
-def test_what_it_started_ends_with_its_call(reward, witness, end, session):
+def test_processes_started_by_a_call_end_with_it(reward, witness, end, session):
     """Whether the call returns, reaches its limit, exits or hangs; also a child with its own session."""
     body = f"""
         import subprocess, time
@@ -264,7 +263,7 @@ def test_what_it_started_ends_with_its_call(reward, witness, end, session):
         "subprocess.run(['rm', 'kept'], check=True)", "os.mkfifo('new')", "shutil.copy('kept', 'new')",
     ],
 )  # fmt: skip
-def test_it_writes_creates_and_removes_no_files(reward, tmp_path, attempt):
+def test_the_function_cannot_write_create_or_remove_files(reward, tmp_path, attempt):
     (tmp_path / "kept").write_text("content")
     body = f"""
         import os, shutil, subprocess
@@ -278,8 +277,8 @@ def test_it_writes_creates_and_removes_no_files(reward, tmp_path, attempt):
     assert (tmp_path / "kept").read_text() == "content"
 
 
-def test_nothing_that_a_call_changes_reaches_the_next(reward):
-    """Whoever scores a response, and in whatever order, sees what was loaded."""
+def test_changes_made_by_a_call_do_not_reach_the_next(reward):
+    """Every call, in any order, starts from the state after loading."""
     head = "import builtins, os, sys\ncalls = []\ndef score(response, **row):"
     body = """
         calls.append(response)
@@ -320,13 +319,13 @@ def test_output_to_a_stray_descriptor_is_an_error_of_the_function(reward, noise,
     assert caught.value.code == "F52"
 
 
-def test_output_to_a_stray_descriptor_while_the_file_is_loaded(reward):
+def test_output_to_a_stray_descriptor_during_loading_is_an_error(reward):
     head = STRAY.format(noise=b"noise\n", end="def score():")
     with pytest.raises(WorkerError, match="did not start, 3 times in a row: it wrote to the descriptor of its replies"):
         run(reward("return 1", head))
 
 
-def test_functions_that_work_for_long_do_not_exceed_the_deadline_of_a_call(reward):
+def test_slow_functions_do_not_exceed_the_deadline_of_a_call(reward):
     model = Model("reward", None, DigitTokenizer(), torch.device("cpu"), call_deadline=10.0)
     begun = time.monotonic()
     out = reward("while True: pass", cpu_s=60.0).inference(model, batch(), SPEC)
@@ -342,7 +341,7 @@ def _runs(pid):
         return False
 
 
-def test_it_sees_no_secrets_and_its_prints_harm_nothing(reward, monkeypatch):
+def test_the_function_sees_no_secrets_and_its_prints_are_harmless(reward, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     body = """
         import os, sys
@@ -364,13 +363,13 @@ def test_it_sees_no_secrets_and_its_prints_harm_nothing(reward, monkeypatch):
         ("score = 3\nif score:", "cannot be loaded: TypeError: 3 is not a callable object"),
     ],
 )
-def test_a_file_that_cannot_be_loaded(reward, tmp_path, head, message):
+def test_a_file_that_cannot_be_loaded_is_reported(reward, tmp_path, head, message):
     with pytest.raises(ProjectError, match=message) as caught:
         run(reward("pass", head))
     assert caught.value.exit_code == 2
     assert "Error" in caught.value.what or "Exit" in caught.value.what
 
 
-def test_a_role_without_a_tokenizer(reward):
+def test_a_role_without_a_tokenizer_is_refused(reward):
     with pytest.raises(UsageError, match="needs a tokenizer"):
         reward("return 1").inference(Model("r", None, None, torch.device("cpu")), batch(), SPEC)

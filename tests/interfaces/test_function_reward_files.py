@@ -10,7 +10,7 @@ from rlcli.testing.batches import DigitTokenizer, make_batch
 
 
 def rewards_of(interface):
-    """What the function gives one response."""
+    """The rewards of a single response."""
     model = Model("reward", None, DigitTokenizer(), torch.device("cpu"))
     batch = make_batch(["packed_input_ids", "prompt_mask"], [[(2, 3)]])
     rewards = interface.inference(model, batch, MicroBatchSpec()).data["rewards"].tolist()
@@ -18,7 +18,7 @@ def rewards_of(interface):
     return rewards
 
 
-def test_a_function_of_a_module(tmp_path, monkeypatch):
+def test_a_function_is_loaded_from_a_module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards_room").mkdir()
     (tmp_path / "my_rewards_room" / "short.py").write_text(
@@ -29,7 +29,7 @@ def test_a_function_of_a_module(tmp_path, monkeypatch):
     assert rewards_of(interface) == [2.0]
 
 
-def test_a_file_of_the_project(tmp_path, monkeypatch):
+def test_a_file_is_found_in_the_project(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "mine.py").write_text(
         "import json\nweight = json.load(open('weight.json'))\ndef score(): return weight\n"
@@ -48,7 +48,7 @@ graph:
 """
 
 
-def test_a_recipe_finds_the_file_next_to_it(tmp_path, monkeypatch):
+def test_a_file_is_found_next_to_the_recipe(tmp_path, monkeypatch):
     from rlcli.inspect.model_files import model_faults
     from rlcli.recipe.resolve import load_recipe
 
@@ -66,13 +66,13 @@ def test_a_recipe_finds_the_file_next_to_it(tmp_path, monkeypatch):
     assert rewards_of(interface) == [1.0]
 
 
-def test_a_file_that_is_not_there(tmp_path, monkeypatch):
+def test_a_missing_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ProjectError, match=r"there is no file none.py in"):
         FunctionRewardInterface(path="none.py")
 
 
 @pytest.mark.parametrize("args", [{}, {"path": "a.py", "function": "a:b"}, {"function": "a:b", "workers": 0}])
-def test_arguments_that_do_not_fit(args):
+def test_invalid_arguments_are_refused(args):
     with pytest.raises(ValueError, match=r"must be at least|path is"):
         FunctionRewardInterface(**args)

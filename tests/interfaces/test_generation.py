@@ -16,7 +16,7 @@ class TestContract(InterfaceContract):
     name = "generation"
 
 
-def test_it_samples_what_the_actor_samples():
+def test_the_responses_equal_those_of_ppo_actor():
     """the responses are those of ppo_actor at the same settings"""
     settings = GenerationHyperparameters(responses_per_prompt=3, max_new_tokens=5, temperature=0.8)
     prompts, model = make_batch(["packed_prompts"]), tiny_model()

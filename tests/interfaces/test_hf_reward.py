@@ -1,4 +1,4 @@
-"""The sentiment example: a classifier with its own tokenizer as the reward, held to what transformers says of it."""
+"""The sentiment example: a classifier with its own tokenizer as the reward, compared with transformers."""
 
 import json
 from pathlib import Path
@@ -127,7 +127,7 @@ RESPONSES = [r.removesuffix(" <eos>") for _, r in TEXTS]
 
 
 @pytest.mark.parametrize("make", [bert, llama])
-def test_equals_transformers(tmp_path, role, data, make):
+def test_rewards_equal_the_scores_of_transformers(tmp_path, role, data, make):
     path = saved(tmp_path, make)
     out = HFRewardInterface(path=path, batch_size=3).inference(role, data, MicroBatchSpec())
     assert out.seqlens["rewards"] == [[1, 1], [1], [1]]
@@ -135,7 +135,7 @@ def test_equals_transformers(tmp_path, role, data, make):
     torch.testing.assert_close(out.data["rewards"], direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
 
 
-def test_outputs_labels_and_response_only(tmp_path, role, data):
+def test_outputs_labels_and_response_only_are_supported(tmp_path, role, data):
     path = saved(tmp_path, bert)
 
     def rewards(**settings):
@@ -157,7 +157,7 @@ def forging(text):
 
 
 @pytest.mark.parametrize("make", [bert, llama])
-def test_a_response_that_names_a_special_token_does_not_write_one(tmp_path, make):
+def test_a_special_token_named_in_a_response_is_read_as_text(tmp_path, make):
     """A classifier would read [EOS] as the end of the text, and what follows as another."""
     path = saved(tmp_path, make)
     role, data = forging("[EOS]")
@@ -166,7 +166,7 @@ def test_a_response_that_names_a_special_token_does_not_write_one(tmp_path, make
     torch.testing.assert_close(rewards, direct(path, ["bad [ EOS]"])[:, -1], atol=1e-5, rtol=1e-5)  # two unknown words
 
 
-def test_special_tokens_of_the_classifier_surround_a_text(tmp_path, role, data):
+def test_special_tokens_of_the_classifier_are_added_around_a_text(tmp_path, role, data):
     """Also where the text is cut."""
     from tokenizers.processors import TemplateProcessing
 
@@ -213,7 +213,7 @@ def test_texts_that_fit_are_not_counted(tmp_path, role, data, caplog):
     assert not caplog.records
 
 
-def test_a_long_text_may_be_an_error(tmp_path, role, data):
+def test_a_long_text_is_an_error_on_request(tmp_path, role, data):
     reward = HFRewardInterface(path=saved(tmp_path, bert), max_length=5, overlong="error")
     with pytest.raises(DataError, match=r"sample 2 has 6 tokens of .*, 5 at most") as raised:
         reward.inference(role, data, MicroBatchSpec())
@@ -223,7 +223,7 @@ def test_a_long_text_may_be_an_error(tmp_path, role, data):
         HFRewardInterface(path="x", overlong="drop")
 
 
-def test_a_text_is_never_longer_than_the_positions_of_the_classifier(tmp_path, role):
+def test_a_text_is_truncated_to_the_positions_of_the_classifier(tmp_path, role):
     path = saved(tmp_path, bert)  # 64 positions; the default max_length is 512
     tokens = torch.tensor([1, 2] * 40)
     long = SequenceSample(ids=["a"], seqlens={"packed_input_ids": [[80]]}, data={"packed_input_ids": tokens})
@@ -232,7 +232,7 @@ def test_a_text_is_never_longer_than_the_positions_of_the_classifier(tmp_path, r
     assert out.metadata["truncated"] == [1.0]
 
 
-def test_what_cannot_be_loaded_is_said(tmp_path, role, data):
+def test_unusable_models_and_settings_are_refused(tmp_path, role, data):
     with pytest.raises(ModelError, match="nowhere is not a folder with a model"):
         HFRewardInterface(path=str(tmp_path / "nowhere")).inference(role, data, MicroBatchSpec())
     path = saved(tmp_path, bert)
@@ -245,7 +245,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path, role, data):
         HFRewardInterface(path=path, output="score")
 
 
-def test_a_classifier_that_would_run_code_of_its_own_is_refused(tmp_path, role, data):
+def test_a_classifier_that_would_run_its_own_code_is_refused(tmp_path, role, data):
     path = saved(tmp_path, bert)
     config = Path(path) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"_attn_implementation": "someone/kernel"}))

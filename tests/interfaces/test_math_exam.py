@@ -24,7 +24,7 @@ def results():
     return exam.results(exam.judged(forms), forms)
 
 
-def test_it_is_large_and_halved():
+def test_the_exam_is_large_and_split_in_half():
     by_rules = [form for form in exam.forms() if form.rule != "written by hand"]
     assert len(by_rules) >= 1000
     for half in (exam.DEVELOPMENT, exam.HELD_BACK):
@@ -38,12 +38,12 @@ def test_no_form_has_two_labels():
 
 
 @pytest.mark.parametrize("half", ["development", "held_back"])
-def test_precision_and_recall(results, half):
+def test_precision_and_recall_on_the_exam_are_high(results, half):
     assert results[half].precision >= 0.99
     assert results[half].recall >= 0.97
 
 
-def test_the_second_exam_is_large_and_halved_by_rules():
+def test_the_second_exam_is_large_and_split_by_rules():
     halves = {half: exam.further_forms(half) for half in exam.FURTHER}
     assert sum(map(len, halves.values())) >= 700
     rules = [{form.rule for form in forms} for forms in halves.values()]
@@ -51,7 +51,7 @@ def test_the_second_exam_is_large_and_halved_by_rules():
 
 
 @pytest.mark.parametrize("half", ["development", "held_back"])
-def test_precision_and_recall_on_the_second_exam(half):
+def test_precision_and_recall_on_the_second_exam_are_high(half):
     forms = exam.further_forms(half)
     result = exam.results(exam.judged(forms), forms)[half]
     precision, recall = result.precision, result.recall  # a failure must not print the forms that are held back

@@ -42,13 +42,13 @@ def pool_of(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["starting", "working"])
-def test_a_worker_that_is_killed_is_replaced_and_its_comparison_tried_again(pool_of, tmp_path, when):
+def test_a_killed_worker_is_replaced_and_its_comparison_repeated(pool_of, tmp_path, when):
     pool = pool_of(when)
     assert pool.compare(ONE * 3) == [Verdict.RIGHT] * 3
     assert (tmp_path / when).exists(), "it was killed"
 
 
-def test_a_worker_that_is_killed_while_idle_is_replaced(pool_of):
+def test_a_worker_killed_while_idle_is_replaced(pool_of):
     pool = pool_of("never")
     pool.compare(ONE)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""The rule-based reward, and the processes behind it, which must die when told to."""
+"""The rule-based reward, and the processes behind it, which must end on request."""
 
 import os
 import random
@@ -71,7 +71,7 @@ def fake_pool(tmp_path, body, workers=2, cpu_s=1.0):
     return MathPool(workers, cpu_s, [sys.executable, str(script)])
 
 
-def test_rewards_by_sample_and_response():
+def test_rewards_are_ordered_by_sample_and_response():
     data = batch([["2+2=4 #### 4", "#### 5"], ["no idea", "the answer is 1/2."]], ["so\n#### 4", "0.5"])
     interface = MathRewardInterface(correct_reward=2.0, wrong_reward=-1.0)
     out = interface.inference(role(), data, SPEC)
@@ -97,13 +97,13 @@ def test_hedging_and_wrong_values_earn_nothing(gold):
 
 
 @pytest.mark.parametrize("gold", RESPONSES["right"])
-def test_one_value_is_right_in_all_its_forms(gold):
+def test_a_right_value_is_accepted_in_all_forms(gold):
     responses = RESPONSES["right"][gold]
     scores = MathRewardInterface().score_texts(responses, [gold] * len(responses))
     assert dict(zip(responses, scores, strict=True)) == dict.fromkeys(responses, 1.0)
 
 
-def test_symbolic_comparison_in_real_processes():
+def test_expressions_are_compared_in_separate_processes():
     data = batch(
         [
             ["#### x + 1", "\\boxed{1+x}", "#### x - 1"],
@@ -127,14 +127,14 @@ def test_symbolic_comparison_in_real_processes():
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def test_one_that_is_not_an_expression_is_unparsed_but_in_a_row_it_is_an_error():
+def test_an_unreadable_answer_is_unparsed_and_an_unreadable_gold_an_error():
     pool = MathPool(1, 60.0)
     pairs = [Comparison("x+", "x"), Comparison("x", "x+"), Comparison("x", "x"), Comparison("2x", "x")]
     assert pool.compare(pairs) == [Verdict.UNPARSED, Verdict.NO_GOLD, Verdict.RIGHT, Verdict.WRONG]
     pool.close()
 
 
-def test_a_number_is_not_looked_for_in_an_expression():
+def test_a_gold_expression_is_not_searched_for_in_a_list():
     pool = MathPool(1, 60.0)
     pairs = [
         Comparison(answer, "\\sqrt{5}")
@@ -144,16 +144,16 @@ def test_a_number_is_not_looked_for_in_an_expression():
     pool.close()
 
 
-def test_verdicts_come_back_in_order_whoever_is_quicker(tmp_path):
+def test_verdicts_are_in_order_whichever_worker_is_faster(tmp_path):
     body = "time.sleep(float(t['answer']))\nr = {'equal': t['expected'] == 'yes'}\n"
     pool = fake_pool(tmp_path, body, workers=3)
     pairs = [("0.2", "yes"), ("0", "no"), ("0.1", "yes"), ("0", "yes"), ("0", "no")]
-    wanted = [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.RIGHT, Verdict.WRONG]
-    assert pool.compare([Comparison(*pair) for pair in pairs]) == wanted
+    expected = [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.RIGHT, Verdict.WRONG]
+    assert pool.compare([Comparison(*pair) for pair in pairs]) == expected
     pool.close()
 
 
-def test_processor_time_is_limited_and_the_others_are_compared(monkeypatch):
+def test_a_comparison_over_the_time_limit_does_not_affect_others(monkeypatch):
     """By the kernel, in a real process: a verdict does not depend on how busy the machine is."""
     monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 10_000)
     easy, hard = Comparison("x", "x"), Comparison("(x+1)^{20} (x-1)^{20}", "(x^2-1)^{20} + \\sin(x)^2 + \\cos(x)^2")
@@ -172,7 +172,7 @@ def test_a_worker_that_waits_for_the_processor_is_given_time(tmp_path):
     pool.close()
 
 
-def test_a_stuck_worker_is_killed_in_time_and_the_others_are_compared(tmp_path, monkeypatch):
+def test_a_stuck_worker_is_killed_and_the_others_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 1)
     pool = fake_pool(tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", workers=1, cpu_s=0.3)
     pairs = [Comparison(answer, "") for answer in ("a", "hang", "b")]
@@ -180,14 +180,14 @@ def test_a_stuck_worker_is_killed_in_time_and_the_others_are_compared(tmp_path, 
     pool.close()
 
 
-def test_a_dying_worker_is_a_verdict_and_is_replaced(tmp_path):
+def test_a_crashed_worker_gives_a_verdict_and_is_replaced(tmp_path):
     pool = fake_pool(tmp_path, "os._exit(3) if t['answer'] == 'die' else None\nr = {'equal': True}\n", workers=1)
     assert pool.compare([Comparison("die", ""), Comparison("a", "")]) == [Verdict.CRASHED, Verdict.RIGHT]
     assert pool.compare([Comparison("a", "")]) == [Verdict.RIGHT]
     pool.close()
 
 
-def test_what_responses_do_is_wrong_and_counted_and_never_ends_the_run(tmp_path, monkeypatch, caplog):
+def test_responses_that_crash_or_time_out_are_wrong_and_counted(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 1)
     body = """\
         time.sleep(9 if t['answer'] == 'y' else 0)
@@ -211,7 +211,7 @@ def test_what_responses_do_is_wrong_and_counted_and_never_ends_the_run(tmp_path,
     assert "2 of 6 responses count as wrong because comparing their answers ended its process" in caplog.text
 
 
-def test_rows_that_cannot_be_read_are_the_users(caplog):
+def test_unreadable_gold_answers_are_an_error_of_the_data(caplog):
     """An empty answer, one that is too long, one that math-verify does not understand."""
     groups, answers = [["#### 5"], ["#### x^2"], ["#### x"], ["#### x+"]], ["", "x^3+", "9" * 600, "x"]
     data = batch(groups, answers)
@@ -252,7 +252,7 @@ HOSTILE = (
 
 
 def test_hostile_answers_are_scored_without_a_comparison(monkeypatch):
-    """However much work they ask for: none starts a process, none ends the run, whatever the row's answer is."""
+    """None starts a process and none ends the run, however much work it asks for and whatever the gold answer is."""
     monkeypatch.setattr(MathPool, "_start", lambda _: pytest.fail("a comparison was started"))
     for answer in ("5", "\\frac{\\sqrt{3}}{2}", "x+1", "Monday", "(0, 1)"):
         for form in ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>{}</answer>"):
@@ -263,7 +263,7 @@ def test_hostile_answers_are_scored_without_a_comparison(monkeypatch):
             assert time.process_time() - begun < 5.0, "about 0.2 seconds, or endless"
 
 
-def test_sixty_four_hostile_answers_do_not_end_a_run():
+def test_a_batch_of_hostile_answers_does_not_end_the_run():
     data = batch([["#### 9^{9^9}"] * 8] * 8, ["5", "\\sqrt{3}"] * 4)
     interface = MathRewardInterface()
     out = interface.inference(role(), data, SPEC)
@@ -272,7 +272,7 @@ def test_sixty_four_hostile_answers_do_not_end_a_run():
     assert not interface.pool._workers
 
 
-def test_verdicts_do_not_depend_on_company_or_order():
+def test_verdicts_do_not_depend_on_other_answers_or_order():
     answers = [
         "#### x+1",
         "#### 1+x",
@@ -288,11 +288,11 @@ def test_verdicts_do_not_depend_on_company_or_order():
     mixed = list(enumerate(answers * 3))
     random.Random(0).shuffle(mixed)
     together = interface.score_texts([answer for _, answer in mixed], ["x+1"] * len(mixed))
-    assert all(score == alone[place % len(answers)] for (place, _), score in zip(mixed, together, strict=True))
+    assert all(score == alone[index % len(answers)] for (index, _), score in zip(mixed, together, strict=True))
     interface.pool.close()
 
 
-def test_a_missing_library_is_said_and_not_scored(tmp_path):
+def test_a_missing_library_is_reported_and_not_scored(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text('print(\'{"broken": "ImportError: no math_verify"}\')')
     with pytest.raises(ModelError, match="no math_verify"):
@@ -302,12 +302,12 @@ def test_a_missing_library_is_said_and_not_scored(tmp_path):
         MathPool(1, 1.0, [sys.executable, str(script)]).compare([Comparison("a", "b")])
 
 
-def test_a_row_without_an_answer():
+def test_a_row_without_an_answer_is_refused():
     with pytest.raises(DataError, match="sample q1 has no answer"):
         MathRewardInterface().inference(role(), batch([["#### 1"], ["#### 1"]], ["1", None]), SPEC)
 
 
-def test_a_role_without_a_tokenizer():
+def test_a_role_without_a_tokenizer_is_refused():
     with pytest.raises(UsageError, match="needs a tokenizer"):
         MathRewardInterface().inference(Model("r", None, None, torch.device("cpu")), batch([["1"]], ["1"]), SPEC)
 
@@ -342,6 +342,6 @@ def test_processes_end_with_their_parent(tmp_path):
 @pytest.mark.parametrize(
     "settings", [{"on_error": "zero"}, {"max_error_fraction": 2.0}, {"workers": 0}, {"timeout_s": 0.0}]
 )
-def test_settings_that_make_no_sense(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         MathRewardInterface(**settings)

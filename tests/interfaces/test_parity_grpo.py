@@ -201,7 +201,7 @@ GRPO_CASES = {
 
 
 @pytest.mark.parametrize("case", GRPO_CASES)
-def test_grpo_is_that_of_trl(theirs, sampler, reference, trained, case):
+def test_grpo_equals_trl(theirs, sampler, reference, trained, case):
     settings, of_trl = GRPO_CASES[case]
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler, packed_ref_logprobs=reference)
     mine = our_grpo(settings, trained, batch)
@@ -211,7 +211,7 @@ def test_grpo_is_that_of_trl(theirs, sampler, reference, trained, case):
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_responses_that_were_cut_off_are_masked_as_by_trl(theirs, trl, sampler, trained, loss_type):
+def test_truncated_responses_are_masked_as_in_trl(theirs, trl, sampler, trained, loss_type):
     """With the soft penalty on long ones, too. TRL's mean over responses counts those that are masked whole, and ours
     does not."""
     aggregation = {
@@ -226,7 +226,7 @@ def test_responses_that_were_cut_off_are_masked_as_by_trl(theirs, trl, sampler, 
     check_equal(mine, other, factor=12 / (12 - cut) if loss_type == "grpo" else 1.0)
 
 
-def test_truncated_importance_sampling_is_that_of_trl(theirs, sampler, trained):
+def test_truncated_importance_sampling_equals_trl(theirs, sampler, trained):
     """Between what an inference engine says that it sampled with and what the trainer finds."""
     batch = with_logprobs(Rollout().batch(), packed_logprobs=near(sampler, 4, 0.02), proximal_logprobs=sampler)
     rows = batch.data["packed_logprobs"].split(batch.flat_seqlens("packed_logprobs"))
@@ -245,7 +245,7 @@ def test_truncated_importance_sampling_is_that_of_trl(theirs, sampler, trained):
 
 
 @pytest.mark.parametrize(("beta", "epsilon"), [(0.0, 0.2), (0.2, 0.02)])
-def test_rloo_is_that_of_trl(theirs, sampler, reference, trained, beta, epsilon):
+def test_rloo_equals_trl(theirs, sampler, reference, trained, beta, epsilon):
     """A response is one action; the KL penalty, k1, is in its reward."""
     settings = {
         "baseline": "leave_one_out", "scale": "none", "policy_loss": "sequence", "loss_aggregation": "constant",
@@ -256,7 +256,7 @@ def test_rloo_is_that_of_trl(theirs, sampler, reference, trained, beta, epsilon)
     check_equal(mine, theirs("RLOO", beta=beta, epsilon=epsilon))
 
 
-def test_sft_is_that_of_trl(trl, tmp_path, trained):
+def test_sft_equals_trl(trl, tmp_path, trained):
     """Of answers that are ragged, of one token, and empty, whose rows are all prompt."""
     from datasets import Dataset
 
@@ -364,7 +364,7 @@ def of_last_states(rollout, old, trained, clip):
     return float(total.detach()), {name: p.grad for name, p in module.named_parameters() if p.grad is not None}, count
 
 
-def test_ppo_is_that_of_trl(of_ppo, sampler, reference, trained, critics):
+def test_ppo_equals_trl(of_ppo, sampler, reference, trained, critics):
     """Their standard deviation is the unbiased one, with its epsilon inside the root: a factor of all advantages. They
     put the score, and a value to learn, one state later; without discounting (and with lambda 1) the returns are the
     same."""

@@ -41,21 +41,21 @@ def drawn_rows(lengths=LENGTHS):
     ]
 
 
-def as_batch(rows, **more):
+def as_batch(rows, **columns):
     """The same rows, packed."""
     sequences = [[row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")] for row in rows]
     masks = [
         torch.arange(len(s)) < len(row["prompt_ids"]) for row, two in zip(rows, sequences, strict=True) for s in two
     ]
     lengths = [[len(sequence) for sequence in two] for two in sequences]
-    keys = {"packed_input_ids": lengths, "prompt_mask": lengths, **{key: [[1, 1]] * len(rows) for key in more}}
+    keys = {"packed_input_ids": lengths, "prompt_mask": lengths, **{key: [[1, 1]] * len(rows) for key in columns}}
     return SequenceSample.from_default(
         ids=[f"r{n}" for n in range(len(rows))],
         seqlens=keys,
         data={
             "packed_input_ids": torch.tensor([t for two in sequences for sequence in two for t in sequence]),
             "prompt_mask": torch.cat(masks),
-            **more,
+            **columns,
         },
     )
 
@@ -105,19 +105,19 @@ def reference():
 def with_reference(reference):
     """Rows as a batch with the log-probs of our reference."""
 
-    def made(rows):
+    def make(rows):
         batch = as_batch(rows)
         batch.update_(call_interface(ReferenceInterface(), "inference", role(reference, "inference"), batch))
         return batch
 
-    return made
+    return make
 
 
 @pytest.fixture
 def dpo_trainer(trl, common, policy, reference):
     from datasets import Dataset
 
-    def made(**settings):
+    def make(**settings):
         return trl.DPOTrainer(
             copy.deepcopy(policy),
             ref_model=copy.deepcopy(reference),
@@ -126,7 +126,7 @@ def dpo_trainer(trl, common, policy, reference):
             processing_class=as_transformers(byte_tokenizer()),
         )
 
-    return made
+    return make
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def cpo_trainer(trl, common, policy):
     from datasets import Dataset
     from trl.experimental.cpo import CPOConfig, CPOTrainer
 
-    def made(**settings):
+    def make(**settings):
         return CPOTrainer(
             copy.deepcopy(policy),
             args=CPOConfig(**{**common, "max_length": 64}, **settings),
@@ -142,7 +142,7 @@ def cpo_trainer(trl, common, policy):
             processing_class=as_transformers(byte_tokenizer()),
         )
 
-    return made
+    return make
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def cpo_trainer(trl, common, policy):
     ],
     ids=["dpo", "ipo", "hinge", "robust", "length-normalised", "rpo"],
 )
-def test_dpo_is_that_of_trl(dpo_trainer, policy, with_reference, settings, of_trl):
+def test_dpo_equals_trl(dpo_trainer, policy, with_reference, settings, of_trl):
     rows = drawn_rows()
     trainer = dpo_trainer(beta=0.3, **of_trl)
-    other = theirs(trainer, policy, trainer.data_collator.torch_call(rows))
+    expected = theirs(trainer, policy, trainer.data_collator.torch_call(rows))
     mine = ours(DPOInterface(**settings), policy, with_reference(rows))
-    check_equal(mine, other)
+    check_equal(mine, expected)
     reported = reported_by(trainer)
     for name, key in (
         ("rewards/chosen", "chosen_reward"), ("rewards/rejected", "rejected_reward"), ("rewards/margins", "margin"),
@@ -175,18 +175,18 @@ def test_dpo_is_that_of_trl(dpo_trainer, policy, with_reference, settings, of_tr
             assert mine[0][key] == pytest.approx(reported[name], rel=TOLERANCE, abs=TOLERANCE), name
 
 
-def test_label_smoothing_is_that_of_trl(dpo_trainer, policy, with_reference):
+def test_label_smoothing_equals_trl(dpo_trainer, policy, with_reference):
     """TRL smooths labels in `aot`, which is DPO's loss where a batch is one pair."""
     rows = drawn_rows()
     trainer = dpo_trainer(beta=0.3, loss_type=["aot"], label_smoothing=0.2)
     parts = [theirs(trainer, policy, trainer.data_collator.torch_call([row])) for row in rows]
     loss = sum(loss for loss, _ in parts) / len(rows)
-    gradients = {name: sum(part[name] for _, part in parts) / len(rows) for name in parts[0][1]}
+    gradients = {name: sum(gradients_of_row[name] for _, gradients_of_row in parts) / len(rows) for name in parts[0][1]}
     mine = ours(DPOInterface(beta=0.3, label_smoothing=0.2), policy, with_reference(rows))
     check_equal(mine, (loss, gradients))
 
 
-def test_a_pair_without_a_token_counts_for_trl_and_not_here(dpo_trainer, policy, with_reference):
+def test_a_pair_without_tokens_counts_in_trl_but_not_in_rlcli(dpo_trainer, policy, with_reference):
     """TRL averages its constant in; it has no gradient."""
     rows = drawn_rows()
     empty = drawn_rows([(4, 0, 0)])
@@ -211,25 +211,25 @@ def test_a_pair_without_a_token_counts_for_trl_and_not_here(dpo_trainer, policy,
     ],
     ids=["simpo", "simpo-nll", "smoothed", "ipo"],
 )
-def test_reference_free_is_that_of_trl(cpo_trainer, policy, settings, of_trl):
+def test_reference_free_losses_equal_trl(cpo_trainer, policy, settings, of_trl):
     rows = drawn_rows([lengths for lengths in LENGTHS if all(lengths)])  # theirs is NaN for an answer without a token
     trainer = cpo_trainer(beta=2.0, **of_trl)
     features = []
     for row in rows:
-        one = {"prompt_input_ids": row["prompt_ids"], "prompt_attention_mask": [1] * len(row["prompt_ids"])}
+        feature = {"prompt_input_ids": row["prompt_ids"], "prompt_attention_mask": [1] * len(row["prompt_ids"])}
         for side in ("chosen", "rejected"):
             tokens = row["prompt_ids"] + row[f"{side}_ids"]
-            one |= {f"{side}_input_ids": tokens, f"{side}_attention_mask": [1] * len(tokens)}
-            one[f"{side}_labels"] = [-100] * len(row["prompt_ids"]) + row[f"{side}_ids"]
-        features.append(one)
-    other = theirs(trainer, policy, trainer.data_collator(features))
+            feature |= {f"{side}_input_ids": tokens, f"{side}_attention_mask": [1] * len(tokens)}
+            feature[f"{side}_labels"] = [-100] * len(row["prompt_ids"]) + row[f"{side}_ids"]
+        features.append(feature)
+    expected = theirs(trainer, policy, trainer.data_collator(features))
     mine = ours(DPOInterface(reference_free=True, beta=2.0, **settings), policy, as_batch(rows))
-    check_equal(mine, other)
+    check_equal(mine, expected)
 
 
 @pytest.mark.parametrize("centering", [0.0, 0.05])
 @pytest.mark.parametrize("with_margins", [False, True], ids=["", "margins"])
-def test_the_reward_model_is_that_of_trl(trl, common, centering, with_margins):
+def test_the_reward_model_equals_trl(trl, common, centering, with_margins):
     from datasets import Dataset
     from transformers import AutoModelForSequenceClassification
 
@@ -240,16 +240,16 @@ def test_the_reward_model_is_that_of_trl(trl, common, centering, with_margins):
     margins = torch.linspace(-1, 2, len(rows))
     scorer = tiny_model(head="value", seed=1)
     scorer.score.bias.data.zero_()  # theirs has none
-    other = AutoModelForSequenceClassification.from_config(copy.deepcopy(scorer.config))
-    other.load_state_dict({k: v for k, v in scorer.state_dict().items() if k != "score.bias"})
+    their_model = AutoModelForSequenceClassification.from_config(copy.deepcopy(scorer.config))
+    their_model.load_state_dict({k: v for k, v in scorer.state_dict().items() if k != "score.bias"})
     trainer = trl.RewardTrainer(
-        other,
+        their_model,
         args=trl.RewardConfig(**common, center_rewards_coefficient=centering or None),
         train_dataset=Dataset.from_list([{"chosen_ids": [5], "rejected_ids": [6]}]),
         processing_class=as_transformers(byte_tokenizer()),
     )
-    given = [{**row, "margin": float(m)} if with_margins else row for row, m in zip(rows, margins, strict=True)]
-    expected = theirs(trainer, other.eval(), trainer.data_collator(given))
+    examples = [{**row, "margin": float(m)} if with_margins else row for row, m in zip(rows, margins, strict=True)]
+    expected = theirs(trainer, their_model.eval(), trainer.data_collator(examples))
     batch = as_batch(rows, margins=torch.stack([margins, torch.zeros_like(margins)], 1).flatten())
     interface = RewardModelInterface(centering=centering, use_margins=with_margins)
     mine = ours(interface, scorer, batch)

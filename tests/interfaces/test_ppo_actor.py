@@ -159,7 +159,7 @@ def test_temperature_divides_the_logits_in_training_as_in_sampling(rollout):
     assert learn(cold, advantages, tiny_model(), rollout)["importance_ratio"] != pytest.approx(1.0, abs=1e-2)
 
 
-def test_epochs_and_minibatches_deal_every_response(rollout, sampled_by):
+def test_every_response_is_dealt_once_per_epoch_in_a_new_order(rollout, sampled_by):
     """Every response is dealt once per epoch, in another order in each epoch and step."""
     model, dealt = tiny_model(), []
     original = model.module.train_batch

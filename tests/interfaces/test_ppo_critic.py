@@ -111,7 +111,7 @@ def test_values_have_the_units_of_the_reward(rollout, by_hand):
     torch.testing.assert_close(critic.inference(model, rollout, SPEC).data["values"], expected, atol=1e-3, rtol=1e-4)
 
 
-def test_old_values_are_normalised_before_the_statistics_move(rollout):
+def test_old_values_are_normalised_before_the_statistics_are_updated(rollout):
     """A critic that is trained once on its own predictions clips nothing."""
     model, (advantages, critic) = tiny_model(), ppo(value_eps_clip=1e-3)
     critic.normalizer.update(torch.tensor([5.0, 9.0]))
@@ -134,7 +134,7 @@ def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_a_constant_one(r
     assert stats["return"] == pytest.approx(moments(by_hand(advantages, rollout))[0])
 
 
-def test_returns_that_differ_by_rounding_leave_nothing_to_explain(rollout):
+def test_explained_variance_is_0_for_returns_that_differ_only_by_rounding(rollout):
     """No response earns anything: returns are 0 but for the last bits."""
     rollout.data["rewards"].zero_()
     advantages, critic = ppo(kl_ctl=0.0, bootstrap_no_eos=False, discount=0.99)
@@ -144,7 +144,7 @@ def test_returns_that_differ_by_rounding_leave_nothing_to_explain(rollout):
 
 
 @pytest.mark.parametrize("n_mbs", [1, 2, 3, 8])
-def test_values_that_stay_within_the_clip_are_not_counted_as_clipped(rollout, n_mbs):
+def test_values_within_the_clip_are_not_counted_as_clipped(rollout, n_mbs):
     """`old + (new - old)` is not `new` to the last bit; that is not a clip."""
     model, (advantages, critic) = tiny_model(), ppo(value_norm=False, value_eps_clip=100.0)
     model.module.model.float()

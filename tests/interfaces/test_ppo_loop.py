@@ -33,7 +33,7 @@ def rewarded(batch):
     return SequenceSample.from_default(ids=batch.ids, seqlens=ones, data={"rewards": torch.stack(scores)})
 
 
-def test_reward_rises():
+def test_the_reward_rises_in_a_ppo_loop():
     actor, reference, critic = role("actor"), role("ref"), role("critic", head="value")
     policy = PPOActorInterface(
         generation=GenerationHyperparameters(responses_per_prompt=2, max_new_tokens=6, temperature=0.9), minibatches=2

@@ -22,7 +22,7 @@ def make(**args):
     return make_interface(ModelInterfaceAbstraction("reference", args))
 
 
-def test_a_policy_that_is_its_own_reference_has_no_kl():
+def test_actor_and_reference_log_probs_are_bit_equal():
     """actor and reference agree to the last bit"""
     actor = PPOActorInterface(generation={"temperature": 0.8})
     for keys in (["packed_input_ids"], ["packed_input_ids", "prompt_mask"]):
@@ -39,11 +39,11 @@ def batch():
 
 def stored(folder, model, batch):
     """(log-probs, forward passes) of a new interface with that store."""
-    found = make(store=str(folder)).inference(model, batch, MicroBatchSpec(n_mbs=2)).data["packed_ref_logprobs"]
-    return found, model.module.micro_batches if model.module else 0
+    logprobs = make(store=str(folder)).inference(model, batch, MicroBatchSpec(n_mbs=2)).data["packed_ref_logprobs"]
+    return logprobs, model.module.micro_batches if model.module else 0
 
 
-def test_stored_log_probs_are_those_that_were_computed(batch, tmp_path):
+def test_stored_log_probs_are_reused_and_bit_equal(batch, tmp_path):
     """what is stored is not computed again, and the same to the bit"""
     expected = make().inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"]
     first, passes = stored(tmp_path / "store", tiny_model(), batch)
@@ -59,24 +59,24 @@ def test_stored_log_probs_are_those_that_were_computed(batch, tmp_path):
     assert stored(tmp_path / "store", weightless, batch.select_indices([]))[0].shape == (0,)
 
 
-def test_what_is_missing_is_computed_and_added(batch, tmp_path):
+def test_missing_log_probs_are_computed_and_stored(batch, tmp_path):
     """sequences that are not stored are computed, and stored"""
     stored(tmp_path, tiny_model(), batch.select_indices([0, 5]))
-    found, passes = stored(tmp_path, tiny_model(), batch)
-    assert torch.equal(found, make().inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"])
+    logprobs, passes = stored(tmp_path, tiny_model(), batch)
+    assert torch.equal(logprobs, make().inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"])
     assert passes == 2
     assert stored(tmp_path, tiny_model(), batch)[1] == 0
 
 
-def test_prompts_are_masked_by_each_reader(batch, tmp_path):
+def test_the_prompt_mask_is_that_of_the_batch(batch, tmp_path):
     """the store holds whole sequences; the mask is that of the batch"""
     stored(tmp_path, tiny_model(), batch)
-    whole = batch.select(["packed_input_ids"])
-    expected = make().inference(tiny_model(), whole, MicroBatchSpec()).data["packed_ref_logprobs"]
-    assert torch.equal(stored(tmp_path, tiny_model(), whole)[0], expected)
+    without_mask = batch.select(["packed_input_ids"])
+    expected = make().inference(tiny_model(), without_mask, MicroBatchSpec()).data["packed_ref_logprobs"]
+    assert torch.equal(stored(tmp_path, tiny_model(), without_mask)[0], expected)
 
 
-def test_a_weightless_role_says_what_its_store_lacks(batch, tmp_path):
+def test_a_role_without_weights_reports_missing_log_probs(batch, tmp_path):
     """without weights every sequence must be stored"""
     model = tiny_model()
     stored(tmp_path, model, batch.select_indices([0, 5]))
@@ -85,16 +85,16 @@ def test_a_weightless_role_says_what_its_store_lacks(batch, tmp_path):
         stored(tmp_path, model, batch)
 
 
-def test_a_damaged_part_is_named(batch, tmp_path):
+def test_a_damaged_file_of_the_store_is_reported(batch, tmp_path):
     """a damaged part of the store is named"""
     stored(tmp_path, tiny_model(), batch)
-    (part,) = tmp_path.iterdir()
-    part.write_bytes(part.read_bytes()[:-4])
-    with pytest.raises(DataError, match=f"{part} holds no log-probs.*it is computed again"):
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(DataError, match=f"{file} holds no log-probs.*it is computed again"):
         stored(tmp_path, tiny_model(), batch)
 
 
-def test_a_temperature_that_makes_no_sense_is_refused():
+def test_a_temperature_of_0_is_refused():
     """a temperature of 0 is refused"""
     with pytest.raises(UsageError, match="temperature is 0"):
         make(temperature=0.0)

@@ -1,4 +1,4 @@
-"""The loss of a reward model, written out; `InterfaceContract` has what holds for any interface."""
+"""The loss of a reward model, written out; `InterfaceContract` checks what holds for any interface."""
 
 import math
 
@@ -30,7 +30,7 @@ def pairs():
 def scores_by_hand(module, data):
     """For each sample its (chosen score, rejected score, margin)s, one sequence at a time."""
     tokens, margins, start, number = data.data["packed_input_ids"], data.data["margins"], 0, 0
-    found = []
+    samples = []
     for lengths in data.seqlens["packed_input_ids"]:
         scores = []
         for n in lengths:
@@ -38,8 +38,8 @@ def scores_by_hand(module, data):
             start += n
         margin = [float(one) for one in margins[number : number + len(lengths)]]
         number += len(lengths)
-        found.append([(scores[i], scores[i + 1], margin[i] - margin[i + 1]) for i in range(0, len(lengths), 2)])
-    return found
+        samples.append([(scores[i], scores[i + 1], margin[i] - margin[i + 1]) for i in range(0, len(lengths), 2)])
+    return samples
 
 
 def loss_by_hand(args, samples):
@@ -80,7 +80,7 @@ def test_evaluation_reports_accuracy_and_margin(pairs, aggregation):
         samples = scores_by_hand(model.module.model, pairs)
     rows = [(float(c), float(r), 1 / len(s) if aggregation == "prompt" else 1.0) for s in samples for c, r, _ in s]
     weight = sum(share for *_, share in rows)
-    found = args.evaluate(model, [pairs.select_indices([0, 2]), pairs.select_indices([1])])
+    evaluation = args.evaluate(model, [pairs.select_indices([0, 2]), pairs.select_indices([1])])
     expected = {
         "accuracy": sum(share * (c > r) for c, r, share in rows) / weight,
         "margin": sum(share * (c - r) for c, r, share in rows) / weight,
@@ -90,19 +90,19 @@ def test_evaluation_reports_accuracy_and_margin(pairs, aggregation):
         f"{aggregation}s": weight,
     }
     assert 0 < expected["accuracy"] < 1
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert evaluation == pytest.approx(expected, rel=1e-6)
     assert args.evaluate(model, [])[f"{aggregation}s"] == 0
 
 
 def test_inference_scores_the_last_token(pairs):
     """each sequence's reward is the value of its last token"""
     model = tiny_model()
-    found = RewardModelInterface().inference(model, pairs, MicroBatchSpec(n_mbs=3))
+    output = RewardModelInterface().inference(model, pairs, MicroBatchSpec(n_mbs=3))
     by_hand = [
         float(s.detach()) for sample in scores_by_hand(model.module.model, pairs) for pair in sample for s in pair[:2]
     ]
-    assert found.seqlens["rewards"] == [[1] * 2, [1] * 6, [1] * 2]
-    assert found.data["rewards"].tolist() == pytest.approx(by_hand)
+    assert output.seqlens["rewards"] == [[1] * 2, [1] * 6, [1] * 2]
+    assert output.data["rewards"].tolist() == pytest.approx(by_hand)
 
 
 def test_inference_scores_any_number_of_sequences():
@@ -111,7 +111,7 @@ def test_inference_scores_any_number_of_sequences():
     assert RewardModelInterface().inference(tiny_model(), rollout, SPEC).seqlens["rewards"] == [[1] * 3, [1]]
 
 
-def test_a_sequence_without_a_counterpart_is_refused():
+def test_an_odd_number_of_sequences_is_refused():
     """a sample with an odd number of sequences is refused"""
     odd = make_batch(["packed_input_ids"], [[(2, 3)] * 2, [(2, 3)] * 3])
     with pytest.raises(DataError, match="sample s1 has 3 sequences; pairs are chosen 0, rejected 0") as caught:
@@ -119,7 +119,7 @@ def test_a_sequence_without_a_counterpart_is_refused():
     assert caught.value.code == "F31"
 
 
-def test_uneven_shares_of_ranks_change_no_gradient(pairs):
+def test_unequal_numbers_of_pairs_on_ranks_change_no_gradient(pairs):
     """ranks with unequal numbers of pairs change no gradient"""
     args = RewardModelInterface(pair_aggregation="prompt", centering=0.1)
     alone, ranks = tiny_model(), TinyRanks(2)
@@ -135,7 +135,7 @@ def test_uneven_shares_of_ranks_change_no_gradient(pairs):
         torch.testing.assert_close(model.module.gradient["value_head"], alone.module.gradient["value_head"])
 
 
-def test_an_evaluation_spans_all_ranks(pairs):
+def test_an_evaluation_covers_all_ranks(pairs):
     """all ranks report the numbers of all held-out pairs"""
     expected = RewardModelInterface().evaluate(tiny_model(), [pairs])
     ranks, shares = TinyRanks(2), [[[0], [1]], [[2], []]]
@@ -144,5 +144,5 @@ def test_an_evaluation_spans_all_ranks(pairs):
         batches = [pairs.select_indices(share) for share in shares[rank]]
         return RewardModelInterface().evaluate(tiny_model(ranks=ranks, rank=rank), batches)
 
-    for found in ranks.run(one_rank):
-        assert found == pytest.approx(expected, rel=1e-6)
+    for evaluation in ranks.run(one_rank):
+        assert evaluation == pytest.approx(expected, rel=1e-6)

@@ -1,4 +1,4 @@
-"""A judge that is a role of the graph: what it is asked, in which tokens, and what counts as its score."""
+"""A judge that is a role of the graph: its questions, their tokens, and what counts as a score."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ from rlcli.testing.tokenizer import byte_tokenizer
 
 SPEC = MicroBatchSpec()
 OF_DIGITS = {"highest": 1e9, "max_error_fraction": 1.0, "error_reward": -1.0, "unscored_reward": -1.0}
-"""A model that writes nothing but digits gives scores by these."""
+"""Settings with which a model that writes only digits gives scores."""
 
 
 class TestContract(InterfaceContract):
@@ -31,7 +31,7 @@ class TestContract(InterfaceContract):
     args = {**OF_DIGITS, "thought_tokens": 3, "temperature": 1.0}
 
 
-class TestContractOfOneThatDoesNotThink(InterfaceContract):
+class TestContractWithoutThinking(InterfaceContract):
     name = "role_judge"
     args = {**OF_DIGITS, "thought_tokens": 0}
 
@@ -59,30 +59,30 @@ def continued(model, prompt, question, most, temperature):
     data = SequenceSample.from_default(ids=[0], seqlens=[len(prompt)], data={"packed_prompts": torch.tensor(prompt)})
     how = {"greedy": True} if not temperature else {"temperature": temperature}
     settings = GenerationHyperparameters(max_new_tokens=most, **how)
-    made = model.module.generate(data, model.tokenizer, settings, [stable_seed(model.seed, question.key, most)])
-    tokens = made.tokens[0].tolist()
-    return tokens[:-1] if made.ended[0] else tokens
+    responses = model.module.generate(data, model.tokenizer, settings, [stable_seed(model.seed, question.key, most)])
+    tokens = responses.tokens[0].tolist()
+    return tokens[:-1] if responses.ended[0] else tokens
 
 
 @pytest.mark.parametrize(("thought", "temperature"), [(0, 0.0), (5, 0.0), (5, 0.7)])
-def test_it_thinks_and_then_its_line_is_begun_for_it(thought, temperature):
+def test_the_judge_thinks_and_then_completes_its_score_line(thought, temperature):
     judge = RoleJudgeInterface(**OF_DIGITS, thought_tokens=thought, temperature=temperature)
-    said, model = [str(number) for number in range(12)], role(DigitTokenizer(), seed=3)
-    rewards = judge.inference(model, texts(*said), SPEC).data["rewards"].tolist()
-    wanted = []
-    for response in said:
+    texts_judged, model = [str(number) for number in range(12)], role(DigitTokenizer(), seed=3)
+    rewards = judge.inference(model, texts(*texts_judged), SPEC).data["rewards"].tolist()
+    expected = []
+    for response in texts_judged:
         asked = question(response, judge, judge.template)
-        opening = model.tokenizer("\n\n".join(one["content"] for one in asked.messages)).input_ids
+        opening = model.tokenizer("\n\n".join(message["content"] for message in asked.messages)).input_ids
         if thought:
             opening = opening + continued(model, opening, asked, thought, temperature)
         opening = opening + model.tokenizer(asked.mark).input_ids
         number = model.tokenizer.decode(continued(model, opening, asked, 12, temperature))
-        wanted.append(float(number) if 0 < len(number) < 10 else -1.0)
-    assert rewards == wanted
+        expected.append(float(number) if 0 < len(number) < 10 else -1.0)
+    assert rewards == expected
     assert len({reward for reward in rewards if reward >= 0}) > 1, "scores, and several of them"
 
 
-def test_its_chat_template_is_used_and_every_question_is_asked_once():
+def test_the_chat_template_is_used_and_equal_questions_are_asked_once():
     tokenizer, judge = byte_tokenizer(chat=True), RoleJudgeInterface(**OF_DIGITS, thought_tokens=2)
     model, asked = role(tokenizer), []
     generate = model.module.generate
@@ -91,7 +91,7 @@ def test_its_chat_template_is_used_and_every_question_is_asked_once():
     thinking, scoring = asked
     assert thinking.bs == scoring.bs == 3, "two responses, and a plain one until the judge has scored anything"
     first = question("3", judge, judge.template)
-    message = {"role": "user", "content": "\n\n".join(one["content"] for one in first.messages)}
+    message = {"role": "user", "content": "\n\n".join(entry["content"] for entry in first.messages)}
     text = conversation_text(tokenizer, [message], add_generation_prompt=True, day=DAY)
     prompt = thinking.data["packed_prompts"][: thinking.flat_seqlens("packed_prompts")[0]]
     assert tokenizer.decode(prompt.tolist()) == text
@@ -100,28 +100,28 @@ def test_its_chat_template_is_used_and_every_question_is_asked_once():
     assert tokenizer.decode(begun.tolist()).endswith(f"\nSCORE {first.mark}:")
 
 
-def test_the_token_that_ends_a_thought_is_no_part_of_it():
-    model, asked, made = role(DigitTokenizer(), seed=3), [], []
+def test_the_end_token_of_a_thought_is_removed():
+    model, asked, outputs = role(DigitTokenizer(), seed=3), [], []
     generate = model.module.generate
-    model.module.generate = lambda data, *how: asked.append(data) or made.append(generate(data, *how)) or made[-1]
+    model.module.generate = lambda data, *how: asked.append(data) or outputs.append(generate(data, *how)) or outputs[-1]
     judge = RoleJudgeInterface(**OF_DIGITS, thought_tokens=40, temperature=1.0)
     judge.inference(model, texts(*"01234567"), SPEC)
-    assert made[0].ended.any()
+    assert outputs[0].ended.any()
     assert END not in asked[1].data["packed_prompts"]
 
 
 @pytest.mark.parametrize(
-    ("said", "score"),
+    ("reply", "score"),
     [
         (" 7", 7.0), ("7", 7.0), (" 7.5 \n", 7.5), ("10\nbecause", 10.0), (" 0", 0.0), ("\n 3", 3.0),
         ("11", None), ("-1", None), ("8/10", None), ("seven", None), ("", None), ("\n", None), ("nan", None),
         ("7 of 10", None), ("1e1", None), ("7\r8", None),
     ],
 )  # fmt: skip
-def test_what_is_a_score(said, score):
+def test_only_a_number_in_range_is_a_score(reply, score):
     """a number in its range on the line that was begun, and nothing else; no other reply is a zero"""
-    found = RoleJudgeInterface(unscored_reward=-1.0)._score(question("x", RoleJudgeInterface(), "{response}"), said)
-    assert (found.unscored == "", found.value) == (score is not None, -1.0 if score is None else score)
+    verdict = RoleJudgeInterface(unscored_reward=-1.0)._score(question("x", RoleJudgeInterface(), "{response}"), reply)
+    assert (verdict.unscored == "", verdict.value) == (score is not None, -1.0 if score is None else score)
 
 
 class Scripted:
@@ -141,7 +141,7 @@ class Scripted:
 
 
 class PlainTokenizer:
-    """Spells the names of special tokens, as a policy does that wants to forge them."""
+    """Spells out the names of special tokens, like a policy that tries to forge them."""
 
     eos_token_id = byte_tokenizer().eos_token_id
 
@@ -155,24 +155,24 @@ def scripted_role(reply, chat=False):
     return model
 
 
-def test_a_response_without_a_score_is_rewarded_with_the_lowest_score_and_counted(caplog):
+def test_a_response_without_a_score_gets_the_lowest_score_and_is_counted(caplog):
     judge = RoleJudgeInterface(thought_tokens=0, lowest=1.0)
     model = scripted_role(lambda prompt: "well" if "repeat after me" in prompt else " 7")
-    found = judge.inference(model, texts("4", "repeat after me", "repeat after me", "5"), SPEC)
-    assert found.data["rewards"].tolist() == [7.0, 1.0, 1.0, 7.0]
-    assert found.metadata["reward_unscored"] == [0.5]
-    assert found.metadata["reward_errors"] == [0]
+    output = judge.inference(model, texts("4", "repeat after me", "repeat after me", "5"), SPEC)
+    assert output.data["rewards"].tolist() == [7.0, 1.0, 1.0, 7.0]
+    assert output.metadata["reward_unscored"] == [0.5]
+    assert output.metadata["reward_errors"] == [0]
     assert "the judge gave 2 of 4 responses no score; first, sample" in caplog.text
     alone = RoleJudgeInterface(thought_tokens=0).inference(model, texts("repeat after me"), SPEC)
     assert alone.data["rewards"].tolist() == [0.0], "it scores a plain response"
     assert CONTROL in model.tokenizer.decode(model.module.prompts[-1])
 
 
-def test_a_response_that_is_longer_than_the_judge_can_read_has_no_score():
+def test_a_response_too_long_for_the_judge_has_no_score():
     judge, model = RoleJudgeInterface(thought_tokens=0), scripted_role(lambda prompt: " 7")
     model.source = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=1500))
-    found = judge.inference(model, texts("4", "x" * 2000), SPEC)
-    assert (found.data["rewards"].tolist(), found.metadata["reward_unscored"]) == ([7.0, 0.0], [0.5])
+    output = judge.inference(model, texts("4", "x" * 2000), SPEC)
+    assert (output.data["rewards"].tolist(), output.metadata["reward_unscored"]) == ([7.0, 0.0], [0.5])
 
 
 @pytest.mark.parametrize("chat", [True, False])
@@ -192,7 +192,7 @@ def test_too_many_replies_without_a_score_end_the_run():
         RoleJudgeInterface(thought_tokens=0).inference(role(byte_tokenizer()), texts("a", "b", "c"), SPEC)
 
 
-def test_fields_of_the_row():
+def test_the_template_may_use_fields_of_the_row():
     judge = RoleJudgeInterface(**OF_DIGITS, thought_tokens=0, template="{hint} {response}")
     judge.inference(role(DigitTokenizer()), texts("1", hint=["five"]), SPEC)
     with pytest.raises(DataError, match="the template names hint, which the rows do not have"):
@@ -204,6 +204,6 @@ def test_fields_of_the_row():
     [({"template": "?"}, r"\{response\}"), ({"lowest": 10.0}, "must be below"), ({"thought_tokens": -1}, "at least 0"),
      ({"temperature": -1.0}, "at least 0")],
 )  # fmt: skip
-def test_arguments_that_do_not_fit(args, message):
+def test_invalid_arguments_are_refused(args, message):
     with pytest.raises(ValueError, match=message):
         RoleJudgeInterface(**args)

@@ -32,13 +32,13 @@ def test_gap_is_the_mean_over_the_actions_of_responses():
     assert distances(batch()) == {"sampler_gap": 0.25}
 
 
-def test_samples_of_older_weights_have_drifted():
+def test_samples_of_older_weights_count_as_drift():
     """Only those of the same weights show how the engines differ."""
     assert distances(batch(age=[1, 3])) == {"policy_drift": 0.25}
     assert distances(batch(age=[1, 0])) == {"policy_drift": 0.375, "sampler_gap": 0.0}
 
 
-def test_without_log_probs_of_the_trainer_the_first_optimizer_step_has_it():
+def test_no_gap_is_computed_without_log_probs_of_the_trainer():
     data = batch()
     assert distances(data.select(data.keys - {"proximal_logprobs"})) == {}
 

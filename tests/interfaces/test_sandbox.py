@@ -1,5 +1,5 @@
 """What a sandboxed program can hold and reach: memory, keys, sockets, namespaces. Each of these programs prints 3 if it
-gets what it tries for."""
+succeeds."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ os.chdir("/work")
 for number in range(12): open(f"x{number}", "wb").write(bytes(16 << 20))
 print(3)
 """
-HELD = {
+MEMORY_ATTACKS = {
     "SysV segments": SEGMENTS,
     "memory files": """
 files = [os.memfd_create("x") for _ in range(12)]
@@ -113,7 +113,7 @@ print(3)
     "pending signals": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {40})\n"
                        "for _ in range(2000): call(129, os.getpid(), 40, 0)\nprint(3)",
 }  # fmt: skip
-REACHED = {
+ACCESS_ATTACKS = {
     "reads the user's keys": "call(250, 11, -3, 0, 0)\nprint(3)",
     "clears the user's keys": "call(250, 7, -4)\nprint(3)",
     "leaves a key": "call(248, b'user', b'mark', b'secret', 6, -4)\nprint(3)",
@@ -145,9 +145,9 @@ def run(program, confined=True, limits=LIMITS):
 
 @X86_64
 @FILTERED
-@pytest.mark.parametrize("program", HELD.values(), ids=HELD)
+@pytest.mark.parametrize("program", MEMORY_ATTACKS.values(), ids=MEMORY_ATTACKS)
 @pytest.mark.parametrize("confined", [True, False])
-def test_a_program_holds_no_more_memory_than_its_limit(program, confined):
+def test_a_program_cannot_hold_more_memory_than_its_limit(program, confined):
     before, ended = segments(), run(program, confined)
     assert (ended.status, ended.output) != (0, b"3\n")
     assert segments() == before
@@ -157,13 +157,13 @@ def segments():
     return Path("/proc/sysvipc/shm").read_text().count("\n")
 
 
-def test_memory_in_several_processes_is_a_limit_with_a_name():
-    ended = run(HELD["several processes"])
+def test_memory_of_several_processes_is_reported_as_the_limit():
+    ended = run(MEMORY_ATTACKS["several processes"])
     assert (ended.status, ended.why) == (_sandbox.UNFINISHED, "held more than 96 MiB of memory")
 
 
 @pytest.mark.parametrize("confined", [True, False])
-def test_memory_that_processes_share_counts_once(confined):
+def test_memory_shared_by_processes_counts_once(confined):
     """Nine processes that have one block of 30 MiB in common are within 96 MiB."""
     program = "block = bytearray(30 << 20)\nfor _ in range(8):\n    if os.fork() == 0:\n        time.sleep(0.5)\n" \
               "        os._exit(0)\nfor _ in range(8): os.wait()\nprint(3)"  # fmt: skip
@@ -173,14 +173,14 @@ def test_memory_that_processes_share_counts_once(confined):
 
 @X86_64
 @FILTERED
-@pytest.mark.parametrize("program", REACHED.values(), ids=REACHED)
+@pytest.mark.parametrize("program", ACCESS_ATTACKS.values(), ids=ACCESS_ATTACKS)
 @pytest.mark.parametrize("confined", [True, False])
-def test_a_program_reaches_nothing_outside(program, confined):
+def test_a_program_reaches_nothing_outside_its_sandbox(program, confined):
     assert run(program, confined).output == b""
 
 
 @pytest.mark.parametrize("confined", [True, False])
-def test_what_honest_programs_use_is_left(confined):
+def test_honest_programs_still_work(confined):
     ended = run(ALLOWED, confined, LIMITS.__class__(**{**vars(LIMITS), "memory_bytes": 512 << 20}))
     assert ended.output == b"3\n"
 
@@ -207,7 +207,7 @@ REVOKE_KEY = "call(250, 3, {key})\nprint(3)"
 
 
 @X86_64
-def test_without_a_filter_keys_and_segments_are_still_out_of_reach_and_the_gap_has_a_name():
+def test_keys_and_segments_are_protected_without_seccomp_and_this_is_reported():
     programs = [
         SYSTEM + program for program in (READ_KEY, REVOKE_KEY, SEGMENTS, MOUNTS.replace("{", "{{").replace("}", "}}"))
     ]
@@ -226,29 +226,29 @@ def test_without_a_filter_keys_and_segments_are_still_out_of_reach_and_the_gap_h
 def test_the_filter_decides_by_number_and_argument(name):
     machine = _syscall_filter.ARCHITECTURES[name]
     refused = {numbers[machine.index]: errno.EPERM for numbers in _syscall_filter.REFUSED.values()}
-    own = {
+    numbers_of_calls = {
         kind: getattr(_syscall_filter, kind)[machine.index]
         for kind in ("CLONE", "CLONE3", "SOCKET", "SETSOCKOPT", "FCNTL")
     }
-    refused[own["CLONE3"]] = errno.ENOSYS
+    refused[numbers_of_calls["CLONE3"]] = errno.ENOSYS
     if name == "x86_64":
         refused[_syscall_filter.ONLY_ON_X86_64["inotify_init"]] = errno.EPERM
     for number in range(463):
-        arguments = [1, 0, 0] if number == own["SOCKET"] else [0, 0, 0]
+        arguments = [1, 0, 0] if number == numbers_of_calls["SOCKET"] else [0, 0, 0]
         assert decided(machine, number, arguments) == refused.get(number, 0), number
     assert decided(machine, 463, [0, 0]) == decided(machine, 0x40000000, [0, 0]) == errno.ENOSYS
-    assert decided(machine, own["CLONE"], [0x10000011, 0]) == errno.EPERM
-    assert decided(machine, own["CLONE"], [0x3D0F00, 0]) == 0, "a thread"
-    assert decided(machine, own["SOCKET"], [2, 0]) == errno.EAFNOSUPPORT
-    assert decided(machine, own["FCNTL"], [3, 1031]) == errno.EPERM
-    assert decided(machine, own["SETSOCKOPT"], [3, 1, 7]) == errno.EPERM
+    assert decided(machine, numbers_of_calls["CLONE"], [0x10000011, 0]) == errno.EPERM
+    assert decided(machine, numbers_of_calls["CLONE"], [0x3D0F00, 0]) == 0, "a thread"
+    assert decided(machine, numbers_of_calls["SOCKET"], [2, 0]) == errno.EAFNOSUPPORT
+    assert decided(machine, numbers_of_calls["FCNTL"], [3, 1031]) == errno.EPERM
+    assert decided(machine, numbers_of_calls["SETSOCKOPT"], [3, 1, 7]) == errno.EPERM
     assert decided(machine, 0, [0, 0], architecture=0x40000003) == errno.EPERM, "32 bits"
 
 
 def decided(machine, number, arguments, architecture=None):
     """The error that the filter returns for a system call, computed as the kernel does."""
     data = {0: number, 4: machine.audit_number if architecture is None else architecture}
-    data |= {16 + 8 * place: argument for place, argument in enumerate(arguments)}
+    data |= {16 + 8 * index: argument for index, argument in enumerate(arguments)}
     steps, at, loaded = _syscall_filter.filter_steps(machine), 0, 0
     while True:
         code, if_true, if_false, operand = steps[at]
@@ -269,7 +269,7 @@ def decided(machine, number, arguments, architecture=None):
 @pytest.mark.parametrize(
     ("header", "name"), [("x86_64-linux-gnu/asm/unistd_64.h", "x86_64"), ("asm-generic/unistd.h", "aarch64")]
 )
-def test_numbers_are_those_of_the_kernel(header, name):
+def test_call_numbers_equal_those_of_the_kernel_headers(header, name):
     file = Path("/usr/include", header)
     if not file.exists():
         pytest.skip(f"{file} is not installed")
@@ -281,7 +281,7 @@ def test_numbers_are_those_of_the_kernel(header, name):
     assert {call: number[index] for call, number in filtered.items()} == {call: int(numbers[call]) for call in filtered}
 
 
-def test_processes_are_found_and_measured_wherever_they_stand():
+def test_child_processes_are_found_and_their_memory_is_measured():
     code = (
         "import os, time\nheld = bytearray(50 << 20)\nif os.fork() == 0: os.setsid()\nprint(flush=True)\ntime.sleep(60)"
     )

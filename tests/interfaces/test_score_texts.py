@@ -9,17 +9,17 @@ from rlcli.api.interface import ModelInterface
 from rlcli.registry import load
 
 
-def test_a_row_whose_answer_cannot_be_read_has_no_score():
+def test_an_unreadable_gold_answer_has_no_score():
     reward = load("interfaces", "math_reward")()
     assert reward.score_texts(["#### 2", "#### 2"], ["\u202e2", "2"]) == [None, 1.0]
 
 
-def test_it_is_optional():
+def test_score_texts_is_optional():
     with pytest.raises(NotImplementedError, match="does not score texts"):
         ModelInterface().score_texts([], [])
 
 
-def test_no_torch_is_needed():
+def test_scoring_texts_does_not_import_torch():
     script = (
         "import sys\nfrom rlcli.registry import load\n"
         "assert load('interfaces', 'math_reward')().score_texts(['#### 4'], ['4']) == [1.0]\n"

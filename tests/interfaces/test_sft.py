@@ -1,4 +1,4 @@
-"""The loss of supervised fine-tuning, written out; `InterfaceContract` has what holds for any interface."""
+"""The loss of supervised fine-tuning, written out; `InterfaceContract` checks what holds for any interface."""
 
 import math
 
@@ -41,12 +41,12 @@ def test_loss_and_gradient_are_those_of_the_formula(rollout):
         torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-10, rtol=1e-10)
 
 
-def test_evaluation_is_the_same_loss(rollout):
+def test_evaluation_reports_the_training_loss(rollout):
     """evaluation reports the loss, its tokens and perplexity"""
     data, model = rollout.select(["packed_input_ids", "prompt_mask"]), tiny_model()
-    found = SFTInterface().evaluate(model, [data])
+    evaluation = SFTInterface().evaluate(model, [data])
     total, count = loss_by_hand(model.module.model, data)
-    assert found["loss"] == pytest.approx(float(total.detach()) / count)
-    assert found["ppl"] == pytest.approx(math.exp(found["loss"]))
-    assert found["tokens"] == count
+    assert evaluation["loss"] == pytest.approx(float(total.detach()) / count)
+    assert evaluation["ppl"] == pytest.approx(math.exp(evaluation["loss"]))
+    assert evaluation["tokens"] == count
     assert SFTInterface().evaluate(model, []) == {"loss": 0.0, "ppl": 1.0, "tokens": 0.0}

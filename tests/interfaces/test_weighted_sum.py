@@ -1,4 +1,4 @@
-"""Several rewards added up: numbers worked by hand, the recipe that says so, and what it lacks."""
+"""Several rewards added up: numbers worked by hand, its recipe, and errors in it."""
 
 import pytest
 import torch
@@ -21,15 +21,15 @@ class TestContract(InterfaceContract):
 
     @pytest.fixture
     def inference_batches(self):
-        def made(lengths=PAIRS, seed=0):
+        def make(lengths=PAIRS, seed=0):
             batch = make_batch(["packed_input_ids", "rewards"], lengths, seed)
             ones = [[1] * len(group) for group in lengths]
             numbers = make_batch(["rewards"], lengths, seed + 1).data["rewards"]
-            own = {"correct": numbers, "brevity": 2 * numbers.roll(1) + batch.data["rewards"]}
-            batch.update_(SequenceSample.from_default(ids=batch.ids, seqlens=dict.fromkeys(own, ones), data=own))
+            data = {"correct": numbers, "brevity": 2 * numbers.roll(1) + batch.data["rewards"]}
+            batch.update_(SequenceSample.from_default(ids=batch.ids, seqlens=dict.fromkeys(data, ones), data=data))
             return batch
 
-        return made
+        return make
 
 
 def batch(**keys):
@@ -40,7 +40,7 @@ def batch(**keys):
     )
 
 
-def test_a_sum_by_hand():
+def test_a_weighted_sum_equals_that_worked_by_hand():
     interface = WeightedSumInterface(weights={"correct": 2.0, "brevity": -0.5})
     out = interface.inference(ROLE, batch(correct=[1, 0, 1], brevity=[-3, 5, 4], other=[9, 9, 9]), SPEC)
     assert out.data["rewards"].tolist() == [3.5, -2.5, 0.0]
@@ -49,7 +49,7 @@ def test_a_sum_by_hand():
     assert out.metadata == {}, "each reward is reported by its own call"
 
 
-def test_flags_and_whole_numbers_are_added_as_numbers():
+def test_boolean_rewards_are_added_as_numbers():
     data = batch(solved=[0, 1, 1])
     data.data["solved"] = data.data["solved"].bool()
     data.dtypes["solved"] = torch.bool
@@ -58,7 +58,7 @@ def test_flags_and_whole_numbers_are_added_as_numbers():
     ]  # fmt: skip
 
 
-def test_a_large_part_does_not_swallow_a_small_one():
+def test_a_small_reward_is_not_lost_next_to_a_large_one():
     """The sum is rounded to float32 once."""
     data = batch(large=[2**24] * 3, one=[1] * 3)
     out = WeightedSumInterface(weights={"large": 1.0, "one": 1.0}).inference(ROLE, data, SPEC)
@@ -68,7 +68,7 @@ def test_a_large_part_does_not_swallow_a_small_one():
     assert negative.inference(ROLE, data, SPEC).data["rewards"].tolist() == [1.0] * 3
 
 
-def test_keys_that_are_not_one_number_for_each_response():
+def test_keys_without_one_number_per_response_are_refused():
     values = make_batch(["values"], [[(2, 3)]])
     with pytest.raises(UsageError, match="values holds more than one number for a response"):
         WeightedSumInterface(weights={"values": 1.0}).inference(ROLE, values, SPEC)
@@ -78,7 +78,7 @@ def test_keys_that_are_not_one_number_for_each_response():
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": float("nan")}, {"a": float("inf")}])
-def test_weights_that_do_not_fit(weights):
+def test_invalid_weights_are_refused(weights):
     with pytest.raises(ValueError, match="weights"):
         WeightedSumInterface(weights=weights)
 
@@ -99,7 +99,7 @@ graph:
 """
 
 
-def test_the_recipe_of_a_sum(tmp_path, monkeypatch):
+def test_the_keys_of_a_sum_follow_from_its_weights(tmp_path, monkeypatch):
     """Its keys follow from the weights, so nothing is listed twice."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sum.yaml").write_text(LAYER)
@@ -108,7 +108,7 @@ def test_the_recipe_of_a_sum(tmp_path, monkeypatch):
     assert graph["sum_inf"].outputs == ["rewards"]
 
 
-def test_a_key_that_nobody_makes_is_refused_with_its_place(tmp_path, monkeypatch):
+def test_a_key_that_no_call_produces_is_refused_with_its_location(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sum.yaml").write_text(LAYER.replace("lenient: 0.25", "leniant: 0.25"))
     with pytest.raises(RecipeError) as caught:

@@ -16,8 +16,8 @@ def role(module, backend="fsdp"):
     """A role on one rank of a real backend."""
     model = Model("tested", None, TinyTokenizer(), torch.device("cpu"), source=HeldSource(module))
     args = {"lr": 1e-3} if backend == "fsdp" else {}
-    made = make_backend(ModelBackendAbstraction(backend, {"dtype": "float32", **args}))
-    return made.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
+    backend_there = make_backend(ModelBackendAbstraction(backend, {"dtype": "float32", **args}))
+    return backend_there.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
 
 
 def ours(interface, module, batch, micro_batches):
@@ -34,10 +34,10 @@ def ours(interface, module, batch, micro_batches):
     return stats, gradients
 
 
-def check_equal(mine, other, factor=1.0, least=100 * TOLERANCE):
+def check_equal(ours, theirs, factor=1.0, least=100 * TOLERANCE):
     """(stats, gradients) of ours are (loss, gradients) of theirs times a factor that a convention explains, and some
     gradient is above `least`, so that there is something to compare."""
-    (stats, gradients), (loss, expected) = mine, other
+    (stats, gradients), (loss, expected) = ours, theirs
     assert stats["loss"] == pytest.approx(factor * loss, rel=TOLERANCE, abs=TOLERANCE)
     assert expected.keys() <= gradients.keys()
     for name, gradient in expected.items():

@@ -24,13 +24,13 @@ def sample(draw):
     return training_id(*draw[:2])
 
 
-def account(folder, step):
-    """By the checkpoint of a step, each sample that was drawn is in one place: trained, dropped, waiting or ready."""
+def assert_each_sample_is_in_one_place(folder, step):
+    """By the checkpoint of a step, each drawn sample is in exactly one place: trained, dropped, waiting or ready."""
     state = state_of(folder, step)
     places = [line["sample"] for line in ledger(folder) if line["step"] <= step]
     places += [sample(draw) for draw in state["returned"]] + [sample(one["draw"]) for one in state["ready"]]
     order = DataOrder(20, seed=5)
-    assert sorted(places) == sorted(training_id(*order.at(place)) for place in range(state["drawn"]))
+    assert sorted(places) == sorted(training_id(*order.at(position)) for position in range(state["drawn"]))
 
 
 def trained(folder):
@@ -49,64 +49,64 @@ def forget_after(folder, step):
 
 
 @pytest.mark.parametrize("drops", [(), DROPPING], ids=["plain", "dropping"])
-def test_a_run_continues_with_the_samples_that_were_finished(train, resume, drops):
+def test_a_resumed_run_trains_on_the_samples_that_were_ready(train, resume, drops):
     _, folder = train(*PLAIN, *drops)
     for step in range(1, 7):
-        account(folder, step)
+        assert_each_sample_is_in_one_place(folder, step)
     forget_after(folder, 2)
     state = state_of(folder, 2)
     assert state["ready"]
-    assert state["returned"]  # those that were in the making
+    assert state["returned"]  # those that were being made
     resume()
     for step in range(2, 7):
-        account(folder, step)
-    found = trained(folder)
-    assert len(found) == 6 * 8
-    assert all(0 <= step - 1 - version <= 2 for step, version in found.values())
-    for one in state["ready"]:
-        step, version = found[sample(one["draw"])]
-        assert (step > 2, version) == (True, one["versions"]["gen"])  # it was not sampled again
-    again = [draw for draw in state["returned"] if draw[2] and sample(draw) in found]
-    assert again
-    assert sum(record.get("samples/retried", 0) for record in numbers(folder)) == len(again)
+        assert_each_sample_is_in_one_place(folder, step)
+    steps_and_versions = trained(folder)
+    assert len(steps_and_versions) == 6 * 8
+    assert all(0 <= step - 1 - version <= 2 for step, version in steps_and_versions.values())
+    for ready in state["ready"]:
+        step, version = steps_and_versions[sample(ready["draw"])]
+        assert (step > 2, version) == (True, ready["versions"]["gen"])  # it was not sampled again
+    retried = [draw for draw in state["returned"] if draw[2] and sample(draw) in steps_and_versions]
+    assert retried
+    assert sum(record.get("samples/retried", 0) for record in numbers(folder)) == len(retried)
 
 
-def test_what_two_ranks_have_finished_one_rank_continues_with(train, resume):
+def test_one_rank_resumes_with_the_samples_that_two_ranks_made(train, resume):
     _, folder = train(*PLAIN, *TWO_RANKS)
     forget_after(folder, 3)
     state = state_of(folder, 3)
     resume("launch=inline", "cluster.devices_per_node=1", "models.critic.devices=null", "models.reward.devices=null")
     for step in range(3, 7):
-        account(folder, step)
-    found = trained(folder)
-    assert len(found) == 6 * 8
-    assert all(found[sample(one["draw"])][1] == one["versions"]["gen"] for one in state["ready"])
+        assert_each_sample_is_in_one_place(folder, step)
+    steps_and_versions = trained(folder)
+    assert len(steps_and_versions) == 6 * 8
+    assert all(steps_and_versions[sample(ready["draw"])][1] == ready["versions"]["gen"] for ready in state["ready"])
 
 
-def test_a_resumed_run_gives_back_what_is_too_stale_for_it(train, resume):
+def test_samples_too_stale_for_a_resumed_run_are_sampled_again(train, resume):
     _, folder = train(*PLAIN)
     forget_after(folder, 4)
     stale = [sample(one["draw"]) for one in state_of(folder, 4)["ready"] if 4 - one["versions"]["gen"] > 1]
     assert stale
     resume("train.max_staleness=1", accept=True)
-    found = trained(folder)
-    account(folder, 6)
-    assert all(0 <= step - 1 - version <= 1 for step, version in found.values() if step > 4)
-    assert all(found[id_][1] >= 4 for id_ in stale if id_ in found)
+    steps_and_versions = trained(folder)
+    assert_each_sample_is_in_one_place(folder, 6)
+    assert all(0 <= step - 1 - version <= 1 for step, version in steps_and_versions.values() if step > 4)
+    assert all(steps_and_versions[id_][1] >= 4 for id_ in stale if id_ in steps_and_versions)
     expired = [record.get("samples/expired", 0) for record in numbers(folder)]
     assert sum(expired[4:]) >= len(stale)
 
 
-def test_a_synchronous_run_makes_them_again(train, resume):
+def test_ready_samples_are_sampled_again_when_resuming_at_staleness_0(train, resume):
     _, folder = train(*PLAIN)
     forget_after(folder, 4)
     resume("train.max_staleness=0", "train.prompts_per_draw=null", accept=True)
-    found = trained(folder)
-    account(folder, 6)
-    assert all(step - 1 == version for step, version in found.values() if step > 4)
+    steps_and_versions = trained(folder)
+    assert_each_sample_is_in_one_place(folder, 6)
+    assert all(step - 1 == version for step, version in steps_and_versions.values() if step > 4)
 
 
-def test_evaluations_and_checkpoints_do_not_drain_what_is_ahead(train):
+def test_evaluations_and_checkpoints_do_not_drain_the_samples_ahead(train):
     """With both after every step there is no less ahead than without; and an evaluation says of which weights it is."""
     _, plain = train("train.max_staleness=1", "train.steps=6", "train.eval.dataset=null", name="plain")
     _, folder = train("train.max_staleness=1", "train.steps=6", "train.eval.every_steps=1", "checkpoint.every_steps=1")

@@ -50,13 +50,13 @@ def until_committed(folder):
 
 
 @launches
-def test_while_a_call_is_under_way(train, folder, launch, until_committed):
+def test_a_checkpoint_is_committed_while_a_call_is_running(train, folder, launch, until_committed):
     train(*launch, until_committed, slow(1.0))
     assert committed(folder) == [1, 2]
 
 
 @launches
-def test_before_an_error_ends_the_run(train, folder, launch, until_committed, capsys):
+def test_a_checkpoint_is_committed_before_an_error_ends_the_run(train, folder, launch, until_committed, capsys):
     with pytest.raises(DataError, match="a row that nobody can train on"):
         train(*launch, until_committed, slow(1.0), f"{TRAIN}.fail_rank=0")
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
@@ -64,13 +64,13 @@ def test_before_an_error_ends_the_run(train, folder, launch, until_committed, ca
 
 
 @launches
-def test_an_error_waits_for_files_that_are_nearly_written(train, folder, launch):
+def test_an_error_waits_for_files_that_are_nearly_complete(train, folder, launch):
     with pytest.raises(DataError):
         train(*launch, slow(1.5), f"{TRAIN}.fail_rank=0")
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
 
 
-def test_an_error_does_not_wait_forever(train, folder, monkeypatch, capsys):
+def test_an_error_gives_up_on_files_that_take_too_long(train, folder, monkeypatch, capsys):
     monkeypatch.setattr(master, "LAST_WAIT", 0.2)
     began = time.monotonic()
     with pytest.raises(DataError):
@@ -80,13 +80,13 @@ def test_an_error_does_not_wait_forever(train, folder, monkeypatch, capsys):
     assert committed(folder) == []
 
 
-def test_before_a_dead_rank_ends_the_run(train, folder, until_committed):
+def test_a_checkpoint_is_committed_before_a_dead_rank_ends_the_run(train, folder, until_committed):
     with pytest.raises(WorkerError):
         train(*LAUNCHES["two ranks"], until_committed, f"{TRAIN}.kill_rank=1", slow(1.0))
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
 
 
-def test_before_a_streak_of_bad_steps_ends_the_run(train, folder):
+def test_a_checkpoint_is_committed_before_nonfinite_steps_end_the_run(train, folder):
     with pytest.raises(NumericError) as caught:
         train(f"{TRAIN}.poison=true", "train.max_nonfinite_streak=2", slow(1.0))
     assert caught.value.code == "F37"

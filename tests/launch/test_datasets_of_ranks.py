@@ -25,16 +25,16 @@ CRITIC_OF_ANOTHER_FAMILY = (
     ],
     ids=["everywhere", "generation on rank 0", "generation on rank 1"],
 )
-def test_a_rank_opens_the_datasets_whose_rows_it_takes_and_rank_0_all(project, settings, opened):
-    two = ["launch=local", "cluster.devices_per_node=2", "models.reward.devices='0'", *settings]
-    recipe = load_recipe("toy.yaml", two).recipe
+def test_a_rank_opens_only_the_datasets_it_reads_and_rank_0_opens_all(project, settings, opened):
+    overrides = ["launch=local", "cluster.devices_per_node=2", "models.reward.devices='0'", *settings]
+    recipe = load_recipe("toy.yaml", overrides).recipe
     for rank, expected in enumerate(opened):
         worker = ModelWorker(recipe, plan_topology(recipe), rank, torch.device("cpu"), {}, lambda *report: None)
         worker.open_datasets()
         assert set(worker.datasets) == expected
 
 
-def test_samples_are_shown_with_the_tokenizer_that_their_prompts_were_read_with(project, train):
+def test_samples_are_decoded_with_the_tokenizer_of_their_prompts(project, train):
     """The recipe's first role has another."""
     recipe = (project / "toy.yaml").read_text()
     assert CRITIC in recipe

@@ -1,4 +1,4 @@
-"""Samples that a call drops: replaced by the next ones, accounted for, and no obstacle to the same numbers anywhere.
+"""Samples that a call drops: replaced by the next ones, accounted for, and the same on any ranks and when resumed.
 
 The reward of toy row i at step k is 14 + k + i % 3, so which rows are dropped depends on the weights.
 """
@@ -62,7 +62,7 @@ def by_state(folder, state):
     return [line["sample"] for line in lines(folder, "ledger.jsonl") if line["state"] == state]
 
 
-def test_every_sample_that_is_drawn_is_trained_on_once_or_dropped_with_a_reason(train):
+def test_each_drawn_sample_is_trained_on_once_or_dropped_with_a_reason(train):
     folder = train("train.steps=5", *DROPPING)
     trained, dropped = by_state(folder, "trained"), by_state(folder, "dropped")
     assert len(trained) == 5 * 8
@@ -80,40 +80,40 @@ def test_every_sample_that_is_drawn_is_trained_on_once_or_dropped_with_a_reason(
         assert record["samples/dropped/divisible"] == record["samples/dropped"] == record["samples/redrawn"]
 
 
-def test_no_one_sees_a_difference_where_nothing_is_dropped(train):
-    """A reward that could drop samples, and does not, makes the run that it makes without that."""
+def test_a_reward_that_drops_nothing_leaves_the_run_unchanged(train):
+    """A reward that could drop samples but drops none gives the same run as one that cannot."""
     plain = train("train.eval.dataset=null", name="plain")
     able = train("train.eval.dataset=null", DROP.replace("3", "1000"), name="able")
-    found = [{k: v for k, v in record.items() if not k.startswith("samples/")} for record in numbers(able)]
-    assert found == numbers(plain)
+    able_numbers = [{k: v for k, v in record.items() if not k.startswith("samples/")} for record in numbers(able)]
+    assert able_numbers == numbers(plain)
     assert (able / "ledger.jsonl").read_text() == (plain / "ledger.jsonl").read_text()
 
 
 @pytest.mark.parametrize("per_draw", ["null", "5"])
-def test_a_run_that_is_resumed_draws_what_it_would_have_drawn(train, resume, per_draw):
+def test_a_resumed_run_draws_the_same_samples_as_an_uninterrupted_run(train, resume, per_draw):
     settings = (*DROPPING, f"train.prompts_per_draw={per_draw}")
-    whole = train(*settings, "train.steps=5", name="whole")
+    uninterrupted = train(*settings, "train.steps=5", name="whole")
     train(*settings, "train.steps=2")
     folder = resume("train.steps=5")
-    assert numbers(folder) == numbers(whole)
-    assert (folder / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
-    assert (folder / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
-    returned = json.loads((whole / "checkpoints/step-000000000005/state.json").read_text())["returned"]
+    assert numbers(folder) == numbers(uninterrupted)
+    assert (folder / "ledger.jsonl").read_text() == (uninterrupted / "ledger.jsonl").read_text()
+    assert (folder / "samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
+    returned = json.loads((uninterrupted / "checkpoints/step-000000000005/state.json").read_text())["returned"]
     assert bool(returned) == (per_draw == "5")
 
 
 @pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize("critic", [(), ("models.critic.devices='1'", "models.reward.devices='0'")])
-def test_two_ranks_drop_and_draw_as_one_does(train, critic):
+def test_two_ranks_drop_and_draw_the_same_samples_as_one(train, critic):
     settings = (*DROPPING, "train.prompts_per_draw=5")
-    one = train(*settings, name="one")
-    two = train(*settings, "launch=local", "cluster.devices_per_node=2", *critic, name="two")
-    assert numbers(two) == numbers(one)
+    one_rank = train(*settings, name="one")
+    two_ranks = train(*settings, "launch=local", "cluster.devices_per_node=2", *critic, name="two")
+    assert numbers(two_ranks) == numbers(one_rank)
     for name in ("ledger.jsonl", "samples.jsonl"):
-        assert (two / name).read_text() == (one / name).read_text()
+        assert (two_ranks / name).read_text() == (one_rank / name).read_text()
 
 
-def test_where_everything_is_dropped_the_run_ends_with_a_reason(train, project):
+def test_a_run_whose_samples_are_all_dropped_ends_with_the_reason(train, project):
     with pytest.raises(DataError, match="step 1: the batch is empty: no sample is left of 24 in 3 draws") as caught:
         train(DROP.replace("3", "1"), "train.max_redraws=2")
     assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("F80", 4, "graph.score")
@@ -121,20 +121,20 @@ def test_where_everything_is_dropped_the_run_ends_with_a_reason(train, project):
     assert by_state(project / "run", "trained") == []
 
 
-def test_where_too_few_are_left_later_the_steps_before_are_kept(train, resume, project):
-    """The second step needs one draw more than the first. With more redraws nothing was lost."""
+def test_steps_before_an_underfilled_batch_are_kept_and_can_be_resumed(train, resume, project):
+    """The second step needs one draw more than the first. With more redraws allowed, nothing is lost."""
     settings = ("train.eval.dataset=null", "graph.score.interface={type: toy_reward, args: {drop: 3}}")
-    whole = train(*settings, "train.prompts_per_draw=1", "train.max_redraws=20", name="whole")
+    uninterrupted = train(*settings, "train.prompts_per_draw=1", "train.max_redraws=20", name="whole")
     with pytest.raises(DataError, match="step 2: 7 of the 8 samples of a batch are left"):
         train(*settings, "train.prompts_per_draw=1", "train.max_redraws=12")
-    assert numbers(project / "run") == numbers(whole)[:1]
+    assert numbers(project / "run") == numbers(uninterrupted)[:1]
     folder = resume("train.max_redraws=20")
-    assert numbers(folder) == numbers(whole)
-    assert (folder / "ledger.jsonl").read_text() == (whole / "ledger.jsonl").read_text()
+    assert numbers(folder) == numbers(uninterrupted)
+    assert (folder / "ledger.jsonl").read_text() == (uninterrupted / "ledger.jsonl").read_text()
 
 
 @pytest.mark.parametrize("ahead", [(), ("train.max_staleness=1",)], ids=["", "ahead"])
-def test_epochs_end_with_their_rows_though_some_were_dropped(train, resume, ahead):
+def test_epochs_cover_all_rows_although_some_are_dropped(train, resume, ahead):
     """Sixty rows are eight steps of eight; a third is dropped. The last batch is filled from the next epoch."""
     folder = train("train.steps=null", "train.epochs=3", *DROPPING, *ahead)
     trained, dropped = by_state(folder, "trained"), by_state(folder, "dropped")
@@ -149,7 +149,7 @@ def test_epochs_end_with_their_rows_though_some_were_dropped(train, resume, ahea
     assert {f"e3r{row}" for row in range(20)} <= {*by_state(folder, "trained"), *by_state(folder, "dropped")}
 
 
-def test_a_reason_that_is_not_declared_is_the_components_fault(train):
+def test_an_undeclared_drop_reason_is_an_error_of_the_component(train):
     with pytest.raises(
         ProjectError, match=r"dropped sample row-.* for 'other'; its DROPS declares divisible"
     ) as caught:

@@ -12,7 +12,7 @@ from rlcli.launch.resume import resume_run
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime import outputs
+from rlcli.runtime import master
 
 FILES = ("metrics.jsonl", "samples.jsonl", "ledger.jsonl")
 
@@ -37,7 +37,7 @@ class Disk:
 def disk(monkeypatch):
     disk = Disk()
     monkeypatch.setattr("rlcli.observe.json_lines.os.write", disk.write)
-    monkeypatch.setattr(outputs, "PAUSE", 0.01)
+    monkeypatch.setattr(master, "PAUSE", 0.01)
     return disk
 
 
@@ -62,17 +62,17 @@ def lines(folder):
     }
 
 
-def test_for_a_moment_costs_nothing(project, disk, capsys):
+def test_lines_are_complete_after_the_disk_was_full_for_a_moment(project, disk, capsys):
     assert train(project / "whole").exit_code == 0
     disk._writes, disk.full = 0, range(4, 9)
     assert train(project / "run").exit_code == 0
     assert lines(project / "run") == lines(project / "whole")
-    told = capsys.readouterr().err
-    assert "cannot be written now, its lines are kept: No space left on device" in told
-    assert "is being written again" in told
+    messages = capsys.readouterr().err
+    assert "cannot be written now, its lines are kept: No space left on device" in messages
+    assert "is being written again" in messages
 
 
-def test_to_the_end_no_checkpoint_claims_the_steps_whose_lines_are_lost(project, disk):
+def test_a_disk_full_to_the_end_commits_no_step_whose_lines_are_lost(project, disk):
     every_step = "checkpoint.every_steps=1"
     train(project / "whole", every_step)
     disk._writes, disk.full = 0, range(9, 10**9)
@@ -88,7 +88,7 @@ def test_to_the_end_no_checkpoint_claims_the_steps_whose_lines_are_lost(project,
     assert lines(project / "run") == lines(project / "whole")
 
 
-def test_to_the_end_of_a_run_without_checkpoints(project, disk):
+def test_a_run_without_checkpoints_fails_if_its_last_lines_are_not_written(project, disk):
     disk.full = range(9, 10**9)
     with pytest.raises(ResourceError, match=r"lines that are not on disk: .* of metrics\.jsonl") as caught:
         train(project / "run", "checkpoint.at_end=false", "checkpoint.every_seconds=null")

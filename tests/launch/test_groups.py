@@ -28,17 +28,17 @@ FILES = (sys.executable, "-P", "-m", "http.server", PORT, "--bind", "127.0.0.1")
 
 @pytest.fixture
 def members(tmp_path):
-    made = Members(tmp_path, run_environment(1), tmp_path)
-    yield made
-    made.stop()
+    members = Members(tmp_path, run_environment(1), tmp_path)
+    yield members
+    members.stop()
 
 
 def wait_for(condition, seconds=60):
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
-    return found
+    return result
 
 
 def answers(slot):
@@ -48,7 +48,7 @@ def answers(slot):
         return False
 
 
-def test_a_server_runs_what_its_client_asks_for_until_it_asks_for_another(members, tmp_path):
+def test_a_server_restarts_with_the_command_of_each_new_request(members, tmp_path):
     members.start([Group(RANKS, "ranks", (0, 1)), SERVER, POOL], node=0)
     assert set(members.pids()) == {("files", 0), ("files", 2), ("pool", 0)}
     assert psutil.Process(members.pids()["files", 0]).environ()["RLCLI_TEST"] == "here"
@@ -76,7 +76,7 @@ def test_a_server_runs_what_its_client_asks_for_until_it_asks_for_another(member
     assert members.deaths() == []
 
 
-def test_the_server_of_an_agent_that_is_killed_is_known_to_have_ended(members, tmp_path):
+def test_a_server_is_reported_as_ended_when_its_agent_is_killed(members, tmp_path):
     members.start([SERVER], node=1)
     slot = ServerSlot(process_folder(tmp_path, "server", "files", 1))
     slot.start(FILES, {})
@@ -89,7 +89,7 @@ def test_the_server_of_an_agent_that_is_killed_is_known_to_have_ended(members, t
     assert wait_for(members.new_restarts) == [Restart("files", 1, "ended with the agent that ran it")]
 
 
-def test_one_that_dies_is_replaced_until_it_has_died_too_often(members, monkeypatch):
+def test_a_dead_pool_process_is_replaced_until_it_has_died_too_often(members, monkeypatch):
     monkeypatch.setattr(children, "REPLACEMENTS", 1)
     members.start([POOL], node=0)
     first = members.pids()["pool", 0]
@@ -108,7 +108,7 @@ def test_one_that_dies_is_replaced_until_it_has_died_too_often(members, monkeypa
     assert str(death) == "was killed by SIGKILL (out of memory?)"
 
 
-def test_one_that_cannot_start_says_why_in_its_log(members, tmp_path, monkeypatch):
+def test_a_pool_process_that_cannot_start_logs_the_reason(members, tmp_path, monkeypatch):
     monkeypatch.setattr(children, "REPLACEMENTS", 0)
     members.start([Group("broken", "pool", (0,), (sys.executable, "-c", "raise SystemExit('no such model')"))], node=0)
     (death,) = wait_for(members.deaths)
@@ -117,7 +117,7 @@ def test_one_that_cannot_start_says_why_in_its_log(members, tmp_path, monkeypatc
     assert (tmp_path / "logs" / "broken0.log").stat().st_mode & 0o077 == 0
 
 
-def test_the_client_of_a_server_whose_agent_is_given_up_knows_at_once(members, tmp_path, monkeypatch):
+def test_the_client_learns_at_once_that_its_servers_agent_is_given_up(members, tmp_path, monkeypatch):
     monkeypatch.setattr(children, "REPLACEMENTS", 0)
     members.start([SERVER], node=1)
     slot = ServerSlot(process_folder(tmp_path, "server", "files", 1))
@@ -126,14 +126,14 @@ def test_the_client_of_a_server_whose_agent_is_given_up_knows_at_once(members, t
     assert slot.given_up is None
     os.kill(members.pids()["files", 1], signal.SIGKILL)
     log = tmp_path / "logs" / "files1.log"
-    said = f"what runs it was killed by SIGKILL (out of memory?), 1 times (see {log})"
-    assert wait_for(lambda: slot.given_up) == said
+    reason = f"what runs it was killed by SIGKILL (out of memory?), 1 times (see {log})"
+    assert wait_for(lambda: slot.given_up) == reason
     assert (slot.exit_code, slot.port) == (LOST, None)
     slot.start(FILES, {})
     assert (slot.exit_code, slot.port) == (LOST, None)
 
 
-def test_they_end_with_all_that_they_have_started(members):
+def test_stopping_members_also_ends_the_processes_that_they_started(members):
     members.start([STUBBORN], node=0)
     process = psutil.Process(members.pids()["stubborn", 0])
     (child,) = wait_for(process.children)

@@ -1,4 +1,4 @@
-"""Ctrl-C in a whole process: once saves and stops, twice stops now, and both are said, with --quiet too."""
+"""Ctrl-C in a whole process: once saves and stops, twice stops now, and both are reported, with --quiet too."""
 
 import json
 import os
@@ -13,7 +13,7 @@ HOME = str(Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize("options", [(), ("--quiet",)])
-def test_once_saves_and_stops_and_says_so(endless, project, options):
+def test_the_first_ctrl_c_saves_stops_and_is_reported(endless, project, options):
     process = endless(*options)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
@@ -26,7 +26,7 @@ def test_once_saves_and_stops_and_says_so(endless, project, options):
     assert (project / "run/models/actor/config.json").exists()
 
 
-def test_twice_stops_now_and_says_so(endless, project):
+def test_a_second_signal_stops_at_once_and_is_reported(endless, project):
     process = endless()
     os.kill(process.pid, signal.SIGSTOP)  # so that both arrive within one step
     process.send_signal(signal.SIGINT)
@@ -41,7 +41,7 @@ def test_twice_stops_now_and_says_so(endless, project):
     assert json.loads((project / "run/status.json").read_text())["state"] == "failed"
 
 
-def test_with_json_stdout_is_one_document(endless):
+def test_stdout_of_an_interrupted_run_with_json_is_one_document(endless):
     process = endless("--json")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=200)

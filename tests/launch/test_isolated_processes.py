@@ -30,7 +30,7 @@ def child(monkeypatch):
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_that_asks_the_run_to_stop_leaves_it_to_finish_its_task(child, number):
+def test_a_stop_signal_lets_the_child_finish_its_task(child, number):
     child.send_signal(number)
     child.stdin.write(b"the reply\n")
     child.stdin.flush()
@@ -38,6 +38,6 @@ def test_a_signal_that_asks_the_run_to_stop_leaves_it_to_finish_its_task(child, 
     assert child.wait(30) == 0
 
 
-def test_its_limit_of_processor_time_ends_it(child):
+def test_the_processor_time_limit_ends_the_child(child):
     child.send_signal(signal.SIGPROF)
     assert child.wait(30) == -signal.SIGPROF

@@ -56,18 +56,18 @@ def result(folder):
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_killed_at_every_failpoint_of_a_save(train_with_faults, project, asynchronous):
+def test_a_run_killed_at_any_failpoint_of_a_save_resumes_identically(train_with_faults, project, asynchronous):
     settings = () if asynchronous else (SYNCHRONOUS,)
     train(project / "whole", *settings)
-    ended, places = train_with_faults(project / "noted", "*:note", *settings)
+    ended, failpoints = train_with_faults(project / "noted", "*:note", *settings)
     assert ended == 0
-    begun = [number for number, place in enumerate(places) if place["failpoint"] == "checkpoint.begun"]
-    assert len(begun) == 4
-    third = range(begun[2], begun[3])
-    assert {place["failpoint"].partition(".")[2] for place in (places[number] for number in third)} == {
+    starts = [number for number, failpoint in enumerate(failpoints) if failpoint["failpoint"] == "checkpoint.begun"]
+    assert len(starts) == 4
+    third_save = range(starts[2], starts[3])
+    assert {failpoints[number]["failpoint"].partition(".")[2] for number in third_save} == {
         "begun", "sealed", "synced", "appeared", "committed", "doomed",
     }  # fmt: skip
-    for number in third:
+    for number in third_save:
         folder = project / f"run{number}"
         ended, events = train_with_faults(folder, f"*:kill@{number + 1}", *settings)
         assert (ended, len(events)) == (-9, 1)

@@ -1,4 +1,4 @@
-"""Runs of which files are lost or damaged: resumed with what is left, or refused, and never begun anew in silence."""
+"""Runs of which files are lost or damaged: resumed with what is left, or refused, and never silently started over."""
 
 import json
 import shutil
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.timeout(420)  # some are several runs
 LONG = ("train.steps=5", "checkpoint.every_steps=2")
 
 
-def test_a_damaged_checkpoint_is_passed_over(train, resume, project, capsys):
-    _, whole = train(*LONG, name="whole")
+def test_a_damaged_checkpoint_is_skipped(train, resume, project, capsys):
+    _, uninterrupted = train(*LONG, name="whole")
     train("train.steps=4", "checkpoint.every_steps=2")
     damaged = project / "run/checkpoints/step-000000000004/state.json"
     damaged.write_bytes(damaged.read_bytes()[:-2])
     resumed = resume("train.steps=5")
     assert resumed.step == 2
     assert "[F17]" in capsys.readouterr().err
-    assert numbers(project / "run") == numbers(whole)
+    assert numbers(project / "run") == numbers(uninterrupted)
 
 
 def flip_a_bit(file):
@@ -37,23 +37,23 @@ def flip_a_bit(file):
 
 
 @pytest.mark.parametrize("damaged", ["models/actor", "state.json"])
-def test_a_changed_bit_is_found_before_anything_is_loaded(train, resume, project, capsys, damaged):
-    _, whole = train(*LONG, name="whole")
+def test_a_flipped_bit_is_detected_before_anything_is_loaded(train, resume, project, capsys, damaged):
+    _, uninterrupted = train(*LONG, name="whole")
     train("train.steps=4", "checkpoint.every_steps=2")
-    place = project / "run/checkpoints/step-000000000004" / damaged
-    flip_a_bit(next(place.glob("*.safetensors")) if place.is_dir() else place)
+    path = project / "run/checkpoints/step-000000000004" / damaged
+    flip_a_bit(next(path.glob("*.safetensors")) if path.is_dir() else path)
     resumed = resume("train.steps=5")
     assert resumed.step == 2
-    assert f"[F18] {place}" in capsys.readouterr().err
-    assert numbers(project / "run") == numbers(whole)
+    assert f"[F18] {path}" in capsys.readouterr().err
+    assert numbers(project / "run") == numbers(uninterrupted)
     last = json.loads((project / "run/resumes.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 2
 
 
-def test_where_the_only_checkpoint_is_damaged_the_run_is_refused_and_stays_as_it_was(train, resume, project):
+def test_a_run_whose_only_checkpoint_is_damaged_is_refused_and_unchanged(train, resume, project):
     train("train.steps=2", "checkpoint.every_steps=2")
-    place = project / "run/checkpoints/step-000000000002/models/actor"
-    flip_a_bit(next(place.glob("*.safetensors")))
+    model = project / "run/checkpoints/step-000000000002/models/actor"
+    flip_a_bit(next(model.glob("*.safetensors")))
     before = files(project / "run")
     with pytest.raises(ModelError, match="no checkpoint is whole") as raised:
         resume("train.steps=5")
@@ -94,7 +94,7 @@ def garble_the_record(run):
 @pytest.mark.parametrize("lose", [
     lose_folder, lose_content, lose_all_but_the_record, lose_the_record_too, lose_folder_and_record, garble_the_record,
 ])  # fmt: skip
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(train, resume, project, lose):
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(train, resume, project, lose):
     train("train.steps=2")
     lose(project / "run")
     before = files(project / "run")
@@ -105,7 +105,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(train, resume, pro
     assert files(project / "run") == before
 
 
-def test_started_over_as_the_hint_says_it_is_the_same_run(train, resume, project):
+def test_starting_over_as_the_hint_says_gives_the_same_run(train, resume, project):
     train("train.steps=2")
     lose_folder(project / "run")
     with pytest.raises(ModelError) as caught:
@@ -116,21 +116,21 @@ def test_started_over_as_the_hint_says_it_is_the_same_run(train, resume, project
     assert numbers(project / "again") == numbers(project / "run")
 
 
-def test_where_the_last_checkpoint_is_gone_the_one_before_is_taken_and_it_is_said(train, resume, project, capsys):
-    _, whole = train(*LONG, name="whole")
+def test_a_missing_last_checkpoint_is_reported_and_the_one_before_is_used(train, resume, project, capsys):
+    _, uninterrupted = train(*LONG, name="whole")
     train("train.steps=4", "checkpoint.every_steps=2")
     shutil.rmtree(project / "run/checkpoints/step-000000000004")
     capsys.readouterr()
     assert resume("train.steps=5").step == 2
-    said = capsys.readouterr().err
-    assert "the last checkpoint, of step 4, is missing" in said
-    assert "metrics.jsonl: 2 lines of steps 3 to 4 dropped" in said
-    assert numbers(project / "run") == numbers(whole)
+    messages = capsys.readouterr().err
+    assert "the last checkpoint, of step 4, is missing" in messages
+    assert "metrics.jsonl: 2 lines of steps 3 to 4 dropped" in messages
+    assert numbers(project / "run") == numbers(uninterrupted)
 
 
 @pytest.mark.parametrize("status", [None, "", '{"state": "running", "st', "[]", '{"run_id": 3, "state": "done"}'])
-def test_without_its_status_a_run_is_resumed(train, resume, project, caplog, status):
-    _, whole = train("train.steps=3", name="whole")
+def test_a_run_without_a_readable_status_is_resumed(train, resume, project, caplog, status):
+    _, uninterrupted = train("train.steps=3", name="whole")
     train("train.steps=2")
     file = project / "run/status.json"
     run_id = json.loads(file.read_text())["run_id"]
@@ -138,24 +138,24 @@ def test_without_its_status_a_run_is_resumed(train, resume, project, caplog, sta
     assert resume().longer
     assert ("is missing" if status is None else "cannot be read") in caplog.text
     assert resume("train.steps=3").finished.exit_code == 0
-    assert numbers(project / "run") == numbers(whole)
+    assert numbers(project / "run") == numbers(uninterrupted)
     assert json.loads(file.read_text())["run_id"] == run_id
 
 
-def test_without_its_status_a_result_is_found(project, caplog):
+def test_a_result_is_found_without_its_status(project, caplog):
     resolved = load_recipe("toy.yaml", ["train.steps=1"])
     with PlainDisplay(sys.stderr) as display:
         folder = run_recipe(resolved, None, display).outcome.run_dir
-    found = find_result(resolved, "runs", "actor")
-    assert found == folder / "models/actor"
+    model = find_result(resolved, "runs", "actor")
+    assert model == folder / "models/actor"
     (folder / "status.json").unlink()
-    assert find_result(resolved, "runs", "actor") == found
+    assert find_result(resolved, "runs", "actor") == model
     assert "done, step 1 is committed" in caplog.text
     (folder / "committed.json").unlink()  # nothing says that its models are complete
     assert find_result(resolved, "runs", "actor") is None
 
 
-def test_a_folder_without_the_recipe_is_thrown_away_only_if_nothing_was_trained(train, resume, project):
+def test_a_missing_recipe_is_reported_as_an_empty_run_only_before_training(train, resume, project):
     RunDirectory.create(project / "run", "toy").close()
     with pytest.raises(ResourceError, match="holds no run yet"):
         resume()
@@ -167,13 +167,13 @@ def test_a_folder_without_the_recipe_is_thrown_away_only_if_nothing_was_trained(
     assert "put it back" in caught.value.hint
 
 
-def test_a_digest_that_is_gone_is_made_again(train, resume, project):
+def test_a_missing_digest_is_written_again(train, resume, project):
     train("train.steps=1")
     (project / "run/recipe.digest").unlink()
     assert resume("train.steps=2").finished.steps_done == 2
 
 
-def test_a_folder_that_holds_no_run_is_refused(resume, project):
+def test_a_folder_without_a_run_is_refused(resume, project):
     (project / "empty").mkdir()
     with pytest.raises(ResourceError) as caught:
         resume(name="empty")

@@ -1,4 +1,4 @@
-"""The folder in which a run's processes meet: where it can be, and that it goes with its master, however that dies."""
+"""The folder in which a run's processes meet: where it may be, and that it is removed however its master dies."""
 
 import os
 import stat
@@ -23,8 +23,8 @@ time.sleep(100)
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """The only place for such folders."""
+def parent(tmp_path, monkeypatch):
+    """The only directory in which such folders are made."""
     monkeypatch.setattr(meeting, "_places", lambda: [tmp_path])
     monkeypatch.setattr(meeting, "LONGEST_ADDRESS", 10_000)
     return tmp_path
@@ -33,25 +33,25 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def master():
     """Another process, and its folder in a TMPDIR of its own."""
-    with tempfile.TemporaryDirectory(prefix="t") as place:
+    with tempfile.TemporaryDirectory(prefix="t") as tmpdir:
         process = subprocess.Popen(
             [sys.executable, "-c", MASTER], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": HOME, "TMPDIR": place},
+            env={**os.environ, "PYTHONPATH": HOME, "TMPDIR": tmpdir},
         )  # fmt: skip
         yield process, Path(process.stdout.readline().strip())
         process.kill()
         process.communicate()
 
 
-def test_it_is_for_its_owner_alone_and_goes_when_it_is_closed(place):
+def test_the_folder_is_private_and_removed_when_closed(parent):
     folder = MeetingFolder()
-    assert folder.path.parent == place
+    assert folder.path.parent == parent
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     folder.close()
     assert not folder.path.exists()
 
 
-def test_the_next_start_removes_that_of_a_master_that_was_killed(master, monkeypatch):
+def test_the_next_start_removes_the_folder_of_a_killed_master(master, monkeypatch):
     process, folder = master
     monkeypatch.setenv("TMPDIR", str(folder.parent))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -63,30 +63,30 @@ def test_the_next_start_removes_that_of_a_master_that_was_killed(master, monkeyp
     assert not folder.exists()
 
 
-def test_what_only_looks_like_one_stays(place):
-    (place / "rlcli-notes").mkdir()
-    (place / "rlcli-notes" / "mine.txt").write_text("mine")
-    (place / "rlcli-file").write_text("mine")
-    elsewhere = place / "elsewhere"
+def test_folders_that_only_look_like_a_meeting_folder_are_kept(parent):
+    (parent / "rlcli-notes").mkdir()
+    (parent / "rlcli-notes" / "mine.txt").write_text("mine")
+    (parent / "rlcli-file").write_text("mine")
+    elsewhere = parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / meeting.LOCK).touch()
-    (place / "rlcli-link").symlink_to(elsewhere)
-    (place / "rlcli-fifo").mkdir()
-    os.mkfifo(place / "rlcli-fifo" / "x")
-    before = sorted(place.rglob("*"))
+    (parent / "rlcli-link").symlink_to(elsewhere)
+    (parent / "rlcli-fifo").mkdir()
+    os.mkfifo(parent / "rlcli-fifo" / "x")
+    before = sorted(parent.rglob("*"))
     remove_abandoned()
-    assert sorted(place.rglob("*")) == before
+    assert sorted(parent.rglob("*")) == before
 
 
-def test_that_of_another_user_stays(place, monkeypatch):
-    (place / "rlcli-theirs").mkdir()
-    (place / "rlcli-theirs" / meeting.LOCK).touch()
+def test_the_folder_of_another_user_is_kept(parent, monkeypatch):
+    (parent / "rlcli-theirs").mkdir()
+    (parent / "rlcli-theirs" / meeting.LOCK).touch()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     remove_abandoned()
-    assert (place / "rlcli-theirs").exists()
+    assert (parent / "rlcli-theirs").exists()
 
 
-def test_a_long_tmpdir_is_passed_over(tmp_path, monkeypatch):
+def test_a_tmpdir_too_long_for_a_socket_address_is_skipped(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))

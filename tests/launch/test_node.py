@@ -1,4 +1,4 @@
-"""What an agent does otherwise than torchrun: other ranks are ended at once, and agents meet in the run's store."""
+"""How an agent differs from torchrun: other ranks are ended at once, and agents meet in the run's store."""
 
 import signal
 from unittest import mock
@@ -27,8 +27,8 @@ def parameters():
     return rendezvous.RendezvousParameters("rlcli", "", "run", 2, 2)
 
 
-def test_what_is_left_is_ended_by_sigkill(monkeypatch, tmp_path, registry):
-    """torch asks a private function for the signal; should it do so no more, this fails."""
+def test_ranks_that_remain_are_ended_by_sigkill(monkeypatch, tmp_path, registry):
+    """torch asks a private function for the signal; if it no longer does, this test fails."""
     monkeypatch.setattr(api, "_get_default_signal", lambda: signal.SIGTERM)
     recipe = mock.Mock(cluster=mock.Mock(nodes=1, devices_per_node=1))
     with mock.patch("torch.distributed.run.run"):
@@ -37,7 +37,7 @@ def test_what_is_left_is_ended_by_sigkill(monkeypatch, tmp_path, registry):
     context._close.assert_called_once_with(death_sig=signal.SIGKILL, timeout=mock.ANY)
 
 
-def test_agents_have_the_numbers_that_they_were_given_and_nothing_listens(registry):
+def test_agents_keep_their_node_numbers_and_open_no_port(registry):
     shared = HashStore()
     node._meet_in(PrefixStore("agents", shared), 1, 2)
     listening = {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
@@ -51,14 +51,14 @@ def test_agents_have_the_numbers_that_they_were_given_and_nothing_listens(regist
     assert fresh.create_handler(parameters()).next_rendezvous().store.get("key") == b"value"
 
 
-def test_torchrun_knows_what_it_is_given(tmp_path):
+def test_torchrun_parses_the_arguments_of_an_agent(tmp_path):
     config, _, arguments = config_from_args(parse_args(torchrun_arguments(tmp_path, 2, 4, 1)))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
     assert config.rdzv_backend == "rlcli"
     assert arguments[-1] == str(tmp_path)
 
 
-def test_processes_killed_for_want_of_memory_are_counted_where_the_kernel_counts(tmp_path):
+def test_out_of_memory_kills_are_read_from_the_control_group(tmp_path):
     (tmp_path / "membership").write_text("0::/job/step\n")
     assert count_memory_kills(tmp_path / "membership", tmp_path) is None
     (tmp_path / "job/step").mkdir(parents=True)

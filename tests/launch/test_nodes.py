@@ -83,18 +83,18 @@ def is_alive(process):
 def assert_gone(family):
     """Nothing of it is left a few seconds later."""
     _, alive = psutil.wait_procs(family, timeout=GONE_WITHIN)
-    assert [one for one in alive if is_alive(one)] == []
+    assert [process for process in alive if is_alive(process)] == []
 
 
-def test_two_nodes_give_the_bits_of_one(start, project, quick_ranks):
-    """And each can do without the other's temporary folder."""
+def test_two_nodes_give_bit_equal_results_to_one(start, project, quick_ranks):
+    """Each also works without the other's temporary folder."""
     with PlainDisplay(sys.stderr) as display:
         recipe = load_recipe("toy.yaml", ["launch=local", "cluster.devices_per_node=2", "train.steps=20"])
         run_recipe(recipe, project / "one", display)
     run = start("train.steps=20", "toy.seconds=0.2")
     wait_for(run.is_training)
-    agents = {name: one for name, one in run.processes().items() if name.startswith("node")}
-    folders = {name: (Path(one.environ()["TMPDIR"]), Path(one.cwd())) for name, one in agents.items()}
+    agents = {name: agent for name, agent in run.processes().items() if name.startswith("node")}
+    folders = {name: (Path(agent.environ()["TMPDIR"]), Path(agent.cwd())) for name, agent in agents.items()}
     assert len({*folders["node0"], *folders["node1"]}) == 4
     shutil.rmtree(folders["node1"][0])
     listening = [c.laddr.ip for p in run.family() for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
@@ -125,7 +125,7 @@ def test_a_killed_process_ends_the_run_on_all_nodes_and_is_named(start, victim, 
     assert json.loads((run.folder / "status.json").read_text())["exit_code"] == 7
 
 
-def test_a_stopped_agent_is_named_after_three_heartbeats_however_busy_the_run_is(start):
+def test_a_stopped_agent_is_named_after_three_missed_heartbeats(start):
     run = start("train.steps=100000")
     wait_for(run.is_training)
     family, processes = run.family(), run.processes()
@@ -139,7 +139,7 @@ def test_a_stopped_agent_is_named_after_three_heartbeats_however_busy_the_run_is
     assert_gone(family)
 
 
-def test_without_its_master_no_node_lives(start):
+def test_no_node_outlives_its_master(start):
     run = start("train.steps=100000")
     wait_for(run.is_training)
     family = run.family()
@@ -183,14 +183,14 @@ class ByHand:
 
 @pytest.fixture
 def by_hand(project):
-    made = []
+    runs = []
 
     def begin(*overrides):
-        made.append(ByHand(project, *overrides))
-        return made[-1]
+        runs.append(ByHand(project, *overrides))
+        return runs[-1]
 
     yield begin
-    for shell in (shell for run in made for shell in run.shells):
+    for shell in (shell for run in runs for shell in run.shells):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(shell.pid, signal.SIGKILL)
         shell.communicate()
@@ -225,7 +225,7 @@ def test_a_node_that_never_comes_is_named_with_its_command(by_hand, elsewhere):
     assert f"rlcli.launch.node '{run.folder}' 1" in errors
 
 
-def test_a_node_that_has_lost_the_master_ends_by_itself(by_hand, elsewhere):
+def test_a_node_that_has_lost_its_master_ends_by_itself(by_hand, elsewhere):
     """The master's machine is gone with all that was on it."""
     run = by_hand("train.steps=100000")
     first, second = run.type(0, elsewhere), run.type(1, elsewhere)
@@ -241,7 +241,7 @@ def test_a_node_that_has_lost_the_master_ends_by_itself(by_hand, elsewhere):
     ("stall", r"\(node 1 of the run\): the node is lost, and with it rank 1: its agent has not been heard for 1\d s"),
     ("reset", r"\[F08\] rank 1 pid \d+: the connection between the master and rank 1 was lost"),
 ])  # fmt: skip
-def test_a_network_that_fails_ends_the_run_and_the_node_is_named(by_hand, elsewhere, fault, says):
+def test_a_failing_network_ends_the_run_and_the_node_is_named(by_hand, elsewhere, fault, says):
     run = by_hand("train.steps=100000")
     first = run.type(0, elsewhere)
     wait_for((run.folder / "meeting" / CONTROL_FILE).exists)

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.timeout(420)
 
 
 def records(folder):
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    other = ("time/", "tokens_per_second", "restarts/")
-    return [{k: v for k, v in one.items() if not k.startswith(other)} for one in found]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    excluded = ("time/", "tokens_per_second", "restarts/")
+    return [{k: v for k, v in record.items() if not k.startswith(excluded)} for record in lines]
 
 
 def score(**args):
@@ -35,26 +35,26 @@ def trouble(kind, **args):
     return f"graph.score.interface={{type: toy_trouble, args: {json.dumps({'kind': kind, **args})}}}"
 
 
-@pytest.mark.parametrize("place", [(), TWO_RANKS], ids=["inline", "two ranks"])
-def test_the_numbers_are_those_of_a_reward_on_the_rank(train, place):
-    _, there = train(*place, name="there")
-    finished, folder = train(*place, POOL, name="pooled")
+@pytest.mark.parametrize("layout", [(), TWO_RANKS], ids=["inline", "two ranks"])
+def test_a_pool_gives_the_same_numbers_as_a_reward_on_the_rank(train, layout):
+    _, on_the_rank = train(*layout, name="there")
+    finished, folder = train(*layout, POOL, name="pooled")
     assert finished.exit_code == 0
-    assert records(folder) == records(there)
+    assert records(folder) == records(on_the_rank)
     assert any("reward/odd" in record for record in records(folder))
 
 
-def test_samples_are_dropped_by_a_pool_too(train):
+def test_a_pool_drops_the_same_samples_as_a_reward_on_the_rank(train):
     drop = (score(drop=3), "train.max_redraws=10")
-    _, there = train(*drop, name="there")
+    _, on_the_rank = train(*drop, name="there")
     _, folder = train(*drop, POOL, name="pooled")
-    assert records(folder) == records(there)
+    assert records(folder) == records(on_the_rank)
     assert any(record.get("samples/dropped") for record in records(folder))
 
 
 @pytest.mark.usefixtures("forked_processes")
-def test_a_call_waits_for_inputs_that_were_sent_for_a_pool(train, monkeypatch):
-    """They are sent once, for whichever call of the rank is first; those in a pool do not make others wait for them."""
+def test_a_call_waits_for_inputs_that_were_sent_for_a_pool_of_its_rank(train, monkeypatch):
+    """They are sent once, for whichever call of the rank is first; calls in a pool do not make others wait for them."""
     handle = DataLane.handle
 
     def slow(self, request):
@@ -68,18 +68,18 @@ def test_a_call_waits_for_inputs_that_were_sent_for_a_pool(train, monkeypatch):
     assert finished.exit_code == 0
 
 
-def test_a_process_that_is_killed_at_work_is_replaced_and_nothing_is_lost(train):
+def test_a_process_killed_during_a_call_is_replaced_and_nothing_is_lost(train):
     """Each process is killed in its third call; the next one does that call again."""
     quiet = trouble("none")
-    _, there = train(quiet, name="there")
+    _, undisturbed = train(quiet, name="there")
     finished, folder = train(trouble("kill -9"), POOL, name="pooled")
     assert (finished.exit_code, finished.steps_done) == (0, 3)
-    assert records(folder) == records(there)
+    assert records(folder) == records(undisturbed)
 
 
-@pytest.mark.parametrize("place", [(), TWO_RANKS], ids=["inline", "two ranks"])
-def test_a_restart_is_reported_and_counted(train, capsys, place):
-    _, folder = train(trouble("kill -9"), POOL, *place, name="pooled")
+@pytest.mark.parametrize("layout", [(), TWO_RANKS], ids=["inline", "two ranks"])
+def test_a_restart_is_reported_and_counted(train, capsys, layout):
+    _, folder = train(trouble("kill -9"), POOL, *layout, name="pooled")
     warned = r"warning: reward-pool\d on \S.* was killed by SIGKILL.*; it was started again"
     restarts = len(re.findall(warned, capsys.readouterr().err))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -89,7 +89,7 @@ def test_a_restart_is_reported_and_counted(train, capsys, place):
     assert re.search(rf"started again +reward-pool {restarts}\n", capsys.readouterr().out)
 
 
-def test_a_call_that_ends_two_processes_ends_the_run_with_its_name(train, project):
+def test_a_call_that_kills_two_processes_ends_the_run_and_is_named(train, project):
     with pytest.raises(WorkerError) as caught:
         train(trouble("kill -9", at=1), POOL)
     assert caught.value.code == "F01"
@@ -111,13 +111,13 @@ def test_memory_is_limited(train):
     assert "models.reward.backend.args.memory_gib is the limit" in caught.value.hint
 
 
-def test_what_a_users_reward_raises_is_told_with_its_place(train, components):
+def test_an_exception_in_a_users_reward_is_reported_with_its_location(train, components):
     with pytest.raises(ProjectError, match=r"ZeroDivisionError|Speechless") as caught:
         train(trouble("no Exception", at=1), POOL)
     assert str(components / "interfaces/toy_trouble.py") in caught.value.where
 
 
-def test_a_result_that_cannot_be_used_is_told_with_its_sample(train):
+def test_an_invalid_reward_is_reported_with_its_sample(train):
     with pytest.raises(ProjectError, match=r"gave rewards nan for sample .*row 7 of dataset train"):
         train(score(spoil="nan"), POOL)
 
@@ -128,12 +128,12 @@ def test_a_process_that_cannot_start_ends_the_run(train, monkeypatch):
         train(POOL)
 
 
-def test_what_keeps_it_from_starting_is_the_error_of_the_run(train):
+def test_a_memory_limit_too_low_to_start_is_the_error_of_the_run(train):
     with pytest.raises(ResourceError, match=r"takes [\d.]+ GiB of address space before it has done anything"):
         train("models.reward.backend={type: cpu_pool, args: {memory_gib: 0.1}}")
 
 
-def test_no_process_is_left(train, project):
+def test_no_pool_process_remains_after_the_run(train, project):
     train(POOL)
     time.sleep(0.2)
     left = [pid for pid in os.listdir("/proc") if pid.isdigit() and _names(pid, str(project / "run"))]
@@ -148,7 +148,7 @@ def _names(pid, folder):
         return False
 
 
-def test_a_reward_and_what_the_rank_computes_overlap(project):
+def test_a_pooled_reward_overlaps_with_the_calls_of_its_rank(project):
     """The reward takes as long as the values of the critic, which the same rank computes, and as its training."""
     takes = "interface={type: toy, args: {seconds: 0.4}}"
     slow = (f"graph.value.{takes}", f"graph.train_critic.{takes}", score(seconds=0.4))

@@ -1,4 +1,4 @@
-"""A resumed run: the same numbers as without the interruption, and a clear word where that cannot be."""
+"""A resumed run: the same numbers as without the interruption, and a clear error where that is impossible."""
 
 import json
 import os
@@ -20,20 +20,20 @@ TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
 LONG = ("train.steps=5", "checkpoint.every_steps=2")
 
 
-def spared(argument):
-    """Changes with which no rank of a run is killed or fails any more: its recipe has its arguments in both calls."""
+def without_fault(argument):
+    """Changes after which no rank is killed or fails any more: the recipe has the argument in both calls."""
     return [f"graph.{call}.interface.args.{argument}=-1" for call in ("gen", "train_actor")]
 
 
-def test_a_prolonged_run_is_the_long_run(train, resume):
-    _, whole = train(*LONG, name="whole")
+def test_a_resumed_run_equals_the_uninterrupted_run(train, resume):
+    _, uninterrupted = train(*LONG, name="whole")
     train("train.steps=2")
     resumed = resume("train.steps=5")
-    folder = whole.parent / "run"
+    folder = uninterrupted.parent / "run"
     assert resumed.finished.exit_code == 0
-    assert numbers(folder) == numbers(whole)
-    assert (folder / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
-    assert ledger(folder) == ledger(whole)
+    assert numbers(folder) == numbers(uninterrupted)
+    assert (folder / "samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
+    assert ledger(folder) == ledger(uninterrupted)
 
 
 @pytest.mark.parametrize("eta", [1.0, 0.5])
@@ -41,12 +41,12 @@ def test_the_weights_of_a_role_that_mirrors_another_are_stored_once(train, resum
     """One that only approaches the other has weights of its own, which are stored."""
     follower = ("models.actor_mirror={init: actor, backend: toy}", "graph.gen.model=actor_mirror")
     follower += (f"graph.train_actor.hooks={{copy_to: actor_mirror, eta: {eta}}}",)
-    _, whole = train(*LONG, *follower, name="whole")
-    stored = {path.name for path in whole.glob("checkpoints/*/models/*")}
+    _, uninterrupted = train(*LONG, *follower, name="whole")
+    stored = {path.name for path in uninterrupted.glob("checkpoints/*/models/*")}
     assert stored == {"actor", "critic"} | ({"actor_mirror"} if eta < 1 else set())
     train("train.steps=2", *follower)
     resume("train.steps=5")
-    assert numbers(whole.parent / "run") == numbers(whole)
+    assert numbers(uninterrupted.parent / "run") == numbers(uninterrupted)
 
 
 def test_no_sample_is_trained_on_twice_in_an_epoch(train):
@@ -56,29 +56,29 @@ def test_no_sample_is_trained_on_twice_in_an_epoch(train):
     assert {sample.partition("r")[0] for sample in taken} == {"e0", "e1"}
 
 
-def test_what_was_used_of_each_part_of_a_mixture_is_counted_over_a_resumption(train, resume, project):
-    mixed = [f"datasets.{part}={{type: toy_rows, args: {{rows: {rows}}}}}" for part, rows in (("few", 4), ("many", 9))]
+def test_rows_used_of_each_dataset_of_a_mixture_are_counted_when_resumed(train, resume, project):
+    mixed = [f"datasets.{name}={{type: toy_rows, args: {{rows: {rows}}}}}" for name, rows in (("few", 4), ("many", 9))]
     mixed += ["datasets.train={type: mixture, args: {weights: {few: 1, many: 3}}}", "train.eval.at_end=false"]
-    _, whole = train("train.steps=4", *mixed, name="whole")
-    used = [(line["used/few"], line["used/many"]) for line in numbers(whole) if "used/few" in line]
+    _, uninterrupted = train("train.steps=4", *mixed, name="whole")
+    used = [(line["used/few"], line["used/many"]) for line in numbers(uninterrupted) if "used/few" in line]
     assert [few + many for few, many in used] == [8, 16, 24, 32]
     assert (used[1], used[3]) == ((4, 12), (8, 24)), "an epoch has 16 rows"
     train("train.steps=3", *mixed)
     resume("train.steps=4")
-    assert numbers(project / "run") == numbers(whole)
+    assert numbers(project / "run") == numbers(uninterrupted)
 
 
-def test_old_checkpoints_are_cleared_away(train):
+def test_only_the_last_checkpoints_are_kept(train):
     _, folder = train("train.steps=5", "checkpoint.every_steps=1", "checkpoint.keep_last=2")
     assert checkpoints(folder) == [4, 5]
 
 
-def test_the_checkpoint_that_is_due_at_the_last_step_is_taken(train):
+def test_a_checkpoint_due_at_the_last_step_is_saved(train):
     _, folder = train("train.steps=4", "checkpoint.every_steps=2", "checkpoint.at_end=false")
     assert checkpoints(folder) == [2, 4]
 
 
-def test_the_best_checkpoint_stays(train):
+def test_the_best_checkpoint_is_kept(train):
     settings = ("checkpoint.every_steps=1", "checkpoint.keep_last=1", "checkpoint.keep_best=1")
     _, folder = train("train.steps=4", *settings, "checkpoint.best_metric=actor/loss", "checkpoint.best_is=lowest")
     assert checkpoints(folder) == [1, 4]
@@ -87,53 +87,53 @@ def test_the_best_checkpoint_stays(train):
 @pytest.mark.usefixtures("quick_ranks")
 def test_a_dead_rank_costs_the_steps_since_the_last_checkpoint(train, resume, project, capsys):
     kill = "toy.kill_rank=1"
-    _, whole = train("train.steps=3", name="whole")  # two ranks give the numbers of one process
+    _, uninterrupted = train("train.steps=3", name="whole")  # two ranks give the numbers of one process
     with pytest.raises(WorkerError):
         train(*TWO_RANKS, "train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false", kill)
     assert checkpoints(project / "run") == [1]
-    resume(*spared("kill_rank"), accept=True)
-    assert numbers(project / "run") == numbers(whole)
+    resume(*without_fault("kill_rank"), accept=True)
+    assert numbers(project / "run") == numbers(uninterrupted)
     assert "resuming after step 1" in capsys.readouterr().err
 
 
-def test_dead_ranks_are_started_again_as_often_as_the_recipe_allows(train, capsys):
+def test_dead_ranks_are_restarted_up_to_the_limit_of_the_recipe(train, capsys):
     settings = ("train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false")
-    _, whole = train(*settings, name="whole")  # two ranks give the numbers of one process
+    _, uninterrupted = train(*settings, name="whole")  # two ranks give the numbers of one process
     # every start dies in its second step, so each gets one step further
     kill = "toy.kill_rank=1"
     finished, folder = train(*settings, *TWO_RANKS, kill, "launch.max_restarts=2")
     assert finished.exit_code == 0
-    assert numbers(folder) == numbers(whole)
+    assert numbers(folder) == numbers(uninterrupted)
     assert "starting the workers again, restart 2 of 2" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_on_another_number_of_ranks(train, resume, project, capsys):
-    _, whole = train(*LONG, name="whole")
+def test_a_run_resumes_on_another_number_of_ranks(train, resume, project, capsys):
+    _, uninterrupted = train(*LONG, name="whole")
     train("train.steps=2")
     resume("train.steps=5", *TWO_RANKS)
-    assert numbers(project / "run") == numbers(whole)
+    assert numbers(project / "run") == numbers(uninterrupted)
     assert "saved on 1 ranks, going on with 2" in capsys.readouterr().err
 
 
-def test_a_run_that_died_before_its_first_checkpoint_begins_anew(train, resume, project, capsys):
+def test_a_run_that_died_before_its_first_checkpoint_starts_over(train, resume, project, capsys):
     fail = "toy.fail_rank"
-    _, whole = train("train.steps=2", name="whole")
+    _, uninterrupted = train("train.steps=2", name="whole")
     with pytest.raises(DataError):
         train("train.steps=2", f"{fail}=0")
     assert [line["step"] for line in numbers(project / "run")] == [0, 1]
     run_id = json.loads((project / "run/status.json").read_text())["run_id"]
     capsys.readouterr()
-    assert resume(*spared("fail_rank"), accept=True).step == 0
-    said = capsys.readouterr().err
-    assert "no checkpoint was committed yet: starting from step 0" in said
-    assert "metrics.jsonl: 2 lines of steps 0 to 1 dropped" in said
-    assert "ledger.jsonl: 8 lines of step 1 dropped" in said
-    assert numbers(project / "run") == numbers(whole)
+    assert resume(*without_fault("fail_rank"), accept=True).step == 0
+    messages = capsys.readouterr().err
+    assert "no checkpoint was committed yet: starting from step 0" in messages
+    assert "metrics.jsonl: 2 lines of steps 0 to 1 dropped" in messages
+    assert "ledger.jsonl: 8 lines of step 1 dropped" in messages
+    assert numbers(project / "run") == numbers(uninterrupted)
     assert json.loads((project / "run/status.json").read_text())["run_id"] == run_id
 
 
-def test_a_run_that_is_done_stays_as_it_is(train, resume, project):
+def test_resuming_a_completed_run_changes_nothing(train, resume, project):
     train("train.steps=2")
     before = (project / "run/metrics.jsonl").read_bytes()
     assert resume().longer
@@ -152,35 +152,35 @@ def test_a_change_that_alters_the_run_is_refused(train, resume, change, accept):
     assert change.partition("=")[0] in caught.value.what
 
 
-def test_a_smaller_step_goes_on_where_the_data_were_left(train, resume, project):
+def test_a_smaller_batch_continues_at_the_same_row(train, resume, project):
     train("train.steps=2")
     resume("train.steps=4", "train.prompts_per_step=2", accept=True)
     taken = [line["sample"] for line in ledger(project / "run")]
     assert len(taken) == len(set(taken)) == 8 + 8 + 2 + 2
 
 
-def test_the_result_of_a_run_that_is_done_is_one_json_document(train, project, capsys):
+def test_resuming_a_completed_run_with_json_prints_one_document(train, project, capsys):
     train("train.steps=2")
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(["resume", "run", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert (ended.value.code, told["ok"], told["steps"]) == (0, True, 2)
-    assert told["models"]["actor"] == str(project / "run/models/actor")
+    document = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, document["ok"], document["steps"]) == (0, True, 2)
+    assert document["models"]["actor"] == str(project / "run/models/actor")
 
 
-def test_stopped_in_its_first_evaluation_a_run_does_not_evaluate_twice(train, resume, project, monkeypatch):
-    _, whole = train("train.steps=2", name="whole")
+def test_a_run_stopped_in_its_first_evaluation_does_not_evaluate_twice(train, resume, project, monkeypatch):
+    _, uninterrupted = train("train.steps=2", name="whole")
     with monkeypatch.context() as patched:
         patched.setattr(PlainDisplay, "phase", lambda self, text: text == "eval_gen" and os.kill(os.getpid(), 15))
         assert train("train.steps=2")[0].exit_code == 75
     assert checkpoints(project / "run") == [0]
     resume()
-    assert numbers(project / "run") == numbers(whole)
-    assert (project / "run/samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+    assert numbers(project / "run") == numbers(uninterrupted)
+    assert (project / "run/samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
 
 
-def test_killed_once_its_recipe_is_written_down_a_run_can_be_resumed(train, resume, project, monkeypatch):
+def test_a_run_killed_right_after_writing_its_recipe_can_be_resumed(train, resume, project, monkeypatch):
     class Killed(BaseException):
         pass
 
@@ -198,7 +198,7 @@ def test_killed_once_its_recipe_is_written_down_a_run_can_be_resumed(train, resu
     assert resume().finished.steps_done == 1
 
 
-def test_a_run_of_epochs_that_is_done_stays_as_it_is(train, resume, project):
+def test_resuming_a_completed_run_of_epochs_changes_nothing(train, resume, project):
     train("train.steps=null", "train.epochs=1")
     before = (project / "run/metrics.jsonl").read_bytes()
     assert resume().longer
@@ -207,7 +207,7 @@ def test_a_run_of_epochs_that_is_done_stays_as_it_is(train, resume, project):
 
 
 @pytest.mark.parametrize("change", [("train.steps=4",), ("train.steps=null", "train.epochs=1")])
-def test_an_end_that_lies_behind_is_refused(train, resume, change):
+def test_an_end_before_the_steps_already_done_is_refused(train, resume, change):
     _, folder = train("train.steps=5")
     before = files(folder)
     with pytest.raises(UsageError, match="but the run has done 5 steps") as caught:
@@ -216,7 +216,7 @@ def test_an_end_that_lies_behind_is_refused(train, resume, change):
     assert files(folder) == before
 
 
-def test_epochs_are_counted_in_rows_also_after_another_size_of_steps(train, resume, project):
+def test_epochs_are_counted_in_rows_after_the_batch_size_changes(train, resume, project):
     train("train.steps=2")
     epochs = ("train.steps=null", "train.epochs=2", "train.prompts_per_step=4", "checkpoint.every_epochs=1")
     assert resume(*epochs, accept=True).finished.steps_done == 2 + 6  # 20 rows twice, 16 of them taken by two steps
@@ -225,7 +225,7 @@ def test_epochs_are_counted_in_rows_also_after_another_size_of_steps(train, resu
     assert checkpoints(project / "run") == [3, 8]  # after 20 rows and after 40
 
 
-def test_another_recipe_is_found_from_where_the_user_is(train, project, monkeypatch):
+def test_another_recipe_is_searched_from_the_working_directory(train, project, monkeypatch):
     train("train.steps=2")
     elsewhere = project / "elsewhere"
     elsewhere.mkdir()
@@ -238,7 +238,7 @@ def test_another_recipe_is_found_from_where_the_user_is(train, project, monkeypa
     assert Path.cwd() == elsewhere
 
 
-def test_other_training_data_are_refused_and_the_run_stays_as_it_was(train, resume):
+def test_changed_training_data_is_refused_and_the_run_is_unchanged(train, resume):
     _, folder = train("train.steps=3", "checkpoint.every_steps=2", "checkpoint.at_end=false")
     before = files(folder)
     with pytest.raises(DataError) as caught:
@@ -247,7 +247,7 @@ def test_other_training_data_are_refused_and_the_run_stays_as_it_was(train, resu
     assert files(folder) == before
 
 
-def test_on_a_machine_without_a_library_the_run_stays_as_it_was(train, resume, project, monkeypatch):
+def test_resuming_without_a_needed_library_leaves_the_run_unchanged(train, resume, project, monkeypatch):
     train("train.steps=1")
     before = files(project / "run")
     lacking = ResourceError("backend toy needs a library, which is not installed", code="R75")
@@ -258,7 +258,7 @@ def test_on_a_machine_without_a_library_the_run_stays_as_it_was(train, resume, p
     assert files(project / "run") == before
 
 
-def test_a_first_start_in_a_used_folder_is_refused_with_the_way_on(train):
+def test_training_into_a_used_folder_is_refused_with_the_command_to_resume(train):
     train("train.steps=1")
     with pytest.raises(ResourceError) as caught:
         train("train.steps=2")

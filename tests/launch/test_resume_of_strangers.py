@@ -25,11 +25,13 @@ STRANGER = 12345
 
 
 @pytest.fixture
-def give_away(monkeypatch):
-    """Make a folder, and all that it holds, another user's: really where we may, else by the owner that is reported."""
-    given, owner = [], projects._owner
+def give_to_stranger(monkeypatch):
+    """Give a folder and its content to another user: really as root, otherwise by faking the reported owner."""
+    folders, owner = [], projects._owner
     monkeypatch.setattr(
-        projects, "_owner", lambda file: STRANGER if any(file.is_relative_to(one) for one in given) else owner(file)
+        projects,
+        "_owner",
+        lambda file: STRANGER if any(file.is_relative_to(folder) for folder in folders) else owner(file),
     )
 
     def give(folder):
@@ -37,14 +39,14 @@ def give_away(monkeypatch):
             for path in (folder, *folder.rglob("*")):
                 os.lchown(path, STRANGER, STRANGER)
         else:
-            given.append(folder.resolve())
+            folders.append(folder.resolve())
 
     return give
 
 
 @pytest.fixture
-def everybody(tmp_path):
-    """Like /tmp."""
+def shared_folder(tmp_path):
+    """A folder in which anybody may write, like /tmp."""
     folder = tmp_path / "everybody"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -52,16 +54,16 @@ def everybody(tmp_path):
 
 
 @pytest.fixture
-def trained(project, components, monkeypatch, everybody):
+def trained(project, components, monkeypatch, shared_folder):
     """A run in our own folder, whose project is named by its environment.json alone."""
     with PlainDisplay(sys.stderr) as display:
         run_recipe(load_recipe("toy.yaml", ["train.steps=1"]), project / "run", display)
     monkeypatch.delenv("RLCLI_PROJECT")
-    home = shutil.copytree(components, everybody / "project")  # for later: a process imports a component once
+    home = shutil.copytree(components, shared_folder / "project")  # for later: a process imports a component once
     environment = project / "run/environment.json"
-    told = json.loads(environment.read_text())
-    assert told["variables"]["RLCLI_PROJECT"] == str(components)
-    environment.write_text(json.dumps(told | {"variables": {"RLCLI_PROJECT": str(home)}}))
+    record = json.loads(environment.read_text())
+    assert record["variables"]["RLCLI_PROJECT"] == str(components)
+    environment.write_text(json.dumps(record | {"variables": {"RLCLI_PROJECT": str(home)}}))
     return project / "run"
 
 
@@ -70,13 +72,13 @@ def resume(run, *overrides):
         return resume_run(run, overrides, display)
 
 
-def test_ones_own_project_is_used_wherever_it_is(trained):
+def test_the_users_own_project_is_used_wherever_it_is(trained):
     assert resume(trained).longer
 
 
-def test_a_project_that_another_has_planted_is_refused(trained, everybody, give_away, monkeypatch):
-    home = everybody / "project"
-    give_away(home)
+def test_a_project_planted_by_another_user_is_refused(trained, shared_folder, give_to_stranger, monkeypatch):
+    home = shared_folder / "project"
+    give_to_stranger(home)
     before = (trained / "status.json").read_bytes()
     with pytest.raises(ProjectError) as caught:
         resume(trained, "train.steps=2")
@@ -88,14 +90,16 @@ def test_a_project_that_another_has_planted_is_refused(trained, everybody, give_
     assert resume(trained).longer
 
 
-def test_a_run_that_another_has_planted_is_refused(trained, everybody, components, give_away, monkeypatch, tmp_path):
-    run = shutil.copytree(trained, everybody / "run")
-    told = json.loads((run / "environment.json").read_text())
+def test_a_run_planted_by_another_user_is_refused(
+    trained, shared_folder, components, give_to_stranger, monkeypatch, tmp_path
+):
+    run = shutil.copytree(trained, shared_folder / "run")
+    record = json.loads((run / "environment.json").read_text())
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    told |= {"variables": {"RLCLI_PROJECT": str(components)}, "working_directory": str(elsewhere)}
-    (run / "environment.json").write_text(json.dumps(told))
-    give_away(run)
+    record |= {"variables": {"RLCLI_PROJECT": str(components)}, "working_directory": str(elsewhere)}
+    (run / "environment.json").write_text(json.dumps(record))
+    give_to_stranger(run)
     with pytest.raises(ProjectError, match="another user") as caught:
         resume(run)
     assert caught.value.where == str(run)
@@ -104,31 +108,31 @@ def test_a_run_that_another_has_planted_is_refused(trained, everybody, component
     assert resume(run).longer
 
 
-def test_a_file_that_another_has_planted_in_ones_run_is_refused(trained, give_away):
+def test_a_file_planted_by_another_user_in_a_run_is_refused(trained, give_to_stranger):
     trained.chmod(0o777)
     (trained / "environment.json").rename(trained / "theirs")
     (trained / "environment.json").write_text("{}")
     if os.getuid() == 0:
         os.chown(trained / "environment.json", STRANGER, STRANGER)
     else:
-        give_away(trained / "environment.json")
+        give_to_stranger(trained / "environment.json")
     with pytest.raises(ProjectError) as caught:
         resume(trained)
     assert caught.value.where == str(trained / "environment.json")
 
 
-def test_a_result_that_another_has_planted_is_not_started_from(project, everybody, give_away, caplog):
-    resolved = load_recipe("toy.yaml", ["train.steps=1", f"log.dir={everybody}"])
+def test_a_result_planted_by_another_user_is_not_used_as_a_start(project, shared_folder, give_to_stranger, caplog):
+    resolved = load_recipe("toy.yaml", ["train.steps=1", f"log.dir={shared_folder}"])
     with PlainDisplay(sys.stderr) as display:
         folder = run_recipe(resolved, None, display).outcome.run_dir
-    assert find_result(resolved, str(everybody), "actor") == folder / "models/actor"
-    give_away(everybody / "toy")
-    assert find_result(resolved, str(everybody), "actor") is None
+    assert find_result(resolved, str(shared_folder), "actor") == folder / "models/actor"
+    give_to_stranger(shared_folder / "toy")
+    assert find_result(resolved, str(shared_folder), "actor") is None
     assert "another user" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["worker.json", "logs/node0.log"])
-def test_a_link_in_the_place_of_a_file_of_the_run_leads_nowhere(trained, tmp_path, monkeypatch, everybody, name):
+def test_a_link_instead_of_a_file_of_the_run_is_not_followed(trained, tmp_path, monkeypatch, shared_folder, name):
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (trained / name).parent.mkdir(exist_ok=True)
@@ -137,13 +141,15 @@ def test_a_link_in_the_place_of_a_file_of_the_run_leads_nowhere(trained, tmp_pat
         resume(trained, "train.steps=2", "launch=local", "cluster.devices_per_node=2")
     assert (caught.value.code, caught.value.where) == ("F75", str(trained / name))
     assert precious.read_text() == "mine"
-    met = [thing for thing in gc.get_objects() if isinstance(thing, MeetingFolder)]
-    assert not [folder.path for folder in met if folder.path.exists()]
+    meeting_folders = [candidate for candidate in gc.get_objects() if isinstance(candidate, MeetingFolder)]
+    assert not [folder.path for folder in meeting_folders if folder.path.exists()]
 
 
-def test_the_exam_of_a_run_that_another_has_planted_is_refused(trained, everybody, components, give_away, monkeypatch):
-    run = shutil.copytree(trained, everybody / "run")
-    give_away(run)
+def test_the_exam_of_a_run_planted_by_another_user_is_refused(
+    trained, shared_folder, components, give_to_stranger, monkeypatch
+):
+    run = shutil.copytree(trained, shared_folder / "run")
+    give_to_stranger(run)
     with pytest.raises(ProjectError, match="another user") as caught:
         find_exam(None, run)
     assert f"--project PROJECT eval {run}" in caught.value.hint
@@ -160,7 +166,7 @@ def own_run(trained, components, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "resumes.jsonl", "recipe.digest", "README.md"])
-def test_a_pipe_in_the_place_of_a_file_of_the_run_is_never_waited_for(own_run, name):
+def test_a_pipe_instead_of_a_file_of_the_run_does_not_block(own_run, name):
     (own_run / name).unlink(missing_ok=True)
     os.mkfifo(own_run / name)
     read_overview(own_run)
@@ -173,13 +179,13 @@ def test_a_pipe_in_the_place_of_a_file_of_the_run_is_never_waited_for(own_run, n
         resume(own_run, "train.steps=3")
 
 
-def test_a_digest_that_is_no_text_does_not_keep_a_run_from_continuing(own_run):
+def test_a_digest_that_is_not_text_does_not_prevent_resuming(own_run):
     (own_run / "recipe.digest").write_bytes(b"\xff\x00")
     resume(own_run, "train.steps=3")
     assert len((own_run / "recipe.digest").read_text().strip()) == 64
 
 
-def test_records_that_are_not_there_are_mentioned(own_run, capsys):
+def test_missing_records_are_reported_when_resuming(own_run, capsys):
     (own_run / "metrics.jsonl").unlink()
     (own_run / "ledger.jsonl").unlink()
     resume(own_run, "train.steps=3")

@@ -21,8 +21,8 @@ def clock(monkeypatch):
 @pytest.fixture
 def listings(monkeypatch):
     """One entry for each listing of the folder."""
-    counted, really = [], os.listdir
-    monkeypatch.setattr(launcher.os, "listdir", lambda folder: counted.append(folder) or really(folder))
+    counted, list_folder = [], os.listdir
+    monkeypatch.setattr(launcher.os, "listdir", lambda folder: counted.append(folder) or list_folder(folder))
     return counted
 
 
@@ -30,7 +30,7 @@ def ask_all(answers):
     return [node for node in range(NODES) if answers.is_overdue(node)]
 
 
-def test_all_nodes_cost_one_listing_a_second_and_none_once_they_have_answered(tmp_path, clock, listings):
+def test_answers_cost_one_listing_per_second_and_none_once_complete(tmp_path, clock, listings):
     answers = Answers(tmp_path)
     for node in range(NODES - 1):
         answer_file(tmp_path, node).touch()
@@ -45,7 +45,7 @@ def test_all_nodes_cost_one_listing_a_second_and_none_once_they_have_answered(tm
     assert len(listings) == 2
 
 
-def test_a_node_whose_answer_does_not_become_visible_is_overdue(tmp_path, clock):
+def test_a_node_without_a_visible_answer_becomes_overdue(tmp_path, clock):
     answers = Answers(tmp_path)
     for node in range(NODES - 1):
         answer_file(tmp_path, node).touch()

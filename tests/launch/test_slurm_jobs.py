@@ -1,4 +1,4 @@
-"""Slurm's answers, where the emulated cluster cannot give them: every state in the accounts, and commands that fail."""
+"""Slurm's answers, which the emulated cluster cannot give: every state in the accounts, and commands that fail."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from rlcli.observe.run_overview import note_stop
 
 @pytest.fixture
 def answers(monkeypatch, tmp_path):
-    """Commands that print what is given, or fail with it."""
+    """Commands that print a given text, or fail with it."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
     def stand_in(name, out="", errors=""):
@@ -29,26 +29,26 @@ def answers(monkeypatch, tmp_path):
     return stand_in
 
 
-@pytest.mark.parametrize(("said", "state"), [
+@pytest.mark.parametrize(("recorded_state", "state"), [
     ("COMPLETED", "done"), ("CANCELLED by 1000", "cancelled"), ("TIMEOUT", "out of time"), ("PREEMPTED", "preempted"),
     ("NODE_FAIL", "node failed"), ("OUT_OF_MEMORY", "out of memory"), ("FAILED", "failed"), ("NEW_WORD", "unknown"),
 ])  # fmt: skip
-def test_a_job_that_the_queue_has_forgotten_is_in_the_accounts(answers, said, state):
+def test_a_job_that_left_the_queue_is_looked_up_in_the_accounts(answers, recorded_state, state):
     answers("squeue", errors="slurm_load_jobs error: Invalid job id specified")
-    answers("sacct", f"7|{said}|2026-11-22T23:41:52|node[1-2]\n8|RUNNING|x\n")
+    answers("sacct", f"7|{recorded_state}|2026-11-22T23:41:52|node[1-2]\n8|RUNNING|x\n")
     (job,) = look_up(["7", "8"]).values()
     assert (job.state, job.nodes, job.starts) == (state, "node[1-2]", "2026-11-22T23:41:52")
 
 
-def test_without_accounts_a_job_that_the_queue_has_forgotten_is_unknown(answers, caplog):
+def test_a_job_that_left_the_queue_is_unknown_without_accounts(answers, caplog):
     answers("squeue", errors="slurm_load_jobs error: Invalid job id specified")
     answers("sacct", errors="Slurm accounting storage is disabled")
     assert look_up(["7"]) == {}
     assert not caplog.messages
     answers("sacct", errors='sacct: fatal: Invalid field requested: "Restarts"')
     assert look_up(["7"]) == look_up(["7"]) == {}
-    (said,) = caplog.messages
-    assert "Invalid field requested" in said
+    (message,) = caplog.messages
+    assert "Invalid field requested" in message
 
 
 def test_a_controller_that_does_not_answer_is_an_error(answers, monkeypatch):
@@ -64,7 +64,7 @@ def test_a_controller_that_does_not_answer_is_an_error(answers, monkeypatch):
         look_up(["7"])
 
 
-def test_a_question_to_a_controller_that_hangs_up_is_asked_again(tmp_path, monkeypatch):
+def test_a_query_killed_by_sigpipe_is_repeated_but_a_cancellation_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     columns = f"{'7':<40}{'RUNNING':<20}{'None':<200}{'N/A':<24}{'node1':<4000}0"
     body = f'[ -e "{tmp_path}/asked" ] || {{ touch "{tmp_path}/asked"; kill -PIPE $$; }}; echo "{columns}"'
@@ -77,27 +77,27 @@ def test_a_question_to_a_controller_that_hangs_up_is_asked_again(tmp_path, monke
         jobs.cancel("7")
 
 
-def test_without_slurm_the_error_says_so(monkeypatch, tmp_path):
+def test_missing_slurm_commands_are_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match="there is no squeue here"):
         look_up(["7"])
 
 
-def test_a_submission_is_read_as_it_was_written(tmp_path):
-    made = Submission("7", "alps", "2026-11-22T23:41:52+00:00", name="rlcli-x")
-    made.write(tmp_path)
-    assert Submission.read(tmp_path) == made
+def test_a_submission_survives_a_round_trip(tmp_path):
+    submission = Submission("7", "alps", "2026-11-22T23:41:52+00:00", name="rlcli-x")
+    submission.write(tmp_path)
+    assert Submission.read(tmp_path) == submission
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"launcher": "slurm", "job_id": "--all", "submitted": ""}',
                                      '{"launcher": "slurm", "job_id": 7, "submitted": ""}',
                                      '{"launcher": "local", "job_id": "7", "submitted": ""}'])  # fmt: skip
-def test_a_file_that_we_did_not_write_names_no_job(tmp_path, content):
+def test_an_invalid_job_file_is_ignored(tmp_path, content):
     (tmp_path / jobs.JOB_FILE).write_text(content)
     assert Submission.read(tmp_path) is None
 
 
-def test_nodes_have_the_names_that_slurm_gives_them(answers, monkeypatch):
+def test_nodes_are_named_by_slurm(answers, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu-[16-17]")
     answers("scontrol", "gpu-16\ngpu-17\n")
     assert names_of_nodes() == {0: "gpu-16", 1: "gpu-17"}
@@ -106,7 +106,7 @@ def test_nodes_have_the_names_that_slurm_gives_them(answers, monkeypatch):
 
 
 @pytest.mark.parametrize(("is_asked", "code", "requeued"), [(True, 0, False), (False, 75, True)])
-def test_a_job_whose_run_was_stopped_by_its_user_has_not_failed(tmp_path, monkeypatch, is_asked, code, requeued):
+def test_a_job_is_requeued_unless_the_user_stopped_its_run(tmp_path, monkeypatch, is_asked, code, requeued):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     asked = []
     monkeypatch.setattr(allocations, "ask_slurm", lambda command: asked.append(command) or "RUNNING")

@@ -27,13 +27,13 @@ def resolved(*overrides: str, with_=()):
     return load_recipe("sft_math", ["launch=slurm", *overrides], with_)
 
 
-def script(*overrides: str, folder: Path = Path("/runs/1"), lead: int = 600, **more) -> str:
+def script(*overrides: str, folder: Path = Path("/runs/1"), lead: int = 600, **options) -> str:
     recipe = resolved(*overrides).recipe
     files = {"values": folder / VALUES, "log": folder / "logs/job.log"}
-    return batch_script(recipe, plan_topology(recipe), lead=lead, **files, **more)
+    return batch_script(recipe, plan_topology(recipe), lead=lead, **files, **options)
 
 
-def asked(text: str) -> dict[str, str]:
+def sbatch_options(text: str) -> dict[str, str]:
     """Options of the #SBATCH lines, as far as sbatch reads them: up to the first command."""
     options = {}
     for line in text.splitlines():
@@ -46,28 +46,28 @@ def asked(text: str) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def somewhere(tmp_path, monkeypatch):
+def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLCLI_PROJECT", raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no Slurm to ask for limits, even where there is one
 
 
-def test_what_slurm_is_asked_for():
-    options = asked(script("cluster.nodes=2", "cluster.devices_per_node=8", "train.prompts_per_step=16"))
+def test_the_script_asks_for_the_nodes_and_gpus_of_the_cluster():
+    options = sbatch_options(script("cluster.nodes=2", "cluster.devices_per_node=8", "train.prompts_per_step=16"))
     assert options == {
         "job-name": "sft_math", "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "64", "gpus-per-node": "8",
         "signal": "B:USR1@600", "requeue": "",
     }  # fmt: skip
 
 
-def test_every_setting_reaches_slurm():
+def test_every_slurm_setting_becomes_an_option():
     settings = {
         "partition": "gpu,long", "account": "me", "qos": "high", "reservation": "week-3", "time": "1-2:03:04",
         "gres": "gpu:h100:8", "constraint": "[rack1|rack2]", "nodelist": "node[1-4],node7", "exclude": "node5",
         "mail_type": "END,FAIL", "mail_user": "me@example.org", "dependency": "afterok:12?singleton",
         "cpus_per_task": 12, "options": {"mem": 0, "exclusive": True, "oversubscribe": False, "comment": "a trial #3"},
     }  # fmt: skip
-    options = asked(script(f"launch.slurm={json.dumps(settings)}"))
+    options = sbatch_options(script(f"launch.slurm={json.dumps(settings)}"))
     for name in ("partition", "account", "qos", "reservation", "gres", "constraint", "nodelist", "exclude",
                  "mail_type", "mail_user", "dependency", "cpus_per_task"):  # fmt: skip
         assert options.pop(name.replace("_", "-")) == str(settings[name])
@@ -78,18 +78,18 @@ def test_every_setting_reaches_slurm():
 
 
 def test_a_job_on_cpus_asks_for_no_gpus():
-    options = asked(script("cluster.device=cpu", "cluster.devices_per_node=3"))
+    options = sbatch_options(script("cluster.device=cpu", "cluster.devices_per_node=3"))
     assert "gpus-per-node" not in options
     assert options["cpus-per-task"] == "6"
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("text", "seconds"),
     [("90m", 5400), ("2d", 172800), ("8:00:00", 28800), ("1-2:03:04", 93784), ("30", 1800), ("8:30", 510),
      ("1-12", 129600), ("60s", 60)],
 )  # fmt: skip
-def test_times(given, seconds):
-    assert seconds_of(given) == seconds
+def test_times_are_converted_to_seconds(text, seconds):
+    assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize(("setting", "says"), [
@@ -100,7 +100,7 @@ def test_times(given, seconds):
     ("options.Comment=x", "the long name of an option"),
     ('setup=["a\\nb"]', "use one line"), ('modules=["a b"]', "use one word"), ("requeues=-1", ""),
 ])  # fmt: skip
-def test_what_would_not_arrive_whole_is_refused_with_its_place_and_the_right_form(setting, says):
+def test_settings_that_would_break_the_script_are_refused_with_the_right_form(setting, says):
     with pytest.raises(RecipeError) as caught:
         resolved(f"launch.slurm.{setting}")
     assert "launch.slurm" in str(caught.value)
@@ -113,12 +113,12 @@ def test_what_would_not_arrive_whole_is_refused_with_its_place_and_the_right_for
     ("options.signal=TERM", "rlcli sets it itself"), ("time=10s", "Slurm counts in minutes"),
     ("template=nowhere.j2", "the template nowhere.j2 cannot be used"),
 ])  # fmt: skip
-def test_what_cannot_be_asked_for_is_refused(setting, says):
+def test_options_that_rlcli_sets_itself_and_impossible_values_are_refused(setting, says):
     with pytest.raises(UsageError, match=says):
         script(f"launch.slurm.{setting}")
 
 
-def test_the_script_for_512_nodes_is_one_screen():
+def test_the_script_for_512_nodes_fits_on_one_screen():
     text = script("cluster.nodes=512", "cluster.devices_per_node=8", "train.prompts_per_step=4096")
     lines = text.splitlines()
     assert len(lines) <= 24
@@ -126,62 +126,62 @@ def test_the_script_for_512_nodes_is_one_screen():
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_a_sweep_is_an_array():
-    assert asked(script(runs=6, at_once=2))["array"] == "0-5%2"
-    assert asked(script(runs=6))["array"] == "0-5"
+def test_a_sweep_becomes_a_job_array():
+    assert sbatch_options(script(runs=6, at_once=2))["array"] == "0-5%2"
+    assert sbatch_options(script(runs=6))["array"] == "0-5"
 
 
-def test_nodes_that_differ_are_parts_of_one_job():
+def test_different_nodes_become_parts_of_a_heterogeneous_job():
     text = script("cluster.nodes=3", "train.prompts_per_step=8", "launch.slurm.partition=train",
                   "launch.slurm.time=8h", "launch.slurm.mail_type=END",
                   "launch.slurm.parts=[{nodes: 2}, {nodes: 1, partition: infer, gres: 'gpu:l40s:1'}]")  # fmt: skip
     first, second = text.split("#SBATCH hetjob\n")
-    assert asked(first) == {
+    assert sbatch_options(first) == {
         "job-name": "sft_math", "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "8", "gpus-per-node": "1",
         "time": "08:00:00", "partition": "train", "mail-type": "END", "signal": "B:USR1@600", "requeue": "",
     }  # fmt: skip
-    assert asked(second) == {
+    assert sbatch_options(second) == {
         "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "8", "time": "08:00:00", "partition": "infer",
         "gres": "gpu:l40s:1",
     }  # fmt: skip
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_parts_that_are_not_the_runs_nodes_or_those_of_a_sweep_are_refused():
+def test_parts_that_do_not_match_the_nodes_or_belong_to_a_sweep_are_refused():
     with pytest.raises(RecipeError, match="the parts of the job have 3 nodes, but the cluster has 2"):
         resolved("cluster.nodes=2", "train.prompts_per_step=8", "launch.slurm.parts=[{nodes: 2}, {nodes: 1}]")
     with pytest.raises(UsageError, match="Slurm has no arrays of heterogeneous jobs"):
         script("cluster.nodes=2", "train.prompts_per_step=8", "launch.slurm.parts=[{nodes: 1}, {nodes: 1}]", runs=2)
 
 
-def test_a_template_of_ones_own(tmp_path):
+def test_a_users_own_template_is_used(tmp_path):
     (tmp_path / "mine.j2").write_text(
         "#!/bin/sh\n{% for one in parts[0] %}#SBATCH --{{ one }}\n{% endfor %}run {{ values|quote }}"
     )
     text = script("launch.slurm.template=mine.j2", folder=Path("/a b"))
-    assert asked(text)["requeue"] == ""
+    assert sbatch_options(text)["requeue"] == ""
     assert text.endswith(f"run '/a b/{VALUES}'")
     (tmp_path / "mine.j2").write_text("{{ no_such_value }}")
     with pytest.raises(UsageError, match="no_such_value"):
         script("launch.slurm.template=mine.j2")
 
 
-def test_a_run_that_nobody_has_measured_is_warned_a_quarter_before_its_end_and_no_more_than_enough():
+def test_an_unmeasured_run_is_warned_at_most_a_quarter_before_its_end():
     def lead(time):
         text = Batch(resolved(f"launch.slurm.time={time}").recipe, Path("/runs/1"), (Path("/runs/1"),)).script()
-        return asked(text)["signal"]
+        return sbatch_options(text)["signal"]
 
     assert [lead("8h"), lead("10m")] == [f"B:USR1@{LEAD}", "B:USR1@150"]
 
 
-def test_a_run_that_was_measured_is_warned_three_steps_and_a_minute_before_its_end(tmp_path):
+def test_a_measured_run_is_warned_three_steps_and_a_minute_before_its_end(tmp_path):
     steps = [{"step": 7, "time/step": 30.0, "time/checkpoint": 10.0}, {"step": 8, "time/step": 20.0}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in steps))
     recipe = resolved("launch.slurm.time=8h").recipe
-    assert asked(Batch(recipe, tmp_path, (tmp_path,)).script())["signal"] == "B:USR1@180"
+    assert sbatch_options(Batch(recipe, tmp_path, (tmp_path,)).script())["signal"] == "B:USR1@180"
 
 
-# -- what becomes of it ------------------------------------------------------------------------------------------
+# -- running the script ------------------------------------------------------------------------------------------
 
 
 def start(folder: Path, text: str, **variables) -> subprocess.CompletedProcess[str]:
@@ -193,8 +193,8 @@ def start(folder: Path, text: str, **variables) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture
-def says_its_words(tmp_path):
-    """Have the interpreter of the script be one whose `rlcli` says where it is and which words it was given."""
+def stand_in_rlcli(tmp_path):
+    """Make the script run an `rlcli` that prints its working directory and its arguments."""
     package = tmp_path / "stand-in/rlcli"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -208,50 +208,50 @@ def says_its_words(tmp_path):
 
 
 def write_values(folder: Path, runs: list[Path], overrides: tuple[str, ...], stand_in: str) -> None:
-    for place in (folder / "logs", *(run / "logs" for run in runs)):
-        place.mkdir(parents=True, exist_ok=True)
+    for logs in (folder / "logs", *(run / "logs" for run in runs)):
+        logs.mkdir(parents=True, exist_ok=True)
     batch = Batch(resolved().recipe, folder, tuple(runs), overrides=overrides)
     values = batch._values()
     values["environment"]["PYTHONPATH"] = stand_in
     (folder / VALUES).write_text(json.dumps(values))
 
 
-def test_no_value_breaks_out_of_the_script(tmp_path, monkeypatch, says_its_words):
+def test_no_value_breaks_out_of_the_script(tmp_path, monkeypatch, stand_in_rlcli):
     folder = tmp_path / HOSTILE.replace("/", "")
     folder.mkdir()
     monkeypatch.chdir(folder)
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
     run, override = folder / "a run $(touch BROKEN)", f"models.actor.scratch.hidden_act={json.dumps(HOSTILE)}"
-    write_values(run, [run], (override,), says_its_words)
+    write_values(run, [run], (override,), stand_in_rlcli)
     text = script(folder=run)
-    assert "wrap" not in asked(text)
+    assert "wrap" not in sbatch_options(text)
     done = start(tmp_path, text)
     assert done.returncode == 0, done.stderr
-    (said,) = map(json.loads, (run / "logs/job.log").read_text().splitlines())
-    assert said.pop("words") == ["resume", "--in-job", "--", str(run), override]
-    assert said == {"cwd": str(folder), "project": str(folder), "kept": True}
+    (report,) = map(json.loads, (run / "logs/job.log").read_text().splitlines())
+    assert report.pop("words") == ["resume", "--in-job", "--", str(run), override]
+    assert report == {"cwd": str(folder), "project": str(folder), "kept": True}
     assert not list(tmp_path.rglob("BROKEN"))
 
 
-def test_a_script_without_its_values_says_what_is_missing_where_its_output_is_seen(tmp_path):
+def test_a_script_without_its_values_names_the_missing_file(tmp_path):
     text = script(folder=tmp_path / "run")
-    assert "output" not in asked(text)
+    assert "output" not in sbatch_options(text)
     done = start(tmp_path, text)
     assert done.returncode == 2
     assert f"there is no {tmp_path / 'run' / VALUES}: rlcli train writes it" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_each_job_of_an_array_does_the_run_of_its_number(tmp_path, says_its_words):
+def test_each_job_of_an_array_executes_its_own_run(tmp_path, stand_in_rlcli):
     runs = [tmp_path / "sweep" / name for name in ("1-a", "2-b")]
-    write_values(tmp_path / "sweep", runs, (), says_its_words)
+    write_values(tmp_path / "sweep", runs, (), stand_in_rlcli)
     assert start(tmp_path, script(folder=tmp_path / "sweep", runs=2), SLURM_ARRAY_TASK_ID="1").returncode == 0
     assert json.loads((runs[1] / "logs/job.log").read_text())["words"][-1] == str(runs[1])
     assert not (runs[0] / "logs/job.log").exists()
 
 
-def test_modules_and_lines_of_bash_come_first_and_stop_the_job_if_they_fail(tmp_path, says_its_words):
-    write_values(tmp_path / "run", [tmp_path / "run"], (), says_its_words)
+def test_setup_lines_and_modules_run_first_and_stop_the_job_if_they_fail(tmp_path, stand_in_rlcli):
+    write_values(tmp_path / "run", [tmp_path / "run"], (), stand_in_rlcli)
     lines = ['export MADE="by setup"', "module() { echo module $*; }"]
     text = script(f"launch.slurm.setup={json.dumps([*lines, 'echo $MADE'])}", folder=tmp_path / "run")
     assert start(tmp_path, text).returncode == 0
@@ -271,14 +271,14 @@ def srun(*overrides: str) -> list[str]:
     )
 
 
-def test_one_task_per_node_whose_end_ends_the_others():
+def test_srun_starts_one_task_per_node_and_ends_all_with_the_first_failure():
     words = srun()
     assert words[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"} < {*words}
     assert words[-6:] == [sys.executable, "-P", "-m", "rlcli.launch.slurm.agent", "/a run", "mark"]
 
 
-def test_the_parts_of_a_job_are_parts_of_one_step(monkeypatch):
+def test_the_parts_of_a_job_are_started_by_one_srun(monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK_HET_GROUP_1", "3")
     words = srun("launch.slurm.parts=[{nodes: 1}, {nodes: 1, partition: infer}]")
     assert words.count("srun") == 1
@@ -288,7 +288,7 @@ def test_the_parts_of_a_job_are_parts_of_one_step(monkeypatch):
     assert first[-6:] == second[-6:]
 
 
-def test_the_tasks_may_run_in_a_container():
+def test_tasks_can_run_in_a_container():
     pyxis = srun("launch.slurm.container={engine: pyxis, image: 'nvcr.io#nvidia/pytorch', mounts: ['/data:/data'], "
                  "python: /venv/bin/python, options: ['--container-writable']}")  # fmt: skip
     at = pyxis.index("--container-image=nvcr.io#nvidia/pytorch")
@@ -310,17 +310,17 @@ def test_the_tasks_may_run_in_a_container():
     ]
 
 
-@pytest.mark.parametrize(("said", "first"), [
+@pytest.mark.parametrize(("errors", "first"), [
     ("", None), ("srun: job 7 queued and waiting for resources\n", None),
     ("srun: error: node2: task 1: Killed\nsrun: error: node1: task 0: Terminated\n", (1, -9)),
     ("hello\nsrun: error: node[3-4]: tasks 2-3: Exited with exit code 7\n", (2, 7)),
     ("srun: error: node2: task 1: Segmentation fault (core dumped)\n", (1, -11)),
 ])  # fmt: skip
-def test_who_was_the_first_to_fail_is_what_srun_says(said, first):
-    assert first_to_fail(said) == first
+def test_the_first_failed_task_is_read_from_srun(errors, first):
+    assert first_to_fail(errors) == first
 
 
-def test_the_text_is_quoted_by_the_shells_rules():
+def test_paths_in_the_script_are_quoted_for_the_shell():
     assert shlex.quote(f"/it's/{VALUES}") in script(folder=Path("/it's"))
 
 
@@ -329,7 +329,7 @@ def test_the_text_is_quoted_by_the_shells_rules():
 DOCS = (Path(__file__).parents[2] / "docs/slurm.md").read_text()
 
 
-def test_the_documented_profile_is_one(tmp_path):
+def test_the_documented_profile_and_commands_work(tmp_path):
     profile, parts = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     (tmp_path / "two_kinds.yaml").write_text(f"extends: ppo_math\n{parts}")
     assert [part.nodes for part in load_recipe("two_kinds.yaml").recipe.launch.slurm.parts] == [2, 1]

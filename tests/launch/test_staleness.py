@@ -1,4 +1,4 @@
-"""How far generation runs ahead of training: never further than the recipe allows, and really ahead. By the ledger."""
+"""How far generation runs ahead of training, by the ledger: not further than the recipe allows, but really ahead."""
 
 import json
 import sys
@@ -26,15 +26,15 @@ def trained(project, *overrides):
     with PlainDisplay(sys.stderr) as display:
         run_recipe(load_recipe("toy.yaml", settings), project / "run", display)
     lines = [json.loads(line) for line in (project / "run/ledger.jsonl").read_text().splitlines()]
-    (state,) = project.glob(f"run/checkpoints/step-{STEPS:012d}/state.json")
-    known = json.loads(state.read_text())
-    places = [line["sample"] for line in lines] + [training_id(*draw[:2]) for draw in known["returned"]]
+    (state_file,) = project.glob(f"run/checkpoints/step-{STEPS:012d}/state.json")
+    state = json.loads(state_file.read_text())
+    places = [line["sample"] for line in lines] + [training_id(*draw[:2]) for draw in state["returned"]]
     order = DataOrder(20, seed=5)
-    assert sorted(places) == sorted(training_id(*order.at(place)) for place in range(known["drawn"]))
-    found = [line for line in lines if line["state"] == "trained"]
-    assert [line["step"] for line in found] == sorted(line["step"] for line in found)
-    assert len(found) == STEPS * 8
-    return found
+    assert sorted(places) == sorted(training_id(*order.at(position)) for position in range(state["drawn"]))
+    trained = [line for line in lines if line["state"] == "trained"]
+    assert [line["step"] for line in trained] == sorted(line["step"] for line in trained)
+    assert len(trained) == STEPS * 8
+    return trained
 
 
 def lags(lines):
@@ -47,20 +47,20 @@ def records(project):
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_samples_are_as_stale_as_the_recipe_allows_and_no_staler(project, staleness):
+def test_samples_reach_but_never_exceed_the_allowed_staleness(project, staleness):
     """In one process the order of all calls is fixed."""
-    found = lags(trained(project, f"train.max_staleness={staleness}"))
-    assert set(found) == set(range(staleness + 1))
+    sample_lags = lags(trained(project, f"train.max_staleness={staleness}"))
+    assert set(sample_lags) == set(range(staleness + 1))
 
 
 @pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize(("staleness", "drops"), [(1, DROPPING), (4, ())])
-def test_while_training_is_slow_generation_runs_ahead_within_its_limit(project, staleness, drops):
+def test_generation_runs_ahead_of_slow_training_within_its_limit(project, staleness, drops):
     lines = trained(project, f"train.max_staleness={staleness}", *TWO_RANKS, *SLOW_TRAINING, *drops)
-    found = lags(lines)
-    assert min(found) >= 0
-    assert max(found) <= staleness
-    assert sum(found) / len(found) > 0
+    sample_lags = lags(lines)
+    assert min(sample_lags) >= 0
+    assert max(sample_lags) <= staleness
+    assert sum(sample_lags) / len(sample_lags) > 0
     for number, record in enumerate(records(project), start=1):
         of_step = lags([line for line in lines if line["step"] == number])
         assert record["actor/staleness"] == sum(of_step) / 8
@@ -74,9 +74,9 @@ def test_while_training_is_slow_generation_runs_ahead_within_its_limit(project, 
 
 @pytest.mark.parametrize("chunk", [3, 8, 20])
 def test_samples_are_made_in_chunks_of_any_size(project, chunk):
-    found = lags(trained(project, "train.max_staleness=2", f"train.prompts_per_draw={chunk}", *DROPPING))
-    assert set(found) <= {0, 1, 2}
-    assert sum(found) / len(found) > 0
+    sample_lags = lags(trained(project, "train.max_staleness=2", f"train.prompts_per_draw={chunk}", *DROPPING))
+    assert set(sample_lags) <= {0, 1, 2}
+    assert sum(sample_lags) / len(sample_lags) > 0
 
 
 def test_rewards_are_those_of_the_samples_that_a_step_trains_on(project):
@@ -91,13 +91,13 @@ def test_a_call_that_drops_samples_by_the_weights_of_their_step_is_refused(proje
         load_recipe("toy.yaml", settings)
 
 
-def test_draws_of_a_size_that_nothing_goes_by_are_refused(project):
+def test_prompts_per_draw_without_effect_is_refused(project):
     with pytest.raises(RecipeError, match="prompts_per_draw has no effect") as caught:
         load_recipe("toy.yaml", ["train.prompts_per_draw=5"])
     assert "train.prompts_per_draw=5\n" in str(caught.value)
 
 
-def test_where_everything_is_dropped_the_run_ends_with_a_reason(project):
+def test_a_run_ahead_whose_samples_are_all_dropped_ends_with_the_reason(project):
     drop = "graph.score.interface={type: toy_reward, args: {drop: 1}}"
     with pytest.raises(DataError, match="0 of the 8 of a batch are there, and 32 samples were dropped") as caught:
         trained(project, "train.max_staleness=1", drop, "train.max_redraws=2")
@@ -106,7 +106,7 @@ def test_where_everything_is_dropped_the_run_ends_with_a_reason(project):
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_a_follower_generates_while_another_role_of_the_rank_that_trains_trains(project):
+def test_a_follower_generates_while_the_critic_trains_on_the_other_rank(project):
     """The weights are copied before the critic trains: a step takes as long as all calls but the critic's training."""
 
     def takes(seconds):

@@ -40,7 +40,7 @@ def test_copies_of_weights_and_idle_ranks_are_timed(train):
     ],
     ids=["in one process", "on a rank of its own"],
 )
-def test_a_copy_of_weights_takes_until_its_receiver_has_loaded_them(train, layout):
+def test_the_time_of_a_weight_copy_includes_loading_at_the_receiver(train, layout):
     receiver = "models.actor.rollout.backend={type: toy, args: {take_seconds: 0.5}}"
     _, folder = train(receiver, *TWO_RANKS[2:], *layout)
     for record in records(folder):
@@ -49,7 +49,7 @@ def test_a_copy_of_weights_takes_until_its_receiver_has_loaded_them(train, layou
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_samples_that_wait_are_counted_by_the_call_that_they_wait_for(train):
+def test_waiting_samples_are_counted_under_the_call_they_wait_for(train):
     """Scoring is slow, generation is not, and may run ahead: samples wait to be scored."""
     _, folder = train(
         *TWO_RANKS, "train.max_staleness=3", "models.actor.devices='0'", "models.reward.devices='1'",
@@ -60,10 +60,10 @@ def test_samples_that_wait_are_counted_by_the_call_that_they_wait_for(train):
     assert deepest["queue/gen"] < deepest["queue/score"]
 
 
-def test_samples_and_tokens_add_up_over_the_steps(train):
+def test_total_samples_and_tokens_add_up_over_the_steps(train):
     _, folder = train("train.eval.dataset=null", "log.samples_per_step=8")
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     for record in records(folder):
-        until = [one for one in samples if one["step"] <= record["step"]]
-        words = sum(len(f"{one['prompt']} {one['response']}".split()) for one in until)
+        until = [sample for sample in samples if sample["step"] <= record["step"]]
+        words = sum(len(f"{sample['prompt']} {sample['response']}".split()) for sample in until)
         assert (record["total/prompts"], record["total/tokens"]) == (len(until), words)

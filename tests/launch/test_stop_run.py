@@ -1,4 +1,4 @@
-"""`rlcli stop`, `status` and `logs` of runs that are really there."""
+"""`rlcli stop`, `status` and `logs` of real runs."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_a_run_of_two_ranks_is_found_read_and_stopped_with_a_checkpoint(endless,
     assert status["step"] == json.loads((project / "runs/toy/one/committed.json").read_text())["step"]
 
 
-def test_asking_twice_is_one_question_and_one_that_does_not_answer_is_killed(endless, project):
+def test_asking_twice_to_stop_counts_once_and_a_stuck_run_is_killed(endless, project):
     process = endless("--quiet", "launch.max_restarts=3", folder="runs/toy/one")
     owner = json.loads(rlcli("status", "toy", "--json")[1])["pid"]
     os.kill(owner, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Signals: the first asks, the second does not."""
+"""Signals: the first asks for a stop, the second forces it."""
 
 import os
 import signal
@@ -14,16 +14,16 @@ from rlcli.processes import STOP_SIGNALS
     (signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75),
 ])  # fmt: skip
 def test_the_first_signal_asks_for_an_orderly_stop(number, code):
-    said = []
-    with StopSignals(said.append) as stop:
+    messages = []
+    with StopSignals(messages.append) as stop:
         assert not stop()
         os.kill(os.getpid(), number)
         assert stop()
         assert stop.exit_code == code
-    assert number.name in said[0]
+    assert number.name in messages[0]
 
 
-def test_the_second_one_ends_the_run_now():
+def test_a_second_signal_ends_the_run_at_once():
     with StopSignals(lambda text: None) as stop:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Stopped, match="SIGTERM") as raised:
@@ -32,7 +32,7 @@ def test_the_second_one_ends_the_run_now():
         assert stop.requested is signal.SIGINT
 
 
-def test_afterwards_signals_are_what_they_were():
+def test_signal_handlers_are_restored_afterwards():
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with StopSignals(lambda text: None):
         assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
@@ -40,26 +40,26 @@ def test_afterwards_signals_are_what_they_were():
 
 
 @pytest.mark.parametrize("first", [lambda number: number, passed_on])
-def test_one_that_comes_by_two_ways_is_one(first):
-    other = passed_on if first(signal.SIGTERM) == signal.SIGTERM else lambda number: number
+def test_a_signal_received_directly_and_passed_on_counts_once(first):
+    second = passed_on if first(signal.SIGTERM) == signal.SIGTERM else lambda number: number
     with StopSignals(lambda text: None) as stop:
         os.kill(os.getpid(), first(signal.SIGTERM))
         assert stop.requested is signal.SIGTERM
-        os.kill(os.getpid(), other(signal.SIGTERM))
+        os.kill(os.getpid(), second(signal.SIGTERM))
         with pytest.raises(Stopped):
             os.kill(os.getpid(), first(signal.SIGTERM))
-        os.kill(os.getpid(), other(signal.SIGTERM))  # does not end the clearing up
+        os.kill(os.getpid(), second(signal.SIGTERM))  # does not interrupt the cleanup
 
 
 @pytest.mark.parametrize("came_before", [False, True])
-def test_one_that_is_passed_on_when_the_run_is_over_disturbs_nothing(came_before):
+def test_a_signal_passed_on_after_the_end_of_the_run_is_ignored(came_before):
     with StopSignals(lambda text: None):
         if came_before:
             os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), passed_on(signal.SIGTERM))
 
 
-def test_a_third_one_does_not_wait_for_the_clearing_up():
+def test_a_third_signal_does_not_wait_for_the_cleanup():
     child = os.fork()
     if child == 0:
         with StopSignals(lambda text: None):
@@ -73,13 +73,13 @@ def test_a_third_one_does_not_wait_for_the_clearing_up():
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
-def test_terminals_that_close_and_schedulers_say_so_several_times(number):
-    said = []
-    with StopSignals(said.append) as stop:
+def test_repeated_signals_of_terminals_and_schedulers_count_once(number):
+    messages = []
+    with StopSignals(messages.append) as stop:
         for _ in range(3):
             os.kill(os.getpid(), number)
         assert stop.exit_code == 75
-    assert said == [f"{number.name}: finishing this step, then saving."]
+    assert messages == [f"{number.name}: finishing this step, then saving."]
 
 
 def test_a_signal_on_another_node_counts_once():
@@ -93,7 +93,7 @@ def test_a_signal_on_another_node_counts_once():
         assert (stop.requested, stop.exit_code) == (signal.SIGTERM, 75)
 
 
-def test_under_nohup_a_run_outlives_its_terminal():
+def test_sighup_is_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert signal.SIGHUP not in heeded()

@@ -33,16 +33,16 @@ def tensor_ports(process):
 
 def ranks_of(process):
     children = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in children if "rlcli.runtime.worker_main" in one.cmdline()]
+    return [child for child in children if "rlcli.runtime.worker_main" in child.cmdline()]
 
 
-def connect_as_often_as_possible(address, connections):
+def open_many_connections(address, connections):
     with suppress(OSError):
         for _ in range(FILES):
             connections.append(socket.create_connection(address, timeout=0.5))
 
 
-def connect_and_say(address, text, connections):
+def connect_and_send(address, text, connections):
     connection = socket.create_connection(address)
     connection.sendall(text)
     connections.append(connection)
@@ -60,18 +60,18 @@ def connections():
         connection.close()
 
 
-def test_ranks_listen_on_the_interface_of_the_run_only(endless, monkeypatch):
+def test_ranks_listen_only_on_the_interface_of_the_run(endless, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
     addresses = {address.ip for rank in ranks_of(process) for address in tensor_ports(rank)}
     assert addresses == {"127.0.0.1"}
 
 
-def test_junk_on_its_ports_does_not_concern_a_run(endless, connections, project):
+def test_junk_sent_to_its_ports_does_not_disturb_a_run(endless, connections, project):
     process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
     for address in [address for rank in ranks_of(process) for address in tensor_ports(rank)]:
         for junk in (b"x", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
-            connect_and_say(address, junk, connections)
+            connect_and_send(address, junk, connections)
     before, deadline = steps_done(project), time.monotonic() + 200
     while steps_done(project) < before + 20:
         assert process.poll() is None, process.communicate()
@@ -79,13 +79,13 @@ def test_junk_on_its_ports_does_not_concern_a_run(endless, connections, project)
         time.sleep(0.02)
 
 
-def test_a_run_whose_ranks_have_no_descriptors_left_says_who_may_have_them(endless, connections):
+def test_exhausted_descriptors_are_reported_with_their_likely_cause(endless, connections):
     process = endless("--quiet", "launch=local", "cluster.devices_per_node=2")
     ranks = ranks_of(process)
     for rank in ranks:
         resource.prlimit(rank.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
     for address in [address for rank in ranks for address in tensor_ports(rank)]:
-        connect_as_often_as_possible(address, connections)
+        open_many_connections(address, connections)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 7, errors
     assert "it had no descriptors left (ulimit -n)" in errors

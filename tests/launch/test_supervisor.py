@@ -54,7 +54,7 @@ def train(project):
 
 @pytest.fixture
 def end(train, project):
-    """See a run through: (exit code, what it said on stderr, its status)."""
+    """Wait for the end of a run: (exit code, stderr, status)."""
 
     def see(*options):
         process = train(*options)
@@ -81,7 +81,7 @@ def training(train, project):
     return start
 
 
-def gone(process, seconds=10):
+def has_ended(process, seconds=10):
     """Whether it ends within that time; a zombie has ended."""
     deadline = time.monotonic() + seconds
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # `is_running` knows a pid used again
@@ -106,7 +106,7 @@ PERHAPS = " (out of memory?)" if count_memory_kills() is None else ""
     ("segmentation fault", 7, "the run was killed by SIGSEGV during score on rank 0"),
     ("kill -9", 7, f"the run was killed by SIGKILL{PERHAPS} during score on rank 0{'; it held ' if PERHAPS else ''}"),
 ], ids=str)  # fmt: skip
-def test_a_run_that_did_not_finish_says_so_and_never_exits_0(end, kind, code, says):
+def test_a_run_that_did_not_finish_reports_it_and_never_exits_with_0(end, kind, code, says):
     returned, err, status = end(trouble(kind))
     assert returned == code, err
     assert says in err
@@ -124,25 +124,25 @@ def test_a_run_that_did_not_finish_says_so_and_never_exits_0(end, kind, code, sa
     ("KeyboardInterrupt", 2, ": KeyboardInterrupt"),
     ("a rank leaves", 7, "rank 1 ended with exit code 0 before the run was over"),
 ])  # fmt: skip
-def test_nor_does_one_of_several_ranks(end, kind, code, says):
+def test_a_run_on_several_ranks_that_did_not_finish_never_exits_with_0(end, kind, code, says):
     returned, err, status = end(trouble(kind), *TWO_RANKS)
     assert returned == code, err
     assert says in err
     assert (status["state"], status["exit_code"]) == ("failed", code)
 
 
-def test_a_master_that_is_killed_is_reported_and_leaves_nobody(training, project):
+def test_a_killed_master_is_reported_and_leaves_no_process(training, project):
     process, master = training(*TWO_RANKS)
     others = master.children(recursive=True)
     master.kill()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 7
     assert "killed by SIGKILL" in err
-    assert all(gone(one) for one in others)
+    assert all(has_ended(one) for one in others)
     assert json.loads((project / "run/status.json").read_text())["state"] == "failed"
 
 
-def test_the_exit_code_is_0_once_the_run_is_done(end, project):
+def test_the_exit_code_of_a_completed_run_is_0(end, project):
     code, _, status = end()
     assert (code, status["state"]) == (0, "done")
     again = subprocess.run(
@@ -153,7 +153,7 @@ def test_the_exit_code_is_0_once_the_run_is_done(end, project):
     assert "run is complete (3 steps)" in again.stdout
 
 
-def test_a_run_that_cannot_write_down_that_it_is_done_does_not_end_with_0(train):
+def test_a_run_that_cannot_record_its_completion_does_not_exit_with_0(train):
     process = train(trouble("status"), "checkpoint.every_steps=null")
     _, err = process.communicate(timeout=200)
     assert process.returncode == 6, err
@@ -165,20 +165,20 @@ def test_a_component_that_closes_files_does_not_end_the_run(end):
     assert (code, status["state"]) == (0, "done"), err
 
 
-def test_what_a_component_writes_into_open_files_is_no_fact_and_costs_no_finished_run(end):
+def test_a_component_writing_junk_to_open_files_does_not_fail_a_completed_run(end):
     code, err, status = end(trouble("write everywhere"), "checkpoint.every_steps=null")
     assert (code, status["state"], status["exit_code"]) == (0, "done", 0), err
     assert "the report leaves out samples.jsonl" in err
 
 
-def test_a_copy_that_a_component_forks_neither_continues_the_run_nor_outlives_it(end, project):
+def test_a_process_forked_by_a_component_does_not_repeat_steps_of_the_run(end, project):
     code, err, status = end(trouble("fork"))
     assert (code, status["state"]) == (0, "done"), err
     steps = [json.loads(line)["step"] for line in (project / "run/metrics.jsonl").read_text().splitlines()]
     assert steps == [0, 1, 2, 3]
 
 
-def test_the_exit_code_is_that_of_the_status_where_the_question_where_it_is_wakes_a_call(end):
+def test_exit_code_and_status_agree_when_a_signal_wakes_a_call_at_its_deadline(end):
     code, err, status = end(trouble("a sleep that a signal ends"), "launch.step_deadline=3")
     assert (code, status["state"]) in ((0, "done"), (8, "failed")), err
     assert status["exit_code"] == code
@@ -194,12 +194,12 @@ def test_a_call_that_passes_its_deadline_is_ended_and_named(end, project):
 
 def test_a_breakpoint_suspends_the_deadline(train, project):
     process = train(trouble("breakpoint"), "launch.step_deadline=8")
-    said = ""
-    while "(Pdb)" not in said:
+    output = ""
+    while "(Pdb)" not in output:
         character = process.stdout.read(1)
         assert character, process.communicate()[1]
-        said += character
-    assert "pause()" in said
+        output += character
+    assert "pause()" in output
     time.sleep(10)
     assert process.poll() is None
     process.stdin.write("c\n")
@@ -208,7 +208,7 @@ def test_a_breakpoint_suspends_the_deadline(train, project):
     assert process.returncode == 0, err
 
 
-def test_a_run_that_dies_is_resumed_as_often_as_allowed(end, project):
+def test_a_dead_run_is_resumed_up_to_the_limit(end, project):
     code, err, status = end(trouble("kill -9"), "launch.max_restarts=1", "checkpoint.every_steps=1", "--quiet")
     assert code == 0, err
     assert "resuming the run, restart 1 of 1" in err
@@ -217,7 +217,7 @@ def test_a_run_that_dies_is_resumed_as_often_as_allowed(end, project):
     assert steps == [0, 1, 2, 3]
 
 
-def test_one_that_dies_before_it_has_begun_again_is_still_resumed_with_what_was_asked_for(end, project):
+def test_a_resumed_run_that_dies_at_once_is_resumed_with_the_same_changes(end, project):
     code, err, _ = end(trouble("none"), "launch.max_restarts=1")
     assert code == 0, err
     changes = ("train.steps=5", f"graph.score.interface.args.dies_once={project / 'died'}", "--accept-changes")
@@ -230,7 +230,7 @@ def test_one_that_dies_before_it_has_begun_again_is_still_resumed_with_what_was_
     assert json.loads((project / "run/status.json").read_text())["step"] == 5
 
 
-def test_and_no_oftener(end):
+def test_a_run_is_not_resumed_beyond_the_limit(end):
     code, err, status = end(trouble("os._exit(0)"), "launch.max_restarts=1", "checkpoint.every_seconds=null")
     assert code == 7, err
     assert err.count("before its work was done") == 2
@@ -240,13 +240,13 @@ def test_and_no_oftener(end):
 # -- signals ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_outlives_a_supervisor_that_is_killed(training):
+def test_the_run_does_not_outlive_a_killed_supervisor(training):
     process, child = training()
     process.kill()
-    assert gone(child)
+    assert has_ended(child)
 
 
-def test_nothing_that_it_started_outlives_a_run_that_is_killed(train, project):
+def test_no_process_started_by_a_component_outlives_a_killed_run(train, project):
     process = train(trouble("orphan"))
     deadline, line = time.monotonic() + 200, ""
     while not line.startswith("orphan"):
@@ -258,17 +258,17 @@ def test_nothing_that_it_started_outlives_a_run_that_is_killed(train, project):
     (project / "orphan-seen").touch()
     process.communicate(timeout=200)
     assert process.returncode == 7
-    assert all(gone(one, 0) for one in family)
+    assert all(has_ended(one, 0) for one in family)
 
 
-def test_nor_a_run_that_is_done(train):
+def test_no_process_started_by_a_component_outlives_a_completed_run(train):
     process = train(trouble("daemon"))
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert not psutil.pid_exists(int(out.split("daemon ")[1].split()[0]))
 
 
-def test_what_a_shell_has_started_before_it_became_the_run_is_left_alone(project):
+def test_processes_started_by_the_shell_before_exec_are_left_alone(project):
     script = 'sleep 300 > /dev/null 2>&1 & echo $!; exec "$0" -m rlcli train toy.yaml --run-dir run --quiet'
     done = subprocess.run(
         ["bash", "-c", script, sys.executable], capture_output=True, text=True,
@@ -286,7 +286,7 @@ def test_what_a_shell_has_started_before_it_became_the_run_is_left_alone(project
     (signal.SIGTERM, "the supervisor"), (signal.SIGTERM, "every process"), (signal.SIGHUP, "every process"),
     (signal.SIGUSR2, "the child"),
 ])  # fmt: skip
-def test_a_signal_counts_once_whoever_gets_it(training, project, number, to):
+def test_a_signal_counts_once_whichever_process_receives_it(training, project, number, to):
     process, child = training(start_new_session=True)
     if to == "the supervisor":
         process.send_signal(number)
@@ -303,7 +303,7 @@ def test_a_signal_counts_once_whoever_gets_it(training, project, number, to):
 # -- the process -----------------------------------------------------------------------------------------------
 
 
-def test_the_supervisor_is_light_and_the_child_keeps_its_group(training):
+def test_the_supervisor_is_small_and_shares_its_process_group_with_the_child(training):
     process, child = training()
     supervisor = psutil.Process(process.pid)
     assert supervisor.memory_info().rss < 80 << 20
@@ -312,7 +312,7 @@ def test_the_supervisor_is_light_and_the_child_keeps_its_group(training):
     assert "RLCLI_SUPERVISOR" in child.environ()  # as it was started; it does not hand that on
 
 
-def test_without_a_supervisor_there_is_one_process(train, project):
+def test_no_supervisor_means_a_single_process(train, project):
     process = train(ENDLESS, "--no-supervisor")
     metrics, deadline = project / "run/metrics.jsonl", time.monotonic() + 200
     while not metrics.exists():

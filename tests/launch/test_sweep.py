@@ -1,4 +1,4 @@
-"""Sweeps: runs that are really there, and what is started of one that was interrupted."""
+"""Sweeps: real runs, and what is started of an interrupted sweep."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_two_seeds_at_once_are_one_group(project):
     assert all(one["spread"] is not None for one in group["results"].values())
 
 
-def test_ctrl_c_lets_the_run_save_and_starts_no_other(project):
+def test_ctrl_c_saves_the_current_run_and_starts_no_further_run(project):
     process = command("train", "toy.yaml", "train.steps=100000", "--sweep", "seed=1,2", "--run-dir", "runs/s", "--json")
     metrics, deadline = project / "runs/s/1-seed-1/metrics.jsonl", time.monotonic() + 200
     while not (metrics.exists() and metrics.read_text().count("\n") > 2):
@@ -66,7 +66,7 @@ def sweep(tmp_path):
     return Sweep("toy.yaml", ("more.yaml",), ("train.steps=2",), tuple(sweep_runs(["seed=1,2,3"], None, 1)))
 
 
-def test_what_was_done_is_left_and_what_was_begun_is_resumed(project, sweep):
+def test_completed_runs_are_skipped_and_unfinished_runs_are_resumed(project, sweep):
     open_sweep(project / "s", sweep)
     assert Sweep.read(project / "s") == sweep
     local = Local(sweep, project / "s", [{}], print)
@@ -91,12 +91,12 @@ def test_what_was_done_is_left_and_what_was_begun_is_resumed(project, sweep):
         open_sweep(project, sweep)
 
 
-def test_a_continued_sweep_has_its_folder_once():
+def test_the_command_to_continue_a_sweep_names_its_folder_once():
     words = ["train", "toy", "--run-dir", "a b", "--run-dir=c", "--seeds", "2"]
     assert again(Path("runs/s"), words) == "rlcli train toy --seeds 2 --run-dir runs/s"
 
 
-def test_gpus_are_shared_out_between_runs(project, monkeypatch):
+def test_gpus_are_divided_between_runs(project, monkeypatch):
     gpus = [Gpu(n, "H100", 80, 80, "1") for n in range(5)]
     monkeypatch.setattr("rlcli.launch.sweep.list_gpus", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -4,10 +4,10 @@ from rlcli.inspect.checklist import preflight
 from rlcli.recipe.resolve import load_recipe
 
 
-def test_datasets_without_a_preview_are_looked_at_by_their_samples(project):
-    found = {finding.about: finding for finding in preflight(load_recipe("toy.yaml"), 5)}
-    assert found["train"].says == "20 rows of toy_rows, 5 looked at, spread evenly"
-    assert list(found["tokenizer"].details) == [
+def test_datasets_without_a_preview_are_checked_by_their_samples(project):
+    findings = {finding.about: finding for finding in preflight(load_recipe("toy.yaml"), 5)}
+    assert findings["train"].says == "20 rows of toy_rows, 5 looked at, spread evenly"
+    assert list(findings["tokenizer"].details) == [
         "read by transformers, not by its file alone: it is made by transformers"
     ]
-    assert "score reward" not in found
+    assert "score reward" not in findings

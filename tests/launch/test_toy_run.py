@@ -59,11 +59,11 @@ def step_seconds(folder):
 
 def processes_of(folder):
     """Processes whose command line names the run, ours left out."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline", "pid"]):
         if str(folder) in " ".join(process.info["cmdline"] or ()) and process.pid != os.getpid():
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def status(folder):
@@ -73,7 +73,7 @@ def status(folder):
 # -- one process -----------------------------------------------------------------------------------------------
 
 
-def test_a_run_in_this_process(train):
+def test_a_run_in_one_process_writes_metrics_status_and_models(train):
     finished, folder = train()
     assert (finished.exit_code, finished.steps_done) == (0, 3)
     records = numbers(folder)
@@ -90,7 +90,7 @@ def test_a_run_in_this_process(train):
     assert sorted(path.name for path in (folder / "models").iterdir()) == ["actor", "critic"]
 
 
-def test_runs_lie_in_the_home_that_a_tilde_means(project, monkeypatch):
+def test_a_tilde_in_log_dir_is_the_home_directory(project, monkeypatch):
     monkeypatch.setenv("HOME", str(project / "home"))
     with PlainDisplay(sys.stderr) as display:
         run_recipe(load_recipe("toy.yaml", ["log.dir='~/kept'"]), None, display)
@@ -98,7 +98,7 @@ def test_runs_lie_in_the_home_that_a_tilde_means(project, monkeypatch):
     assert not (project / "~").exists()
 
 
-def test_generation_sees_the_weights_of_the_step_before(train):
+def test_generation_uses_the_weights_of_the_previous_step(train):
     """The toy writes its version into its first token: 5, 6, 7, …, which the reward adds up."""
     _, folder = train("train.eval.every_steps=1")
     rewards = [record["eval/reward"] for record in numbers(folder)]
@@ -147,7 +147,7 @@ def test_two_ranks_give_the_same_numbers_as_one_process(train, project, meshes, 
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_stale_generation_trains_on_what_was_sampled_before(train, project):
+def test_stale_training_uses_samples_of_earlier_weights(train, project):
     """With one version of lag the first two steps are sampled by the first weights."""
     train("train.max_staleness=1", "train.eval.dataset=null", *TWO_RANKS, *DISJOINT, name="stale")
     train("train.eval.dataset=null", name="fresh")
@@ -162,7 +162,7 @@ def test_stale_generation_trains_on_what_was_sampled_before(train, project):
     assert fresh[1]["reward/reward"] - stale[1]["reward/reward"] == pytest.approx(1)
 
 
-def test_nothing_listens_beyond_this_machine_and_no_secret_is_on_a_command_line(project):
+def test_only_loopback_is_listened_on_and_no_secret_is_on_a_command_line(project):
     process = subprocess.Popen(
         [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *TWO_RANKS, "train.steps=2000"],
         stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": HOME},
@@ -183,7 +183,7 @@ def test_nothing_listens_beyond_this_machine_and_no_secret_is_on_a_command_line(
         for path in (project / "run").rglob("*"):
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077 or "torchrun" in str(path), path
     finally:
-        process.kill()  # the master dies: nobody goes on without it
+        process.kill()  # the master dies: no process continues without it
         process.wait()
     wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family))
 
@@ -199,7 +199,7 @@ def wait_for(condition, seconds=200):
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_disjoint_placements_work_at_the_same_time(train):
+def test_disjoint_placements_compute_at_the_same_time(train):
     """One rank generates for a second, the other trains for a second on what it is sent: a step takes one second."""
     _, folder = train(
         *TWO_RANKS, "models.actor.devices=0", "models.critic.devices=1", "models.reward.devices=1", "toy.seconds=1.0",
@@ -237,7 +237,7 @@ def test_a_frozen_rank_is_named_and_not_its_victim(train, project, monkeypatch):
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_a_rank_for_which_others_wait_is_named_with_its_place(train, project, components):
+def test_a_stuck_rank_that_others_wait_for_is_named_with_its_location(train, project, components):
     set_toy(project, stuck_rank=1)
     with pytest.raises(HangError, match="no answer within 3 s: waiting for train_actor") as raised:
         train(*TWO_RANKS, "launch.step_deadline=3")
@@ -246,7 +246,7 @@ def test_a_rank_for_which_others_wait_is_named_with_its_place(train, project, co
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_an_error_of_a_rank_arrives_whole(train, project):
+def test_an_error_of_a_rank_arrives_with_code_and_location(train, project):
     set_toy(project, fail_rank=1)
     with pytest.raises(DataError, match="nobody can train") as raised:
         train(*TWO_RANKS)
@@ -254,7 +254,7 @@ def test_an_error_of_a_rank_arrives_whole(train, project):
     assert processes_of(project / "run") == []
 
 
-def test_a_bug_in_a_users_component_is_told_with_its_place(train, project, components):
+def test_a_bug_in_a_users_component_is_reported_with_its_location(train, project, components):
     set_toy(project, bug=True)
     with pytest.raises(ProjectError, match="KeyError: 'nothing'") as raised:
         train()
@@ -287,7 +287,7 @@ def test_nonfinite_updates_in_a_row_end_the_run_before_anything_is_saved(train, 
     assert (first["step"], second["step"], len(second["samples"])) == (1, 2, 8)
 
 
-def test_an_output_that_an_interface_does_not_make(train, project):
+def test_an_output_that_an_interface_does_not_produce_is_refused(train, project):
     text = (project / "toy.yaml").read_text().replace("outputs: [values]", "outputs: [values, advantages]")
     (project / "toy.yaml").write_text(text)
     with pytest.raises(UsageError, match="did not produce advantages, which call value promises"):
@@ -310,7 +310,7 @@ REWARD_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", REWARD_FAULTS)
-def test_a_reward_that_cannot_be_used_is_named_before_anything_is_trained_on_it(train, project, components, fault):
+def test_an_invalid_reward_is_reported_before_training_on_it(train, project, components, fault):
     text = (project / "toy.yaml").read_text()
     (project / "toy.yaml").write_text(
         text.replace("interface: toy_reward", f"interface: {{type: toy_reward, args: {{spoil: {fault}}}}}")
@@ -326,7 +326,7 @@ def test_a_reward_that_cannot_be_used_is_named_before_anything_is_trained_on_it(
 
 
 @pytest.mark.parametrize(("rows", "words"), [(0, "has no rows"), (5, "fewer than one step takes")])
-def test_a_dataset_with_too_few_rows(train, rows, words):
+def test_a_dataset_with_too_few_rows_is_refused(train, rows, words):
     with pytest.raises(DataError, match=words) as raised:
         train(f"datasets.train.args.rows={rows}")
     assert raised.value.code == "F80"
@@ -363,8 +363,8 @@ def test_a_signal_to_every_process_of_a_job_lets_the_step_end_and_saves(project)
         others = master.children(recursive=True)
         assert len(others) >= 3
         for number in (*STOP_SIGNALS, signal.SIGTERM):
-            for one in others:
-                one.send_signal(number)
+            for child in others:
+                child.send_signal(number)
         master.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=200)
@@ -380,21 +380,21 @@ def test_a_signal_to_every_process_of_a_job_lets_the_step_end_and_saves(project)
 # -- warm starts -----------------------------------------------------------------------------------------------
 
 
-def test_results_are_found_by_what_made_them(train, project):
-    one = load_recipe("toy.yaml", ())
-    assert find_result(one, "runs", "actor") is None
+def test_results_are_found_by_the_recipe_that_made_them(train, project):
+    recipe = load_recipe("toy.yaml", ())
+    assert find_result(recipe, "runs", "actor") is None
     with PlainDisplay(sys.stderr, quiet=True) as display:
-        finished = run_recipe(one, None, display)
-    assert find_result(one, "runs", "actor") == finished.outcome.models["actor"]
-    assert find_result(one, "runs", "nobody") is None
+        finished = run_recipe(recipe, None, display)
+    assert find_result(recipe, "runs", "actor") == finished.outcome.models["actor"]
+    assert find_result(recipe, "runs", "nobody") is None
     assert find_result(load_recipe("toy.yaml", ["seed=6"]), "runs", "actor") is None
-    assert digest(load_recipe("toy.yaml", ["launch=local", "log.plot=true"])) == digest(one)
+    assert digest(load_recipe("toy.yaml", ["launch=local", "log.plot=true"])) == digest(recipe)
 
 
-def test_an_unfinished_run_is_no_result(train, project):
-    one = load_recipe("toy.yaml", ())
+def test_an_unfinished_run_is_not_a_result(train, project):
+    recipe = load_recipe("toy.yaml", ())
     with PlainDisplay(sys.stderr, quiet=True) as display:
-        folder = run_recipe(one, None, display).outcome.run_dir
+        folder = run_recipe(recipe, None, display).outcome.run_dir
     ended = status(folder)
     (folder / "status.json").write_text(json.dumps({**ended, "state": "stopped"}))
-    assert find_result(one, "runs", "actor") is None
+    assert find_result(recipe, "runs", "actor") is None

@@ -1,4 +1,4 @@
-"""What a rank or a process of a pool warns of is seen by the user, and not only by who opens its log."""
+"""Warnings of a rank or a pool process are shown to the user, and not only written to its log."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the master makes of what agents say, and of what they no longer say."""
+"""How the master interprets the reports of agents, and their silence."""
 
 import json
 from types import SimpleNamespace
@@ -9,8 +9,8 @@ from rlcli.errors import HangError, ResourceError, WorkerError
 from rlcli.launch.launcher import Death
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.world import World
+from rlcli.runtime.messages import RESTARTED
 from rlcli.runtime.pulse import LOST_AFTER
-from rlcli.runtime.restarts import RESTARTED
 from rlcli.topology.groups import Group
 
 RANKS = Group("ranks", "ranks", (0, 0, 1, 1))
@@ -32,22 +32,22 @@ def recipe(interface="lo"):
 @pytest.fixture
 def world(tmp_path, exits):
     (tmp_path / "logs").mkdir()
-    made = World(recipe(), RANKS, tmp_path, tmp_path / "own", exits.get)
-    made.transport.pids.update({0: 100, 1: 101, 2: 102, 3: 103})
-    yield made
-    made.close()
+    world = World(recipe(), RANKS, tmp_path, tmp_path / "own", exits.get)
+    world.transport.pids.update({0: 100, 1: 101, 2: 102, 3: 103})
+    yield world
+    world.close()
     assert not (tmp_path / "meeting").exists()
 
 
-def say(world, node, **told):
-    world.transport.pulses.facts["node", node] = {"pid": 10 + node, **told}
+def set_facts(world, node, **facts):
+    world.transport.pulses.facts["node", node] = {"pid": 10 + node, **facts}
 
 
-def test_the_rank_that_an_agent_reports_is_the_one_that_died(world, exits):
-    say(world, 0)
+def test_the_rank_that_an_agent_reports_as_dead_is_named(world, exits):
+    set_facts(world, 0)
     estimate = {"device": "cpu", "bytes": 3 << 30, "within_percent": 20, "call": "actor_train", "phase": "update"}
     (world._logs.parent / "memory.json").write_text(json.dumps(estimate))
-    say(world, 1, rank=3, exit=-9, out_of_memory=True, memory=5 << 30)
+    set_facts(world, 1, rank=3, exit=-9, out_of_memory=True, memory=5 << 30)
     exits[1] = 7
     assert world.deaths() == [Death("ranks", 3, 1, -9, True)]
     with pytest.raises(WorkerError, match=r"rank 3 was killed by SIGKILL \(out of memory\)") as raised:
@@ -67,15 +67,15 @@ def test_the_rank_that_an_agent_reports_is_the_one_that_died(world, exits):
         (-9, True, {"bytes": "much"}, "; it held 1.00 GiB when last seen"),
     ],
 )
-def test_what_is_said_of_memory(tmp_path, code, out_of_memory, estimate, expected):
+def test_a_kill_is_explained_by_memory_only_where_that_is_likely(tmp_path, code, out_of_memory, estimate, expected):
     (tmp_path / "memory.json").write_text(json.dumps(estimate))
-    said = explain_kill(code, out_of_memory, 1 << 30, tmp_path)
-    assert expected in said
-    assert bool(said) == bool(expected)
+    explanation = explain_kill(code, out_of_memory, 1 << 30, tmp_path)
+    assert expected in explanation
+    assert bool(explanation) == bool(expected)
 
 
 def test_all_ranks_of_an_agent_die_with_it(world, exits):
-    say(world, 1)
+    set_facts(world, 1)
     assert world.deaths() == []
     exits[1] = -9
     assert world.deaths() == [Death("ranks", 2, 1, -9), Death("ranks", 3, 1, -9)]
@@ -84,47 +84,47 @@ def test_all_ranks_of_an_agent_die_with_it(world, exits):
 
 
 def test_an_agent_that_cannot_run_its_ranks_says_why(world):
-    say(world, 1, failure="RuntimeError: no room")
+    set_facts(world, 1, failure="RuntimeError: no room")
     with pytest.raises(WorkerError, match=r"node 1: the node is lost.*RuntimeError: no room"):
         world._check_alive(LOST_AFTER)
 
 
-def test_a_rank_that_left_with_exit_code_0_is_named(world, monkeypatch):
+def test_a_rank_that_exited_with_0_too_early_is_named(world, monkeypatch):
     monkeypatch.setattr("rlcli.launch.world.REPORT_WITHIN", 0.1)
-    say(world, 1, gone=[102, 999])
+    set_facts(world, 1, gone=[102, 999])
     with pytest.raises(WorkerError, match="rank 2 ended with exit code 0 before the run was over"):
         world._check_alive(LOST_AFTER)
     world.transport.has_let_go = True
     world._check_alive(LOST_AFTER)
 
 
-def test_an_agent_that_is_silent_is_lost(world):
-    say(world, 1)
+def test_a_silent_agent_is_lost(world):
+    set_facts(world, 1)
     now = world.transport._listening_since
     world.transport.pulses.heard["node", 1] = now
     world._check_alive(LOST_AFTER)
     world.transport._listening_since = world.transport.pulses.heard["node", 1] = now - 16
     with pytest.raises(WorkerError, match=r"node 1: the node is lost.*has not been heard for 1\d s"):
         world._check_alive(LOST_AFTER)
-    say(world, 1, is_over=True)
+    set_facts(world, 1, is_over=True)
     world._check_alive(LOST_AFTER)
 
 
 def test_a_lost_node_is_named_by_its_machine_and_its_number(world, exits):
     exits[1] = -9
-    say(world, 1, host="gpu-17")
+    set_facts(world, 1, host="gpu-17")
     with pytest.raises(WorkerError, match=r"gpu-17 \(node 1 of the run\): the node is lost, and with it ranks 2-3"):
         world._check_alive(LOST_AFTER)
-    say(world, 1, host="gpu-17", rank=3, exit=-11)
+    set_facts(world, 1, host="gpu-17", rank=3, exit=-11)
     with pytest.raises(WorkerError, match=r"gpu-17 \(node 1 of the run\), rank 3 pid 103: rank 3 was killed"):
         world._check_alive(LOST_AFTER)
 
 
-def test_a_node_that_never_came_is_named_as_the_scheduler_names_it(tmp_path):
+def test_a_missing_node_has_the_name_of_the_scheduler(tmp_path):
     (tmp_path / "logs").mkdir()
     world = World(recipe(), RANKS, tmp_path, tmp_path / "own", lambda node: None, {0: "gpu-16", 1: "gpu-17"}.get)
     try:
-        say(world, 0, host="localhost")
+        set_facts(world, 0, host="localhost")
         with pytest.raises(HangError, match=r"gpu-17 \(node 1 of the run\): the node has not come"):
             world.wait()
         assert world.name_of(0) == "gpu-16 (node 0 of the run)"
@@ -135,7 +135,7 @@ def test_a_node_that_never_came_is_named_as_the_scheduler_names_it(tmp_path):
 def test_each_restart_is_reported_once_when_all_ranks_are_up(world):
     reports = []
     world.transport.on_report = reports.append
-    say(world, 1, host="gpu-17", restarts=[["reward-pool", 1, "was killed by SIGKILL"]])
+    set_facts(world, 1, host="gpu-17", restarts=[["reward-pool", 1, "was killed by SIGKILL"]])
     world._check_alive(LOST_AFTER)
     assert reports == []
     world.transport._identities.update(dict.fromkeys(world.transport._expected, b""))
@@ -148,56 +148,56 @@ def test_each_restart_is_reported_once_when_all_ranks_are_up(world):
         "group": "reward-pool", "name": "reward-pool1", "machine": "gpu-17 (node 1 of the run)",
         "how": "was killed by SIGKILL",
     }  # fmt: skip
-    say(world, 1, restarts=[["reward-pool", 1, "was killed by SIGKILL"], ["a-server", 0, "did not answer"]])
+    set_facts(world, 1, restarts=[["reward-pool", 1, "was killed by SIGKILL"], ["a-server", 0, "did not answer"]])
     world._check_alive(LOST_AFTER)
     assert [one.value["name"] for one in reports] == ["reward-pool1", "a-server0"]
 
 
-def test_the_silence_of_an_agent_counts_on_one_node_too(tmp_path, exits):
+def test_a_silent_agent_is_lost_on_a_single_node_too(tmp_path, exits):
     (tmp_path / "logs").mkdir()
     (tmp_path / "own").mkdir()
     alone = recipe()
     alone.cluster.nodes = 1
-    made = World(alone, Group("ranks", "ranks", (0, 0)), tmp_path, tmp_path / "own", exits.get)
-    now = made.transport._listening_since
-    made.transport._listening_since = made.transport.pulses.heard["node", 0] = now - 16
+    world = World(alone, Group("ranks", "ranks", (0, 0)), tmp_path, tmp_path / "own", exits.get)
+    now = world.transport._listening_since
+    world.transport._listening_since = world.transport.pulses.heard["node", 0] = now - 16
     with pytest.raises(WorkerError, match=r"the node is lost.*its agent has not been heard for 1\d s"):
-        made._check_alive(LOST_AFTER)
-    made.close()
+        world._check_alive(LOST_AFTER)
+    world.close()
 
 
-def test_a_node_that_permits_too_few_open_files_is_named_with_the_number_that_is_needed(world):
-    say(world, 0, host="near", open_files=20_000)
+def test_a_node_that_allows_too_few_open_files_is_named_with_the_number_needed(world):
+    set_facts(world, 0, host="near", open_files=20_000)
     world._check_alive(LOST_AFTER)
-    say(world, 1, host="far", open_files=64)
+    set_facts(world, 1, host="far", open_files=64)
     with pytest.raises(ResourceError, match=r"a rank on node 1 \(far\) may open 64 files .*needs 104") as raised:
         world._check_alive(LOST_AFTER)
     assert (raised.value.where, raised.value.code, raised.value.exit_code) == ("node 1", "F61", 6)
 
 
-def test_a_rank_that_ran_out_of_descriptors_says_so(world, tmp_path):
+def test_a_rank_killed_without_descriptors_left_is_explained(world, tmp_path):
     (tmp_path / "logs/rank3.log").write_text("gloo::EnforceNotMet ... accept: Too many open files\nAborted\n")
-    say(world, 1, rank=3, exit=-6)
+    set_facts(world, 1, rank=3, exit=-6)
     with pytest.raises(WorkerError, match=r"rank 3 was killed by SIGABRT: it had no descriptors left") as raised:
         world._check_alive(LOST_AFTER)
     assert "others may have connected to its ports on lo" in raised.value.hint
 
 
-def test_the_last_lines_of_its_log_are_shown(world, tmp_path):
+def test_the_last_lines_of_a_dead_ranks_log_are_shown(world, tmp_path):
     (tmp_path / "logs/rank3.log").write_text("loading\nSegmentation fault\n")
-    say(world, 1, rank=3, exit=-11)
+    set_facts(world, 1, rank=3, exit=-11)
     with pytest.raises(WorkerError, match=r"last lines of rank3\.log:\n.*loading\n.*Segmentation fault"):
         world._check_alive(LOST_AFTER)
 
 
-def test_a_node_that_does_not_come_is_named(world):
-    say(world, 0)
+def test_a_node_that_does_not_come_is_named_with_its_command(world):
+    set_facts(world, 0)
     with pytest.raises(HangError, match="node 1: the node has not come within 0 s") as raised:
         world.wait()
     assert "rlcli.launch.node" in raised.value.hint
 
 
-def test_an_interface_that_is_not_there(tmp_path):
+def test_a_missing_network_interface_is_refused(tmp_path):
     with pytest.raises(ResourceError, match="there is no network interface 'nonesuch'") as raised:
         World(recipe("nonesuch"), RANKS, tmp_path, tmp_path, lambda node: None)
     assert "lo" in raised.value.hint

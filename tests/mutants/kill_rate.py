@@ -1,10 +1,10 @@
 """How many planted bugs `rlcli test` finds: `python tests/mutants/kill_rate.py [--kind K] [--of NAME] [--json]`.
 
-Each mutant is a small change of a good component, listed in a YAML file beside this one. It is made in a copy of the
+Each mutant is a small change of a good component, listed in a YAML file next to this one. It is made in a copy of the
 repository, of whose tests only those of single components come along, as `rlcli test` runs them along; `--bare` leaves
 them out too, so that only the contract suites can find it. A mutant counts as killed when a check
-fails; one that cannot even be imported is no mutant. Every suite is first run on the unchanged copy, where it must
-pass. In the YAML, text of several lines stands under `|2-`, so that its own indentation counts.
+fails; one that cannot even be imported does not count. Every suite is first run on the unchanged copy, where it must
+pass. In the YAML, text of several lines is written under `|2-`, so that its own indentation counts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: `killed`, `survived`, `timed out`, or `invalid`, which says that it is no mutant."""
+    """What became of a mutant: `killed`, `survived`, `timed out`, or `invalid`, which does not count."""
 
     mutant: Mutant
     verdict: str
@@ -70,12 +70,12 @@ class Outcome:
 
 def mutants(kind: str | None = None) -> list[Mutant]:
     """Those of the YAML files: `interfaces.yaml` and `interfaces_training.yaml` are both of the kind interfaces."""
-    found = []
+    listed = []
     for path in sorted(HERE.glob("*.yaml")):
         of = path.stem.partition("_")[0]
         if kind is None or of == kind:
-            found += [Mutant(kind=of, **entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or ()]
-    return found
+            listed += [Mutant(kind=of, **entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or ()]
+    return listed
 
 
 def copy_repository(folder: Path, bare: bool = False) -> Path:
@@ -103,11 +103,11 @@ def plant(mutant: Mutant, copy: Path) -> None:
     file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
 
 
-def spread(found: Sequence[Mutant], each: int) -> list[Mutant]:
-    """So many of each kind, from all over its list."""
+def spread(mutants: Sequence[Mutant], each: int) -> list[Mutant]:
+    """`each` mutants of each kind, spread evenly over its list."""
     chosen = []
-    for kind in dict.fromkeys(one.kind for one in found):
-        of = [one for one in found if one.kind == kind and not one.survives]
+    for kind in dict.fromkeys(one.kind for one in mutants):
+        of = [one for one in mutants if one.kind == kind and not one.survives]
         chosen += [of[number * len(of) // each] for number in range(min(each, len(of)))]
     return chosen
 
@@ -190,33 +190,36 @@ def _ended(running: list[_Running]) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in running:
-            _kill(one)
+        for hunted in running:
+            _kill(hunted)
 
 
 def _judged(running: _Running, code: int) -> Outcome:
     """From the suite's JSON: which checks failed."""
-    told = Path(f"{running.out}.err").read_text(errors="replace").strip()
+    errors = Path(f"{running.out}.err").read_text(errors="replace").strip()
     try:
         result = json.loads(running.out.read_text())
         failed = [
-            check["check"] for one in result["components"] for check in one["checks"] if check["outcome"] == "failed"
+            check["check"]
+            for component in result["components"]
+            for check in component["checks"]
+            if check["outcome"] == "failed"
         ]
     except (ValueError, KeyError):
-        last = told.splitlines()[-1] if told else "no output"
+        last = errors.splitlines()[-1] if errors else "no output"
         return Outcome(running.mutant, "invalid", f"exit code {code}: {last}", running.seconds)
     if code == 0:
         return Outcome(running.mutant, "survived", "", running.seconds)
     if code == 1 and failed:
         return Outcome(running.mutant, "killed", "; ".join(failed), running.seconds)
-    return Outcome(running.mutant, "invalid", f"exit code {code}: {told[-300:]}", running.seconds)
+    return Outcome(running.mutant, "invalid", f"exit code {code}: {errors[-300:]}", running.seconds)
 
 
 # -- all of them -----------------------------------------------------------------------------------------
 
 
 def hunt(chosen: Iterable[Mutant], at_once: int = AT_ONCE, bare: bool = False) -> Iterator[Outcome]:
-    """Run the suite of each mutant, some at a time, and tell each outcome as it comes."""
+    """Run the suite of each mutant, some at a time, and yield each outcome as it comes."""
     for name in LOADED_ONCE:
         importlib.import_module(name)
     if "rlcli" in sys.modules:
@@ -233,11 +236,11 @@ def hunt(chosen: Iterable[Mutant], at_once: int = AT_ONCE, bare: bool = False) -
                 except (ValueError, OSError) as error:
                     yield Outcome(mutant, "invalid", str(error), 0.0)
             time.sleep(0.05)
-            for one in list(running):
-                outcome = _finished(one)
+            for suite in list(running):
+                outcome = _finished(suite)
                 if outcome is not None:
-                    running.remove(one)
-                    shutil.rmtree(one.out.parent, ignore_errors=True)
+                    running.remove(suite)
+                    shutil.rmtree(suite.out.parent, ignore_errors=True)
                     yield outcome
 
 
@@ -255,8 +258,8 @@ def _line(outcome: Outcome) -> str:
 
 def _as_json(outcome: Outcome) -> dict[str, object]:
     mutant = outcome.mutant
-    told = {"kind": mutant.kind, "bug": mutant.bug, "test": mutant.test, "survives": mutant.survives or None}
-    return {**told, "verdict": outcome.verdict, "by": outcome.by, "seconds": round(outcome.seconds, 1)}
+    description = {"kind": mutant.kind, "bug": mutant.bug, "test": mutant.test, "survives": mutant.survives or None}
+    return {**description, "verdict": outcome.verdict, "by": outcome.by, "seconds": round(outcome.seconds, 1)}
 
 
 def _rates(outcomes: Sequence[Outcome]) -> list[str]:

@@ -56,8 +56,8 @@ def test_one_mutant_of_each_kind_is_killed():
     assert done.returncode == 0
 
 
-def test_a_change_that_breaks_nothing_survives_and_one_that_cannot_be_imported_is_none(tmp_path):
-    """What the command says of suites that find nothing, and of no mutants at all."""
+def test_harmless_mutants_survive_and_unusable_mutants_are_invalid(tmp_path):
+    """The verdict on a mutant that no check finds, and on mutants that cannot be planted or imported."""
     code = f"""
 import importlib.util, json, sys
 spec = importlib.util.spec_from_file_location("kill_rate", {str(HERE / "kill_rate.py")!r})
@@ -73,13 +73,13 @@ chosen = [
     mutant("interface reference -k none", "interfaces/reference.py", "import annotations", "import nonesuch"),
     mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", "not there", ""),
 ]
-found = {{one.mutant.new: one.verdict for one in kill_rate.hunt(chosen)}}
-print(json.dumps(found))
+verdicts = {{one.mutant.new: one.verdict for one in kill_rate.hunt(chosen)}}
+print(json.dumps(verdicts))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found == {
+    verdicts = json.loads(done.stdout)
+    assert verdicts == {
         "  steps: 1201": "survived",
         "  stepps: 1200": "killed",
         "import nonesuch": "invalid",

@@ -53,12 +53,12 @@ def png_size(path):
         (math.nan, "nan"),
     ],
 )
-def test_short(value, text):
+def test_short_gives_three_significant_digits(value, text):
     assert short(value) == text
 
 
 @given(st.floats())
-def test_short_is_short_and_close(value):
+def test_short_has_at_most_ten_characters_and_is_close_to_the_value(value):
     text = short(value)
     assert len(text) <= 10
     if abs(value) < 1e300 and "k" not in text and "M" not in text:
@@ -66,7 +66,7 @@ def test_short_is_short_and_close(value):
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (272, "4:32"), (3872, "1:04:32"), (183_600, "2d 03:00")])
-def test_clock_time(seconds, text):
+def test_clock_time_is_readable_from_seconds_to_days(seconds, text):
     assert clock_time(seconds) == text
 
 
@@ -83,7 +83,7 @@ def test_sparkline_rises_with_its_values():
     assert sparkline([2.0, 2.0], 8) == "▁▁"
 
 
-def test_curves_are_found_by_the_last_part_of_their_keys():
+def test_curves_are_found_by_the_last_component_of_their_keys():
     assert find_key(["time/reward", "eval/reward", "reward/task_reward"], "reward") == "reward/task_reward"
     assert find_key(["eval/reward", "time/kl"], "reward") is None
     records = [
@@ -95,7 +95,7 @@ def test_curves_are_found_by_the_last_part_of_their_keys():
     assert curve(records, "kl") == ([2.0], [0.5])
 
 
-def test_png_of_a_reinforcement_run_has_four_panels_and_its_size(tmp_path):
+def test_png_of_a_reinforcement_run_has_four_panels(tmp_path):
     titles = [panel.title for panel in choose_panels(RL)]
     assert titles == [
         "Reward",
@@ -113,28 +113,28 @@ def test_png_of_supervised_training_shows_loss_and_accuracy(tmp_path):
     assert png_size(plot_curves(SFT, tmp_path / "curve.png", "sft_math")) == (1200, 792)
 
 
-def test_png_with_series_missing_and_none_without_any(tmp_path):
-    one = [{"step": 0, "eval/accuracy": 0.5}]
-    assert png_size(plot_curves(one, tmp_path / "one.png", "x")) == (1200, 396)
+def test_png_leaves_out_missing_series_and_is_not_written_without_any(tmp_path):
+    single = [{"step": 0, "eval/accuracy": 0.5}]
+    assert png_size(plot_curves(single, tmp_path / "one.png", "x")) == (1200, 396)
     for records in ([], [{"step": 1, "note": "x", "actor/loss": math.nan}]):
         assert plot_curves(records, tmp_path / "none.png", "x") is None
     assert not (tmp_path / "none.png").exists()
 
 
-def test_plot_that_fails_costs_one_warning(tmp_path):
+def test_a_failing_plot_is_one_warning(tmp_path):
     warnings = []
     assert plot_curves(RL, tmp_path / "missing" / "curve.png", "x", warnings.append) is None
     assert len(warnings) == 1
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=100))
-def test_smoothing_stays_within_the_values(values):
+def test_smoothed_values_stay_between_minimum_and_maximum(values):
     smoothed = smooth(values)
     assert len(smoothed) == len(values)
     assert min(values) - 1e-6 <= min(smoothed) <= max(smoothed) <= max(values) + 1e-6
 
 
-def test_before_and_after():
+def test_before_and_after_compare_the_first_and_last_steps():
     rows = {row.label: (row.before, row.after) for row in before_and_after(RL)}
     assert list(rows)[:2] == ["held-out accuracy", "held-out reward"]
     assert rows["held-out accuracy"] == (0.0, 1.0)
@@ -191,14 +191,14 @@ def test_report_on_a_terminal_fits_80_columns(outcome):
     assert all(cell_len(line) <= 80 for line in text.splitlines() if str(outcome.run_dir) not in line)
 
 
-def test_report_goes_to_stdout_and_takes_other_commands(tmp_path, capsys):
+def test_report_goes_to_stdout_and_lists_the_given_commands(tmp_path, capsys):
     print_report(RunOutcome(recipe="x", run_dir=tmp_path, records=[], next_commands=["rlcli ls"]))
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "  rlcli ls"
     assert captured.err == ""
 
 
-def test_a_narrow_terminal_gets_a_report_that_can_be_read(tmp_path):
+def test_report_is_not_truncated_on_a_narrow_terminal(tmp_path):
     stream = io.StringIO()
     records = [{"step": 0, "eval/response_length": 12.0}, {"step": 9, "eval/response_length": 34.5}]
     print_report(RunOutcome(recipe="ppo", run_dir=tmp_path, records=records), open_console(stream, width=40))

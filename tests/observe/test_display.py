@@ -53,7 +53,7 @@ def plain(clock, **options):
     return PlainDisplay(stream, clock=clock, **options), stream
 
 
-def test_off_a_terminal_lines_are_printed_a_few_per_run(clock):
+def test_plain_display_prints_a_limited_number_of_lines_per_run(clock):
     display, stream = plain(clock)
     with display:
         display.start("ppo_math", "runs/ppo_math/1", 400)
@@ -77,7 +77,7 @@ def test_off_a_terminal_lines_are_printed_a_few_per_run(clock):
     assert "\x1b" not in stream.getvalue()
 
 
-def test_the_pace_of_a_run_that_goes_on_is_that_of_its_own_steps(clock):
+def test_the_pace_of_a_resumed_run_counts_only_its_own_steps(clock):
     display, stream = plain(clock)
     display.start("ppo_math", "runs/ppo_math/1", 80)
     clock.now += 10
@@ -87,7 +87,7 @@ def test_the_pace_of_a_run_that_goes_on_is_that_of_its_own_steps(clock):
     assert stream.getvalue().endswith("eta 6:30\n")
 
 
-def test_where_samples_are_made_ahead_their_staleness_is_shown(clock):
+def test_staleness_is_shown_when_samples_are_made_ahead(clock):
     stream = io.StringIO()
     with PlainDisplay(stream, clock=clock) as display:
         display.start("ppo", "runs/ppo", steps=400)
@@ -97,7 +97,7 @@ def test_where_samples_are_made_ahead_their_staleness_is_shown(clock):
     assert "reward 0.500  staleness 1.25  2.00 s/step" in stream.getvalue()
 
 
-def test_slow_steps_each_get_their_line_and_fast_ones_do_not_flood(clock):
+def test_each_slow_step_gets_a_line_and_fast_steps_do_not_flood(clock):
     for seconds, expected in ((31.0, 100), (0.001, 2)):
         display, stream = plain(clock)
         display.start("x", "y", 100)
@@ -107,7 +107,7 @@ def test_slow_steps_each_get_their_line_and_fast_ones_do_not_flood(clock):
         assert stream.getvalue().count("loss 1.00") == expected
 
 
-def test_quiet_leaves_only_warnings(clock):
+def test_quiet_prints_only_warnings(clock):
     display, stream = plain(clock, quiet=True)
     display.start("x", "y", 1)
     display.step({"actor/loss": 1.0})
@@ -116,7 +116,7 @@ def test_quiet_leaves_only_warnings(clock):
     assert stream.getvalue() == "warning: low disk\n"
 
 
-def test_text_of_models_and_files_cannot_drive_the_terminal(clock):
+def test_control_characters_in_texts_do_not_reach_the_terminal(clock):
     display, stream = plain(clock)
     display.start("x\x1b[2J", "y", 1)
     display.note("says \x1b]0;owned\x07 [bold]hi[/bold]")
@@ -167,7 +167,7 @@ def test_picture_fits_the_terminal_at_every_stage(live):
             assert all(character.isascii() or character in "実行中" for line in lines for character in line)
 
 
-def test_picture_shows_what_matters(clock):
+def test_picture_shows_progress_metrics_and_the_current_call(clock):
     display = LiveDisplay(open_console(io.StringIO(), force_terminal=True, width=80), clock)
     display.start("ppo_math", "runs/x", 400)
     display.evaluation(0, {"accuracy": 0.31})
@@ -187,7 +187,7 @@ def test_picture_shows_what_matters(clock):
     assert "now: actor_gen" in picture
 
 
-def test_chain_of_runs_starts_the_picture_anew(clock):
+def test_the_picture_starts_over_for_each_run_of_a_chain(clock):
     display = LiveDisplay(open_console(io.StringIO(), force_terminal=True, width=80), clock)
     display.start("sft_math", "runs/a", 300, "warm start sft_math")
     display.step({"step": 120, "actor/loss": 0.5})
@@ -197,19 +197,19 @@ def test_chain_of_runs_starts_the_picture_anew(clock):
     display.stop()
 
 
-def test_terminal_is_clean_after_an_exception(clock):
+def test_the_terminal_is_restored_after_an_exception(clock):
     stream = io.StringIO()
     before = sys.stdout, sys.stderr
     display = LiveDisplay(open_console(stream, force_terminal=True), clock)
 
-    def break_down():
+    def raise_within_display():
         with display:
             display.start("x", "y", 5)
             display.step({"actor/loss": 1.0})
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        break_down()
+        raise_within_display()
     assert (sys.stdout, sys.stderr) == before
     text = stream.getvalue()
     assert HIDE_CURSOR in text
@@ -217,7 +217,7 @@ def test_terminal_is_clean_after_an_exception(clock):
     display.stop()  # twice is fine
 
 
-class GonePipe(io.StringIO):
+class ClosedPipe(io.StringIO):
     def write(self, text):
         raise BrokenPipeError
 
@@ -225,8 +225,8 @@ class GonePipe(io.StringIO):
         return True
 
 
-def test_reader_that_is_gone_stops_nothing(clock):
-    for display in (PlainDisplay(GonePipe(), clock=clock), LiveDisplay(open_console(GonePipe()), clock)):
+def test_a_closed_pipe_does_not_stop_a_display(clock):
+    for display in (PlainDisplay(ClosedPipe(), clock=clock), LiveDisplay(open_console(ClosedPipe()), clock)):
         with display:
             display.start("x", "y", 2)
             display.step({"actor/loss": 1.0})
@@ -234,7 +234,7 @@ def test_reader_that_is_gone_stops_nothing(clock):
             display.finish("done")
 
 
-def test_stream_that_cannot_say_a_character_says_its_number():
+def test_characters_that_a_stream_cannot_encode_are_escaped():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
     PatientStream(stream).write("é ▁")
@@ -242,7 +242,7 @@ def test_stream_that_cannot_say_a_character_says_its_number():
 
 
 def test_open_display_chooses_by_the_stream(monkeypatch):
-    terminal = GonePipe()
+    terminal = ClosedPipe()
     monkeypatch.setenv("TERM", "xterm")
     assert isinstance(open_display(stream=terminal), LiveDisplay)
     assert isinstance(open_display(stream=terminal, quiet=True), PlainDisplay)
@@ -263,7 +263,7 @@ with open_display() as display:
 """
 
 
-def test_talk_goes_to_stderr_and_results_to_stdout():
+def test_progress_goes_to_stderr_and_results_to_stdout():
     """A real terminal on stderr, a pipe on stdout."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
@@ -276,11 +276,11 @@ def test_talk_goes_to_stderr_and_results_to_stdout():
         timeout=60,
     )
     os.close(theirs)
-    talk = b"".join(iter(lambda: _read_terminal(ours), b"")).decode()
+    progress = b"".join(iter(lambda: _read_terminal(ours), b"")).decode()
     os.close(ours)
     assert [json.loads(line) for line in process.stdout.splitlines()] == [{"result": n} for n in (1, 2, 3)]
-    assert "over" in talk
-    assert talk.rindex(SHOW_CURSOR) > talk.rindex(HIDE_CURSOR)
+    assert "over" in progress
+    assert progress.rindex(SHOW_CURSOR) > progress.rindex(HIDE_CURSOR)
 
 
 def _read_terminal(terminal):

@@ -31,7 +31,7 @@ class Scalar:
         return self.value
 
 
-def test_metrics_round_trip_one_object_per_step(tmp_path):
+def test_metrics_survive_a_round_trip_with_one_object_per_step(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as writer:
         writer.write(0, {"eval/accuracy": 0.25})
@@ -43,11 +43,11 @@ def test_metrics_round_trip_one_object_per_step(tmp_path):
     ]
 
 
-def test_nonfinite_values_are_null_in_the_file_and_back_when_read(tmp_path):
+def test_nonfinite_values_are_null_in_the_file_and_restored_when_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as writer:
         writer.write(4, {"a/x": math.nan, "a/y": math.inf, "a/z": -math.inf, "a/w": 1.0})
-    line = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    line = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert line["a/x"] is None
     assert line["nonfinite"] == {"a/x": "nan", "a/y": "inf", "a/z": "-inf"}
     (record,) = read_metrics(path)
@@ -55,7 +55,7 @@ def test_nonfinite_values_are_null_in_the_file_and_back_when_read(tmp_path):
     assert record == {"step": 4, "a/y": math.inf, "a/z": -math.inf, "a/w": 1.0}
 
 
-def test_a_torn_last_line_is_left_out_and_makes_room_for_the_next(tmp_path):
+def test_a_torn_last_line_is_ignored_and_replaced_by_the_next_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "actor/lo')
     assert read_metrics(path) == [{"step": 1}]
@@ -65,16 +65,16 @@ def test_a_torn_last_line_is_left_out_and_makes_room_for_the_next(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [1, BLOCK - 1, BLOCK, 3 * BLOCK + 5])
-def test_a_torn_line_of_any_length_is_found(tmp_path, torn):
+def test_a_torn_line_of_any_length_is_removed(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
-    for whole in ("", '{"step": 1}\n'):
-        path.write_text(whole + "x" * torn)
+    for complete in ("", '{"step": 1}\n'):
+        path.write_text(complete + "x" * torn)
         JsonLines(path).close()
-        assert path.read_text() == whole
+        assert path.read_text() == complete
 
 
 @pytest.mark.parametrize("line", ["{broken}", "[1]"])
-def test_bad_line_in_the_middle_names_its_place(tmp_path, line):
+def test_an_invalid_line_in_the_middle_is_reported_with_its_number(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
@@ -82,7 +82,7 @@ def test_bad_line_in_the_middle_names_its_place(tmp_path, line):
 
 
 class Disk:
-    """os.write on a disk with room for so many bytes more."""
+    """os.write on a disk with room for this many more bytes."""
 
     def __init__(self, monkeypatch):
         self.room = 0
@@ -98,7 +98,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("room", range(12, 60, 5))
-def test_lines_that_meet_a_full_disk_are_written_later_and_in_order(tmp_path, monkeypatch, room):
+def test_lines_that_a_full_disk_rejects_are_written_later_in_order(tmp_path, monkeypatch, room):
     path, warnings, disk = tmp_path / "metrics.jsonl", [], Disk(monkeypatch)
     disk.room = room
     with MetricsWriter(path, warn=warnings.append) as writer:
@@ -115,7 +115,7 @@ def test_lines_that_meet_a_full_disk_are_written_later_and_in_order(tmp_path, mo
     assert "is being written again" in warnings[1]
 
 
-def test_a_limit_of_the_system_leaves_whole_lines(tmp_path):
+def test_a_file_size_limit_leaves_only_complete_lines(tmp_path):
     """A real short write: RLIMIT_FSIZE cuts the line in its middle."""
     path, warnings = tmp_path / "metrics.jsonl", []
     _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -134,7 +134,7 @@ def test_a_limit_of_the_system_leaves_whole_lines(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["write", "sync", "reopen"])), max_size=20))
-def test_whatever_a_disk_does_the_file_is_a_beginning_of_what_was_written(steps):
+def test_the_file_always_holds_a_prefix_of_the_lines_written(steps):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         disk, path, written = Disk(patch), Path(folder, "x.jsonl"), 0
         lines = JsonLines(path, warn=lambda text: None)
@@ -158,7 +158,7 @@ def test_whatever_a_disk_does_the_file_is_a_beginning_of_what_was_written(steps)
         lines.close()
 
 
-def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch):
+def test_the_backlog_of_unwritten_lines_has_a_limit(tmp_path, monkeypatch):
     Disk(monkeypatch)
     monkeypatch.setattr("rlcli.observe.json_lines.LARGEST_BACKLOG", 30)
     lines = JsonLines(tmp_path / "x.jsonl", warn=lambda text: None)
@@ -169,7 +169,7 @@ def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch):
     assert caught.value.code == "F28"
 
 
-def test_a_file_whose_sync_failed_is_written_anew(tmp_path, monkeypatch):
+def test_a_file_whose_sync_failed_is_written_again(tmp_path, monkeypatch):
     """What the system still holds of such a file may never reach the disk."""
     path = tmp_path / "x.jsonl"
     lines, sync = JsonLines(path), os.fsync
@@ -188,7 +188,7 @@ def test_a_file_whose_sync_failed_is_written_anew(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "step", "kept", "reported"),
+    ("content", "step", "remaining", "reported"),
     [
         ("", 0, "", None),
         ('{"step": 1}\n{"step": 2}\n', 2, '{"step": 1}\n{"step": 2}\n', None),
@@ -201,23 +201,23 @@ def test_a_file_whose_sync_failed_is_written_anew(tmp_path, monkeypatch):
          "x.jsonl: 1 line dropped, 1 of them unreadable"),
     ],
 )  # fmt: skip
-def test_lines_of_later_steps_are_dropped_and_counted(tmp_path, content, step, kept, reported):
+def test_lines_of_later_steps_are_dropped_and_counted(tmp_path, content, step, remaining, reported):
     path = tmp_path / "x.jsonl"
     assert keep_until(path, step) is None
     path.write_text(content)
     dropped = keep_until(path, step)
-    assert path.read_text() == kept
+    assert path.read_text() == remaining
     assert (str(dropped) if dropped else None) == reported
 
 
-def test_file_that_cannot_be_opened_costs_one_warning(tmp_path):
+def test_a_file_that_cannot_be_opened_is_one_warning(tmp_path):
     warnings = []
     with MetricsWriter(tmp_path / "missing" / "metrics.jsonl", warn=warnings.append) as writer:
         writer.write(1, {"a/x": 1.0})
     assert len(warnings) == 1
 
 
-def test_tensorboard_gets_every_number(tmp_path):
+def test_every_number_is_written_to_tensorboard(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
     with MetricsWriter(tmp_path / "metrics.jsonl", tmp_path / "tensorboard") as writer:
@@ -233,7 +233,7 @@ def test_tensorboard_gets_every_number(tmp_path):
     assert scalars == {"actor/loss": (7, 0.5), "eval/accuracy": (7, 0.75)}
 
 
-def test_missing_tensorboard_costs_one_warning(tmp_path, monkeypatch):
+def test_missing_tensorboard_is_one_warning(tmp_path, monkeypatch):
     warnings = []
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     with MetricsWriter(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", warnings.append) as writer:
@@ -243,7 +243,7 @@ def test_missing_tensorboard_costs_one_warning(tmp_path, monkeypatch):
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "a/x": 1.0}]
 
 
-def test_tensorboard_that_breaks_on_the_way_costs_one_warning(tmp_path, monkeypatch):
+def test_a_failing_tensorboard_write_is_one_warning(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -256,7 +256,7 @@ def test_tensorboard_that_breaks_on_the_way_costs_one_warning(tmp_path, monkeypa
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_samples_round_trip_with_control_characters_as_data(tmp_path):
+def test_samples_survive_a_round_trip_with_control_characters(tmp_path):
     path = tmp_path / "samples.jsonl"
     nasty = "\x1b[2J\x07 \x9b31m \u202e \x7f \u2028 日本 😀 \ud800 \n end"
     samples = [
@@ -274,13 +274,13 @@ def test_samples_round_trip_with_control_characters_as_data(tmp_path):
     assert (second.reward, second.phase) == (None, "eval")
 
 
-def test_a_line_that_is_no_sample_is_named(tmp_path):
+def test_a_line_that_is_not_a_sample_is_reported(tmp_path):
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "who": "a stranger"}\n')
     with pytest.raises(DataError, match=r"not a sample.*who"):
         read_samples(tmp_path / "samples.jsonl")
 
 
-def test_a_file_that_somebody_has_closed_is_opened_again(tmp_path):
+def test_a_file_closed_by_someone_else_is_reopened(tmp_path):
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
         writer.write(1, {"loss": 1.0})
         os.close(writer.lines._descriptor)
@@ -290,7 +290,7 @@ def test_a_file_that_somebody_has_closed_is_opened_again(tmp_path):
 
 
 @given(st.text(st.characters()))
-def test_any_text_is_one_printable_line_and_comes_back(text):
+def test_any_text_is_encoded_as_one_printable_line_and_restored(text):
     line = encode({"text": text})
     assert line.isprintable()
     assert json.loads(line) == {"text": text}

@@ -12,6 +12,6 @@ print(sorted({"torch", "transformers", "matplotlib", "tensorboardX", "numpy"} & 
 """
 
 
-def test_no_heavy_library_is_imported_with_the_room():
+def test_importing_observe_loads_no_heavy_library():
     answer = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
     assert answer.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""A run as its files tell it: lines each once, and the pace of steps that were done before anybody looked."""
+"""A run as recorded in its files: each line once, and the pace of steps that were done before."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from rlcli.observe.tail import LARGEST_LINE, Tail, last_lines
 from rlcli.observe.terminal_chart import HEIGHT, chart_lines
 
 
-def test_each_whole_line_is_read_once_and_a_file_that_began_anew_from_its_start(tmp_path):
+def test_complete_lines_are_read_once_and_a_replaced_file_from_its_start(tmp_path):
     file = tmp_path / "metrics.jsonl"
     tail = Tail(file)
     assert tail.lines() == ([], False)
@@ -31,7 +31,7 @@ def test_each_whole_line_is_read_once_and_a_file_that_began_anew_from_its_start(
     assert tail.lines() == ([b"one", b"other"], True)
 
 
-def test_the_end_of_a_file(tmp_path, monkeypatch):
+def test_last_lines_are_read_from_the_end_of_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr("rlcli.observe.tail.FIRST_LOOK", 16)
     file = tmp_path / "log"
     file.write_bytes(b"".join(b"line %d\n" % number for number in range(100)) + b"torn")
@@ -45,7 +45,7 @@ def test_the_end_of_a_file(tmp_path, monkeypatch):
     assert Tail(tmp_path / "pipe").lines() == ([], False)
 
 
-def test_a_line_without_an_end_is_given_up(tmp_path, monkeypatch):
+def test_an_overlong_line_is_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr("rlcli.observe.tail.LARGEST_LINE", 100)
     assert LARGEST_LINE > 100
     file = tmp_path / "log"
@@ -57,7 +57,7 @@ def test_a_line_without_an_end_is_given_up(tmp_path, monkeypatch):
     assert tail.lines() == ([b"", b"next"], False)
 
 
-def test_the_pace_is_that_of_the_records_and_what_cannot_be_read_is_left_out():
+def test_replay_takes_the_pace_from_records_and_skips_unreadable_lines():
     lines = [json.dumps({"step": n, "actor/reward": n / 10, "time/step": 3.0}).encode() for n in range(1, 11)]
     records = records_of([b'{"step": 0, "eval/reward": 0.5}', *lines, b"torn", b"[]", b'{"step": "x"}'])
     progress = replay(records, 20, until=1000.0)
@@ -67,7 +67,7 @@ def test_the_pace_is_that_of_the_records_and_what_cannot_be_read_is_left_out():
     assert records_of([b'{"step": 1, "a": null, "nonfinite": {"a": "inf", "b": "__import__"}}'])[0]["a"] == float("inf")
 
 
-def test_a_run_that_is_over_took_as_long_as_its_steps_whenever_it_is_looked_at(tmp_path):
+def test_the_duration_of_a_finished_run_is_the_sum_of_its_steps(tmp_path):
     lines = [json.dumps({"step": n, "time/step": 3.0}) + "\n" for n in range(1, 11)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     status = {
@@ -86,24 +86,24 @@ def test_a_run_that_is_over_took_as_long_as_its_steps_whenever_it_is_looked_at(t
     assert "took 0:30" in paper.getvalue()[paper.getvalue().rindex("step 10/10") :]
 
 
-def test_which_key_a_metric_means():
+def test_a_metric_name_is_resolved_to_its_key():
     keys = ["step", "reward/reward", "actor/kl", "actor/loss", "eval/loss", "actor/grad_norm"]
-    found = {name: metric_key(name, keys) for name in ("reward", "kl", "loss", "eval/loss", "grad_norm", "x")}
-    assert found == {"reward": "reward/reward", "kl": "actor/kl", "loss": "actor/loss", "eval/loss": "eval/loss",
+    keys_by_name = {name: metric_key(name, keys) for name in ("reward", "kl", "loss", "eval/loss", "grad_norm", "x")}
+    assert keys_by_name == {"reward": "reward/reward", "kl": "actor/kl", "loss": "actor/loss", "eval/loss": "eval/loss",
                      "grad_norm": "actor/grad_norm", "x": None}  # fmt: skip
 
 
-def test_a_mean_with_its_spread_over_the_steps_that_all_have():
-    one, other = ChartLine("1", [1.0, 2.0, 3.0], [0.0, 1.0, 5.0]), ChartLine("2", [1.0, 2.0], [2.0, 1.0])
-    mean = mean_of("both", [one, other])
+def test_mean_and_spread_cover_the_steps_that_all_lines_have():
+    first, second = ChartLine("1", [1.0, 2.0, 3.0], [0.0, 1.0, 5.0]), ChartLine("2", [1.0, 2.0], [2.0, 1.0])
+    mean = mean_of("both", [first, second])
     assert (mean.steps, mean.values) == ([1.0, 2.0], [1.0, 1.0])
     assert mean.spread == pytest.approx([2**0.5, 0.0])
-    assert mean_of("alone", [one]).spread is None
+    assert mean_of("alone", [first]).spread is None
 
 
 @pytest.mark.parametrize("unicode", [True, False])
 @pytest.mark.parametrize("values", [[1.0], [0.0, 1e300, -1e300], [2.0, 2.0], [float(n % 7) for n in range(500)]])
-def test_a_chart_fits_whatever_its_values(values, unicode):
+def test_a_chart_fits_the_terminal_for_any_values(values, unicode):
     records = [{"step": step, "x": value} for step, value in enumerate(values)]
     drawn = chart("x", {"a": records, "b": records})
     for width in (20, 80):

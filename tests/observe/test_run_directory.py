@@ -1,4 +1,4 @@
-"""The folder of a run: made once, held by one, readable by its owner, and never a way out of itself."""
+"""The folder of a run: made once, locked by one process, private to its owner, and never left by a file name."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def run(tmp_path):
         yield run
 
 
-def test_default_place_is_recipe_and_time_and_never_the_same_twice(tmp_path):
+def test_default_folders_are_named_by_recipe_and_time_and_unique(tmp_path):
     runs = [RunDirectory.create(None, "ppo_math", tmp_path / "runs") for _ in range(3)]
     assert len({run.path for run in runs}) == 3
     for run in runs:
@@ -42,21 +42,21 @@ def test_default_place_is_recipe_and_time_and_never_the_same_twice(tmp_path):
         run.close()
 
 
-def test_everything_is_for_the_owner_only(run, tmp_path):
+def test_all_files_and_folders_are_private_to_the_owner(run, tmp_path):
     previous = os.umask(0)
     try:
-        other = RunDirectory.create(tmp_path / "new" / "deep", "ppo_math")
-        other.write_text("recipe/base/ppo.yaml", "a: 1\n")
-        other.close()
+        run = RunDirectory.create(tmp_path / "new" / "deep", "ppo_math")
+        run.write_text("recipe/base/ppo.yaml", "a: 1\n")
+        run.close()
     finally:
         os.umask(previous)
-    found = [other.path, other.path.parent, *other.path.rglob("*")]
-    assert len(found) > 6
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in found}
-    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in found}
+    paths = [run.path, run.path.parent, *run.path.rglob("*")]
+    assert len(paths) > 6
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in paths}
 
 
-def test_first_files_say_how_to_repeat_the_run(run):
+def test_the_first_files_record_how_to_repeat_the_run(run):
     assert "rlcli train 'my recipe.yaml'" in run.readme.read_text()
     environment = json.loads(run.environment.read_text())
     assert environment["command"] == ["/bin/rlcli", "train", "my recipe.yaml"]
@@ -66,7 +66,7 @@ def test_first_files_say_how_to_repeat_the_run(run):
     assert (status["state"], status["step"], status["run_id"]) == ("starting", 0, run.run_id)
 
 
-def test_status_is_replaced_in_one_piece_under_a_reader(run):
+def test_status_is_replaced_atomically(run):
     seen, done = [], threading.Event()
 
     def watch():
@@ -87,7 +87,7 @@ def test_status_is_replaced_in_one_piece_under_a_reader(run):
     assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
 
 
-def test_status_on_a_full_disk_costs_one_warning(run, monkeypatch, caplog):
+def test_a_status_on_a_full_disk_is_one_warning(run, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -98,7 +98,7 @@ def test_status_on_a_full_disk_costs_one_warning(run, monkeypatch, caplog):
     assert "No space left on device" in caplog.text
 
 
-def test_second_process_is_refused_and_told_who_holds_it(tmp_path):
+def test_a_second_process_is_refused_and_the_holder_is_named(tmp_path):
     folder = tmp_path / "held"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -116,28 +116,28 @@ def test_second_process_is_refused_and_told_who_holds_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "status.json", "README.md", "my thesis.tex"])
-def test_folder_with_anything_in_it_is_refused_and_left_alone(tmp_path, name):
+def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path, name):
     (tmp_path / name).write_text("{}")
     with pytest.raises(ResourceError, match="F72"):
         RunDirectory.create(tmp_path, "ppo_math")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_folder_with_only_a_free_lock_and_logs_is_fresh(tmp_path):
+def test_a_folder_with_only_a_free_lock_and_logs_counts_as_empty(tmp_path):
     (tmp_path / "lock").touch()
     (tmp_path / "logs").mkdir()
     RunDirectory.create(tmp_path, "ppo_math").close()
     assert read_status(tmp_path)["state"] == "starting"
 
 
-def test_file_in_the_place_of_the_folder_is_not_writable(tmp_path):
+def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="F75") as refused:
         RunDirectory.create(tmp_path / "file" / "run", "ppo_math")
     assert refused.value.hint
 
 
-def test_open_reads_the_same_run_without_its_lock(run, tmp_path):
+def test_an_existing_run_is_opened_without_its_lock(run, tmp_path):
     same = RunDirectory.open(run.path)
     assert same.run_id == run.run_id
     same.write_status("running", 3, 9)
@@ -149,13 +149,13 @@ def test_open_reads_the_same_run_without_its_lock(run, tmp_path):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "/x", "-rf", "a/b", "CON", "nul.txt", "a.", "x" * 65, "a\n", "é"]
 )
-def test_names_that_leave_their_folder_are_refused(name):
+def test_names_that_are_not_plain_portable_path_components_are_refused(name):
     with pytest.raises(UsageError, match="R68"):
         check_name(name, "recipe")
 
 
 @given(st.text(max_size=80))
-def test_a_name_that_passes_is_one_plain_path_component(name):
+def test_an_accepted_name_is_a_single_path_component(name):
     try:
         check_name(name, "recipe")
     except UsageError:
@@ -166,7 +166,7 @@ def test_a_name_that_passes_is_one_plain_path_component(name):
 
 
 @pytest.mark.parametrize("relative", ["..", "../x", "recipe/../../x", "/etc/passwd", ".", "link/x"])
-def test_no_file_is_written_outside(run, tmp_path, relative):
+def test_no_file_is_written_outside_the_run_folder(run, tmp_path, relative):
     (run.path / "link").symlink_to(tmp_path)
     before = {path for path in tmp_path.rglob("*") if run.path not in path.parents}
     with pytest.raises(UsageError, match="S7"):
@@ -174,16 +174,16 @@ def test_no_file_is_written_outside(run, tmp_path, relative):
     assert {path for path in tmp_path.rglob("*") if run.path not in path.parents} == before
 
 
-def test_model_folder_of_a_role(run):
+def test_the_model_folder_of_a_role_is_inside_the_run_folder(run):
     assert run.model("actor") == run.path / "models" / "actor"
     with pytest.raises(UsageError):
         run.model("../actor")
 
 
-# -- what is known without status.json -----------------------------------------------------------------------
+# -- the run without status.json ------------------------------------------------------------------------------
 
 
-def test_what_is_committed_is_written_down_apart_from_the_status(run):
+def test_the_committed_step_is_recorded_apart_from_the_status(run):
     run.write_status("running", 3, 5)
     assert read_committed(run.path) == Committed(run.run_id)
     run.record.update(step=3)
@@ -198,7 +198,7 @@ def test_what_is_committed_is_written_down_apart_from_the_status(run):
     "content", [None, b"", b"{", b"[]", b"[" * 9999, b"{}", b'{"run_id": "a", "state": "done", "step": -1}']
 )
 @pytest.mark.parametrize(("done", "expected"), [(True, ("done", 4, 4)), (False, ("unknown", 4, None))])
-def test_a_status_that_cannot_be_read_is_made_up_from_the_rest(run, caplog, content, done, expected):
+def test_an_unreadable_status_is_reconstructed_from_the_other_files(run, caplog, content, done, expected):
     run.record.update(step=4, is_done=done)
     run.status.unlink()
     if content is not None:
@@ -210,7 +210,7 @@ def test_a_status_that_cannot_be_read_is_made_up_from_the_rest(run, caplog, cont
     assert caplog.text.count("status.json") == 1
 
 
-def test_the_readme_knows_the_run_as_well(run):
+def test_the_run_id_is_also_read_from_the_readme(run):
     run.status.unlink()
     (run.path / "committed.json").unlink()
     assert RunDirectory.open(run.path).run_id == run.run_id
@@ -219,17 +219,17 @@ def test_the_readme_knows_the_run_as_well(run):
         RunDirectory.open(run.path)
 
 
-def test_a_file_of_another_run_is_not_believed_against_the_two_others(run, tmp_path_factory, caplog):
-    with RunDirectory.create(tmp_path_factory.mktemp("other") / "run", "ppo") as other:
-        other.record.update(step=9)
+def test_a_run_id_that_contradicts_the_two_other_files_is_ignored(run, tmp_path_factory, caplog):
+    with RunDirectory.create(tmp_path_factory.mktemp("other") / "run", "ppo") as another_run:
+        another_run.record.update(step=9)
     run.record.update(step=4)
-    own = run.status.read_bytes(), (run.path / "committed.json").read_bytes()
-    shutil.copy(other.status, run.status)
+    original = run.status.read_bytes(), (run.path / "committed.json").read_bytes()
+    shutil.copy(another_run.status, run.status)
     reopened = RunDirectory.open(run.path)
     assert (reopened.run_id, reopened.record.step) == (run.run_id, 4)
     assert "is that of another run" in caplog.text
-    run.status.write_bytes(own[0])
-    shutil.copy(other.path / "committed.json", run.path)
+    run.status.write_bytes(original[0])
+    shutil.copy(another_run.path / "committed.json", run.path)
     reopened = RunDirectory.open(run.path)
     assert (reopened.run_id, reopened.record.step, reopened.record.is_lost) == (run.run_id, None, True)
     assert not run.record.is_lost
@@ -238,7 +238,7 @@ def test_a_file_of_another_run_is_not_believed_against_the_two_others(run, tmp_p
 @pytest.mark.parametrize(
     "content", [None, "", "[]", '{"run_id": "a"}', '{"run_id": "a", "step": true, "is_done": true}']
 )
-def test_a_record_that_cannot_be_read_says_so(run, content):
+def test_an_unreadable_record_counts_as_lost(run, content):
     (run.path / "committed.json").unlink()
     if content is not None:
         (run.path / "committed.json").write_text(content)

@@ -24,7 +24,7 @@ MASK = torch.tensor([False, True, True, False, True, True, True, True])
 
 
 def trajectories(**changes):
-    given = {
+    columns = {
         "rewards": torch.tensor([0.0, 0.25, 0.75, 0.0, 3.0, 2.0, -0.5, 1.5]),
         "values": torch.linspace(0, 1, sum(SEQLENS)),
         "mask": MASK,
@@ -32,24 +32,24 @@ def trajectories(**changes):
         "group": torch.tensor([0, 0, 1, 1, 1]),
         "bootstrap": torch.tensor([True, False, False, False, False]),
     }
-    return Trajectories(**{**given, **changes})
+    return Trajectories(**{**columns, **changes})
 
 
-def test_every_name_has_a_function():
+def test_every_baseline_and_scale_has_a_function():
     assert set(BASELINES) == set(get_args(BaselineName))
     assert set(SCALES) == set(get_args(ScaleName))
 
 
-def advantages(given=None, **settings):
-    return relative(given or trajectories(), **settings)[0].tolist()
+def advantages(inputs=None, **settings):
+    return relative(inputs or trajectories(), **settings)[0].tolist()
 
 
-def test_the_group_relative_advantage_by_hand():
-    """Outcomes 1 and 3: mean 2, standard deviation √2. Outcomes 2 and 1, and a sequence that did nothing: mean 1.5,
+def test_group_relative_advantages_equal_those_worked_by_hand():
+    """Outcomes 1 and 3: mean 2, standard deviation √2. Outcomes 2 and 1, and a sequence without actions: mean 1.5,
     standard deviation 1/√2."""
-    found, credits = relative(trajectories())
+    estimates, credits = relative(trajectories())
     a, b = 1 / 2**0.5, 0.5 / 0.5**0.5
-    assert found.tolist() == pytest.approx([0, -a, -a, 0, a, b, -b, -b], abs=1e-5)
+    assert estimates.tolist() == pytest.approx([0, -a, -a, 0, a, b, -b, -b], abs=1e-5)
     assert credits.tolist() == [0, 1, 1, 0, 3, 2, 1, 1]
 
 
@@ -65,21 +65,21 @@ def test_the_group_relative_advantage_by_hand():
     ],
     ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else None,
 )
-def test_baselines_and_credits_by_hand(settings, expected):
-    """Outcomes 1, 3; 2, 1, and a sequence that did nothing; undivided. The batch's mean is 7/4."""
-    found = advantages(scale="none", **settings)
-    assert [found[t] for t in (1, 2, 4, 5, 6, 7)] == pytest.approx(expected)
-    assert (found[0], found[3]) == (0, 0), "prompts"
+def test_baselines_and_credits_equal_those_worked_by_hand(settings, expected):
+    """Outcomes 1, 3; 2, 1, and a sequence without actions; undivided. The batch's mean is 7/4."""
+    estimates = advantages(scale="none", **settings)
+    assert [estimates[t] for t in (1, 2, 4, 5, 6, 7)] == pytest.approx(expected)
+    assert (estimates[0], estimates[3]) == (0, 0), "prompts"
 
 
-def test_the_scale_of_a_batch_by_hand():
+def test_the_batch_scale_equals_that_worked_by_hand():
     """Of the outcomes 1, 3, 2, 1: variance (9 + 25 + 1 + 9) / 16 / 3 = 11/12."""
-    found = advantages(baseline="group", scale="batch")
-    assert found[1] == pytest.approx(-1 / (11 / 12) ** 0.5, rel=1e-5)
-    assert found[5] == pytest.approx(0.5 / (11 / 12) ** 0.5, rel=1e-5)
+    estimates = advantages(baseline="group", scale="batch")
+    assert estimates[1] == pytest.approx(-1 / (11 / 12) ** 0.5, rel=1e-5)
+    assert estimates[5] == pytest.approx(0.5 / (11 / 12) ** 0.5, rel=1e-5)
 
 
-def test_leaving_one_out_is_the_group_mean_but_for_a_factor():
+def test_leave_one_out_differs_from_the_group_mean_by_a_factor():
     """R - mean of the others = n / (n - 1) · (R - mean), for a group of three as well."""
     three = {"group": torch.tensor([0, 1, 1, 1, 2])}
     left_out = advantages(trajectories(**three), baseline="leave_one_out", scale="none")
@@ -87,23 +87,23 @@ def test_leaving_one_out_is_the_group_mean_but_for_a_factor():
     assert left_out[4:] == pytest.approx([1.5 * a for a in by_mean[4:]])
 
 
-def test_batch_statistics_are_those_of_all_ranks():
+def test_batch_statistics_cover_all_ranks():
     """Two ranks, of two and of three sequences: their sums are added."""
     t = trajectories()
-    whole = relative(t, baseline="batch", scale="batch")[0]
-    parts = [
+    expected = relative(t, baseline="batch", scale="batch")[0]
+    shares = [
         Trajectories(t.rewards[:5], t.values[:7], t.mask[:5], SEQLENS[:2], t.group[:2], t.bootstrap[:2]),
         Trajectories(t.rewards[5:], t.values[7:], t.mask[5:], SEQLENS[2:], t.group[2:], t.bootstrap[2:]),
     ]
     ranks = TinyRanks(2)
 
     def of_rank(rank):
-        return relative(parts[rank], lambda x: ranks.all_reduce(rank, x, "sum"), baseline="batch", scale="batch")[0]
+        return relative(shares[rank], lambda x: ranks.all_reduce(rank, x, "sum"), baseline="batch", scale="batch")[0]
 
-    torch.testing.assert_close(torch.cat(ranks.run(of_rank)), whole)
+    torch.testing.assert_close(torch.cat(ranks.run(of_rank)), expected)
 
 
-def test_equal_outcomes_and_groups_of_one_say_nothing():
+def test_equal_outcomes_and_groups_of_one_have_zero_advantages():
     same = trajectories(rewards=torch.tensor([0.0, 0.25, 0.75, 0.0, 1.0, 2.0, 0.5, 1.5]))
     alone = trajectories(group=torch.tensor([0, 1, 2, 3, 4]))
     for baseline in ("group", "leave_one_out"):
@@ -125,36 +125,36 @@ def dense(*rewards):
 @pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("credit", get_args(CreditName))
 @pytest.mark.parametrize("scale", ["group", "batch"])
-def test_without_a_spread_of_outcomes_all_advantages_are_0(baseline, scale, credit):
-    """Also where rewards of actions differ, and where only the rounding of float32 tells equal outcomes apart."""
-    for given in (dense([0.1, 0.7, -0.3]), dense([0.1, 0.7], [0.7, 0.1]), dense([0.1, 0.2], [0.3, 0.0, 0.0])):
-        assert set(advantages(given, baseline=baseline, scale=scale, credit=credit)) == {0.0}
+def test_advantages_are_zero_where_outcomes_do_not_differ(baseline, scale, credit):
+    """Also where rewards of actions differ, and where equal outcomes differ only by the rounding of float32."""
+    for inputs in (dense([0.1, 0.7, -0.3]), dense([0.1, 0.7], [0.7, 0.1]), dense([0.1, 0.2], [0.3, 0.0, 0.0])):
+        assert set(advantages(inputs, baseline=baseline, scale=scale, credit=credit)) == {0.0}
     nothing_in_sum = dense([1.0, 0.1, 0.2, -1.3], [0.0])
     assert set(advantages(nothing_in_sum, baseline=baseline, scale=scale, credit=credit)) == {0.0}
 
 
-def test_rewards_to_go_are_not_rounded_before_they_are_compared():
+def test_rewards_to_go_are_compared_without_rounding():
     """The second outcome is the mean of the three."""
-    found = advantages(dense([0.1, 0.2, -0.01], [0.1, 0.2], [0.1, 0.2, 0.01]), credit="to_go")
-    assert abs(found[3]) < 1e-12
-    assert found[0] == pytest.approx(-1, rel=1e-3)
+    estimates = advantages(dense([0.1, 0.2, -0.01], [0.1, 0.2], [0.1, 0.2, 0.01]), credit="to_go")
+    assert abs(estimates[3]) < 1e-12
+    assert estimates[0] == pytest.approx(-1, rel=1e-3)
 
 
-def test_a_constant_and_a_factor_change_nothing_in_a_group():
+def test_advantages_in_a_group_ignore_shift_and_scale_of_rewards():
     """Advantages compare: what all responses to a prompt earn in addition, and the units, cancel."""
-    given = trajectories()
-    more = given.rewards.clone()
-    more[[2, 4]] += 5.0  # once for each response of group 0
-    torch.testing.assert_close(relative(trajectories(rewards=more))[0], relative(given)[0])
-    scaled = trajectories(rewards=given.rewards * 100)
-    torch.testing.assert_close(relative(scaled)[0], relative(given)[0], atol=1e-5, rtol=1e-5)
+    inputs = trajectories()
+    shifted = inputs.rewards.clone()
+    shifted[[2, 4]] += 5.0  # once for each response of group 0
+    torch.testing.assert_close(relative(trajectories(rewards=shifted))[0], relative(inputs)[0])
+    scaled = trajectories(rewards=inputs.rewards * 100)
+    torch.testing.assert_close(relative(scaled)[0], relative(inputs)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_generalized_is_gae():
+def test_generalized_equals_gae():
     t = trajectories()
     expected = gae(t.rewards, t.values, t.seqlens, t.bootstrap, 0.9, 0.8)
-    for one, other in zip(generalized(t, discount=0.9, gae_lambda=0.8), expected, strict=True):
-        assert torch.equal(one, other)
+    for tensor, reference in zip(generalized(t, discount=0.9, gae_lambda=0.8), expected, strict=True):
+        assert torch.equal(tensor, reference)
 
 
 @pytest.mark.parametrize(
@@ -169,29 +169,29 @@ def test_generalized_is_gae():
     ids=lambda estimate: " ".join(map(str, estimate.keywords.values())),
 )
 class TestEveryEstimator:
-    """What holds for all of them."""
+    """What holds for every estimator."""
 
-    def test_one_float32_for_each_action(self, estimate):
+    def test_returns_one_float32_for_each_action(self, estimate):
         for numbers in estimate(trajectories()):
             assert numbers.shape == MASK.shape
             assert numbers.dtype is torch.float32
             assert numbers.isfinite().all()
 
-    def test_its_input_stays(self, estimate):
-        given, other = trajectories(), trajectories()
-        estimate(given)
-        assert torch.equal(given.rewards, other.rewards)
-        assert torch.equal(given.values, other.values)
+    def test_inputs_are_not_modified(self, estimate):
+        inputs, original = trajectories(), trajectories()
+        estimate(inputs)
+        assert torch.equal(inputs.rewards, original.rewards)
+        assert torch.equal(inputs.values, original.values)
 
-    def test_groups_do_not_see_each_other(self, estimate):
+    def test_groups_do_not_influence_each_other(self, estimate):
         if "batch" in estimate.keywords.values():
             return
-        whole, _ = estimate(trajectories())
+        expected, _ = estimate(trajectories())
         t = trajectories()
         first = Trajectories(t.rewards[:5], t.values[:7], t.mask[:5], SEQLENS[:2], t.group[:2], t.bootstrap[:2])
-        torch.testing.assert_close(estimate(first)[0], whole[:5])
+        torch.testing.assert_close(estimate(first)[0], expected[:5])
 
-    def test_no_sequences(self, estimate):
+    def test_a_batch_without_sequences_is_allowed(self, estimate):
         none = torch.zeros(0)
         empty = Trajectories(none, none, none.bool(), [], none.long(), none.bool())
         assert [len(numbers) for numbers in estimate(empty)] == [0, 0]

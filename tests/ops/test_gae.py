@@ -6,7 +6,7 @@ from rlcli.ops.gae import gae
 
 
 def slow_gae(rewards, values, lengths, bootstrap, discount, gae_lambda):
-    """Straight from the definition, one sequence and one action at a time."""
+    """GAE by its definition, one sequence and one action at a time."""
     advantages, returns = [], []
     token = action = 0
     for length, cut in zip(lengths, bootstrap, strict=True):
@@ -28,18 +28,18 @@ def run(rewards, values, lengths, bootstrap, discount=1.0, gae_lambda=1.0):
     return gae(torch.tensor(rewards), torch.tensor(values), lengths, torch.tensor(bootstrap), discount, gae_lambda)
 
 
-def test_golden_ended():
+def test_gae_of_an_ended_response_worked_by_hand():
     advantages, returns = run([0.0, 0.0, 1.0], [0.5, 0.4, 0.3, 9.0], [4], [False])
     torch.testing.assert_close(advantages, torch.tensor([0.5, 0.6, 0.7]))
     torch.testing.assert_close(returns, torch.tensor([1.0, 1.0, 1.0]))
 
 
-def test_golden_lambda():
+def test_gae_with_lambda_worked_by_hand():
     advantages, _ = run([0.0, 0.0, 1.0], [0.5, 0.4, 0.3, 9.0], [4], [False], gae_lambda=0.95)
     torch.testing.assert_close(advantages, torch.tensor([0.43675, 0.565, 0.7]))
 
 
-def test_golden_truncated_bootstraps():
+def test_gae_of_a_truncated_response_bootstraps():
     advantages, _ = run([0.0, 0.0, 1.0], [0.5, 0.4, 0.3, 0.2], [4], [True])
     torch.testing.assert_close(advantages, torch.tensor([0.7, 0.8, 0.9]))
 
@@ -57,7 +57,7 @@ def batches(draw):
 
 
 @given(batches())
-def test_equals_the_definition(batch):
+def test_gae_equals_its_definition(batch):
     rewards, values, lengths, bootstrap, discount, gae_lambda = batch
     tensors = torch.tensor(rewards), torch.tensor(values), lengths, torch.tensor(bootstrap, dtype=torch.bool)
     before = [t.clone() for t in tensors[:2]]
@@ -68,7 +68,7 @@ def test_equals_the_definition(batch):
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=False)), "inputs were mutated"
 
 
-def test_a_long_sequence_and_an_unrelated_nan():
+def test_a_nan_spoils_only_its_own_sequence():
     generator = torch.Generator().manual_seed(0)
     lengths = [1000, 3, 517]
     values, rewards = torch.randn(1520, generator=generator), torch.randn(1517, generator=generator)

@@ -7,7 +7,7 @@ import torch
 from rlcli.ops.kl import AdaptiveKLController, FixedKLController, kl_estimate, kl_loss, kl_of_policy
 
 
-def test_golden_k3():
+def test_k3_equals_a_number_worked_by_hand():
     k3 = kl_estimate(torch.tensor([0.0]), torch.tensor([0.5]), "k3")
     assert float(k3) == pytest.approx(math.exp(0.5) - 1.5, rel=1e-6)
     assert float(k3) == pytest.approx(0.14872, abs=1e-5)
@@ -47,8 +47,8 @@ def expected_over_samples(estimator, gradient, sampler=OWN):
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("sampler", [OWN, OLD], ids=["on-policy", "off-policy"])
-def test_the_gradient_of_the_penalty_is_that_of_the_reverse_kl(estimator, sampler):
-    """In expectation over the vocabulary, and exactly, whichever policy sampled."""
+def test_the_expected_gradient_of_the_penalty_is_that_of_the_reverse_kl(estimator, sampler):
+    """Exactly, as an expectation over the vocabulary, whichever policy sampled."""
     analytic = gradient_of(lambda logprobs: (logprobs.exp() * (logprobs - REFERENCE)).sum())
     assert analytic.abs().max() > 0.1
     torch.testing.assert_close(expected_over_samples(estimator, "reverse", sampler), analytic)
@@ -56,7 +56,7 @@ def test_the_gradient_of_the_penalty_is_that_of_the_reverse_kl(estimator, sample
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("gradient", ["reverse", "naive"])
-def test_the_value_of_the_penalty_is_that_of_the_estimator(estimator, gradient):
+def test_the_penalty_has_the_value_of_its_estimator(estimator, gradient):
     expected = kl_estimate(OWN, REFERENCE, estimator)
     torch.testing.assert_close(kl_loss(OWN, OWN, REFERENCE, estimator, gradient), expected)
     weight = (OWN - OLD).exp() if gradient == "reverse" else 1.0
@@ -65,7 +65,7 @@ def test_the_value_of_the_penalty_is_that_of_the_estimator(estimator, gradient):
 
 @pytest.mark.parametrize("sampler", [OWN, OLD], ids=["on-policy", "off-policy"])
 def test_the_kl_of_a_policy_does_not_depend_on_which_policy_sampled(sampler):
-    """In expectation over the vocabulary, exactly, and without a gradient."""
+    """Exactly, as an expectation over the vocabulary, and without a gradient."""
     logprobs = OWN.clone().requires_grad_()
     expected = (OWN.exp() * (OWN - REFERENCE)).sum()
     kl = kl_of_policy(logprobs, sampler, REFERENCE)
@@ -74,7 +74,7 @@ def test_the_kl_of_a_policy_does_not_depend_on_which_policy_sampled(sampler):
     assert not kl.requires_grad
 
 
-def test_the_naive_gradients_are_those_of_something_else():
+def test_naive_gradients_of_k1_and_k3_are_not_those_of_the_reverse_kl():
     """None for k1, that of the forward KL for k3; k2 happens to be right."""
     forward = gradient_of(lambda logprobs: (REFERENCE.exp() * (REFERENCE - logprobs)).sum())
     torch.testing.assert_close(expected_over_samples("k3", "naive"), forward)
@@ -82,41 +82,41 @@ def test_the_naive_gradients_are_those_of_something_else():
     torch.testing.assert_close(expected_over_samples("k2", "naive"), expected_over_samples("k2", "reverse"))
 
 
-def test_a_freak_token_keeps_the_penalty_finite():
+def test_the_penalty_of_an_extreme_token_is_finite():
     for freak, usual in ((-500.0, 0.0), (0.0, -500.0)):
-        own, other = torch.tensor([freak], requires_grad=True), torch.tensor([usual])
+        logprob, reference = torch.tensor([freak], requires_grad=True), torch.tensor([usual])
         for estimator, gradient in itertools.product(("k1", "k2", "k3"), ("reverse", "naive")):
-            loss = kl_loss(own, other, other, estimator, gradient)
+            loss = kl_loss(logprob, reference, reference, estimator, gradient)
             assert loss.isfinite().all()
-            assert torch.autograd.grad(loss.sum(), own)[0].isfinite().all()
+            assert torch.autograd.grad(loss.sum(), logprob)[0].isfinite().all()
 
 
-def test_unknown_estimator():
+def test_an_unknown_estimator_is_refused():
     with pytest.raises(ValueError, match="k1, k2 or k3"):
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
 
 
-def test_golden_adaptive():
+def test_an_adaptive_update_equals_that_worked_by_hand():
     controller = AdaptiveKLController(0.1, target=6, horizon=10_000)
     controller.update(12, 256)
     assert controller.coef == pytest.approx(0.100512)
 
 
-def test_adaptive_goes_both_ways_and_rests_on_target():
+def test_the_adaptive_coefficient_moves_towards_its_target():
     for kl, direction in ((3.0, -1), (6.0, 0), (60.0, 1)):
         controller = AdaptiveKLController(0.1, target=6, horizon=100)
         controller.update(kl, 10)
         assert (controller.coef > 0.1) - (controller.coef < 0.1) == direction
 
 
-def test_fixed_stays():
+def test_the_fixed_coefficient_does_not_change():
     controller = FixedKLController(0.1)
     controller.update(100, 1000)
     assert controller.coef == 0.1
 
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf])
-def test_a_kl_that_is_not_finite_changes_nothing(kl):
+def test_a_nonfinite_kl_leaves_the_coefficient_unchanged(kl):
     controller = AdaptiveKLController(0.1, target=6.0, horizon=100)
     controller.update(kl, 10)
     assert controller.coef == 0.1

@@ -41,12 +41,12 @@ def test_chunks_equal_the_plain_formula_and_its_gradients(chunk, softcap, scale,
             torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_entropy_is_not_computed_unasked():
+def test_entropy_is_computed_only_on_request():
     head = OutputHead(torch.randn(4, 3))
     assert token_scores(torch.randn(2, 3), head, torch.tensor([0, 1]))[1] is None
 
 
-def test_logits_are_never_materialised_whole(monkeypatch):
+def test_logits_are_materialised_chunk_by_chunk(monkeypatch):
     seen = []
     original = OutputHead.logits
     monkeypatch.setattr(OutputHead, "logits", lambda self, h, dtype: seen.append(len(h)) or original(self, h, dtype))

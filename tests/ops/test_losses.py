@@ -6,7 +6,7 @@ from rlcli.ops.losses import nll_loss, ppo_critic_loss
 ONE = torch.tensor([True])
 
 
-def test_masked_tokens_cannot_spoil_loss_or_gradient():
+def test_nan_in_masked_values_reaches_neither_loss_nor_gradient():
     nan = float("nan")
     values = torch.tensor([nan, 0.5], requires_grad=True)
     loss, _ = ppo_critic_loss(
@@ -27,7 +27,7 @@ def test_critic_loss_takes_the_worse_of_clipped_and_unclipped(kind):
     assert float(stats["value_clip_fraction"]) == 1
 
 
-def test_a_value_that_moved_less_than_the_clip_is_not_counted_as_clipped():
+def test_values_that_moved_less_than_the_clip_do_not_count_as_clipped():
     """`old + (value - old)` is seldom `value` to the last bit."""
     generator = torch.Generator().manual_seed(0)
     values, old, returns = 0.09 * (2 * torch.rand(3, 4096, generator=generator) - 1)
@@ -42,6 +42,6 @@ def test_nll_is_a_sum_over_the_mask():
     assert float(nll_loss(torch.tensor([-1.0, -2.0, float("nan")]), torch.tensor([True, True, False]))) == 3.0
 
 
-def test_unknown_value_loss():
+def test_an_unknown_value_loss_is_refused():
     with pytest.raises(ValueError, match="mse or huber"):
         ppo_critic_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), ONE, 0.2, "mae")

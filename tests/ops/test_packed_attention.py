@@ -13,7 +13,7 @@ lengths_lists = st.lists(st.integers(1, 40), min_size=1, max_size=9)
 
 
 @given(lengths_lists)
-def test_rectangles_hold_every_sequence_once_and_waste_little(lengths):
+def test_rectangles_hold_every_sequence_once_with_little_padding(lengths):
     groups = rectangles(lengths)
     assert sorted(i for members, _ in groups for i in members) == list(range(len(lengths)))
     for members, longest in groups:
@@ -26,14 +26,14 @@ scorings = st.builds(Scoring, scale=st.sampled_from([None, 0.3]), window=windows
 
 
 def plain_attention(query, key, value, scoring, first=0):
-    """[1, T, H, D], token after token and as it is defined. The queries' places begin at `first`."""
+    """[1, T, H, D], one token at a time, by its definition. The queries' positions begin at `first`."""
     group = query.shape[1] // key.shape[1]
     key, value = (x[0].repeat_interleave(group, dim=0) for x in (key, value))  # [H, T, D]
     rows = []
-    for place in range(first, first + query.shape[2]):
-        begin = 0 if scoring.window is None else max(0, place + 1 - scoring.window)
-        seen = slice(begin, place + 1)
-        products = (query[0, :, place - first, None] * key[:, seen]).sum(-1)
+    for position in range(first, first + query.shape[2]):
+        begin = 0 if scoring.window is None else max(0, position + 1 - scoring.window)
+        seen = slice(begin, position + 1)
+        products = (query[0, :, position - first, None] * key[:, seen]).sum(-1)
         scores = products * (query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale)
         if scoring.softcap is not None:
             scores = scoring.softcap * (scores / scoring.softcap).tanh()
@@ -43,7 +43,7 @@ def plain_attention(query, key, value, scoring, first=0):
 
 @given(lengths_lists, st.sampled_from([1, 2, 4]), scorings)
 @settings(max_examples=40, deadline=None)
-def test_a_pack_equals_its_sequences_alone(lengths, kv_heads, scoring):
+def test_a_pack_gives_the_same_as_its_sequences_alone(lengths, kv_heads, scoring):
     torch.manual_seed(0)
     total = sum(lengths)
     shapes = [(1, 4, total, 8), (1, kv_heads, total, 8), (1, kv_heads, total, 8)]
@@ -61,7 +61,7 @@ def test_a_pack_equals_its_sequences_alone(lengths, kv_heads, scoring):
 
 
 @pytest.mark.parametrize("window", [1, 7, 8, 9, None])
-def test_a_window_counts_the_token_itself(window):
+def test_an_attention_window_includes_the_token_itself(window):
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 1, 2, 8, 4)
     before = packed_attention([8], torch.device("cpu")).attend(query, key, value, Scoring(window=window))
@@ -74,7 +74,7 @@ def test_a_window_counts_the_token_itself(window):
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), scorings)
 @settings(max_examples=40, deadline=None)
-def test_a_new_token_sees_the_filled_slots_of_its_window_only(filled, scoring):
+def test_a_new_token_attends_only_to_filled_slots_of_its_window(filled, scoring):
     torch.manual_seed(0)
     rows, longest = len(filled), max(filled)
     query, key, value = torch.randn(rows, 4, 1, 8), torch.randn(rows, 2, longest, 8), torch.randn(rows, 2, longest, 8)
@@ -89,7 +89,7 @@ def test_a_new_token_sees_the_filled_slots_of_its_window_only(filled, scoring):
 
 
 @pytest.mark.parametrize("scoring", [Scoring(), Scoring(window=40)])
-def test_where_a_window_hides_nothing_no_mask_is_made(scoring, monkeypatch):
+def test_no_mask_is_made_for_a_window_that_covers_everything(scoring, monkeypatch):
     masks = []
     product = attention.scaled_dot_product_attention
 
@@ -104,7 +104,7 @@ def test_where_a_window_hides_nothing_no_mask_is_made(scoring, monkeypatch):
 
 
 @pytest.mark.parametrize(("window", "before"), [(None, -1), (1, 0), (4, 3), (8, 7), (9, -1)])
-def test_cudas_kernel_counts_the_tokens_before_each(window, before, monkeypatch):
+def test_the_cuda_kernel_is_given_the_number_of_tokens_before_each(window, before, monkeypatch):
     """It runs on GPUs only; what it is asked for is (tokens before, tokens behind), -1 for all."""
     from torch.nn.attention import varlen
 
@@ -120,7 +120,7 @@ def test_cudas_kernel_counts_the_tokens_before_each(window, before, monkeypatch)
     assert asked == {"scale": None, "window_size": (before, 0), "enable_gqa": False}
 
 
-def test_index_arithmetic_by_hand():
+def test_index_arithmetic_equals_that_worked_by_hand():
     assert cumulative([2, 1, 3]).tolist() == [0, 2, 3, 6]
     assert positions([2, 1, 3]).tolist() == [0, 1, 0, 0, 1, 2]
     assert all_but_last([2, 1, 3]).tolist() == [0, 3, 4]

@@ -31,7 +31,7 @@ def actions(new, old, advantages, mask=None, seqlens=None):
     return Actions(*columns, mask, seqlens or [len(new) + 1])
 
 
-def test_every_name_has_a_function():
+def test_every_loss_and_aggregation_has_a_function():
     assert set(POLICY_LOSSES) == set(get_args(PolicyLossName))
     assert set(LOSS_AGGREGATIONS) == set(get_args(LossAggregationName))
 
@@ -41,7 +41,7 @@ def one_token(advantage, ratio, **settings):
     return float(loss)
 
 
-def test_golden_terms():
+def test_clipped_terms_equal_those_worked_by_hand():
     assert one_token(1.0, 1.5) == pytest.approx(-1.2)
     assert one_token(-1.0, 0.5) == pytest.approx(0.8)
     assert one_token(-1.0, 4.0) == pytest.approx(4.0)
@@ -81,11 +81,11 @@ def test_the_clipped_loss_equals_the_formula(rows, c_clip):
     assert float(stats["importance_ratio"]) == pytest.approx(ratios)
 
 
-def test_a_sequence_has_one_ratio_by_hand():
+def test_the_mean_ratio_of_a_sequence_equals_that_worked_by_hand():
     """Two sequences of two actions; the ratio is the geometric mean of those of the tokens."""
     new = torch.tensor([math.log(2.0), math.log(0.5), math.log(1.5), 0.0], dtype=torch.float64, requires_grad=True)
-    given = Actions(new, torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, -3.0]), torch.ones(4, dtype=torch.bool), [3, 3])
-    losses, stats = mean_clipped(given, eps_clip=0.1)
+    inputs = Actions(new, torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, -3.0]), torch.ones(4, dtype=torch.bool), [3, 3])
+    losses, stats = mean_clipped(inputs, eps_clip=0.1)
     second = math.sqrt(1.5)  # 1.2247: above 1.1, which cuts a good action's gradient, and not a bad one's
     assert losses.tolist() == pytest.approx([-1.0, -1.0, -1.1, 3 * second])
     assert float(stats["clip_fraction"]) == 1
@@ -99,15 +99,15 @@ def test_a_sequence_has_one_ratio_by_hand():
 @given(tokens)
 def test_sequences_of_one_action_have_the_ratio_of_their_token(rows):
     new, old, advantages, mask = (list(column) for column in zip(*rows, strict=True))
-    given = actions(new, old, advantages, mask, seqlens=[2] * len(rows))
-    by_token, stats = clipped(given, eps_clip=0.2)
+    inputs = actions(new, old, advantages, mask, seqlens=[2] * len(rows))
+    by_token, stats = clipped(inputs, eps_clip=0.2)
     for clipped_as_one in (mean_clipped, product_clipped):
-        by_sequence, others = clipped_as_one(given, eps_clip=0.2)
+        by_sequence, others = clipped_as_one(inputs, eps_clip=0.2)
         torch.testing.assert_close(by_sequence, by_token)
         assert float(others["clip_fraction"]) == float(stats["clip_fraction"])
 
 
-def test_prompts_and_neighbours_do_not_enter_the_ratio_of_a_sequence():
+def test_prompts_and_other_sequences_do_not_enter_a_sequences_ratio():
     mask = torch.tensor([False, True, True, False, True])
     new = torch.tensor([9.0, 0.2, 0.4, float("nan"), -0.6])
     losses, _ = mean_clipped(Actions(new, torch.zeros(5), -torch.ones(5), mask, [4, 3]), eps_clip=0.5)
@@ -115,46 +115,46 @@ def test_prompts_and_neighbours_do_not_enter_the_ratio_of_a_sequence():
 
 
 @pytest.mark.parametrize("loss", [clipped, mean_clipped, product_clipped])
-def test_the_upper_clip_may_be_another_than_the_lower(loss):
+def test_the_upper_clip_may_differ_from_the_lower(loss):
     """Clip-higher: a good action counts up to 1.5, and a bad one still down to 0.8 only."""
     for ratio, advantage, expected in ((1.4, 1.0, -1.4), (2.0, 1.0, -1.5), (0.5, -1.0, 0.8), (0.9, -1.0, 0.9)):
         losses, _ = loss(actions([math.log(ratio)], [0.0], [advantage]), eps_clip=0.2, eps_clip_high=0.5)
         assert losses.tolist() == pytest.approx([expected])
 
 
-def test_a_whole_sequence_is_one_action_by_hand():
+def test_the_product_ratio_of_a_sequence_equals_that_worked_by_hand():
     """Ratios 2 · 0.5 · 1.5 = 1.5, clipped at 1.2, and 0.9 · 1.1 = 0.99 for another sequence, each spread evenly."""
     new = torch.tensor([2.0, 0.5, 1.5, 0.9, 1.1], dtype=torch.float64).log().requires_grad_()
-    given = Actions(new, torch.zeros(5), torch.tensor([1.0] * 3 + [-2.0] * 2), torch.ones(5, dtype=torch.bool), [4, 3])
-    losses, _ = product_clipped(given, eps_clip=0.2)
+    inputs = Actions(new, torch.zeros(5), torch.tensor([1.0] * 3 + [-2.0] * 2), torch.ones(5, dtype=torch.bool), [4, 3])
+    losses, _ = product_clipped(inputs, eps_clip=0.2)
     assert losses.tolist() == pytest.approx([-0.4] * 3 + [0.99] * 2)
     losses.sum().backward()
     assert new.grad.tolist() == pytest.approx([0, 0, 0, 1.98, 1.98])
 
 
-def test_clipped_weights_keep_every_gradient_by_hand():
+def test_clipped_weights_keep_the_gradient_of_every_token():
     """-weight · A · log-prob: the weights 4 and 0.1 are clipped to 1.5 and 0.8; the gradient is -weight · A."""
     new = torch.tensor([4.0, 0.1, 1.25], dtype=torch.float64).log().requires_grad_()
-    given = Actions(new, torch.zeros(3), torch.tensor([1.0, 1.0, -2.0]), torch.ones(3, dtype=torch.bool), [4])
-    losses, stats = clipped_weights(given, eps_clip=0.2, eps_clip_high=0.5)
+    inputs = Actions(new, torch.zeros(3), torch.tensor([1.0, 1.0, -2.0]), torch.ones(3, dtype=torch.bool), [4])
+    losses, stats = clipped_weights(inputs, eps_clip=0.2, eps_clip_high=0.5)
     assert losses.tolist() == pytest.approx([-1.5 * math.log(4), -0.8 * math.log(0.1), 2.5 * math.log(1.25)])
     losses.sum().backward()
     assert new.grad.tolist() == pytest.approx([-1.5, -0.8, 2.5])
     assert float(stats["clip_fraction"]) == 2
-    free, _ = clipped_weights(given, eps_clip=1.0, eps_clip_high=0.5)
+    free, _ = clipped_weights(inputs, eps_clip=1.0, eps_clip_high=0.5)
     assert float(free.detach()[1]) == pytest.approx(-0.1 * math.log(0.1)), "without a lower bound"
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 class TestEveryLoss:
-    """What holds for all of them: the next one is held to it as soon as it has a name."""
+    """What holds for every loss: a new one is tested as soon as it is in the table."""
 
-    def loss(self, name, given):
+    def loss(self, name, inputs):
         settings = {"eps_clip": 0.2}
-        wanted = inspect.signature(POLICY_LOSSES[name]).parameters
-        return POLICY_LOSSES[name](given, **{key: value for key, value in settings.items() if key in wanted})
+        parameters = inspect.signature(POLICY_LOSSES[name]).parameters
+        return POLICY_LOSSES[name](inputs, **{key: value for key, value in settings.items() if key in parameters})
 
-    def test_masked_tokens_cannot_spoil_loss_or_gradient(self, name):
+    def test_nan_in_masked_tokens_reaches_neither_loss_nor_gradient(self, name):
         nan = float("nan")
         new = torch.tensor([0.1, nan, float("inf")], requires_grad=True)
         mask = torch.tensor([True, False, False])
@@ -165,11 +165,11 @@ class TestEveryLoss:
         assert new.grad[0] != 0
         assert new.grad[1:].tolist() == [0.0, 0.0]
 
-    def test_a_freak_token_keeps_the_loss_finite(self, name):
+    def test_the_loss_of_an_extreme_token_is_finite(self, name):
         losses, _ = self.loss(name, actions([0.0], [-500.0], [-1.0]))
         assert losses.isfinite().all()
 
-    def test_nothing_to_train_on_is_zero_with_a_graph(self, name):
+    def test_a_batch_without_trained_tokens_gives_zero_gradients(self, name):
         new = torch.zeros(3, requires_grad=True)
         none = torch.zeros(3, dtype=torch.bool)
         losses, stats = self.loss(name, Actions(new, torch.zeros(3), torch.zeros(3), none, [4]))
@@ -178,7 +178,7 @@ class TestEveryLoss:
         assert stats["importance_ratio"] == 0
         assert new.grad.tolist() == [0, 0, 0]
 
-    def test_at_the_old_policy_the_gradient_is_that_of_the_policy_gradient(self, name):
+    def test_the_gradient_at_the_old_policy_is_the_policy_gradient(self, name):
         """Σ -A_t ∇ log p_t over a sequence of equal advantages, whatever the ratio is of."""
         new = torch.zeros(4, dtype=torch.float64, requires_grad=True)
         advantages = torch.tensor([2.0, 2.0, -1.0, -1.0], dtype=torch.float64)
@@ -187,21 +187,21 @@ class TestEveryLoss:
         losses.sum().backward()
         assert new.grad.tolist() == pytest.approx([-2.0, -2.0, 1.0, 1.0])
 
-    def test_sequences_do_not_see_each_other(self, name):
+    def test_sequences_do_not_influence_each_other(self, name):
         generator = torch.Generator().manual_seed(0)
         columns = [torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(3)]
         mask = torch.tensor([True, True, False, True, True, False, True])
-        whole, stats = self.loss(name, Actions(*columns, mask, [4, 3, 3]))
+        expected, stats = self.loss(name, Actions(*columns, mask, [4, 3, 3]))
         parts = [
-            self.loss(name, Actions(*(column[part] for column in columns), mask[part], [length]))
-            for part, length in ((slice(0, 3), 4), (slice(3, 5), 3), (slice(5, 7), 3))
+            self.loss(name, Actions(*(column[actions_of_one] for column in columns), mask[actions_of_one], [length]))
+            for actions_of_one, length in ((slice(0, 3), 4), (slice(3, 5), 3), (slice(5, 7), 3))
         ]
-        torch.testing.assert_close(torch.cat([losses for losses, _ in parts]), whole)
+        torch.testing.assert_close(torch.cat([losses for losses, _ in parts]), expected)
         for key, value in stats.items():
-            assert float(value) == pytest.approx(sum(float(own[key]) for _, own in parts))
+            assert float(value) == pytest.approx(sum(float(sums[key]) for _, sums in parts))
 
 
-def test_aggregations_by_hand():
+def test_aggregations_equal_those_worked_by_hand():
     """Three responses: two trained tokens, none, one."""
     mask, seqlens = torch.tensor([False, True, True, False, True]), [4, 2, 2]
     shares, total = token_mean(mask, seqlens)
@@ -213,17 +213,17 @@ def test_aggregations_by_hand():
 
 
 @pytest.mark.parametrize("name", LOSS_AGGREGATIONS)
-def test_an_aggregation_of_nothing_has_no_shares(name):
+def test_aggregating_no_tokens_gives_no_shares(name):
     settings = {"loss_constant": 8.0} if name == "constant" else {}
     shares, total = LOSS_AGGREGATIONS[name](torch.zeros(3, dtype=torch.bool), [2, 3], **settings)
     assert (len(shares), int(total)) == (0, 2 if name == "constant" else 0)
 
 
-def test_capped_tokens_leave_numerator_and_denominator():
+def test_capped_tokens_are_left_out_of_sum_and_count():
     proximal, behaviour = torch.tensor([0.0, 2.0, 0.5, 9.0]), torch.tensor([0.0, 0.0, 0.0, 0.0])
     mask = torch.tensor([True, True, True, False])
-    weights, kept = behaviour_weights(proximal, behaviour, mask, cap=5.0)
-    assert kept.tolist() == [True, False, True, False]
+    weights, remaining = behaviour_weights(proximal, behaviour, mask, cap=5.0)
+    assert remaining.tolist() == [True, False, True, False]
     torch.testing.assert_close(weights, torch.tensor([1.0, 0.0, math.exp(0.5), 0.0]))
     truncated, all_of_them = behaviour_weights(proximal, behaviour, mask, cap=5.0, mode="truncate")
     assert all_of_them.tolist() == mask.tolist()

@@ -39,24 +39,24 @@ def softplus(x):
         ("hinge", {"beta": 0.5}, lambda lead: max(0.0, 1 - 0.5 * lead)),
     ],
 )
-def test_each_loss_is_its_formula(loss, settings, by_hand):
-    found = PREFERENCE_LOSSES[loss](LEAD, **settings)
-    assert found.tolist() == pytest.approx([by_hand(lead) for lead in LEAD.tolist()], rel=1e-12)
+def test_each_loss_equals_its_formula(loss, settings, by_hand):
+    losses = PREFERENCE_LOSSES[loss](LEAD, **settings)
+    assert losses.tolist() == pytest.approx([by_hand(lead) for lead in LEAD.tolist()], rel=1e-12)
 
 
 @pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
-def test_every_loss_falls_where_the_chosen_answer_gains(loss):
+def test_every_loss_falls_when_the_chosen_answer_gains(loss):
     lead = torch.tensor([-1.0, 0.0, 0.5], requires_grad=True)
     PREFERENCE_LOSSES[loss](lead, beta=0.5).sum().backward()
     assert (lead.grad < 0).all()
 
 
-def test_without_wrong_labels_robust_is_sigmoid():
+def test_robust_without_label_noise_equals_sigmoid():
     sigmoid, robust = (PREFERENCE_LOSSES[name](LEAD, beta=0.3) for name in ("sigmoid", "robust"))
     torch.testing.assert_close(sigmoid, robust)
 
 
-def test_robust_undoes_wrong_labels():
+def test_robust_is_unbiased_under_label_noise():
     """The mean over labels that are turned round with probability ε is the loss with the right ones."""
     robust, share = PREFERENCE_LOSSES["robust"], 0.3
     mixed = (1 - share) * robust(LEAD, beta=1.0, label_smoothing=share) + share * robust(
@@ -66,7 +66,7 @@ def test_robust_undoes_wrong_labels():
 
 
 @pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
-def test_leads_beyond_measure_stay_finite(loss):
+def test_losses_of_extreme_leads_are_finite(loss):
     lead = torch.tensor([-1e4, 1e4], requires_grad=True)
     losses = PREFERENCE_LOSSES[loss](lead, beta=1.0)
     losses.sum().backward()
@@ -74,7 +74,7 @@ def test_leads_beyond_measure_stay_finite(loss):
     assert lead.grad.isfinite().all()
 
 
-def test_bradley_terry_with_margin_and_centering():
+def test_bradley_terry_applies_margin_and_centering():
     chosen, rejected = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 1.0])
     assert bradley_terry(chosen, rejected).tolist() == pytest.approx([softplus(-0.5), softplus(3.0)])
     margins = torch.tensor([2.0, 0.0])
@@ -83,7 +83,7 @@ def test_bradley_terry_with_margin_and_centering():
     assert centred.tolist() == pytest.approx([softplus(1.5) + 0.225, softplus(3.0) + 0.1])
 
 
-def test_centering_alone_says_where_scores_are():
+def test_only_centering_penalises_a_common_shift_of_scores():
     shift = torch.tensor(3.0, requires_grad=True)
     bradley_terry(shift + 1, shift - 1).backward()
     assert float(shift.grad) == 0
@@ -91,12 +91,12 @@ def test_centering_alone_says_where_scores_are():
     assert float(shift.grad) == pytest.approx(0.5 * 2 * 6 * 2)
 
 
-def test_sequences_alternate():
+def test_chosen_and_rejected_sequences_alternate():
     chosen, rejected = chosen_and_rejected(torch.arange(6))
     assert (chosen.tolist(), rejected.tolist()) == ([0, 2, 4], [1, 3, 5])
 
 
-def test_sums_are_those_of_each_sequence_and_read_nothing_outside_the_mask():
+def test_sequence_sums_ignore_everything_outside_the_mask():
     actions = torch.tensor([float("nan"), 1.0, 2.0, float("inf"), 4.0, float("nan")], requires_grad=True)
     mask = torch.tensor([False, True, True, False, True, False])
     sums = sequence_sums(actions, mask, [4, 1, 3, 2])
@@ -105,7 +105,7 @@ def test_sums_are_those_of_each_sequence_and_read_nothing_outside_the_mask():
     assert actions.grad.tolist() == [0, 1, 1, 0, 1, 0]
 
 
-def test_every_pair_or_every_prompt_counts_alike():
+def test_pairs_or_prompts_have_equal_weights():
     counted = torch.tensor([True, True, True, True, False, False])
     pairs = [1, 2, 2, 1]
     assert PAIR_AGGREGATIONS["pair"](pairs, counted).tolist() == [1, 1, 1, 1, 0, 0]

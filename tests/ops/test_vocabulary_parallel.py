@@ -1,4 +1,4 @@
-"""Scores of a head that ranks share by rows of the vocabulary, against the whole one: values and gradients."""
+"""Scores of a head that ranks share by rows of the vocabulary, against a complete head: values and gradients."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ FORMS = [(None, 1.0, 1.0, False), (5.0, 1.0, 0.7, False), (None, 0.25, 1.3, True
 """(softcap, scale, temperature, with a bias)"""
 
 
-def parts(ranks, sizes=None):
-    """First row and end of each rank's part."""
+def shard_ranges(ranks, sizes=None):
+    """First row and end of each rank's shard."""
     sizes = sizes or [len(piece) for piece in torch.arange(VOCABULARY).chunk(ranks)]
     ends = torch.tensor(sizes).cumsum(0).tolist()
     return list(zip([0, *ends], ends, strict=False))
@@ -38,43 +38,44 @@ def differences(rank, ranges, form, chunk):
     tokens, coefficients = torch.randint(0, VOCABULARY, (TOKENS,)), torch.randn(2, TOKENS)
     begin, end = ranges[rank]
     settings = {"softcap": softcap, "scale": scale, "temperature": temperature}
-    whole = scores_and_gradients(hidden, weight, bias, tokens, coefficients, chunk=chunk, **settings)
+    complete = scores_and_gradients(hidden, weight, bias, tokens, coefficients, chunk=chunk, **settings)
     shard = VocabularyShard(dist.group.WORLD, begin, VOCABULARY)
     own_bias = bias[begin:end] if with_bias else None
-    mine = scores_and_gradients(
+    sharded = scores_and_gradients(
         hidden, weight[begin:end], own_bias, tokens, coefficients, chunk=chunk, shard=shard, **settings
     )
-    wanted = [*whole[:3], *(x[begin:end] for x in whole[3:])]
-    apart = [float((a - b).abs().max() / b.abs().max()) if len(b) else 0.0 for a, b in zip(mine, wanted, strict=True)]
-    return max(apart[:2]), max(apart[2:])
+    expected = [*complete[:3], *(x[begin:end] for x in complete[3:])]
+    pairs = zip(sharded, expected, strict=True)
+    errors = [float((a - b).abs().max() / b.abs().max()) if len(b) else 0.0 for a, b in pairs]
+    return max(errors[:2]), max(errors[2:])
 
 
 @pytest.mark.parametrize(
     ("ranks", "sizes"), [(2, None), (3, None), (3, [6, 0, 7])], ids=["7+6", "5+5+3", "a rank without rows"]
 )
-def test_shards_score_like_the_whole_head(ranks, sizes):
-    ranges = parts(ranks, sizes)
+def test_shards_give_the_same_scores_as_a_complete_head(ranks, sizes):
+    ranges = shard_ranges(ranks, sizes)
 
     def work(rank):
         return {"apart": [differences(rank, ranges, form, chunk) for form in FORMS for chunk in (3, 100)]}
 
-    for told in run_on_ranks(ranks, work):
-        assert max(scores for scores, _ in told["apart"]) < 1e-6
-        assert max(gradients for _, gradients in told["apart"]) < 3e-6
+    for result in run_on_ranks(ranks, work):
+        assert max(scores for scores, _ in result["apart"]) < 1e-6
+        assert max(gradients for _, gradients in result["apart"]) < 3e-6
 
 
-def test_no_rank_holds_more_than_a_chunk_of_its_own_columns(monkeypatch):
+def test_each_rank_holds_at_most_a_chunk_of_its_own_columns(monkeypatch):
     def work(rank):
         seen = []
         original = OutputHead.logits
         monkeypatch.setattr(OutputHead, "logits", lambda self, h, dtype: _noted(seen, original(self, h, dtype)))
-        differences(rank, parts(2), FORMS[0], chunk=3)
+        differences(rank, shard_ranges(2), FORMS[0], chunk=3)
         return {"shapes": seen}
 
-    told = run_on_ranks(2, work)
-    whole = [VOCABULARY] * 6
-    assert [[width for _, width in rank["shapes"]] for rank in told] == [[*whole, *[7] * 6], [*whole, *[6] * 6]]
-    assert all(tokens <= 3 for rank in told for tokens, _ in rank["shapes"])
+    results = run_on_ranks(2, work)
+    full = [VOCABULARY] * 6
+    assert [[width for _, width in rank["shapes"]] for rank in results] == [[*full, *[7] * 6], [*full, *[6] * 6]]
+    assert all(tokens <= 3 for rank in results for tokens, _ in rank["shapes"])
 
 
 def _noted(seen, logits):
@@ -82,37 +83,40 @@ def _noted(seen, logits):
     return logits
 
 
-def test_default_chunks_are_alike_on_ranks_with_unlike_parts(monkeypatch):
+def test_default_chunks_are_equal_on_ranks_with_different_shards(monkeypatch):
     monkeypatch.setattr("rlcli.ops.logprobs.CHUNK_ELEMENTS", 12)  # 2 tokens of 5 rows, but 4 of 3
 
     def work(rank):
-        return {"apart": differences(rank, parts(3), FORMS[2], chunk=None)}
+        return {"apart": differences(rank, shard_ranges(3), FORMS[2], chunk=None)}
 
-    assert all(max(told["apart"]) < 3e-6 for told in run_on_ranks(3, work))
+    assert all(max(result["apart"]) < 3e-6 for result in run_on_ranks(3, work))
 
 
-def test_gathered_logits_are_the_whole_ones_on_every_rank():
+def test_gathered_logits_are_complete_on_every_rank():
     def work(rank):
-        begin, end = parts(3)[rank]
+        begin, end = shard_ranges(3)[rank]
         logits = torch.arange(2.0 * VOCABULARY).view(2, VOCABULARY)
-        found = VocabularyShard(dist.group.WORLD, begin, VOCABULARY).gathered(logits[:, begin:end])
-        return {"same": torch.equal(found, logits)}
+        gathered = VocabularyShard(dist.group.WORLD, begin, VOCABULARY).gathered(logits[:, begin:end])
+        return {"same": torch.equal(gathered, logits)}
 
-    assert all(told["same"] for told in run_on_ranks(3, work))
+    assert all(result["same"] for result in run_on_ranks(3, work))
 
 
-def test_a_bfloat16_product_stays_near_the_whole_one():
+def test_bfloat16_shards_are_close_to_a_complete_head():
     def work(rank):
         torch.manual_seed(0)
         hidden, weight = torch.randn(TOKENS, WIDTH), torch.randn(VOCABULARY, WIDTH)
         tokens, coefficients = torch.randint(0, VOCABULARY, (TOKENS,)), torch.randn(2, TOKENS)
-        begin, end = parts(2)[rank]
-        given = {"chunk": 3, "dtype": torch.bfloat16}
-        whole = scores_and_gradients(hidden, weight, None, tokens, coefficients, **given)
+        begin, end = shard_ranges(2)[rank]
+        settings = {"chunk": 3, "dtype": torch.bfloat16}
+        complete = scores_and_gradients(hidden, weight, None, tokens, coefficients, **settings)
         shard = VocabularyShard(dist.group.WORLD, begin, VOCABULARY)
-        mine = scores_and_gradients(hidden, weight[begin:end], None, tokens, coefficients, shard=shard, **given)
-        return {"scores": float((mine[0] - whole[0]).abs().max()), "hidden": float((mine[2] - whole[2]).abs().max())}
+        sharded = scores_and_gradients(hidden, weight[begin:end], None, tokens, coefficients, shard=shard, **settings)
+        return {
+            "scores": float((sharded[0] - complete[0]).abs().max()),
+            "hidden": float((sharded[2] - complete[2]).abs().max()),
+        }
 
-    for told in run_on_ranks(2, work):
-        assert told["scores"] < 1e-6
-        assert told["hidden"] < 0.05
+    for result in run_on_ranks(2, work):
+        assert result["scores"] < 1e-6
+        assert result["hidden"] < 0.05

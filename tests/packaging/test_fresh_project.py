@@ -1,4 +1,4 @@
-"""A stranger with the wheel alone: a project, a dataset, an interface and a recipe of their own, tested and trained."""
+"""A user who has only the wheel: a project, a dataset, an interface and a recipe of their own, tested and trained."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ graph:
     interface: {type: my-loss, args: {entropy_bonus: 0.1}}
 train: {steps: 3, prompts_per_step: 4}
 """
-"""In the place of the thin child that `rlcli new recipe` writes."""
+"""Replaces the thin child that `rlcli new recipe` writes."""
 
 
 @pytest.fixture
 def rlcli(site, tmp_path, run):
-    """The command of the wheel, in a folder that lies in no checkout."""
+    """The command of the wheel, in a folder outside any checkout."""
     project = tmp_path / "mine"
 
     def command(*words):
@@ -47,7 +47,7 @@ def rlcli(site, tmp_path, run):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_from_nothing_to_a_trained_model_of_ones_own(rlcli, tmp_path, site):
+def test_a_new_project_trains_with_its_own_components(rlcli, tmp_path, site):
     rlcli("new", "project", "mine")
     project = tmp_path / "mine"
     for kind, name in (("dataset", "my-rows"), ("interface", "my-loss"), ("recipe", "my-recipe")):

@@ -1,4 +1,4 @@
-"""The wheel as a stranger uses it: installed elsewhere, with a component in a project of their own."""
+"""The wheel as a user installs it: elsewhere, with a component in a project of their own."""
 
 import json
 import sys
@@ -55,7 +55,7 @@ def test_the_wheel_adds_only_rlcli(wheel):
     assert {name for name in files if name.startswith("rlcli/interfaces/_")} >= {"rlcli/interfaces/__init__.py"}
 
 
-def test_the_command_lists_built_ins_and_the_users_own(site, project, run):
+def test_ls_lists_built_in_and_user_components(site, project, run):
     out = run([sys.executable, "-m", "rlcli", "ls", "--json"], cwd=project, PYTHONPATH=str(site))
     json.loads(out)
     assert str(project / "interfaces" / "custom.py") in out
@@ -64,7 +64,7 @@ def test_the_command_lists_built_ins_and_the_users_own(site, project, run):
     assert str(ROOT / "interfaces") not in out
 
 
-def test_the_users_component_loads_by_name(site, project, run):
+def test_a_user_component_is_loaded_by_name(site, project, run):
     code = """
 import pickle, rlcli
 from rlcli.api.config import ModelInterfaceAbstraction
@@ -78,7 +78,7 @@ print(rlcli.__file__, type(made).__module__, made.custom_param)
     assert out.split() == [str(site / "rlcli" / "__init__.py"), "rlcli.interfaces.custom", "2.0"]
 
 
-def test_hugging_faces_datasets_is_not_hidden(site, project, run):
+def test_the_datasets_library_of_hugging_face_is_not_hidden(site, project, run):
     code = "import rlcli.datasets, datasets; print(datasets.load_dataset.__module__)"
     for cwd in (project, ROOT):
         assert run([sys.executable, "-c", code], cwd=cwd, PYTHONPATH=str(site)).startswith("datasets.")

@@ -1,4 +1,4 @@
-"""All problems of a recipe come in one report, and no problem is made up from another."""
+"""All problems of a recipe come in one report, and no problem is a consequence of another."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_one_mistake_is_one_problem(folder: Path, monkeypatch, mistake):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_several_mistakes_are_no_more_and_no_fewer_than_each_by_itself(folder: Path, monkeypatch, seed):
-    """Nothing is concluded from what is broken already, and little is hidden by it."""
+def test_several_mistakes_give_the_same_problems_as_each_alone(folder: Path, monkeypatch, seed):
+    """Nothing is concluded from broken values, and little is hidden by them."""
     monkeypatch.delenv("RLCLI_TEST_UNSET", raising=False)
     drawn = random.Random(seed).sample(list(MISTAKES), len(MISTAKES))
     chosen = one_for_each_key(drawn[: random.Random(seed).randint(2, len(drawn))])
@@ -85,7 +85,7 @@ def test_several_mistakes_are_no_more_and_no_fewer_than_each_by_itself(folder: P
     expected["R37"] += any("plot: maybe" in mistake for mistake in chosen)
     codes = Counter(code for code, _ in problems_of(folder, chosen))
     assert codes <= expected, chosen
-    assert set(expected - codes) <= {"R49", "R71"}, chosen  # what sections mean together may have to wait
+    assert set(expected - codes) <= {"R49", "R71"}, chosen  # checks across sections may have to wait
 
 
 def one_for_each_key(mistakes: list[str]) -> list[str]:
@@ -125,14 +125,14 @@ def test_problems_of_layers_overrides_and_components_come_together(folder: Path)
     ]
 
 
-def test_a_layer_that_cannot_be_read_is_all_there_is_to_say(folder: Path):
+def test_an_unreadable_layer_is_reported_without_follow_up_problems(folder: Path):
     (folder / "top.yaml").write_text("extends: [gone, small]\nstepz: 3\n")
     with pytest.raises(RecipeError) as caught:
         load_recipe("top.yaml", ["seed=.nan"])
     assert {problem.code for problem in caught.value.problems} == {"R51", "R34"}
 
 
-def test_a_problem_is_named_as_it_is_written(folder: Path):
+def test_a_problem_names_the_key_as_it_was_written(folder: Path):
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["generation.max_new_tokens=lots", "ppo.kl_ctl=low"])
     assert [problem.what.partition(" must")[0] for problem in caught.value.problems] == [
@@ -141,7 +141,7 @@ def test_a_problem_is_named_as_it_is_written(folder: Path):
     ]
 
 
-def test_types_of_a_union_are_told_together(refusal, folder: Path):
+def test_types_of_a_union_are_reported_together(refusal, folder: Path):
     text = (
         "extends: ppo_math\ntrain: {eval: {graph: {eval_reward: {outputs: [rewards]}}}}\n"
         "graph: {reward_inf: {outputs: [rewards], interface: {type: hf_reward, args: {path: a/b, label: [1]}}}}\n"
@@ -152,7 +152,7 @@ def test_types_of_a_union_are_told_together(refusal, folder: Path):
     assert len(caught.value.problems) == 1
 
 
-def test_what_an_alias_carries_to_several_calls_is_told_once(folder: Path):
+def test_a_mistake_that_an_alias_spreads_is_reported_once(folder: Path):
     with pytest.raises(RecipeError, match="did you mean packed_ref_logprob") as caught:
         load_recipe("ppo_math", ["graph.ref_inf.outputs=[packed_ref_logprob]"])
     assert len(caught.value.problems) == 1

@@ -175,7 +175,7 @@ CASES = [
     ("R74", TOP + "log: {dir: \"\\e[31m{{7*7}}\"}\nseed: x\n", "bad.yaml:3:7", "int"),
 ]  # fmt: skip
 ACCEPTED_BUT_WRONG_TYPE = {"R29": "R37", "R31": "R37", "R32": "R37", "R15": "R14", "R74": "R37"}
-"""Rows whose promise is that such a value is text (or, for R15, the same refusal): here text is not wanted."""
+"""Rows in which such a value is text (or, for R15, the same refusal), where text is not allowed."""
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def command(folder: Path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("code", "recipe", "location", "named"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)]
 )
-def test_one_row_of_the_catalogue(command, folder: Path, code, recipe, location, named):
+def test_a_bad_recipe_is_refused_with_id_location_and_exit_code_2(command, folder: Path, code, recipe, location, named):
     (folder / "bad.yaml").write_bytes(recipe if isinstance(recipe, bytes) else recipe.encode("utf-8", "surrogatepass"))
     before = sorted(os.listdir(folder))
     exit_code, output = command("bad.yaml")
@@ -225,7 +225,7 @@ def test_one_row_of_the_catalogue(command, folder: Path, code, recipe, location,
         ("datasets: {train: {args: {" + ", ".join(f"z{i}: 1" for i in range(4000)) + "}}}\n", "R42"),
     ],
 )
-def test_crowds_are_refused_without_looking_at_each(command, folder: Path, text, code):
+def test_thousands_of_mistakes_are_refused_with_a_limited_report(command, folder: Path, text, code):
     (folder / "bad.yaml").write_text(TOP + text)
     exit_code, output = command("bad.yaml")
     assert exit_code == 2
@@ -234,7 +234,7 @@ def test_crowds_are_refused_without_looking_at_each(command, folder: Path, text,
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_layers_in_a_circle(command, folder: Path, count):
+def test_circular_layers_are_one_problem(command, folder: Path, count):
     for number in range(count):
         (folder / f"c{number}.yaml").write_text(f"extends: c{(number + 1) % count}\n")
     exit_code, output = command("c0.yaml")
@@ -245,7 +245,7 @@ def test_layers_in_a_circle(command, folder: Path, count):
 @pytest.mark.parametrize(
     ("name", "code"), [("x" * 300, "R59"), ("y/" * 2500, "R59"), ("fifo.yaml", "R57"), ("nowhere", "R51"), ("", "R59")]
 )
-def test_files_that_are_no_recipes(command, folder: Path, name, code):
+def test_files_that_are_not_recipes_are_refused(command, folder: Path, name, code):
     os.mkfifo(folder / "fifo.yaml")
     for arguments in ((name,), ("small.yaml", f"--with={name}")):
         exit_code, output = command(*arguments)
@@ -255,19 +255,19 @@ def test_files_that_are_no_recipes(command, folder: Path, name, code):
 
 
 @pytest.mark.parametrize("value", ["on", "off", "yes", "no", "NO", "12:30:45", "1:30", "2026-01-01", "1.10", "007"])
-def test_what_other_readers_take_for_something_else_is_text(command, value):
+def test_values_that_other_yaml_readers_convert_are_text(command, value):
     assert command("small.yaml", f"log.dir={value}")[0] == 0
 
 
 @pytest.mark.parametrize("value", ["+1", "1.", ".5", "5.", "1e3", "1E+3"])
-def test_every_way_to_write_a_number(command, value):
+def test_every_notation_of_a_number_is_accepted(command, value):
     assert command("small.yaml", f"launch.step_deadline={value}")[0] == 0
 
 
 @pytest.mark.parametrize(
     "text", ["🎉 漢字 é", "{{7*7}}", "{0.__class__}", "%s%n", "<b>", "'; DROP", "a  b", "#x", "a: b"]
 )
-def test_free_text_stays_what_it_is(folder: Path, text):
+def test_free_text_is_kept_unchanged(folder: Path, text):
     (folder / "free.yaml").write_text(TOP + to_yaml({"log": {"dir": text}}))
     assert load_recipe("free.yaml").recipe.log.dir == text
     assert load_recipe("small.yaml", [f"log.dir={json.dumps(text, ensure_ascii=False)}"]).recipe.log.dir == text

@@ -35,7 +35,7 @@ def test_every_section_has_a_rule():
         ("models.actor.backend.args.beta1=0.5", Kind.ALTERS),
     ],
 )
-def test_a_change_is_what_its_rule_says(override, kind):
+def test_a_change_has_the_kind_of_its_rule(override, kind):
     before = load_recipe("ppo_math").recipe
     now = before if override.startswith(("models.actor.path", "graph.")) else load_recipe("ppo_math", [override]).recipe
     if now is before:
@@ -58,7 +58,7 @@ TWO_DEVICES = ("cluster.devices_per_node=2", *(f"models.{role}.devices='0'" for 
         ("null", Kind.FORBIDDEN),
     ],
 )
-def test_what_generates_may_move_and_be_laid_out_anew(rollout, kind):
+def test_a_rollout_may_move_and_change_its_layout(rollout, kind):
     """Whether there is a copy that generates is part of the run: it has a version, and its calls name it."""
     before, now = (
         load_recipe("ppo_math", [*TWO_DEVICES, "launch=local", f"models.actor.rollout={section}"]).recipe
@@ -69,7 +69,7 @@ def test_what_generates_may_move_and_be_laid_out_anew(rollout, kind):
 
 
 @pytest.mark.parametrize(("schedule", "kind"), [("constant", Kind.SAFE), ("linear", Kind.ALTERS)])
-def test_another_length_alters_a_run_whose_learning_rate_decays_over_it(schedule, kind):
+def test_more_steps_alter_a_run_only_if_its_learning_rate_decays(schedule, kind):
     settings = [f"models.{role}.backend.args.schedule={schedule}" for role in ("actor", "critic")]
     before, now = (load_recipe("ppo_math", [*settings, f"train.steps={steps}"]).recipe for steps in (20, 80))
     assert [change.kind for change in changes(before, now)] == [kind]
@@ -93,7 +93,7 @@ class Declares(ModelBackend):
 """
 
 
-def test_a_users_backend_says_itself_what_may_change(tmp_path, monkeypatch):
+def test_a_users_backend_declares_which_arguments_may_change(tmp_path, monkeypatch):
     (tmp_path / "backends").mkdir()
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "backends" / "zz_declares.py").write_text(DECLARING)
@@ -111,7 +111,7 @@ def test_a_users_backend_says_itself_what_may_change(tmp_path, monkeypatch):
     assert [change.kind for change in changes(load(wild).recipe, load(wild, "train.steps=7").recipe)] == [Kind.ALTERS]
 
 
-def test_a_change_tells_both_values():
+def test_a_change_holds_both_values():
     before, now = load_recipe("ppo_math").recipe, load_recipe("ppo_math", ["train.steps=80"]).recipe
     (change,) = changes(before, now)
     assert (change.key, change.before, change.now) == ("train.steps", before.train.steps, 80)

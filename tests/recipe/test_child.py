@@ -1,4 +1,4 @@
-"""A thin child resolves to its parent with what was given."""
+"""A thin child resolves to its parent with the same overrides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlcli.errors import UsageError
 from rlcli.recipe.child import check_name, child_of, write_child
 from rlcli.recipe.resolve import load_recipe
 
-GIVEN = [
+OVERRIDES = [
     [],
     ["ppo.kl_ctl=0.02", "seed=7"],
     ["models.actor.backend.args.lr=1e-4", "models.critic.backend.args.lr=2.50e-4"],
@@ -25,16 +25,16 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize("overrides", GIVEN)
-def test_it_resolves_to_the_same_recipe_apart_from_its_name(tmp_path, monkeypatch, overrides):
+@pytest.mark.parametrize("overrides", OVERRIDES)
+def test_a_child_resolves_to_its_parent_except_for_the_name(tmp_path, monkeypatch, overrides):
     monkeypatch.chdir(tmp_path)
     parent = load_recipe("ppo_math", [*overrides, "name=mine"])
     write_child(Path("mine.yaml"), child_of(load_recipe("ppo_math", overrides), Path("mine.yaml")))
     assert load_recipe("mine.yaml").recipe == parent.recipe
 
 
-def test_it_holds_what_the_parent_does_its_name_and_what_was_given(tmp_path, monkeypatch):
-    """What the parent needs may be what was given."""
+def test_a_child_has_the_header_of_its_parent_and_the_overrides(tmp_path, monkeypatch):
+    """An override may satisfy the needs of the parent."""
     monkeypatch.chdir(tmp_path)
     parent = load_recipe("ppo_math", ["models.actor.backend.args.lr=1e-4"])
     does, needs = parent.layers[-1].text.splitlines()[:2]
@@ -43,7 +43,7 @@ def test_it_holds_what_the_parent_does_its_name_and_what_was_given(tmp_path, mon
     assert child_of(load_recipe("ppo_math"), Path("mine.yaml")) == f"{does}\n{needs}\nextends: ppo_math\n"
 
 
-def test_profiles_become_layers(tmp_path, monkeypatch):
+def test_profiles_become_layers_of_the_child(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("small.yaml").write_text("train: {prompts_per_step: 8}\n")
     parent = load_recipe("ppo_math", ["name=mine"], ["small.yaml"])
@@ -73,7 +73,7 @@ def test_a_child_that_would_extend_itself_is_refused(tmp_path, monkeypatch):
     assert "itself" in str(caught.value.hint)
 
 
-def test_nothing_is_overwritten(tmp_path):
+def test_an_existing_file_is_not_overwritten(tmp_path):
     (tmp_path / "a.yaml").write_text("mine")
     with pytest.raises(UsageError):
         write_child(tmp_path / "a.yaml", "new")
@@ -83,7 +83,7 @@ def test_nothing_is_overwritten(tmp_path):
 @pytest.mark.parametrize(
     "name", ["a b.yaml", "mine", "mine.yml", ".yaml", "-x.yaml", "ä.yaml", "x" * 65 + ".yaml", "a\n.yaml"]
 )
-def test_odd_names_are_refused(name):
+def test_invalid_file_names_are_refused(name):
     with pytest.raises(UsageError) as caught:
         check_name(Path(name))
     assert caught.value.code == "R68"

@@ -1,4 +1,4 @@
-"""Numbers that are a mistake, whatever the recipe."""
+"""Numbers that are a mistake in any recipe."""
 
 import pytest
 

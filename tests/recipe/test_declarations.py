@@ -1,4 +1,4 @@
-"""What components say of themselves in their classes, and what recipes are held to because of it."""
+"""What components declare in their classes, and which recipes are refused because of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def test_constants_are_read_without_importing(project: Path):
+def test_class_constants_are_read_without_importing(project: Path):
     constants = registry.signature("interfaces", "grouped").constants
     assert constants == {
         "NEEDS_GROUP": {"train_step": ("4 if size=3", "2")},
@@ -63,7 +63,7 @@ def test_constants_are_read_without_importing(project: Path):
     assert dataset_keys({"train": Component(type="paired", args={"margin_key": "by"})}, "train") == (*keys, "margins")
 
 
-def test_an_algorithm_that_needs_a_group_gets_one(project: Path):
+def test_too_few_responses_for_a_grouped_interface_are_refused(project: Path):
     load_recipe("grouped")
     with pytest.raises(RecipeError, match="needs at least 4, but actor_gen makes 3") as caught:
         load_recipe("grouped", ["generation.responses_per_prompt=3"])
@@ -82,24 +82,24 @@ def test_an_algorithm_that_needs_a_group_gets_one(project: Path):
         ("ppo_math", ("ppo.group_adv_norm=true",)),
     ],
 )
-def test_an_algorithm_that_compares_responses_to_a_prompt_needs_two(recipe: str, settings: tuple[str, ...]):
+def test_comparing_responses_to_a_prompt_requires_two_of_them(recipe: str, settings: tuple[str, ...]):
     load_recipe(recipe, [*settings, "generation.responses_per_prompt=2"])
     with pytest.raises(RecipeError, match="needs at least 2, but actor_gen makes 1"):
         load_recipe(recipe, [*settings, "generation.responses_per_prompt=1"])
 
 
-def test_an_algorithm_that_compares_with_the_batch_may_have_one_response_per_prompt():
+def test_comparing_with_the_batch_allows_one_response_per_prompt():
     load_recipe("grpo_math", ["grpo.baseline=batch", "grpo.scale=batch", "generation.responses_per_prompt=1"])
 
 
-def test_responses_fit_into_the_model_of_another_recipe(folder: Path):
+def test_responses_longer_than_the_warm_start_model_allows_are_refused(folder: Path):
     chain(load_recipe("ppo_math"))
     with pytest.raises(RecipeError, match=r"512 positions of models\.actor") as caught:
         chain(load_recipe("ppo_math", ["generation.max_new_tokens=600"]))
     assert [(problem.code, problem.where) for problem in caught.value.problems] == [("R49", "command line")]
 
 
-def test_a_response_fits_into_the_kv_cache(folder: Path):
+def test_a_kv_cache_too_small_for_a_response_is_refused(folder: Path):
     setting = "models.actor.backend.args.kv_cache_tokens="
     load_recipe("ppo_math", [f"{setting}104"])
     with pytest.raises(RecipeError, match="a KV cache of 103 tokens has no room") as caught:
@@ -111,8 +111,8 @@ def test_a_response_fits_into_the_kv_cache(folder: Path):
         load_recipe("ppo_math", [f"{setting}0"])
 
 
-def test_a_default_limit_of_rows_is_no_statement_about_them(folder: Path):
-    """Only what somebody chose is held against the model's positions."""
+def test_only_a_row_limit_set_by_the_user_is_checked_against_the_model(folder: Path):
+    """Only a limit that somebody chose is checked against the model's positions."""
     (folder / "rows.jsonl").write_text("")
     settings = [
         "models.actor.scratch={model_type: llama, max_position_embeddings: 300}",

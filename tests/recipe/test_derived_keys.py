@@ -64,7 +64,7 @@ ARGUMENTS = list(itertools.product(("0.0", "0.01"), ("false", "true"), ("false",
 
 
 @pytest.mark.parametrize(("kl_ctl", "disable_value", "use_decoupled_loss"), ARGUMENTS)
-def test_the_graph_of_ppo_is_the_one_written_by_hand(folder: Path, kl_ctl, disable_value, use_decoupled_loss):
+def test_the_derived_graph_of_ppo_equals_the_handwritten_one(folder: Path, kl_ctl, disable_value, use_decoupled_loss):
     arguments = f"kl_ctl={kl_ctl} disable_value={disable_value} use_decoupled_loss={use_decoupled_loss}"
     needs_it = use_decoupled_loss == "true"
     (folder / "mine.yaml").write_text("extends: ppo_math\n" + (PROXIMAL if needs_it else ""))
@@ -76,7 +76,7 @@ def test_the_graph_of_ppo_is_the_one_written_by_hand(folder: Path, kl_ctl, disab
 
 
 @pytest.mark.parametrize(("name", "explicit"), [("ppo_math", "as shipped"), ("sft_math", "sft_math")])
-def test_a_shipped_graph_is_the_one_written_by_hand(name: str, explicit: str):
+def test_the_derived_graph_of_a_shipped_recipe_equals_the_handwritten_one(name: str, explicit: str):
     recipe = load_recipe(name).recipe
     expected = EXPLICIT[explicit]
     assert stages(recipe.graph) == expected["stages"]
@@ -84,7 +84,7 @@ def test_a_shipped_graph_is_the_one_written_by_hand(name: str, explicit: str):
     assert without(edges(eval_graph(recipe)), {}) == expected["evaluation"]
 
 
-def test_a_key_that_nobody_makes_is_one_problem_of_all_its_readers(folder: Path):
+def test_a_key_that_no_call_produces_is_one_problem_for_all_readers(folder: Path):
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["ppo.use_decoupled_loss=true"])
     (problem,) = caught.value.problems
@@ -165,7 +165,7 @@ def test_a_wrong_rename_is_one_problem(folder: Path, rename: str, message: str, 
     assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(message, hint)]
 
 
-def test_a_resolved_recipe_names_all_keys(folder: Path):
+def test_a_resolved_recipe_lists_all_keys(folder: Path):
     resolved = load_recipe("ppo_math")
     again = Recipe.model_validate(resolved.to_json())
     assert again.graph == resolved.recipe.graph
@@ -194,7 +194,7 @@ def declared_graphs(draw: st.DrawFn) -> dict[str, tuple[list[str], list[str]]]:
 
 
 @given(declared=declared_graphs(), order=st.permutations(NAMES), brought=st.sets(st.sampled_from(KEYS)))
-def test_what_is_given_never_closes_a_circle(declared: Any, order: list[str], brought: set[str]):
+def test_optional_reads_never_create_a_cycle(declared: Any, order: list[str], brought: set[str]):
     def constants(_: str, name: str, constant: str) -> Any:
         return {"inference": tuple(declared[name][constant == "READS"])}
 

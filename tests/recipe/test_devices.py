@@ -9,7 +9,7 @@ from rlcli.recipe.resolve import load_recipe
 from rlcli.topology import plan_topology
 
 
-def test_topology():
+def test_roles_are_placed_on_their_devices():
     overrides = ["launch=local", "cluster.devices_per_node=4", "models.ref.devices=2-3",
                  "models.critic.mesh.dp=4",
                  "models.reward.devices=0", "train.prompts_per_step=6"]  # fmt: skip
@@ -42,7 +42,7 @@ def test_too_few_prompts_for_the_ranks_are_one_problem(on_one, who, hint):
     assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(message, hint)]
 
 
-def test_too_few_prompts_for_roles_of_different_widths_are_one_problem_too():
+def test_too_few_prompts_for_roles_of_different_sizes_are_one_problem():
     overrides = ["launch=local", "cluster.devices_per_node=4", "train.prompts_per_step=1", "models.ref.devices=0-1"]
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", overrides)
@@ -61,7 +61,7 @@ def test_a_mistake_in_one_role_does_not_hide_too_few_prompts_for_another():
 
 @pytest.mark.parametrize("dimension", ["cp", "ep"])
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp", "inference", "megatron"])
-def test_no_engine_has_context_or_expert_parallel_ranks_yet(backend, dimension):
+def test_context_and_expert_parallelism_are_refused_for_every_engine(backend, dimension):
     """The refusal is at the number in the recipe."""
     others = ["launch=local", "cluster.devices_per_node=2", "models.critic.mesh.dp=2"]
     layout = [f"models.ref.backend.type={backend}", f"models.ref.mesh={{{dimension}: 2}}"]
@@ -72,14 +72,14 @@ def test_no_engine_has_context_or_expert_parallel_ranks_yet(backend, dimension):
 
 
 def only_problem(*recipe):
-    """The one thing that is wrong with a recipe."""
+    """The only problem of a recipe."""
     with pytest.raises(RecipeError) as caught:
         load_recipe(*recipe)
     (problem,) = caught.value.problems
     return problem
 
 
-def test_an_engine_that_does_not_generate_is_refused_where_it_is_asked_to():
+def test_an_engine_that_cannot_generate_is_refused_for_generating_calls():
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["models.actor.backend.type=megatron"])
     message = "the backend megatron of models.actor cannot generate, which {} asks of it"
@@ -88,7 +88,7 @@ def test_an_engine_that_does_not_generate_is_refused_where_it_is_asked_to():
     load_recipe("ppo_math", ["models.critic.backend.type=megatron"])
 
 
-def test_an_engine_that_does_not_score_is_refused_where_it_is_asked_to():
+def test_an_engine_that_cannot_score_is_refused_for_inference_calls():
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["models.ref.backend={type: sglang}"])
     (problem,) = (candidate for candidate in caught.value.problems if candidate.code == "R71")
@@ -101,7 +101,7 @@ def test_an_engine_that_does_not_score_is_refused_where_it_is_asked_to():
     [("{}", "python or urls is needed"), ("{urls: []}", "python or urls is needed"),
      ("{python: p, urls: ['http://h:1']}", "python and urls are given; keep one")],
 )  # fmt: skip
-def test_servers_are_started_or_attached_to_and_the_hint_names_the_key_that_a_user_writes(args, problem):
+def test_servers_need_either_python_or_urls_and_the_hint_names_the_users_key(args, problem):
     only = only_problem("ppo_math", [f"models.actor.rollout.backend={{type: sglang, args: {args}}}"])
     assert (only.code, only.what) == ("R39", f"models.actor.rollout.backend (sglang): {problem}")
     assert only.hint.startswith("models.actor.rollout.backend.args.python=")
@@ -116,7 +116,7 @@ def test_servers_are_started_or_attached_to_and_the_hint_names_the_key_that_a_us
         ("sft_math", "models.actor.head=value", "graph.sft_train (sft) needs the head lm"),
     ],
 )
-def test_a_role_with_the_wrong_head_is_refused_once_and_the_hint_is_the_right_one(recipe, override, message):
+def test_a_role_with_the_wrong_head_is_one_problem_with_the_right_hint(recipe, override, message):
     problem = only_problem(recipe, [override])
     key, _, head = override.partition("=")
     assert (problem.code, problem.hint) == ("R71", f"{key}={'value' if head == 'lm' else 'lm'}")
@@ -176,16 +176,16 @@ def test_servers_that_would_share_a_device_are_refused(overrides, message, hint)
     [[], ["backend.args.tp=8", "devices='0,8'"], ["backend.args.tp=4", "devices='0,4,8,12'"],
      ["backend.args.servers=2", "backend.args.options={device: cpu}"]],
 )  # fmt: skip
-def test_servers_with_devices_of_their_own_are_accepted(overrides):
+def test_servers_on_separate_devices_are_accepted(overrides):
     load_recipe("ppo_math", [*SERVERS, *(f"models.actor.rollout.{key}" for key in overrides)], ["sglang"])
 
 
-def test_a_client_of_servers_has_no_tensor_parallel_ranks():
+def test_tensor_parallelism_is_refused_for_a_client_of_servers():
     with pytest.raises(RecipeError, match="the backend sglang of actor_rollout knows no tp"):
         load_recipe("ppo_math", [*SERVERS, "models.actor.rollout.mesh.tp=8"], ["sglang"])
 
 
-def test_each_rank_needs_a_server_of_its_own():
+def test_each_rank_needs_its_own_server():
     two_ranks = ["launch=local", "cluster.devices_per_node=2", "models.actor.rollout.devices=0-1"]
     urls = "models.actor.rollout.backend={{type: sglang, args: {{urls: {}}}}}"
     load_recipe("ppo_math", [*two_ranks, urls.format("['http://h:1', 'http://h:2']")])

@@ -1,4 +1,4 @@
-"""Differences of recipes: laws that hold for any two, and how they are put together."""
+"""Differences of recipes: general properties of any two, and how they are grouped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ values = st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"
 
 
 @given(values)
-def test_nothing_differs_from_itself(recipe):
+def test_a_recipe_does_not_differ_from_itself(recipe):
     assert differences(recipe, recipe) == []
 
 
 @given(values, values)
-def test_seen_from_the_other_side_each_difference_is_turned_round(left, right):
+def test_exchanging_the_recipes_inverts_each_difference(left, right):
     forth = {d.key: d for d in differences(left, right)}
     back = {d.key: d for d in differences(right, left)}
     assert forth.keys() == back.keys()
@@ -30,7 +30,7 @@ def test_seen_from_the_other_side_each_difference_is_turned_round(left, right):
 
 
 @given(values, values)
-def test_the_differences_applied_to_one_give_the_other(left, right):
+def test_applying_the_differences_gives_the_other_recipe(left, right):
     result = dict(left.of)
     for difference in differences(left, right):
         path = tuple(difference.key.split("."))
@@ -47,13 +47,13 @@ def test_groups_hold_every_difference_once(left, right):
     assert sorted(d.key for group in grouped(ungrouped) for d in group.differences) == sorted(d.key for d in ungrouped)
 
 
-def test_true_and_1_differ_but_1_and_1_0_do_not():
+def test_true_differs_from_1_but_1_does_not_differ_from_1_0():
     left, right = (Values({("a", "x"): value, ("a", "y"): 1}, {}) for value in (True, 1))
     assert [d.key for d in differences(left, right)] == ["a.x"]
     assert differences(Values({("a",): 1}, {}), Values({("a",): 1.0}, {})) == []
 
 
-def test_one_value_at_many_keys_is_one_group():
+def test_the_same_change_at_several_keys_is_one_group():
     origins = {"g.a.kl": "f:1:1", "g.b.kl": "f:1:1"}
     before = Values({("g", "a", "kl"): 1, ("g", "b", "kl"): 1}, origins)
     now = Values({("g", "a", "kl"): 2, ("g", "b", "kl"): 2}, origins)
@@ -61,6 +61,6 @@ def test_one_value_at_many_keys_is_one_group():
     assert group.pattern == "g.*.kl"
 
 
-def test_a_section_of_one_side_is_found():
+def test_sections_that_only_one_recipe_has_are_found():
     before, now = Values({("m", "a", "x"): 1, ("m", "b"): None}, {}), Values({("m", "b", "x"): 1}, {})
     assert sections_of_one(differences(before, now), before, now) == {"m.a.x": "m.a", "m.b.x": "m.b"}

@@ -20,7 +20,7 @@ plain = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=8), plain, max_size=4), st.sampled_from([None, 2, 4, "\t"]))
-def test_any_settings_keep_all_that_they_hold(settings, indent):
+def test_existing_settings_are_kept(settings, indent):
     text = json.dumps(settings, indent=indent)
     result = with_entry(text)
     assert result is not None
@@ -29,13 +29,13 @@ def test_any_settings_keep_all_that_they_hold(settings, indent):
 
 
 @given(st.dictionaries(st.text(max_size=8), st.lists(st.text(max_size=5), max_size=2), max_size=3))
-def test_other_schemas_stay(schemas):
+def test_other_schemas_are_kept(schemas):
     result = with_entry(json.dumps({"a": 1, SETTING: schemas, "b": {SETTING: 3}}, indent=4))
     assert result is not None
     assert json.loads(result) == {"a": 1, SETTING: {**OURS, **schemas}, "b": {SETTING: 3}}
 
 
-def test_comments_trailing_commas_and_line_ends_stay():
+def test_comments_trailing_commas_and_line_ends_are_kept():
     text = '// mine\r\n{\r\n  /* "yaml.schemas": {} */\r\n  "a": "// no comment, }", // yes\r\n  "b": [1, 2,],\r\n}\r\n'
     result = with_entry(text)
     assert result is not None
@@ -44,7 +44,7 @@ def test_comments_trailing_commas_and_line_ends_stay():
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "{}", "{\n}", "{ }\n", "// only\n{\n  // here\n}\n"])
-def test_empty_settings(text):
+def test_an_entry_is_added_to_empty_settings(text):
     result = with_entry(text)
     assert result is not None
     assert SETTING in result
@@ -52,10 +52,10 @@ def test_empty_settings(text):
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"a": 1} extra', '{"yaml.schemas": []}', "{'a': 1}", "null"])
-def test_what_cannot_be_read_is_left_alone(text):
+def test_unreadable_settings_are_left_alone(text):
     assert with_entry(text) is None
 
 
-def test_an_entry_of_the_users_own_for_the_file_stays():
+def test_a_users_own_entry_for_the_schema_is_kept():
     text = '{"yaml.schemas": {".rlcli/recipe.schema.json": "mine/*.yaml"}}'
     assert with_entry(text) == text

@@ -1,4 +1,4 @@
-"""What `explain` claims about a change, held against what a change does."""
+"""What `explain` claims about a change, compared with what a change does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def another_value(value: object) -> str | None:
     ("recipe", "sections"),
     [("ppo_math", ("generation", "cluster")), ("sft_math", ("train", "cluster", "models", "graph", "log"))],
 )
-def test_a_change_moves_roles_or_batches_only_where_the_explanation_says_so(recipe, sections):
+def test_explain_names_the_keys_that_change_topology_or_batch(recipe, sections):
     resolved = load_recipe(recipe)
     before = plan_topology(resolved.recipe)
     tried = 0
@@ -59,7 +59,7 @@ def test_a_change_moves_roles_or_batches_only_where_the_explanation_says_so(reci
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_key_has_one_winner_and_its_value(recipe):
+def test_at_most_one_step_wins_for_every_key(recipe):
     resolved = load_recipe(recipe, ["seed=9"])
     for path in known_values(resolved):
         explanation = explain(resolved, dotted(path))
@@ -79,7 +79,7 @@ def test_every_key_has_one_winner_and_its_value(recipe):
         ("sft_math", "models.actor.backend.args.weight_decay"),
     ],
 )
-def test_an_override_reaches_what_was_said_and_nothing_else(recipe, key):
+def test_an_override_changes_exactly_the_explained_uses(recipe, key):
     resolved = load_recipe(recipe)
     before = known_values(resolved)
     path = tuple(key.split("."))

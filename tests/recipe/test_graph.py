@@ -13,7 +13,7 @@ KEYS = st.lists(st.sampled_from("abcde"), max_size=3, unique=True)
 
 
 @given(st.lists(st.tuples(KEYS, KEYS), min_size=1, max_size=5))
-def test_calls_that_the_loader_accepts_run_in_the_order_of_what_they_read(edges):
+def test_accepted_calls_run_after_the_calls_whose_keys_they_read(edges):
     calls = {
         f"n{i}": Call.model_validate(
             {"model": "m", "call": "inference", "interface": {"type": "x"}, "inputs": ins, "outputs": outs}

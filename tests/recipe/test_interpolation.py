@@ -22,7 +22,7 @@ def chain(length: int, value: str) -> str:
     return "".join(f"x{i + 1}: {value.replace('%d', str(i))}\n" for i in range(length))
 
 
-def test_a_whole_reference_keeps_type_and_origin(folder: Path):
+def test_a_reference_as_the_entire_value_keeps_type_and_origin(folder: Path):
     path = write(folder, "n: {rows: 8, opt: {lr: 1e-3, eps: 1e-6}}\ntrain: {prompts_per_step: '${n.rows}'}\n"
                  "models: {actor: {backend: {type: fsdp, args: '${n.opt}'}}}\n")  # fmt: skip
     resolved = load_recipe(path)
@@ -31,7 +31,7 @@ def test_a_whole_reference_keeps_type_and_origin(folder: Path):
     assert str(resolved.origin("models.actor.backend.args.eps")) == "top.yaml:2:35"
 
 
-def test_inside_text_a_reference_is_text(folder: Path, monkeypatch):
+def test_a_reference_inside_text_is_inserted_as_text(folder: Path, monkeypatch):
     monkeypatch.setenv("RLCLI_PLACE", "there")
     path = write(folder, "log: {dir: 'out/${seed}-${env:RLCLI_PLACE}-$${x}'}\nseed: 5\n")
     assert load_recipe(path).recipe.log.dir == "out/5-there-${x}"
@@ -60,7 +60,7 @@ def test_entries_over_a_reference_merge_with_its_target(folder: Path):
     assert resolved.recipe.models["actor"].backend.args == {"lr": 0.5, "eps": 1e-6}
 
 
-def test_a_block_needs_a_reference(refusal):
+def test_a_block_that_nothing_refers_to_is_refused(refusal):
     assert refusal(TOP + "ppo: {x: 1}\n") == [("R42", "bad.yaml:2:1")]
 
 
@@ -86,13 +86,13 @@ def test_a_block_needs_a_reference(refusal):
         ("seed: '${x40}'\nx0: 1\n" + chain(40, "{v: '${x%d}'}"), "R65"),
     ],
 )  # fmt: skip
-def test_references_that_are_refused(refusal, monkeypatch, text, code):
+def test_invalid_references_are_refused(refusal, monkeypatch, text, code):
     monkeypatch.setenv("RLCLI_EMPTY", "")
     monkeypatch.setenv("RLCLI_API_TOKEN", "canary-value")
     assert code in [reported for reported, _ in refusal(TOP + text)]
 
 
-def test_a_circle_is_named_in_order_and_no_secret_is_told(folder: Path, monkeypatch):
+def test_a_cycle_is_reported_in_order_and_no_secret_is_printed(folder: Path, monkeypatch):
     from rlcli.errors import RecipeError
 
     monkeypatch.setenv("RLCLI_API_TOKEN", "canary-value")
@@ -119,7 +119,7 @@ def test_a_circle_is_named_in_order_and_no_secret_is_told(folder: Path, monkeypa
         ("generation.stop_token_ids", []),
     ],
 )
-def test_the_default_of_the_schema_where_no_layer_sets_a_value(folder: Path, reference, value):
+def test_a_reference_to_an_unset_key_gives_the_default_of_the_schema(folder: Path, reference, value):
     (folder / "top.yaml").write_text(
         f"extends: small\nmodels: {{actor: {{scratch: {{rope_parameters: {{x: '${{{reference}}}'}}}}}}}}\n"
     )
@@ -128,7 +128,7 @@ def test_the_default_of_the_schema_where_no_layer_sets_a_value(folder: Path, ref
     assert str(resolved.origin("models.actor.scratch.rope_parameters.x")) == "default"
 
 
-def test_a_section_that_no_layer_sets_is_taken_over_empty(folder: Path):
+def test_a_reference_to_an_unset_section_gives_an_empty_section(folder: Path):
     (folder / "top.yaml").write_text(
         "extends: small\nmodels: {actor: {scratch: {_replace_: true, model_type: llama, rope_parameters: '${log}'}}}\n"
     )
@@ -138,7 +138,7 @@ def test_a_section_that_no_layer_sets_is_taken_over_empty(folder: Path):
 @pytest.mark.parametrize(
     "reference", ["models.gone.head", "train.prompts", "models.actor.backend.args.lr", "gone", "datasets.train.args.x"]
 )
-def test_what_neither_layers_nor_schema_know(folder: Path, reference):
+def test_a_reference_to_an_unknown_key_is_refused(folder: Path, reference):
     (folder / "top.yaml").write_text(f"extends: small\nseed: ${{{reference}}}\n")
     with pytest.raises(RecipeError) as caught:
         load_recipe("top.yaml")

@@ -1,4 +1,4 @@
-"""The JSON Schema of recipes: it takes what rlcli takes, refuses what rlcli refuses, and documents every key."""
+"""The JSON Schema of recipes: it accepts and refuses the same as rlcli, and documents every key."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ BAD = [
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_what_a_layer_may_say(validator, text):
+def test_the_schema_accepts_valid_layers(validator, text):
     assert [error.message for error in validator.iter_errors(read(text))] == []
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_no_layer_may_say(validator, text, tmp_path):
+def test_the_schema_refuses_invalid_layers_as_the_loader_does(validator, text, tmp_path):
     assert not validator.is_valid(read(text))
     file = tmp_path / "bad.yaml"
     base = "" if text.startswith("extends") else "extends: ppo_math\n"
@@ -131,7 +131,7 @@ def fields(node, path=""):
             yield from fields(item, f"{path}[{index}]")
 
 
-def test_every_key_carries_its_doc():
+def test_every_key_has_a_description():
     schema = recipe_schema()
 
     def described(field):
@@ -146,7 +146,7 @@ def test_every_key_carries_its_doc():
     assert [path for path, field in documented if not described(field) and ".else" not in path] == []
 
 
-def test_the_docs_are_those_of_the_source():
+def test_descriptions_come_from_the_source():
     definitions = recipe_schema()["$defs"]
     (argument,) = [a for a in registry.signature("backends", "fsdp").arguments if a.name == "lr"]
     assert definitions["backends.fsdp"]["properties"]["lr"]["description"] == " ".join(argument.doc.split())
@@ -154,7 +154,7 @@ def test_the_docs_are_those_of_the_source():
 
 
 @pytest.mark.parametrize("name", ["train", "train.eval", "models.actor.mesh", "ppo_actor", "ppo-actor", "fsdp", "ppo"])
-def test_a_part_stands_alone(name):
+def test_the_schema_of_a_section_or_component_stands_alone(name):
     schema = schema_of(name)
     Draft202012Validator.check_schema(schema)
     assert len(str(schema)) < len(str(recipe_schema()))
@@ -163,7 +163,7 @@ def test_a_part_stands_alone(name):
 
 
 @pytest.mark.parametrize(("name", "near"), [("trian", "train"), ("ppo_acter", "ppo_actor"), ("train.evl", None)])
-def test_an_unknown_part_is_refused(name, near):
+def test_an_unknown_section_or_component_is_refused(name, near):
     with pytest.raises(UsageError) as caught:
         schema_of(name)
     assert caught.value.code == "R42"
@@ -171,7 +171,7 @@ def test_an_unknown_part_is_refused(name, near):
         assert near in str(caught.value.hint)
 
 
-def test_components_and_blocks_of_the_project_are_in_it(tmp_path, monkeypatch):
+def test_components_and_blocks_of_the_project_are_in_the_schema(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLCLI_PROJECT", raising=False)
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")

@@ -83,13 +83,13 @@ def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None,
         ),
     ],
 )
-def test_one_problem_and_what_to_do(folder: Path, text: str, where: str | None, message: str, hint: str):
+def test_wrong_keys_are_one_problem_with_a_hint(folder: Path, text: str, where: str | None, message: str, hint: str):
     (problem,) = problems(text, folder)
     assert problem[1:] == (message, hint)
     assert where is None or problem[0] == f"bad.yaml:{where}"
 
 
-def test_a_slip_in_an_input_is_one_problem(folder: Path):
+def test_a_misspelt_input_is_one_problem(folder: Path):
     reported = problems("graph: {reward_inf: {inputs: [packed_input_ids, prompt_msk]}}", folder)
     assert reported == [
         (
@@ -100,7 +100,7 @@ def test_a_slip_in_an_input_is_one_problem(folder: Path):
     ]
 
 
-def test_an_argument_decides_what_is_read(folder: Path):
+def test_arguments_decide_which_keys_are_read(folder: Path):
     lists = f"graph: {{advantages: {{inputs: [{ROLLOUT}, packed_ref_logprobs, rewards, values]}}}}"
     (problem,) = problems(f"{lists}\nppo: {{recompute_logprob: true}}", folder)
     assert "graph.advantages lacks the input proximal_logprobs" in problem[1]
@@ -110,7 +110,7 @@ def test_an_argument_decides_what_is_read(folder: Path):
     load_recipe("ppo_math", ["ppo.disable_value=true", without.replace(", values", ", packed_ref_logprobs")])
 
 
-def test_renamed_keys_are_compared_by_the_interfaces_names(folder: Path):
+def test_renamed_keys_are_compared_under_the_interfaces_names(folder: Path):
     text = f"""\
 graph:
   critic_inf: {{output_key_remap: {{values: old_values}}}}
@@ -140,7 +140,7 @@ model_api.register_interface("silent", Silent)
 @pytest.mark.parametrize(
     "declaration", ["", 'READS = {"train_step": ("x",)}', "READS = WRITES = make()", 'READS = {"inference": ("a if",)}']
 )
-def test_an_interface_that_declares_nothing_is_believed(folder: Path, declaration: str):
+def test_keys_of_an_interface_without_declarations_must_be_listed(folder: Path, declaration: str):
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
     (folder / "interfaces").mkdir()
     (folder / "interfaces" / "silent.py").write_text(SILENT.format(declaration=declaration))
@@ -158,7 +158,7 @@ def test_an_interface_that_declares_nothing_is_believed(folder: Path, declaratio
     assert problem.hint.startswith("list the keys, or declare them in its class: READS = {")
 
 
-def test_entries():
+def test_conditional_entries_are_resolved_with_the_arguments():
     arguments = {"kl": 0.1, "off": 0, "text": "response", "none": None}
     entries = ["a", "b if kl", "c if off", "d unless none", "e if text=full", "e if text=response", "f if given"]
     keys = declared_keys([*entries, "g unless unknown", "b if given"], arguments.__getitem__)
@@ -169,7 +169,7 @@ def test_entries():
             declared_keys([entry], arguments.__getitem__)
 
 
-def test_keys_that_an_argument_names():
+def test_entries_can_take_keys_from_an_argument():
     arguments = {"weights": {"a": 1.0, "b": 0.1}, "listed": ["c"], "number": 3}
     entries = ["d", "each of weights", "each of listed", "each of number", "each of unknown", "b if given"]
     keys = declared_keys(entries, arguments.__getitem__)
@@ -179,7 +179,7 @@ def test_keys_that_an_argument_names():
             declared_keys([entry], arguments.__getitem__)
 
 
-def test_a_class_has_the_declarations_of_its_bases():
+def test_declarations_of_base_classes_are_inherited():
     """Alike for who reads the source and for who has the class."""
     for name in ("ppo_actor", "ppo_critic"):
         read = registry.signature("interfaces", name).constants["READS"]
@@ -191,7 +191,7 @@ def test_a_class_has_the_declarations_of_its_bases():
 
 
 @pytest.mark.parametrize("base", ["ppo", "grpo"])
-def test_an_adaptive_penalty_above_staleness_0_needs_log_probs_of_the_trainer(base):
+def test_an_adaptive_penalty_with_staleness_needs_recomputed_log_probs(base):
     """The KL of the trained policy, which it follows, is otherwise known only after the loss has used the weight."""
     adaptive = [f"{base}.adaptive_kl_ctl=true"]
     stale = [*adaptive, "train.max_staleness=1"]

@@ -1,4 +1,4 @@
-"""Layers: where they are found, the laws of merging, overrides, and the origin of every value."""
+"""Layers: where they are found, properties of merging, overrides, and the origin of every value."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_mappings_merge_and_the_rest_is_replaced():
     assert lay("a: {x: 1}", "a: null") == {"a": None}
 
 
-def test_explicit_replace_and_append():
+def test_replace_and_append_markers_are_applied():
     assert lay("a: {x: 1}", "a: {_replace_: true, y: 2}") == {"a": {"y": 2}}
     assert lay("a: [1]", "a: {_append_: [2, 3]}", "a: {_append_: [4]}") == {"a": [1, 2, 3, 4]}
     assert lay("b: 1", "a: {_append_: [2]}") == {"b": 1, "a": [2]}
 
 
 @pytest.mark.parametrize("override", ["seed=", "seed=  ", "log={dir: }", "generation.stop_token_ids=[1, {a: }]"])
-def test_an_empty_override_is_refused_and_null_is_written_out(folder: Path, override):
+def test_an_empty_override_is_refused_and_an_explicit_null_accepted(folder: Path, override):
     with pytest.raises(RecipeError) as caught:
         load_recipe("small", [override])
     assert [(problem.code, problem.where) for problem in caught.value.problems] == [("R40", "command line")]
@@ -59,7 +59,7 @@ def test_an_empty_override_is_refused_and_null_is_written_out(folder: Path, over
         ("a: [1]", "a: [{_append_: [1]}]", "R42"),
     ],
 )
-def test_markers_that_mean_nothing(folder: Path, lower, upper, code):
+def test_markers_without_a_meaning_are_refused(folder: Path, lower, upper, code):
     section = "models: {{actor: {{scratch: {{rope_parameters: {{{}}}}}}}}}\n"
     (folder / "lower.yaml").write_text("extends: small\n" + section.format(lower))
     (folder / "upper.yaml").write_text("extends: lower\n" + section.format(upper))
@@ -68,11 +68,11 @@ def test_markers_that_mean_nothing(folder: Path, lower, upper, code):
     assert [problem.code for problem in caught.value.problems] == [code]
 
 
-def test_a_marker_at_the_top_means_nothing(refusal):
+def test_a_marker_at_the_top_level_is_refused(refusal):
     assert refusal("extends: small\n_replace_: true\n") == [("R42", "bad.yaml:2:1")]
 
 
-def test_a_component_that_changes_its_type_starts_its_args_afresh():
+def test_a_component_with_another_type_loses_its_arguments():
     base = "models: {a: {backend: {type: fsdp, args: {lr: 1}}}}"
     assert lay(base, "models: {a: {backend: {args: {eps: 2}}}}")["models"]["a"]["backend"]["args"] == {
         "lr": 1,
@@ -124,13 +124,13 @@ def test_layering_is_associative(tmp_path_factory, mappings, data):
 
 
 @given(MAPPINGS)
-def test_merging_with_nothing_or_itself_changes_nothing(mapping):
+def test_merging_with_an_empty_layer_or_itself_changes_nothing(mapping):
     text = to_yaml(mapping) if mapping else "{}"
     assert lay(text, "{}") == lay(text) == lay(text, text) == lay("{}", text)
 
 
 @given(MAPPINGS, MAPPINGS)
-def test_every_value_of_the_upper_layer_holds(lower, upper):
+def test_every_value_of_the_upper_layer_wins(lower, upper):
     problems = Problems()
     trees = [parse(to_yaml(m) if m else "{}", "l.yaml", problems) for m in (lower, upper)]
     merged = plain(merge(*trees, problems))
@@ -145,7 +145,7 @@ def test_every_value_of_the_upper_layer_holds(lower, upper):
 # -- finding layers --------------------------------------------------------------------------------------
 
 
-def test_layers_come_lowest_first_and_a_shared_one_once(folder: Path):
+def test_layers_are_ordered_lowest_first_and_shared_layers_occur_once(folder: Path):
     (folder / "a.yaml").write_text("extends: small\nseed: 2\n")
     (folder / "sub").mkdir()
     (folder / "sub" / "b.yaml").write_text("seed: 3\n")
@@ -171,7 +171,7 @@ def test_built_in_layers_are_found_from_anywhere(folder: Path):
         ("{a: 1}", "R37"), ("''", "R37"), ("bad", "R52"), ("linked", "R55"),
     ],
 )  # fmt: skip
-def test_layers_that_are_refused(folder: Path, refusal, ref, code):
+def test_invalid_layer_references_are_refused(folder: Path, refusal, ref, code):
     (folder.parent / f"{folder.name}-outside.yaml").write_text("seed: 1\n")
     (folder / "linked.yaml").symlink_to(folder.parent / f"{folder.name}-outside.yaml")
     reported = refusal(f"extends: {ref}\n")
@@ -180,7 +180,7 @@ def test_layers_that_are_refused(folder: Path, refusal, ref, code):
 
 
 @pytest.mark.parametrize("length", [2, 5])
-def test_a_circle_is_printed_once(folder: Path, length):
+def test_a_cycle_of_layers_is_reported_once(folder: Path, length):
     for number in range(length):
         (folder / f"c{number}.yaml").write_text(f"extends: c{(number + 1) % length}\n")
     with pytest.raises(RecipeError) as caught:
@@ -189,7 +189,7 @@ def test_a_circle_is_printed_once(folder: Path, length):
     assert " → ".join(f"c{n % length}.yaml" for n in range(length + 1)) in caught.value.what
 
 
-def test_a_missing_layer_names_the_chain(folder: Path):
+def test_a_missing_layer_is_reported_with_its_chain(folder: Path):
     (folder / "a.yaml").write_text("extends: b\n")
     (folder / "b.yaml").write_text("\nextends: [gone]\n")
     with pytest.raises(RecipeError, match=r"a\.yaml → b\.yaml → gone") as caught:
@@ -201,7 +201,7 @@ def test_a_missing_layer_names_the_chain(folder: Path):
 # -- overrides -------------------------------------------------------------------------------------------
 
 
-def test_overrides_lie_on_top(folder: Path):
+def test_overrides_win_over_all_layers(folder: Path):
     resolved = load_recipe(
         "small.yaml",
         ["train.steps=7", "models.actor.scratch.rope_parameters.x=a=b", "launch=local", "launch.max_restarts=2",
@@ -231,7 +231,7 @@ def test_overrides_lie_on_top(folder: Path):
         (["train.steps=no"], "R37"),
     ],
 )
-def test_overrides_that_are_refused(folder: Path, overrides, code):
+def test_invalid_overrides_are_refused(folder: Path, overrides, code):
     with pytest.raises(RecipeError) as caught:
         load_recipe("small.yaml", overrides)
     assert [(p.code, p.where) for p in caught.value.problems] == [(code, "command line")]
@@ -245,7 +245,7 @@ def test_a_hash_or_colon_in_an_override_is_text(folder: Path):
 # -- origins ---------------------------------------------------------------------------------------------
 
 
-def test_every_value_knows_where_it_was_written(folder: Path):
+def test_the_origin_of_every_value_is_where_it_was_written(folder: Path):
     (folder / "top.yaml").write_text("extends: small\nblock: {steps: 9}\ntrain:\n  steps: ${block.steps}\n")
     resolved = load_recipe("top.yaml", ["seed=4"])
     lines = {name: (folder / name).read_text().splitlines() for name in ("top.yaml", "small.yaml")}
@@ -263,7 +263,7 @@ def test_every_value_knows_where_it_was_written(folder: Path):
     assert str(resolved.origin("train.shuffle")) == "default"
 
 
-def test_history_tells_the_whole_life_of_a_value(folder: Path):
+def test_history_lists_every_value_that_a_key_had(folder: Path):
     (folder / "mid.yaml").write_text("extends: small\nblock: {n: 9}\ntrain: {steps: '${block.n}'}\n")
     (folder / "top.yaml").write_text("extends: mid\nblock: {n: 10}\n")
     history = load_recipe("top.yaml", ["block.n=11"]).history("train.steps")

@@ -1,4 +1,4 @@
-"""The schema, the components' arguments, and what sections must mean together."""
+"""The schema, the components' arguments, and consistency between sections."""
 
 from __future__ import annotations
 
@@ -76,35 +76,35 @@ REPOSITORY = Path(__file__).parents[2]
         ("checkpoint: {roles: [actr]}\n", ("R71", "bad.yaml:2:22")),
     ],
 )
-def test_one_problem_at_its_place(refusal, text, problem):
+def test_a_mistake_is_reported_with_id_and_location(refusal, text, problem):
     reported = refusal(TOP + text)
     assert problem in reported
     assert {code for code, _ in reported} == {problem[0]}
 
 
-def test_circle_of_init(refusal):
+def test_a_cycle_of_init_is_refused(refusal):
     text = "models: {actor: {scratch: null, init: b}, b: {init: actor}}\n"
     assert ("R47", "bad.yaml:2:39") in refusal(TOP + text)
 
 
-def test_all_problems_come_at_once_in_the_order_of_the_lines(refusal):
+def test_all_problems_are_reported_in_the_order_of_their_lines(refusal):
     text = "train: {stpes: 3, shuffle: yes}\nsed: 1\nlaunch: locl\ngraph: {sft_train: {interface: stf}}\n"
     reported = refusal(TOP + text)
     assert [where for _, where in reported] == [f"bad.yaml:{p}" for p in ("2:9", "2:28", "3:1", "4:9", "5:32")]
 
 
-def test_a_misspelt_key_does_not_also_count_as_missing(refusal):
+def test_a_misspelt_key_is_not_also_reported_as_missing(refusal):
     assert refusal(TOP + "train: {steps: null, stpes: 3}\n") == [("R42", "bad.yaml:2:22")]
 
 
-def test_a_mistake_that_a_reference_spreads_is_told_once(folder: Path):
+def test_a_mistake_that_a_reference_spreads_is_reported_once(folder: Path):
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["ppo.kl_cof=0.1"])
     (problem,) = caught.value.problems
     assert (problem.code, problem.where, problem.hint) == ("R42", "command line", "did you mean kl_ctl?")
 
 
-def test_text_where_text_is_wanted(folder: Path):
+def test_numbers_and_words_are_text_where_text_is_expected(folder: Path):
     (folder / "top.yaml").write_text(TOP + "name: 1.10\nlog: {dir: on}\nmodels: {actor: {devices: 0}}\n")
     recipe = load_recipe("top.yaml").recipe
     assert (recipe.name, recipe.log.dir, recipe.models["actor"].devices) == ("1.10", "on", "0")
@@ -137,13 +137,13 @@ def test_hostile_text_is_data_and_is_escaped_in_messages(folder: Path):
 # -- files -----------------------------------------------------------------------------------------------
 
 
-def test_missing_model_folder(folder: Path):
+def test_a_missing_model_folder_is_reported(folder: Path):
     with pytest.raises(ModelError) as caught:
         load_recipe("ppo_math", ["models.actor.path=./gone"])
     assert (caught.value.exit_code, caught.value.where) == (5, "command line")
 
 
-def test_missing_dataset_file_and_files_beside_the_recipe(folder: Path):
+def test_dataset_files_are_searched_next_to_the_recipe_too(folder: Path):
     (folder / "sub").mkdir()
     (folder / "sub" / "top.yaml").write_text(
         "extends: small\ndatasets: {train: {type: prompt_answer, args: {path: rows.jsonl}}}\n"
@@ -158,7 +158,7 @@ def test_missing_dataset_file_and_files_beside_the_recipe(folder: Path):
     assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == "rows.jsonl"
 
 
-def test_files_of_a_backend_are_found_beside_the_recipe_and_links_stay_links(folder: Path):
+def test_backend_files_are_found_next_to_the_recipe_and_links_are_kept(folder: Path):
     """A virtual environment's Python is a link to another one, which knows nothing of the environment."""
     (folder / "sub" / "venv").mkdir(parents=True)
     (folder / "python").write_text("")
@@ -188,7 +188,7 @@ def test_a_hub_id_needs_no_folder(folder: Path):
 
 
 @pytest.mark.parametrize("name", ["ppo_math", "sft_math"])
-def test_shipped_recipes_load_plan_and_come_back(folder: Path, name):
+def test_shipped_recipes_survive_a_round_trip_with_the_same_plan(folder: Path, name):
     resolved = load_recipe(name)
     assert Recipe.model_validate(resolved.to_json()) == resolved.recipe
     (folder / f"{name}.yaml").write_text(resolved.to_yaml())
@@ -200,7 +200,7 @@ def test_shipped_recipes_load_plan_and_come_back(folder: Path, name):
         assert sorted(CallGraph(graph).order()) == sorted(mfc.name for mfc in graph)
 
 
-def test_shipped_recipes_open_with_two_lines_and_are_minimal():
+def test_shipped_recipes_begin_with_two_comment_lines():
     for path in (REPOSITORY / "recipes").rglob("*.yaml"):
         lines = path.read_text().splitlines()
         assert lines[0].startswith("# "), path
@@ -243,7 +243,7 @@ def test_any_bytes_give_a_recipe_or_a_recipe_error(folder: Path, raw):
 
 @given(st.integers(0, len(VALID) - 1), st.binary(max_size=3), st.integers(0, 4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-def test_any_mutation_gives_a_recipe_or_one_of_our_errors(folder: Path, position, inserted, removed):
+def test_any_mutation_gives_a_recipe_or_an_rlcli_error(folder: Path, position, inserted, removed):
     (folder / "any.yaml").write_bytes(VALID[:position] + inserted + VALID[position + removed :])
     with suppress(RecipeError, ModelError):
         load_recipe("any.yaml")
@@ -259,7 +259,7 @@ def test_any_override_gives_a_recipe_or_a_recipe_error(folder: Path, overrides):
 # -- warm starts -----------------------------------------------------------------------------------------
 
 
-def test_the_chain_runs_what_comes_first_first(folder: Path):
+def test_the_chain_of_warm_starts_is_in_order(folder: Path):
     (folder / "a.yaml").write_text("extends: small\n")
     warm = "extends: small\nmodels: {{actor: {{scratch: null, path: 'recipe:{}#actor'}}}}\n"
     (folder / "b.yaml").write_text(warm.format("a"))
@@ -274,21 +274,21 @@ def test_the_chain_runs_what_comes_first_first(folder: Path):
     ("path", "code"),
     [("recipe:gone#actor", "R51"), ("recipe:small#critic", "R51"), ("recipe:c#actor", "R52")],
 )
-def test_warm_starts_that_cannot_be(folder: Path, path, code):
+def test_impossible_warm_starts_are_refused(folder: Path, path, code):
     (folder / "c.yaml").write_text(f"extends: small\nmodels: {{actor: {{scratch: null, path: '{path}'}}}}\n")
     with pytest.raises(RecipeError) as caught:
         chain(load_recipe("c.yaml"))
     assert [(p.code, p.where) for p in caught.value.problems] == [(code, "c.yaml:2:39")]
 
 
-def test_a_warm_start_names_recipe_and_role(refusal):
+def test_a_warm_start_without_a_role_is_refused(refusal):
     assert ("R45", "bad.yaml:2:39") in refusal(TOP + "models: {actor: {scratch: null, path: 'recipe:sft_math'}}\n")
 
 
 # -- calls -----------------------------------------------------------------------------------------------
 
 
-def test_two_lines_put_a_classifier_into_ppo(folder: Path):
+def test_a_classifier_replaces_the_reward_of_ppo(folder: Path):
     """ReaLHF's sentiment example."""
     (folder / "sentiment.yaml").write_text(
         "extends: ppo_math\ntrain: {eval: {_replace_: true}}\n"
@@ -316,7 +316,7 @@ def test_two_lines_put_a_classifier_into_ppo(folder: Path):
         ("graph.reward_inf.hooks.offload=true", "reward has no weights to offload"),
     ],
 )
-def test_hooks_that_cannot_be(override, word):
+def test_impossible_hooks_are_refused(override, word):
     with pytest.raises(RecipeError, match=word):
         load_recipe("ppo_math", [override])
 

@@ -19,7 +19,7 @@ def refused(*arguments) -> list[tuple[str, str | None]]:
     return [(problem.code, problem.where) for problem in caught.value.problems]
 
 
-def test_profiles_lie_over_the_recipe_and_under_the_overrides(folder: Path):
+def test_profiles_win_over_the_recipe_and_overrides_over_profiles(folder: Path):
     (folder / "a.yaml").write_text("seed: 7\nlog: {dir: a, plot: false}\n")
     (folder / "b.yaml").write_text("log: {dir: b}\ntrain: {steps: 8}\n")
     resolved = load_recipe("small", ["train.steps=9"], ["a", "b.yaml"])
@@ -42,7 +42,7 @@ def test_the_recipe_keeps_its_own_name_and_file(folder: Path):
     assert load_recipe("small", (), []).recipe.name == "small"
 
 
-def test_a_profile_may_extend_layers_of_its_own(folder: Path):
+def test_a_profile_may_extend_other_layers(folder: Path):
     (folder / "deep.yaml").write_text("seed: 7\nlog: {dir: deep}\n")
     (folder / "p.yaml").write_text("extends: [deep, small]\nlog: {dir: p}\n")
     resolved = load_recipe("small", (), ["p"])
@@ -50,19 +50,19 @@ def test_a_profile_may_extend_layers_of_its_own(folder: Path):
     assert (resolved.recipe.seed, resolved.recipe.log.dir) == (7, "p")
 
 
-def test_shipped_profiles_by_name(folder: Path):
+def test_shipped_profiles_are_found_by_name(folder: Path):
     resolved = load_recipe("ppo_math", (), ["gpu8"])
     assert resolved.recipe.cluster.devices_per_node == 8
     assert resolved.layers[-1].label == "profiles/gpu8.yaml"
     assert load_recipe("ppo_math", (), ["profiles/gpu8"]).recipe == resolved.recipe
 
 
-def test_a_file_of_the_user_comes_before_a_name(folder: Path):
+def test_a_users_file_takes_precedence_over_a_shipped_profile(folder: Path):
     (folder / "gpu8.yaml").write_text("seed: 8\n")
     assert load_recipe("small", (), ["gpu8"]).recipe.seed == 8
 
 
-def test_any_file_may_be_named(folder: Path, tmp_path_factory):
+def test_a_profile_may_be_any_file(folder: Path, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "with space.yaml"
     elsewhere.write_text("seed: 9\n")
     assert load_recipe("small", (), [str(elsewhere)]).recipe.seed == 9
@@ -81,7 +81,7 @@ def test_any_file_may_be_named(folder: Path, tmp_path_factory):
         ("- a\n", ("R02", "p.yaml:1:1")),
     ],
 )
-def test_problems_of_a_profile_name_its_place_and_the_option(folder: Path, text, problem):
+def test_problems_of_a_profile_name_its_line_and_the_option(folder: Path, text, problem):
     (folder / "p.yaml").write_text(text)
     with pytest.raises(RecipeError) as caught:
         load_recipe("small", (), ["p"])
@@ -89,21 +89,21 @@ def test_problems_of_a_profile_name_its_place_and_the_option(folder: Path, text,
     assert "pulled in by --with p" in str(caught.value)
 
 
-def test_the_chain_leads_through_the_profile(folder: Path):
+def test_the_chain_of_a_problem_includes_the_profile(folder: Path):
     (folder / "deep.yaml").write_text("sed: 1\n")
     (folder / "p.yaml").write_text("extends: deep\n")
     with pytest.raises(RecipeError, match=r"pulled in by p\.yaml:1, --with p"):
         load_recipe("small", (), ["p"])
 
 
-def test_each_layer_is_named_once(folder: Path):
+def test_a_layer_given_twice_is_refused(folder: Path):
     (folder / "p.yaml").write_text("seed: 1\n")
     assert refused("small", (), ["p", "p.yaml"]) == [("R05", "--with p.yaml")]
     assert refused("small", (), ["small"]) == [("R05", "--with small")]
     assert refused("ppo_math", (), ["base/ppo"]) == [("R05", "--with base/ppo")]
 
 
-def test_all_that_is_not_found_is_told_together(folder: Path):
+def test_all_missing_profiles_are_reported_together(folder: Path):
     assert refused("small", ["seed=.nan"], ["gpu9", "zzz"]) == [
         ("R51", "--with gpu9"),
         ("R51", "--with zzz"),
@@ -114,7 +114,7 @@ def test_all_that_is_not_found_is_told_together(folder: Path):
     assert len(caught.value.problems) == 1
 
 
-def test_profiles_are_no_recipes_to_train(folder: Path):
+def test_a_profile_cannot_be_trained_as_a_recipe(folder: Path):
     assert "gpu8" in profile_names()
     assert not [name for name in whole_recipe_names() if "gpu8" in name or name.startswith("base/")]
     assert set(whole_recipe_names()) < set(recipe_names())
@@ -122,7 +122,7 @@ def test_profiles_are_no_recipes_to_train(folder: Path):
         load_recipe("gpu8")
 
 
-def test_what_a_recipe_starts_from_is_left_alone(folder: Path):
+def test_profiles_and_overrides_do_not_apply_to_the_warm_start(folder: Path):
     (folder / "p.yaml").write_text("seed: 77\n")
     (start,) = warm_starts(load_recipe("ppo_math", ["log.dir=elsewhere"], ["p"]))
     assert (start.source.recipe.seed, start.source.recipe.log.dir) == (1, "runs")

@@ -1,4 +1,4 @@
-"""What the reader takes, refuses and says where."""
+"""What the reader accepts, what it refuses, and where."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_numbers_must_be_finite(text):
 
 
 @pytest.mark.parametrize("digits", [20, 400, 4301])
-def test_integers_beyond_64_bits(digits):
+def test_integers_beyond_64_bits_are_refused(digits):
     assert read("k: " + "9" * digits)[1] == [("R35", "r.yaml:1:4")]
 
 
-def test_every_key_and_value_keeps_its_place():
+def test_every_key_and_value_keeps_its_location():
     node, _ = read("a:\n  b: [x, {c: 1}]\n\n# note\nd: &x\n  é: 2\ne: *x\n")
     assert at(node, ("a", "b", 1, "c")).mark == Mark("r.yaml", 2, 14)
     assert key_mark(node, ("a", "b", 1, "c")) == Mark("r.yaml", 2, 11)
@@ -89,13 +89,13 @@ def test_every_key_and_value_keeps_its_place():
         ("a\u00a0b: 1\n", ("R22", "r.yaml:1:1")),
     ],
 )
-def test_refused_with_the_place(text, problem, tmp_path, monkeypatch):
+def test_invalid_yaml_is_refused_with_its_location(text, problem, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert read(text)[1] == [problem]
     assert not list(tmp_path.iterdir())
 
 
-def test_what_can_be_read_around_is_left_out_and_not_sound():
+def test_invalid_values_are_left_out_and_marked_as_invalid():
     node, problems = read("a: 1\nb: {c: .nan, 1: x}\nd: !t [1]\n")
     assert [code for code, _ in problems] == ["R34", "R41", "R08"]
     assert plain(node) == {"a": 1, "b": {"c": None}, "d": None}
@@ -105,7 +105,7 @@ def test_what_can_be_read_around_is_left_out_and_not_sound():
     assert node.valid
 
 
-def test_several_structural_problems_are_told_together():
+def test_several_structural_problems_are_reported_together():
     assert [code for code, _ in read("a: 1\na: 2\n1: x\nb: !t y\nc: .nan\n")[1]] == [
         "R05",
         "R41",
@@ -141,7 +141,7 @@ def test_bombs_are_refused_quickly(text, code):
     assert time.process_time() - start < 2
 
 
-def test_nesting_up_to_the_limit_is_fine():
+def test_nesting_up_to_the_limit_is_accepted():
     assert read("a: " + "[" * 31 + "]" * 31)[1] == []
 
 
@@ -152,17 +152,17 @@ def test_nesting_up_to_the_limit_is_fine():
         ("a: 1\n".encode("utf-16"), ("R19", None)),
     ],
 )
-def test_encodings(raw, problem):
+def test_encodings_other_than_utf_8_are_refused(raw, problem):
     problems = Problems()
     assert decode(raw, "r.yaml", problems) is None
     assert [(p.code, p.where) for p in problems.reported] == [problem]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key():
+def test_a_byte_order_mark_is_skipped():
     assert decode(b"\xef\xbb\xbfa: 1", "r.yaml", Problems()) == "a: 1"
 
 
-def test_files_that_are_no_files(tmp_path: Path):
+def test_unusable_files_are_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo.yaml")
     (tmp_path / "large.yaml").write_bytes(b"a: 1\n" * 300_000)
     (tmp_path / "folder.yaml").mkdir()
@@ -175,7 +175,7 @@ def test_files_that_are_no_files(tmp_path: Path):
         assert [p.code for p in problems.reported] == [code], name
 
 
-def test_unreadable_file(tmp_path: Path, monkeypatch):
+def test_a_file_without_permission_is_refused(tmp_path: Path, monkeypatch):
     def refuse(*_args, **_options):
         raise PermissionError(13, "Permission denied")
 
@@ -187,7 +187,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"])
-def test_odd_file_names_are_fine(folder: Path, name):
+def test_unusual_file_names_are_accepted(folder: Path, name):
     (folder / "small.yaml").rename(folder / name)
     assert load_recipe(folder / name, ["name=x"]).recipe.train.steps == 3
 
@@ -195,7 +195,7 @@ def test_odd_file_names_are_fine(folder: Path, name):
 @pytest.mark.parametrize(
     ("text", "content"), [("- a\n", "a list"), ("hello\n", "text"), ("", "nothing"), ("# x", "nothing")]
 )
-def test_the_top_level_is_a_mapping(folder: Path, text, content):
+def test_a_top_level_that_is_not_a_mapping_is_refused(folder: Path, text, content):
     (folder / "bad.yaml").write_text(text)
     with pytest.raises(RecipeError, match=f"found {content}") as caught:
         load_recipe("bad.yaml")

@@ -1,4 +1,4 @@
-"""What holds for every recipe, and for every text that is none."""
+"""What holds for every recipe, and for every text that is not a recipe."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ LAYERS = st.dictionaries(
 )
 
 
-def laid(*values):
-    """Plain values laid over each other as layers."""
+def merged_layers(*values):
+    """The merge of plain values as layers, lowest first."""
     problems = Problems()
     tree = None
     for value in values:
@@ -42,45 +42,46 @@ def laid(*values):
 
 
 @given(LAYERS, LAYERS)
-def test_replacing_forgets_what_lies_below(lower, upper):
+def test_a_replaced_section_keeps_nothing_from_lower_layers(lower, upper):
     marked = {k: {"_replace_": True, **v} if isinstance(v, dict) else v for k, v in upper.items()}
-    assert laid(lower, marked) == {**lower, **upper}
+    assert merged_layers(lower, marked) == {**lower, **upper}
 
 
 @given(LISTS, LISTS, LISTS)
-def test_appending_adds_in_order_and_nothing_adds_nothing(lower, first, second):
-    assert laid({"a": lower}, {"a": {"_append_": first}}, {"a": {"_append_": second}}) == {"a": lower + first + second}
-    assert laid({"a": lower}, {"a": {"_append_": []}}) == {"a": lower}
-    assert laid({"a": {"_append_": first}}) == {"a": first}
+def test_appended_lists_are_joined_in_order(lower, first, second):
+    appended = ({"a": {"_append_": items}} for items in (first, second))
+    assert merged_layers({"a": lower}, *appended) == {"a": lower + first + second}
+    assert merged_layers({"a": lower}, {"a": {"_append_": []}}) == {"a": lower}
+    assert merged_layers({"a": {"_append_": first}}) == {"a": first}
 
 
 @given(LAYERS, LAYERS, LAYERS)
 def test_merging_plain_layers_is_associative(lowest, two, three):
-    assert laid(laid(lowest, two), three) == laid(lowest, two, three)
-    assume(not ends_a_mapping(lowest, two, three))
-    assert laid(lowest, two, three) == laid(lowest, laid(two, three))
+    assert merged_layers(merged_layers(lowest, two), three) == merged_layers(lowest, two, three)
+    assume(not replaces_a_mapping(lowest, two, three))
+    assert merged_layers(lowest, two, three) == merged_layers(lowest, merged_layers(two, three))
 
 
-def ends_a_mapping(lowest, two, three):
-    """Whether `two` has a value that is no mapping where both others have one."""
+def replaces_a_mapping(lowest, two, three):
+    """Whether `two` has a value other than a mapping where both others have a mapping."""
     shared = lowest.keys() & two.keys() & three.keys()
     return any(
         isinstance(lowest[k], dict) and isinstance(three[k], dict) and not isinstance(two[k], dict) for k in shared
     )
 
 
-def test_a_mapping_that_a_layer_ends_stays_ended():
-    """Which is why layers are laid one after the other, from below."""
-    assert laid({"a": {"y": 0}}, {"a": []}, {"a": {"x": 0}}) == {"a": {"x": 0}}
+def test_a_mapping_replaced_by_another_value_is_not_merged_again():
+    """This is why layers are merged one after the other, from the lowest."""
+    assert merged_layers({"a": {"y": 0}}, {"a": []}, {"a": {"x": 0}}) == {"a": {"x": 0}}
 
 
 @given(LAYERS, LAYERS)
-def test_laying_a_layer_twice_is_laying_it_once(lower, upper):
-    assert laid(lower, upper, upper) == laid(lower, upper)
+def test_merging_a_layer_twice_equals_merging_it_once(lower, upper):
+    assert merged_layers(lower, upper, upper) == merged_layers(lower, upper)
 
 
 @given(LAYERS)
-def test_merging_changes_neither_side(layer):
+def test_merging_does_not_modify_its_inputs(layer):
     problems = Problems()
     tree = parse(to_yaml({"k": layer}), "l.yaml", problems)
     before = copy.deepcopy(plain(tree))
@@ -99,7 +100,7 @@ def outcome(capsys, *arguments: str) -> tuple[int, str]:
 
 @given(st.one_of(st.binary(max_size=120), st.text(max_size=120).map(lambda t: t.encode("utf-8", "surrogatepass"))))
 @quick
-def test_any_bytes_are_refused_in_words(folder: Path, capsys, raw):
+def test_any_bytes_are_refused_with_a_message(folder: Path, capsys, raw):
     (folder / "any.yaml").write_bytes(raw)
     code, output = outcome(capsys, "any.yaml")
     assert code == 2
@@ -109,7 +110,7 @@ def test_any_bytes_are_refused_in_words(folder: Path, capsys, raw):
 
 @given(st.text(max_size=30), st.text(max_size=20))
 @quick
-def test_any_override_and_profile_is_taken_or_refused_in_words(folder: Path, capsys, override, profile):
+def test_any_override_and_profile_is_refused_with_a_message(folder: Path, capsys, override, profile):
     code, output = outcome(capsys, f"--with={profile}", "small.yaml", "--", f"seed{override}")
     assert code == 2
     assert "Traceback" not in output
@@ -124,7 +125,7 @@ YAMLISH = st.lists(
 
 @given(YAMLISH)
 @quick
-def test_any_yaml_over_a_recipe_is_taken_or_refused_in_words(folder: Path, capsys, text):
+def test_any_yaml_over_a_recipe_is_accepted_or_refused_with_a_message(folder: Path, capsys, text):
     (folder / "any.yaml").write_text(text)
     code, output = outcome(capsys, "small.yaml", "--with=any.yaml")
     assert code in (0, 2), output
@@ -156,7 +157,7 @@ VALUES = {
 
 @given(st.fixed_dictionaries({}, optional=VALUES))
 @quick
-def test_a_recipe_that_is_written_out_is_read_back_the_same(folder: Path, chosen):
+def test_a_written_recipe_is_read_back_unchanged(folder: Path, chosen):
     document: dict = {"extends": "ppo_math"}
     for key, value in chosen.items():
         *above, last = key.split(".")
@@ -191,8 +192,8 @@ cluster: {devices_per_node: 2, device: cpu}
 
 @given(st.integers(0, len(SENSITIVE) - 1), st.binary(max_size=1), st.booleans())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_one_changed_byte_alters_only_what_stands_on_its_line(folder: Path, position, byte, insert):
-    """No slip moves a path, a name or a device to another value unseen: it is refused, or the line shows it."""
+def test_one_changed_byte_alters_only_values_on_its_line(folder: Path, position, byte, insert):
+    """A slip never changes a path, a name or a device unnoticed: it is refused, or its line shows it."""
     (folder / "m.yaml").write_text(SENSITIVE)
     before = load_recipe("m.yaml")
     raw = SENSITIVE.encode()

@@ -1,4 +1,4 @@
-"""`null` takes away an entry, or what layers set of an optional key; whoever still refers to it is one clear error."""
+"""`null` takes away an entry, or what layers set of an optional key; a reference to it is one clear error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def problems(name: str, *overrides: str) -> list[tuple[str, str | None, str, str
     return [(problem.code, problem.where, problem.what, problem.hint) for problem in caught.value.problems]
 
 
-# -- what is gone ---------------------------------------------------------------------------------------------
+# -- removed entries ----------------------------------------------------------------------------------------
 
 
 def test_a_layer_removes_a_role_and_its_calls(folder: Path):
@@ -46,7 +46,7 @@ def test_a_layer_removes_a_role_and_its_calls(folder: Path):
     }
 
 
-def test_the_command_line_removes_too():
+def test_an_override_removes_entries_too():
     recipe = load_recipe("ppo_math", NO_REFERENCE).recipe
     assert "ref" not in recipe.models
     assert all("packed_ref_logprobs" not in call.inputs for call in recipe.graph.values())
@@ -56,7 +56,7 @@ def test_the_command_line_removes_too():
     assert not without.train.eval.graph
 
 
-def test_a_layer_above_may_say_it_anew(folder: Path):
+def test_a_higher_layer_may_define_a_removed_entry_again(folder: Path):
     (folder / "less.yaml").write_text(NO_CRITIC)
     call = "critic_inf: {model: critic, call: inference, interface: ppo_critic}"
     text = f"extends: less.yaml\nmodels: {{critic: {{path: a/b, head: value}}}}\ngraph: {{{call}}}\n"
@@ -87,8 +87,8 @@ def test_a_layer_above_may_say_it_anew(folder: Path):
         ("models.actor.tokenizer", "null"),
     ],
 )
-def test_an_optional_key_has_its_default_again_unless_null_is_a_value(folder: Path, key: str, default: object):
-    """Whether it was set by the layer below or not."""
+def test_null_restores_the_default_unless_null_is_a_valid_value(folder: Path, key: str, default: object):
+    """Whether the lower layer set it or not."""
     (folder / "set.yaml").write_text(
         "extends: ppo_math\nseed: 7\ntrain: {microbatches: 3}\ncheckpoint: {save: false, every_seconds: 9}\n"
         "models: {actor: {mesh: {dp: 1}, tokenizer: 'builtin:arithmetic'}}\n"
@@ -107,14 +107,14 @@ def test_an_optional_key_has_its_default_again_unless_null_is_a_value(folder: Pa
         assert default.items() <= value.items()
 
 
-def test_a_reference_brings_the_default_of_what_is_null(folder: Path):
+def test_a_reference_to_a_null_key_gives_its_default(folder: Path):
     recipe = load_recipe("ppo_math", ["generation.temperature=null", "generation.max_new_tokens=null"]).recipe
     assert recipe.graph["ref_inf"].interface.args == {"temperature": 1.0}
     evaluation = recipe.train.eval.graph["eval_gen"].interface.args["generation"]
     assert evaluation["max_new_tokens"] == recipe.generation.max_new_tokens == 256
 
 
-def test_a_block_of_removed_calls_is_no_unknown_key(folder: Path):
+def test_a_block_that_only_removed_calls_used_is_still_accepted(folder: Path):
     (folder / "mine.yaml").write_text("""\
 extends: small
 mine: {a_word: 1}
@@ -126,10 +126,10 @@ graph:
     load_recipe("top.yaml", ["mine=null"])
 
 
-# -- what still refers to it ----------------------------------------------------------------------------------
+# -- references to removed entries --------------------------------------------------------------------------
 
 
-def test_calls_of_a_removed_role(folder: Path):
+def test_calls_of_a_removed_role_are_refused(folder: Path):
     (folder / "mine.yaml").write_text("extends: ppo_math\nmodels: {critic: null}\n")
     reported = problems("mine.yaml")
     assert [(code, message, hint) for code, _, message, hint in reported] == [
@@ -186,12 +186,12 @@ def test_calls_of_a_removed_role(folder: Path):
         ),
     ],
 )  # fmt: skip
-def test_one_error_at_the_place_of_the_reference(folder: Path, text, where, message, hint):
+def test_a_reference_to_a_removed_entry_is_one_problem_at_the_reference(folder: Path, text, where, message, hint):
     (folder / "mine.yaml").write_text(f"extends: ppo_math\n{text}\n")
     assert [problem[1:] for problem in problems("mine.yaml")] == [(where, message, hint)]
 
 
-def test_a_key_that_only_a_removed_call_makes(folder: Path):
+def test_a_key_that_only_a_removed_call_produces_is_one_problem(folder: Path):
     (folder / "mine.yaml").write_text("extends: ppo_math\ngraph: {critic_inf: null}\n")
     ((code, where, message, hint),) = problems("mine.yaml")
     assert code == "R71"
@@ -211,7 +211,7 @@ def test_a_key_that_only_a_removed_call_makes(folder: Path):
     ]
 
 
-def test_a_call_that_makes_much_is_one_problem():
+def test_a_removed_call_with_many_readers_is_one_problem():
     ((code, _, message, hint),) = problems("ppo_math", "graph.actor_gen=null", "train.eval=null")
     assert code == "R71"
     assert message == (
@@ -221,7 +221,7 @@ def test_a_call_that_makes_much_is_one_problem():
     assert hint == "actor_gen, which made it, is removed on the command line: keep it"
 
 
-def test_a_role_that_is_no_longer_trained_has_settings_of_training():
+def test_training_settings_of_a_role_that_is_no_longer_trained_are_refused():
     """Its backend is another one by default."""
     ((code, where, message, hint),) = problems("ppo_math", "graph.critic_train=null")
     assert code == "R71"
@@ -237,14 +237,14 @@ def test_a_role_that_is_no_longer_trained_has_settings_of_training():
     assert recipe.models["critic"].backend.type == "inference"
 
 
-def test_what_is_no_call_is_one_problem():
+def test_a_value_that_is_not_a_call_is_one_problem():
     ((code, _, message, hint),) = problems("ppo_math", "graph.critic_inf=none")
     assert (code, message) == ("R37", "graph.critic_inf must be a mapping, found text 'none'")
     assert hint == "write null"
 
 
 @pytest.mark.parametrize("key", ["graph.ref_inf.interface", "datasets.train"])
-def test_null_is_no_type_but_of_a_backend(key: str):
+def test_null_type_is_refused_except_for_backends(key: str):
     assert ("R39", "command line", f"{key}.type is required: text, found null", None) in problems(
         "ppo_math", f"{key}.type=null"
     )
@@ -253,13 +253,13 @@ def test_null_is_no_type_but_of_a_backend(key: str):
 
 
 @pytest.mark.parametrize("key", ["models.critic.init", "models.actor.path"])
-def test_a_role_without_weights_keeps_the_settings_of_its_backend(key: str):
+def test_a_role_whose_weights_are_removed_is_one_problem(key: str):
     ((code, _, message, _),) = problems("ppo_math", f"{key}=null")
     assert code == "R39"
     assert message.endswith("has no weights: give one of path, init, scratch")
 
 
-def test_a_role_whose_last_call_is_removed(folder: Path):
+def test_a_role_whose_last_call_is_removed_is_refused(folder: Path):
     ((code, _, message, hint),) = problems("ppo_math", "graph.ref_inf=null", "ppo.kl_ctl=0.0")
     assert (code, message) == ("R71", "no call uses the role ref: ref_inf is removed on the command line")
     assert hint == "models.ref=null removes it too"
@@ -277,14 +277,14 @@ def test_a_role_whose_last_call_is_removed(folder: Path):
         ("graph=null", "R39", "graph is required: a mapping, found null", None),
     ],
 )  # fmt: skip
-def test_what_cannot_be_removed(folder: Path, override: str, code: str, message: str, hint: str | None):
+def test_invalid_removals_are_refused(folder: Path, override: str, code: str, message: str, hint: str | None):
     assert (code, "command line", message, hint) in problems("ppo_math", override, "train.eval=null")
 
 
-# -- what tells of it -----------------------------------------------------------------------------------------
+# -- explain, diff and flat recipes --------------------------------------------------------------------------
 
 
-def test_it_is_explained(folder: Path):
+def test_explain_shows_a_removal(folder: Path):
     (folder / "mine.yaml").write_text(NO_CRITIC)
     resolved = load_recipe("mine.yaml")
     explanation = explain(resolved, "models.critic.head")
@@ -301,7 +301,7 @@ def test_it_is_explained(folder: Path):
     assert [step.wins for step in again.steps] == [True, False, False]
 
 
-def test_it_is_a_difference(folder: Path):
+def test_a_removal_is_a_difference(folder: Path):
     (folder / "mine.yaml").write_text(NO_CRITIC)
     before, now = (values_of_resolved(load_recipe(name)) for name in ("ppo_math", "mine.yaml"))
     gone = {
@@ -312,7 +312,7 @@ def test_it_is_a_difference(folder: Path):
     assert gone == {"models.critic", "graph.critic_inf", "graph.critic_train"}
 
 
-def test_a_flat_copy_of_what_is_left_is_the_same(folder: Path):
+def test_a_flattened_recipe_with_removals_loads_to_the_same(folder: Path):
     (folder / "mine.yaml").write_text(NO_CRITIC)
     recipe = load_recipe("mine.yaml")
     (folder / "flat.yaml").write_text(recipe.to_yaml())

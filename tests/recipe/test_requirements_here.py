@@ -11,7 +11,7 @@ SERVERS = "models.actor.rollout.backend={type: sglang, args: {urls: ['http://h:1
 
 
 @pytest.mark.parametrize(("component", "override"), [("llm_judge", JUDGE), ("sglang", SERVERS)])
-def test_a_variable_that_is_not_set_is_found(monkeypatch, component, override):
+def test_an_unset_environment_variable_is_reported(monkeypatch, component, override):
     monkeypatch.delenv("RLCLI_NO_KEY", raising=False)
     (error,) = missing_here(load_recipe("grpo_math", [override]))
     assert (error.what, error.exit_code) == (f"{component}: the environment has no RLCLI_NO_KEY", 6)
@@ -20,7 +20,7 @@ def test_a_variable_that_is_not_set_is_found(monkeypatch, component, override):
     assert not [*missing_here(load_recipe("grpo_math", [override]))]
 
 
-def test_validate_refuses_a_key_that_is_not_there(monkeypatch, capsys):
+def test_validate_refuses_a_missing_api_key(monkeypatch, capsys):
     monkeypatch.delenv("RLCLI_NO_KEY", raising=False)
     with pytest.raises(SystemExit) as ended:
         main(["validate", "grpo_math", SERVERS])

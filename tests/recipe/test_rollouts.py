@@ -13,8 +13,8 @@ from rlcli.recipe.introspection.typing_ahead import override_candidates, sketch
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology import plan_topology
 
-TWO = ("cluster.devices_per_node=2", "launch=local")
-FOUR = ("cluster.devices_per_node=4", "launch=local")
+TWO_DEVICES = ("cluster.devices_per_node=2", "launch=local")
+FOUR_DEVICES = ("cluster.devices_per_node=4", "launch=local")
 APART = "models.actor.rollout.devices=1"
 
 
@@ -23,8 +23,8 @@ def roles(*overrides, profiles=()):
     return {placement.role: placement.ranks for placement in plan_topology(recipe).placements}
 
 
-def test_a_rollout_is_a_role_that_follows_and_generates_in_its_place():
-    recipe = load_recipe("ppo_math", [*TWO, APART]).recipe
+def test_a_rollout_becomes_a_following_role_that_generates():
+    recipe = load_recipe("ppo_math", [*TWO_DEVICES, APART]).recipe
     follower = recipe.models["actor_rollout"]
     assert (follower.init, follower.backend.type, follower.devices) == ("actor", "inference", "1")
     assert recipe.models["actor"].rollout is None
@@ -36,20 +36,21 @@ def test_a_rollout_is_a_role_that_follows_and_generates_in_its_place():
 
 
 def test_other_roles_get_the_devices_that_rollouts_leave():
-    assert roles(*TWO, APART) == {"actor": (0,), "critic": (0,), "ref": (0,), "reward": (0,), "actor_rollout": (1,)}
-    split = roles(*FOUR, "models.actor.rollout.devices=2-3", "models.ref.devices=3")
+    on_device_0 = dict.fromkeys(["actor", "critic", "ref", "reward"], (0,))
+    assert roles(*TWO_DEVICES, APART) == on_device_0 | {"actor_rollout": (1,)}
+    split = roles(*FOUR_DEVICES, "models.actor.rollout.devices=2-3", "models.ref.devices=3")
     assert (split["actor"], split["ref"], split["actor_rollout"]) == ((0, 1), (3,), (2, 3))
 
 
-def test_without_devices_of_its_own_a_rollout_shares_those_of_its_role():
-    assert roles(*FOUR, "models.actor.rollout={}", "models.actor.devices=0-1")["actor_rollout"] == (0, 1)
+def test_a_rollout_without_devices_shares_those_of_its_role():
+    assert roles(*FOUR_DEVICES, "models.actor.rollout={}", "models.actor.devices=0-1")["actor_rollout"] == (0, 1)
     assert roles("models.actor.rollout.devices=0") == dict.fromkeys(
         ["actor", "critic", "ref", "reward", "actor_rollout"], (0,)
     )
 
 
-def test_the_profile_async_is_these_keys():
-    resolved = load_recipe("ppo_math", [*TWO, APART], ["async"])
+def test_the_async_profile_sets_a_rollout_and_staleness():
+    resolved = load_recipe("ppo_math", [*TWO_DEVICES, APART], ["async"])
     assert resolved.recipe.graph["actor_gen"].model == "actor_rollout"
     assert resolved.recipe.train.max_staleness == 1
     assert superfluous(resolved, resolved.layers[-1]) == []
@@ -58,12 +59,12 @@ def test_the_profile_async_is_these_keys():
 
 
 def test_a_resolved_recipe_loads_to_the_same(tmp_path):
-    recipe = load_recipe("ppo_math", [*TWO, APART], ["async"])
+    recipe = load_recipe("ppo_math", [*TWO_DEVICES, APART], ["async"])
     (tmp_path / "resolved.yaml").write_text(recipe.to_yaml())
     assert load_recipe(tmp_path / "resolved.yaml").recipe == recipe.recipe
 
 
-def test_a_tokenizer_of_the_role_is_that_of_its_rollout():
+def test_a_rollout_has_the_tokenizer_of_its_role():
     recipe = load_recipe("ppo_math", ["models.actor.tokenizer=builtin:arithmetic", "models.actor.rollout={}"]).recipe
     assert recipe.models["actor_rollout"].tokenizer == "builtin:arithmetic"
 
@@ -85,7 +86,7 @@ def test_a_tokenizer_of_the_role_is_that_of_its_rollout():
         (["models.actor.rollout={}", "graph.actor_train.hooks.copy_to=ref"], "R71", "to ref (copy_to)", "null"),
     ],
 )
-def test_what_cannot_be_is_one_problem_with_its_place(overrides, code, words, hint):
+def test_an_invalid_rollout_is_one_problem_with_its_location(overrides, code, words, hint):
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", overrides)
     (problem,) = caught.value.problems
@@ -95,15 +96,15 @@ def test_what_cannot_be_is_one_problem_with_its_place(overrides, code, words, hi
     assert hint is None or hint in f"{problem.what} {problem.hint}"
 
 
-def test_a_rollout_of_what_nothing_trains_is_refused():
+def test_a_rollout_of_an_untrained_role_is_refused():
     overrides = ["models.actor.rollout={}", "models.actor.tokenizer=builtin:arithmetic", "models.actor.path=x",
                  "datasets.train=arithmetic"]  # fmt: skip
     with pytest.raises(RecipeError, match="no call trains actor"):
         load_recipe("base/generation", overrides)
 
 
-def test_keys_of_a_rollout_are_explained_where_they_are_written():
-    resolved = load_recipe("ppo_math", [*TWO, APART])
+def test_explain_finds_keys_of_a_rollout_under_both_names():
+    resolved = load_recipe("ppo_math", [*TWO_DEVICES, APART])
     for key in ("models.actor.rollout.devices", "models.actor_rollout.devices"):
         explanation = explain(resolved, key)
         assert (explanation.key, explanation.value, explanation.steps[-1].where) == (
@@ -115,7 +116,7 @@ def test_keys_of_a_rollout_are_explained_where_they_are_written():
     assert (of_others.value, of_others.steps[0].note) == ("0", "models.actor.rollout.devices")
 
 
-def test_completion_and_schema_know_the_keys():
+def test_completion_and_schema_include_the_keys_of_rollouts():
     tree = sketch("ppo_math", profiles=["async"])
     words = [candidate.text for candidate in override_candidates(tree, "models.actor.rollout.")]
     assert "models.actor.rollout.devices=" in words

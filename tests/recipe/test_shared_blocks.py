@@ -20,7 +20,7 @@ def problems(*overrides):
     return [(problem.code, problem.what) for problem in caught.value.problems]
 
 
-def test_each_component_takes_its_own_keys():
+def test_each_component_takes_only_its_own_keys_of_a_block():
     resolved = load_recipe("ppo_math", ["ppo.eps_clip=0.1", "ppo.value_loss=huber", "ppo.kl_ctl=0.02"])
     args = {call: args_of(resolved, call) for call in ("actor_train", "critic_train", "advantages")}
     assert args["actor_train"]["eps_clip"] == 0.1
@@ -30,27 +30,27 @@ def test_each_component_takes_its_own_keys():
     assert {"value_loss", "eps_clip"}.isdisjoint(args["advantages"])
 
 
-def test_a_key_that_none_of_them_takes_is_refused_once():
+def test_a_key_that_no_component_takes_is_one_problem():
     assert problems("ppo.kl_clt=0.1") == [("R42", "unknown key ppo.kl_clt")]
 
 
-def test_a_misspelt_key_of_one_of_them_is_understood():
+def test_a_misspelt_key_of_any_component_gets_a_suggestion():
     with pytest.raises(RecipeError, match=r"did you mean value_loss\?"):
         load_recipe("ppo_math", ["ppo.value_los=huber"])
     with pytest.raises(RecipeError, match=r"did you mean eps_clip\?"):
         load_recipe("ppo_math", ["ppo.eps_clp=0.1"])
 
 
-def test_a_key_that_is_given_to_one_component_alone_must_be_its_own():
+def test_a_key_given_to_one_component_directly_must_be_its_own():
     reported = problems("graph.critic_train.interface.args.eps_clip=0.1")
     assert [message for _, message in reported] == ["unknown key graph.critic_train.interface.args.eps_clip"]
 
 
-def test_a_wrong_value_is_reported_by_whoever_takes_it():
+def test_a_wrong_value_is_reported_once_per_key():
     assert [code for code, _ in problems("ppo.eps_clip=wide", "ppo.value_eps_clip=wide")] == ["R37", "R37"]
 
 
-def test_nothing_is_concluded_from_a_component_that_is_not_known():
+def test_keys_of_an_unknown_component_are_not_reported_as_unknown():
     types = [f"graph.{call}.interface.type=ppo_acter" for call in ("actor_gen", "actor_train")]
     assert {code for code, _ in problems("ppo.eps_clip=0.1", *types)} == {"R70"}
     assert {code for code, _ in problems("ppo.eps_clp=0.1", *types)} == {"R70", "R42"}
@@ -63,12 +63,12 @@ def test_explain_names_the_calls_that_take_a_key():
     assert {use.key.split(".")[1] for use in explained.uses} == {"advantages"}
 
 
-def test_the_schema_of_the_block_has_the_keys_of_all():
+def test_the_schema_of_a_block_has_the_keys_of_all_its_components():
     keys = recipe_schema()["properties"]["ppo"]["properties"]
     assert {"kl_ctl", "eps_clip", "value_loss"} <= set(keys)
 
 
-def test_a_block_may_be_left_without_a_use_by_a_layer_that_replaces_what_used_it():
+def test_a_block_may_become_unused_when_a_layer_replaces_its_users():
     """base/eval has a block that its evaluation is given; a recipe with an evaluation of its own does not care."""
     assert load_recipe("ppo_math", ["train.eval={_replace_: true}"]).recipe.train.eval.graph == {}
     reported = problems("train.eval={_replace_: true}", "evaluation.generation.greedy=false")
@@ -86,7 +86,7 @@ def test_an_argument_of_the_advantages_is_refused_for_the_critic_alone(argument:
     load_recipe("ppo_math", [f"ppo.{argument}={value}"])
 
 
-def test_actor_and_critic_may_take_different_numbers_of_steps():
+def test_actor_and_critic_may_have_different_numbers_of_epochs():
     overrides = [f"graph.{call}.interface.args.ppo_epochs=3" for call in ("critic_inf", "critic_train")]
     load_recipe("ppo_math", overrides)
 

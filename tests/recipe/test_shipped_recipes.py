@@ -46,7 +46,7 @@ def needed(tmp_path, monkeypatch) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(("recipe", "profile"), SETUPS)
-def test_every_recipe_loads_and_plans_alone_and_with_every_profile(recipe, profile, needed):
+def test_every_recipe_can_be_planned_alone_and_with_every_profile(recipe, profile, needed):
     of_profile = NEEDED_BY.get(profile, ())
     resolved = load_recipe(recipe, (*needed[recipe], *of_profile), [profile] if profile else [])
     plan = make_plan(resolved)
@@ -57,12 +57,12 @@ def test_every_recipe_loads_and_plans_alone_and_with_every_profile(recipe, profi
 
 
 @pytest.mark.parametrize("profile", ALGORITHMS)
-def test_a_profile_of_an_algorithm_is_five_lines(profile):
+def test_a_profile_of_an_algorithm_has_at_most_six_lines(profile):
     """two of comment, and what differs"""
     assert len((RECIPES / "profiles" / f"{profile}.yaml").read_text().splitlines()) <= 6
 
 
-def test_what_a_user_must_set_is_asked_for_where_it_belongs(needed):
+def test_a_missing_data_path_is_reported_in_the_recipe_that_needs_it(needed):
     with_data = [recipe for recipe in WHOLE if needed[recipe]]
     assert with_data
     for recipe in with_data:
@@ -91,12 +91,12 @@ def _training_interfaces(recipe) -> set[str]:
     return {call.interface.type for call in recipe.graph.values() if call.call == "train_step"}
 
 
-def test_ppo_starts_from_what_sft_has_made():
+def test_ppo_starts_from_the_model_of_sft():
     assert load_recipe("ppo_math").recipe.models["actor"].path == "recipe:sft_math#actor"
 
 
 @pytest.mark.parametrize("file", EVERY_FILE)
-def test_every_recipe_opens_with_what_it_does_and_what_it_needs(file):
+def test_every_recipe_begins_with_its_purpose_and_its_needs(file):
     does, needs, after = (RECIPES / file).read_text().splitlines()[:3]
     assert does.startswith("# ")
     assert does.rstrip().endswith(".")
@@ -109,13 +109,13 @@ def test_every_recipe_opens_with_what_it_does_and_what_it_needs(file):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_profile_says_nothing_that_the_defaults_say(profile, needed):
+def test_a_profile_has_no_superfluous_values(profile, needed):
     recipe = f"{OF_SOME.get(profile, 'ppo')}_gsm8k"
     resolved = load_recipe(recipe, (*needed[recipe], *NEEDED_BY.get(profile, ())), [profile])
     assert superfluous(resolved, resolved.layers[-1]) == []
 
 
-def test_a_superfluous_value_is_found_with_its_line(tmp_path, needed):
+def test_a_superfluous_value_is_reported_with_its_line(tmp_path, needed):
     text = (RECIPES / "sft_gsm8k.yaml").read_text()
     file = tmp_path / "mine.yaml"
     file.write_text(text + "seed: 1\nlog:\n  plot: true\n")
@@ -125,7 +125,7 @@ def test_a_superfluous_value_is_found_with_its_line(tmp_path, needed):
     assert [(value.key, value.mark.line) for value in redundant] == [("seed", line), ("log", line + 1)]
 
 
-def test_what_an_override_sets_is_not_superfluous(tmp_path):
+def test_a_value_that_an_override_replaces_is_not_superfluous(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("extends: sft_math\ntrain:\n  steps: 5\nseed: 2\n")
     resolved = load_recipe(file, ["train.steps=7"])
@@ -140,7 +140,7 @@ def test_an_item_of_a_list_can_be_superfluous(tmp_path):
     assert [value.key for value in superfluous(resolved, resolved.layers[-1])] == ["checkpoint"]
 
 
-def test_the_shipped_recipes_are_those_that_names_find():
+def test_shipped_recipes_are_found_by_name():
     problems = Problems()
     for recipe in WHOLE:
         assert find_recipe(recipe, problems) == RECIPES / f"{recipe}.yaml"

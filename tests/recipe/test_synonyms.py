@@ -23,7 +23,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("target", sorted(set(SYNONYMS.values())))
-def test_every_target_is_a_key(target):
+def test_every_synonym_leads_to_an_existing_key(target):
     path = tuple(NAMES.get(word, word) for word in target.split("."))
     if "args" in path:
         kind, components = ARGUMENTS[path[0]]
@@ -35,7 +35,7 @@ def test_every_target_is_a_key(target):
 
 
 @pytest.mark.parametrize("interface", registry.names("interfaces"))
-def test_interfaces_declare_words_for_arguments_that_they_have(interface):
+def test_interfaces_declare_synonyms_only_for_their_own_arguments(interface):
     signature = registry.signature("interfaces", interface)
     words = signature.constants.get("SYNONYMS", {})
     assert set(words) <= {argument.name for argument in signature.arguments}
@@ -44,7 +44,7 @@ def test_interfaces_declare_words_for_arguments_that_they_have(interface):
     assert not set(elsewhere) & set(SYNONYMS)
 
 
-def test_words_are_looked_up_in_lower_case():
+def test_synonyms_are_in_lower_case():
     words = [*SYNONYMS, *argument_words(load_recipe("ppo_math").written)]
     assert [word for word in words if word != word.lower()] == []
 
@@ -77,12 +77,12 @@ def test_words_are_looked_up_in_lower_case():
         ("zzz", None),
     ],
 )
-def test_keys_as_people_would_write_them(key, target):
+def test_keys_of_other_frameworks_are_translated(key, target):
     words = argument_words(load_recipe("ppo_math").written)
     assert translated(key.split("."), words, ["actor", "critic", "ref", "reward"]) == target
 
 
-def test_a_word_is_an_argument_only_where_the_recipe_has_it():
+def test_an_arguments_synonym_applies_only_if_the_recipe_has_it():
     """In the block that a call takes its arguments from, or at the call; nowhere without such an interface."""
     at_the_calls = [
         f"graph.{call}.interface={{_replace_: true, type: ppo_critic, args: {{value_norm: false}}}}"
@@ -101,7 +101,7 @@ def refusals(*overrides: str) -> list[tuple[str, str | None, str | None]]:
     return [(p.code, p.where, p.hint) for p in caught.value.problems]
 
 
-def test_on_the_command_line(folder: Path):
+def test_synonyms_on_the_command_line_are_translated(folder: Path):
     assert refusals("algorithm.kl_ctrl.kl_coef=0.1") == [
         ("R42", "command line", '"kl_ctrl.kl_coef" is called ppo.kl_ctl in rlcli')
     ]
@@ -124,7 +124,7 @@ def test_a_pasted_section_is_translated_key_by_key(folder: Path):
     }
 
 
-def test_a_key_that_stands_elsewhere_in_the_recipe(folder: Path):
+def test_a_key_without_its_section_gets_a_suggestion(folder: Path):
     """Below a role, in a block, or among a component's arguments."""
     assert refusals("kl_ctl=0.1") == [("R43", "command line", "did you mean ppo.kl_ctl?")]
     assert refusals("actor.path=x") == [("R43", "command line", "did you mean models.actor?")]

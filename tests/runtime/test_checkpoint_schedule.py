@@ -47,7 +47,7 @@ def test_whether_a_checkpoint_is_planned_before_a_step_is_known_as_it_begins(siz
     """Steps of an epoch: one is due after each that reaches an end."""
     schedule = Schedule(Checkpoint(every_seconds=None, every_epochs=1), sizes)
     for step in range(sizes.first_step + 1, 80):
-        ends = any(place % sizes.rows == 0 for place in range(sizes.place(step - 1) + 1, sizes.place(step) + 1))
+        ends = any(place % sizes.rows == 0 for place in range(sizes.position(step - 1) + 1, sizes.position(step) + 1))
         assert schedule.is_due(step) == ends
 
 
@@ -61,8 +61,8 @@ def test_a_checkpoint_that_is_far_away_is_not_due():
 
 def test_steps_of_another_size_begin_at_the_place_that_was_reached():
     whole = StepSizes(rows=10, per_step=4)
-    wider = StepSizes(rows=10, per_step=6, first_step=3, first_place=whole.place(3))
-    assert [wider.place(step) for step in (3, 4, 5)] == [12, 18, 24]
+    wider = StepSizes(rows=10, per_step=6, first_step=3, first_position=whole.position(3))
+    assert [wider.position(step) for step in (3, 4, 5)] == [12, 18, 24]
 
 
 def test_a_dataset_is_told_from_another_by_its_rows():

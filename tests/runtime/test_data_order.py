@@ -14,7 +14,7 @@ from rlcli.topology import RolePlacement
 
 def step(order, sizes, number):
     """(epoch, row) of each sample of a step."""
-    return [order.at(place) for place in range(sizes.place(number), sizes.place(number + 1))]
+    return [order.at(place) for place in range(sizes.position(number), sizes.position(number + 1))]
 
 
 @given(rows=st.integers(1, 40), per_step=st.integers(1, 40), seed=st.integers(0, 9))
@@ -77,6 +77,6 @@ def test_with_an_end_the_last_step_is_smaller_and_no_row_comes_twice():
     order, sizes = DataOrder(rows=10, seed=1, shuffle=False), StepSizes(rows=10, per_step=4, end=10)
     assert [sizes.size(number) for number in range(4)] == [4, 4, 2, 0]
     assert [row for number in range(3) for _, row in step(order, sizes, number)] == list(range(10))
-    assert sizes.place(3) == 10
-    resumed = StepSizes(rows=10, per_step=4, first_step=2, first_place=8, end=10)
+    assert sizes.position(3) == 10
+    resumed = StepSizes(rows=10, per_step=4, first_step=2, first_position=8, end=10)
     assert step(order, resumed, 2) == step(order, sizes, 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.runtime.measures import Moments, measures, scores_of, shown_scores
+from rlcli.runtime.output_checks import Moments, measures, scores_of
 
 
 def scored(solved, **others):
@@ -65,10 +65,8 @@ def test_lengths_and_ends_of_responses():
 
 
 def test_scores_of_training_are_told_response_by_response():
-    assert shown_scores(scored([[True, False], [True]], rewards=[2.0, 0.0, 1.0])) == {
-        "reward": [2, 0, 1],
-        "accuracy": [1, 0, 1],
-    }
+    output = scored([[True, False], [True]], rewards=[2.0, 0.0, 1.0])
+    assert scores_of(output, {}, evaluates=False) == {"reward": [2, 0, 1], "accuracy": [1, 0, 1]}
 
 
 def test_every_score_that_a_reward_call_names_is_told_by_its_key():

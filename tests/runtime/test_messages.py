@@ -19,17 +19,17 @@ TOKEN = b"t" * 32
     Reply(7, 0, failure=Failure("DataError", "what", "F31", "a.jsonl:3", None, "trace")),
 ])  # fmt: skip
 def test_a_message_survives_the_wire(message):
-    assert unpack(pack(message, TOKEN), TOKEN, type(message)) == message
+    assert unpack([pack(message, TOKEN)], TOKEN, type(message)) == message
 
 
 def test_another_token_is_refused():
     with pytest.raises(ProtocolError, match="token"):
-        unpack(pack(Request(1, "save"), b"x" * 32), TOKEN, Request)
+        unpack([pack(Request(1, "save"), b"x" * 32)], TOKEN, Request)
 
 
 def test_a_reply_is_no_request():
     with pytest.raises(ProtocolError):
-        unpack(pack(Reply(1, 0), TOKEN), TOKEN, Request)
+        unpack([pack(Reply(1, 0), TOKEN)], TOKEN, Request)
 
 
 VALUES = st.recursive(
@@ -43,7 +43,7 @@ FIELDS = st.sampled_from(["number", "op", "args", "rank", "name", "value", "fail
 def test_garbage_is_an_error_of_the_protocol_and_nothing_else(frame):
     for cls in (Request, Reply, Report):
         with pytest.raises(ProtocolError):
-            unpack(frame, TOKEN, cls)
+            unpack([frame], TOKEN, cls)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine it says nothing
@@ -51,7 +51,7 @@ def test_garbage_is_an_error_of_the_protocol_and_nothing_else(frame):
 def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
     frame = msgpack.packb({**fields, "kind": cls.__name__.lower(), "token": TOKEN}, default=str)
     try:
-        message = unpack(frame, TOKEN, cls)
+        message = unpack([frame], TOKEN, cls)
     except ProtocolError:
         return
     assert pack(message, TOKEN)
@@ -60,7 +60,7 @@ def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
 
 def test_a_long_message_is_not_even_parsed():
     with pytest.raises(ProtocolError, match="at most 50 are read"):
-        unpack(pack(Request(1, "x" * 100), TOKEN), TOKEN, Request, most=50)
+        unpack([pack(Request(1, "x" * 100), TOKEN)], TOKEN, Request, most=50)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_a_long_message_is_not_even_parsed():
 )
 def test_an_error_keeps_its_class_on_the_way(name):
     error = getattr(errors, name)("what", where="here", hint="do", code="F99")
-    failure = Failure.of(error, "rank 1 pid 5", "")
-    arrived = unpack(pack(Reply(1, 1, failure=failure), TOKEN), TOKEN, Reply).failure.as_error()
+    failure = Failure.of(error, "rank 1 pid 5")
+    arrived = unpack([pack(Reply(1, 1, failure=failure), TOKEN)], TOKEN, Reply).failure.as_error()
     assert type(arrived) is type(error)
     assert str(arrived) == str(error)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError, NumericError, ProjectError, RlcliError
 from rlcli.runtime.data_order import digest_rows
-from rlcli.runtime.measures import Moments
-from rlcli.runtime.origin import CallOrigin, RowOrigin
+from rlcli.runtime.faults import CallOrigin, RowOrigin
 from rlcli.runtime.output_checks import (
+    Moments,
     checked_output,
     checked_row,
     read_counts,
@@ -301,7 +301,7 @@ def test_stats_of_any_kind_of_number():
 
 def test_counts_are_numbers_in_metadata():
     assert read_counts({"errors": [1, 2], "note": ["a", "b"], "some": [1, None], "none": []}, MINE) == {
-        "errors": Moments(total=3.0, squares=5.0, count=2)
+        "errors": Moments(total=3.0, squares=5.0, size=2)
     }
     with pytest.raises(ProjectError, match="counted errors as a value of type int"):
         read_counts({"errors": [10**400]}, MINE)
@@ -312,7 +312,7 @@ def test_sums_in_metadata_are_pairs_of_a_sum_and_a_count():
         "shaped_reward": [(1.5, 2), (-0.5, 1), (0.0, 0)], "nothing": [], "note": [("a", 1), ("b", 2)],
         "counts": [1, 2], "some": [(1.0, 1), None], "triples": [(1.0, 1, 1)], "lists": [[1.0, 1]],
     }  # fmt: skip
-    assert read_sums(metadata) == {"shaped_reward": Moments(total=1.0, squares=0.0, count=3)}
+    assert read_sums(metadata) == {"shaped_reward": Moments(total=1.0, squares=0.0, size=3)}
     assert read_counts(metadata, MINE).keys() == {"counts"}
     assert math.isnan(read_sums({"nobody": [(0.0, 0)]})["nobody"].mean)
 

@@ -41,7 +41,7 @@ def start(folder, answer, **hello):
     def work():
         link = ZmqWorker(folder, 0)
         try:
-            link.serve(answer, lambda error: Failure.of(error, "reward-pool0", ""), cpu_s=7.0, **hello)
+            link.serve(answer, lambda error: Failure.of(error, "reward-pool0"), cpu_s=7.0, **hello)
         except Died:
             link.close()
 

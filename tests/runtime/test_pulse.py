@@ -178,7 +178,7 @@ def test_requests_that_may_be_lost_with_their_connection_end_the_run(master):
 
 
 def serve(link: ZmqWorker):
-    link.serve(lambda request: {}, lambda error: Failure.of(error, "rank 0", ""))
+    link.serve(lambda request: {}, lambda error: Failure.of(error, "rank 0"))
 
 
 def test_the_file_with_the_keys_is_there_in_one_piece(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
-from rlcli.runtime.slice_plan import plan_slices
+from rlcli.runtime.weight_flow import plan_slices
 
 SHAPES = {"embedding": (7, 4), "norm": (5,), "projection": (6, 8), "scale": ()}
 
@@ -65,11 +65,11 @@ def test_what_is_wanted_arrives_whole_from_ranks_that_have_it(held, wanted, size
         assert [bucket.names for bucket in plan] == [bucket.names for bucket in plans[0]]
     for target, plan in plans.items():
         for one in (one for bucket in plan for one in bucket.slices if one.target == target):
-            assert one.held in held[one.source]
-            assert one.wanted in wanted[one.target]
-            place = arrived[one.target, one.wanted]
-            assert (place[one.block.within(one.wanted)] == -1).all()  # nothing comes twice
-            place[one.block.within(one.wanted)] = read(one.held)[one.block.within(one.held)]
+            assert one.source_block in held[one.source]
+            assert one.target_block in wanted[one.target]
+            place = arrived[one.target, one.target_block]
+            assert (place[one.block.within(one.target_block)] == -1).all()  # nothing comes twice
+            place[one.block.within(one.target_block)] = read(one.source_block)[one.block.within(one.source_block)]
     for (_, block), numbers in arrived.items():
         assert (numbers == read(block)).all()
     names = [name for bucket in plans[0] for name in bucket.names]

@@ -13,7 +13,7 @@ from torch.distributed import DistStoreError, HashStore, PrefixStore, ProcessGro
 from rlcli.launch.meeting import MeetingFolder
 from rlcli.runtime.control import Control
 from rlcli.runtime.messages import Reply, Request, pack, unpack
-from rlcli.runtime.store_client import RunStore
+from rlcli.runtime.store import RunStore
 from rlcli.runtime.transport import ZmqMaster
 
 
@@ -112,7 +112,7 @@ def test_questions_that_make_no_sense_are_dropped_and_later_ones_answered(contro
         socket.send(pack(question, token))
     socket.send(pack(Request(7, "count"), control.token))
     assert socket.poll(5000)
-    assert unpack(socket.recv(), control.token, Reply) == Reply(7, 0, {"value": 0})
+    assert unpack(socket.recv_multipart(), control.token, Reply) == Reply(7, 0, {"value": 0})
     socket.close()
     context.term()
 

@@ -5,8 +5,8 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.errors import DataError
-from rlcli.runtime import streams
-from rlcli.runtime.streams import StreamRows
+from rlcli.runtime import data_order
+from rlcli.runtime.data_order import StreamRows
 
 
 class Numbers:
@@ -52,7 +52,7 @@ def test_the_end_is_known_even_if_the_first_row_asked_for_is_beyond_it(first):
 
 
 def test_a_row_that_is_not_kept_any_more_is_read_again(monkeypatch):
-    monkeypatch.setattr(streams, "KEPT", 2)
+    monkeypatch.setattr(data_order, "CACHED_ROWS", 2)
     source = Numbers(10)
     rows = StreamRows(source, "train")
     assert [content(rows.row(0, number)) for number in (0, 1, 2, 3, 0, 1)] == [(0, n) for n in (0, 1, 2, 3, 0, 1)]

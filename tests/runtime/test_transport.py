@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from rlcli import errors
+from rlcli import errors, processes
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.runtime import control, messages, own_pauses, pulse, transport
+from rlcli.runtime import control, messages, pulse, transport
 from rlcli.runtime.control import Control
-from rlcli.runtime.inline_transport import InlineTransport
-from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Request, pack
-from rlcli.runtime.transport import HELLO, ZmqMaster, ZmqWorker
+from rlcli.runtime.messages import HELLO, Failure, ProtocolError, Reply, Report, Request, pack
+from rlcli.runtime.transport import InlineTransport, ZmqMaster, ZmqWorker
 
 
 class Ranks:
@@ -36,7 +35,7 @@ class Ranks:
     def start(self, rank, handle):
         def work():
             link = ZmqWorker(self.folder, rank)
-            link.serve(handle, lambda error: Failure.of(error, f"rank {rank}", ""))
+            link.serve(handle, lambda error: Failure.of(error, f"rank {rank}"))
             link.close()
 
         self.threads.append(threading.Thread(target=work, daemon=True))
@@ -139,7 +138,7 @@ def test_a_message_travels_in_frames_of_bounded_size(ranks, size):
 
 def test_frames_that_are_no_message_together_are_refused():
     with pytest.raises(ProtocolError, match="bytes; at most"):
-        control.join([b"x" * (messages.LARGEST // 2)] * 3)
+        messages.unpack([b"x" * (messages.LARGEST // 2)] * 3, b"token", Reply)
 
 
 def test_strangers_are_not_heard(ranks):
@@ -191,7 +190,7 @@ def test_an_error_of_a_worker_arrives_and_the_worker_lives_on(ranks):
 
 def test_a_worker_that_cannot_start_says_why(ranks):
     link = ZmqWorker(ranks.folder, 0)
-    link.fail(Failure.of(errors.ResourceError("no such device", code="R50"), "rank 0", ""))
+    link.fail(Failure.of(errors.ResourceError("no such device", code="R50"), "rank 0"))
     with pytest.raises(errors.ResourceError, match="no such device"):
         ranks.master.wait_for_workers(10)
     link.close()
@@ -232,7 +231,7 @@ def clock(monkeypatch):
         told.away += told.hurry
         return time.monotonic() + told.away
 
-    for module in (transport, own_pauses):
+    for module in (transport, processes):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     return told
 
@@ -243,7 +242,7 @@ def clock(monkeypatch):
 ])  # fmt: skip
 def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, clock, deadline, says):
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 1000.0)
-    monkeypatch.setattr(own_pauses, "PAUSE", 1000.0)
+    monkeypatch.setattr(processes, "PAUSE", 1000.0)
     monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
     ranks.start(0, echo)
     ranks.master.wait_for_workers(10)
@@ -311,7 +310,7 @@ def test_a_report_reaches_the_master_while_the_worker_is_busy(ranks):
                 busy.wait(20)
             return {}
 
-        link.serve(handle, lambda error: Failure.of(error, "rank 0", ""))
+        link.serve(handle, lambda error: Failure.of(error, "rank 0"))
         link.close()
 
     ranks.threads.append(threading.Thread(target=work, daemon=True))

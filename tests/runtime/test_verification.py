@@ -10,8 +10,9 @@ import pytest
 from rlcli.checkpoint import verify
 from rlcli.checkpoint.manifest import MANIFEST, FileDigest, Manifest
 from rlcli.checkpoint.verify import newest_complete
-from rlcli.runtime import verification
-from rlcli.runtime.verification import shared_out, verify_on_ranks, verify_share
+from rlcli.runtime import checkpoints
+from rlcli.runtime.checkpoints import shared_out, verify_on_ranks
+from rlcli.runtime.saving import verify_share
 
 
 def part(rank, size=100, folder="models/actor"):
@@ -69,7 +70,7 @@ def test_ranks_find_each_changed_byte(checkpoint):
 
 
 def test_large_checkpoints_get_time_to_be_read(checkpoint, monkeypatch):
-    monkeypatch.setattr(verification, "SLOWEST", 100)
+    monkeypatch.setattr(checkpoints, "SLOWEST", 100)
     ranks = AnsweringRanks()
     asyncio.run(verify_on_ranks(checkpoint, ranks, 1, 60))
     assert ranks.deadlines == [60 + 6 * 5000 / 100]

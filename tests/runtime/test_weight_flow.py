@@ -228,14 +228,14 @@ def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path,
 
     monkeypatch.setattr(follower.module, "take_parameters", half)
     with pytest.raises(OSError, match="lost"):
-        ask("copy_weights", source="actor", target="ref", eta=1.0)
+        ask("copy_weights", after="actor_train")
     monkeypatch.undo()
     assert follower.version.global_step == 0
     with pytest.raises(WorkerError, match="ref has weights of two versions"):
         ask("run_call", call="ref_inf", ids=["a"])
     ask("restore", folder=str(tmp_path), versions={}, interfaces={})
     ask("run_call", call="ref_inf", ids=["a"])
-    ask("copy_weights", source="actor", target="ref", eta=1.0)
+    ask("copy_weights", after="actor_train")
     assert follower.version.global_step == 3
 
 

@@ -53,7 +53,7 @@ def test_the_tests_of_all_scaffolds_pass(full):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3 * files - 2
 
 
-def test_rendered_files_have_our_style(full):
+def test_rendered_files_pass_lint_and_format(full):
     ruff = str(Path(sys.executable).parent / "ruff")
     config = ("--config", str(ROOT / "pyproject.toml"), "--no-cache", ".")
     done = run(ruff, "check", *config, cwd=full)
@@ -63,7 +63,7 @@ def test_rendered_files_have_our_style(full):
 
 
 @pytest.mark.parametrize("like", ["group_relative", "sft", "dpo", "math_reward"])
-def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
+def test_a_copied_interface_differs_only_in_its_names(project, like):
     name = f"my-{like.replace('_', '-')}"
     write(plan("interface", name, project, like=like))
     text = (project / "interfaces" / f"my_{like}.py").read_text()
@@ -75,13 +75,13 @@ def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
     assert text.count(cls) >= 2
 
 
-def test_a_copy_of_an_interface_passes_its_tests(project):
+def test_a_copied_interface_passes_its_tests(project):
     write(plan("interface", "my-baseline", project, like="group_relative"))
     done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-baseline", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_only_interfaces_are_copied(project):
+def test_only_interfaces_can_be_copied(project):
     with pytest.raises(UsageError, match="copies an interface, not a dataset"):
         plan("dataset", "qa", project, like="sft")
     with pytest.raises(UnknownComponent, match="did you mean 'sft'"):
@@ -119,14 +119,14 @@ def test_mistakes_in_a_new_estimator_are_found(project, bug, check):
     assert check in done.stdout
 
 
-def test_every_template_is_used_and_lacks_no_word(project):
+def test_every_template_is_used_and_missing_values_are_errors(project):
     used = {template for files in KINDS.values() for template in files} | set(filter(None, COPIES.values()))
     assert used < {path.name for path in HERE.glob("*.j2")}
     with pytest.raises(UndefinedError):
         render("dataset.py.j2", name="x")
 
 
-def test_nothing_is_overwritten_and_nothing_is_left_half_done(project):
+def test_existing_files_are_not_overwritten_and_nothing_else_is_written(project):
     layer = project / "recipes" / "data" / "qa.yaml"
     layer.parent.mkdir()
     layer.write_text("mine")
@@ -137,7 +137,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_half_done(project):
     assert not (project / "tests").exists()
 
 
-def test_a_failure_takes_back_what_was_written(project):
+def test_a_failure_removes_the_files_already_written(project):
     (project / "tests").write_text("a file where a folder should be")
     with pytest.raises(ResourceError, match="not writable"):
         write(plan("dataset", "qa", project))
@@ -166,7 +166,7 @@ def test_bad_names_are_refused(project, kind, name, message):
         plan(kind, name, project)
 
 
-def test_a_folder_that_is_a_python_project_is_told_how_to_become_ours(tmp_path):
+def test_a_python_project_is_refused_with_the_setting_to_add(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(UsageError, match=r"\[tool\.rlcli\]"):
         write(plan_project(tmp_path))

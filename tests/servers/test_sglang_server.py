@@ -51,19 +51,19 @@ ENVIRONMENT = {"PYTHONPATH": str(ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"}
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 PADDED_TO = 64
-"""SGLang's matrices of the vocabulary have a multiple of so many rows."""
+"""SGLang pads its matrices of the vocabulary to a multiple of this many rows."""
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """(folder, tokenizer) of the tiny model's 97 tokens."""
     words = {f"w{id_}": id_ for id_ in range(VOCABULARY)}
-    made = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), eos_token=f"w{END}", pad_token="w0"
     )
     folder = tmp_path_factory.mktemp("tokenizer")
-    made.save_pretrained(folder)
-    return folder, made
+    tokenizer.save_pretrained(folder)
+    return folder, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def ours(tmp_path_factory, tokenizer):
 
 @contextmanager
 def own_servers(run_dir, count, **options):
-    """An engine that starts so many servers with these options."""
+    """An engine that starts `count` servers with these options."""
     group = Group("server", "server", (0,) * count)
     members = Members(run_dir, run_environment(1))
     members.start([group], node=0)
@@ -110,18 +110,18 @@ def follow(engine, seed):
     engine.take_parameters(SimpleNamespace(parameter_blocks=lambda: iter(blocks)), 1.0)
 
 
-def held_by_sglang(lm):
-    """Name → weight, as SGLang joins and pads those of llama: what it computes digests of."""
-    weights = {name: one.detach() for name, one in lm.named_parameters()}
-    made = {}
-    for name, one in weights.items():
-        place, _, kind = name.removesuffix(".weight").rpartition(".")
-        whole = next((whole for whole, parts in FUSED.items() if kind in parts), kind)
-        parts = [weights[f"{place}.{part}.weight"] for part in FUSED[whole]] if whole in FUSED else [one]
-        rows = -len(one) % PADDED_TO if kind in ("embed_tokens", "lm_head") else 0
-        held = ".".join(filter(None, (place, whole, "weight")))
-        made[held] = pad(torch.cat(parts), (0, 0) * (one.ndim - 1) + (0, rows))
-    return made
+def weights_in_sglang(lm):
+    """Name → weight, as SGLang joins and pads llama's weights before it computes their digests."""
+    weights = {name: weight.detach() for name, weight in lm.named_parameters()}
+    joined = {}
+    for name, weight in weights.items():
+        prefix, _, kind = name.removesuffix(".weight").rpartition(".")
+        fused = next((fused for fused, sources in FUSED.items() if kind in sources), kind)
+        sources = [weights[f"{prefix}.{source}.weight"] for source in FUSED[fused]] if fused in FUSED else [weight]
+        rows = -len(weight) % PADDED_TO if kind in ("embed_tokens", "lm_head") else 0
+        name_there = ".".join(filter(None, (prefix, fused, "weight")))
+        joined[name_there] = pad(torch.cat(sources), (0, 0) * (weight.ndim - 1) + (0, rows))
+    return joined
 
 
 def checksums(server):
@@ -143,50 +143,50 @@ class TestContract(BackendContract):
         yield
         ours._push()
 
-    def engine(self, family=None, **wanted):
+    def engine(self, family=None, **settings):
         server = next(self.turns)
         os.environ["RLCLI_TEST_KEY"] = server.endpoint.key
         self.args = {
             "urls": [server.endpoint.url], "api_key_env": "RLCLI_TEST_KEY", "update": next(self.ways),
             "weights_folder": str(self.tmp_path),
         }  # fmt: skip
-        return super().engine(family, **wanted)
+        return super().engine(family, **settings)
 
     def test_sampling_follows_the_distribution(self):
         pytest.skip("4,000 requests")
 
 
-def test_two_servers_hold_the_weights_at_the_end_of_a_chain_of_updates(ours):
+def test_two_servers_hold_the_last_weights_after_several_updates(ours):
     for seed in (5, 6, 7):
         follow(ours, seed)
-        wanted = greedy_answers(tiny_model("llama", seed=seed).double(), prompts(), 12)
-        assert [one.tolist() for one in generate(ours, greedy=True).tokens] == wanted
+        expected = greedy_answers(tiny_model("llama", seed=seed).double(), prompts(), 12)
+        assert [one.tolist() for one in generate(ours, greedy=True).tokens] == expected
     digests = digests_of(tiny_model("llama", seed=7))
     for server in servers_of(ours):
-        held = checksums(server)
-        assert {name: held.get(name) for name in digests} == digests
+        digests_there = checksums(server)
+        assert {name: digests_there.get(name) for name in digests} == digests
 
 
 def digests_of(lm):
     """Name → digest of a weight, as SGLang computes it."""
     return {
-        name: hashlib.sha256(one.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
-        for name, one in held_by_sglang(lm).items()
+        name: hashlib.sha256(weight.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+        for name, weight in weights_in_sglang(lm).items()
     }
 
 
-def test_a_server_in_bfloat16_is_sent_bfloat16_and_holds_it(tmp_path, tokenizer):
+def test_a_server_in_bfloat16_receives_and_holds_bfloat16(tmp_path, tokenizer):
     with own_servers(tmp_path, 1, dtype="bfloat16", tokenizer_path=str(tokenizer[0])) as engine:
         follow(engine, 5)
         (file,) = engine._weights.folder.glob("*.safetensors")
         with safe_open(file, framework="pt") as stored:
             assert {stored.get_slice(name).get_dtype() for name in stored.keys()} == {"BF16"}  # noqa: SIM118
         digests = digests_of(tiny_model("llama", seed=5).bfloat16())
-        held = checksums(servers_of(engine)[0])
-        assert {name: held.get(name) for name in digests} == digests
+        digests_there = checksums(servers_of(engine)[0])
+        assert {name: digests_there.get(name) for name in digests} == digests
 
 
-def test_a_seed_gives_the_same_response_alone_and_among_others(ours):
+def test_a_seed_gives_the_same_response_at_any_concurrency(ours):
     """With enable_deterministic_inference, that is; other seeds give other responses."""
     first, again = (generate(ours, responses_per_prompt=4, max_new_tokens=20).tokens for _ in range(2))
     assert [one.tolist() for one in again] == [one.tolist() for one in first]
@@ -196,44 +196,44 @@ def test_a_seed_gives_the_same_response_alone_and_among_others(ours):
 
 
 def test_a_server_of_another_model_is_refused(ours, tokenizer):
-    server, (_, made) = servers_of(ours)[0], tokenizer
-    right = Expected("actor", made, VOCABULARY, ranks=1, seconds=600.0)
+    server, (_, tokenizer_of_servers) = servers_of(ours)[0], tokenizer
+    right = Expected("actor", tokenizer_of_servers, VOCABULARY, ranks=1, seconds=600.0)
     check_model(server, right)
     check_logprobs(server, right)
-    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"w0": 0, "w2": 1}, unk_token="w0")))
-    for wrong, said in (
-        (replace(right, tokenizer=other), "the tokens of 'w2' are"),
+    foreign = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"w0": 0, "w2": 1}, unk_token="w0")))
+    for wrong, message in (
+        (replace(right, tokenizer=foreign), "the tokens of 'w2' are"),
         (replace(right, ids=VOCABULARY - 1), "its vocabulary is larger than the 96 ids here"),
         (replace(right, ids=VOCABULARY + 1), "its vocabulary is smaller than the 98 ids here"),
     ):
-        with pytest.raises(ModelError, match=said):
+        with pytest.raises(ModelError, match=message):
             check_model(server, wrong)
     with pytest.raises(UsageError, match="is 1 processes"):
         check_model(server, replace(right, ranks=2))
 
 
-def test_memory_is_given_back_and_the_weights_are_there_again(ours):
-    wanted = [one.tolist() for one in generate(ours, greedy=True).tokens]
+def test_weights_are_restored_after_an_offload(ours):
+    expected = [one.tolist() for one in generate(ours, greedy=True).tokens]
     ours.offload()
-    assert [one.tolist() for one in generate(ours, greedy=True).tokens] == wanted
+    assert [one.tolist() for one in generate(ours, greedy=True).tokens] == expected
 
 
-def test_a_server_that_is_killed_mid_rollout_comes_back_with_the_present_weights(ours):
+def test_a_server_killed_during_a_rollout_returns_with_the_current_weights(ours):
     follow(ours, seed=3)
-    wanted = [one.tolist() for one in generate(ours, greedy=True, max_new_tokens=60).tokens]
+    expected = [one.tolist() for one in generate(ours, greedy=True, max_new_tokens=60).tokens]
     victim = server_process(servers_of(ours)[0])
     killer = threading.Timer(0.5, victim.kill)
     killer.start()
-    found = generate(ours, greedy=True, max_new_tokens=60, responses_per_prompt=8)
+    rollout = generate(ours, greedy=True, max_new_tokens=60, responses_per_prompt=8)
     killer.join()
-    assert [one.tolist() for one in found.tokens[::8]] == wanted
-    assert len(found.tokens) == 8 * len(wanted)
+    assert [one.tolist() for one in rollout.tokens[::8]] == expected
+    assert len(rollout.tokens) == 8 * len(expected)
     again = generate(ours, greedy=True, max_new_tokens=60, responses_per_prompt=2)
-    assert [one.tolist() for one in again.tokens[::2]] == wanted
+    assert [one.tolist() for one in again.tokens[::2]] == expected
     assert [server.lives for server in servers_of(ours)] == [2, 1]
 
 
-def test_a_tokenizer_with_other_ends_is_served_exactly(ours):
+def test_additional_stop_tokens_end_responses_exactly(ours):
     """A server stops at the end token of its own configuration: the rest is asked for."""
     answer = generate(ours, greedy=True).tokens[0].tolist()
     with ExitStack() as stack:

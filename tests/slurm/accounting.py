@@ -72,8 +72,8 @@ class AccountedCluster(Cluster):
                    "user": "root", "innodb-log-file-size": "8M", "innodb-flush-log-at-trx-commit": 0}  # fmt: skip
         command = ["mariadbd", "--no-defaults", "--skip-networking", "--skip-grant-tables"]
         command += [f"--{name}={value}" for name, value in options.items()]
-        made = b"create database mysql;\nuse mysql;\n" + tables[0].read_bytes()
-        subprocess.run([*command, "--bootstrap"], input=made, capture_output=True, cwd=self._home, check=True)
+        statements = b"create database mysql;\nuse mysql;\n" + tables[0].read_bytes()
+        subprocess.run([*command, "--bootstrap"], input=statements, capture_output=True, cwd=self._home, check=True)
         self._start("mariadbd", command)
         wait_for((self._data / "socket").exists, READY_WITHIN)
 

@@ -130,10 +130,10 @@ class Cluster:
             command = ["unshare", "--mount", "sh", "-c", hide, str(self.unshared), *command]
         self._start(node, command)
 
-    def _start(self, name: str, command: list[str], more: Mapping[str, str] = MappingProxyType({})) -> None:
+    def _start(self, name: str, command: list[str], variables: Mapping[str, str] = MappingProxyType({})) -> None:
         with open(self._home / f"{name}.out", "ab") as out:
             self._daemons[name] = subprocess.Popen(
-                command, env={**self.environment, **more}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                command, env={**self.environment, **variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 cwd=self._home, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
@@ -153,7 +153,7 @@ class Cluster:
             wait_for(lambda: not self.run("squeue", "--noheader"), KILL_WAIT + READY_WITHIN)
 
     def lose_node(self, node: str) -> None:
-        """Have a node die with all that runs on it."""
+        """Make a node die with all of its processes."""
         self._daemons[node].kill()
         self._daemons[node].wait(READY_WITHIN)
         for process in self.step_daemons(node):
@@ -169,17 +169,17 @@ class Cluster:
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True).stdout
 
     def field(self, job: str, name: str) -> str:
-        """One field of what `scontrol show job` says."""
+        """One field of the output of `scontrol show job`."""
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
     @property
     def log(self) -> str:
-        """The last that the controller has written."""
+        """The last lines of the controller's log."""
         return "\n".join((self._home / "slurmctld.log").read_text().splitlines()[-40:])
 
     def step_daemons(self, node: str | None = None) -> list[psutil.Process]:
-        """Those which run steps and batch scripts of this cluster: `slurmstepd` keeps the variables of its `slurmd`."""
+        """The daemons that run steps and batch scripts: each `slurmstepd` keeps the variables of its `slurmd`."""
         return [one for one in psutil.process_iter() if _is_step_daemon(one, self._home, node)]
 
     def _is_up(self) -> bool:
@@ -199,16 +199,17 @@ class Cluster:
 def _is_step_daemon(process: psutil.Process, home: Path, node: str | None) -> bool:
     with contextlib.suppress(psutil.Error):
         if process.name() == "slurmstepd":
-            known = process.environ()
-            return known.get("SLURM_CONF") == str(home / "slurm.conf") and node in (None, known.get("SLURMD_NODENAME"))
+            variables = process.environ()
+            is_ours = variables.get("SLURM_CONF") == str(home / "slurm.conf")
+            return is_ours and node in (None, variables.get("SLURMD_NODENAME"))
     return False
 
 
 def _kill_family(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
-        for one in [process, *process.children(recursive=True)]:
+        for member in [process, *process.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGKILL)
+                member.send_signal(signal.SIGKILL)
 
 
 def wait_for(condition: Callable[[], object], seconds: float) -> None:
@@ -220,8 +221,8 @@ def wait_for(condition: Callable[[], object], seconds: float) -> None:
 
 
 def _free_ports(count: int) -> Iterator[int]:
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as probes:
         for _ in range(count):
-            probe = held.enter_context(socket.socket())
+            probe = probes.enter_context(socket.socket())
             probe.bind(("127.0.0.1", 0))
             yield int(probe.getsockname()[1])

@@ -17,26 +17,26 @@ def bring_up(request):
     """A context in which a cluster is up."""
 
     @contextmanager
-    def bring(made):
+    def bring(cluster):
         if "RLCLI_TEST_SLURM" not in os.environ:
             pytest.skip("needs Slurm: make test-slurm")
         try:
             try:
-                made.start()
+                cluster.start()
             except (AssertionError, OSError, subprocess.SubprocessError) as error:
-                request.config.stash.setdefault(NOT_HERE, {})[made.KIND] = str(error)
-                pytest.skip(f"a {made.KIND} does not start here")
-            yield made
+                request.config.stash.setdefault(NOT_HERE, {})[cluster.KIND] = str(error)
+                pytest.skip(f"a {cluster.KIND} does not start here")
+            yield cluster
         finally:
-            made.stop()
+            cluster.stop()
 
     return bring
 
 
 @pytest.fixture(scope="session")
 def cluster(bring_up, tmp_path_factory):
-    with bring_up(Cluster(tmp_path_factory.mktemp("slurm"))) as made:
-        yield made
+    with bring_up(Cluster(tmp_path_factory.mktemp("slurm"))) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -42,22 +42,22 @@ class Project:
 
     def submit(self, *overrides, run_dir="run", recipe="toy.yaml", options=()):
         """A run that is a job."""
-        told = self.rlcli("train", recipe, "--run-dir", run_dir, "--json", *options, *BY_SLURM, *overrides).stdout
-        return self.run(Path(json.loads(told)["folder"]))
+        report = self.rlcli("train", recipe, "--run-dir", run_dir, "--json", *options, *BY_SLURM, *overrides).stdout
+        return self.run(Path(json.loads(report)["folder"]))
 
     def run(self, folder):
         return Run(self.cluster, folder)
 
-    def pretend(self, name, state, body, *options, part=""):
-        """A run that says of itself only its state; `body` is the script of the job that is said to be its own. `part`:
-        of an array of which only that part is, such as `_2`."""
+    def pretend(self, name, state, body, *options, array_suffix=""):
+        """A run that records only its state; `body` is the script of the job recorded as its own. `array_suffix`:
+        of the only job of an array, such as `_2`."""
         folder = self.folder / "runs/toy" / name
         with RunDirectory.create(folder, "toy", command=["rlcli"]) as run:
             run.write_status(state, 2, 4)
         script = self.folder / f"{name}.sh"
         script.write_text(f"#!/bin/bash\n{body}\n")
         submit = ["sbatch", "--parsable", "--output=/dev/null", "--requeue", *options, str(script)]
-        job = self.cluster.run(*submit).strip() + part
+        job = self.cluster.run(*submit).strip() + array_suffix
         Submission(job, "emulated", "2026-11-22T23:41:52+00:00").write(folder)
         holder = {"owner": {"host": "elsewhere", "pid": 99, "started": 1.0}, "supervisor": None}
         (folder / "lock").write_text(json.dumps(holder))
@@ -76,7 +76,7 @@ class Run:
         self.cluster, self.folder = cluster, folder
         self.job = Submission.read(folder).job_id
         self._seen = 0
-        """Goes that have ended."""
+        """Allocations that have ended."""
 
     @property
     def status(self):

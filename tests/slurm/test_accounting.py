@@ -46,8 +46,8 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.fixture(scope="module", params=[AccountedCluster, Cluster], ids=["accounting", "none"])
 def cluster(request, bring_up, tmp_path_factory):
     """In place of the one of the other tests: its controller soon forgets a job that has ended."""
-    with bring_up(request.param(tmp_path_factory.mktemp("slurm"), FORGETS)) as made:
-        yield made
+    with bring_up(request.param(tmp_path_factory.mktemp("slurm"), FORGETS)) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def jobs(cluster, project):
         "late": project.pretend("late", "running", SLEEP),
         "lost": project.pretend("lost", "running", SLEEP, f"--nodelist={LOST}", "--no-requeue"),
         "again": project.pretend("again", "running", f'[ -n "$SLURM_RESTART_COUNT" ] || {SLEEP}'),
-        "part": project.pretend("part", "failed", "exit $SLURM_ARRAY_TASK_ID", "--array=2", part="_2"),
+        "part": project.pretend("part", "failed", "exit $SLURM_ARRAY_TASK_ID", "--array=2", array_suffix="_2"),
     }
     ids = {name: run.job for name, run in runs.items()}
     wait_for(lambda: all(is_running(cluster, ids[name]) for name in ("cancelled", "late", "lost", "again")), 30)
@@ -106,7 +106,7 @@ def put_back(cluster, run):
 
 
 def shown(project):
-    """What `rlcli status` says of every run, by name."""
+    """The output of `rlcli status` for each run, by name."""
     return {Path(one["run"]).name: one for one in json.loads(project.rlcli("status", "--json").stdout)["runs"]}
 
 
@@ -118,57 +118,57 @@ def states_expected(has_accounts):
     return {name: end.with_accounts if has_accounts else end.without for name, end in ENDS.items()}
 
 
-def test_the_queue_knows_none_of_them_and_the_accounts_all(cluster, jobs, has_accounts):
-    """What the tests below rely on, and the stand-ins of tests/launch."""
+def test_ended_jobs_are_not_in_the_queue_but_in_the_accounts(cluster, jobs, has_accounts):
+    """The tests below rely on this, as do the stand-ins of tests/launch."""
     for job in jobs.values():
         with pytest.raises(subprocess.CalledProcessError) as refused:
             cluster.run("scontrol", "show", "job", job)
         assert "Invalid job id" in refused.value.stderr
     listed = ",".join(jobs.values())
-    asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", f"--jobs={listed}"]
+    query = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", f"--jobs={listed}"]
     if not has_accounts:
         with pytest.raises(subprocess.CalledProcessError) as refused:
-            cluster.run(*asked)
+            cluster.run(*query)
         assert "Slurm accounting storage is disabled" in refused.value.stderr
         return
-    said = dict(line.split("|") for line in cluster.run(*asked).splitlines())
-    assert {name: said[job].split()[0] for name, job in jobs.items()} == {
+    recorded = dict(line.split("|") for line in cluster.run(*query).splitlines())
+    assert {name: recorded[job].split()[0] for name, job in jobs.items()} == {
         name: end.in_accounts for name, end in ENDS.items()
     }
-    assert said[jobs["held"]] == f"CANCELLED by {os.getuid()}"
+    assert recorded[jobs["held"]] == f"CANCELLED by {os.getuid()}"
     # a job that was put back has a record for each time; the last counts
-    assert "REQUEUED" in cluster.run(*asked, "--duplicates")
+    assert "REQUEUED" in cluster.run(*query, "--duplicates")
 
 
-def test_the_states_of_jobs(jobs, has_accounts):
-    found = look_up([*jobs.values(), "999999"])
+def test_jobs_have_the_states_of_the_accounts(jobs, has_accounts):
+    jobs_found = look_up([*jobs.values(), "999999"])
     if not has_accounts:
-        assert found == {}
+        assert jobs_found == {}
         return
-    assert {name: found[job].state for name, job in jobs.items()} == {
+    assert {name: jobs_found[job].state for name, job in jobs.items()} == {
         name: STATES[end.in_accounts] for name, end in ENDS.items()
     }
-    assert len(found) == len(jobs)
-    assert (found[jobs["lost"]].nodes, found[jobs["held"]].nodes) == (LOST, None)
-    assert found[jobs["late"]].starts.startswith("20")
-    assert not any(job.is_alive for job in found.values())
+    assert len(jobs_found) == len(jobs)
+    assert (jobs_found[jobs["lost"]].nodes, jobs_found[jobs["held"]].nodes) == (LOST, None)
+    assert jobs_found[jobs["late"]].starts.startswith("20")
+    assert not any(job.is_alive for job in jobs_found.values())
 
 
-def test_status_of_all_runs(project, jobs, has_accounts):
-    told = shown(project)
+def test_status_lists_the_state_of_every_run(project, jobs, has_accounts):
+    statuses = shown(project)
     assert states_shown(project) == states_expected(has_accounts)
-    assert {name: one["job"] for name, one in told.items()} == jobs
-    assert (told["done"]["step"], told["failed"]["step"]) == (3, 2)
+    assert {name: one["job"] for name, one in statuses.items()} == jobs
+    assert (statuses["done"]["step"], statuses["failed"]["step"]) == (3, 2)
     reason = "its job ended: TIMEOUT" if has_accounts else f"job {jobs['late']} is not in the queue any more"
-    assert told["late"]["message"].startswith(reason)
+    assert statuses["late"]["message"].startswith(reason)
     if has_accounts:
-        assert "its job is over (COMPLETED)" in told["silent"]["message"]
-        assert "before the run began" not in told["held"]["message"]
-    assert told["lost"]["nodes"] == (LOST if has_accounts else None)
+        assert "its job is over (COMPLETED)" in statuses["silent"]["message"]
+        assert "before the run began" not in statuses["held"]["message"]
+    assert statuses["lost"]["nodes"] == (LOST if has_accounts else None)
 
 
 @pytest.mark.parametrize("name", ["done", "stopped", "late", "lost"])
-def test_status_of_one_run(project, jobs, has_accounts, name):
+def test_status_of_one_run_names_the_end_of_its_job(project, jobs, has_accounts, name):
     end, expected = ENDS[name], states_expected(has_accounts)[name]
     assert json.loads(project.rlcli("status", name, "--json").stdout)["state"] == expected
     head, *rows = project.rlcli("status", name).stdout.splitlines()
@@ -178,7 +178,7 @@ def test_status_of_one_run(project, jobs, has_accounts, name):
 
 
 @pytest.mark.parametrize("cluster", [AccountedCluster], indirect=True, ids=["accounting"])
-def test_while_accounting_is_down_the_files_answer(cluster, project, jobs):
+def test_status_falls_back_to_files_while_accounting_is_down(cluster, project, jobs):
     cluster.stop_slurmdbd()
     try:
         assert states_shown(project) == states_expected(False)

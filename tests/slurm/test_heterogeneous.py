@@ -21,7 +21,7 @@ def project(cluster, tmp_path):
     return Project(cluster, tmp_path)
 
 
-def test_a_run_on_two_kinds_of_nodes_gives_the_numbers_of_one(cluster, project):
+def test_a_run_on_two_kinds_of_nodes_gives_the_same_numbers(cluster, project):
     run = project.submit(*TWO_NODES)
     run.wait_until("COMPLETED")
     assert numbers(run.folder) == numbers(project.here("cluster.devices_per_node=2"))
@@ -32,7 +32,7 @@ def test_a_run_on_two_kinds_of_nodes_gives_the_numbers_of_one(cluster, project):
     assert "done" in project.rlcli("status", str(run.folder)).stdout
 
 
-def test_it_is_put_back_and_continues_where_it_was(cluster, project):
+def test_a_requeued_heterogeneous_job_continues_where_it_was(cluster, project):
     run = project.submit(*TWO_NODES, "train.steps=40", SLOW)
     run.wait_for_steps(3)
     shown = json.loads(project.rlcli("status", str(run.folder), "--json").stdout)
@@ -45,7 +45,7 @@ def test_it_is_put_back_and_continues_where_it_was(cluster, project):
     assert len(read_allocations(run.folder)) == 2
 
 
-def test_stopping_it_stops_all_of_its_parts(cluster, project):
+def test_stopping_a_heterogeneous_job_stops_all_of_its_parts(cluster, project):
     run = project.submit(*TWO_NODES, "train.steps=1000")
     run.wait_for_steps(2)
     project.rlcli("stop", str(run.folder))
@@ -54,7 +54,7 @@ def test_stopping_it_stops_all_of_its_parts(cluster, project):
     assert not cluster.run("squeue", "--noheader", "--states=running")
 
 
-def test_a_lost_node_of_one_part_puts_back_all_of_them(cluster, project):
+def test_a_lost_node_of_one_part_requeues_all_parts(cluster, project):
     run = project.submit(*TWO_NODES, "train.steps=40", "checkpoint.every_steps=2", SLOW)
     run.wait_for_steps(4)
     cluster.lose_node("node1")

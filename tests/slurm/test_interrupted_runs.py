@@ -28,7 +28,7 @@ def project(cluster, tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster, tmp_path_factory):
-    """The same run, which nobody has interrupted."""
+    """The same run without an interruption."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return Project(cluster, folder).here("train.steps=24", "cluster.devices_per_node=2")
 
@@ -45,9 +45,9 @@ def assert_same(run, undisturbed):
 def processes(run):
     """Name → process of all that the run has recorded, on all nodes, with its master and supervisor."""
     records = json.loads((run.folder / "procs.json").read_text())
-    found = {one["name"]: psutil.Process(one["pid"]) for one in records}
+    processes = {one["name"]: psutil.Process(one["pid"]) for one in records}
     holder = json.loads((run.folder / "lock").read_text())
-    return found | {
+    return processes | {
         "master": psutil.Process(holder["owner"]["pid"]),
         "supervisor": psutil.Process(holder["supervisor"]["pid"]),
     }
@@ -64,20 +64,20 @@ def test_a_preempted_run_commits_waits_and_continues_exactly(cluster, project, u
     run.wait_for_steps(3)
     urgent = project.folder / "urgent.sh"
     urgent.write_text("#!/bin/sh\nsleep 1000\n")
-    other = cluster.run("sbatch", "--parsable", "--partition=urgent", f"--nodes={len(NODES)}", "--exclusive",
+    urgent_job = cluster.run("sbatch", "--parsable", "--partition=urgent", f"--nodes={len(NODES)}", "--exclusive",
                         "--output=/dev/null", str(urgent)).strip()  # fmt: skip
     run.wait_until_put_back()
     committed = json.loads((run.folder / "committed.json").read_text())["step"]
     assert committed == run.steps >= 3  # no step was lost
     assert json.loads(project.rlcli("status", "run", "--json", "--runs", ".").stdout)["state"] == "waiting"
-    cluster.run("scancel", other)
+    cluster.run("scancel", urgent_job)
     run.begin_again()
     run.wait_until("COMPLETED")
     assert_same(run, undisturbed)
     assert [(one.restart, one.step) for one in read_allocations(run.folder)] == [(0, None), (1, committed)]
 
 
-def test_a_run_whose_node_is_lost_continues_exactly_from_its_last_checkpoint(cluster, project, undisturbed):
+def test_a_run_that_lost_a_node_continues_exactly_from_its_last_checkpoint(cluster, project, undisturbed):
     run = project.submit(*TWO_NODES, SLOW, "launch.slurm.nodelist=node[2-3]")
     run.wait_for_steps(6)
     family = [*processes(run).values()]
@@ -121,7 +121,7 @@ def test_a_rank_that_is_killed_is_replaced_within_the_job(cluster, project, undi
     assert "starting the workers again, restart 1 of 1" in run.log
 
 
-def test_a_cancelled_run_leaves_nothing_and_is_resumed_as_another_job(cluster, project, undisturbed):
+def test_a_cancelled_run_leaves_no_process_and_resumes_as_another_job(cluster, project, undisturbed):
     run = project.submit(*TWO_NODES, SLOW)
     run.wait_for_steps(5)
     family = [*processes(run).values()]
@@ -131,14 +131,14 @@ def test_a_cancelled_run_leaves_nothing_and_is_resumed_as_another_job(cluster, p
     assert_gone(family, GONE_WITHIN)
     assert json.loads(project.rlcli("status", "run", "--runs", ".", "--json").stdout)["state"] == "cancelled"
     first = run.job
-    told = json.loads(project.rlcli("resume", "run", "--json").stdout)
+    report = json.loads(project.rlcli("resume", "run", "--json").stdout)
     again = project.run(run.folder)
-    assert again.job == told["job"] != first
+    assert again.job == report["job"] != first
     again.wait_until("COMPLETED")
     assert_same(again, undisturbed)
 
 
-def test_before_its_time_is_up_a_run_commits_and_waits(cluster, project):
+def test_a_run_commits_and_is_requeued_before_its_time_is_up(cluster, project):
     """It commits at no other time."""
     run = project.submit("cluster.nodes=2", SLOW, "train.steps=10000", "launch.slurm.time=1m")
     run.wait_until_put_back()
@@ -150,7 +150,7 @@ def test_before_its_time_is_up_a_run_commits_and_waits(cluster, project):
     assert json.loads((run.folder / "committed.json").read_text())["step"] == status["step"] > 0
 
 
-def test_a_run_that_gets_nowhere_is_put_back_as_often_as_is_allowed(project):
+def test_a_run_without_progress_is_requeued_up_to_the_limit(project):
     run = project.submit("cluster.nodes=2", "toy.kill_rank=1", "launch.slurm.requeues=1", "train.steps=10000")
     run.wait_until_put_back()
     run.begin_again()
@@ -161,12 +161,12 @@ def test_a_run_that_gets_nowhere_is_put_back_as_often_as_is_allowed(project):
     assert "the job is not put back into the queue again (launch.slurm.requeues is 1)" in run.log
 
 
-def test_a_run_that_is_stopped_is_not_put_back(cluster, project):
+def test_a_stopped_run_is_not_requeued(cluster, project):
     run = project.submit(*ENDLESS, SLOW)
     run.wait_for_steps(2)
     began = time.monotonic()
-    told = json.loads(project.rlcli("stop", "run", "--runs", ".", "--json").stdout)
-    assert (told["how"], told["state"]) == ("stopped", "stopped")
+    report = json.loads(project.rlcli("stop", "run", "--runs", ".", "--json").stdout)
+    assert (report["how"], report["state"]) == ("stopped", "stopped")
     assert time.monotonic() - began < 60
     wait_for(lambda: run.state() == "COMPLETED", 30)
     assert cluster.field(run.job, "ExitCode") == "0:0"
@@ -192,7 +192,7 @@ cluster: {device: cpu}
 """
 
 
-def test_a_job_that_is_put_back_during_its_warm_start_continues_it(cluster, project):
+def test_a_job_requeued_during_its_warm_start_continues_it(cluster, project):
     (project.folder / "warm.yaml").write_text(WARM)
     (project.folder / "after.yaml").write_text(AFTER)
     run = project.submit(recipe="after.yaml")

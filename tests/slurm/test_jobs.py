@@ -1,4 +1,4 @@
-"""How jobs of every kind stand, as Slurm itself says it."""
+"""States of jobs of every kind, as Slurm itself reports them."""
 
 import pytest
 
@@ -10,34 +10,34 @@ from .cluster import wait_for
 
 @pytest.fixture
 def submit(cluster, tmp_path):
-    def one(body, *options):
+    def submit_script(body, *options):
         script = tmp_path / "job"
         script.write_text(f"#!/bin/bash\n{body}\n")
         return cluster.run("sbatch", "--parsable", "--output=/dev/null", *options, str(script)).strip()
 
-    return one
+    return submit_script
 
 
 def states(*jobs):
-    found = look_up(jobs)
-    return [found[job].state if job in found else None for job in jobs]
+    jobs_found = look_up(jobs)
+    return [jobs_found[job].state if job in jobs_found else None for job in jobs]
 
 
-def test_jobs_of_every_kind_are_told_apart_in_one_question(cluster, submit):
+def test_states_of_many_jobs_are_read_with_one_query(cluster, submit):
     runs, fails, killed = submit("sleep 100", "--nodelist=node2"), submit("exit 3"), submit("kill -9 $$")
     waits = submit("sleep 1", f"--dependency=afterok:{runs}")
     row, done = submit("sleep 100", "--array=0-2%1"), submit("exit 0")
     jobs = (runs, fails, killed, waits, f"{row}_0", f"{row}_2", done, "999", "--help")
     expected = ["running", "failed", "failed", "waiting", "running", "waiting", "done", None, None]
     wait_for(lambda: states(*jobs) == expected, 30)
-    found = look_up(jobs)
-    assert (found[runs].nodes, found[runs].is_alive, found[done].is_alive) == ("node2", True, False)
-    assert (found[waits].reason, found[f"{row}_2"].reason) == ("Dependency", "JobArrayTaskLimit")
+    jobs_found = look_up(jobs)
+    assert (jobs_found[runs].nodes, jobs_found[runs].is_alive, jobs_found[done].is_alive) == ("node2", True, False)
+    assert (jobs_found[waits].reason, jobs_found[f"{row}_2"].reason) == ("Dependency", "JobArrayTaskLimit")
     cancel(runs)
     wait_for(lambda: states(runs) == ["cancelled"], 30)
 
 
-def test_a_job_whose_node_is_lost_waits_again(cluster, submit):
+def test_a_job_that_lost_its_node_is_requeued(cluster, submit):
     job = submit("sleep 100", "--nodelist=node3", "--requeue")
     wait_for(lambda: states(job) == ["running"], 30)
     cluster.lose_node("node3")
@@ -48,6 +48,6 @@ def test_a_job_whose_node_is_lost_waits_again(cluster, submit):
         cluster.bring_back("node3")
 
 
-def test_nothing_but_an_id_reaches_the_command():
+def test_cancel_accepts_only_job_ids():
     with pytest.raises(ResourceError, match="is not the id of a job"):
         cancel("--user=root")

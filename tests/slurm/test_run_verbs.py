@@ -1,4 +1,4 @@
-"""`rlcli status` and `rlcli stop` of runs that are jobs, by what Slurm says and by their files."""
+"""`rlcli status` and `rlcli stop` of runs that are jobs, by the reports of Slurm and by their files."""
 
 import json
 import subprocess
@@ -25,12 +25,12 @@ def rlcli(cluster, folder, *arguments):
 
 @pytest.fixture
 def run_of(cluster, tmp_path):
-    """The id of the job of a run that says of itself only its state."""
+    """The id of the job of a run that records only its state."""
     project = Project(cluster, tmp_path)
-    return lambda *told: project.pretend(*told).job
+    return lambda *state: project.pretend(*state).job
 
 
-def test_runs_that_are_jobs(cluster, run_of, tmp_path):
+def test_status_and_stop_of_running_waiting_and_ended_jobs(cluster, run_of, tmp_path):
     jobs = {
         "runs": run_of("runs", "running", STOPS, "--nodelist=node2"),
         "waits": run_of("waits", "stopped", STOPS, "--hold"),
@@ -57,7 +57,7 @@ def test_runs_that_are_jobs(cluster, run_of, tmp_path):
     assert look_up_one(jobs["waits"]).state == "cancelled"
 
 
-def test_a_job_that_does_not_heed_the_signal_is_cancelled(cluster, run_of, tmp_path):
+def test_a_job_that_ignores_the_signal_is_cancelled(cluster, run_of, tmp_path):
     job = run_of("deaf", "running", 'trap "" USR1; sleep 100 & wait; sleep 100')
     wait_for(lambda: look_up_one(job).state == "running", 30)
     assert rlcli(cluster, tmp_path, "stop", "deaf", "--grace", "1", "--json")["how"] == "ended at once"

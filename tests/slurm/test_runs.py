@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_sglang_path import path_of_the_fake
+from fake_sglang_path import fake_python_path
 from run_files import numbers
 from toy_project import TINY_PPO
 
@@ -41,8 +41,8 @@ def test_ppo_on_two_nodes_of_two_ranks_gives_the_numbers_of_four(project):
     assert "done" in project.rlcli("status", str(run.folder)).stdout
 
 
-def test_servers_are_started_by_the_agents_of_their_nodes(project):
-    path = path_of_the_fake(project.folder)
+def test_servers_are_started_on_their_nodes(project):
+    path = fake_python_path(project.folder)
     servers = {"python": sys.executable, "update": "disk", "environment": {"PYTHONPATH": path}}
     run = project.submit(
         *TINY_PPO, "cluster.device=cpu", "cluster.nodes=2", f"models.actor.rollout.backend.args={json.dumps(servers)}",

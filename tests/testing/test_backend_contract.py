@@ -1,4 +1,4 @@
-"""The backend contract says what is wrong: engines that are wrong on purpose, and the message each one gets."""
+"""The backend contract reports what is wrong: engines with a deliberate error, and the message for each."""
 
 import copy
 import re
@@ -50,7 +50,7 @@ class Averaging(ENGINE):
 
 class Hoarding(ENGINE):
     def optimizer_zero_grad(self):
-        """Keeps what it has."""
+        """Keeps its gradients."""
 
 
 class Late(ENGINE):
@@ -59,15 +59,15 @@ class Late(ENGINE):
 
 
 class Frozen(ENGINE):
-    """Generates with the weights that it had when it first did."""
+    """Generates with the weights of its first generation."""
 
-    kept = None
+    first_model = None
 
     @contextmanager
     def generator(self):
         with super().generator() as lm:
-            self.kept = self.kept or copy.deepcopy(lm)
-            yield self.kept
+            self.first_model = self.first_model or copy.deepcopy(lm)
+            yield self.first_model
 
 
 class Leaking(ENGINE):
@@ -75,13 +75,13 @@ class Leaking(ENGINE):
 
     def forward_micro_batch(self, micro_batch, then):
         tokens = micro_batch.data["packed_input_ids"]
-        whole = self.packed(tokens, (len(tokens),), lambda output: output)
+        packed = self.packed(tokens, (len(tokens),), lambda output: output)
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
-        return then(type(whole)(self.lm, whole._hidden, tokens, lengths, torch.float32))
+        return then(type(packed)(self.lm, packed._hidden, tokens, lengths, torch.float32))
 
 
 class Alone(ENGINE):
-    """Thinks that there is nothing to do for a rank without samples."""
+    """Skips a rank without samples."""
 
     def forward_micro_batch(self, micro_batch, then):
         if micro_batch.ids == ["idle"]:
@@ -97,7 +97,7 @@ class Averaged(ENGINE):
 
 
 class Plain(ENGINE):
-    """Has no more than it must: no checkpoints, and one rank writes the export, for which the others do not wait."""
+    """Has only the required methods: no checkpoints; one rank writes the export and the others do not wait."""
 
     state = ForwardEngine.state
 
@@ -137,14 +137,14 @@ def contract(engine):
         name = "fsdp"
         families = ("llama",)
 
-        def backend(self, **wanted):
-            return Wrong(**wanted)
+        def backend(self, **settings):
+            return Wrong(**settings)
 
     return Subject()
 
 
 @pytest.mark.parametrize(
-    ("engine", "check", "found", "cause"),
+    ("engine", "check", "finding", "cause"),
     [
         (Undecayed, "matrices_decay_and_vectors_do_not", r"was scaled by 1 where there is no gradient; .* by 0\.95",
          "in matrices"),
@@ -162,17 +162,17 @@ def contract(engine):
         (Leaking, "scores_are_those_of_each_sequence_alone", r"log-probs of llama at temperature 1.0: off by", "apart"),
     ],
 )  # fmt: skip
-def test_a_wrong_engine_is_told_what_is_wrong(engine, check, found, cause):
+def test_a_wrong_engine_is_reported_with_finding_and_cause(engine, check, finding, cause):
     with pytest.raises(Violation) as caught:
         getattr(contract(engine), f"test_{check}")()
-    assert re.search(found, caught.value.finding), caught.value.finding
+    assert re.search(finding, caught.value.finding), caught.value.finding
     assert cause in caught.value.cause
     file, line = caught.value.where.rsplit(":", 1)
     assert file.endswith(("test_backend_contract.py", "fsdp.py", "_engine.py"))
     assert int(line) > 0
 
 
-def test_ranks_that_lose_each_other_are_told_where_to_look(tmp_path):
+def test_ranks_that_lose_each_other_are_reported_with_a_location(tmp_path):
     subject = contract(Alone)
     subject.rank_seconds = 5
     lives = subject.live(tmp_path)
@@ -182,7 +182,7 @@ def test_ranks_that_lose_each_other_are_told_where_to_look(tmp_path):
     assert "test_backend_contract.py" in caught.value.where
 
 
-def test_ranks_that_average_their_gradients_are_told(tmp_path):
+def test_averaged_gradients_of_ranks_are_reported(tmp_path):
     subject = contract(Averaged)
     subject.dimensions = lambda: ("dp",)  # of what it has; the first layout tells
     lives = subject.live(tmp_path)
@@ -198,8 +198,8 @@ def test_an_engine_without_state_and_eps_passes(tmp_path):
         name = "fsdp"
         families = ("gpt2",)
 
-        def backend(self, **wanted):
-            return NoEps(**{field.name: wanted[field.name] for field in fields(NoEps) if field.name in wanted})
+        def backend(self, **settings):
+            return NoEps(**{field.name: settings[field.name] for field in fields(NoEps) if field.name in settings})
 
     subject = Subject()
     subject.test_steps_equal_a_plain_loop()
@@ -210,18 +210,18 @@ def test_an_engine_without_state_and_eps_passes(tmp_path):
     subject.test_ranks_report_alike(lives, lives.reports)
 
 
-def test_an_export_without_weights_is_told():
+def test_an_export_without_weights_is_reported():
     with pytest.raises(Violation, match="wrote no safetensors") as caught:
         contract(Silent).test_the_model_is_taken_as_it_is()
     assert "test_backend_contract.py" in caught.value.where
 
 
-def test_certain_entries_are_those_with_a_gradient():
-    """All of them under an eps that is felt."""
+def test_certain_entries_are_those_whose_gradient_exceeds_eps():
+    """With an eps that is large enough, all of them."""
     subject = contract(ENGINE)
     assert subject.certain() is None
     subject.backend = lambda **_: NoEps()
     certain = subject.certain(tiny_model("gpt2"))["transformer.h.0.attn.c_attn.bias"]
-    query, key, value = (float(part.float().mean()) for part in certain.chunk(3))
+    query, key, value = (float(block.float().mean()) for block in certain.chunk(3))
     assert (key, value) == (0, 1)
     assert query > 0.9

@@ -4,7 +4,7 @@ import torch
 from rlcli.testing.batches import END, KEYS, PAIRS, DigitTokenizer, make_batch
 
 
-def test_a_key_has_the_same_values_whatever_else_there_is():
+def test_a_key_has_the_same_values_whichever_other_keys_there_are():
     everything = make_batch(KEYS)
     assert set(everything.keys) == set(KEYS)
     for key in KEYS:
@@ -41,17 +41,17 @@ def test_masks_of_actions_agree_with_prompts_and_each_sample_has_a_chosen_respon
     assert not all(flags.all() for flags in chosen)
 
 
-def test_shapes_at_the_edge():
+def test_empty_responses_and_empty_batches_have_valid_shapes():
     batch = make_batch(KEYS, [[(1, 0)], [(3, 0), (3, 2)]])
     assert batch.seqlens["packed_logprobs"] == [[0], [2, 4]]
     assert batch.data["seq_no_eos_mask"].tolist()[:2] == [True, True], "an empty response has not ended"
     assert make_batch(KEYS, []).bs == 0
 
 
-def test_an_unknown_key_is_its_authors_business():
+def test_an_unknown_key_is_refused():
     with pytest.raises(ValueError, match=r"'my_mask'.*known are packed_prompts"):
         make_batch(["my_mask"])
 
 
-def test_digits_there_and_back():
+def test_digits_survive_a_round_trip():
     assert DigitTokenizer().decode([*DigitTokenizer().encode("a 407"), END], skip_special_tokens=True) == "407"

@@ -1,4 +1,4 @@
-"""The contract of datasets: a small dataset that is right passes, and each thing that is wrong with it is named."""
+"""The contract of datasets: a small correct dataset passes, and each fault is reported."""
 
 import inspect
 import itertools
@@ -17,7 +17,7 @@ from rlcli.testing.runner import run_checks
 from rlcli.testing.subjects import Subject
 from rlcli.testing.tokenizer import as_transformers, byte_tokenizer
 
-SOUND = '''\
+CORRECT_SOURCE = '''\
 """Prompts and answers from a file of JSON lines."""
 
 import json
@@ -107,7 +107,7 @@ def make_trial(tmp_path, monkeypatch):
     monkeypatch.setenv("RLCLI_PROJECT", str(project))
 
     def make(*changes, args=None, rows=()):
-        name, text = f"tiny_{next(NUMBERS)}", SOUND
+        name, text = f"tiny_{next(NUMBERS)}", CORRECT_SOURCE
         for old, new in changes:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
@@ -117,16 +117,16 @@ def make_trial(tmp_path, monkeypatch):
     return make
 
 
-class TestSound(DatasetContract):
+class TestCorrectDataset(DatasetContract):
     """No false alarm on a dataset that uses nothing of ours but the contract itself."""
 
     @pytest.fixture(autouse=True)
-    def made(self, make_trial):
+    def set_name(self, make_trial):
         self.name = make_trial().name
 
 
 def violation(trial, check, *parameters):
-    """What a check says of the dataset."""
+    """The violation that a check reports."""
     with pytest.raises(Violation) as caught:
         getattr(DatasetContract(), check)(trial, *parameters)
     return caught.value
@@ -231,23 +231,23 @@ WRONG = {
 PARAMETERS = {"test_ranks": (2,)}
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_found_and_explained(make_trial, what):
-    change, check, found, cause = WRONG[what]
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_faulty_dataset_is_reported_with_cause_and_line(make_trial, fault):
+    change, check, finding, cause = WRONG[fault]
     trial = make_trial(change)
-    told = violation(trial, check, *PARAMETERS.get(check, ()))
-    assert re.search(found, told.finding), told.finding
-    assert cause in told.cause
-    file, _, line = told.where.rpartition(":")
+    caught = violation(trial, check, *PARAMETERS.get(check, ()))
+    assert re.search(finding, caught.finding), caught.finding
+    assert cause in caught.cause
+    file, _, line = caught.where.rpartition(":")
     assert file.endswith(f"datasets/{trial.name}.py")
-    assert 1 <= int(line) <= SOUND.count("\n")
+    assert 1 <= int(line) <= CORRECT_SOURCE.count("\n")
 
 
 CHAT, CLOSING, PLAIN = sorted(HABITS)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "habit", "found"),
+    ("old", "new", "habit", "finding"),
     [
         ("[tokenizer.bos_token_id, *", "[*", PLAIN, "does not begin with BOS"),
         ("tokenizer(text, add_special_tokens=False)", "tokenizer(text)", CHAT, "BOS is token 1 of .* and the first"),
@@ -260,10 +260,10 @@ CHAT, CLOSING, PLAIN = sorted(HABITS)
         r"EOS is token 13 of 16, before the answer$"),
     ],
 )  # fmt: skip
-def test_special_tokens_that_are_wrong(make_trial, old, new, habit, found):
-    told = violation(make_trial((old, new)), "test_special_tokens", habit)
-    assert re.search(f"row 0, with a .*{found}", told.finding), told.finding
-    assert told.cause
+def test_wrong_special_tokens_are_reported(make_trial, old, new, habit, finding):
+    caught = violation(make_trial((old, new)), "test_special_tokens", habit)
+    assert re.search(f"row 0, with a .*{finding}", caught.finding), caught.finding
+    assert caught.cause
 
 
 BEGIN = "before = [tokenizer.bos_token_id, *"
@@ -277,9 +277,9 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("what", UNUSUAL)
-def test_special_tokens_that_are_unusual(make_trial, what):
-    DatasetContract().test_special_tokens(make_trial(*UNUSUAL[what]), PLAIN)
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_unusual_special_tokens_are_accepted(make_trial, case):
+    DatasetContract().test_special_tokens(make_trial(*UNUSUAL[case]), PLAIN)
 
 
 SHARDS = "self.rows = self.rows[self.util.dp_rank : {end} : self.util.world_size]; "
@@ -288,7 +288,7 @@ RAISE = "        raise DataError(what, where=where)\n"
 REFUSE = "    def encode", f"    def refuse(self, what, where):\n{RAISE}\n    def encode"
 
 
-def test_two_rows_suffice_for_three_ranks(make_trial):
+def test_lost_rows_are_found_although_there_are_fewer_rows_than_ranks(make_trial):
     rows = [{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d"}]
     own_shards = make_trial(REFUSE, afterwards(SHARDS.format(end="") + NO_ROWS), rows=rows)
     DatasetContract().test_ranks(own_shards, 3)
@@ -297,7 +297,7 @@ def test_two_rows_suffice_for_three_ranks(make_trial):
     assert "of 7 rows on 3 ranks 1 on none" in violation(rows_lost, "test_ranks", 3).finding
 
 
-def test_a_refusal_is_placed_in_the_dataset(make_trial):
+def test_a_refusal_has_its_location_in_the_dataset(make_trial):
     """Not in the file that the tests wrote for it, which is gone then."""
     trial = make_trial(REFUSE, afterwards("self.refuse('no such rows', f'{self.path}:1')"))
     with pytest.raises(Violation, match="no such rows") as caught:
@@ -306,7 +306,7 @@ def test_a_refusal_is_placed_in_the_dataset(make_trial):
     assert caught.value.where.endswith(f"{trial.name}.py:{before.count(chr(10)) + 1}")
 
 
-def test_a_stream_is_told_so_first_and_tried_no_further(make_trial):
+def test_a_dataset_without_len_or_index_is_reported_and_not_tested_further(make_trial):
     trial = make_trial(("    def __len__", "    def count"), ("    def __getitem__", "    def item"))
     first, *others = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
     assert (first.words, first.failure.finding) == ("it can be built of its rows", "Tiny has no len() and no []")
@@ -327,7 +327,7 @@ STREAM = (
 )
 
 
-def test_a_stream_is_tried_by_its_first_rows(make_trial):
+def test_a_stream_is_tested_on_its_first_rows(make_trial):
     trial = make_trial(*STREAM)
     checks = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
     assert [(check.words, check.failure.finding) for check in checks if check.failure is not None] == []
@@ -335,20 +335,20 @@ def test_a_stream_is_tried_by_its_first_rows(make_trial):
     assert continues.reason is None or "no stream" not in continues.reason
 
 
-def test_a_stream_that_does_not_continue_where_it_was(make_trial):
+def test_a_stream_that_continues_at_the_wrong_row_is_reported(make_trial):
     trial = make_trial(*STREAM, ("range(start, len", "range(start // 2, len"))
     assert violation(trial, "test_continues").finding.startswith("from row 1 on ")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "found"),
+    ("old", "new", "finding"),
     [
         ("prompt=question", "prompt='?!'", "the prompt is '.!', the tokens before the answer say 'What is"),
         ("answers=[words]", "answers=['?!']", "the answer is '.!', the tokens that are trained on say '4'"),
     ],
 )
-def test_texts_that_are_not_in_the_tokens(make_trial, old, new, found):
-    assert re.search(found, violation(make_trial((old, new)), "test_texts_come_back", False).finding)
+def test_texts_that_differ_from_the_tokens_are_reported(make_trial, old, new, finding):
+    assert re.search(finding, violation(make_trial((old, new)), "test_texts_come_back", False).finding)
 
 
 def test_a_dataset_without_a_preview_gets_a_tokenizer_of_transformers(make_trial):
@@ -358,7 +358,7 @@ def test_a_dataset_without_a_preview_gets_a_tokenizer_of_transformers(make_trial
     DatasetContract().test_texts_come_back(trial, False)
 
 
-def test_a_dataset_that_reads_a_file_must_show_a_row(make_trial):
+def test_a_dataset_that_reads_a_file_must_have_an_example_row(make_trial):
     with pytest.raises(Violation, match="no row to put into one") as caught:
         make_trial(("    EXAMPLES: ClassVar", "    LIKE: ClassVar"))
     assert "EXAMPLES" in caught.value.cause
@@ -376,18 +376,18 @@ def test_the_rows_of_a_given_file_are_tested(make_trial, tmp_path):
     assert caught.value.where == f"{file}:3"
 
 
-def test_rows_of_files(tmp_path):
-    lines, listed, other = (tmp_path / name for name in ("a.jsonl", "b.json", "c.csv"))
+def test_rows_are_read_from_json_lines_and_lists(tmp_path):
+    lines, listed, binary = (tmp_path / name for name in ("a.jsonl", "b.json", "c.csv"))
     lines.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(100)) + "broken\n[1]\n")
     listed.write_text(json.dumps([{"n": 1}, 2]))
-    other.write_bytes(b"\xff\xfe")
+    binary.write_bytes(b"\xff\xfe")
     assert [row["n"] for row in rows_in(lines)[:3]] == [0, 3, 6]
     assert len(rows_in(lines)) == 32
-    assert (rows_in(listed), rows_in(other), rows_in(tmp_path / "none")) == ([{"n": 1}], [], [])
+    assert (rows_in(listed), rows_in(binary), rows_in(tmp_path / "none")) == ([{"n": 1}], [], [])
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_the_tokenizer_of_tests_is_that_of_transformers(chat):
+def test_the_test_tokenizer_equals_its_transformers_version(chat):
     light = byte_tokenizer(chat=chat)
     full = as_transformers(light)
     text = "Ünï\n<bos> 72😀"

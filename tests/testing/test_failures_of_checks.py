@@ -15,29 +15,29 @@ def caught(error):
     return info
 
 
-def test_a_violation_says_itself_where():
-    found = failure_of(caught(Violation("found", "cause", "interfaces/x.py:3")), [], "text")
-    assert (found.finding, found.cause, found.where) == ("found", "cause", "interfaces/x.py:3")
+def test_a_violation_keeps_its_own_location():
+    failure = failure_of(caught(Violation("found", "cause", "interfaces/x.py:3")), [], "text")
+    assert (failure.finding, failure.cause, failure.where) == ("found", "cause", "interfaces/x.py:3")
     assert str(Violation("found", "cause", "interfaces/x.py:3")) == "found\ncause\ninterfaces/x.py:3"
 
 
-def test_our_errors_bring_hint_and_place():
-    found = failure_of(caught(DataError("row is torn", where="rows.jsonl:7", hint="mend it")), [], "")
-    assert (found.finding, found.cause, found.where) == ("row is torn", "mend it", "rows.jsonl:7")
+def test_rlcli_errors_keep_their_hint_and_location():
+    failure = failure_of(caught(DataError("row is torn", where="rows.jsonl:7", hint="mend it")), [], "")
+    assert (failure.finding, failure.cause, failure.where) == ("row is torn", "mend it", "rows.jsonl:7")
 
 
-def test_the_innermost_frame_of_the_first_file_that_has_one(tmp_path):
+def test_the_location_is_the_innermost_frame_in_the_component(tmp_path):
     component, shared = tmp_path / "interfaces" / "x.py", tmp_path / "interfaces" / "_x.py"
-    told = "\n".join(
+    trace = "\n".join(
         f'  File "{file}", line {line}, in f' for file, line in ((component, 3), (component, 9), (shared, 4))
     )
-    info = caught(RuntimeError(f"rank 1 failed\nTraceback (most recent call last):\n{told}\nValueError: no"))
+    info = caught(RuntimeError(f"rank 1 failed\nTraceback (most recent call last):\n{trace}\nValueError: no"))
     assert failure_of(info, [component, component.parent], "").where == f"{component}:9"
     assert failure_of(info, [tmp_path / "other.py", component.parent], "").where == f"{shared}:4"
     assert failure_of(info, [tmp_path / "other.py"], "").where == ""
 
 
-def test_long_messages_are_cut_and_bare_assertions_show_their_line():
+def test_long_messages_are_truncated_and_bare_assertions_show_their_line():
     assert failure_of(caught(ValueError("\n".join("abcdefghijklmnop"))), [], "").finding.endswith("l\n…")
     assert failure_of(caught(KeyError()), [], "").finding == "KeyError"
     with pytest.raises(AssertionError) as info:

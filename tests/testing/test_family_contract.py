@@ -1,4 +1,4 @@
-"""The contract of families: a family that is right passes, and each thing that is wrong with it is named."""
+"""The contract of families: a correct family passes, and each fault is reported."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from rlcli.testing.family_checks.examples import made_examples
 from rlcli.testing.runner import run_checks
 from rlcli.testing.subjects import Subject
 
-SOUND = '''\
+CORRECT_SOURCE = '''\
 """A decoder like Qwen3."""
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def make_family(tmp_path, monkeypatch):
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
 
     def make(*changes):
-        name, text = f"tinyfamily{next(NUMBERS)}", SOUND
+        name, text = f"tinyfamily{next(NUMBERS)}", CORRECT_SOURCE
         for old, new in changes:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
@@ -61,11 +61,11 @@ def make_family(tmp_path, monkeypatch):
     return make
 
 
-class TestSound(FamilyContract):
+class TestCorrectFamily(FamilyContract):
     """No false alarm on a family of a project."""
 
     @pytest.fixture(autouse=True)
-    def made(self, make_family):
+    def set_name(self, make_family):
         self.name = make_family()
 
 
@@ -141,39 +141,39 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_found_and_explained(make_family, what):
-    change, check, found, cause = WRONG[what]
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_faulty_family_is_reported_with_cause_and_line(make_family, fault):
+    change, check, finding, cause = WRONG[fault]
     name = make_family(change)
     contract = FamilyContract()
     contract.name = name
     with pytest.raises(Violation) as caught:
         getattr(contract, check)(family_of(name), made_examples(name))
-    told = caught.value
-    assert re.search(found, told.finding), told.finding
-    assert cause in told.cause
-    file, _, line = told.where.rpartition(":")
+    violation = caught.value
+    assert re.search(finding, violation.finding), violation.finding
+    assert cause in violation.cause
+    file, _, line = violation.where.rpartition(":")
     assert file.endswith(f"families/{name}.py")
     assert 1 <= int(line) <= 30
 
 
 @pytest.mark.parametrize(
-    ("method", "check", "found"),
+    ("method", "check", "finding"),
     [
         ("sd_to_hf", "test_weights_there_and_back", "numbers of model.embed_tokens.weight differ"),
         ("sd_from_hf", "test_subsets", "is lost|numbers of"),
     ],
 )
-def test_weights_that_change_on_the_way(make_family, method, check, found):
+def test_weights_changed_by_a_conversion_are_reported(make_family, method, check, finding):
     body = f"""def {method}(self, *given):
         converted = super().{method}(*given)
         return {{n: t * 2 if "embed" in n else t for n, t in converted.items()}}"""
     name = make_family(("    def block_links", f"    {body}\n\n    def block_links"))
-    with pytest.raises(Violation, match=found):
+    with pytest.raises(Violation, match=finding):
         getattr(FamilyContract(), check)(family_of(name), made_examples(name))
 
 
-def test_a_parameter_that_is_passed_over_is_found(make_family):
+def test_a_parameter_that_is_silently_ignored_is_reported(make_family):
     body = "def sd_from_hf(self, given, *more):\n        return {}"
     name = make_family(("    def block_links", f"    {body}\n\n    def block_links"))
     with pytest.raises(Violation, match="an unknown name is passed over"):
@@ -184,7 +184,7 @@ class TestUnknownToTransformers(FamilyContract):
     """Its author brings the models; what takes transformers' own is skipped."""
 
     @pytest.fixture(autouse=True)
-    def made(self, make_family):
+    def set_name(self, make_family):
         self.name = make_family(('"Qwen3ForCausalLM"', '"NobodysForCausalLM"'))
 
     def make_examples(self):
@@ -196,9 +196,9 @@ class TestUnknownToTransformers(FamilyContract):
         "k_norm": (4,),
                   "gate_proj": (12, 8), "up_proj": (12, 8), "down_proj": (8, 12), "layernorm": (8,), "norm": (8,),
                   "embed_tokens": (7, 8), "lm_head": (7, 8)}  # fmt: skip
-        part = re.compile(rf"({'|'.join(shapes)})\.weight$")
+        weight_name = re.compile(rf"({'|'.join(shapes)})\.weight$")
         names = [link.theirs for link in family.layout(config).links]
-        return [Example("small", hf, {name: torch.randn(shapes[part.search(name)[1]]) for name in names})]
+        return [Example("small", hf, {name: torch.randn(shapes[weight_name.search(name)[1]]) for name in names})]
 
 
 def test_a_family_that_transformers_does_not_have_needs_examples(make_family, tmp_path):

@@ -1,4 +1,4 @@
-"""Interfaces that say something else about their model's head than they do."""
+"""Interfaces whose declared head differs from the one that they use."""
 
 from __future__ import annotations
 
@@ -101,6 +101,6 @@ def test_the_declared_head_may_be_used(call):
         (SaysNothing, "uses the head value, and is not in HEAD"),
     ],
 )
-def test_another_head_than_the_declared_one_is_a_violation(cls, message, call):
+def test_a_head_other_than_the_declared_is_a_violation(cls, message, call):
     with pytest.raises(Violation, match=message):
         check(cls, call)

@@ -1,4 +1,4 @@
-"""Interfaces with one mistake each: the check for it says what it saw, and what that mostly comes from."""
+"""Interfaces with one mistake each: its check reports the observation and the usual cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlcli.testing.interface.training_trial import usual_batches
 
 @dataclass
 class Good(ModelInterface):
-    """Log-probs, as they should be; each of the others gets one thing wrong."""
+    """Correct log-probs; each of the other classes has one mistake."""
 
     READS: ClassVar = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar = {"inference": ("packed_logprobs",)}
@@ -89,8 +89,8 @@ class Centred(Good):
 
 class CentredInMicroBatches(Good):
     def scores(self, output, batch):
-        found = super().scores(output, batch)
-        return found - found.mean()
+        logprobs = super().scores(output, batch)
+        return logprobs - logprobs.mean()
 
 
 class ByPlace(Good):
@@ -185,16 +185,18 @@ INFERENCE = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "check", "found", "cause"), INFERENCE, ids=lambda one: getattr(one, "__name__", None))
-def test_a_mistake_of_inference_is_found(cls, check, found, cause):
+@pytest.mark.parametrize(
+    ("cls", "check", "finding", "cause"), INFERENCE, ids=lambda value: getattr(value, "__name__", None)
+)
+def test_a_mistake_of_inference_is_reported_with_its_cause(cls, check, finding, cause):
     with pytest.raises(Violation) as caught:
         getattr(InferenceChecks(), check)(inferring(cls))
-    assert found in caught.value.finding
+    assert finding in caught.value.finding
     assert cause in caught.value.cause
     assert caught.value.where.partition(":")[0] == __file__
 
 
-def test_micro_batches_must_not_show():
+def test_inference_that_depends_on_micro_batches_is_reported():
     with pytest.raises(Violation, match="between one micro-batch and 2"):
         InferenceChecks().test_inference_is_the_same_for_any_micro_batches(
             inferring(CentredInMicroBatches), MicroBatchSpec(n_mbs=2)
@@ -202,7 +204,7 @@ def test_micro_batches_must_not_show():
 
 
 @pytest.mark.parametrize("check", sorted({check for _, check, *_ in INFERENCE if "mock" not in check}))
-def test_a_good_one_passes(check):
+def test_correct_inference_passes(check):
     getattr(InferenceChecks(), check)(inferring(Good))
 
 
@@ -213,7 +215,7 @@ class InUnitsOfItsOwn(PPOCriticInterface):
         return SequenceSample.from_default(ids=data.ids, seqlens={"values": lengths}, data={"values": values})
 
 
-def test_values_in_units_of_their_own_are_found():
+def test_values_in_other_units_than_the_reward_are_reported():
     check = InferenceChecks().test_values_come_in_the_units_of_the_reward
     check(PPOCriticInterface, usual_batches(PPOCriticInterface()))
     check(lambda: PPOCriticInterface(value_norm=False), usual_batches(PPOCriticInterface(value_norm=False)))
@@ -274,8 +276,8 @@ class OtherSeeds(Sampler):
     def generate(self, model, data, mb_spec):
         sample = model.module.generate
 
-        def generate(given, tokenizer, settings, seeds):
-            return sample(given, tokenizer, settings, self.seeds(model, list(seeds)))
+        def generate(prompts, tokenizer, settings, seeds):
+            return sample(prompts, tokenizer, settings, self.seeds(model, list(seeds)))
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(model.module, "generate", generate)
@@ -289,7 +291,7 @@ class OneSeed(OtherSeeds):
 
 class ByPlaceInTheBatch(OtherSeeds):
     def seeds(self, model, seeds):
-        return [stable_seed(model.seed, place) for place in range(len(seeds))]
+        return [stable_seed(model.seed, index) for index in range(len(seeds))]
 
 
 class ByStep(OtherSeeds):
@@ -298,12 +300,12 @@ class ByStep(OtherSeeds):
 
 
 class FirstAttempt(Sampler):
-    """Forgets how often its samples were begun."""
+    """Forgets the attempt number of its samples."""
 
     def generate(self, model, data, mb_spec):
-        given = data.select(data.keys)
-        given.metadata.pop("attempt", None)
-        return super().generate(model, given, mb_spec)
+        data_without_attempt = data.select(data.keys)
+        data_without_attempt.metadata.pop("attempt", None)
+        return super().generate(model, data_without_attempt, mb_spec)
 
 
 GENERATION = [
@@ -331,11 +333,11 @@ def sampling(cls):
 
 
 @pytest.mark.parametrize(
-    ("cls", "check", "more", "found", "cause"), GENERATION, ids=lambda one: getattr(one, "__name__", None)
+    ("cls", "check", "arguments", "finding", "cause"), GENERATION, ids=lambda value: getattr(value, "__name__", None)
 )
-def test_a_mistake_of_generation_is_found(cls, check, more, found, cause):
-    getattr(GenerationChecks(), check)(sampling(PPOActorInterface), *more)
+def test_a_mistake_of_generation_is_reported_with_its_cause(cls, check, arguments, finding, cause):
+    getattr(GenerationChecks(), check)(sampling(PPOActorInterface), *arguments)
     with pytest.raises(Violation) as caught:
-        getattr(GenerationChecks(), check)(sampling(cls), *more)
-    assert found in caught.value.finding
+        getattr(GenerationChecks(), check)(sampling(cls), *arguments)
+    assert finding in caught.value.finding
     assert cause in caught.value.cause

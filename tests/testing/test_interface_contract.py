@@ -1,4 +1,4 @@
-"""Interfaces that are wrong in one place: the contract tells the place, the number and the likely cause."""
+"""Interfaces with one fault: the contract reports its location, the number and the likely cause."""
 
 import contextlib
 import inspect
@@ -20,9 +20,9 @@ from rlcli.testing.interface.training import TrainingChecks, lengths_of
 from rlcli.testing.interface.training_trial import Rehearsal, usual_batches
 
 
-class Sound(ModelInterface):
-    """Likelihood of the answers; each wrong interface below changes one of its parts. As ports do, it sets the mode of
-    the model, counts its version and saves it, which rlcli does as well."""
+class Correct(ModelInterface):
+    """Likelihood of the answers; each faulty interface below changes one of its methods. As ports do, it sets the mode
+    of the model, counts its version and saves it, which rlcli does as well."""
 
     READS = {"train_step": ("packed_input_ids", "prompt_mask"), "evaluate": ("packed_input_ids", "prompt_mask")}
 
@@ -50,7 +50,7 @@ class Sound(ModelInterface):
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
 
-class Lean(Sound):
+class Lean(Correct):
     """Leaves to rlcli what rlcli does, and lets groups be cut."""
 
     CUT = "sequence"
@@ -76,38 +76,38 @@ class CutsWithoutSayingSo(Lean):
         return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec, cut="sequence")
 
 
-class MeanOfTokens(Sound):
+class MeanOfTokens(Correct):
     def loss(self, output, batch):
         return -output.logprobs[self.mask(batch)].mean()
 
 
-class MeanOfSamples(Sound):
+class MeanOfSamples(Correct):
     def loss(self, output, batch):
         return super().loss(output, batch) / batch.bs
 
 
-class NormalisedInTheLoss(Sound):
+class NormalisedInTheLoss(Correct):
     def loss(self, output, batch):
         scores = output.logprobs[self.mask(batch)]
         return ((scores - scores.mean()) * torch.arange(len(scores))).sum()
 
 
-class StatIsAMean(Sound):
+class StatIsAMean(Correct):
     def loss(self, output, batch):
         return super().loss(output, batch), {"confidence": output.logprobs.detach().exp().mean()}
 
 
-class WeighsWhatItIsGiven(Sound):
+class WeighsWhatItIsGiven(Correct):
     def weight(self, batch):
         return 7.0
 
 
-class CountsPrompts(Sound):
+class CountsPrompts(Correct):
     def weight(self, batch):
         return len(batch.data["prompt_mask"])
 
 
-class TrainsPrompts(Sound):
+class TrainsPrompts(Correct):
     def loss(self, output, batch):
         return -output.logprobs.sum()
 
@@ -116,125 +116,125 @@ class TrainsAndCountsPrompts(TrainsPrompts, CountsPrompts):
     pass
 
 
-class ShiftedByOne(Sound):
+class ShiftedByOne(Correct):
     def mask(self, batch):
         mask = super().mask(batch)
         return mask & mask.roll(1)
 
 
-class Detached(Sound):
+class Detached(Correct):
     def loss(self, output, batch):
         return super().loss(output, batch).detach() + 0 * output.logprobs.sum()
 
 
-class AsksNothing(Sound):
+class AsksNothing(Correct):
     def loss(self, output, batch):
         return torch.zeros((), requires_grad=True) * 1.0
 
 
-class Unfreezes(Sound):
+class Unfreezes(Correct):
     def train_step(self, model, data, mb_spec):
         for parameter in model.module.model.parameters():
             parameter.requires_grad_(True)
         return super().train_step(model, data, mb_spec)
 
 
-class Refuses(Sound):
+class Refuses(Correct):
     def train_step(self, model, data, mb_spec):
         stats = model.module.train_batch(data, self.loss, self.weight, step_if=lambda stats: False)
         model.inc_version()
         return stats
 
 
-class ReportsNaN(Sound):
+class ReportsNaN(Correct):
     def train_step(self, model, data, mb_spec):
         return {**super().train_step(model, data, mb_spec), "kl": float("nan")}
 
 
-class NeverTrains(Sound):
+class NeverTrains(Correct):
     def train_step(self, model, data, mb_spec):
         model.inc_version()
         return {"loss": 1.0}
 
 
-class ReadsMore(Sound):
+class ReadsMore(Correct):
     READS = {"train_step": ("packed_input_ids", "prompt_mask")}
 
     def train_step(self, model, data, mb_spec):
         return {**super().train_step(model, data, mb_spec), "reward": float(data.data["rewards"].mean())}
 
 
-class ReadsMoreIfThere(Sound):
+class ReadsMoreIfThere(Correct):
     def train_step(self, model, data, mb_spec):
         stats = super().train_step(model, data, mb_spec)
         return {**stats, "solved": float(data.data["solved"].float().mean())} if "solved" in data.keys else stats
 
 
-class DeclaresMore(Sound):
+class DeclaresMore(Correct):
     READS = {"train_step": ("packed_input_ids", "prompt_mask", "rewards")}
 
 
-class ChangesItsInput(Sound):
+class ChangesItsInput(Correct):
     def train_step(self, model, data, mb_spec):
         data.data["prompt_mask"] |= data.data["packed_input_ids"] == 1
         return super().train_step(model, data, mb_spec)
 
 
-class Shuffles(Sound):
+class Shuffles(Correct):
     def train_step(self, model, data, mb_spec):
         order = random.sample(range(data.bs), data.bs)
         return {**super().train_step(model, data, mb_spec), "first": float(order[0])}
 
 
-class CountsTwice(Sound):
+class CountsTwice(Correct):
     def train_step(self, model, data, mb_spec):
         model.inc_version()
         return super().train_step(model, data, mb_spec)
 
 
-class LearnsAtRateZero(Sound):
+class LearnsAtRateZero(Correct):
     def train_step(self, model, data, mb_spec):
         return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec, version_steps=0)
 
 
-class Forgets(Sound):
+class Forgets(Correct):
     def train_step(self, model, data, mb_spec):
         self.seen += 1
         return {**super().train_step(model, data, mb_spec), "seen": float(self.seen)}
 
 
-class KeepsATensor(Sound):
+class KeepsATensor(Correct):
     def state_dict(self):
         return {"seen": torch.zeros(1)}
 
 
-class PerMicroBatch(Sound):
+class PerMicroBatch(Correct):
     def train_step(self, model, data, mb_spec):
         return {**super().train_step(model, data, mb_spec), "micro_batches": float(model.module.micro_batches)}
 
 
-class PairsByPlace(Sound):
+class PairsByPlace(Correct):
     def loss(self, output, batch):
         return super().loss(output, batch) * (1 + (batch.ids[0] == "s0"))
 
 
-class PerRank(Sound):
+class PerRank(Correct):
     def train_step(self, model, data, mb_spec):
         return {**super().train_step(model, data, mb_spec), "samples": float(data.bs)}
 
 
-class DoesTheOpposite(Sound):
+class DoesTheOpposite(Correct):
     def loss(self, output, batch):
         return -super().loss(output, batch)
 
 
-class DividesByNothing(Sound):
+class DividesByNothing(Correct):
     def train_step(self, model, data, mb_spec):
         return {**super().train_step(model, data, mb_spec), "spread": float(torch.zeros(1) / (data.bs - 1))}
 
 
-class Reinforced(Sound):
-    """A policy gradient with a KL penalty; the right one."""
+class Reinforced(Correct):
+    """A correct policy gradient with a KL penalty."""
 
     READS = {"train_step": ("packed_input_ids", "prompt_mask", "packed_logprobs", "packed_ref_logprobs", "rewards")}
 
@@ -266,7 +266,7 @@ class PunishesReward(Reinforced):
         return super().advantages(batch) - 2 * batch.data["rewards"]
 
 
-class EvaluatesUnweighted(Sound):
+class EvaluatesUnweighted(Correct):
     def evaluate(self, model, eval_dataloader):
         losses = [model.module.eval_batch(batch, self.loss, self.weight)["loss"] for batch in eval_dataloader]
         return {"loss": sum(losses) / len(losses)}
@@ -277,7 +277,7 @@ def rehearsal_of(cls):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "check", "found", "cause"),
+    ("faulty", "check", "finding", "cause"),
     [
         (MeanOfTokens, "the_loss_is_a_sum", r"loss of 8 samples is [\d.]+ together and [\d.]+ one by", "over tokens"),
         (MeanOfSamples, "the_loss_is_a_sum", "one by one", "over samples"),
@@ -320,20 +320,20 @@ def rehearsal_of(cls):
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )  # fmt: skip
-def test_what_is_wrong_is_told(wrong, check, found, cause):
+def test_a_faulty_interface_is_reported_with_its_cause(faulty, check, finding, cause):
     method = getattr(InterfaceContract(), f"test_{check}")
-    given = {"make": wrong} if "evaluation" in check else {}
-    with pytest.raises(Violation) as told:
-        method(rehearsal=rehearsal_of(wrong), **given)
-    told.match(found)
-    assert cause in told.value.cause
-    assert str(told.value.where).startswith(__file__)
+    arguments = {"make": faulty} if "evaluation" in check else {}
+    with pytest.raises(Violation) as caught:
+        method(rehearsal=rehearsal_of(faulty), **arguments)
+    caught.match(finding)
+    assert cause in caught.value.cause
+    assert str(caught.value.where).startswith(__file__)
 
 
-@pytest.mark.parametrize("right", [Sound, Lean, Reinforced])
+@pytest.mark.parametrize("correct", [Correct, Lean, Reinforced])
 @pytest.mark.parametrize("checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks])
-def test_what_is_right_passes(right, checks):
-    rehearsal = rehearsal_of(right)
+def test_a_correct_interface_passes(correct, checks):
+    rehearsal = rehearsal_of(correct)
     for name, method in vars(checks).items():
         if name.startswith("test_") and "make" not in inspect.signature(method).parameters:
             with contextlib.suppress(pytest.skip.Exception):
@@ -341,7 +341,7 @@ def test_what_is_right_passes(right, checks):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "check", "guilty"),
+    ("faulty", "check", "guilty"),
     [
         (CountsPrompts, "all_masked", CountsPrompts.weight),
         (WeighsWhatItIsGiven, "the_weight_is_a_sum", WeighsWhatItIsGiven.weight),
@@ -349,12 +349,12 @@ def test_what_is_right_passes(right, checks):
         (DividesByNothing, "one_sample", DividesByNothing.train_step),
     ],
 )
-def test_the_function_that_is_to_blame_is_named(wrong, check, guilty):
-    with pytest.raises(Violation) as told:
-        getattr(InterfaceContract(), f"test_{check}")(rehearsal_of(wrong))
-    assert told.value.where == place_of(guilty)
+def test_the_location_is_the_function_with_the_fault(faulty, check, guilty):
+    with pytest.raises(Violation) as caught:
+        getattr(InterfaceContract(), f"test_{check}")(rehearsal_of(faulty))
+    assert caught.value.where == place_of(guilty)
 
 
-def test_lengths_are_read_back_from_a_batch():
+def test_lengths_are_read_from_a_batch():
     pairs = [[(2, 3), (2, 1)], [(1, 0)]]
     assert lengths_of(make_batch(["packed_input_ids", "prompt_mask"], pairs)) == pairs

@@ -1,4 +1,4 @@
-"""Interfaces that leave something unsaid: the contract tells what, and where."""
+"""Interfaces with wrong or missing declarations: the contract reports which, and where."""
 
 import inspect
 import shutil
@@ -26,7 +26,7 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "check", "found"),
+    ("source", "check", "finding"),
     [
         (f'{CLASS}    "Does."\n    n: Any = 1\n    "N."\n', "arguments_are_typed", "the type Any: any mistake"),
         (f'{CLASS}    "Does."\n    n: int = 0.5\n    "N."\n', "arguments_are_typed", r"default of argument n, 0\.5,"),
@@ -42,11 +42,11 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
          "metrics_have_a_unit_and_a_meaning", "METRICS gives gap 'nats'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_what_an_interface_says(tmp_path, monkeypatch, source, check, found):
-    file, method, given = prepared(tmp_path, monkeypatch, source, check)
-    with pytest.raises(Violation, match=found) as told:
-        method(**given, **notes(method, []))
-    assert told.value.where.startswith(f"{file}:")
+def test_a_wrong_declaration_is_a_violation(tmp_path, monkeypatch, source, check, finding):
+    file, method, arguments = prepared(tmp_path, monkeypatch, source, check)
+    with pytest.raises(Violation, match=finding) as caught:
+        method(**arguments, **notes(method, []))
+    assert caught.value.where.startswith(f"{file}:")
 
 
 @pytest.mark.parametrize(
@@ -71,22 +71,22 @@ def test_what_is_wrong_with_what_an_interface_says(tmp_path, monkeypatch, source
         ),
     ],
 )  # fmt: skip
-def test_what_a_users_interface_leaves_unsaid_is_a_note(tmp_path, monkeypatch, source, check, note):
-    _, method, given = prepared(tmp_path, monkeypatch, source, check)
-    told = []
-    method(**given, **notes(method, told))
-    assert told == [("note", note)]
+def test_a_missing_declaration_of_a_user_interface_is_a_note(tmp_path, monkeypatch, source, check, note):
+    _, method, arguments = prepared(tmp_path, monkeypatch, source, check)
+    recorded = []
+    method(**arguments, **notes(method, recorded))
+    assert recorded == [("note", note)]
 
 
-def test_what_one_of_ours_leaves_unsaid_is_a_violation(tmp_path, monkeypatch):
-    _, method, given = prepared(tmp_path, monkeypatch, f"{CLASS}    pass\n", "says_what_it_does")
+def test_a_missing_declaration_of_a_built_in_interface_is_a_violation(tmp_path, monkeypatch):
+    _, method, arguments = prepared(tmp_path, monkeypatch, f"{CLASS}    pass\n", "says_what_it_does")
     monkeypatch.setattr(declaration, "is_built_in", lambda path: True)
     with pytest.raises(Violation, match="X has no docstring"):
-        method(**given, **notes(method, []))
+        method(**arguments, **notes(method, []))
 
 
-def test_the_documented_interface_is_asked_for_one_thing(tmp_path, monkeypatch):
-    """It declares nothing, and reads a key of its own: two notes, and one failure that says what to give."""
+def test_the_documented_example_interface_has_two_notes_and_one_failure(tmp_path, monkeypatch):
+    """It declares nothing, and reads a key of its own: two notes, and one failure that says what to provide."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "interfaces").mkdir()
     shutil.copy(EXAMPLE, tmp_path / "interfaces/documented.py")
@@ -103,9 +103,9 @@ def test_the_documented_interface_is_asked_for_one_thing(tmp_path, monkeypatch):
     assert '("packed_input_ids", "mask",)' in checks["declares the keys of every call that it has"].note
 
 
-def notes(method, told):
+def notes(method, recorded):
     takes = "record_property" in inspect.signature(method).parameters
-    return {"record_property": lambda *note: told.append(note)} if takes else {}
+    return {"record_property": lambda *note: recorded.append(note)} if takes else {}
 
 
 def prepared(tmp_path, monkeypatch, source, check):
@@ -117,9 +117,9 @@ def prepared(tmp_path, monkeypatch, source, check):
     file.write_text(f'{HEADER}\n\n{source}\n\nregister_interface("{name}", X)\n')
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
     contract = type("TestContract", (InterfaceContract,), {"name": name})()
-    given = {
+    arguments = {
         "make": lambda: make_interface(ModelInterfaceAbstraction(name)),
         "batches": lambda: make_batch(["my_mask"]),
     }
     method = getattr(contract, f"test_{check}")
-    return file, method, {key: value for key, value in given.items() if key in inspect.signature(method).parameters}
+    return file, method, {key: value for key, value in arguments.items() if key in inspect.signature(method).parameters}

@@ -1,4 +1,4 @@
-"""The pretend device keeps CUDA's rules: what a GPU refuses it refuses, and what a GPU computes it computes."""
+"""The pretend device keeps CUDA's rules: it refuses what a GPU refuses, and computes what a GPU computes."""
 
 import copy
 import gc
@@ -61,7 +61,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("case", MIXED)
-def test_host_and_device_do_not_mix(x, case):
+def test_host_and_device_tensors_cannot_be_mixed(x, case):
     with pytest.raises(RuntimeError, match=r"same device|device type|is on cpu|expected device"):
         MIXED[case](x)
 
@@ -92,15 +92,15 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("case", ALLOWED)
-def test_what_cuda_allows_stays_on_the_device(x, case):
-    made = ALLOWED[case](x)
-    assert made.device == torch.device("cuda:0")
-    assert made.is_cuda
-    assert isinstance(made, DeviceTensor)
+def test_operations_that_cuda_allows_stay_on_the_device(x, case):
+    result = ALLOWED[case](x)
+    assert result.device == torch.device("cuda:0")
+    assert result.is_cuda
+    assert isinstance(result, DeviceTensor)
 
 
 @pytest.mark.parametrize("case", [name for name in ALLOWED if name not in ("random numbers", "factories")])
-def test_numbers_are_those_of_the_host(cuda, case):
+def test_operations_give_the_same_numbers_as_on_the_host(cuda, case):
     torch.testing.assert_close(ALLOWED[case](HOST.to(cuda)).cpu(), ALLOWED[case](HOST).cpu(), check_device=False)
 
 
@@ -109,7 +109,7 @@ def _assigned(tensor, index, value):
     return tensor
 
 
-def test_moving(x, cuda):
+def test_tensors_move_between_host_and_device(x, cuda):
     assert x.to("cuda") is x
     assert x.cuda() is x
     assert x.cpu().device.type == "cpu"
@@ -123,7 +123,7 @@ def test_moving(x, cuda):
     assert HOST[0, 0] == 0
 
 
-def test_numpy_needs_a_copy_on_the_host(x):
+def test_numpy_is_refused_without_a_copy_to_the_host(x):
     with pytest.raises(TypeError, match="copy the tensor to host memory first"):
         x.numpy()
     assert x.cpu().numpy().shape == (3, 4)
@@ -131,16 +131,16 @@ def test_numpy_needs_a_copy_on_the_host(x):
     assert "device='cuda:0'" in repr(x)
 
 
-def test_a_context_names_the_device(cuda):
+def test_a_device_context_places_new_tensors(cuda):
     with torch.device("cuda"):
-        made = [torch.zeros(2), torch.tensor([1, 2]), torch.as_tensor(3), torch.ones(1, device="cpu"), torch.empty(1)]
-    assert [one.device.type for one in made] == ["cuda", "cuda", "cuda", "cpu", "cuda"]
+        new = [torch.zeros(2), torch.tensor([1, 2]), torch.as_tensor(3), torch.ones(1, device="cpu"), torch.empty(1)]
+    assert [tensor.device.type for tensor in new] == ["cuda", "cuda", "cuda", "cpu", "cuda"]
     with torch.device("meta"):
         assert torch.tensor([1]).is_meta
     assert torch.zeros(1).device.type == "cpu"
 
 
-def test_pinned_memory_is_of_the_host(x):
+def test_only_host_tensors_can_be_pinned(x):
     assert HOST.pin_memory().is_pinned()
     assert torch.empty(2, pin_memory=True).is_pinned()
     assert not HOST.is_pinned()
@@ -148,7 +148,7 @@ def test_pinned_memory_is_of_the_host(x):
         x.pin_memory()
 
 
-def test_gradients_cross_between_host_and_device(cuda):
+def test_gradients_flow_between_host_and_device(cuda):
     host = HOST.clone().requires_grad_()
     device = HOST.to(cuda).requires_grad_()
     ((host.to(cuda) * device).sum() + (device.cpu() * host).sum()).backward()
@@ -157,7 +157,7 @@ def test_gradients_cross_between_host_and_device(cuda):
     torch.testing.assert_close(device.grad.cpu(), 2 * HOST)
 
 
-def test_devices_have_their_names_in_the_backward_pass(cuda):
+def test_hooks_of_the_backward_pass_can_use_the_device(cuda):
     seen = []
 
     def hook(grad):
@@ -170,7 +170,7 @@ def test_devices_have_their_names_in_the_backward_pass(cuda):
     assert [one.device for one in seen] == [cuda] * 6
 
 
-def test_a_parameter_may_be_cast_while_others_hold_it(cuda):
+def test_a_parameter_can_be_cast_while_it_is_referenced(cuda):
     module = nn.Linear(4, 4).to(cuda)
     observer, output = weakref.ref(module.weight), module(torch.ones(1, 4, device=cuda)).sum()
     module.to(cuda)
@@ -186,12 +186,12 @@ def test_a_moved_module_keeps_its_parameters(cuda):
     module["two"].weight = weight = module["one"].weight
     weight.of_user = "kept"
     optimizer = torch.optim.AdamW(module.parameters(), fused=True)
-    for place in (cuda, torch.device("cpu"), cuda):
-        module.to(place)
-        weight.grad = torch.ones(4, 4, device=place)
+    for device in (cuda, torch.device("cpu"), cuda):
+        module.to(device)
+        weight.grad = torch.ones(4, 4, device=device)
         optimizer.zero_grad(set_to_none=False)
         assert module["one"].weight is module["two"].weight is weight
-        assert (weight.device, weight.grad.device, weight.of_user) == (place, place, "kept")
+        assert (weight.device, weight.grad.device, weight.of_user) == (device, device, "kept")
         assert isinstance(weight, nn.Parameter)
     copied = copy.deepcopy(module)
     assert copied["one"].weight is copied["two"].weight
@@ -199,17 +199,17 @@ def test_a_moved_module_keeps_its_parameters(cuda):
     assert copied["one"].weight.of_user == "kept"
 
 
-def test_a_module_without_data_is_given_some(cuda):
-    for place in (torch.device("cpu"), cuda):
+def test_a_meta_module_can_be_materialised_on_a_device(cuda):
+    for device in (torch.device("cpu"), cuda):
         with torch.device("meta"):
             module = nn.Linear(4, 4)
         weight = module.weight
-        module.to_empty(device=place)
+        module.to_empty(device=device)
         assert module.weight is weight
-        assert weight.device == place
+        assert weight.device == device
 
 
-def test_data_of_a_parameter_can_be_a_view(cuda):
+def test_the_data_of_a_parameter_can_be_a_view(cuda):
     weight = nn.Parameter(torch.ones(3, 4))
     weight.data = weight.data.to(cuda)
     buffer = torch.zeros(24, device=cuda)
@@ -220,27 +220,27 @@ def test_data_of_a_parameter_can_be_a_view(cuda):
     assert weight.grad.device == cuda
 
 
-def test_training_equals_that_on_the_host(cuda):
+def test_training_gives_the_same_losses_as_on_the_host(cuda):
     def losses(device):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
         data = HOST.to(device)
-        found = []
+        recorded = []
         for _ in range(3):
             loss = (checkpoint(model, data, use_reentrant=False) - 1).square().mean()
             loss.backward()
-            found.append(float(loss.detach()))
+            recorded.append(float(loss.detach()))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
         assert all(m.device == torch.device(device) for s in optimizer.state.values() for m in s.values())
-        return found
+        return recorded
 
     assert losses(cuda) == pytest.approx(losses("cpu"), rel=1e-5)
 
 
-def test_autocast_casts_what_it_casts_on_cuda(x):
+def test_autocast_casts_the_same_operations_as_on_cuda(x):
     with torch.autocast("cuda", dtype=torch.bfloat16):
         product = x @ x.t()
         assert product.dtype is torch.bfloat16
@@ -250,7 +250,7 @@ def test_autocast_casts_what_it_casts_on_cuda(x):
         assert (x @ x.t()).dtype is torch.float32
 
 
-def test_random_streams_are_apart(cuda):
+def test_host_and_device_have_separate_random_streams(cuda):
     torch.manual_seed(3)  # seeds both
     host, state = torch.rand(4), torch.cuda.get_rng_state()
     torch.manual_seed(3)
@@ -262,7 +262,7 @@ def test_random_streams_are_apart(cuda):
     assert torch.equal(torch.rand(4, device=cuda), first)
 
 
-def test_memory_is_counted_by_storage(cuda):
+def test_allocated_memory_is_counted_per_storage(cuda):
     assert torch.cuda.memory_allocated() == 0
     big = torch.zeros(1000, device=cuda)
     views = [big[:10], big.view(10, 100), big.detach()]
@@ -279,22 +279,22 @@ def test_memory_is_counted_by_storage(cuda):
     assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) == (0, 4000)
 
 
-def test_memory_runs_out():
+def test_allocations_beyond_the_memory_fail():
     with pretend_cuda(memory=1000) as device:
-        kept = torch.zeros(200, device=device)
+        tensor = torch.zeros(200, device=device)
         assert torch.cuda.mem_get_info() == (200, 1000)
         with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 400 bytes"):
-            kept[:100].clone()
+            tensor[:100].clone()
 
 
-def test_several_devices():
+def test_several_devices_are_kept_apart():
     with pretend_cuda(devices=2):
         assert torch.cuda.device_count() == 2
         torch.cuda.set_device(1)
-        one, zero = torch.ones(2, device="cuda"), torch.ones(2, device="cuda:0")
-        assert (one.device.index, one.cuda(0).device.index) == (1, 0)
+        on_device_1, on_device_0 = torch.ones(2, device="cuda"), torch.ones(2, device="cuda:0")
+        assert (on_device_1.device.index, on_device_1.cuda(0).device.index) == (1, 0)
         with pytest.raises(RuntimeError, match="cuda:1, cuda:0"):
-            one + zero
+            on_device_1 + on_device_0
         with torch.cuda.device(0):
             assert torch.cuda.current_device() == 0
         assert torch.cuda.memory_allocated(1) == 8
@@ -302,16 +302,16 @@ def test_several_devices():
             torch.zeros(1, device="cuda:2")
 
 
-def test_threads_that_are_started_know_the_device(cuda):
-    made = []
-    thread = threading.Thread(target=lambda: made.append(torch.arange(3.0).to(cuda) + torch.ones(3, device=cuda)))
+def test_new_threads_can_use_the_device(cuda):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(torch.arange(3.0).to(cuda) + torch.ones(3, device=cuda)))
     thread.start()
     thread.join()
-    assert made[0].device == cuda
-    assert made[0].tolist() == [1.0, 2.0, 3.0]
+    assert results[0].device == cuda
+    assert results[0].tolist() == [1.0, 2.0, 3.0]
 
 
-def test_streams_and_events(cuda):
+def test_streams_and_events_are_available(cuda):
     stream, begin, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     before = torch.cuda.current_stream()
     with torch.cuda.stream(stream):
@@ -328,7 +328,7 @@ def test_streams_and_events(cuda):
 
 
 @pytest.mark.parametrize("window", [(-1, 0), (2, 0)])
-def test_packed_attention_is_that_of_each_sequence(cuda, window):
+def test_packed_attention_equals_attention_of_each_sequence(cuda, window):
     torch.manual_seed(0)
     lengths, bounds = [5, 1, 3], torch.tensor([0, 5, 6, 9], dtype=torch.int32)
     query, key, value = (torch.randn(9, heads, 8, requires_grad=True) for heads in (4, 2, 2))
@@ -336,7 +336,7 @@ def test_packed_attention_is_that_of_each_sequence(cuda, window):
     out = varlen_attn(*packed, bounds.to(cuda), bounds.to(cuda), 5, 5, window_size=window, enable_gqa=True)
     expected = []
     for parts in zip(*(x.split(lengths) for x in (query, key, value)), strict=True):
-        q, k, v = (part.transpose(0, 1)[None] for part in parts)
+        q, k, v = (x.transpose(0, 1)[None] for x in parts)
         seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
         seen = seen.triu(-window[0]) if window[0] >= 0 else seen
         attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
@@ -349,7 +349,7 @@ def test_packed_attention_is_that_of_each_sequence(cuda, window):
         torch.testing.assert_close(theirs.grad.cpu(), ours.grad)
 
 
-def test_collectives_move_tensors_of_the_device():
+def test_collectives_work_on_device_tensors():
     def work(rank):
         with pretend_cuda() as device:
             value = torch.full((3,), rank + 1.0, device=device)
@@ -365,11 +365,11 @@ def test_collectives_move_tensors_of_the_device():
         assert answer == {"sum": [3.0] * 3, "parts": [[0.0], [1.0]], "grad": [3.0, 3.0], "devices": ["cuda:0"] * 2}
 
 
-def test_nothing_is_left_when_it_is_over():
+def test_everything_is_restored_after_the_context():
     answers = torch.cuda.is_available, torch.cuda.Stream, torch.Generator, torch.utils.swap_tensors
     with pretend_cuda() as device:
         assert torch.cuda.is_available()
-        kept = torch.ones(2, device=device)
+        tensor = torch.ones(2, device=device)
         with pytest.raises(RuntimeError, match="in use already"), pretend_cuda():
             pass
     assert (torch.cuda.is_available, torch.cuda.Stream, torch.Generator, torch.utils.swap_tensors) == answers
@@ -378,4 +378,4 @@ def test_nothing_is_left_when_it_is_over():
     weight = torch.ones(2, requires_grad=True)
     (weight * 2).sum().backward()
     with pytest.raises(RuntimeError, match="outside of"):
-        kept + 1
+        tensor + 1

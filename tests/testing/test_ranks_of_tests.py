@@ -1,4 +1,4 @@
-"""`run_on_ranks`: results by rank, exact numbers, and what is told of ranks that fail, hang or die."""
+"""`run_on_ranks`: results by rank, exact numbers, and reports of ranks that fail, hang or die."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ from rlcli.testing.contract import Violation
 from rlcli.testing.ranks import RankError, RankTimeout, mesh_of_ranks, run_on_ranks
 
 
-def test_ranks_compute_together_and_floats_come_back_exactly():
+def test_ranks_compute_together_and_return_exact_floats():
     third = torch.tensor([1.0, 2.0], dtype=torch.float64) / 3
 
     def work(rank):
@@ -29,7 +29,7 @@ def test_ranks_compute_together_and_floats_come_back_exactly():
     assert not dist.is_initialized()
 
 
-def test_one_rank_has_gradients():
+def test_a_single_rank_can_compute_gradients():
     weight = torch.ones(3, requires_grad=True)
     (weight * 2).sum().backward()  # the parent has used autograd, too
 
@@ -42,7 +42,7 @@ def test_one_rank_has_gradients():
     assert weight.grad.tolist() == [2.0] * 3
 
 
-def test_the_error_of_a_rank_is_told_with_its_traceback_though_others_wait_for_it():
+def test_an_error_is_reported_with_its_traceback_while_other_ranks_wait():
     def work(rank):
         if rank == 1:
             raise ValueError("no such token")
@@ -58,7 +58,7 @@ def test_the_error_of_a_rank_is_told_with_its_traceback_though_others_wait_for_i
     assert caught.value.frames[-1][2] == "work"
 
 
-def test_a_violation_stays_one():
+def test_a_violation_in_a_rank_stays_a_violation():
     def work(rank):
         raise Violation("loss differs by 0.5", "divide once", "here.py:3")
 
@@ -69,7 +69,7 @@ def test_a_violation_stays_one():
     )  # fmt: skip
 
 
-def test_a_rank_that_hangs_is_ended_and_its_place_is_told(tmp_path):
+def test_a_hanging_rank_is_ended_and_its_stack_is_reported(tmp_path):
     def work(rank):
         (tmp_path / str(rank)).write_text(str(os.getpid()))
         if rank == 0:
@@ -86,17 +86,17 @@ def test_a_rank_that_hangs_is_ended_and_its_place_is_told(tmp_path):
             os.kill(int((tmp_path / str(rank)).read_text()), 0)
 
 
-def test_a_rank_that_dies_is_told():
+def test_a_rank_that_dies_is_reported():
     with pytest.raises(RankError, match="rank 0: died without a word"):
         run_on_ranks(1, lambda rank: os.kill(os.getpid(), signal.SIGKILL) or {})
 
 
-def test_what_is_no_json_is_an_error_of_the_rank():
+def test_a_result_that_is_not_json_is_an_error_of_the_rank():
     with pytest.raises(RankError, match="TypeError"):
         run_on_ranks(1, lambda rank: {"tensor": torch.ones(1)})
 
 
-def test_nothing_of_the_parent_is_finalised_in_a_rank():
+def test_objects_of_the_parent_are_not_finalised_in_a_rank():
     """Its process groups and sockets have threads, which no fork has: to end them there would crash."""
     parent = os.getpid()
 
@@ -117,7 +117,7 @@ def test_nothing_of_the_parent_is_finalised_in_a_rank():
         gc.collect()
 
 
-def test_groups_of_the_parent_are_not_ended_in_a_rank():
+def test_process_groups_of_the_parent_are_not_ended_in_a_rank():
     """Libraries leave some. To end one in a fork would wait for its threads; new ones may have got their addresses."""
     before = set(distributed_c10d._world.pg_map)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""The recipe contract: shipped recipes keep it, models, rows and machines of theirs or not; broken ones do not."""
+"""The recipe contract: shipped recipes pass it without their models, rows and machines; broken ones do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Silent:
 
 @pytest.fixture
 def examine(tmp_path, monkeypatch):
-    """Write a recipe and hold it to its contract: words of a check → its outcome, and the failures."""
+    """Write a recipe and check its contract: words of a check → its outcome, and the failures."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLCLI_PROJECT", raising=False)
 
@@ -33,7 +33,7 @@ def examine(tmp_path, monkeypatch):
     return examined
 
 
-def test_every_shipped_recipe_keeps_it(tmp_path, monkeypatch):
+def test_every_shipped_recipe_passes_its_contract(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # no tokenizer is on this machine
     tested = run_checks(subjects("recipe"), Silent())
@@ -43,27 +43,27 @@ def test_every_shipped_recipe_keeps_it(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recipe_that_does_not_hold_says_so_once(examine):
+def test_an_invalid_recipe_is_reported_once(examine):
     outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  stepps: 5\n")
     assert "unknown key" in failure.finding
     assert failure.where == "mine.yaml:3:3"
     assert set(outcomes.values()) == {"FAIL", "skip"}
 
 
-def test_what_it_says_in_vain_is_named_with_its_line(examine):
+def test_a_superfluous_value_is_reported_with_its_line(examine):
     outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  steps: 1200\n")
     assert outcomes["it says nothing that its parents or the defaults say"] == "FAIL"
     assert (failure.finding, failure.where) == ("without train (line 2) it is the same", "mine.yaml:2")
 
 
-def test_a_warm_start_from_a_role_that_is_not_there(examine):
+def test_a_warm_start_from_a_missing_role_is_reported(examine):
     outcomes, failures = examine("extends: ppo_math\nmodels:\n  actor:\n    path: recipe:sft_math#critic\n")
     assert outcomes["its roles fit on its devices; its warm starts are valid"] == "FAIL"
     assert "sft_math saves no role 'critic'" in failures[0].finding
     assert failures[0].where == "mine.yaml:4:11"
 
 
-def test_a_graph_that_breaks_when_it_runs(examine):
+def test_a_graph_that_fails_at_run_time_is_reported(examine):
     text = (
         "extends: sft_math\nmodels:\n  actor:\n    backend:\n      args:\n        lr: 1e38\n        warmup_steps: 0\n"
     )
@@ -75,7 +75,7 @@ def test_a_graph_that_breaks_when_it_runs(examine):
     assert failures
 
 
-def test_a_large_recipe_is_made_small(tmp_path, monkeypatch):
+def test_a_large_recipe_is_reduced_to_a_small_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 99)

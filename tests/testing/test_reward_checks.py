@@ -1,4 +1,4 @@
-"""Rewards with one mistake each: the check for it says what it saw."""
+"""Rewards with one mistake each: its check reports the observation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def same(answer):
     return answer
 
 
-def test_a_good_reward_passes():
+def test_a_correct_reward_passes():
     checks, scorer, notes = RewardChecks(), Compares(), {}
     checks.test_right_answers_earn_more_than_wrong_ones(scorer, ANSWERS, same, notes.__setitem__)
     assert notes["note"] == "3/3 and 9 wrong ones"
@@ -65,7 +65,7 @@ def test_a_good_reward_passes():
 
 
 @pytest.mark.parametrize(
-    ("cls", "check", "error", "found"),
+    ("cls", "check", "error", "finding"),
     [
         (BelievesAll, "test_right_answers_earn_more_than_wrong_ones", Violation, "3 of 3 wrong answers earn as much"),
         (Contains, "test_right_answers_earn_more_than_wrong_ones", Violation, "'17' for '7'"),
@@ -74,16 +74,16 @@ def test_a_good_reward_passes():
         (Remembers, "test_a_text_is_worth_the_same_anywhere", Violation, "'7' for '7' earns 1.0"),
         (Forgets, "test_a_text_is_worth_the_same_anywhere", Violation, "4 rewards for 9 responses"),
     ],
-    ids=lambda one: getattr(one, "__name__", None),
+    ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_mistake_of_a_reward_is_found(cls, check, error, found):
+def test_a_mistake_of_a_reward_is_reported(cls, check, error, finding):
     method = getattr(RewardChecks(), check)
     notes = [{}.__setitem__] if "record_property" in signature(method).parameters else []
-    with pytest.raises(error, match=found):
+    with pytest.raises(error, match=finding):
         method(cls(), ANSWERS, same, *notes)
 
 
-def test_a_reward_with_state_is_found_in_a_thread():
+def test_a_reward_with_state_is_reported():
     scorer = Remembers()
     scorer.score("", "")
     with pytest.raises(Violation, match="in a thread"):

@@ -1,4 +1,4 @@
-"""`run_checks` on a toy contract: what it says of checks that pass, fail, crash, hang and are skipped."""
+"""`run_checks` on a toy contract: its reports of checks that pass, fail, crash, hang and are skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOY = Path(__file__).with_name("toy_checks")
 
 
 class Diary:
-    """A watcher that writes down what it is told."""
+    """A watcher that records every event."""
 
     def __init__(self):
         self.begun, self.ended, self.components = [], [], []
@@ -46,7 +46,7 @@ class Diary:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project with one interface, and a contract for interfaces that is a toy."""
+    """A project with one interface, and a toy contract for interfaces."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n[tool.pytest.ini_options]\naddopts = '--nonsense'\n")
     (tmp_path / "interfaces").mkdir()
     shutil.copy(TOY / "component.py", tmp_path / "interfaces" / "toy_checked.py")
@@ -83,8 +83,8 @@ def own_tests(project, text):
     return file
 
 
-def run(*given, name="toy-checked", diary=None, **options):
-    return run_checks(subjects("interface", name, given), diary or Diary(), Options(**options))
+def run(*arguments, name="toy-checked", diary=None, **options):
+    return run_checks(subjects("interface", name, arguments), diary or Diary(), Options(**options))
 
 
 def outcomes(tested):
@@ -95,7 +95,7 @@ def failure(tested, words):
     return next(check.failure for check in tested.checks if check.words == words)
 
 
-def test_a_good_component_passes_and_is_told_of_in_words(project):
+def test_a_correct_component_passes_and_its_checks_are_described(project):
     diary = Diary()
     (tested,) = run(diary=diary)
     assert outcomes(tested) == {
@@ -110,31 +110,31 @@ def test_a_good_component_passes_and_is_told_of_in_words(project):
     assert [check.cases for check in tested.checks] == [1, 1, 1, 3, 1, 1]
 
 
-def test_a_violation_tells_number_cause_and_line(project):
+def test_a_violation_is_reported_with_number_cause_and_line(project):
     (tested,) = run("factor=2")
     assert exit_code([tested]) == 1
-    found = failure(tested, "its factor is 1")
-    assert (found.finding, found.cause, found.where) == (
+    reported = failure(tested, "its factor is 1")
+    assert (reported.finding, reported.cause, reported.where) == (
         "its factor is 2", "leave it alone", "interfaces/toy_checked.py:8"
     )  # fmt: skip
 
 
-def test_a_crash_is_told_with_the_line_of_the_component(project):
+def test_a_crash_is_reported_with_the_line_of_the_component(project):
     (tested,) = run("factor=0")
-    found = failure(tested, "it divides by its factor")
-    assert found.finding == "ZeroDivisionError: division by zero"
-    assert found.where == "interfaces/toy_checked.py:21"
-    assert "made.divided()" in found.traceback
+    reported = failure(tested, "it divides by its factor")
+    assert reported.finding == "ZeroDivisionError: division by zero"
+    assert reported.where == "interfaces/toy_checked.py:21"
+    assert "subject.divided()" in reported.traceback
 
 
-def test_a_fault_in_the_constructor_is_told_with_its_line(project):
+def test_a_fault_in_the_constructor_is_reported_with_its_line(project):
     (tested,) = run("limit=-1")
-    found = next(check.failure for check in tested.checks if check.failure is not None)
-    assert "limit is -1" in found.finding
-    assert found.where == "interfaces/toy_checked.py:18"
+    reported = next(check.failure for check in tested.checks if check.failure is not None)
+    assert "limit is -1" in reported.finding
+    assert reported.where == "interfaces/toy_checked.py:18"
 
 
-def test_an_argument_that_the_component_does_not_have_is_one_error(project):
+def test_an_unknown_argument_is_one_error(project):
     with pytest.raises(UsageError, match="no argument 'faktor'; did you mean 'factor'") as refused:
         run("faktor=2")
     assert refused.value.hint == "rlcli show toy-checked lists its arguments"
@@ -142,11 +142,11 @@ def test_an_argument_that_the_component_does_not_have_is_one_error(project):
         run("factor=many")
 
 
-def test_cases_of_a_check_are_one_check(project):
+def test_parametrized_cases_count_as_one_check(project):
     (tested,) = run("limit=1")
     (check,) = [check for check in tested.checks if check.outcome == "FAIL"]
     assert (check.words, check.cases, check.failed_cases) == ("its limit is kept", 3, ("2", "3"))
-    assert check.failure.finding == "assert n <= made.limit"
+    assert check.failure.finding == "assert n <= subject.limit"
 
 
 def test_a_check_that_hangs_is_interrupted(project):
@@ -164,7 +164,7 @@ class Impatient(Diary):
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
-def test_ctrl_c_is_told_with_the_check_that_ran(project):
+def test_ctrl_c_is_reported_with_the_interrupted_check(project):
     diary, before = Impatient(), signal.signal(signal.SIGINT, signal.default_int_handler)  # a job may ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -175,7 +175,7 @@ def test_ctrl_c_is_told_with_the_check_that_ran(project):
     assert diary.components[-1] == "interrupted: it answers at once"
 
 
-def test_a_keyword_and_the_first_failure_choose(project):
+def test_checks_are_selected_by_keyword_or_until_the_first_failure(project):
     (tested,) = run("factor=0", keyword="factor or crash")
     assert list(outcomes(tested)) == ["its factor is 1", "it divides by its factor"]
     (tested,) = run("factor=0", exit_first=True)
@@ -187,7 +187,7 @@ def test_a_keyword_and_the_first_failure_choose(project):
             run(keyword=keyword)
 
 
-def test_each_of_several_components_is_told_of_once_wherever_their_tests_lie(tmp_path, monkeypatch):
+def test_each_of_several_components_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     diary = Diary()
     tested = run_checks(subjects("interface"), diary, Options(keyword="registers under its name"))
@@ -195,7 +195,7 @@ def test_each_of_several_components_is_told_of_once_wherever_their_tests_lie(tmp
     assert all(one.count("ok") == len(one.checks) > 0 for one in tested)
 
 
-def test_own_tests_run_along(project):
+def test_tests_of_the_project_are_run_too(project):
     own_tests(
         project,
         """
@@ -208,12 +208,12 @@ def test_own_tests_run_along(project):
     )
     (tested,) = run()
     assert list(outcomes(tested))[-2:] == ["it is a toy", "sums"]
-    found = failure(tested, "sums")
-    assert found.finding == "assert (1 + 1) == 3"
-    assert found.where == "tests/interfaces/test_toy_checked.py:6"
+    reported = failure(tested, "sums")
+    assert reported.finding == "assert (1 + 1) == 3"
+    assert reported.where == "tests/interfaces/test_toy_checked.py:6"
 
 
-def test_a_contract_in_its_own_file_takes_the_place_of_the_general_one(project):
+def test_a_contract_in_a_projects_test_file_replaces_the_general_one(project):
     own_tests(
         project,
         """
@@ -232,7 +232,7 @@ def test_a_contract_in_its_own_file_takes_the_place_of_the_general_one(project):
     assert exit_code([tested]) == 0
 
 
-def test_a_part_of_the_contract_in_its_own_file_takes_no_place(project):
+def test_a_partial_contract_in_a_projects_test_file_is_added(project):
     own_tests(
         project,
         """
@@ -247,7 +247,7 @@ def test_a_part_of_the_contract_in_its_own_file_takes_no_place(project):
     assert {check.words for check in tested.checks} >= {"it can be made", "its limit is kept"}
 
 
-def test_contracts_with_several_arguments_are_told_apart(project):
+def test_contracts_with_different_arguments_are_distinguished(project):
     own_tests(
         project,
         """
@@ -270,7 +270,7 @@ def test_contracts_with_several_arguments_are_told_apart(project):
     ]  # fmt: skip
 
 
-def test_a_reward_is_held_to_its_part_of_the_contract(tmp_path, monkeypatch):
+def test_a_reward_is_tested_with_the_checks_of_rewards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (reward,) = subjects("reward", "math_reward")
     assert reward.file.name == "math_reward.py"
@@ -283,17 +283,17 @@ def test_a_reward_is_held_to_its_part_of_the_contract(tmp_path, monkeypatch):
         subjects("reward", "sft")
 
 
-def test_own_tests_that_cannot_be_read_are_a_failure_and_the_contract_runs(project):
+def test_unreadable_project_tests_are_a_failure_and_the_contract_still_runs(project):
     own_tests(project, "import nonesuch\n")
     (tested,) = run()
-    found = failure(tested, "its tests can be imported")
-    assert "No module named 'nonesuch'" in found.finding
-    assert found.where == "tests/interfaces/test_toy_checked.py:1"
+    reported = failure(tested, "its tests can be imported")
+    assert "No module named 'nonesuch'" in reported.finding
+    assert reported.where == "tests/interfaces/test_toy_checked.py:1"
     assert outcomes(tested)["it can be made"] == "ok"
     assert exit_code([tested]) == 1
 
 
-def test_a_watcher_that_can_print_no_more_ends_it_in_silence(project, capfd):
+def test_a_closed_output_ends_the_run_silently(project, capfd):
     class Closed(Diary):
         def end(self, check):
             raise BrokenPipeError
@@ -303,7 +303,7 @@ def test_a_watcher_that_can_print_no_more_ends_it_in_silence(project, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_is_left_behind(project):
+def test_no_files_or_environment_changes_are_left_behind(project):
     run("factor=0")
     assert not [path for path in project.rglob("*") if "pytest" in path.name and path.name != "pyproject.toml"]
     assert os.environ["PYTEST_ADDOPTS"] == "--more-nonsense"
@@ -322,7 +322,7 @@ def test_junit_has_every_check(project):
     assert {case.get("classname") for case in suite} == {"interface.toy-checked.TestContract"}
 
 
-def test_one_broken_file_is_an_error_and_among_others_a_result(project):
+def test_a_broken_file_is_an_error_alone_and_a_result_among_others(project):
     (project / "interfaces" / "toy_checked_broken.py").write_text("import nonesuch\n")
     with pytest.raises(ProjectError, match="nonesuch") as caught:
         run(name="toy-checked-broken")
@@ -331,11 +331,11 @@ def test_one_broken_file_is_an_error_and_among_others_a_result(project):
         Subject("interface", name, project / f"interfaces/{name}.py") for name in ("toy_checked_broken", "toy_checked")
     ]
     diary = Diary()
-    broken, sound = run_checks(both, diary)
+    broken, working = run_checks(both, diary)
     assert broken.broken is not None
     assert not broken.checks
-    assert exit_code([sound]) == 0
-    assert exit_code([broken, sound]) == 2
+    assert exit_code([working]) == 0
+    assert exit_code([broken, working]) == 2
     assert diary.components == ["done", ("toy_checked", 6), "done"]
 
 
@@ -351,14 +351,14 @@ def test_one_broken_file_is_an_error_and_among_others_a_result(project):
         ("all", "sft", UsageError, "takes no name"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_was_meant(project, kind, name, error, says):
+def test_unknown_names_are_refused_with_a_suggestion(project, kind, name, error, says):
     with pytest.raises(error) as caught:
         subjects(kind, name)
     assert says in str(caught.value)
     assert caught.value.exit_code == 2
 
 
-def test_every_component_and_recipe_can_be_named(project):
+def test_every_component_and_recipe_is_a_subject(project):
     every = subjects("all")
     assert {subject.kind for subject in every} == set(of_subjects.KINDS) - {"reward"}
     assert ("family", "qwen3_moe") in {(subject.kind, subject.name) for subject in every}

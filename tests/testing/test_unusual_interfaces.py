@@ -1,4 +1,4 @@
-"""Interfaces that are right, and unlike those that come along: no prompts, pairs, keys of their own, state."""
+"""Correct interfaces unlike the built-in ones: without prompts, with pairs, keys of their own, or state."""
 
 import contextlib
 import inspect
@@ -104,17 +104,17 @@ def rehearsal_of(cls):
     return Rehearsal(lambda **changes: cls(), usual_batches(cls()))
 
 
-@pytest.mark.parametrize("right", [Pretrains, PredictsRewards, ComparesPairs, ComparesPairsWithAReference])
+@pytest.mark.parametrize("interface", [Pretrains, PredictsRewards, ComparesPairs, ComparesPairsWithAReference])
 @pytest.mark.parametrize("checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks])
-def test_unusual_training_passes(right, checks):
-    rehearsal = rehearsal_of(right)
+def test_unusual_training_passes(interface, checks):
+    rehearsal = rehearsal_of(interface)
     for name, method in vars(checks).items():
         if name.startswith("test_") and "make" not in inspect.signature(method).parameters:
             with contextlib.suppress(pytest.skip.Exception):
                 method(checks(), rehearsal)
 
 
-def test_padding_of_every_key_is_tried():
+def test_padding_of_every_key_is_tested():
     check = InvarianceChecks().test_padding_changes_nothing
     check(rehearsal_of(ComparesPairsWithAReference))
     with pytest.raises(Violation, match="with masked padding"):
@@ -134,7 +134,7 @@ def test_a_model_is_saved_with_its_tokenizer(tmp_path):
 
 
 class Weighs(ModelInterface):
-    """Rewards that are the author's own weights, by how many samples came so far."""
+    """Rewards that are the author's own weights, times the number of samples seen."""
 
     READS: ClassVar = {"inference": ("packed_input_ids", "sequence_weight", "other if given")}
     WRITES: ClassVar = {"inference": ("rewards",)}
@@ -171,7 +171,7 @@ def weighted(lengths=PAIRS, seed=0):
     return batch
 
 
-def test_the_state_of_inference_comes_back():
+def test_the_state_of_inference_must_be_restored():
     def check(cls):
         calls = CallTrial(cls, "inference", weighted(), DigitTokenizer())
         InferenceChecks().test_state_of_inference_comes_back(calls, weighted)
@@ -183,7 +183,7 @@ def test_the_state_of_inference_comes_back():
         check(StartsAgain)
 
 
-def test_keys_of_its_own_come_from_the_authors_batches():
+def test_unknown_keys_come_from_the_batches_of_the_author():
     keys = Weighs().reads("inference")
     assert set(batches_with(keys, weighted)().keys) == {"packed_input_ids", "sequence_weight"}
     lacking = batches_with(keys, lambda *_: make_batch(["packed_input_ids"]))
@@ -191,6 +191,6 @@ def test_keys_of_its_own_come_from_the_authors_batches():
         lacking()
     with pytest.raises(pytest.skip.Exception, match="not tried: no batch"):
         usual_batch(lacking)
-    told = untried("my-interface", "inference", "inference_batches", Weighs(), ValueError("why"))
-    assert told.where == place_of(Weighs)
-    assert "tests/interfaces/test_my_interface.py a fixture `inference_batches`" in told.cause
+    violation = untried("my-interface", "inference", "inference_batches", Weighs(), ValueError("why"))
+    assert violation.where == place_of(Weighs)
+    assert "tests/interfaces/test_my_interface.py a fixture `inference_batches`" in violation.cause

@@ -67,14 +67,14 @@ def test_every_parameter_is_counted(model_type, settings, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", sorted({name for name, _ in SETTINGS}))
-def test_what_a_config_leaves_out_is_what_transformers_takes(model_type):
+def test_missing_settings_have_the_defaults_of_transformers(model_type):
     with_few_layers = {"num_hidden_layers": 1} | ({"num_experts": 2} if model_type == "qwen3_moe" else {})
     expected = real_parameters(make_config(model_type, with_few_layers), "lm")
     assert read_architecture({"model_type": model_type, **with_few_layers}).parameters() == expected
 
 
 @pytest.mark.parametrize("model_type", sorted({name for name, _ in SETTINGS}))
-def test_a_critic_has_a_value_head_instead(model_type):
+def test_a_critic_is_counted_with_a_value_head(model_type):
     settings = {**DENSE, "num_local_experts": 3} if model_type == "mixtral" else DENSE
     expected = real_parameters(make_config(model_type, settings), "value")
     assert read_architecture({"model_type": model_type, **settings}).parameters("value") == expected
@@ -89,6 +89,6 @@ def test_every_known_type_is_tested():
     [{}, {"model_type": "mamba"}, {"model_type": "llama", "hidden_size": "wide"},
      {"model_type": "llama", "vocab_size": 0}, {"model_type": "gpt2", "add_cross_attention": True}],
 )  # fmt: skip
-def test_what_cannot_be_counted_is_said(config):
+def test_configs_that_cannot_be_counted_are_refused(config):
     with pytest.raises(UnknownArchitecture):
         read_architecture(config)

@@ -21,7 +21,7 @@ PARAMETERS = 26848
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
+def isolated(tmp_path, monkeypatch):
     """An empty folder, an empty Hub cache, and no network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -45,12 +45,12 @@ def write_config(folder, config=CONFIG) -> None:
     (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
 
 
-def test_a_folder(tmp_path):
+def test_the_config_of_a_model_folder_is_read(tmp_path):
     write_config(tmp_path / "model")
     assert sizes("actor", model_path("model")).parameters() == PARAMETERS
 
 
-def test_a_multimodal_model_is_as_large_as_its_text_part(tmp_path):
+def test_a_multimodal_model_is_sized_by_its_text_model(tmp_path):
     write_config(tmp_path / "model", {"model_type": "gemma3", "text_config": {**CONFIG, "model_type": "gemma3_text"}})
     assert sizes("actor", model_path("model")).model_type == "gemma3_text"
 
@@ -66,12 +66,12 @@ def test_a_model_from_scratch_has_the_vocabulary_of_its_tokenizer(tmp_path):
     assert "set vocab_size" in sizes("actor", "models.actor.tokenizer=tokenizer")
 
 
-def test_a_warm_start_is_as_large_as_the_model_that_it_starts_from():
+def test_a_warm_start_has_the_size_of_its_source():
     for role in ("actor", "critic", "ref"):
         assert sizes(role, recipe="ppo_math") == sizes()
 
 
-def test_a_hub_model_counts_once_it_is_in_the_local_cache(tmp_path):
+def test_a_hub_model_is_sized_once_it_is_in_the_local_cache(tmp_path):
     why = sizes("actor", model_path("owner/name"))
     assert why.startswith("owner/name is not in the local Hub cache")
     repository = tmp_path / "hub" / "models--owner--name"
@@ -93,7 +93,7 @@ HUGE = json.dumps({**CONFIG, "note": "y" * (1 << 20)})
      ('{"model_type": "mamba"}', "mamba cannot be counted"), (HUGE, "holds no configuration")],
     ids=["broken", "a list", "deep", "unknown", "huge"],
 )  # fmt: skip
-def test_why_a_size_is_unknown(config, why, tmp_path):
+def test_the_reason_for_an_unknown_size_is_reported(config, why, tmp_path):
     write_config(tmp_path / "model", config)
     assert why in sizes("actor", model_path("model"))
 
@@ -101,7 +101,7 @@ def test_why_a_size_is_unknown(config, why, tmp_path):
 # -- lengths --------------------------------------------------------------------------------------------------
 
 
-def test_generated_datasets_declare_what_is_true():
+def test_a_generated_dataset_declares_its_vocabulary():
     from rlcli import registry
 
     dataset = registry.load("datasets", "arithmetic")
@@ -110,7 +110,7 @@ def test_generated_datasets_declare_what_is_true():
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "arithmetic_demonstrations"])
-def test_no_row_is_longer_than_is_declared(name):
+def test_no_row_is_longer_than_declared(name):
     from rlcli import registry
     from rlcli.api.config import DatasetAbstraction
     from rlcli.api.data import DatasetUtility
@@ -121,7 +121,7 @@ def test_no_row_is_longer_than_is_declared(name):
     assert longest <= declared("datasets", name, "LONGEST") <= longest + 12
 
 
-def test_lengths_of_prompts_and_of_whole_sequences(tmp_path):
+def test_lengths_of_prompts_and_sequences_follow_the_recipe(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "prompt": "x", "answer": "2"}\n')
     ppo = load_recipe("ppo_gsm8k", ["datasets.train.args.path=rows.jsonl"]).recipe
     assert vars(lengths_of(ppo)) == {"prompt": 512, "sequence": 1024, "assumed": False}
@@ -130,7 +130,7 @@ def test_lengths_of_prompts_and_of_whole_sequences(tmp_path):
     assert longest_row(load_recipe("ppo_math").recipe.datasets["train"]) == 40
 
 
-def test_a_dataset_that_does_not_say_is_assumed_and_told(tmp_path, monkeypatch):
+def test_an_undeclared_row_length_is_marked_as_assumed(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "silent.py").write_text(

@@ -1,4 +1,4 @@
-"""The picture of a topology: one device, a machine, many machines, roles apart from each other."""
+"""The picture of a topology: one device, a machine, many machines, roles on separate devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def picture(*overrides: str, nodes: int = 1, devices: int = 1) -> list[str]:
     return draw(plan.recipe, plan.topology)
 
 
-def test_one_device():
+def test_one_device_is_drawn():
     assert picture() == [
         "        node 0",
         "        rank 0",
@@ -26,7 +26,7 @@ def test_one_device():
     ]
 
 
-def test_two_machines_on_which_roles_live_apart():
+def test_roles_on_different_devices_of_two_nodes_are_drawn():
     apart = ["models.critic.devices='0'", "models.ref.devices='0'"]
     lines = picture("graph.ref_inf.hooks.offload=true", *apart, nodes=2, devices=8)
     assert lines == [
@@ -40,7 +40,7 @@ def test_two_machines_on_which_roles_live_apart():
     ]
 
 
-def test_nodes_that_are_alike_are_one_column():
+def test_identical_nodes_are_one_column():
     lines = picture(nodes=16, devices=8)
     assert lines[:3] == [
         "        nodes 0-15",
@@ -50,13 +50,13 @@ def test_nodes_that_are_alike_are_one_column():
     assert len(lines) == 7
 
 
-def test_many_devices_are_counted():
+def test_many_devices_are_shown_as_a_count():
     assert "64 x ■" in picture(devices=64)[2]
 
 
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 1), (1, 8), (2, 8), (5, 16), (16, 8), (256, 16), (3, 100)])
 @pytest.mark.parametrize("apart", [False, True])
-def test_it_fits_80_columns_and_shows_every_role_and_every_rank(nodes, devices, apart):
+def test_the_drawing_fits_80_columns_and_shows_every_role_and_rank(nodes, devices, apart):
     lines = picture(*(["models.critic.devices='0'"] if apart else []), nodes=nodes, devices=devices)
     assert all(len(line) <= 80 for line in lines)
     assert {line.split()[0] for line in lines if line[:1].strip()} == {"actor", "critic", "ref", "reward"}
@@ -64,5 +64,5 @@ def test_it_fits_80_columns_and_shows_every_role_and_every_rank(nodes, devices, 
         assert sum(line.count("■") for line in lines if line.startswith("actor")) == devices
 
 
-def test_ranks_text():
+def test_ranks_are_abbreviated_as_ranges():
     assert ranks_text((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"

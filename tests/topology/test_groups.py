@@ -1,4 +1,4 @@
-"""The processes of a run: its ranks, and the servers that it starts for those that need them."""
+"""The processes of a run: its ranks, and the servers that it starts."""
 
 import sys
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_each_rank_of_a_role_has_its_servers_on_its_node():
     assert plan_json(plan)["servers"] == [{"name": "actor_rollout-server", "nodes": [1, 1, 1, 1]}]
 
 
-def test_servers_that_are_there_already_are_not_started():
+def test_servers_given_by_url_are_not_started():
     resolved = recipe_with(THEIRS)
     topology = plan_topology(resolved.recipe)
     assert process_groups(resolved.recipe, topology) == (RANKS,)
@@ -45,7 +45,7 @@ def test_servers_that_are_there_already_are_not_started():
     assert server_folders(resolved.recipe, topology, "actor", 0, Path("/runs/one")) == ()
 
 
-def test_servers_that_may_turn_out_to_share_devices_are_named():
+def test_servers_that_would_share_devices_are_reported():
     plan = make_plan(recipe_with(OURS, "models.actor.rollout.backend.args.tp=8"), 80 << 30)
     assert "servers of actor_rollout would share devices" in " ".join(" ".join(plan_lines(plan)).split())
     assert "servers of actor_rollout share devices, or need more than a node has" in plan.shortfalls

@@ -1,4 +1,4 @@
-"""What `plan` says about memory, made of what the backends say."""
+"""The memory that `plan` reports, from the estimates of the backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 # -- roles, ranks, phases -----------------------------------------------------------------------------------
 
 
-def test_the_budget_of_the_kv_cache_bounds_what_is_planned():
+def test_the_kv_cache_budget_bounds_the_planned_cache():
     def cache(*overrides):
         peaks = make_plan(load_recipe("ppo_math", list(overrides))).memory.peaks
         return next(peak.parts.cache for peak in peaks if peak.phase == "generate")
@@ -29,12 +29,12 @@ def test_the_budget_of_the_kv_cache_bounds_what_is_planned():
     assert cache(setting) == cache("generation.max_concurrent_responses=4") < cache()
 
 
-def test_the_cache_of_a_judge_is_counted():
+def test_the_kv_cache_of_a_judge_is_counted():
     """Its call is an inference, in which its engine generates: a thought, and a line with the score."""
 
     def of_judge(*overrides):
-        given = ["models.judge={init: actor}", "train.prompts_per_step=4", *overrides]
-        plan = make_plan(load_recipe("grpo_math", given, ["judge"]))
+        overrides_with_judge = ["models.judge={init: actor}", "train.prompts_per_step=4", *overrides]
+        plan = make_plan(load_recipe("grpo_math", overrides_with_judge, ["judge"]))
         peak = next(peak for peak in plan.memory.peaks if peak.call == "reward_inf")
         return plan.memory, peak
 
@@ -50,68 +50,68 @@ def test_the_cache_of_a_judge_is_counted():
 
 def test_every_call_is_estimated_on_top_of_all_roles_of_its_devices():
     plan = make_plan(load_recipe("ppo_math"))
-    held = {one.role: one for one in plan.memory.roles}
-    assert {role: one.parameters for role, one in held.items()} == {"actor": 852608, "critic": 852737, "ref": 852608}
-    assert held["ref"].resident.optimizer == 0
+    roles = {one.role: one for one in plan.memory.roles}
+    assert {role: one.parameters for role, one in roles.items()} == {"actor": 852608, "critic": 852737, "ref": 852608}
+    assert roles["ref"].resident.optimizer == 0
     assert [peak.call for peak in plan.memory.peaks][1:] == [name for name in plan.recipe.graph if name != "reward_inf"]
-    everything = sum(one.total for one in held.values())
+    everything = sum(one.total for one in roles.values())
     assert {peak.resident for peak in plan.memory.peaks if peak.phase != "load"} == {everything}
 
 
-def test_roles_on_devices_of_their_own_do_not_burden_each_other():
+def test_roles_on_separate_devices_do_not_add_up():
     overrides = ["launch=local", "cluster.devices_per_node=2", "models.critic.devices='1'", "models.actor.devices='0'",
                  "models.ref.devices='0'"]  # fmt: skip
     plan = make_plan(load_recipe("ppo_math", overrides))
-    held = {one.role: one.total for one in plan.memory.roles}
+    totals = {one.role: one.total for one in plan.memory.roles}
     peaks = {peak.call: peak.resident for peak in plan.memory.peaks}
-    assert peaks["critic_train"] == held["critic"]
-    assert peaks["actor_train"] == held["actor"] + held["ref"]
+    assert peaks["critic_train"] == totals["critic"]
+    assert peaks["actor_train"] == totals["actor"] + totals["ref"]
 
 
-def test_an_offloaded_role_is_only_there_in_its_own_calls():
+def test_an_offloaded_role_is_resident_only_in_its_own_calls():
     plan = make_plan(load_recipe("ppo_math", ["graph.ref_inf.hooks.offload=true"]))
-    held = {one.role: one.total for one in plan.memory.roles}
+    totals = {one.role: one.total for one in plan.memory.roles}
     peaks = {peak.call: peak.resident for peak in plan.memory.peaks}
-    assert peaks["ref_inf"] - peaks["actor_train"] == held["ref"]
+    assert peaks["ref_inf"] - peaks["actor_train"] == totals["ref"]
 
 
-def test_what_other_roles_find_of_a_trained_role_that_is_offloaded():
-    """All of it is away only if every call offloads it; calls that do not train bring back the weights alone."""
+def test_memory_remaining_of_an_offloaded_trained_role():
+    """All of it is offloaded only if every call offloads it; calls that do not train bring back only the weights."""
 
-    def found(call, role, *offloaded):
-        """Beyond the other roles, what a call of another role finds on its device; and all that the role keeps."""
+    def remaining(call, role, *offloaded):
+        """Memory of the role on the device during a call of another role, and its resident memory in all."""
         plan = make_plan(load_recipe("ppo_math", [f"{key}.hooks.offload=true" for key in offloaded]))
-        held = {one.role: one for one in plan.memory.roles}
-        (there,) = [peak.resident for peak in plan.memory.peaks if peak.call == call]
-        return there - sum(one.total for name, one in held.items() if name != role), held[role].resident
+        roles = {memory.role: memory for memory in plan.memory.roles}
+        (resident,) = [peak.resident for peak in plan.memory.peaks if peak.call == call]
+        return resident - sum(memory.total for name, memory in roles.items() if name != role), roles[role].resident
 
-    left, kept = found("actor_train", "critic", "graph.critic_train")
-    assert left == kept.weights < kept.total
-    assert found("actor_train", "critic", "graph.critic_inf") == (kept.total, kept)
-    assert found("actor_train", "critic", "graph.critic_inf", "graph.critic_train") == (0, kept)
+    left, resident_parts = remaining("actor_train", "critic", "graph.critic_train")
+    assert left == resident_parts.weights < resident_parts.total
+    assert remaining("actor_train", "critic", "graph.critic_inf") == (resident_parts.total, resident_parts)
+    assert remaining("actor_train", "critic", "graph.critic_inf", "graph.critic_train") == (0, resident_parts)
     of_actor = ("graph.actor_gen", "graph.actor_train")
-    left, kept = found("critic_train", "actor", *of_actor)
-    assert left == kept.weights  # after an evaluation
-    assert found("critic_train", "actor", *of_actor, "train.eval.graph.eval_gen") == (0, kept)
+    left, resident_parts = remaining("critic_train", "actor", *of_actor)
+    assert left == resident_parts.weights  # after an evaluation
+    assert remaining("critic_train", "actor", *of_actor, "train.eval.graph.eval_gen") == (0, resident_parts)
 
 
-def test_a_checkpoint_is_a_copy_where_devices_have_the_hosts_memory():
+def test_a_checkpoint_on_the_cpu_is_planned_as_a_copy():
     def copies(*overrides):
         plan = make_plan(load_recipe("ppo_math", [*overrides]))
         peaks = {peak.call: peak for peak in plan.memory.peaks}
         return peaks.get("checkpoint"), max(peak.total for peak in peaks.values() if peak.call != "checkpoint"), plan
 
-    found, busiest, plan = copies("cluster.device=cpu")
+    copy, busiest, plan = copies("cluster.device=cpu")
     trained = sum(one.total for one in plan.memory.roles if one.role != "ref")
-    assert (found.resident, found.parts.gathered) == (busiest, trained)
-    found, _, plan = copies("cluster.device=cpu", "checkpoint.asynchronous=false")
-    assert (found.resident, found.parts.gathered) == (sum(one.total for one in plan.memory.roles), trained)
+    assert (copy.resident, copy.parts.gathered) == (busiest, trained)
+    copy, _, plan = copies("cluster.device=cpu", "checkpoint.asynchronous=false")
+    assert (copy.resident, copy.parts.gathered) == (sum(one.total for one in plan.memory.roles), trained)
     never = ["checkpoint.every_seconds=null", "checkpoint.at_end=false", "checkpoint.on_stop=false"]
     assert copies("cluster.device=cpu", *never)[0] is None
     assert copies("cluster.device=cuda")[0] is None
 
 
-def test_the_models_take_what_their_dtype_takes():
+def test_saved_models_are_sized_by_the_dtype_they_are_saved_in():
     def saved(*overrides):
         return make_plan(load_recipe("ppo_math", list(overrides))).storage.models
 
@@ -119,12 +119,12 @@ def test_the_models_take_what_their_dtype_takes():
     assert saved("checkpoint.save_dtype=float32") == saved()
 
 
-def test_the_models_take_what_their_source_takes(tmp_path):
+def test_saved_models_are_sized_by_the_dtype_of_their_source(tmp_path):
     config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
               "num_attention_heads": 1, "vocab_size": 400}  # fmt: skip
     sizes = []
-    for more in ({}, {"dtype": "bfloat16"}, {"torch_dtype": "float16"}, {"dtype": ["?"]}):
-        (tmp_path / "config.json").write_text(json.dumps(config | more))
+    for dtype in ({}, {"dtype": "bfloat16"}, {"torch_dtype": "float16"}, {"dtype": ["?"]}):
+        (tmp_path / "config.json").write_text(json.dumps(config | dtype))
         folder = ["models.actor.scratch=null", f"models.actor.path={tmp_path}"]
         sizes.append(make_plan(load_recipe("sft_math", folder)).storage.models)
     assert sizes == [4 * sizes[1] // 2, sizes[1], sizes[1], sizes[0]]
@@ -140,14 +140,14 @@ def test_an_unknown_role_is_named_and_the_others_are_counted():
 # -- verdicts and advice ------------------------------------------------------------------------------------
 
 
-def test_a_verdict_counts_with_the_error():
+def test_a_verdict_includes_the_error_of_the_estimate():
     peak = Peak("x", "actor", "update", 100, Parts())
     assert [peak.verdict(size, 0) for size in (116, 114, 100, 99)] == ["ok", "tight", "tight", "too much"]
     assert peak.verdict(126, 10) == "ok"
 
 
 @pytest.mark.parametrize("size", [110, 180, 300])
-def test_the_advice_really_helps(size):
+def test_a_recipe_with_the_advised_keys_fits(size):
     recipe = load_recipe("ppo_math", ["cluster.device=cpu"])
     plan = make_plan(recipe, size * MIB)
     too_much = [peak for peak in plan.memory.peaks if plan.verdict(peak) == "too much"]
@@ -157,16 +157,16 @@ def test_the_advice_really_helps(size):
         keys = plan.advice[peak.call]
         assert keys
         after = make_plan(load_recipe("ppo_math", ["cluster.device=cpu", *keys]), size * MIB)
-        (same,) = [other for other in after.memory.peaks if (other.call, other.role) == (peak.call, peak.role)]
+        (same,) = [again for again in after.memory.peaks if (again.call, again.role) == (peak.call, peak.role)]
         assert after.verdict(same) != "too much"
 
 
-def test_where_nothing_is_enough_no_key_is_named():
+def test_no_key_is_advised_where_none_is_enough():
     plan = make_plan(load_recipe("ppo_math", ["cluster.device=cpu"]))
     assert Fitting(plan.recipe, plan.topology, plan.sizes, MIB, 0).advice(["actor_train"]) == {"actor_train": ()}
 
 
-def test_advice_only_names_what_a_sample_allows():
+def test_advised_micro_batches_hold_at_least_one_sample():
     recipe = load_recipe("ppo_math").recipe
     plan = make_plan(load_recipe("ppo_math"))
     least = 4 * plan.memory.lengths.sequence
@@ -200,27 +200,27 @@ def planned(tmp_path):
 
     def make(size: str, *overrides: str, recipe: str = "grpo_math", device_gib: int = 80, dtype: str = "float32"):
         (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **SIZES[size], "dtype": dtype}))
-        given = [f"models.actor.path={tmp_path}", *([] if MEGATRON[0] in overrides else FSDP),
+        settings = [f"models.actor.path={tmp_path}", *([] if MEGATRON[0] in overrides else FSDP),
                  "models.ref.backend={_replace_: true}", "generation.max_new_tokens=512",
                  "generation.responses_per_prompt=8", *overrides]  # fmt: skip
-        return make_plan(load_recipe(recipe, given, ["gpu8"]), device_gib << 30)
+        return make_plan(load_recipe(recipe, settings, ["gpu8"]), device_gib << 30)
 
     return make
 
 
-def held_by(plan, role):
-    return next(held for held in plan.memory.roles if held.role == role).total
+def resident_of(plan, role):
+    return next(memory for memory in plan.memory.roles if memory.role == role).total
 
 
 def test_a_reference_in_bfloat16_takes_about_half(planned):
-    whole = held_by(planned("8B"), "ref")
-    assert whole == 4 * 8_030_261_248
-    narrow = held_by(planned("8B", "models.ref.backend.args.dtype=bfloat16"), "ref")
-    assert narrow / whole == pytest.approx(0.5, abs=0.04)  # the embedding stays in float32
-    assert held_by(planned("8B", "models.ref.backend.args.dtype=float32"), "ref") == whole
+    full = resident_of(planned("8B"), "ref")
+    assert full == 4 * 8_030_261_248
+    narrow = resident_of(planned("8B", "models.ref.backend.args.dtype=bfloat16"), "ref")
+    assert narrow / full == pytest.approx(0.5, abs=0.04)  # the embedding stays in float32
+    assert resident_of(planned("8B", "models.ref.backend.args.dtype=float32"), "ref") == full
 
 
-def test_a_whole_reference_that_does_not_fit_is_advised_another_engine(planned):
+def test_an_unsharded_reference_that_does_not_fit_is_advised_to_use_fsdp(planned):
     urls = [f"http://a:{port}" for port in range(1, 17)]
     servers = f"models.actor.rollout.backend={{type: sglang, args: {{urls: {urls}}}}}"
     plan = planned("70B", *MEGATRON, "models.actor.rollout.devices=0-15", "models.actor.devices=0-511", servers)
@@ -234,14 +234,14 @@ def test_a_whole_reference_that_does_not_fit_is_advised_another_engine(planned):
     [("8B", [], 80), ("8B", [], 48), ("8B", [SERVERS, "cluster.nodes=2", "models.actor.devices=0-15"], 80),
      ("70B", [*MEGATRON, SERVERS, "models.actor.devices=0-511"], 80)],
 )  # fmt: skip
-def test_with_all_that_is_advised_everything_fits(planned, size, overrides, device_gib):
+def test_all_advised_keys_together_fit_and_each_is_needed(planned, size, overrides, device_gib):
     plan = planned(size, *overrides, device_gib=device_gib)
     (keys,) = {*plan.advice.values()}
     assert keys
     after = planned(size, *overrides, *keys, device_gib=device_gib)
     assert "too much" not in {after.verdict(peak) for peak in after.memory.peaks}
-    for key in keys:  # and nothing of it is superfluous
-        fewer = planned(size, *overrides, *(other for other in keys if other != key), device_gib=device_gib)
+    for key in keys:  # each of them is needed
+        fewer = planned(size, *overrides, *(kept_key for kept_key in keys if kept_key != key), device_gib=device_gib)
         assert "too much" in {fewer.verdict(peak) for peak in fewer.memory.peaks}, key
 
 
@@ -250,16 +250,16 @@ def test_a_dtype_that_would_change_numbers_is_advised_last():
     assert not any("dtype" in key for keys in cheap.advice.values() for key in keys)
 
 
-def test_servers_count_on_their_devices(planned):
+def test_servers_are_counted_on_their_devices(planned):
     plan = planned("8B", SERVERS, "cluster.nodes=2", "models.actor.devices=0-15")
     (servers,) = plan.memory.servers
     assert (len(servers.placed), servers.placed[1].devices) == (2, tuple(range(8)))
     assert servers.memory.weights == 2 * 8_030_261_248 // 8
     assert servers.memory.total == int(0.87 * (80 << 30))
     peaks = {peak.call: peak for peak in plan.memory.peaks}
-    held = sum(held_by(plan, role) for role in ("actor", "ref"))
+    resident = sum(resident_of(plan, role) for role in ("actor", "ref"))
     assert (
-        peaks["actor_train"].resident == held + servers.memory.total
+        peaks["actor_train"].resident == resident + servers.memory.total
     )  # of ranks 1 to 7, which only their servers share
     half = planned("8B", SERVERS.replace("tp: 8", "tp: 8, options: {mem-fraction-static: 0.5}"), "cluster.nodes=2")
     assert half.memory.servers[0].memory.total == 40 << 30
@@ -267,7 +267,7 @@ def test_servers_count_on_their_devices(planned):
     assert wrong.memory.servers == plan.memory.servers
 
 
-def test_transfers_of_weights_to_servers_are_shown(planned):
+def test_weight_transfers_to_servers_are_shown(planned):
     plan = planned("8B", SERVERS, "cluster.nodes=2")
     text = " ".join(" ".join(plan_lines(plan)).split())
     assert "weights to actor_rollout: 29.9 GiB to each of 2 servers per update, about 32 s at 1 GB/s" in text
@@ -280,12 +280,12 @@ def test_transfers_of_weights_to_servers_are_shown(planned):
     ("stored", "options", "width"),
     [("bfloat16", "{}", 2), ("bfloat16", "{dtype: float32}", 4), ("float32", "{dtype: half}", 2)],
 )
-def test_weights_are_sent_as_the_servers_hold_them(planned, stored, options, width):
+def test_weights_are_sent_in_the_dtype_of_the_servers(planned, stored, options, width):
     plan = planned("8B", SERVERS.replace("tp: 8", f"tp: 8, options: {options}"), "cluster.nodes=2", dtype=stored)
     assert plan.memory.servers[0].memory.sent == width * 8_030_261_248
 
 
-def test_attention_that_is_quadratic_in_memory_is_named(planned):
+def test_attention_with_quadratic_memory_is_reported(planned):
     plan = planned("70B", *MEGATRON, SERVERS, "models.actor.devices=0-511")
     ((role, remark),) = plan.memory.remarks
     scores = 6 * 8 * plan.memory.lengths.sequence**2

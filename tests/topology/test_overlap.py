@@ -21,39 +21,39 @@ def plan(*overrides, profiles=("async",)):
 
 
 def timetable(*overrides, profiles=("async",)):
-    made = plan(*overrides, profiles=profiles)
-    return Timetable(made.recipe, made.topology)
+    planned = plan(*overrides, profiles=profiles)
+    return Timetable(planned.recipe, planned.topology)
 
 
-def test_generation_ahead_overlaps_with_everything_of_the_step_before():
+def test_generation_ahead_overlaps_with_every_call_of_the_previous_step():
     table = timetable(*APART)
     assert table.overlaps(1) == {"actor_gen": TRAINING}
     assert table.overlaps(0) == {}
 
 
-def test_synchronous_generation_overlaps_with_what_does_not_train_its_weights():
+def test_synchronous_generation_overlaps_only_with_training_of_the_critic():
     assert timetable(*APART, "train.max_staleness=0").overlaps(1) == {"actor_gen": ["critic_train"]}
 
 
-def test_calls_of_one_step_overlap_on_devices_apart():
-    own = ("launch=local", "cluster.devices_per_node=2", "models.ref.devices=1")
-    others = ("models.actor.devices=0", "models.critic.devices=0", "models.reward.devices=0")
-    table = timetable(*own, *others, profiles=())
+def test_calls_of_one_step_overlap_on_separate_devices():
+    cluster = ("launch=local", "cluster.devices_per_node=2", "models.ref.devices=1")
+    placement = ("models.actor.devices=0", "models.critic.devices=0", "models.reward.devices=0")
+    table = timetable(*cluster, *placement, profiles=())
     assert table.overlaps(0) == {"reward_inf": ["ref_inf"], "ref_inf": ["critic_inf"]}
 
 
 def test_on_one_device_nothing_overlaps_and_nothing_is_drawn():
-    made = plan(profiles=())
-    table = Timetable(made.recipe, made.topology)
+    planned = plan(profiles=())
+    table = Timetable(planned.recipe, planned.topology)
     assert not table.is_apart
     assert table.overlaps(1) == table.overlaps(0) == {}
-    assert not any(line.startswith("time:") for line in plan_lines(made, graph=True))
+    assert not any(line.startswith("time:") for line in plan_lines(planned, graph=True))
 
 
-def test_the_picture_keeps_the_order_that_a_synchronous_run_keeps():
-    """Each call starts where a run lets it: with what it reads and its weights, and in its turn on each rank."""
-    made = plan(*APART, "train.max_staleness=0")
-    table, graph = Timetable(made.recipe, made.topology), train_graph(made.recipe)
+def test_the_picture_has_the_order_of_a_synchronous_run():
+    """Each call starts as in a run: once its inputs and weights are ready, and in its turn on each rank."""
+    planned = plan(*APART, "train.max_staleness=0")
+    table, graph = Timetable(planned.recipe, planned.topology), train_graph(planned.recipe)
     rows, turns = table.turns(), [mfc.name for mfc in in_turn(graph)]
     mfcs, makers, writers = {mfc.name: mfc for mfc in graph}, CallGraph(graph).reads, weight_writers(graph)
     done, started = set(), {}
@@ -69,8 +69,8 @@ def test_the_picture_keeps_the_order_that_a_synchronous_run_keeps():
             before = {(maker, step) for maker in makers[name]}
             before |= {(writer, step - 1) for writer in writers.get(mfcs[name].model_name, ()) if step > 1}
             assert before <= done
-    assert max(step for _, step in started) > 2  # whole steps were drawn
-    for rank in range(made.topology.world_size):
+    assert max(step for _, step in started) > 2  # several steps were drawn
+    for rank in range(planned.topology.world_size):
         of_rank = [
             (start, step, turns.index(name)) for (name, step), start in started.items() if rank in table.places[name]
         ]
@@ -78,7 +78,7 @@ def test_the_picture_keeps_the_order_that_a_synchronous_run_keeps():
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_in_the_picture_generation_is_ahead_as_far_as_it_may_be_and_ranks_do_one_thing_at_a_time(staleness):
+def test_generation_in_the_picture_is_as_far_ahead_as_allowed(staleness):
     table = timetable(*APART, f"train.max_staleness={staleness}")
     turns = table.turns()
     lags = set()
@@ -91,11 +91,11 @@ def test_in_the_picture_generation_is_ahead_as_far_as_it_may_be_and_ranks_do_one
     assert max(lags) == staleness
 
 
-def test_the_plan_draws_it_in_80_columns_and_in_the_json():
-    made = plan(*APART)
-    lines = list(plan_lines(made, graph=True))
+def test_the_plan_shows_overlaps_in_80_columns_and_in_json():
+    planned = plan(*APART)
+    lines = list(plan_lines(planned, graph=True))
     start = next(number for number, line in enumerate(lines) if line.startswith("time:"))
     assert lines[start + 7].split()[:12] == ["1", "actor_gen", *"11112222", "·", "·"]
     assert max(map(len, lines)) <= 80
     assert "  actor_gen overlaps with reward_inf, ref_inf, critic_inf, actor_inf," in lines
-    assert plan_json(made)["overlaps"] == {"same_step": {}, "step_before": {"actor_gen": TRAINING}}
+    assert plan_json(planned)["overlaps"] == {"same_step": {}, "step_before": {"actor_gen": TRAINING}}

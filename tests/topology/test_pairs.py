@@ -15,7 +15,7 @@ def test_the_arithmetic_of_a_step_counts_sequences(pairs, sequences):
     assert batch.lines()[:2] == [*lines, f"actor: {sequences} sequences ({sequences} per rank) in 1 update"]
 
 
-def test_a_mixture_holds_as_many_as_its_sources(tmp_path):
+def test_a_mixture_has_as_many_sequences_per_row_as_its_largest_source(tmp_path):
     recipe = tmp_path / "mixed.yaml"
     recipe.write_text(
         "extends: dpo_arithmetic\n"

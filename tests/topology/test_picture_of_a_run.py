@@ -12,8 +12,7 @@ from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.resolve import load_recipe
 from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.master import MasterWorker
-from rlcli.runtime.outputs import open_outputs
+from rlcli.runtime.master import MasterWorker, open_outputs
 from rlcli.topology.overlap import COLUMNS, TURNS, Timetable
 from rlcli.topology.placement import plan_topology
 
@@ -83,11 +82,11 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-# With a pool at 4, a copy and a call end in the same turn, and which comes first is a matter of chance.
+# With a pool at 4, a copy and a call end in the same turn, and which comes first is random.
 @pytest.mark.parametrize(
     ("staleness", "reward"), [(0, "null"), (1, "null"), (4, "null"), (0, "cpu_pool"), (1, "cpu_pool")]
 )
-def test_calls_begin_when_the_picture_says(project, staleness, reward):
+def test_calls_begin_when_the_picture_shows_it(project, staleness, reward):
     recipe = load_recipe("apart.yaml", [f"train.max_staleness={staleness}", f"models.reward.backend={reward}"]).recipe
     topology, ranks = plan_topology(recipe), TimedRanks(recipe)
     with RunDirectory.create(None, recipe.name) as run, PlainDisplay(sys.stderr, quiet=True) as display:

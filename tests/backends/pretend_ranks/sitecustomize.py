@@ -7,7 +7,7 @@ import os
 
 
 def pretend(ranks: int):
-    """For the rest of this process, which is one of so many ranks."""
+    """For the rest of this process, which is one of `ranks`."""
     import torch.distributed as dist
 
     from rlcli.testing.pretend_cuda import pretend_cuda

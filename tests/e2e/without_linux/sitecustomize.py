@@ -1,7 +1,7 @@
-"""Python imports this when it starts, if the folder is on PYTHONPATH: it takes away what only Linux has.
+"""Python imports this when it starts, if the folder is on PYTHONPATH: it removes features specific to Linux.
 
-What remains is what macOS has too, as far as it can be shown on Linux. Libraries that have a way of their own on each
-system, such as psutil, still see /proc.
+The remaining features exist on macOS too, as far as Linux can show that. Libraries with a separate implementation for
+each system, such as psutil, still see /proc.
 """
 
 import builtins

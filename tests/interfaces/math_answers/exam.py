@@ -76,17 +76,17 @@ def further_forms(half: str) -> list[Form]:
 
 def results(accepted: Iterable[bool], of: Sequence[Form]) -> Mapping[str, Result]:
     judged = list(zip(of, accepted, strict=True))
-    found = {}
+    results_by_half = {}
     for half in (DEVELOPMENT, HELD_BACK):
         mine = [(form, ok) for form, ok in judged if form.half == half]
-        found[half] = Result(
+        results_by_half[half] = Result(
             forms=len(mine),
             accepted_right=sum(ok and form.right for form, ok in mine),
             accepted_wrong=sum(ok and not form.right for form, ok in mine),
             right=sum(form.right for form, _ in mine),
             failures=tuple(form for form, ok in mine if ok != form.right),
         )
-    return found
+    return results_by_half
 
 
 def judged(of: Sequence[Form]) -> list[bool]:
@@ -125,12 +125,12 @@ def _written_by_rules() -> Iterator[Form]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--failures", choices=(DEVELOPMENT, HELD_BACK), help="show what this half gets wrong")
-    wanted = parser.parse_args().failures
+    shown_half = parser.parse_args().failures
     exam = forms()
     for half, result in results(judged(exam), exam).items():
         print(f"{half:12} {result.forms:4} forms, {result.right} right: "
               f"precision {result.precision:.3f}, recall {result.recall:.3f}")  # fmt: skip
-        for form in result.failures if half == wanted else ():
+        for form in result.failures if half == shown_half else ():
             verdict = "missed" if form.right else "PAID  "
             print(f"  {verdict} {form.response!r} for {form.gold!r}  [{form.rule}]")
 

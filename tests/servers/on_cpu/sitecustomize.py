@@ -1,4 +1,4 @@
-"""What SGLang misses on a CPU, supplied when it is imported."""
+"""Supplies what SGLang lacks on a CPU when it is imported."""
 
 import importlib.abc
 import importlib.machinery
@@ -17,11 +17,11 @@ class DeclaresOperators(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         import torch
 
-        found = importlib.machinery.PathFinder.find_spec(name)
-        source = Path(found.origin).with_name("_meta_registrations.py").read_text()
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        source = Path(spec.origin).with_name("_meta_registrations.py").read_text()
         for operator in re.findall(r'register_fake\("(torchvision::\w+)"\)', source):
             torch.library.define(operator, "(Tensor a) -> Tensor")
-        return found
+        return spec
 
 
 def allow_on_cpu(choices):
@@ -45,15 +45,15 @@ class AllowsSeeds(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name not in self.CHANGES:
             return None
-        found = importlib.machinery.PathFinder.find_spec(name, path)
-        execute = found.loader.exec_module
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
 
         def exec_module(module):
             execute(module)
             self.CHANGES[name](module)
 
-        found.loader.exec_module = exec_module
-        return found
+        spec.loader.exec_module = exec_module
+        return spec
 
 
 sys.meta_path[:0] = [DeclaresOperators(), AllowsSeeds()]

@@ -14,31 +14,31 @@ class ToyContract(Contract):
     kind = "interface"
 
     @pytest.fixture
-    def made(self):
+    def subject(self):
         return registry.make_interface(ModelInterfaceAbstraction(self.name, dict(self.args)))
 
-    def test_sound(self, made, record_property):
+    def test_construction(self, subject, record_property):
         """it can be made"""
-        record_property("note", f"of {type(made).__name__}")
+        record_property("note", f"of {type(subject).__name__}")
 
-    def test_factor(self, made):
+    def test_factor(self, subject):
         """its factor is 1"""
-        if made.factor != 1:
-            raise Violation(f"its factor is {made.factor}", "leave it alone", place_of(type(made)))
+        if subject.factor != 1:
+            raise Violation(f"its factor is {subject.factor}", "leave it alone", place_of(type(subject)))
 
-    def test_crash(self, made):
+    def test_crash(self, subject):
         """it divides by its factor"""
-        made.divided()
+        subject.divided()
 
     @pytest.mark.parametrize("n", [1, 2, 3])
-    def test_cases(self, made, n):
+    def test_cases(self, subject, n):
         """its limit is kept"""
-        assert n <= made.limit
+        assert n <= subject.limit
 
-    def test_haste(self, made):
+    def test_haste(self, subject):
         """it answers at once"""
         with contextlib.suppress(Exception):  # as code under test may do
-            time.sleep(made.seconds)
+            time.sleep(subject.seconds)
 
     def test_other(self):
         """nothing"""

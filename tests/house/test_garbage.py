@@ -10,7 +10,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from rlcli.runtime.heap import keep_freed_memory
+from rlcli.garbage import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()

@@ -1,0 +1,87 @@
+"""What calls report, under which names, and where the time of a step goes."""
+
+import pytest
+
+from rlcli.api.config import ModelInterfaceAbstraction
+from rlcli.api.dataflow import MFCDef, ModelInterfaceType
+from rlcli.recipe.mesh import Mesh
+from rlcli.runtime.report import Answered, StepTimes, named_reports
+from rlcli.topology import RolePlacement, WorkerGroup
+
+
+def running(name, role, sums, stats=None):
+    mfc = MFCDef(name=name, model_name=role, interface_type=ModelInterfaceType.INFERENCE,
+                 interface_impl=ModelInterfaceAbstraction("x"))  # fmt: skip
+    answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0, "dropped": {}, "version": 0}}
+    return Answered.of(mfc, RolePlacement(role, (0,), Mesh()), answers)
+
+
+REWARDS = [
+    running("math_inf", "reward", {"reward": (3.0, 9.0, 4)}),
+    running("short_inf", "reward", {"reward": (1.0, 1.0, 4)}),
+]
+
+
+def by_role(calls):
+    return named_reports(calls, Answered.reports, lambda mfc: mfc.model_name)
+
+
+def test_reports_of_two_calls_of_one_role_do_not_overwrite_each_other():
+    actor = running("train", "actor", {}, {"loss": 2.0})
+    expected = {"math_inf/reward": 0.75, "short_inf/reward": 0.25, "actor/loss": 2.0}
+    assert by_role([*REWARDS, actor]) == expected
+    assert by_role([actor, *reversed(REWARDS)]) == expected
+
+
+def test_one_call_reports_under_its_section():
+    assert by_role(REWARDS[:1]) == {"reward/reward": 0.75}
+    assert named_reports(REWARDS[:1], Answered.reports, lambda _: "") == {"reward": 0.75}
+    assert set(named_reports(REWARDS, Answered.reports, lambda _: "")) == {"math_inf/reward", "short_inf/reward"}
+
+
+def test_a_call_on_several_draws_of_a_step_reports_once():
+    first = running("math_inf", "reward", {"reward": (3.0, 9.0, 3)})
+    second = running("math_inf", "reward", {"reward": (1.0, 1.0, 1), "accuracy": (1.0, 1.0, 1)})
+    both = first.and_then(second)
+    assert by_role([both]) == {"reward/reward": 1.0, "reward/accuracy": 1.0}
+    assert both.times() == {"math_inf": 2.0}
+
+
+GROUPS = [WorkerGroup((0, 1), ("actor", "critic")), WorkerGroup((2,), ("rollout",)), WorkerGroup((3,), ("ref",))]
+NAMES = ("actor+critic", "rollout", "ref")
+
+
+def idle(seconds, *of_groups):
+    """What is reported of a step in which the groups were idle for so long."""
+    seconds_idle = {f"time/idle/{name}": of_group for name, of_group in zip(NAMES, of_groups, strict=True)}
+    shares = {f"time/idle_share/{name}": of_group / seconds for name, of_group in zip(NAMES, of_groups, strict=True)}
+    return {"time/step": seconds} | seconds_idle | shares
+
+
+def test_idle_is_what_is_left_of_the_time_of_all_ranks_of_a_group():
+    times = StepTimes(GROUPS)
+    times.count_work({0: 2.0, 1: 4.0})
+    times.count_work({0: 2.0, 1: 2.0})
+    times.count_work({2: 7.5})
+    times.count_work({3: 11.0})  # it began before the last step ended
+    assert times.report(10.0) == pytest.approx(idle(10.0, 5.0, 2.5, 0.0))
+
+
+def test_a_move_takes_as_long_as_its_slowest_rank():
+    times = StepTimes(GROUPS)
+    times.count_move([0.5, 2.0])
+    times.count_move([1.0])
+    assert times.report(10.0)["time/moves"] == 3.0
+
+
+def test_a_step_begins_without_what_was_counted_before():
+    now = [3.0]
+    times = StepTimes(GROUPS, lambda: now[0])
+    times.count_work({0: 5.0, 1: 5.0, 2: 5.0, 3: 5.0})
+    times.count_move([1.0])
+    now[0] = 8.0
+    assert times.seconds == 5.0
+    times.begin()
+    now[0] = 10.0
+    assert times.seconds == 2.0
+    assert times.report(2.0) == idle(2.0, 2.0, 2.0, 2.0)

@@ -62,7 +62,7 @@ def test_rendered_files_have_our_style(full):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("like", ["grpo", "sft", "dpo", "math_reward"])
+@pytest.mark.parametrize("like", ["group_relative", "sft", "dpo", "math_reward"])
 def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
     name = f"my-{like.replace('_', '-')}"
     write(plan("interface", name, project, like=like))
@@ -76,16 +76,16 @@ def test_a_copy_of_an_interface_differs_in_its_names_alone(project, like):
 
 
 def test_a_copy_of_an_interface_passes_its_tests(project):
-    write(plan("interface", "my-grpo", project, like="grpo"))
+    write(plan("interface", "my-grpo", project, like="group_relative"))
     done = run(sys.executable, "-m", "rlcli", "test", "interface", "my-grpo", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_only_interfaces_are_copied(project):
     with pytest.raises(UsageError, match="copies an interface, not a dataset"):
-        plan("dataset", "qa", project, like="grpo")
-    with pytest.raises(UnknownComponent, match="did you mean 'grpo'"):
-        plan("interface", "qa", project, like="grpoo")
+        plan("dataset", "qa", project, like="group_relative")
+    with pytest.raises(UnknownComponent, match="did you mean 'group_relative'"):
+        plan("interface", "qa", project, like="group_relativ")
 
 
 def test_a_broken_interface_fails_its_test(project):

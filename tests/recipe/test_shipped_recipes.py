@@ -42,7 +42,7 @@ def needed(tmp_path, monkeypatch) -> dict[str, tuple[str, ...]]:
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
     path = f"datasets.train.args.path={rows}"
-    return {recipe: (path,) if recipe.endswith(("_gsm8k", "_qwen", "_chat")) else () for recipe in WHOLE}
+    return {recipe: (path,) if recipe.endswith(("_qwen", "_chat")) else () for recipe in WHOLE}
 
 
 @pytest.mark.parametrize(("recipe", "profile"), SETUPS)

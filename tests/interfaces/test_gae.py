@@ -1,5 +1,7 @@
 """`InterfaceContract` has what holds for any call that takes the batch; the numbers of PPO are in test_ppo_actor.py."""
 
+import torch
+
 from rlcli.api.model import MicroBatchSpec
 from rlcli.interfaces.advantages.gae import GAEInterface
 from rlcli.testing.batches import make_batch
@@ -20,3 +22,13 @@ def test_rewards_are_clipped_after_they_are_scaled():
     clipped = [total for total, _ in output.metadata["reward_clip_fraction"]]
     assert sum(clipped) == batch.data["rewards"].sum()
     assert sum(clipped) > 0
+
+
+def test_responses_that_are_not_chosen_are_masked():
+    """the better one of the two responses to each prompt is trained on"""
+    batch = make_batch(GAEInterface().reads("inference").needed)
+    output = GAEInterface(train_on_best=1).inference(tiny_model(), batch, MicroBatchSpec())
+    actions = [length - 1 for length in batch.flat_seqlens("packed_input_ids")]
+    is_trained = torch.stack([mask.any() for mask in output.data["loss_mask"].split(actions)])
+    assert torch.equal(is_trained, output.data["chosen"])
+    assert int(is_trained.sum()) == batch.bs

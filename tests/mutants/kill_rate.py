@@ -5,6 +5,9 @@ repository, of whose tests only those of single components come along, as `rlcli
 them out too, so that only the contract suites can find it. A mutant counts as killed when a check
 fails; one that cannot even be imported is no mutant. Every suite is first run on the unchanged copy, where it must
 pass. In the YAML, text of several lines stands under `|2-`, so that its own indentation counts.
+
+A mutant may let loose what a sandbox would have stopped. So each suite runs under a process that ends what the suite
+has started once these are too many processes, and whatever is left when the suite ends.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -24,6 +28,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import yaml
 
@@ -37,6 +42,10 @@ LOADED_ONCE = ("torch", "torch.distributed", "transformers", "transformers.model
                "rich.console", "rich.text", "typer", "yaml", "jinja2", "numpy")  # fmt: skip
 """Shared by all mutants, since each runs in a fork of this process; rlcli itself must not be among them."""
 AT_ONCE = 2
+MOST_PROCESSES = 200
+"""That a suite may have at once; those of our components have a few dozen."""
+LOOK_SECONDS = 0.02
+"""Between two counts of them."""
 SECONDS = 600
 CHECK_SECONDS = 180
 
@@ -115,9 +124,50 @@ def spread(found: Sequence[Mutant], each: int) -> list[Mutant]:
 # -- in a fork -------------------------------------------------------------------------------------------
 
 
+def _process_tree() -> ModuleType:
+    """The module of the checkout; importing it by its name would import rlcli."""
+    spec = importlib.util.spec_from_file_location("process_tree", ROOT / "interfaces/rewards/_process_tree.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def watch(suite: int) -> int:
+    """Wait for a child of this process, which must adopt orphans. Returns its exit code.
+
+    What it has started is ended when it has ended, or when there are more than MOST_PROCESSES at once.
+    """
+    tree, this_process = _process_tree(), os.getpid()
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == suite:
+            tree.end_descendants_of(this_process)
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        if pid == 0:
+            if len(tree.descendants_of(this_process)) > MOST_PROCESSES:
+                tree.end_descendants_of(suite)
+                tree.end_descendants_of(this_process, spared={suite})
+            time.sleep(LOOK_SECONDS)
+
+
+def _run_watched(test: str, copy: Path, out: Path) -> None:
+    """Run a suite in a child of this process, which ends with it."""
+    code = 70
+    try:
+        _process_tree().adopt_orphans()
+        suite = os.fork()
+        if suite == 0:
+            _run_suite(test, copy, out)
+        code = watch(suite)
+    finally:
+        os._exit(code)
+
+
 def _run_suite(test: str, copy: Path, out: Path) -> None:
     """`rlcli test` in the copy, in this process, which ends with it."""
-    os.setpgid(0, 0)
     with out.open("w") as file, Path(f"{out}.err").open("w") as errors:
         os.dup2(file.fileno(), 1)
         os.dup2(errors.fileno(), 2)
@@ -162,7 +212,7 @@ def _start(mutant: Mutant, folder: Path, bare: bool) -> _Running:
     out = folder / "out.json"
     pid = os.fork()
     if pid == 0:
-        _run_suite(mutant.test, copy, out)
+        _run_watched(mutant.test, copy, out)
     return _Running(mutant, pid, out, time.monotonic(), copy)
 
 
@@ -178,8 +228,9 @@ def _finished(running: _Running) -> Outcome | None:
 
 def _kill(running: _Running) -> None:
     """The process and those that it has started."""
+    _process_tree().end_descendants_of(running.pid)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.pid, signal.SIGKILL)
+        os.kill(running.pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(running.pid, 0)
 

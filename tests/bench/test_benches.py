@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import runpy
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlcli.runtime.calls import Calls
+from rlcli.testing.tiny_models import tiny_model
 
 BENCHES = Path(__file__).parent
 
@@ -104,3 +106,32 @@ def test_engines_finds_a_figure_above_its_limit(monkeypatch, figure):
         apart = dict.fromkeys(limits, 0.0) | {figure: limits[figure] * factor}
         monkeypatch.setitem(bench["main"].__globals__, "measured", lambda layouts, apart=apart: [(layout, apart)])
         assert bench["main"]() == code
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("llama").save_pretrained(folder)
+    return folder
+
+
+SLOWER, LARGER = "import time\ntime.sleep(3)\n", "filled = b'1' * (200 << 20)\n"
+
+
+@pytest.mark.parametrize(("fault", "excess"), [("", ""), (SLOWER, " s, 0."), (LARGER, " MiB, 64 allowed")])
+def test_convert_finds_a_conversion_that_is_slow_or_large(small_model, monkeypatch, capsys, fault, excess):
+    bench = runpy.run_path(str(BENCHES / "convert.py"))
+    scope = bench["main"].__globals__
+    monkeypatch.setitem(scope, "CONVERT", scope["CONVERT"] + fault)
+    monkeypatch.setitem(scope, "SECONDS_MORE", 2.5)  # other tests run at the same time
+    arguments = ["--model", str(small_model), "--random-gb", "0", "--repeat", "1", "--only-ours"]
+    assert bench["main"](arguments) == (1 if fault else 0)
+    excesses = [line for line in capsys.readouterr().out.splitlines() if "allowed" in line]
+    assert sum(excess in line for line in excesses) == (4 if fault else 0), excesses
+
+
+def test_convert_allows_time_in_proportion_to_cp():
+    bench = runpy.run_path(str(BENCHES / "convert.py"))
+    conversion = bench["Conversion"]("to", seconds=8.0, mib=12.0, cp_seconds=2.0)
+    assert bench["above"]([conversion]) == []
+    assert bench["above"]([replace(conversion, cp_seconds=1.0)]) == ["to takes 8.00 s, 4.50 allowed"]

@@ -6,8 +6,9 @@ them out too, so that only the contract suites can find it. A mutant counts as k
 fails; one that cannot even be imported is no mutant. Every suite is first run on the unchanged copy, where it must
 pass. In the YAML, text of several lines stands under `|2-`, so that its own indentation counts.
 
-A mutant may let loose what a sandbox would have stopped. So each suite runs under a process that ends what the suite
-has started once these are too many processes, and whatever is left when the suite ends.
+A mutant may let loose what a sandbox would have stopped. So each suite runs in a control group with a limit of tasks
+where that is possible, and everywhere under a process that ends what the suite has started once these are too many
+processes, and whatever is left when the suite ends.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ LOADED_ONCE = ("torch", "torch.distributed", "transformers", "transformers.model
 AT_ONCE = 2
 MOST_PROCESSES = 200
 """That a suite may have at once; those of our components have a few dozen."""
+MOST_TASKS = 600
+"""Likewise, with all threads: fork() fails at this limit of the control group, however fast it is called."""
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 LOOK_SECONDS = 0.02
 """Between two counts of them."""
 SECONDS = 600
@@ -134,6 +138,22 @@ def _process_tree() -> ModuleType:
     return module
 
 
+def limited_group(name: str) -> Path | None:
+    """A new control group below that of this process, with a limit of MOST_TASKS; None where it cannot be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines() if CONTROL_GROUPS.is_dir() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "pids"):  # version 2 has one hierarchy, without a name
+            continue
+        group = CONTROL_GROUPS / controllers / path.lstrip("/") / name
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            if (group / "pids.max").is_file():
+                (group / "pids.max").write_text(str(MOST_TASKS))
+                return group
+            group.rmdir()
+    return None
+
+
 def watch(suite: int) -> int:
     """Wait for a child of this process, which must adopt orphans. Returns its exit code.
 
@@ -153,11 +173,13 @@ def watch(suite: int) -> int:
             time.sleep(LOOK_SECONDS)
 
 
-def _run_watched(test: str, copy: Path, out: Path) -> None:
+def _run_watched(test: str, copy: Path, out: Path, group: Path | None) -> None:
     """Run a suite in a child of this process, which ends with it."""
     code = 70
     try:
         _process_tree().adopt_orphans()
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
         suite = os.fork()
         if suite == 0:
             _run_suite(test, copy, out)
@@ -198,6 +220,8 @@ class _Running:
     out: Path
     began: float
     copy: Path
+    group: Path | None
+    """The control group of its processes."""
 
     @property
     def seconds(self) -> float:
@@ -210,15 +234,17 @@ def _start(mutant: Mutant, folder: Path, bare: bool) -> _Running:
     if mutant.file:
         plant(mutant, copy)
     out = folder / "out.json"
+    group = limited_group(f"rlcli-mutant-{os.getpid()}-{folder.name}")
     pid = os.fork()
     if pid == 0:
-        _run_watched(mutant.test, copy, out)
-    return _Running(mutant, pid, out, time.monotonic(), copy)
+        _run_watched(mutant.test, copy, out, group)
+    return _Running(mutant, pid, out, time.monotonic(), copy, group)
 
 
 def _finished(running: _Running) -> Outcome | None:
     pid, status = os.waitpid(running.pid, os.WNOHANG)
     if pid:
+        remove_group(running.group)
         return _judged(running, os.waitstatus_to_exitcode(status))
     if running.seconds < SECONDS:
         return None
@@ -233,6 +259,16 @@ def _kill(running: _Running) -> None:
         os.kill(running.pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(running.pid, 0)
+    remove_group(running.group)
+
+
+def remove_group(group: Path | None) -> None:
+    """Remove a control group once its last processes, which have been ended, are gone."""
+    end = time.monotonic() + 5
+    while group is not None and group.is_dir() and time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        time.sleep(LOOK_SECONDS)
 
 
 @contextlib.contextmanager

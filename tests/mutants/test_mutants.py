@@ -116,3 +116,18 @@ def test_a_suite_that_starts_too_many_processes_loses_them_and_leaves_none():
     command = [sys.executable, "-c", FORK_BOMB, str(HERE / "kill_rate.py")]
     bomb = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert bomb.stdout.split() == ["3", "0"], bomb.stderr
+
+
+def test_a_control_group_limits_the_tasks_of_a_suite(monkeypatch):
+    monkeypatch.setattr(kill_rate, "MOST_TASKS", 3)
+    group = kill_rate.limited_group("rlcli-test")
+    if group is None:
+        pytest.skip("control groups cannot be made here")
+    code = "import os, sys\nopen(sys.argv[1], 'w').write(str(os.getpid()))\nfor _ in range(5): os.fork()"
+    command = [sys.executable, "-c", code, str(group / "cgroup.procs")]
+    try:
+        forks = subprocess.run(command, capture_output=True, text=True)
+    finally:
+        kill_rate.remove_group(group)
+    assert "BlockingIOError" in forks.stderr
+    assert not group.exists()

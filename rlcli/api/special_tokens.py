@@ -94,14 +94,14 @@ def _without_special(tokenizer: Any, text: str) -> str:
         if broken == text:
             break
         text = broken  # names may overlap
-    while special.normalized and (places := _inside_special(tokenizer, text, special.normalized)):
-        for place in reversed(places):
-            text = f"{text[:place]}{MARK}{text[place:]}"
+    while special.normalized and (offsets := _inside_special(tokenizer, text, special.normalized)):
+        for offset in reversed(offsets):
+            text = f"{text[:offset]}{MARK}{text[offset:]}"
     return text
 
 
 def _inside_special(tokenizer: Any, text: str, special: frozenset[int]) -> list[int]:
-    """The places at which the spellings of special tokens in a text can be split, in order."""
+    """The offsets at which spellings of special tokens in a text can be split, in order."""
     ((ids, spans),) = tokens_with_offsets(tokenizer, [text])
     split = zip(ids, spans, strict=True)
     return [begin + 1 for id_, (begin, end) in split if id_ in special and end - begin > 1]

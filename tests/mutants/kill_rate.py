@@ -48,6 +48,8 @@ MOST_PROCESSES = 200
 MOST_TASKS = 600
 """Likewise, with all threads: fork() fails at this limit of the control group, however fast it is called."""
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
+BY_SIGNAL = 128
+"""Added to the number of a signal that ended a suite, for its exit code."""
 LOOK_SECONDS = 0.02
 """Between two counts of them."""
 SECONDS = 600
@@ -165,7 +167,7 @@ def watch(suite: int) -> int:
         if pid == suite:
             tree.end_descendants_of(this_process)
             code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+            return code if code >= 0 else BY_SIGNAL - code
         if pid == 0:
             if len(tree.descendants_of(this_process)) > MOST_PROCESSES:
                 tree.end_descendants_of(suite)
@@ -282,7 +284,10 @@ def _ended(running: list[_Running]) -> Iterator[None]:
 
 
 def _judged(running: _Running, code: int) -> Outcome:
-    """From the suite's JSON: which checks failed."""
+    """From the suite's JSON: which checks failed. A program that no sandbox stops may also kill the suite itself."""
+    if code > BY_SIGNAL:
+        how = f"the suite was killed by {signal.Signals(code - BY_SIGNAL).name}"
+        return Outcome(running.mutant, "killed", how, running.seconds)
     told = Path(f"{running.out}.err").read_text(errors="replace").strip()
     try:
         result = json.loads(running.out.read_text())

@@ -135,7 +135,8 @@ def test_a_control_group_limits_the_tasks_of_a_suite(monkeypatch):
 
 def test_a_mutant_that_has_its_suite_killed_is_found(tmp_path):
     mutant = next(iter(MUTANTS))
-    (tmp_path / "out.json.err").write_text("")
+    for name in ("out.json", "out.json.err"):
+        (tmp_path / name).write_text("")
     running = kill_rate._Running(mutant, 0, tmp_path / "out.json", 0.0, tmp_path, None)
     outcome = kill_rate._judged(running, kill_rate.BY_SIGNAL + 9)
     assert (outcome.verdict, outcome.by) == ("killed", "the suite was killed by SIGKILL")

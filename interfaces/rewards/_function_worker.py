@@ -89,7 +89,7 @@ def loaded(path: str | None, name: str, folders: list[str]) -> Callable[..., Any
     value = getattr(module, function)
     if not callable(value):
         raise TypeError(f"{function} is {value!r}, not a function")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def number(value: Any) -> float:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]
 
-from rlcli.api.loopback import LOOPBACK
+from rlcli.api.network import LOOPBACK
 
 
 @contextmanager

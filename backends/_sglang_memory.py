@@ -67,11 +67,17 @@ def servers_of_a_rank(args: Mapping[str, Any]) -> int:
     return args.get("servers", 1) if args.get("python") is not None else 0
 
 
+def nodes_of_a_server(args: Mapping[str, Any]) -> int:
+    """Number of nodes over which each server is spread."""
+    count = args.get("nodes", 1)
+    return count if type(count) is int and count > 0 else 1
+
+
 def devices_of_servers(args: Mapping[str, Any], device: int) -> tuple[tuple[int, ...], ...]:
-    """The devices of each server of a rank, as numbers on its node; `device` is the rank's. They are that device and
-    the following ones, unless the environment of servers names theirs. None for a server that computes on processors.
-    """
-    count, size = servers_of_a_rank(args), devices_of_a_server(args)
+    """The devices of each server of a rank, as numbers on each of its nodes; `device` is the rank's. They are that
+    device and the following ones, unless the environment of servers names theirs. None for a server that computes on
+    processors."""
+    count, size = servers_of_a_rank(args), devices_of_a_server(args) // nodes_of_a_server(args)
     if _options(args).get("device") == "cpu":
         return ((),) * count
     visible = (args.get("environment") or {}).get(VISIBLE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcli.api.loopback import LOOPBACK
+from rlcli.api.network import LOOPBACK, address_of
 from rlcli.errors import RlcliError, WorkerError
 from rlcli.files import replace_file
 from rlcli.processes import ended_how
 from rlcli.server_slot import PORT, ServerSlot
 
 from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
-from ._sglang_update import Update, by_process_group, from_disk
+from ._sglang_update import Update, address_towards, by_process_group, from_disk
 
 PROBE_S = 120.0
 """Seconds for a request that takes a server no time, on a busy machine; also for an existing server to be ready."""
@@ -40,8 +42,9 @@ class Launch:
     options: Mapping[str, Any]
     environment: Mapping[str, str]
     tp: int
-    slot: ServerSlot
-    """The folder that its agent reads."""
+    slots: tuple[ServerSlot, ...]
+    """The folder that its agent reads; of a server over several nodes, that of each node's agent. The first node is
+    ours, and has the endpoint."""
     seconds: float
     """Time until it must be ready."""
 
@@ -53,20 +56,49 @@ class Launch:
             "api-key": key, "tp-size": self.tp,
             **{name.replace("_", "-"): value for name, value in self.options.items()},
         }  # fmt: skip
-        lines = (f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
-        replace_file(self._settings, "".join(lines).encode())
-        environment = {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": LOOPBACK, **self.environment}
-        command = [self.python, "-m", "sglang.launch_server", "--config", str(self._settings), "--port", PORT]
-        self.slot.start(command, environment)
+        environment = {"HF_HUB_OFFLINE": "1", **self.environment}
+        if not self.spans_nodes:
+            self._start_process(self.slots[0], settings, {"GLOO_SOCKET_IFNAME": LOOPBACK, **environment})
+            return key
+        settings |= {"nnodes": len(self.slots), "dist-init-addr": f"{self.address}:{_free_port(self.address)}"}
+        for number, slot in enumerate(self.slots):
+            self._start_process(slot, {**settings, "node-rank": number}, environment)
         return key
 
+    def _start_process(self, slot: ServerSlot, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        lines = (f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
+        replace_file(_settings_of(slot), "".join(lines).encode())
+        command = [self.python, "-m", "sglang.launch_server", "--config", str(_settings_of(slot)), "--port", PORT]
+        slot.start(command, environment, [peer.folder for peer in self.slots if peer is not slot])
+
+    def stop(self) -> None:
+        for slot in self.slots:
+            slot.stop()
+
     def forget_settings(self) -> None:
-        """Remove the file with the key: a server reads it once."""
-        self._settings.unlink(missing_ok=True)
+        """Remove the files with the key: a server reads them once."""
+        for slot in self.slots:
+            _settings_of(slot).unlink(missing_ok=True)
 
     @property
-    def _settings(self) -> Path:
-        return self.slot.folder / "settings.yaml"
+    def spans_nodes(self) -> bool:
+        return len(self.slots) > 1
+
+    @property
+    def address(self) -> str:
+        """The address of this machine at which the server's other nodes reach it."""
+        return address_of(os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK))
+
+    @property
+    def ended(self) -> ServerSlot | None:
+        """The process that ended first, if one has: then all of them have ended, or are about to."""
+        with_exit = [slot for slot in self.slots if slot.exit_code is not None]
+        return min(with_exit, key=lambda slot: not slot.ended_first, default=None)
+
+    @property
+    def given_up(self) -> str | None:
+        """Why the server cannot be started any more; None if it can."""
+        return next((why for slot in self.slots if (why := slot.given_up) is not None), None)
 
 
 @dataclass
@@ -96,7 +128,7 @@ class Server:
     @property
     def has_died(self) -> bool:
         """Whether it is ours and is known to have ended."""
-        return self.launch is not None and self.launch.slot.exit_code is not None
+        return self.launch is not None and self.launch.ended is not None
 
     def start(self) -> None:
         """Start it, without weights, and wait until it is ready. Raises WorkerError."""
@@ -113,7 +145,7 @@ class Server:
 
     def _start(self, launch: Launch) -> None:
         key, end = launch.start(), time.monotonic() + launch.seconds
-        while (port := launch.slot.port) is None:
+        while (port := launch.slots[0].port) is None:
             self._check_agent(launch)
             if time.monotonic() >= end:
                 raise self.failure("was not started: there was no answer from what starts it")
@@ -124,15 +156,15 @@ class Server:
     def _await(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self.answers("/ready"):
-            if self.launch is not None and self.has_died:
+            if self.launch is not None and (ended := self.launch.ended) is not None:
                 self._check_agent(self.launch)
-                raise self.failure(f"ended before it was ready ({ended_how(self.launch.slot.exit_code or 0)})")
+                raise self.failure(f"ended before it was ready ({ended_how(ended.exit_code or 0)})")
             if time.monotonic() >= end:
                 raise self.failure(f"was not ready within {seconds:.0f} s")
             time.sleep(LOOK_EVERY_S)
 
     def _check_agent(self, launch: Launch) -> None:
-        if (why := launch.slot.given_up) is not None:
+        if (why := launch.given_up) is not None:
             raise self.failure(f"cannot be started any more: {why}")
 
     def answers(self, path: str) -> bool:
@@ -148,7 +180,7 @@ class Server:
         if self.launch is None:
             hint = "is it running, and on that address?"
             return WorkerError(f"{self.name} {message}", hint=hint, code="F91")
-        slot = self.launch.slot
+        slot = self.launch.ended or self.launch.slots[0]
         return WorkerError(f"{self.name} {message}; the end of {slot.log}:\n{slot.last_words()}", code="F91")
 
     # -- weights ---------------------------------------------------------------------------------------------
@@ -162,12 +194,18 @@ class Server:
         if way == "disk":
             from_disk(self.endpoint, update, seconds)
         else:
-            by_process_group(self.endpoint, update, self.ranks, seconds)
+            by_process_group(self.endpoint, update, self.ranks, self._our_address(), seconds)
         reported = self.label()
         if reported != update.label:
             message = f"says that it has the weights {reported!r}, after it took {update.label!r}"
             raise self.endpoint.hostile(message)
         self.digest = self._digest(seconds)
+
+    def _our_address(self) -> str:
+        """The address of this machine at which all of the server's processes reach it."""
+        if self.launch is not None and self.launch.spans_nodes:
+            return self.launch.address
+        return address_towards(self.endpoint.host)
 
     def label(self) -> str | None:
         """The version of its weights, as it reports it."""
@@ -184,7 +222,17 @@ class Server:
 
     def stop(self) -> None:
         if self.launch is not None:
-            self.launch.slot.stop()
+            self.launch.stop()
+
+
+def _settings_of(slot: ServerSlot) -> Path:
+    return slot.folder / "settings.yaml"
+
+
+def _free_port(address: str) -> int:
+    """A port that is free now. If another process takes it before the server does, the server ends."""
+    with socket.create_server((address, 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def attached(urls: Sequence[str], key: str | None, ranks: int, patience: float) -> list[Server]:

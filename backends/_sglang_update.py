@@ -45,12 +45,12 @@ def from_disk(server: Endpoint, update: Update, seconds: float) -> None:
     server.post("/update_weights_from_disk", body, seconds)
 
 
-def by_process_group(server: Endpoint, update: Update, ranks: int, seconds: float) -> None:
-    """Send the tensors to the server's `ranks` processes, one after the other.
+def by_process_group(server: Endpoint, update: Update, ranks: int, address: str, seconds: float) -> None:
+    """Send the tensors to the server's `ranks` processes, one after the other. They reach us at `address`.
 
     The group only exists during the update: an old one would break when a server is restarted.
     """
-    group = _Group(server, ranks, seconds)
+    group = _Group(server, ranks, address, seconds)
     try:
         server.post("/begin_weight_update", {}, seconds)
         buckets = _buckets(update.folder)
@@ -68,11 +68,10 @@ def by_process_group(server: Endpoint, update: Update, ranks: int, seconds: floa
 class _Group:
     """This process is rank 0, the server's processes are the others. Gloo, because our tensors are on the host."""
 
-    def __init__(self, server: Endpoint, ranks: int, seconds: float):
+    def __init__(self, server: Endpoint, ranks: int, address: str, seconds: float):
         self._server = server
         self._seconds = seconds
         self._name = f"rlcli-{uuid.uuid4().hex}"
-        address = _address_towards(server.host)
         listening = socket.create_server((address, 0))  # torch's own would listen on all interfaces
         port = listening.getsockname()[1]
         patience = timedelta(seconds=seconds)
@@ -154,7 +153,7 @@ def _buckets(folder: Path) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
     yield names, tensors
 
 
-def _address_towards(host: str) -> str:
+def address_towards(host: str) -> str:
     """The address of this machine from which a host is reached."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, socket.AF_INET, socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -35,17 +35,19 @@ class SGLang(ModelBackend):
     MEMORY: ClassVar[str] = "_sglang_memory.ClientMemory"
     SERVERS: ClassVar[str] = "_sglang_memory.servers_of_a_rank"
     SERVER_DEVICES: ClassVar[str] = "_sglang_memory.devices_of_servers"
+    SERVER_NODES: ClassVar[str] = "_sglang_memory.nodes_of_a_server"
     FILES: ClassVar[tuple[str, ...]] = ("python", "weights_folder")
     LIMITS: ClassVar[Limits] = {
-        "servers": {"ge": 1, "le": 1024}, "tp": {"ge": 1, "le": 1024}, "max_concurrent_requests": {"ge": 1},
+        "servers": {"ge": 1, "le": 1024}, "tp": {"ge": 1, "le": 1024}, "nodes": {"ge": 1, "le": 1024},
+        "max_concurrent_requests": {"ge": 1},
         "start_deadline_s": {"gt": 0}, "request_deadline_s": {"gt": 0}, "update_deadline_s": {"gt": 0},
     }  # fmt: skip
     ONE_OF: ClassVar[Alternatives] = ("python", "urls")
     PER_RANK: ClassVar[tuple[str, ...]] = ("urls",)
     VARIABLES: ClassVar[tuple[str, ...]] = ("api_key_env",)
     ON_RESUME: ClassVar[dict[str, str]] = {
-        "python": "safe", "servers": "safe", "tp": "safe", "options": "safe", "environment": "safe", "urls": "safe",
-        "api_key_env": "safe", "max_concurrent_requests": "safe", "update": "safe", "on_pause": "safe",
+        "python": "safe", "servers": "safe", "tp": "safe", "nodes": "safe", "options": "safe", "environment": "safe",
+        "urls": "safe", "api_key_env": "safe", "max_concurrent_requests": "safe", "update": "safe", "on_pause": "safe",
         "weights_folder": "safe", "start_deadline_s": "safe", "request_deadline_s": "safe",
         "update_deadline_s": "safe",
     }  # fmt: skip
@@ -59,6 +61,10 @@ class SGLang(ModelBackend):
 
     tp: int = 1
     """Processes per server, which share its model (tensor parallelism)."""
+
+    nodes: int = 1
+    """Nodes over which each server that the run starts is spread: its rank's and those that follow it, on each the same
+    number of devices. Such a server needs a `weights_folder` that all nodes see."""
 
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the SGLang servers that the run starts, such as `{mem_fraction_static: 0.6}`. Weights are kept and
@@ -101,9 +107,15 @@ class SGLang(ModelBackend):
     """Seconds for an update of the weights."""
 
     def __post_init__(self) -> None:
+        from ._sglang_devices import devices_of_a_server
         from ._sglang_http import Endpoint
 
         check_arguments(self)
+        devices = devices_of_a_server(vars(self))
+        if devices % self.nodes:
+            raise ValueError(f"{devices} devices per server cannot be divided among nodes: {self.nodes}")
+        if self.nodes > 1 and self.python is not None and self.weights_folder is None:
+            raise ValueError(f"nodes is {self.nodes}, so weights_folder must name a folder that all nodes see")
         for url in self.urls:
             Endpoint(url.rstrip("/"))
 
@@ -144,14 +156,15 @@ class SGLang(ModelBackend):
         from ._sglang_server import Launch, attached, started_servers
 
         if self.python is not None:
-            if len(model.server_folders) != self.servers:
+            slots = [ServerSlot(folder) for folder in model.server_folders]
+            if len(slots) != self.servers * self.nodes:
                 raise UsageError(f"nothing here starts the servers of role {model.name}", hint="use urls", code="R39")
             return started_servers([
                 Launch(
                     self.python, configuration, self.options, self._environment(model, number), self.tp,
-                    ServerSlot(folder), self.start_deadline_s,
+                    tuple(slots[number * self.nodes : (number + 1) * self.nodes]), self.start_deadline_s,
                 )
-                for number, folder in enumerate(model.server_folders)
+                for number in range(self.servers)
             ])  # fmt: skip
         rank, ranks = (0, 1) if model.device_mesh is None else (model.device_mesh.get_rank(), model.device_mesh.size())
         mine = self.urls[rank::ranks]
@@ -160,12 +173,12 @@ class SGLang(ModelBackend):
         return attached(mine, _key(os.environ, self.api_key_env), self.tp, self.start_deadline_s)
 
     def _environment(self, model: Model, number: int) -> dict[str, str]:
-        """The variables of one of this rank's servers, with its devices. Raises UsageError."""
+        """The variables of one of this rank's servers, with its devices on each of its nodes. Raises UsageError."""
         from ._sglang_devices import VISIBLE, devices_of_a_server, share
 
         if VISIBLE in self.environment or model.device.type != "cuda":
             return dict(self.environment)
-        size = devices_of_a_server(vars(self))
+        size = devices_of_a_server(vars(self)) // self.nodes
         first = (model.device.index or 0) + number * size
         devices = share(os.environ, first, size)
         if devices is None:

@@ -36,6 +36,8 @@ class ServerRequest:
     command: tuple[str, ...] = ()
     """Empty if none is to run."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    peers: tuple[str, ...] = ()
+    """Folders of the server's other processes, on other nodes: this one ends when one of them has ended."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,22 @@ class Serves:
     port: int
     exit: int | None = None
     """Exit code of a server that has ended; negative for the signal that ended it."""
+    ended_with: str | None = None
+    """Name of the server's process on another node that ended first, and with that exit code; None if this one did."""
     given_up: str | None = None
     """Why there is no agent any more: nothing will be started here again."""
     starts: int = 0
     """How many servers were started here."""
-    before: int | None = None
-    """Exit code of the server before this one; None if there was none, or it was ended because its client asked."""
+    before: str = ""
+    """How the server before this one ended, to follow its name; empty if there was none."""
 
     @property
-    def how_the_last_one_ended(self) -> str:
-        """How the server before this one ended, to follow its name."""
-        if self.before is None:
+    def how_it_ended(self) -> str:
+        """How the server ended, or why its client has it ended, to follow its name."""
+        if self.exit is None:
             return "did not answer"
-        return "ended with the agent that ran it" if self.before == LOST else ended_how(self.before)
+        how = "ended with the agent that ran it" if self.exit == LOST else ended_how(self.exit)
+        return how if self.ended_with is None else f"ended with {self.ended_with}, which {how}"
 
 
 class ServerSlot:
@@ -66,22 +71,23 @@ class ServerSlot:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._life = self.request.life
+        self.life = self.request.life
+        """Number of the last requested server."""
 
     # -- the client's ----------------------------------------------------------------------------------------
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], peers: Sequence[Path] = ()) -> None:
         """Have a new server started, once the old one has been ended. `environment`: its variables in addition to those
-        of the run."""
-        self._want(tuple(command), environment)
+        of the run; `peers`: folders of its other processes, which must be started equally often."""
+        self._request(tuple(command), environment, tuple(map(str, peers)))
 
     def stop(self) -> None:
         """Have the server ended."""
-        self._want((), {})
+        self._request((), {}, ())
 
-    def _want(self, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        self._life += 1
-        request = ServerRequest(self._life, command, environment)
+    def _request(self, command: tuple[str, ...], environment: Mapping[str, str], peers: tuple[str, ...]) -> None:
+        self.life += 1
+        request = ServerRequest(self.life, command, environment, peers)
         replace_file(self.folder / WANTED, json.dumps(asdict(request)).encode())
 
     @property
@@ -89,9 +95,7 @@ class ServerSlot:
         """Where the last requested server listens, or will soon; None until it is started."""
         reported = self.serves
         return (
-            reported.port
-            if reported is not None and reported.life == self._life and reported.given_up is None
-            else None
+            reported.port if reported is not None and reported.life == self.life and reported.given_up is None else None
         )
 
     @property
@@ -100,7 +104,13 @@ class ServerSlot:
         reported = self.serves
         if reported is not None and reported.given_up is not None:
             return LOST
-        return reported.exit if reported is not None and reported.life == self._life else None
+        return reported.exit if reported is not None and reported.life == self.life else None
+
+    @property
+    def ended_first(self) -> bool:
+        """Whether the last requested server has ended, and not because one of its other processes had."""
+        reported = self.serves
+        return self.exit_code is not None and (reported is None or reported.ended_with is None)
 
     @property
     def given_up(self) -> str | None:
@@ -125,7 +135,7 @@ class ServerSlot:
     def request(self) -> ServerRequest:
         content = known_object(self.folder / WANTED)
         return (
-            ServerRequest(content["life"], tuple(content["command"]), content["environment"])
+            ServerRequest(content["life"], tuple(content["command"]), content["environment"], tuple(content["peers"]))
             if content
             else ServerRequest(0)
         )

@@ -126,6 +126,8 @@ def read_value(text: str) -> Value | None:
     if answer is None or len(tokens) > MAX_TOKENS:
         return None
     start, end = answer.span("stated")
+    if letters[start - 1 : start + 1] == "w(" and tokens[start].is_glued:  # a function, whatever it may do
+        return None
     matches = _QUANTITIES.finditer(letters, start, end)
     first, *repeated = [_quantity(tokens[match.start() : match.end()]) for match in matches]
     if first is None or any(again is None or again.amount != first.amount for again in repeated):

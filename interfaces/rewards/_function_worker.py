@@ -86,7 +86,10 @@ def loaded(path: str | None, name: str, folders: list[str]) -> Callable[..., Any
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-    return getattr(module, function)
+    value = getattr(module, function)
+    if not callable(value):
+        raise TypeError(f"{function} is {value!r}, not a function")
+    return value
 
 
 def number(value: Any) -> float:

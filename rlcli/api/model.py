@@ -110,7 +110,8 @@ class Model:
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
     server_folders: tuple[Path, ...] = ()
-    """Folders of the servers that the run starts for this rank, each with an agent (see `rlcli.server_slot`)."""
+    """Folders of the servers that the run starts for this rank, each with an agent (see `rlcli.server_slot`). A server
+    over several nodes has one for each of them, in order."""
     data_tokenizer: PreTrainedTokenizerBase | None = None
     """Tokenizer of the sequences in a batch: that of the role the prompts are read for. This role's may differ."""
     call_deadline: float = math.inf
@@ -212,7 +213,10 @@ class ModelBackend(abc.ABC):
     SERVERS: ClassVar[str | None] = None
     """A function in a file next to it, `_my_file.my_function`: its arguments → number of servers started per rank."""
     SERVER_DEVICES: ClassVar[str | None] = None
-    """Likewise: its arguments, and the number of a rank's device on its node → the devices of each of its servers."""
+    """Likewise: its arguments, and the number of a rank's device on its node → the devices of each of its servers, on
+    each node of that server."""
+    SERVER_NODES: ClassVar[str | None] = None
+    """Likewise: its arguments → the number of nodes over which each of its servers is spread, from its rank's on."""
     FILES: ClassVar[tuple[str, ...]] = ()
     """Arguments that name files or folders that must exist: they are looked up when a recipe is read, also next to the
     layer that names them. A name without a slash is a command, looked up where it is run."""

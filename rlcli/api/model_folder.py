@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +90,14 @@ def _refuse_special_files(folder: Path) -> None:
             raise ModelError(f"{path} is not an ordinary file", hint="a model folder holds files only")
 
 
-def _check_described(folder: Path, stored: Mapping[str, tuple[int, ...]]) -> None:
+def _check_described(folder: Path, stored: Counter[str]) -> None:
     """Check that config.json does not describe more than the files hold: the rest would be made up, in any amount.
-    `stored`: tensor → shape. Raises ModelError."""
+    `stored`: tensor → its numbers in the files. Raises ModelError."""
     config = _read_json(folder / "config.json")
     inner = config.get("text_config") or config
     layers = max((inner.get(key) or 0 for key in LAYERS), default=0)
     width = inner.get("embedding_size") or inner.get("hidden_size") or inner.get("n_embd") or inner.get("d_model") or 0
-    rows, numbers = inner.get("vocab_size") or 0, sum(math.prod(shape) for shape in stored.values())
+    rows, numbers = inner.get("vocab_size") or 0, stored.total()
     hint = "the folder is incomplete, or config.json is of another model"
     if layers > len(stored):
         message = f"it describes {layers} layers; the files hold {len(stored)} tensors"

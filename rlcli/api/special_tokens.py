@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,13 +21,24 @@ Span = tuple[int, int]
 _TURN = re.compile(r"<[|｜].*[|｜]>")
 """Names that structure conversations, in some models without being declared special."""
 
-_patterns: WeakKeyDictionary[Any, re.Pattern[str] | None] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class _Special:
+    """The special tokens of a tokenizer."""
+
+    names: re.Pattern[str] | None
+    """Finds their names; of one character there is nothing to split."""
+    normalized: frozenset[int]
+    """Ids of those that the tokenizer finds in other spellings too: it compares them with the normalized text."""
+
+
+_special: WeakKeyDictionary[Any, _Special] = WeakKeyDictionary()
 
 
 def as_content(tokenizer: Any, value: Any) -> Any:
     """A text, or a message with all its texts, with a mark in each name of a special token."""
     if isinstance(value, str):
-        return _without_special(value, _pattern(tokenizer))
+        return _without_special(tokenizer, value)
     if isinstance(value, Mapping):
         return {as_content(tokenizer, key): as_content(tokenizer, field) for key, field in value.items()}
     if isinstance(value, list | tuple):
@@ -75,21 +87,34 @@ def _pieces(text: str) -> list[tuple[int, str]]:
     return pieces
 
 
-def _without_special(text: str, names: re.Pattern[str] | None) -> str:
-    text = unmarked(text)
-    while names is not None:
-        broken = names.sub(lambda name: f"{name[0][0]}{MARK}{name[0][1:]}", text)
+def _without_special(tokenizer: Any, text: str) -> str:
+    special, text = _special_of(tokenizer), unmarked(text)
+    while special.names is not None:
+        broken = special.names.sub(lambda name: f"{name[0][0]}{MARK}{name[0][1:]}", text)
         if broken == text:
             break
         text = broken  # names may overlap
+    while special.normalized and (offsets := _inside_special(tokenizer, text, special.normalized)):
+        for offset in reversed(offsets):
+            text = f"{text[:offset]}{MARK}{text[offset:]}"
     return text
 
 
-def _pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    """Finds the names of a tokenizer's special tokens; of one character there is nothing to split."""
-    if tokenizer not in _patterns:
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        special = {token.content for token in added if token.special or _TURN.fullmatch(token.content)}
-        names = sorted((name for name in special if len(name) > 1), key=len)
-        _patterns[tokenizer] = re.compile("|".join(map(re.escape, reversed(names)))) if names else None
-    return _patterns[tokenizer]
+def _inside_special(tokenizer: Any, text: str, special: frozenset[int]) -> list[int]:
+    """The offsets at which spellings of special tokens in a text can be split, in order."""
+    ((ids, spans),) = tokens_with_offsets(tokenizer, [text])
+    split = zip(ids, spans, strict=True)
+    return [begin + 1 for id_, (begin, end) in split if id_ in special and end - begin > 1]
+
+
+def _special_of(tokenizer: Any) -> _Special:
+    if tokenizer not in _special:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+        special = {id_: token for id_, token in added if token.special or _TURN.fullmatch(token.content)}
+        names = sorted({token.content for token in special.values() if len(token.content) > 1}, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, names))) if names else None
+        backend = getattr(tokenizer, "backend_tokenizer", None) or getattr(tokenizer, "backend", None)
+        normalizes = getattr(backend, "normalizer", None) is not None
+        normalized = frozenset(id_ for id_, token in special.items() if normalizes and token.normalized)
+        _special[tokenizer] = _Special(pattern, normalized)
+    return _special[tokenizer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,16 +127,19 @@ def damaged(file: Path, why: object) -> ModelError:
     return ModelError(f"not a valid safetensors file: {why}", where=str(file), hint=hint)
 
 
-def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Check that every file of the model exists, is complete, and holds what the index says. Returns name → shape of
-    the tensors in the files. Raises ModelError."""
+def check_weights(folder: Path) -> Counter[str]:
+    """Check that every file of the model exists, is complete, and holds what the index says. Returns name → how many
+    numbers of that tensor the files hold, in as many pieces as there may be. Raises ModelError."""
     heads = {file.name: read_head(file) for file in weight_files(folder)}
     index = folder / INDEX
     for name, file in weight_map(index).items() if index.is_file() else ():
         if name not in heads[file].tensors:
             message = f"it says that {name} is in {file}, which does not hold it"
             raise ModelError(message, where=str(index), hint="the folder is incomplete: fetch or write it again")
-    return {name: tuple(entry["shape"]) for head in heads.values() for name, entry in head.tensors.items()}
+    stored = Counter[str]()
+    for head in heads.values():
+        stored.update({name: math.prod(entry["shape"]) for name, entry in head.tensors.items()})
+    return stored
 
 
 def weight_map(index: Path) -> dict[str, str]:

@@ -131,14 +131,15 @@ class Members:
                     end_session(process)
                     self._replace(who)
             for who, slot in self._slots.items():
-                self._note_servers(who, slot)
+                if who[1] % self._commands[who][0].processes_of_each == 0:  # the others are restarted with it
+                    self._note_servers(who, slot)
 
     def _note_servers(self, who: tuple[str, int], slot: ServerSlot) -> None:
         """Note the servers that were started again there since the last look, at their client's request."""
         serves = slot.serves
         while serves is not None and self._servers[who] < serves.starts - 1:
             self._servers[who] += 1
-            self._restarts.append(Restart(*who, serves.how_the_last_one_ended))
+            self._restarts.append(Restart(*who, serves.before))
 
     def _replace(self, who: tuple[str, int]) -> None:
         if self._replaced[who] < REPLACEMENTS:

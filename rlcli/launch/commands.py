@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.api.loopback import LOOPBACK
+from rlcli.api.network import LOOPBACK
 from rlcli.launch.node import agent_command
 from rlcli.project import VARIABLE, current_project
 from rlcli.topology.groups import process_groups

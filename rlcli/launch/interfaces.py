@@ -1,4 +1,4 @@
-"""The network interfaces of this machine."""
+"""The network interface through which the nodes of a run reach each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.api.loopback import LOOPBACK
-from rlcli.errors import ResourceError
+from rlcli.api.network import LOOPBACK
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -38,16 +37,3 @@ def _default_interface() -> str:
         if name != LOOPBACK and any(address.family == socket.AF_INET for address in addresses)
     ]
     return next(iter([*ways, *others]), LOOPBACK)
-
-
-def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface. Raises ResourceError F58."""
-    import psutil
-
-    addresses = psutil.net_if_addrs()
-    for address in addresses.get(interface, ()):
-        if address.family == socket.AF_INET:
-            return str(address.address)
-    message = f"there is no network interface {interface!r} with an IPv4 address here"
-    hint = f"it is one of {', '.join(sorted(addresses))}"
-    raise ResourceError(message, where="launch.interface", hint=hint, code="F58")

@@ -46,6 +46,9 @@ class ServerAgent:
         if self._server is not None and (code := self._server.exit_code) is not None:
             self._server = None
             self._say(replace(self._serves, exit=code))
+        if self._server is not None and (peer := self._ended_peer(request)) is not None:
+            self.stop()
+            self._say(replace(self._serves, exit=peer.exit_code, ended_with=peer.folder.name))
         if request.life > self._serves.life:
             self.stop()
             self._say(self._start(request))
@@ -55,14 +58,21 @@ class ServerAgent:
             self._server.stop()
             self._server = None
 
+    def _ended_peer(self, request: ServerRequest) -> ServerSlot | None:
+        """A process of the same server on another node that has ended, other than with one of the others."""
+        if request.life != self._serves.life:  # it is about to be ended anyway
+            return None
+        peers = (ServerSlot(Path(folder)) for folder in request.peers)
+        return next((peer for peer in peers if peer.life == request.life and peer.ended_first), None)
+
     def _start(self, request: ServerRequest) -> Serves:
         last = self._serves
         if not request.command:
-            return replace(last, life=request.life, port=0, exit=0)
+            return replace(last, life=request.life, port=0, exit=0, ended_with=None)
         port = free_port()
         command = [word.replace(PORT, str(port)) for word in request.command]
         self._server = ServerProcess(command, self._slot.log, request.environment)
-        return Serves(request.life, port, starts=last.starts + 1, before=last.exit)
+        return Serves(request.life, port, starts=last.starts + 1, before=last.how_it_ended if last.starts else "")
 
     def _say(self, serves: Serves) -> None:
         self._serves = serves

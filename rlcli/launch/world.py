@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlcli.api.network import address_of
 from rlcli.errors import HangError, WorkerError
 from rlcli.files import private_file
-from rlcli.launch.interfaces import address_of, interface_of
+from rlcli.launch.interfaces import interface_of
 from rlcli.launch.launcher import Death, Restart
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command

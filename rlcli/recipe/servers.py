@@ -21,9 +21,10 @@ class PlacedServer:
 
     rank: int
     """The rank whose server it is."""
-    node: int
+    nodes: tuple[int, ...]
+    """Where its processes are; the first is its rank's."""
     devices: tuple[int, ...]
-    """Its devices, as numbers on its node; empty if it computes on processors."""
+    """Its devices on each of these, as numbers on the node; empty if it computes on processors."""
 
 
 def servers_of_a_rank(role: Role) -> int:
@@ -32,18 +33,26 @@ def servers_of_a_rank(role: Role) -> int:
     return int(count(role.backend.args)) if count is not None and role.backend is not None else 0
 
 
+def nodes_of_a_server(backend: Component | None) -> int:
+    """Over how many nodes each server of a role is spread."""
+    count = registry.load_declared("backends", backend.type, "SERVER_NODES") if backend is not None else None
+    return int(count(backend.args)) if count is not None and backend is not None else 1
+
+
 def placed_servers(backend: Component | None, ranks: Sequence[int], devices_per_node: int) -> list[PlacedServer]:
     """The servers of a role with these ranks, in the order of its ranks."""
     if backend is None or declared("backends", backend.type, "SERVER_DEVICES") is None:
         return []
     placed_on = registry.load_declared("backends", backend.type, "SERVER_DEVICES")
+    count = nodes_of_a_server(backend)
+    first_nodes = ((rank, rank // devices_per_node) for rank in ranks)
     return [
-        PlacedServer(rank, rank // devices_per_node, devices)
-        for rank in ranks
+        PlacedServer(rank, tuple(range(node, node + count)), devices)
+        for rank, node in first_nodes
         for devices in placed_on(backend.args, rank % devices_per_node)
     ]
 
 
 def servers_on(servers: Sequence[PlacedServer]) -> Counter[tuple[int, int]]:
     """(node, device) → how many servers compute on it."""
-    return Counter((server.node, device) for server in servers for device in server.devices)
+    return Counter((node, device) for server in servers for node in server.nodes for device in server.devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -47,6 +48,10 @@ UNEXPECTED = "RlcliError"
 
 Fields = dict[str, Any]
 """Arguments of a request, or what is answered or reported: what msgpack can write."""
+LOST_PEER = "F09"
+"""Code of the failure of a rank that could not exchange tensors with another one."""
+FROM_GLOO = re.compile(r"\[\S*/gloo/transport/\S+\] (?P<problem>.*?)(\. |$)", re.DOTALL)
+"""An error of gloo's connections, and what it says before it gives advice."""
 
 
 class ProtocolError(ValueError):
@@ -84,6 +89,10 @@ class Failure:
     def of(error: BaseException, where: str, shown: BaseException | None = None) -> Failure:
         """`where`: the process in which it happened; `shown`: whose traceback is shown, if not its own."""
         trace = "".join(traceback.format_exception(shown or error))
+        if (gloo := _error_of_gloo(error)) is not None:
+            message = f"tensors could not be exchanged with another rank: {gloo}"
+            hint = "if no rank has ended, others may have connected to their ports on launch.interface"
+            return Failure(errors.WorkerError.__name__, message, LOST_PEER, where, hint, trace)
         if isinstance(error, RlcliError):
             return Failure(type(error).__name__, error.what, error.code, error.where or where, error.hint, trace)
         return Failure(UNEXPECTED, f"{type(error).__name__}: {error}", "BUG", where, None, trace)
@@ -91,7 +100,7 @@ class Failure:
     @property
     def is_unexpected(self) -> bool:
         """Whether it was unforeseen: a bug, ours or a component's, or a consequence of another rank's death."""
-        return self.kind in (UNEXPECTED, errors.ProjectError.__name__)
+        return self.kind in (UNEXPECTED, errors.ProjectError.__name__) or self.code == LOST_PEER
 
     def as_error(self) -> RlcliError:
         """The worker's error with its class, so that the exit code is preserved."""
@@ -101,6 +110,15 @@ class Failure:
         error = cls(self.message, where=self.where, hint=self.hint, code=self.code)
         error.add_note(self.traceback)
         return error
+
+
+def _error_of_gloo(error: BaseException | None) -> str | None:
+    """What gloo says, if the error is one of its connections or was raised from one: no component is to blame."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and (match := FROM_GLOO.match(str(error))) is not None:
+            return match["problem"]
+        error = error.__cause__
+    return None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ meanwhile, and fails in every requested way. Run as a script it replaces `sglang
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
+import socket
 import sys
 import threading
 import time
@@ -319,14 +321,32 @@ def spans(versions: list[str]) -> list[dict[str, Any]]:
     return spans_of_versions
 
 
+def _meet(settings: Mapping[str, Any]) -> list[socket.socket]:
+    """Connect with the server's processes on other nodes. Those without an endpoint stay here for as long as they run.
+
+    No process notices that another one has died, as if it waited in a collective operation.
+    """
+    host, _, port = settings["dist-init-addr"].partition(":")
+    if settings["node-rank"] == 0:
+        with socket.create_server((host, int(port))) as meeting:
+            return [meeting.accept()[0] for _ in range(settings["nnodes"] - 1)]
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
+            threading.Event().wait()
+        time.sleep(0.05)
+
+
 def main() -> None:
     """Parses `--config FILE --port PORT`, like `sglang.launch_server`."""
     import yaml
 
     _, file, _, port = sys.argv[1:]
     settings = yaml.safe_load(Path(file).read_text())
+    peers = _meet(settings) if settings.get("nnodes", 1) > 1 else []
     model = HashModel(json.loads(Path(settings["model-path"], "config.json").read_text())["vocab_size"])
     FakeSGLang(model, int(port), settings["api-key"], settings.get("token-s", 0.0)).serve()
+    for peer in peers:
+        peer.close()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlcli.api.loopback import LOOPBACK
+from rlcli.api.network import LOOPBACK
 from rlcli.runtime.roles import MESH_ORDER
 from rlcli.testing.contract import FailedElsewhere, Violation
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlcli.recipe.components import declared
-from rlcli.recipe.servers import servers_of_a_rank
+from rlcli.recipe.servers import nodes_of_a_server, servers_of_a_rank
 
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
@@ -43,6 +43,8 @@ class Group:
     client, that of ranks from the launcher."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that its processes see besides those of the run. No secrets: other users may be able to read them."""
+    processes_of_each: int = 1
+    """How many consecutive processes are one server, each on another node. The first has its endpoint."""
 
     def on_node(self, node: int) -> tuple[int, ...]:
         """The indices of its processes on a node."""
@@ -65,11 +67,14 @@ def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
     def placed(role: str) -> tuple[int, ...]:
         return topology.placement(role).ranks
 
-    servers = (
-        Group(_server_name(role), "server", tuple(nodes[rank] for rank in placed(role) for _ in range(count)))
-        for role in recipe.models
-        if (count := servers_of_a_rank(recipe.models[role]))
-    )
+    def servers(role: str, count: int) -> Group:
+        spread = nodes_of_a_server(recipe.models[role].backend)
+        first_nodes = [nodes[rank] for rank in placed(role) for _ in range(count)]
+        of_processes = tuple(first + number for first in first_nodes for number in range(spread))
+        return Group(_server_name(role), "server", of_processes, processes_of_each=spread)
+
+    counts = {name: servers_of_a_rank(role) for name, role in recipe.models.items()}
+    server_groups = (servers(role, count) for role, count in counts.items() if count)
     pools = (
         Group(
             pool_name(role), "pool", tuple(nodes[rank] for rank in placed(role)),
@@ -77,7 +82,7 @@ def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
         )
         for role in pooled_roles(recipe)
     )  # fmt: skip
-    return (Group(RANKS, "ranks", nodes), *servers, *pools)
+    return (Group(RANKS, "ranks", nodes), *server_groups, *pools)
 
 
 def pooled_roles(recipe: Recipe) -> tuple[str, ...]:
@@ -102,8 +107,8 @@ def pool_folders(recipe: Recipe, topology: Topology, rank: int, run_dir: Path) -
 
 
 def server_folders(recipe: Recipe, topology: Topology, role: str, rank: int, run_dir: Path) -> tuple[Path, ...]:
-    """The folders of the servers that a rank of a role has."""
-    count = servers_of_a_rank(recipe.models[role])
+    """The folders of the servers that a rank of a role has, one for each process."""
+    count = servers_of_a_rank(recipe.models[role]) * nodes_of_a_server(recipe.models[role].backend)
     first = topology.placement(role).ranks.index(rank) * count
     return tuple(process_folder(run_dir, "server", _server_name(role), first + index) for index in range(count))
 

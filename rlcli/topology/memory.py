@@ -297,7 +297,7 @@ def _servers_json(servers: RoleServers) -> dict[str, Any]:
         "servers": len(servers.placed),
         "weights": servers.memory.weights,
         "cache": servers.memory.cache,
-        "devices_of_each": max((len(server.devices) for server in servers.placed), default=0),
+        "devices_of_each": max((len(server.devices) * len(server.nodes) for server in servers.placed), default=0),
         "sent_per_update": servers.memory.sent if servers.follows else 0,
         "seconds_per_update": servers.seconds_per_update if servers.follows else 0.0,
     }

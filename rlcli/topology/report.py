@@ -193,4 +193,7 @@ def _role(recipe: Recipe, placement: RolePlacement) -> dict[str, Any]:
 
 def _groups_of(plan: Plan, kind: str) -> list[dict[str, Any]]:
     groups = (group for group in process_groups(plan.recipe, plan.topology) if group.kind == kind)
-    return [{"name": group.name, "nodes": list(group.nodes)} for group in groups]
+    return [
+        {"name": group.name, "nodes": list(group.nodes), "processes_of_each": group.processes_of_each}
+        for group in groups
+    ]

@@ -110,8 +110,10 @@ def _beside_ranks(plan: Plan) -> Iterator[str]:
         if group.kind != "ranks":
             nodes = sorted({*group.nodes})
             where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]}"
-            count = _count(len(group.nodes), *(("server",) if group.kind == "server" else ("process", "es")))
-            yield f"{group.name}: {count} on {where}, outside the ranks"
+            count = len(group.nodes) // group.processes_of_each
+            processes = _count(count, *(("server",) if group.kind == "server" else ("process", "es")))
+            spread = f", each over {group.processes_of_each}" if group.processes_of_each > 1 else ""
+            yield f"{group.name}: {processes} on {where}{spread}, outside the ranks"
 
 
 def _weights(plan: Plan) -> Iterator[str]:

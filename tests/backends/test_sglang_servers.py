@@ -16,6 +16,7 @@ from rlcli.backends._sglang_server import Launch
 from rlcli.errors import WorkerError
 from rlcli.launch import children
 from rlcli.launch.children import Members, run_environment
+from rlcli.launch.launcher import Restart
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.generation import generate
 from rlcli.topology.groups import Group, process_folder
@@ -24,19 +25,28 @@ QUICK = {"start_deadline_s": 20.0, "request_deadline_s": 5.0, "update_deadline_s
 
 
 @pytest.fixture
-def start_engine(tmp_path):
+def members_of_nodes():
+    """The agents of each node."""
+    return []
+
+
+@pytest.fixture
+def start_engine(tmp_path, members_of_nodes):
     """Builds an engine whose `count` servers are processes that the backend starts."""
     path = fake_python_path(tmp_path)
     with ExitStack() as stack:
 
         def make(count=1, **args):
-            members = Members(tmp_path, run_environment(1))
-            group = Group("server", "server", (0,) * count)
-            stack.callback(members.stop)
-            members.start([group], node=0)
+            nodes = tuple(range(args.get("nodes", 1)))
+            group = Group("server", "server", nodes * count, processes_of_each=len(nodes))
+            for node in nodes:
+                members = Members(tmp_path, run_environment(1))
+                stack.callback(members.stop)
+                members.start([group], node)
+                members_of_nodes.append(members)
             checks = BackendContract()
             checks.server_folders = tuple(
-                process_folder(tmp_path, "server", group.name, index) for index in range(count)
+                process_folder(tmp_path, "server", group.name, index) for index in range(len(group.nodes))
             )
             checks.name, checks.args = "sglang", {
                 **QUICK, "python": sys.executable, "servers": count, "update": "disk", "weights_folder": str(tmp_path),
@@ -56,8 +66,11 @@ def servers_of(engine):
 def processes(engine):
     """The processes of each server: the children of its guardian, which is a child of its agent."""
     agents = {one.cmdline()[-1]: one for one in psutil.Process().children() if "rlcli.launch.server" in one.cmdline()}
-    folders = [str(server.launch.slot.folder) for server in servers_of(engine)]
-    return [guardian.children() for folder in folders for guardian in agents[folder].children()]
+    folders = [[str(slot.folder) for slot in server.launch.slots] for server in servers_of(engine)]
+    return [
+        [process for folder in of_server for guardian in agents[folder].children() for process in guardian.children()]
+        for of_server in folders
+    ]
 
 
 def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start_engine):
@@ -70,6 +83,41 @@ def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start
     killer.join()
     assert actual == expected
     assert [server.lives for server in servers_of(engine)] == [2, 1]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_server_over_two_nodes_is_restarted_as_one_if_a_process_dies(start_engine, members_of_nodes, node):
+    engine = start_engine(nodes=2, tp=2, options={"token_s": 0.2})
+    expected = [tokens.tolist() for tokens in generate(engine).tokens]
+    (before,) = processes(engine)
+    assert len(before) == 2
+    guardian = before[node].parent()
+    killer = threading.Timer(0.3, guardian.kill)
+    killer.start()
+    assert [tokens.tolist() for tokens in generate(engine).tokens] == expected
+    killer.join()
+    assert [server.lives for server in servers_of(engine)] == [2]
+    (after,) = processes(engine)
+    assert len(after) == 2
+    assert {process.pid for process in before}.isdisjoint(process.pid for process in after)
+    killed = "was killed by SIGKILL (out of memory?)"
+    how = killed if node == 0 else f"ended with server1, which {killed}"
+    time.sleep(2 * children.LOOK_SECONDS)
+    assert [members.new_restarts() for members in members_of_nodes] == [[Restart("server", 0, how)], []]
+
+
+def test_the_process_of_a_server_that_ended_first_is_named(start_engine, tmp_path):
+    """The first process would wait for it for ever."""
+    package = tmp_path / "broken" / "sglang"
+    package.mkdir(parents=True)
+    (package / "launch_server.py").write_text(
+        "import sys, time\n"
+        "if 'node-rank: 1' in open(sys.argv[2]).read(): raise SystemExit('no such device')\n"
+        "time.sleep(1000)\n"
+    )
+    with pytest.raises(WorkerError, match=r"ended before it was ready \(ended with exit code 1\)") as caught:
+        start_engine(nodes=2, tp=2, environment={"PYTHONPATH": str(package.parent)})
+    assert str(caught.value).endswith("server1/server.log:\nno such device")
 
 
 def test_servers_end_with_the_engine(start_engine):
@@ -95,7 +143,7 @@ def test_the_key_of_a_server_is_only_in_a_private_file_until_it_starts(start_eng
     modes, forget = [], Launch.forget_settings
 
     def look(launch):
-        modes.append((launch.slot.folder / "settings.yaml").stat().st_mode & 0o777)
+        modes.append((launch.slots[0].folder / "settings.yaml").stat().st_mode & 0o777)
         forget(launch)
 
     monkeypatch.setattr(Launch, "forget_settings", look)
@@ -105,7 +153,7 @@ def test_the_key_of_a_server_is_only_in_a_private_file_until_it_starts(start_eng
     assert server.endpoint.key not in " ".join(running.cmdline())
     assert server.endpoint.key not in str(running.environ())
     assert not Path(running.cmdline()[-3]).exists()  # it has been read
-    assert server.endpoint.key not in "".join(file.read_text() for file in server.launch.slot.folder.iterdir())
+    assert server.endpoint.key not in "".join(file.read_text() for file in server.launch.slots[0].folder.iterdir())
     assert modes == [0o600]
     assert re.fullmatch("[0-9a-f]{64}", server.endpoint.key)
     with pytest.raises(ServerRefused, match="401"):

@@ -1,11 +1,12 @@
 """How fast `rlcli convert` is compared with `cp`, and how much memory it takes compared with the tools of torch.
 
-    python tests/bench/convert.py [--model FOLDER …] [--random-gb 2] [--repeat 3]
+    python tests/bench/convert.py [--model FOLDER …] [--random-gb 2] [--repeat 3] [--only-ours]
 
 For every model: `cp` and fsync; `convert --to-hf` of what 4 ranks wrote, and of a complete folder; the reverse,
 `--from-hf`; a change of type; and `dcp_to_torch_save` with `torch.load` and `save_pretrained`, which is how a sharded
 checkpoint of torch becomes a folder that transformers reads. Each is a separate process, one thread, on a warm page
-cache; times are the best of the repeats, memory is the peak of the process.
+cache; times are the best of the repeats, memory is the peak of the process. The exit code is 1 if a conversion takes
+more than its limit of time, in proportion to `cp` and to what it writes, or of memory, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+TIMES_CP, SECONDS_MORE = 4.0, 0.5
+"""Limits of a conversion's seconds: a multiple of those of `cp` for as many bytes, and some in any case. On two busy
+cores in 2026 it took 2 times as long, and 3 with a change of type."""
+MIB_BEYOND_START = 64.0
+"""Limit of what it takes in memory beyond a process that has imported the same and converts nothing; 12 were seen."""
+CP = "cp -r and fsync"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 CONVERT = """
@@ -78,50 +87,88 @@ for name in os.listdir(target):
 """
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--model", type=Path, action="append", default=[], help="a folder that transformers reads")
     options.add_argument("--random-gb", type=float, default=2.0, help="size of a random model; 0 for none")
     options.add_argument("--repeat", type=int, default=3)
     options.add_argument("--folder", type=Path, help="where to work; default: the temporary folder")
-    arguments = options.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
-        models = [(folder.name, folder) for folder in arguments.model]
-        if arguments.random_gb:
-            random_model = Path(temporary) / f"random-{arguments.random_gb:g}GB"
-            _run(MAKE_RANDOM, random_model, arguments.random_gb)
+    options.add_argument("--only-ours", action="store_true", help="without the tools of torch")
+    settings = options.parse_args(arguments)
+    excesses = []
+    with tempfile.TemporaryDirectory(dir=settings.folder) as temporary:
+        models = [(folder.name, folder) for folder in settings.model]
+        if settings.random_gb:
+            random_model = Path(temporary) / f"random-{settings.random_gb:g}GB"
+            _run(MAKE_RANDOM, random_model, settings.random_gb)
             models.append((random_model.name, random_model))
         for name, folder in models:
-            _measure(name, folder, Path(temporary) / "work", arguments.repeat)
+            conversions = _measure(
+                name, folder, Path(temporary) / "work", settings.repeat, with_torch=not settings.only_ours
+            )
+            excesses += [f"{name}: {excess}" for excess in above(conversions)]
+    print("\n".join(excesses))
+    return 1 if excesses else 0
 
 
-def _measure(name: str, model: Path, work: Path, repeat: int) -> None:
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion took."""
+
+    job: str
+    seconds: float
+    """Without those that its process takes to start."""
+    mib: float
+    """Peak memory beyond that of a process that converts nothing."""
+    cp_seconds: float
+    """What `cp` takes for as many bytes as it writes."""
+
+
+def above(conversions: Sequence[Conversion]) -> list[str]:
+    """What is above its limit."""
+    excesses = []
+    for conversion in conversions:
+        allowed = TIMES_CP * conversion.cp_seconds + SECONDS_MORE
+        if conversion.seconds > allowed:
+            excesses.append(f"{conversion.job} takes {conversion.seconds:.2f} s, {allowed:.2f} allowed")
+        if conversion.mib > MIB_BEYOND_START:
+            excesses.append(f"{conversion.job} takes {conversion.mib:.0f} MiB, {MIB_BEYOND_START:.0f} allowed")
+    return excesses
+
+
+def _measure(name: str, model: Path, work: Path, repeat: int, with_torch: bool) -> list[Conversion]:
     work.mkdir()
     _run(CONVERT, model, work / "ranks", "from", "")
-    _run(MAKE_DCP, model, work / "dcp")
     size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     largest = _largest(model)
     print(f"\n{name}: {size / 1e9:.2f} GB of weights, largest tensor {largest / 2**20:.0f} MiB")
     print(f"{'':44}{'seconds':>8}{'GB/s':>7}{'cp =1':>7}{'peak MiB':>10}{'beyond start':>14}")
     out = work / "out"
     jobs = {
-        "cp -r and fsync": (COPY, model, out),
+        CP: (COPY, model, out),
         "convert --to-hf, 4 ranks": (CONVERT, work / "ranks", out, "to", ""),
         "convert --to-hf, whole": (CONVERT, model, out, "to", ""),
         "convert --from-hf --ranks 4": (CONVERT, model, out, "from", ""),
         "convert --to-hf --dtype float32, 4 ranks": (CONVERT, work / "ranks", out, "to", "float32"),
-        "dcp_to_torch_save + save_pretrained": (TORCHS_WAY, work / "dcp", model, out),
     }
+    if with_torch:
+        _run(MAKE_DCP, model, work / "dcp")
+        jobs["dcp_to_torch_save + save_pretrained"] = (TORCHS_WAY, work / "dcp", model, out)
     idle, floor = _best(NOTHING, [], out, 1)
-    seconds = {}
+    seconds, conversions = {}, []
     for job, (script, *arguments) in jobs.items():
         seconds[job], peak = _best(script, arguments, out, repeat)
-        ratio = seconds["cp -r and fsync"] / seconds[job]
-        beyond = f"{(peak - floor) / 2**20:.0f}" if script is CONVERT else ""
+        ratio = seconds[CP] / seconds[job]
+        mib = (peak - floor) / 2**20
+        beyond = f"{mib:.0f}" if script is CONVERT else ""
+        if script is CONVERT:
+            growth = 2 if "float32" in job else 1  # models are mostly in bfloat16
+            conversions.append(Conversion(job, seconds[job] - idle, mib, growth * seconds[CP]))
         rate = size / seconds[job] / 1e9
         print(f"{job:44}{seconds[job]:8.2f}{rate:7.2f}{ratio:7.2f}{peak / 2**20:10.0f}{beyond:>14}", flush=True)
     print(f"starting Python and reading nothing: {idle:.2f} s, {floor / 2**20:.0f} MiB")
     shutil.rmtree(work)
+    return conversions
 
 
 def _best(script: str, arguments: list, out: Path, repeat: int) -> tuple[float, int]:
@@ -160,4 +207,4 @@ def _largest(model: Path) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

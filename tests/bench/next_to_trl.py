@@ -22,7 +22,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from chat_sums import PROMPTS, Row, Task, examine, our_curve, our_updates, role, rollout
@@ -69,14 +69,14 @@ def learning(task: Task, seeds: int, steps: int) -> Iterator[tuple[Row, bool]]:
     yield {"ours": ours, "TRL's": theirs, "standard error": error}, ours >= theirs - error
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a chat model")
     parser.add_argument("--only", choices=["updates", "learning"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     task, good, rows = Task.of(options.model), True, []
     tables = {"updates": lambda: updates(task), "learning": lambda: learning(task, options.seeds, options.steps)}
     for name in [options.only] if options.only else tables:

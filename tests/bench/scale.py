@@ -4,7 +4,8 @@
 
 The ranks are simulated: they stand behind the transport's protocol, on a virtual clock, and answer what real ones
 would after the seconds that a call takes, which are in proportion to a rank's samples. What the master does is real,
-packing and reading messages included, and the virtual clock advances meanwhile. The graph generates on one half
+packing and reading messages included, and the virtual clock advances meanwhile, except while
+other processes keep it from running. The graph generates on one half
 of the ranks, and scores and trains on the other. `ms per call` is the time that the master takes for one call of the
 graph, whether it computes or waits; its limit grows with ranks and samples. `bytes per sample` is what it keeps
 of a sample that waits, `of critical path` the virtual duration of the run over the least that the graph allows. With
@@ -28,7 +29,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,26 @@ def seconds_of(recipe: Recipe) -> dict[str, float]:
     return {mfc.name: float(mfc.interface_impl.args.get("seconds", 0.0)) for mfc in train_graph(recipe)}
 
 
+class Stopwatch:
+    """A clock of this thread that stands still while the thread could run but other processes have the processors."""
+
+    def __init__(self) -> None:
+        self._waits: int | None = None
+        with suppress(OSError):
+            self._waits = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.perf_counter() - self._waited()
+
+    def _waited(self) -> float:
+        """Seconds for which the thread has waited for a processor; 0 where this is unknown."""
+        if self._waits is None:
+            return 0.0
+        _, nanoseconds, _ = os.pread(self._waits, 100, 0).split()
+        return int(nanoseconds) / 1e9
+
+
 class SimulatedRanks:
     """A transport that simulates all ranks of a run. Each rank and each data lane handles one request at a time."""
 
@@ -124,7 +145,8 @@ class SimulatedRanks:
         self.before_call: Callable[[str], None] = lambda call: None
         """Called with the name of a call of the graph when it is first sent."""
         self._counts_master = counts_master
-        self._looked = time.perf_counter()
+        self._stopwatch = Stopwatch()
+        self._looked = self._stopwatch.now()
         self._recipe = recipe
         self._mfcs = {mfc.name: mfc for mfc in train_graph(recipe)}
         self._seconds = seconds_of(recipe)
@@ -168,16 +190,16 @@ class SimulatedRanks:
 
     def begin(self) -> None:
         """Count the master's time from now on."""
-        self.of_master, self._looked = 0.0, time.perf_counter()
+        self.of_master, self._looked = 0.0, self._stopwatch.now()
 
     @contextmanager
     def _ranks_side(self) -> Iterator[None]:
         """Everything between two of these is the master's time."""
-        took = time.perf_counter() - self._looked
+        took = self._stopwatch.now() - self._looked
         self.of_master += took
         self.now += took if self._counts_master else 0.0
         yield
-        self._looked = time.perf_counter()
+        self._looked = self._stopwatch.now()
 
     def _answer(self, request: Request, rank: int) -> dict[str, Any]:
         args = request.args

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import runpy
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlcli.runtime.calls import Calls
+from rlcli.testing.chat_model import write_chat_model
+from rlcli.testing.tiny_models import tiny_model
 
 BENCHES = Path(__file__).parent
 
@@ -104,3 +109,62 @@ def test_engines_fails_for_a_figure_above_its_limit(monkeypatch, figure):
         apart = dict.fromkeys(limits, 0.0) | {figure: limits[figure] * factor}
         monkeypatch.setitem(bench["main"].__globals__, "measured", lambda layouts, apart=apart: [(layout, apart)])
         assert bench["main"]() == code
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("llama").save_pretrained(folder)
+    return folder
+
+
+SLOWER, LARGER = "import time\ntime.sleep(3)\n", "filled = b'1' * (200 << 20)\n"
+
+
+@pytest.mark.parametrize(("fault", "excess"), [("", ""), (SLOWER, " s, "), (LARGER, " MiB, 64 allowed")])
+def test_convert_finds_a_conversion_that_is_slow_or_large(small_model, monkeypatch, capsys, fault, excess):
+    bench = runpy.run_path(str(BENCHES / "convert.py"))
+    scope = bench["main"].__globals__
+    monkeypatch.setitem(scope, "CONVERT", scope["CONVERT"] + fault)
+    monkeypatch.setitem(scope, "SECONDS_MORE", 2.5)  # other tests run at the same time
+    arguments = ["--model", str(small_model), "--random-gb", "0", "--repeat", "1", "--only-ours"]
+    assert bench["main"](arguments) == (1 if fault else 0)
+    excesses = [line for line in capsys.readouterr().out.splitlines() if "allowed" in line]
+    assert sum(excess in line for line in excesses) == (4 if fault else 0), excesses
+
+
+def test_convert_allows_time_in_proportion_to_cp():
+    bench = runpy.run_path(str(BENCHES / "convert.py"))
+    conversion = bench["Conversion"]("to", seconds=8.0, mib=12.0, cp_seconds=2.0)
+    assert bench["above"]([conversion]) == []
+    assert bench["above"]([replace(conversion, cp_seconds=1.0)]) == ["to takes 8.00 s, 4.50 allowed"]
+
+
+@pytest.fixture
+def next_to_trl(tmp_path, monkeypatch):
+    """The bench with a tiny model, whose responses get rewards that differ."""
+    grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer")
+    monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", grpo_trainer.shuffle_sequence_dict)  # the bench sets it
+    monkeypatch.syspath_prepend(BENCHES)
+    bench = importlib.import_module("next_to_trl")
+    for module in ("chat_sums", "trl_grpo"):
+        monkeypatch.setattr(sys.modules[module], "reward", lambda text, answer: len(text) % 4 / 3)
+    folder = write_chat_model(tmp_path / "model")
+    return lambda *options: bench.main(["--model", str(folder), *options])
+
+
+def test_next_to_trl_finds_updates_that_differ(next_to_trl, monkeypatch):
+    assert next_to_trl("--only", "updates") == 0
+    chat_sums = sys.modules["chat_sums"]
+    monkeypatch.setattr(chat_sums, "CLIP", 0.001)
+    assert next_to_trl("--only", "updates") == 1
+
+
+@pytest.mark.parametrize(("ours", "code"), [((0.5, 0.4, 0.45), 0), ((0.35, 0.3, 0.25), 1)])
+def test_next_to_trl_finds_that_less_is_learned(next_to_trl, monkeypatch, ours, code):
+    bench = sys.modules["next_to_trl"]
+    curves = {"our_curve": dict(zip((1, 2, 3), ours, strict=True)), "their_curve": {1: 0.4, 2: 0.5, 3: 0.45}}
+    for name, heights in curves.items():
+        monkeypatch.setattr(bench, name, lambda task, seed, steps, every, heights=heights: {4: heights[seed]})
+    monkeypatch.setattr(bench, "examine", lambda task, model: 0.3)
+    assert next_to_trl("--only", "learning", "--seeds", "3", "--steps", "4") == code

@@ -67,6 +67,14 @@ def test_conversion_to_ranks_and_back_restores_the_folder(variant, hub, tmp_path
     assert _bytes(again) == expected
 
 
+def test_an_embedding_may_be_larger_than_what_each_rank_has(tmp_path):
+    """A folder whose config.json describes more than its files hold is refused: their pieces count together."""
+    source, sharded = tmp_path / "source", tmp_path / "sharded"
+    tiny_model("llama").save_pretrained(source)
+    again = _run(plan_to_hf(_run(plan_from_hf(source, sharded, ranks=16)), tmp_path / "again"))
+    assert _bytes(again) == _bytes(source)
+
+
 @pytest.mark.parametrize("variant", ["llama-tied", "gpt2", "qwen3_moe", "mixtral-tied"])
 def test_the_check_counts_all_parameters_and_tensors(variant, hub, tmp_path):
     source = hub(variant, dtype=torch.bfloat16)

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 import zmq
 
-from rlcli.api.loopback import LOOPBACK
+from rlcli.api.network import LOOPBACK
 from rlcli.launch import local
 from rlcli.processes import die_with_parent
 from rlcli.runtime import worker_main

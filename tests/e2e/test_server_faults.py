@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -263,6 +264,40 @@ def test_a_killed_server_of_the_run_is_restarted(train_with, tmp_path, faultless
     assert len(re.findall(warned, run.err)) == 1, run.err
     assert not processes(str(folder))
     assert not (folder / "settings.yaml").exists()
+
+
+def test_a_server_over_two_nodes_is_replaced_as_one(command, tmp_path, tiny_ppo, faultless, python_path, in_background):
+    """The process on the second node is killed, which the first one does not notice."""
+    slots = [tmp_path / "run" / "servers" / f"{ROLLOUT}-server{number}" for number in (0, 1)]
+    killed = []
+
+    def kill():
+        if (slots[1] / "serves.json").exists() and not (slots[1] / "settings.yaml").exists():
+            time.sleep(0.5)
+            killed.extend(processes("sglang.launch_server", str(slots[1] / "settings.yaml")))
+            for process in killed:
+                process.kill()
+        return killed
+
+    in_background(kill)
+    args = {
+        "python": sys.executable, "nodes": 2, "tp": 2, "weights_folder": str(tmp_path), "update": "disk",
+        "environment": {"PYTHONPATH": python_path}, "options": {"token_s": 0.2},
+    }  # fmt: skip
+    rollout = {"devices": "0", "backend": {"type": "sglang", "args": args}}
+    nodes = ("launch=local", "cluster.nodes=2", f"models.actor.rollout={json.dumps(rollout)}", "--run-dir", "run")
+    finished = command("train", "ppo_math", *tiny_ppo, *nodes, cwd=tmp_path)
+    assert len(killed) == 2  # it and its guardian
+    assert finished.returncode == 0, finished.stderr
+    assert ledger(SimpleNamespace(folder=tmp_path / "run")) == ledger(faultless)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(record.get(f"restarts/{ROLLOUT}-server", 0) for record in records) == 1
+    warned = (
+        rf"warning: {ROLLOUT}-server0 on .+ \(node 0 of the run\) ended with {ROLLOUT}-server1, "
+        "which was killed by SIGKILL.*; it was started again"
+    )
+    assert len(re.findall(warned, finished.stderr)) == 1, finished.stderr
+    assert not [process for slot in slots for process in processes(str(slot))]
 
 
 def test_a_server_whose_agent_keeps_being_killed_ends_the_run_at_once(train_with, tmp_path, python_path, in_background):

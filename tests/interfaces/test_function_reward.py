@@ -360,7 +360,7 @@ def test_the_function_sees_no_secrets_and_its_prints_are_harmless(reward, monkey
         ("def other(response):", "cannot be loaded: AttributeError: .* has no attribute 'score'"),
         ("def score(response:", "cannot be loaded: SyntaxError"),
         ("raise SystemExit(3)\ndef score(response):", "cannot be loaded: SystemExit: 3"),
-        ("score = 3\nif score:", "cannot be loaded: TypeError: 3 is not a callable object"),
+        ("score = 3\nif score:", "cannot be loaded: TypeError: score is 3, not a function"),
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_reported(reward, tmp_path, head, message):

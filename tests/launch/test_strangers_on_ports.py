@@ -25,6 +25,32 @@ with process_group():
         print(connection.laddr.ip)
 """
 
+STRANGER = """
+import os, socket, sys
+from datetime import timedelta
+import psutil, torch
+import torch.distributed as dist
+from rlcli.errors import ProjectError
+from rlcli.runtime.messages import Failure
+
+rank = 0 if os.fork() else 1
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2, timeout=timedelta(seconds=30))
+for connection in psutil.Process().net_connections():
+    for number in range(8) if connection.status == psutil.CONN_LISTEN else ():
+        with socket.create_connection(connection.laddr) as stranger:
+            stranger.sendall(number.to_bytes(8, "little"))  # with which a rank begins
+try:
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        raise ProjectError("in a component") from error
+except ProjectError as error:
+    failure = Failure.of(error, f"rank {rank}", "")
+    print(failure.kind, failure.code, failure.is_unexpected, failure.what, flush=True)
+if rank == 0:
+    os.wait()
+"""
+
 
 def tensor_ports(process):
     """The ports on which a rank listens, with their addresses."""
@@ -97,3 +123,15 @@ def test_a_group_of_one_process_listens_on_the_loopback(tmp_path):
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
     done = subprocess.run([sys.executable, "-c", GROUP_OF_ONE], capture_output=True, text=True, env=environment)
     assert (done.returncode, set(done.stdout.split())) == (0, {"127.0.0.1"}), done.stderr
+
+
+def test_who_takes_the_place_of_a_rank_on_its_port_is_suspected_and_no_component(tmp_path):
+    """The connection of a rank that others begin before it does is theirs."""
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_GLOO_LAZY_INIT": "1"}
+    command = [sys.executable, "-c", STRANGER, f"file://{tmp_path / 'store'}"]
+    ranks = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    lines = ranks.stdout.splitlines()
+    assert lines, ranks.stderr
+    for line in lines:
+        assert line.startswith("WorkerError F09 True tensors could not be exchanged with another rank: "), line
+        assert "GLHF" not in line

@@ -5,6 +5,10 @@ repository, of whose tests only those of single components come along, as `rlcli
 them out too, so that only the contract suites can find it. A mutant counts as killed when a check
 fails; one that cannot even be imported does not count. Every suite is first run on the unchanged copy, where it must
 pass. In the YAML, text of several lines is written under `|2-`, so that its own indentation counts.
+
+A mutant may let loose what a sandbox would have stopped. So each suite runs in a control group with a limit of tasks
+where that is possible, and everywhere under a process that ends what the suite has started once these are too many
+processes, and whatever is left when the suite ends.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -24,6 +29,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import yaml
 
@@ -37,6 +43,15 @@ LOADED_ONCE = ("torch", "torch.distributed", "transformers", "transformers.model
                "rich.console", "rich.text", "typer", "yaml", "jinja2", "numpy")  # fmt: skip
 """Shared by all mutants, since each runs in a fork of this process; rlcli itself must not be among them."""
 AT_ONCE = 2
+MOST_PROCESSES = 200
+"""That a suite may have at once; those of our components have a few dozen."""
+MOST_TASKS = 600
+"""Likewise, with all threads: fork() fails at this limit of the control group, however fast it is called."""
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+BY_SIGNAL = 128
+"""Added to the number of a signal that ended a suite, for its exit code."""
+LOOK_SECONDS = 0.02
+"""Between two counts of them."""
 SECONDS = 600
 CHECK_SECONDS = 180
 
@@ -115,9 +130,68 @@ def spread(mutants: Sequence[Mutant], each: int) -> list[Mutant]:
 # -- in a fork -------------------------------------------------------------------------------------------
 
 
+def _process_tree() -> ModuleType:
+    """The module of the checkout; importing it by its name would import rlcli."""
+    spec = importlib.util.spec_from_file_location("process_tree", ROOT / "interfaces/rewards/_process_tree.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def limited_group(name: str) -> Path | None:
+    """A new control group below that of this process, with a limit of MOST_TASKS; None where it cannot be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines() if CONTROL_GROUPS.is_dir() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "pids"):  # version 2 has one hierarchy, without a name
+            continue
+        group = CONTROL_GROUPS / controllers / path.lstrip("/") / name
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            if (group / "pids.max").is_file():
+                (group / "pids.max").write_text(str(MOST_TASKS))
+                return group
+            group.rmdir()
+    return None
+
+
+def watch(suite: int) -> int:
+    """Wait for a child of this process, which must adopt orphans. Returns its exit code.
+
+    What it has started is ended when it has ended, or when there are more than MOST_PROCESSES at once.
+    """
+    tree, this_process = _process_tree(), os.getpid()
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == suite:
+            tree.end_descendants_of(this_process)
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else BY_SIGNAL - code
+        if pid == 0:
+            if len(tree.descendants_of(this_process)) > MOST_PROCESSES:
+                tree.end_descendants_of(suite)
+                tree.end_descendants_of(this_process, spared={suite})
+            time.sleep(LOOK_SECONDS)
+
+
+def _run_watched(test: str, copy: Path, out: Path, group: Path | None) -> None:
+    """Run a suite in a child of this process, which ends with it."""
+    code = 70
+    try:
+        _process_tree().adopt_orphans()
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+        suite = os.fork()
+        if suite == 0:
+            _run_suite(test, copy, out)
+        code = watch(suite)
+    finally:
+        os._exit(code)
+
+
 def _run_suite(test: str, copy: Path, out: Path) -> None:
     """`rlcli test` in the copy, in this process, which ends with it."""
-    os.setpgid(0, 0)
     with out.open("w") as file, Path(f"{out}.err").open("w") as errors:
         os.dup2(file.fileno(), 1)
         os.dup2(errors.fileno(), 2)
@@ -148,6 +222,8 @@ class _Running:
     out: Path
     began: float
     copy: Path
+    group: Path | None
+    """The control group of its processes."""
 
     @property
     def seconds(self) -> float:
@@ -160,15 +236,17 @@ def _start(mutant: Mutant, folder: Path, bare: bool) -> _Running:
     if mutant.file:
         plant(mutant, copy)
     out = folder / "out.json"
+    group = limited_group(f"rlcli-mutant-{os.getpid()}-{folder.name}")
     pid = os.fork()
     if pid == 0:
-        _run_suite(mutant.test, copy, out)
-    return _Running(mutant, pid, out, time.monotonic(), copy)
+        _run_watched(mutant.test, copy, out, group)
+    return _Running(mutant, pid, out, time.monotonic(), copy, group)
 
 
 def _finished(running: _Running) -> Outcome | None:
     pid, status = os.waitpid(running.pid, os.WNOHANG)
     if pid:
+        remove_group(running.group)
         return _judged(running, os.waitstatus_to_exitcode(status))
     if running.seconds < SECONDS:
         return None
@@ -178,10 +256,21 @@ def _finished(running: _Running) -> Outcome | None:
 
 def _kill(running: _Running) -> None:
     """The process and those that it has started."""
+    _process_tree().end_descendants_of(running.pid)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.pid, signal.SIGKILL)
+        os.kill(running.pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(running.pid, 0)
+    remove_group(running.group)
+
+
+def remove_group(group: Path | None) -> None:
+    """Remove a control group once its last processes, which have been ended, are gone."""
+    end = time.monotonic() + 5
+    while group is not None and group.is_dir() and time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        time.sleep(LOOK_SECONDS)
 
 
 @contextlib.contextmanager
@@ -195,7 +284,10 @@ def _ended(running: list[_Running]) -> Iterator[None]:
 
 
 def _judged(running: _Running, code: int) -> Outcome:
-    """From the suite's JSON: which checks failed."""
+    """From the suite's JSON: which checks failed. A program that no sandbox stops may also kill the suite itself."""
+    if code > BY_SIGNAL:
+        how = f"the suite was killed by {signal.Signals(code - BY_SIGNAL).name}"
+        return Outcome(running.mutant, "killed", how, running.seconds)
     errors = Path(f"{running.out}.err").read_text(errors="replace").strip()
     try:
         result = json.loads(running.out.read_text())

@@ -85,3 +85,59 @@ print(json.dumps(verdicts))
         "import nonesuch": "invalid",
         "": "invalid",
     }
+
+
+FORK_BOMB = """
+import importlib.util, os, sys, time
+spec = importlib.util.spec_from_file_location("kill_rate", sys.argv[1])
+kill_rate = sys.modules["kill_rate"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kill_rate)
+kill_rate.MOST_PROCESSES = 20
+tree = kill_rate._process_tree()
+tree.adopt_orphans()
+suite = os.fork()
+if suite == 0:
+    if os.fork() == 0:  # an orphan, in a session of its own
+        os.setsid()
+        for _ in range(60):
+            if os.fork() == 0:
+                time.sleep(100)
+        time.sleep(100)
+    started = time.monotonic()
+    while os.waitpid(-1, os.WNOHANG) == (0, 0):
+        time.sleep(0.01)
+    os.fork() or time.sleep(100)  # outlives the suite
+    os._exit(3 if time.monotonic() - started < 50 else 4)
+print(kill_rate.watch(suite), len(tree.descendants_of(os.getpid())))
+"""
+
+
+def test_a_suite_that_starts_too_many_processes_loses_them_and_leaves_none():
+    command = [sys.executable, "-c", FORK_BOMB, str(HERE / "kill_rate.py")]
+    bomb = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert bomb.stdout.split() == ["3", "0"], bomb.stderr
+
+
+def test_a_control_group_limits_the_tasks_of_a_suite(monkeypatch):
+    monkeypatch.setattr(kill_rate, "MOST_TASKS", 3)
+    group = kill_rate.limited_group("rlcli-test")
+    if group is None:
+        pytest.skip("control groups cannot be made here")
+    code = "import os, sys\nopen(sys.argv[1], 'w').write(str(os.getpid()))\nfor _ in range(5): os.fork()"
+    command = [sys.executable, "-c", code, str(group / "cgroup.procs")]
+    try:
+        forks = subprocess.run(command, capture_output=True, text=True)
+    finally:
+        kill_rate.remove_group(group)
+    assert "BlockingIOError" in forks.stderr
+    assert not group.exists()
+
+
+def test_a_mutant_that_has_its_suite_killed_is_found(tmp_path):
+    mutant = next(iter(MUTANTS))
+    for name in ("out.json", "out.json.err"):
+        (tmp_path / name).write_text("")
+    running = kill_rate._Running(mutant, 0, tmp_path / "out.json", 0.0, tmp_path, None)
+    outcome = kill_rate._judged(running, kill_rate.BY_SIGNAL + 9)
+    assert (outcome.verdict, outcome.by) == ("killed", "the suite was killed by SIGKILL")
+    assert kill_rate._judged(running, 1).verdict == "invalid"

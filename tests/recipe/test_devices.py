@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from rlcli.errors import RecipeError
+from rlcli.inspect.constructors import component_faults
 from rlcli.recipe.resolve import load_recipe
 from rlcli.topology import plan_topology
 
@@ -150,6 +151,7 @@ def test_a_container_needs_an_engine_and_an_image(container, key):
 
 SERVERS = ["launch=local", "cluster.device=cuda", "cluster.devices_per_node=8", "cluster.nodes=2",
            f"models.actor.rollout.backend.args.python={sys.executable}"]  # fmt: skip
+OVER_TWO_NODES = ["backend.args.nodes=2", "backend.args.weights_folder=/"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,13 @@ SERVERS = ["launch=local", "cluster.device=cuda", "cluster.devices_per_node=8", 
         (["backend.args.tp=4", "devices=0-1"], "2 servers of 4 devices, and 2 of them would", "devices=0,4,8,12 "),
         (["backend.args.servers=2"], "32 servers of 1 device, and 2 of them would share", "devices=0,2,4,6,… leaves"),
         (["backend.args.tp=16", "devices=0"], "1 server of 16 devices, counted from that of its rank",
-         "--nnodes) and named by models.actor.rollout.backend.args.urls"),
+         "models.actor.rollout.backend.args.nodes=2 spreads each server over 2 nodes"),
+        (["backend.args.tp=32", "devices=0"], "1 server of 32 devices, counted from that of its rank", "a smaller tp"),
+        (["backend.args.tp=16", "devices=0,1", *OVER_TWO_NODES],
+         "2 servers of 8 devices on each of 2 nodes, and 2 of them would share device 1 of node 0", "devices=0 leaves"),
+        (["backend.args.tp=8", "devices=0,8", *OVER_TWO_NODES],
+         "each server of actor_rollout is spread over 2 nodes, counted from that of its rank, but the run has 2 nodes",
+         "or give actor_rollout ranks on earlier ones: models.actor.rollout.devices"),
         (["devices=2-3", 'backend.args.environment={CUDA_VISIBLE_DEVICES: "4"}'],
          "2 servers of 1 device, and 2 of them would share device 4 of node 0", "or on other devices"),
     ],
@@ -173,11 +181,32 @@ def test_servers_that_would_share_a_device_are_refused(overrides, message, hint)
 
 @pytest.mark.parametrize(
     "overrides",
-    [[], ["backend.args.tp=8", "devices='0,8'"], ["backend.args.tp=4", "devices='0,4,8,12'"],
+    [[], ["backend.args.tp=16", "devices=0", *OVER_TWO_NODES], ["backend.args.tp=8", "devices='0,4'", *OVER_TWO_NODES],
+     ["backend.args.tp=8", "devices='0,8'"], ["backend.args.tp=4", "devices='0,4,8,12'"],
      ["backend.args.servers=2", "backend.args.options={device: cpu}"]],
 )  # fmt: skip
 def test_servers_on_separate_devices_are_accepted(overrides):
     load_recipe("ppo_math", [*SERVERS, *(f"models.actor.rollout.{key}" for key in overrides)], ["sglang"])
+
+
+def test_a_server_over_nodes_on_processors_needs_these_nodes_too():
+    overrides = [f"models.actor.rollout.{key}" for key in ("backend.args.tp=2", "devices=0", *OVER_TWO_NODES)]
+    one_node = [*SERVERS[:1], "cluster.device=cpu", *SERVERS[4:], *overrides]
+    problem = only_problem("ppo_math", one_node, ["sglang"])
+    assert problem.what.endswith("but the run has 1 node")
+    load_recipe("ppo_math", [*one_node, "cluster.nodes=2"], ["sglang"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [(["tp=3", "nodes=2", "weights_folder=/"], "3 devices per server cannot be divided among nodes: 2"),
+     (["tp=4", "nodes=2"], "nodes is 2, so weights_folder must name a folder that all nodes see")],
+)  # fmt: skip
+def test_a_server_over_nodes_that_cannot_start_is_refused(overrides, message):
+    arguments = [f"models.actor.rollout.backend.args.{key}" for key in overrides]
+    resolved = load_recipe("ppo_math", [*SERVERS, "models.actor.rollout.devices=0", *arguments], ["sglang"])
+    (fault,) = component_faults(resolved)
+    assert message in fault.what
 
 
 def test_tensor_parallelism_is_refused_for_a_client_of_servers():

@@ -129,3 +129,12 @@ def test_a_key_without_its_section_gets_a_suggestion(folder: Path):
     assert refusals("kl_ctl=0.1") == [("R43", "command line", "did you mean ppo.kl_ctl?")]
     assert refusals("actor.path=x") == [("R43", "command line", "did you mean models.actor?")]
     assert refusals("actor_gen.model=x") == [("R43", "command line", "did you mean graph.actor_gen?")]
+
+
+def test_a_key_that_a_reference_carries_elsewhere_is_one_problem():
+    """The evaluation's graph takes its reward from that of training."""
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("grpo_math", ["graph.reward_inf.interface={type: math_reward, args: {fil: 1}}"])
+    (problem,) = caught.value.problems
+    assert problem.code == "R42"
+    assert problem.hint.startswith("legal here: ")

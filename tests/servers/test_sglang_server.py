@@ -99,7 +99,7 @@ def servers_of(engine):
 
 def server_process(server):
     """Its guardian's child; the guardian is its agent's."""
-    folder = str(server.launch.slot.folder)
+    folder = str(server.launch.slots[0].folder)
     (agent,) = (one for one in psutil.Process().children() if one.cmdline()[-1:] == [folder])
     return agent.children()[0].children()[0]
 

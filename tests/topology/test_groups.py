@@ -34,7 +34,24 @@ def test_each_rank_of_a_role_has_its_servers_on_its_node():
     ]  # fmt: skip
     plan = make_plan(resolved)
     assert "actor_rollout-server: 4 servers on node 1, outside the ranks" in list(plan_lines(plan))
-    assert plan_json(plan)["servers"] == [{"name": "actor_rollout-server", "nodes": [1, 1, 1, 1]}]
+    assert plan_json(plan)["servers"] == [
+        {"name": "actor_rollout-server", "nodes": [1, 1, 1, 1], "processes_of_each": 1}
+    ]
+
+
+def test_a_server_over_two_nodes_has_a_process_on_each():
+    spread = [f"models.actor.rollout.backend.args.{key}" for key in ("tp=2", "nodes=2", "weights_folder=/")]
+    overrides = [setting for setting in ROLLOUT if not setting.startswith("models.actor.rollout.devices")]
+    resolved = load_recipe("ppo_math", (*overrides, "models.actor.rollout.devices=0-1", OURS, *spread), ["sglang"])
+    topology = plan_topology(resolved.recipe)
+    group = Group("actor_rollout-server", "server", (0, 1) * 4, processes_of_each=2)
+    assert process_groups(resolved.recipe, topology) == (RANKS, group)
+    assert [group.on_node(node) for node in (0, 1)] == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    folders = server_folders(resolved.recipe, topology, "actor_rollout", 1, Path("/runs/one"))
+    assert [folder.name for folder in folders] == [f"actor_rollout-server{index}" for index in range(4, 8)]
+    plan = make_plan(resolved)
+    assert "actor_rollout-server: 4 servers on nodes 0-1, each over 2, outside the ranks" in list(plan_lines(plan))
+    assert plan_json(plan)["memory"]["servers"][0]["devices_of_each"] == 2
 
 
 def test_servers_given_by_url_are_not_started():

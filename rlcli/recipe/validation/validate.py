@@ -17,6 +17,7 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
     Entry,
     Mapping,
+    Mark,
     Node,
     Path,
     Scalar,
@@ -197,7 +198,7 @@ class _Checker:
         legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
         foreign = [inner for inner, _ in leaves(node) if inner] if isinstance(node, Mapping) else []
         meant = {inner: translated(map(str, (*full_path, *inner)), self.words, self.roles) for inner in foreign}
-        homes = self.written_homes(path)
+        homes = self.written_homes(path, key_mark(tree, path))
         is_call = dotted(("graph", *path)) in homes
         if any(meant.values()) and not is_call and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
             for inside, target in meant.items():
@@ -207,16 +208,17 @@ class _Checker:
         code, hint = suggest_key(str(path[-1]), legal, self.words, full_path[:-1], self.roles, homes)
         self.note_key(code, path, tree, hint)
 
-    def written_homes(self, path: Path) -> list[str]:
+    def written_homes(self, path: Path, mark: Mark | None) -> list[str]:
         """Where else in the recipe a key of that name belongs to an interface, or is written: in a role, a call, or a
-        block's argument."""
+        block's argument. `mark`: the place of this one, from where a reference may have carried it."""
         from rlcli.recipe.validation.argument_words import argument_homes
 
         if self.prefix[-2:] == ("interface", "args") and (
             homes := argument_homes(self.problems.written, str(path[-1]))
         ):
             return homes
-        written = [home for home, _ in nodes(self.problems.written) if home and home[-1] == path[-1]]
+        namesakes = (home for home, _ in nodes(self.problems.written) if home and home[-1] == path[-1])
+        written = [home for home in namesakes if mark is None or key_mark(self.problems.written, home) != mark]
         in_sections = [home for home in written if len(home) > 1 and all(isinstance(key, str) for key in home)]
         in_sections.sort(key=len)
         return [dotted(home) for home in in_sections if home != (*self.prefix, *path)]

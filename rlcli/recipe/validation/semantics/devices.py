@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping as ReadMapping
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from rlcli.recipe.mesh import DIMENSIONS, DevicesError, devices_of, mesh_of, wor
 from rlcli.recipe.parsing.tree import Path, dotted
 from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Cluster, Role
-from rlcli.recipe.servers import placed_servers, servers_on
+from rlcli.recipe.servers import PlacedServer, placed_servers, servers_on
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
 
 CLUSTER: tuple[Path, ...] = (("cluster", "nodes"), ("cluster", "devices_per_node"))
@@ -114,16 +115,33 @@ def _one_per_rank(notes: Notes, name: str, role: Role, ranks: int) -> None:
 
 
 def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
-    """Servers that share a device would each take most of its memory. Where devices are not known to be GPUs, servers
-    may compute on processors, so nothing is refused."""
+    """Servers need nodes that exist, and devices of their own, since each takes most of a device's memory."""
     cluster = notes.recipe.cluster
     servers = placed_servers(role.backend, ranks, cluster.devices_per_node)
-    if cluster.device != "cuda" or not servers:
-        return
+    if any(server.nodes[-1] >= cluster.nodes for server in servers):
+        _beyond_last_node(notes, name, len(servers[0].nodes))
+    elif cluster.device == "cuda" and servers:  # elsewhere they may compute on processors
+        _devices_of_servers(notes, name, role, ranks, servers)
+
+
+def _beyond_last_node(notes: Notes, name: str, nodes: int) -> None:
+    message = f"each server of {name} is spread over {nodes} nodes, counted from that of its rank, but the run has "
+    message += _count(notes.recipe.cluster.nodes, "node")
+    argument: Path = ("models", name, "backend", "args", "nodes")
+    devices: Path = ("models", name, "devices")
+    hint = f"add nodes, or give {name} ranks on earlier ones: {dotted(as_rollout(devices))}"
+    notes.note("R49", message, argument, hint, needs=[*CLUSTER, devices, argument])
+
+
+def _devices_of_servers(
+    notes: Notes, name: str, role: Role, ranks: Sequence[int], servers: Sequence[PlacedServer]
+) -> None:
+    cluster = notes.recipe.cluster
     users = servers_on(servers)
     (node, device), most = max(users.items(), key=lambda item: item[1], default=((0, 0), 0))
-    each = max(len(server.devices) for server in servers)
+    each, spread = max(len(server.devices) for server in servers), len(servers[0].nodes)
     many = f"{name} starts {_count(len(servers), 'server')} of {_count(each, 'device')}"
+    many += f" on each of {spread} nodes" if spread > 1 else ""
     if most > 1:
         message = f"{many}, and {most} of them would share device {device} of node {node}"
     elif any(device >= cluster.devices_per_node for _, device in users):
@@ -131,10 +149,11 @@ def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
     else:
         return
     hint = "start fewer servers, with a smaller tp, or on other devices"
-    if each > cluster.devices_per_node:
-        urls = dotted(notes.written(("models", name, "backend", "args", "urls")))
-        hint = f"a server over several nodes is started by hand (sglang's --nnodes) and named by {urls}"
-    first = _first_ranks(cluster, each * len(servers) // len(ranks))
+    enough_nodes = math.ceil(each * spread / cluster.devices_per_node)
+    if each > cluster.devices_per_node and enough_nodes <= cluster.nodes:
+        key = dotted(notes.written(("models", name, "backend", "args", "nodes")))
+        hint = f"{key}={enough_nodes} spreads each server over {enough_nodes} nodes"
+    first = _first_ranks(cluster, each * len(servers) // len(ranks), spread)
     if first and max(servers_on(placed_servers(role.backend, first, cluster.devices_per_node)).values()) == 1:
         key = dotted(as_rollout(("models", name, "devices")))
         hint = f"{key}={','.join(map(str, first[:4]))}{',…' if len(first) > 4 else ''} leaves room for each"
@@ -147,7 +166,8 @@ def _count(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _first_ranks(cluster: Cluster, devices: int) -> list[int]:
-    """The ranks of a cluster that are the first of so many devices of a node."""
+def _first_ranks(cluster: Cluster, devices: int, nodes: int) -> list[int]:
+    """The ranks of a cluster that are the first of so many devices on each of so many nodes."""
     size = cluster.devices_per_node
-    return [node * size + first for node in range(cluster.nodes) for first in range(0, size - devices + 1, devices)]
+    first_nodes = range(0, cluster.nodes - nodes + 1, nodes)
+    return [node * size + first for node in first_nodes for first in range(0, size - devices + 1, devices)]

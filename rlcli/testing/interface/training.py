@@ -223,24 +223,11 @@ class TrainingChecks(InterfaceSubject):
                 )
 
     def test_its_input_stays_as_it_was(self, rehearsal: Rehearsal) -> None:
-        """its input stays as it was"""
-        batch, before_training = rehearsal.batch, _copy(rehearsal.batch)
-        rehearsal.train(batch, batch)  # at the second call its state has changed
-        if (batch.ids, batch.seqlens, batch.metadata) != (
-            before_training.ids,
-            before_training.seqlens,
-            before_training.metadata,
-        ):
-            raise Violation("ids, lengths or metadata of the batch changed", _IN_PLACE, place_of(rehearsal.train_step))
-        for key, before in (before_training.data or {}).items():
-            after = (batch.data or {}).get(key)
-            if before is None or after is None or not torch.equal(before, after):
-                rows = "all" if after is None or before is None else int((before != after).sum())
-                raise Violation(f"{rows} entries of {key} changed", _IN_PLACE, place_of(rehearsal.train_step))
-        if set(batch.keys) != set(before_training.keys):
-            raise Violation(
-                f"the batch has other keys now: {list(batch.keys)}", _IN_PLACE, place_of(rehearsal.train_step)
-            )
+        """its input stays as it was, with and without keys that it reads if given"""
+        declared = rehearsal.make().reads("train_step")
+        _stays_as_it_was(rehearsal, rehearsal.batch)
+        if declared is not None and declared.if_given:
+            _stays_as_it_was(rehearsal, rehearsal.batch.select(declared.needed))
 
     def test_is_deterministic(self, rehearsal: Rehearsal) -> None:
         """the same seed gives the same step, whatever was drawn before"""
@@ -304,6 +291,24 @@ def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
         if not isinstance(value, int | float) or not math.isfinite(value):
             where = place_of_number(rehearsal, name, outcome)
             raise Violation(f"{name} is {value!r}", "return plain finite floats", where)
+
+
+def _stays_as_it_was(rehearsal: Rehearsal, batch: SequenceSample) -> None:
+    before_training, where = _copy(batch), place_of(rehearsal.train_step)
+    rehearsal.train(batch, batch)  # at the second call its state has changed
+    if (batch.ids, batch.seqlens, batch.metadata) != (
+        before_training.ids,
+        before_training.seqlens,
+        before_training.metadata,
+    ):
+        raise Violation("ids, lengths or metadata of the batch changed", _IN_PLACE, where)
+    for key, before in (before_training.data or {}).items():
+        after = (batch.data or {}).get(key)
+        if before is None or after is None or not torch.equal(before, after):
+            rows = "all" if after is None or before is None else int((before != after).sum())
+            raise Violation(f"{rows} entries of {key} changed", _IN_PLACE, where)
+    if set(batch.keys) != set(before_training.keys):
+        raise Violation(f"the batch has other keys now: {list(batch.keys)}", _IN_PLACE, where)
 
 
 def _gradients(rehearsal: Rehearsal) -> tuple[TrainingOutcome, list[TokenGradients]]:

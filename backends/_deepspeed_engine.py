@@ -1,4 +1,5 @@
-"""The engine of backend deepspeed: a transformers model trained by a DeepSpeed engine of any ZeRO stage."""
+"""The engine of backend deepspeed: a transformers model trained by a DeepSpeed engine of any ZeRO
+stage."""
 
 from __future__ import annotations
 
@@ -41,12 +42,18 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     def _lay_out(self, model: Model) -> None:
         self._library = import_deepspeed(self.device)
         self._own_group = own_group(model.device_mesh)
-        self._config = configuration(self.settings, [p.shape for p in self.lm.parameters()], self.device)
-        self._recomputed = RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
+        self._config = configuration(
+            self.settings, [p.shape for p in self.lm.parameters()], self.device
+        )
+        self._recomputed = (
+            RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
+        )
         if self.is_sharded:
             assert model.source is not None
             with self._surroundings():
-                divide_parameters(self._library, self.lm, model.source, self._config, self._group, self.device)
+                divide_parameters(
+                    self._library, self.lm, model.source, self._config, self._group, self.device
+                )
 
     @property
     def is_sharded(self) -> bool:
@@ -57,7 +64,8 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     @property
     def _group(self) -> dist.ProcessGroup:
-        """The role's data-parallel ranks, within the library's surroundings, where there is always such a group."""
+        """The role's data-parallel ranks, within the library's surroundings,
+        where there is always such a group."""
         group = self._own_group or dist.group.WORLD
         assert group is not None
         return group
@@ -67,14 +75,19 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         with self._surroundings():
             self._zero.close()
 
-    # -- training --------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+    def forward_micro_batch(
+        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
+    ) -> T:
         assert micro_batch.data is not None
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
         lengths = tuple(micro_batch.flat_seqlens("packed_input_ids"))
-        with self._recomputed.in_training_mode() if self._recomputed else nullcontext(), self._surroundings():
+        with (
+            self._recomputed.in_training_mode() if self._recomputed else nullcontext(),
+            self._surroundings(),
+        ):
             return self._zero.forward(tokens, lengths, then)
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
@@ -99,7 +112,7 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
                 self._zero.drop_gradients()
         return norm
 
-    # -- weights ---------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def named_weights(self) -> dict[str, torch.Tensor | FlatPart]:
         self._onload()
@@ -121,7 +134,9 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def offload(self) -> None:
         """Weights are restored by the next pass, the optimizer's state by the next step."""
-        self._away_weights.put_away(self._on_device(self._zero.weight_tensors()), self._zero.scratch())
+        self._away_weights.put_away(
+            self._on_device(self._zero.weight_tensors()), self._zero.scratch()
+        )
         self._offload_optimizer()
 
     def _offload_optimizer(self) -> None:
@@ -132,7 +147,8 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     @contextmanager
     def _brought_back(self) -> Iterator[bool]:
-        """Bring everything to the device, and offload it again at the end; yields whether anything was offloaded."""
+        """Bring everything to the device, and offload it again at the end;
+        yields whether anything was offloaded."""
         with_weights, with_optimizer = self._away_weights.is_away, self._away_optimizer.is_away
         self._onload()
         self._away_optimizer.bring_back()
@@ -147,10 +163,11 @@ class DeepSpeedEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     def _onload(self) -> None:
         self._away_weights.bring_back()
 
-    # -- state -----------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
-        """Live tensors; of an offloaded engine, copies on the host, for which the device is only used meanwhile."""
+        """Live tensors; of an offloaded engine, copies on the host,
+        for which the device is only used meanwhile."""
         with self._brought_back() as was_away:
             if room_for_optimizer:
                 self._zero.make_moments()

@@ -1,7 +1,9 @@
-"""The memory of `deepspeed` under each stage of ZeRO. No torch here: `rlcli plan` imports this file, and the engine.
+"""The memory of `deepspeed` under each stage of ZeRO. No torch here: `rlcli plan` imports this
+file, and the engine.
 
-The formulas follow the library's source. All stages on two ranks, with and without offload, have been compared with the
-memory of processes (`tests/bench/memory.py --zero-stage`), where offloaded tensors stay in the same memory.
+The formulas follow the library's source. All stages on two ranks, with and without offload, have
+been compared with the memory of processes (`tests/bench/memory.py --zero-stage`), where offloaded
+tensors stay in the same memory.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ REDUCED_AT_ONCE = 4 * 500_000_000
 
 
 def bucket_of(parameters: int, largest: int) -> int:
-    """Size of a bucket, in numbers, for a model of `parameters`, `largest` of them in one tensor; an even number."""
+    """Size of a bucket, in numbers, for a model of `parameters`,
+    `largest` of them in one tensor; an even number."""
     return 2 * -(-min(parameters, max(BUCKET, largest)) // 2)
 
 
 class DeepSpeedMemory(TrainingMemory):
-    """A rank's part of parameters, gradients and optimizer state under a stage, and the library's buffers. If devices
-    use the host's memory, what is kept on the host also counts."""
+    """A rank's part of parameters, gradients and optimizer state under a stage, and the library's
+    buffers. If devices use the host's memory, what is kept on the host also counts."""
 
     WITHIN_PERCENT: ClassVar[int] = 25
     dimensions: ClassVar[tuple[str, ...]] = ("dp",)
@@ -51,11 +54,13 @@ class DeepSpeedMemory(TrainingMemory):
         """Weight of a byte on the host."""
 
     def savings(self) -> list[list[dict[str, Any]]]:
-        stages = [{"zero_stage": stage} for stage in range(self.stage + 1, 4)] if self.ranks > 1 else []
+        stages = (
+            [{"zero_stage": stage} for stage in range(self.stage + 1, 4)] if self.ranks > 1 else []
+        )
         is_offloadable = self.trains and self.stage > 0 and not self.offloads
         return [*super().savings(), stages, [{"offload_optimizer": True}] if is_offloadable else []]
 
-    # -- between calls ---------------------------------------------------------------------------------------
+    # -- between calls -----------------------------------------------------------------------------
 
     def resident(self) -> Kept:
         weights = self.share if self.stage == 3 else self.unsharded
@@ -72,17 +77,20 @@ class DeepSpeedMemory(TrainingMemory):
         return Kept(weights, moments, buffers)
 
     def load(self) -> Parts:
-        """Parameters are concatenated, which holds them twice; what offload needs is created after that."""
+        """Parameters are concatenated, which holds them twice;
+        what offload needs is created after that."""
         twice = self.share if self.stage == 3 else self.unsharded if self.stage else 0
         return Parts(gathered=max(0, twice - self.resident().buffers) if self.offloads else twice)
 
-    # -- update ----------------------------------------------------------------------------------------------
+    # -- update ------------------------------------------------------------------------------------
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
         saved = tokens * self.saved_at_head()
         earlier, during, at_end = self.gradients(micro_batches > 1)
         gathered = self.gathered_in_block()
-        at_head = Parts(earlier, gathered + self.casts_at_head(), saved, 0, self.head_update(tokens))
+        at_head = Parts(
+            earlier, gathered + self.casts_at_head(), saved, 0, self.head_update(tokens)
+        )
         in_blocks = Parts(
             during + (self.head_matrix if self.has_lm_head and self.stage < 2 else 0),
             gathered + self.casts(are_kept=True),
@@ -91,8 +99,8 @@ class DeepSpeedMemory(TrainingMemory):
         return max((at_head, in_blocks, Parts(at_end, gathered)), key=lambda parts: parts.total)
 
     def gradients(self, several: bool) -> tuple[int, int, int]:
-        """Bytes of gradients in addition to what is kept: when the last backward pass starts, while blocks compute it,
-        and at most once it is done. Buckets are copied to be reduced."""
+        """Bytes of gradients in addition to what is kept: when the last backward pass starts, while
+        blocks compute it, and at most once it is done. Buckets are copied to be reduced."""
         if self.stage == 0:
             earlier = self.unsharded if several else 0
             return earlier, earlier, self.unsharded + min(self.unsharded, REDUCED_AT_ONCE)
@@ -106,13 +114,14 @@ class DeepSpeedMemory(TrainingMemory):
         reduced = self.bucket + self.bucket // self.ranks
         return 0, reduced, max(reduced, self.share)
 
-    # -- forward passes --------------------------------------------------------------------------------------
+    # -- forward passes ----------------------------------------------------------------------------
 
     def gathered_at_head(self) -> int:
         return self.gathered_in_block()
 
     def gathered_in_block(self) -> int:
-        """What stage 3 prefetches, and what it has not released yet; twice, while ranks' parts are joined."""
+        """What stage 3 prefetches, and what it has not released yet; twice,
+        while ranks' parts are joined."""
         return 2 * min(self.unsharded, 2 * self.bucket) if self.stage == 3 and self.ranks > 1 else 0
 
     def gathered_to_generate(self) -> int:

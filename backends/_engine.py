@@ -1,4 +1,5 @@
-"""The common part of all engines over transformers models: forward passes, generation, reductions, saving."""
+"""The common part of all engines over transformers models: forward passes, generation,
+reductions, saving."""
 
 from __future__ import annotations
 
@@ -46,13 +47,17 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
 
     def __init__(self, model: Model, dtype: str, kv_cache_tokens: int | None = None):
         if model.source is None:
-            raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
+            raise ModelError(
+                f"role {model.name} has no weights to run", hint="use backend: null for such a role"
+            )
         self.role = model.name
         self._mesh = model.device_mesh
         self.lm: Any = self._skeleton(model.source)
         self.packed = PackedModel(self.lm, compute_dtype(dtype, model.device))
         config: Any = self.lm.config
-        self.vocabulary: int = len(model.tokenizer) if model.tokenizer is not None else config.vocab_size
+        self.vocabulary: int = (
+            len(model.tokenizer) if model.tokenizer is not None else config.vocab_size
+        )
         self.save_dtype = model.save_dtype or model.source.dtype
         self._kv_cache_tokens = kv_cache_tokens
         self._device = model.device
@@ -71,7 +76,8 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         return False
 
     def _skeleton(self, source: ModelSource) -> nn.Module:
-        """The model (or this tensor-parallel rank's part of it) without memory for its parameters."""
+        """The model (or this tensor-parallel rank's part of it)
+        without memory for its parameters."""
         lm = source.skeleton()
         if (tensor_parallel := dimension(self._mesh, "tp")) is not None:
             parallelize(lm, tensor_parallel, self.role)
@@ -80,9 +86,11 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def _lay_out(self, model: Model) -> None:
         """Change the model before memory is allocated for its parameters, for example shard it."""
 
-    # -- primitives ------------------------------------------------------------------------------------------
+    # -- primitives --------------------------------------------------------------------------------
 
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+    def forward_micro_batch(
+        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
+    ) -> T:
         assert micro_batch.data is not None
         self._onload()
         tokens = micro_batch.data["packed_input_ids"].to(self._device)
@@ -93,7 +101,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         """A context that is entered for the duration of a forward pass."""
         return nullcontext()
 
-    # -- ranks -----------------------------------------------------------------------------------------------
+    # -- ranks -------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -111,17 +119,25 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         dist.all_reduce(reduced, op=operations[op], group=self._dp_group)
         return reduced
 
-    # -- generation ------------------------------------------------------------------------------------------
+    # -- generation --------------------------------------------------------------------------------
 
     def generate(
-        self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
+        self,
+        input_: SequenceSample,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        seeds: Sequence[int],
     ) -> GeneratedResponses:
         prompts = self._prompts(input_, gconfig)
         with self.generator() as lm:
             return self._decoder(lm, tokenizer, gconfig).run(prompts, seeds)
 
     def stream(
-        self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
+        self,
+        input_: SequenceSample,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        seeds: Sequence[int],
     ) -> Iterator[tuple[int, int]]:
         prompts = self._prompts(input_, gconfig)
         with self.generator() as lm:
@@ -131,25 +147,39 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def weights_number(self) -> int:
         return self._weights_number
 
-    def open(self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int) -> ResponseStream:
+    def open(
+        self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
+    ) -> ResponseStream:
         longest = longest_prompt + gconfig.max_new_tokens
         self._check_length(longest)
         return DecodingStream(
-            self.generator, lambda lm: self._decoder(lm, tokenizer, gconfig), lambda: self._weights_number, longest
+            self.generator,
+            lambda lm: self._decoder(lm, tokenizer, gconfig),
+            lambda: self._weights_number,
+            longest,
         )
 
-    def _decoder(self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters) -> BatchDecoder:
-        ends = torch.tensor(sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device)
+    def _decoder(
+        self, lm: nn.Module, tokenizer: Any, gconfig: GenerationHyperparameters
+    ) -> BatchDecoder:
+        ends = torch.tensor(
+            sorted({tokenizer.eos_token_id, *gconfig.stop_token_ids}), device=self._device
+        )
         sampler = Sampler(gconfig, ends, self.vocabulary)
         return BatchDecoder(lm, self.packed.compute_dtype, gconfig, sampler, self._kv_cache_tokens)
 
-    def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:
-        """One tensor per prompt. Raises ModelError if one leaves no room for its response, or is empty."""
+    def _prompts(
+        self, input_: SequenceSample, gconfig: GenerationHyperparameters
+    ) -> list[torch.Tensor]:
+        """One tensor per prompt. Raises ModelError if one leaves no room for its response,
+        or is empty."""
         assert input_.data is not None
         prompts = list(input_.data["packed_prompts"].split(input_.flat_seqlens("packed_prompts")))
         if min((len(prompt) for prompt in prompts), default=1) == 0:
             raise ModelError("a prompt has no tokens; there is nothing to answer")
-        self._check_length(max((len(prompt) for prompt in prompts), default=0) + gconfig.max_new_tokens)
+        self._check_length(
+            max((len(prompt) for prompt in prompts), default=0) + gconfig.max_new_tokens
+        )
         return prompts
 
     def _check_length(self, longest: int) -> None:
@@ -157,19 +187,28 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         limit = getattr(self.lm.config, "max_position_embeddings", None)
         if limit is not None and longest > limit:
             raise ModelError(
-                f"prompt and response of role {self.role} may reach {longest} tokens; the model has {limit} positions",
+                (
+                    f"prompt and response of role {self.role} may reach {longest} tokens; the "
+                    f"model has {limit} positions"
+                ),
                 hint="lower generation.max_new_tokens or the dataset's max_length",
             )
         if self._kv_cache_tokens is not None and longest > self._kv_cache_tokens:
             raise ModelError(
-                f"prompt and response of role {self.role} may reach {longest} tokens; its KV cache has room for "
-                f"{self._kv_cache_tokens}",
-                hint=f"raise models.{self.role}.backend.args.kv_cache_tokens, or lower generation.max_new_tokens",
+                (
+                    f"prompt and response of role {self.role} may reach {longest} tokens; its KV "
+                    f"cache has room for {self._kv_cache_tokens}"
+                ),
+                hint=(
+                    f"raise models.{self.role}.backend.args.kv_cache_tokens, or lower "
+                    "generation.max_new_tokens"
+                ),
             )
 
     @contextmanager
     def generator(self) -> Iterator[nn.Module]:
-        """The model that a call generates with; if parameters must be gathered or cast, that is done once, here."""
+        """The model that a call generates with; if parameters must be gathered or cast, that is
+        done once, here."""
         self._onload()
         if self._copy is None:
             yield self.lm
@@ -183,7 +222,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         for name, parameter in self.lm.named_parameters():
             yield name, gathered_beyond(parameter.detach(), tensor_parallel)
 
-    # -- weights ---------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         self._weights_number += 1
@@ -192,15 +231,23 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
             mine[name] = list(held_blocks(name, parameter))
         with torch.no_grad():
             for block, theirs in source.parameter_blocks():
-                if block.name not in mine or any(my_block.shape != block.shape for my_block, _ in mine[block.name]):
-                    raise ModelError(f"role {self.role} has no parameter like {block.name} that it is to follow")
+                if block.name not in mine or any(
+                    my_block.shape != block.shape for my_block, _ in mine[block.name]
+                ):
+                    raise ModelError(
+                        f"role {self.role} has no parameter like {block.name} that it is to follow"
+                    )
                 for my_block, my_values in mine[block.name]:
                     if (common := my_block.common(block)) is not None:
                         shared = my_values[common.within(my_block)]
                         shared.lerp_(theirs[common.within(block)].to(shared), eta)
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
-        blocks = (pair for name, parameter in self._held_parameters().items() for pair in held_blocks(name, parameter))
+        blocks = (
+            pair
+            for name, parameter in self._held_parameters().items()
+            for pair in held_blocks(name, parameter)
+        )
         return {block: partial(_as_it_is, tensor) for block, tensor in blocks}
 
     def whole_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -221,7 +268,7 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     def _move(self, device: torch.device) -> None:
         self.packed.to(device)
 
-    # -- saving ----------------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         return EngineState(self.named_weights())
@@ -241,7 +288,14 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         leads = self._mesh is None or not any(self._mesh.get_coordinate())
         groups = self._mesh.get_all_groups() if self._mesh is not None else ()
         ranks = Ranks(leads, groups, self._device)
-        save_model(self._outline(), self.whole_parameters(), tokenizer, Path(save_dir), self.save_dtype, ranks)
+        save_model(
+            self._outline(),
+            self.whole_parameters(),
+            tokenizer,
+            Path(save_dir),
+            self.save_dtype,
+            ranks,
+        )
 
 
 def dimension(mesh: Any, name: str) -> Any:
@@ -255,7 +309,10 @@ def held_blocks(name: str, parameter: Any) -> Iterator[tuple[WeightBlock, torch.
     """This rank's blocks of a parameter, as live tensors."""
     if isinstance(parameter, FlatPart):
         for box in parameter.boxes():
-            yield WeightBlock(name, tuple(parameter.shape), box.offsets, tuple(box.tensor.shape)), box.tensor
+            yield (
+                WeightBlock(name, tuple(parameter.shape), box.offsets, tuple(box.tensor.shape)),
+                box.tensor,
+            )
         return
     values, region = local_part(parameter)
     if values.numel():
@@ -267,7 +324,8 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """The whole parameter, on every rank. Offloaded parts of a DTensor are gathered on the devices."""
+    """The whole parameter, on every rank. Offloaded parts of a DTensor are gathered on the
+    devices."""
     if isinstance(tensor, FlatPart):
         return tensor.full_tensor()
     if not isinstance(tensor, DTensor):
@@ -277,13 +335,17 @@ def gathered(tensor: Any) -> torch.Tensor:
 
 
 def gathered_beyond(tensor: Any, mesh: Any) -> torch.Tensor:
-    """A DTensor gathered over all dimensions of its mesh except that of `mesh`, which has a single one (None: over
-    all)."""
+    """A DTensor gathered over all dimensions of its mesh except that of `mesh`, which has a single
+    one (None: over all)."""
     if mesh is None:
         return gathered(tensor)
     spread: Any = tensor.to(tensor.device_mesh.device_type)
     (name,) = mesh.mesh_dim_names
     axes = spread.device_mesh.mesh_dim_names
     placement = spread.placements[axes.index(name)]
-    block = spread.redistribute(placements=[placement if axis == name else Replicate() for axis in axes]).to_local()
-    return DTensor.from_local(block, mesh, [placement], run_check=False, shape=spread.shape, stride=spread.stride())
+    block = spread.redistribute(
+        placements=[placement if axis == name else Replicate() for axis in axes]
+    ).to_local()
+    return DTensor.from_local(
+        block, mesh, [placement], run_check=False, shape=spread.shape, stride=spread.stride()
+    )

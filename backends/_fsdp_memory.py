@@ -8,7 +8,8 @@ from ._training_memory import TrainingMemory
 
 
 class FSDPMemory(TrainingMemory):
-    """Parameters, gradients and optimizer state of one rank; the others' parameters while they are gathered."""
+    """Parameters, gradients and optimizer state of one rank;
+    the others' parameters while they are gathered."""
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
@@ -20,7 +21,8 @@ class FSDPMemory(TrainingMemory):
 
     @property
     def outside_blocks(self) -> int:
-        """Bytes of embedding, head and norms, which stay gathered from the first block of a pass to its last."""
+        """Bytes of embedding, head and norms, which stay gathered from the first block of a pass to
+        its last."""
         blocks = sum(layer.parameters - layer.norms for layer in self.sizes.layers)
         return 4 * (self.parameters - blocks) if self.is_sharded else 0
 
@@ -32,7 +34,7 @@ class FSDPMemory(TrainingMemory):
         weights = 4 * self.parameters // self.shards
         return Kept(weights, optimizer=8 * self.parameters // self.shards if self.trains else 0)
 
-    # -- update ----------------------------------------------------------------------------------------------
+    # -- update ------------------------------------------------------------------------------------
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
         grads = 4 * self.parameters // self.shards
@@ -40,7 +42,11 @@ class FSDPMemory(TrainingMemory):
         unsharded = self._unsharded()
         matrix = self.head_matrix
         at_head = Parts(
-            earlier, unsharded + self.casts_at_head(), tokens * self.saved_at_head(), 0, self.head_update(tokens)
+            earlier,
+            unsharded + self.casts_at_head(),
+            tokens * self.saved_at_head(),
+            0,
+            self.head_update(tokens),
         )
         in_blocks = Parts(
             earlier + (matrix if self.has_lm_head else 0),
@@ -48,17 +54,22 @@ class FSDPMemory(TrainingMemory):
             tokens * (self.saved_at_head() + self.backward_of_block()),
         )
         at_embedding = Parts(
-            max(earlier, grads) + matrix * (2 if self.sizes.tied and self.has_lm_head else 1), unsharded
+            max(earlier, grads) + matrix * (2 if self.sizes.tied and self.has_lm_head else 1),
+            unsharded,
         )
         at_optimizer = Parts(grads * (2 if self.is_sharded else 1))
         return max((at_head, in_blocks, at_embedding, at_optimizer), key=lambda parts: parts.total)
 
     def _unsharded(self, blocks: int = 2) -> int:
-        """Gathered parameters under FSDP: embedding, head and norms, and those of `blocks` blocks."""
-        largest = max(self.width * (layer.attention + layer.mlp) + 4 * layer.experts for layer in self.sizes.layers)
+        """Gathered parameters under FSDP: embedding, head and norms,
+        and those of `blocks` blocks."""
+        largest = max(
+            self.width * (layer.attention + layer.mlp) + 4 * layer.experts
+            for layer in self.sizes.layers
+        )
         return self.outside_blocks + blocks * largest if self.is_sharded else 0
 
-    # -- forward passes --------------------------------------------------------------------------------------
+    # -- forward passes ----------------------------------------------------------------------------
 
     def gathered_at_head(self) -> int:
         """FSDP keeps the buffer in which the last block's parameters were gathered."""
@@ -68,7 +79,8 @@ class FSDPMemory(TrainingMemory):
         return self._unsharded()
 
     def gathered_to_generate(self) -> int:
-        """A whole copy for the duration of the call; its linear layers are in the precision of the products."""
+        """A whole copy for the duration of the call; its linear layers are in the precision of the
+        products."""
         if not self.is_sharded:
             return super().gathered_to_generate()
         return self.whole_copy_to_generate()

@@ -1,8 +1,9 @@
-"""Batched generation with a static KV cache: packed prefill, one token per row and step, free slots refilled.
+"""Batched generation with a static KV cache: packed prefill, one token per row and step,
+free slots refilled.
 
-Each response draws from its own random stream, one uniform number per token, and picks each token by inverting
-the cumulative distribution. So a response depends only on its prompt, the weights and its seed, not on the rest
-of the batch.
+Each response draws from its own random stream, one uniform number per token, and picks each token
+by inverting the cumulative distribution. So a response depends only on its prompt, the weights and
+its seed, not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -39,17 +40,27 @@ class SlotCache(Cache):
         self.source: torch.Tensor | None = None
         self.window: tuple[int, int] | None = None
 
-    def write_prompts(self, source: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> None:
+    def write_prompts(
+        self, source: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
+    ) -> None:
         """Next pass: token `source[i]` of the pack goes to slot `rows[i]`, column `columns[i]`."""
         self.source, self.rows, self.columns, self.window = source, rows, columns, None
 
     def write_next(self, columns: torch.Tensor, longest: int) -> None:
-        """Next pass: one token per active row, at `columns`; attention reads the first `longest` columns."""
+        """Next pass: one token per active row, at `columns`;
+        attention reads the first `longest` columns."""
         self.source = None
         self.rows, self.columns = torch.arange(len(columns), device=columns.device), columns
         self.window = len(columns), longest
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: E501  # fmt: skip
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer_idx == len(self.keys):
             shape = (self.slots, key_states.shape[1], self.length, key_states.shape[3])
             self.keys.append(key_states.new_zeros(shape))
@@ -86,11 +97,14 @@ class Sampler:
         self.vocabulary = vocabulary
         """Ids from here on are padding of the embedding matrix; they are never sampled."""
 
-    def next(self, logits: torch.Tensor, drawn: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: E501  # fmt: skip
-        """Tokens and their log-probs, [B] each, from logits [B, V] already divided by the temperature.
+    def next(
+        self, logits: torch.Tensor, drawn: torch.Tensor, uniform: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and their log-probs, [B] each, from logits [B,
+        V] already divided by the temperature.
 
-        `drawn` [B] counts each row's tokens so far, `uniform` [B] is its random number. The log-prob is that of the
-        whole distribution, before top-p, top-k and bans.
+        `drawn` [B] counts each row's tokens so far, `uniform` [B] is its random number. The
+        log-prob is that of the whole distribution, before top-p, top-k and bans.
         """
         allowed = logits
         if self.vocabulary < logits.shape[1]:
@@ -100,9 +114,14 @@ class Sampler:
             early = drawn < self.gconfig.min_new_tokens
             allowed = allowed.clone()
             allowed[
-                early[:, None] & torch.isin(torch.arange(logits.shape[1], device=logits.device), self.end_ids)
+                early[:, None]
+                & torch.isin(torch.arange(logits.shape[1], device=logits.device), self.end_ids)
             ] = -torch.inf
-        tokens = allowed.argmax(-1) if self.gconfig.greedy else self._draw(self._truncate(allowed), uniform)
+        tokens = (
+            allowed.argmax(-1)
+            if self.gconfig.greedy
+            else self._draw(self._truncate(allowed), uniform)
+        )
         logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
         return tokens, logprobs
 
@@ -123,13 +142,18 @@ class Sampler:
         """The first token whose cumulative probability exceeds the row's uniform number."""
         cumulative = logits.softmax(-1).double().cumsum(-1)
         target = uniform * cumulative[:, -1]
-        last = cumulative.argmax(-1)  # the first place where the total is reached: the last token with any probability
-        return torch.minimum(torch.searchsorted(cumulative, target[:, None], right=True)[:, 0], last)
+        # the first place where the total is reached: the last token with any probability
+        last = cumulative.argmax(-1)
+        return torch.minimum(
+            torch.searchsorted(cumulative, target[:, None], right=True)[:, 0], last
+        )
 
 
 def _cache_argument(backbone: nn.Module) -> str:
     """The name under which a model takes its cache: releases of transformers differ."""
-    return "cache" if "cache" in inspect.signature(backbone.forward).parameters else "past_key_values"
+    return (
+        "cache" if "cache" in inspect.signature(backbone.forward).parameters else "past_key_values"
+    )
 
 
 class BatchDecoder:
@@ -164,20 +188,26 @@ class BatchDecoder:
             pass
         return responses
 
-    def stream(self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def stream(
+        self, prompts: Sequence[torch.Tensor], seeds: Sequence[int]
+    ) -> Iterator[tuple[int, int]]:
         """(number of a response, its next token), as soon as it is sampled."""
         for rows, first in self._passes(prompts, seeds, _unfinished(len(seeds))):
-            yield from zip(rows.response[first:], rows.last_token[first : rows.active].tolist(), strict=True)
+            yield from zip(
+                rows.response[first:], rows.last_token[first : rows.active].tolist(), strict=True
+            )
 
     @torch.no_grad()
     def _passes(
         self, prompts: Sequence[torch.Tensor], seeds: Sequence[int], responses: GeneratedResponses
     ) -> Iterator[tuple[_ActiveRows, int]]:
-        """Fill `responses`. Yields after each forward pass, before finished responses are removed: the rows, and the
-        first of those that have a new token."""
+        """Fill `responses`. Yields after each forward pass, before finished responses are removed:
+        the rows, and the first of those that have a new token."""
         group, limit = self.gconfig.responses_per_prompt, self.gconfig.max_new_tokens
         if len(seeds) != len(prompts) * group:
-            raise ValueError(f"{len(prompts)} prompts need {len(prompts) * group} seeds, {len(seeds)} given")
+            raise ValueError(
+                f"{len(prompts)} prompts need {len(prompts) * group} seeds, {len(seeds)} given"
+            )
         total = len(seeds)
         if not total:
             return
@@ -188,15 +218,22 @@ class BatchDecoder:
             while decoding.is_busy:
                 yield decoding.rows, decoding.advance()
                 for begun, by_itself in decoding.collect():
-                    responses.tokens[begun.number], responses.logprobs[begun.number] = begun.tokens, begun.logprobs
+                    responses.tokens[begun.number], responses.logprobs[begun.number] = (
+                        begun.tokens,
+                        begun.logprobs,
+                    )
                     responses.ended[begun.number] = by_itself
 
     def decoding(self, total: int, longest: int) -> Decoding:
-        """Room for responses of at most `longest` tokens, including their prompts, with at most `total` of them in
-        progress at once. Raises ValueError if the cache has no room for one."""
-        slots = concurrent_responses(total, longest, self.gconfig.max_concurrent_responses, self.cache_tokens)
+        """Room for responses of at most `longest` tokens, including their prompts, with at most
+        `total` of them in progress at once. Raises ValueError if the cache has no room for one."""
+        slots = concurrent_responses(
+            total, longest, self.gconfig.max_concurrent_responses, self.cache_tokens
+        )
         if not slots:
-            raise ValueError(f"a KV cache of {self.cache_tokens} tokens has no room for a response of {longest}")
+            raise ValueError(
+                f"a KV cache of {self.cache_tokens} tokens has no room for a response of {longest}"
+            )
         return Decoding(self, slots, longest)
 
     def prefill(self, cache: SlotCache, rows: _ActiveRows, batch: Sequence[Begun]) -> None:
@@ -211,12 +248,24 @@ class BatchDecoder:
         which = [distinct[id(text)] for text in texts]
         new_rows = rows.add(batch)
 
-        source = torch.cat([torch.arange(starts[w], starts[w] + lengths[w]) for w in which]).to(self.device)
-        at = torch.cat([torch.full((lengths[w],), row) for w, row in zip(which, new_rows.tolist(), strict=True)])
-        cache.write_prompts(source, at.to(self.device), positions([lengths[w] for w in which], self.device))
+        source = torch.cat([torch.arange(starts[w], starts[w] + lengths[w]) for w in which]).to(
+            self.device
+        )
+        at = torch.cat(
+            [
+                torch.full((lengths[w],), row)
+                for w, row in zip(which, new_rows.tolist(), strict=True)
+            ]
+        )
+        cache.write_prompts(
+            source, at.to(self.device), positions([lengths[w] for w in which], self.device)
+        )
         packed = torch.cat(unique).to(self.device)
         hidden = self._forward(
-            packed[None], positions(lengths, self.device)[None], cache, packed_attention(lengths, self.device)
+            packed[None],
+            positions(lengths, self.device)[None],
+            cache,
+            packed_attention(lengths, self.device),
         )
         last = torch.tensor([starts[w] + lengths[w] - 1 for w in which], device=self.device)
         self._sample(rows, hidden[0, last], new_rows.to(self.device))
@@ -228,11 +277,16 @@ class BatchDecoder:
         longest = int(columns.max()) + 1
         cache.write_next(columns, longest)
         hidden = self._forward(
-            rows.last_token[active][:, None], columns[:, None], cache, CachedAttention(columns + 1, longest)
+            rows.last_token[active][:, None],
+            columns[:, None],
+            cache,
+            CachedAttention(columns + 1, longest),
         )
         self._sample(rows, hidden[:, 0], active)
 
-    def _forward(self, tokens: torch.Tensor, places: torch.Tensor, cache: SlotCache, packing: Any) -> torch.Tensor:
+    def _forward(
+        self, tokens: torch.Tensor, places: torch.Tensor, cache: SlotCache, packing: Any
+    ) -> torch.Tensor:
         output = self.lm.base_model(
             input_ids=tokens,
             position_ids=places,
@@ -256,7 +310,9 @@ class BatchDecoder:
 def _unfinished(responses: int) -> GeneratedResponses:
     nothing = torch.zeros(0)
     return GeneratedResponses(
-        [nothing.to(torch.int64)] * responses, [nothing] * responses, torch.zeros(responses, dtype=torch.bool)
+        [nothing.to(torch.int64)] * responses,
+        [nothing] * responses,
+        torch.zeros(responses, dtype=torch.bool),
     )
 
 
@@ -273,7 +329,11 @@ class Begun:
     @property
     def text(self) -> torch.Tensor:
         """Prompt and tokens so far; the prompt object itself if there are no tokens."""
-        return torch.cat([self.prompt, self.tokens.to(self.prompt)]) if len(self.tokens) else self.prompt
+        return (
+            torch.cat([self.prompt, self.tokens.to(self.prompt)])
+            if len(self.tokens)
+            else self.prompt
+        )
 
 
 class Decoding:
@@ -314,16 +374,20 @@ class Decoding:
         return first
 
     def collect(self) -> list[tuple[Begun, bool]]:
-        """Responses that have just finished, and whether by themselves; they make room for others."""
+        """Responses that have just finished, and whether by themselves;
+        they make room for others."""
         finished = [
             (replace(self._known.pop(number), tokens=tokens, logprobs=logprobs), by_itself)
-            for number, tokens, logprobs, by_itself in self.rows.collect(self._decoder.sampler.end_ids, self._limit)
+            for number, tokens, logprobs, by_itself in self.rows.collect(
+                self._decoder.sampler.end_ids, self._limit
+            )
         ]
         self.rows.compact(self._cache)
         return finished
 
     def retract(self) -> list[Begun]:
-        """Make all responses in progress wait for a slot again, the oldest first; returns them. Empties the cache."""
+        """Make all responses in progress wait for a slot again, the oldest first; returns them.
+        Empties the cache."""
         begun = [
             replace(self._known.pop(number), tokens=tokens, logprobs=logprobs)
             for number, tokens, logprobs in self.rows.retract()
@@ -353,8 +417,12 @@ class _ActiveRows:
         rows = torch.arange(self.active, self.active + len(batch))
         limit, device = self.uniform.shape[1], self.uniform.device
         generators = [torch.Generator().manual_seed(begun.seed) for begun in batch]
-        streams = [torch.rand(limit, dtype=torch.float64, generator=generator) for generator in generators]
-        self.prompt_length[rows] = torch.tensor([len(begun.prompt) for begun in batch], device=device)
+        streams = [
+            torch.rand(limit, dtype=torch.float64, generator=generator) for generator in generators
+        ]
+        self.prompt_length[rows] = torch.tensor(
+            [len(begun.prompt) for begun in batch], device=device
+        )
         self.drawn[rows] = torch.tensor([len(begun.tokens) for begun in batch], device=device)
         self.uniform[rows] = torch.stack(streams).to(device)
         for row, begun in zip(rows.tolist(), batch, strict=True):
@@ -365,7 +433,9 @@ class _ActiveRows:
         self.active += len(batch)
         return rows
 
-    def collect(self, end_ids: torch.Tensor, limit: int) -> list[tuple[int, torch.Tensor, torch.Tensor, bool]]:
+    def collect(
+        self, end_ids: torch.Tensor, limit: int
+    ) -> list[tuple[int, torch.Tensor, torch.Tensor, bool]]:
         """Responses that have just finished: (number, tokens, log-probs, ended by itself)."""
         stopped = torch.isin(self.last_token[: self.active], end_ids)
         over = stopped | (self.drawn[: self.active] >= limit)
@@ -375,7 +445,12 @@ class _ActiveRows:
         drawn, by_itself = self.drawn[: self.active].tolist(), stopped.tolist()
         tokens, logprobs = self.tokens[self._finished].cpu(), self.logprobs[self._finished].cpu()
         return [
-            (self.response[row], tokens[i, : drawn[row]].clone(), logprobs[i, : drawn[row]].clone(), by_itself[row])
+            (
+                self.response[row],
+                tokens[i, : drawn[row]].clone(),
+                logprobs[i, : drawn[row]].clone(),
+                by_itself[row],
+            )
             for i, row in enumerate(self._finished)
         ]
 
@@ -383,7 +458,11 @@ class _ActiveRows:
         """Empty all rows: (number, tokens, log-probs) of each."""
         drawn = self.drawn[: self.active].tolist()
         begun = [
-            (number, self.tokens[row, : drawn[row]].cpu().clone(), self.logprobs[row, : drawn[row]].cpu().clone())
+            (
+                number,
+                self.tokens[row, : drawn[row]].cpu().clone(),
+                self.logprobs[row, : drawn[row]].cpu().clone(),
+            )
             for row, number in enumerate(self.response)
         ]
         self.active = 0
@@ -401,7 +480,14 @@ class _ActiveRows:
         if movers:
             device = self.drawn.device
             source, target = torch.tensor(movers, device=device), torch.tensor(gaps, device=device)
-            for state in (self.prompt_length, self.drawn, self.last_token, self.tokens, self.logprobs, self.uniform):
+            for state in (
+                self.prompt_length,
+                self.drawn,
+                self.last_token,
+                self.tokens,
+                self.logprobs,
+                self.uniform,
+            ):
                 state[target] = state[source]
             cache.move(source, target)
             for gap, mover in zip(gaps, movers, strict=True):

@@ -16,8 +16,9 @@ from ._transformers import PackedModel, linear_matrices
 class GenerationCopy:
     """Holds no parameters except while a call uses it.
 
-    The matrices of linear layers are then kept in the compute dtype. Autocast would cast them in the same way, but once
-    per token: it only caches casts of whole parameters that are trained. All other weights are as they are.
+    The matrices of linear layers are then kept in the compute dtype. Autocast would cast them in
+    the same way, but once per token: it only caches casts of whole parameters that are trained. All
+    other weights are as they are.
     """
 
     def __init__(self, skeleton: nn.Module, compute_dtype: torch.dtype):
@@ -28,9 +29,12 @@ class GenerationCopy:
 
     @contextmanager
     def of(
-        self, parameters: Iterable[tuple[str, torch.Tensor]], buffers: Iterable[tuple[str, torch.Tensor]]
+        self,
+        parameters: Iterable[tuple[str, torch.Tensor]],
+        buffers: Iterable[tuple[str, torch.Tensor]],
     ) -> Iterator[nn.Module]:
-        """The model with these parameters by name, each as whole as in the skeleton, and with these buffers."""
+        """The model with these parameters by name, each as whole as in the skeleton,
+        and with these buffers."""
         for name, buffer in buffers:
             module, _, attribute = name.rpartition(".")
             self.lm.get_submodule(module)._buffers[attribute] = buffer

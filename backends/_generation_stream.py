@@ -25,7 +25,8 @@ class DecodingStream(ResponseStream):
         weights_number: Callable[[], int],
         longest: int,
     ):
-        """`generator`: the model with its current weights; `longest`: tokens of a prompt and its response."""
+        """`generator`: the model with its current weights; `longest`:
+        tokens of a prompt and its response."""
         self._generator = generator
         self._make_decoder = decoder
         self._weights_number = weights_number
@@ -36,12 +37,16 @@ class DecodingStream(ResponseStream):
         self._segments: dict[int, tuple[Segment, ...]] = {}
         """Number of a response in progress → its segments with earlier weights."""
         self._decoder = self._start()
-        self._decoding: Decoding = self._decoder.decoding(self._decoder.gconfig.max_concurrent_responses, longest)
+        self._decoding: Decoding = self._decoder.decoding(
+            self._decoder.gconfig.max_concurrent_responses, longest
+        )
 
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
         longest = len(prompt) + self._decoder.gconfig.max_new_tokens
         if not len(prompt) or longest > self._longest:
-            raise ValueError(f"a prompt of {len(prompt)} tokens in a stream for texts of 1 to {self._longest}")
+            raise ValueError(
+                f"a prompt of {len(prompt)} tokens in a stream for texts of 1 to {self._longest}"
+            )
         number, self._submitted = self._submitted, self._submitted + 1
         self._decoding.submit(Begun(number, prompt, seed))
         return number
@@ -51,7 +56,10 @@ class DecodingStream(ResponseStream):
         if self._paused:
             return []
         if self._weights_number() != self._started_with:
-            raise RuntimeError("the engine was given other weights while responses were being generated: pause first")
+            raise RuntimeError(
+                "the engine was given other weights while responses were being "
+                "generated: pause first"
+            )
         with compute_in(self._decoder.dtype, self._decoder.device):
             while self._decoding.is_busy:
                 self._decoding.advance()
@@ -76,7 +84,9 @@ class DecodingStream(ResponseStream):
     def abort(self) -> list[FinishedResponse]:
         begun = self._decoding.retract()
         self._decoding.clear()
-        return [replace(self._finished(response, ended=False), is_aborted=True) for response in begun]
+        return [
+            replace(self._finished(response, ended=False), is_aborted=True) for response in begun
+        ]
 
     def close(self) -> None:
         self._decoding.retract()
@@ -93,7 +103,8 @@ class DecodingStream(ResponseStream):
         return FinishedResponse(begun.number, begun.tokens, begun.logprobs, ended, segments)
 
     def _segments_of(self, begun: Begun) -> tuple[Segment, ...]:
-        """Its earlier segments, and what has been sampled since; adjacent ones with the same weights are merged."""
+        """Its earlier segments, and what has been sampled since; adjacent ones with the same
+        weights are merged."""
         earlier = self._segments.get(begun.number, ())
         start, end = earlier[-1].end if earlier else 0, len(begun.tokens)
         if start == end:

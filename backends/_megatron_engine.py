@@ -1,4 +1,5 @@
-"""An engine over Megatron-Core: all micro-batches of a step go to Megatron's own pipeline schedule."""
+"""An engine over Megatron-Core: all micro-batches of a step go to Megatron's own pipeline
+schedule."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class MegatronEngine(TrainEngine):
         self._device = model.device
         self._dtype = compute_dtype(settings.dtype, model.device)
         if model.source is None:
-            raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
+            raise ModelError(
+                f"role {model.name} has no weights to run", hint="use backend: null for such a role"
+            )
         self._save_dtype = model.save_dtype or model.source.dtype
         self.lm: Any = model.source.skeleton()  # for its names and description; it has no weights
         family = _family(model, model.source)
@@ -61,7 +64,9 @@ class MegatronEngine(TrainEngine):
 
     def _build(self, model: Model, source: ModelSource, family: HFFamily) -> None:
         settings, groups = self.settings, self.groups
-        config = replace(family.config_from_hf(source.config.to_dict()), value_head=source.head == "value")
+        config = replace(
+            family.config_from_hf(source.config.to_dict()), value_head=source.head == "value"
+        )
         check_model(model.name, config, groups.tp.size(), groups.pp.size())
         position = Place(groups.tp.rank(), groups.tp.size(), groups.pp.rank(), groups.pp.size())
         shapes = {name: parameter.shape for name, parameter in self.lm.named_parameters()}
@@ -77,7 +82,11 @@ class MegatronEngine(TrainEngine):
         self.optimizer = ShardedAdamW(self.wrapped, settings, groups)
         self.stage.config.finalize_model_grads_func = _reduce_gradients
         self._state = StageState(self.stage, self.layout, self.optimizer, groups)
-        self._away_weights, self._away_gradients, self._away_optimizer = PutAway(), PutAway(), PutAway()
+        self._away_weights, self._away_gradients, self._away_optimizer = (
+            PutAway(),
+            PutAway(),
+            PutAway(),
+        )
 
     def _load(self, source: ModelSource) -> None:
         """Fill this rank's parameters, one at a time."""
@@ -92,18 +101,23 @@ class MegatronEngine(TrainEngine):
                 self.layout.join(share, read, parameter)
 
     def _freeze(self) -> None:
-        """Freeze the parameters that are not trained in transformers' model. Raises ModelError for one that is fused
-        from both trained and frozen ones."""
+        """Freeze the parameters that are not trained in transformers' model. Raises ModelError for
+        one that is fused from both trained and frozen ones."""
         trained = {name: parameter.requires_grad for name, parameter in self.lm.named_parameters()}
         for name, parameter in self.stage.named_parameters():
-            parts = [held_part.name for held_part in self.layout.parts(self.layout.shares[name]).values()]
+            parts = [
+                held_part.name for held_part in self.layout.parts(self.layout.shares[name]).values()
+            ]
             frozen = [part_name for part_name in parts if not trained[part_name]]
             if 0 < len(frozen) < len(parts):
                 others = ", ".join(part_name for part_name in parts if trained[part_name])
-                raise ModelError(f"Megatron fuses {frozen[0]} of role {self.role}, which is frozen, with {others}")
+                raise ModelError(
+                    f"Megatron fuses {frozen[0]} of role {self.role}, which is "
+                    f"frozen, with {others}"
+                )
             parameter.requires_grad_(not frozen)
 
-    # -- ranks -----------------------------------------------------------------------------------------------
+    # -- ranks -------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -137,7 +151,7 @@ class MegatronEngine(TrainEngine):
         dist.broadcast(value, last, group)
         return value
 
-    # -- batches ---------------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
     def forward_batch(
         self, micro_batches: Sequence[MicroBatch], hook: Callable[[StageOutput, SequenceSample], T]
@@ -146,7 +160,11 @@ class MegatronEngine(TrainEngine):
             return [] if micro_batch.is_idle else [hook(output, micro_batch.sample)]
 
         with torch.no_grad():
-            return [output for outputs in self._run(micro_batches, results, forward_only=True) for output in outputs]
+            return [
+                output
+                for outputs in self._run(micro_batches, results, forward_only=True)
+                for output in outputs
+            ]
 
     def optimizer_zero_grad(self) -> None:
         self._away_gradients.bring_back()
@@ -157,7 +175,9 @@ class MegatronEngine(TrainEngine):
     ) -> list[Stats]:
         uncounted = torch.zeros((), dtype=torch.int)  # tokens that Megatron would divide by
 
-        def loss(output: StageOutput, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, Stats]:
+        def loss(
+            output: StageOutput, micro_batch: MicroBatch
+        ) -> tuple[torch.Tensor, torch.Tensor, Stats]:
             if micro_batch.is_idle:
                 return output.zero, uncounted, {}
             summed, stats = read_loss(loss_fn(output, micro_batch.sample))
@@ -166,14 +186,19 @@ class MegatronEngine(TrainEngine):
         return self._run(micro_batches, loss, forward_only=False)
 
     def _run(
-        self, micro_batches: Sequence[MicroBatch], then: Callable[[StageOutput, MicroBatch], Any], forward_only: bool
+        self,
+        micro_batches: Sequence[MicroBatch],
+        then: Callable[[StageOutput, MicroBatch], Any],
+        forward_only: bool,
     ) -> list[Any]:
         """What `then` returns for each micro-batch on the last stage; nothing on other stages."""
         if not micro_batches:
             return []
         self._away_weights.bring_back()
 
-        def step(batches: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+        def step(
+            batches: Iterator[MicroBatch], model: Any
+        ) -> tuple[torch.Tensor, Callable[..., Any]]:
             micro_batch = next(batches)
             tokens, lengths = self._tokens(micro_batch.sample)
             batch = padded(tokens, lengths)
@@ -181,7 +206,9 @@ class MegatronEngine(TrainEngine):
 
             def finish(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
                 packed = hidden.flatten(0, 1)[batch.places]
-                return then(StageOutput(self.stage, packed, tokens, lengths, self._dtype), micro_batch)
+                return then(
+                    StageOutput(self.stage, packed, tokens, lengths, self._dtype), micro_batch
+                )
 
             return hidden, finish
 
@@ -197,7 +224,9 @@ class MegatronEngine(TrainEngine):
                 micro_batch_size=1,
                 forward_only=forward_only,
                 collect_non_loss_data=forward_only,
-                p2p_communicator=P2PCommunicator(self.groups.pp, self.stage.config) if pipelined else None,
+                p2p_communicator=P2PCommunicator(self.groups.pp, self.stage.config)
+                if pipelined
+                else None,
                 pg_collection=self.groups.collection(),
             )
 
@@ -217,10 +246,11 @@ class MegatronEngine(TrainEngine):
         with process_group():
             return self.optimizer.step()
 
-    # -- weights ---------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Weights are restored by the next pass, the gradient buffer and the optimizer's state by the next step."""
+        """Weights are restored by the next pass, the gradient buffer and the optimizer's state by
+        the next step."""
         self._away_weights.put_away((*self.stage.parameters(), *self.stage.buffers()))
         self._away_gradients.put_away((), [buffer.grad_data for buffer in self.wrapped.buffers])
         self._offload_optimizer()
@@ -230,7 +260,8 @@ class MegatronEngine(TrainEngine):
 
     @contextmanager
     def _brought_back(self) -> Iterator[None]:
-        """Bring weights and optimizer to the device; offload again, at the end, what was offloaded."""
+        """Bring weights and optimizer to the device; offload again, at the end,
+        what was offloaded."""
         with_weights, with_optimizer = self._away_weights.is_away, self._away_optimizer.is_away
         self._onload()
         try:
@@ -254,7 +285,9 @@ class MegatronEngine(TrainEngine):
             values = torch.zeros(parameter.shape, device=self._device)
             if name in owned:
                 share, stage_parameter = owned[name]
-                for held_part, tensor in self.layout.separate(share, self.optimizer.weight(stage_parameter)):
+                for held_part, tensor in self.layout.separate(
+                    share, self.optimizer.weight(stage_parameter)
+                ):
                     if held_part.name == name:
                         values[held_part.region] = tensor
             if self.groups.model.size() > 1:  # each number is on one rank; the others have 0
@@ -267,12 +300,18 @@ class MegatronEngine(TrainEngine):
         for name, parameter in self.stage.named_parameters():
             share = self.layout.shares[name]
             if not share.is_copy and (share.axis is not None or self.groups.tp.rank() == 0):
-                owned |= {held_part.name: (share, parameter) for held_part in self.layout.parts(share).values()}
+                owned |= {
+                    held_part.name: (share, parameter)
+                    for held_part in self.layout.parts(share).values()
+                }
         return owned
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
         self._onload()
-        return {block: partial(self._read, block.name, share, parameter) for block, share, parameter in self._blocks()}
+        return {
+            block: partial(self._read, block.name, share, parameter)
+            for block, share, parameter in self._blocks()
+        }
 
     def _blocks(self) -> Iterator[tuple[WeightBlock, Share, nn.Parameter]]:
         for name, parameter in self.stage.named_parameters():
@@ -299,18 +338,26 @@ class MegatronEngine(TrainEngine):
                         self._mix(share, parameter, mine.name, common.within(mine), values, eta)
 
     def _mix(
-        self, share: Share, parameter: nn.Parameter, name: str, region: Region, theirs: torch.Tensor, eta: float
+        self,
+        share: Share,
+        parameter: nn.Parameter,
+        name: str,
+        region: Region,
+        theirs: torch.Tensor,
+        eta: float,
     ) -> None:
         """Update a region of one of the parameters that a Megatron parameter holds."""
         weight = self.optimizer.weight(parameter)
-        mixed = {held_part.name: tensor for held_part, tensor in self.layout.separate(share, weight)}
+        mixed = {
+            held_part.name: tensor for held_part, tensor in self.layout.separate(share, weight)
+        }
         mixed[name] = mixed[name].clone()
         mixed[name][region].lerp_(theirs.to(weight), eta)
         values = torch.empty_like(weight)
         self.layout.join(share, mixed, values)
         self.optimizer.set_weight(parameter, values)
 
-    # -- saving ----------------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         with self._brought_back():
@@ -326,7 +373,9 @@ class MegatronEngine(TrainEngine):
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         groups = [self.groups.all] if self.groups.all.size() > 1 else []
         ranks = Ranks(self.groups.leads, groups, self._device)
-        save_model(self.lm, self.whole_parameters(), tokenizer, Path(save_dir), self._save_dtype, ranks)
+        save_model(
+            self.lm, self.whole_parameters(), tokenizer, Path(save_dir), self._save_dtype, ranks
+        )
 
 
 def _family(model: Model, source: ModelSource) -> HFFamily:
@@ -342,11 +391,20 @@ def _family(model: Model, source: ModelSource) -> HFFamily:
 
 
 def _reduce_gradients(model: list[Any], num_tokens: Any = None, **others: Any) -> None:
-    """Sum over ranks, also over stages that share the embedding; never divide by a number of tokens."""
+    """Sum over ranks, also over stages that share the embedding;
+    never divide by a number of tokens."""
     finalize_model_grads(model, None, **others)
 
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+)
 _MOST_DIMENSIONS = 6
 
 

@@ -1,4 +1,5 @@
-"""Megatron-Core's process groups, made from the mesh of one role: the roles of a process may have different meshes."""
+"""Megatron-Core's process groups, made from the mesh of one role: the roles of a process may have
+different meshes."""
 
 from __future__ import annotations
 
@@ -44,17 +45,30 @@ class RoleGroups:
         return self.all.rank() == 0
 
     def collection(self) -> ProcessGroupCollection:
-        """The groups in the form that Megatron's classes and functions take, so that they use no global state."""
+        """The groups in the form that Megatron's classes and functions take,
+        so that they use no global state."""
         return ProcessGroupCollection(
-            tp=self.tp, pp=self.pp, mp=self.model, dp=self.dp, dp_cp=self.dp, cp=self.alone, embd=self.ends,
-            pos_embd=None, ep=self.alone, expt_tp=self.tp, expt_dp=self.dp, tp_ep_pp=self.model,
+            tp=self.tp,
+            pp=self.pp,
+            mp=self.model,
+            dp=self.dp,
+            dp_cp=self.dp,
+            cp=self.alone,
+            embd=self.ends,
+            pos_embd=None,
+            ep=self.alone,
+            expt_tp=self.tp,
+            expt_dp=self.dp,
+            tp_ep_pp=self.model,
             intra_dist_opt=self.all,
-        )  # fmt: skip
+        )
 
 
 def role_groups(mesh: Any) -> RoleGroups:
-    """The groups of a role with `mesh`, or of one on this rank only (None). Every rank of the role calls it."""
-    if parallel_state._GLOBAL_MEMORY_BUFFER is None:  # scratch memory of Megatron's attention, not a group
+    """The groups of a role with `mesh`, or of one on this rank only (None).
+    Every rank of the role calls it."""
+    # scratch memory of Megatron's attention, not a group
+    if parallel_state._GLOBAL_MEMORY_BUFFER is None:
         parallel_state._set_global_memory_buffer()
     if mesh is None:
         alone = _alone()
@@ -63,7 +77,9 @@ def role_groups(mesh: Any) -> RoleGroups:
     by_name = {name: ranks.shape[axis] for axis, name in enumerate(names)}
     used = [names.index(name) for name in ("dp", "pp", "tp") if name in names]
     unused = [axis for axis in range(len(names)) if axis not in used]
-    cube = ranks.permute(used + unused).reshape([by_name.get(name, 1) for name in ("dp", "pp", "tp")])
+    cube = ranks.permute(used + unused).reshape(
+        [by_name.get(name, 1) for name in ("dp", "pp", "tp")]
+    )
     dp, pp, tp = (cube == dist.get_rank()).nonzero()[0].tolist()
     stages = cube[dp, :, tp].tolist()
     at_an_end = len(stages) > 1 and pp in (0, len(stages) - 1)
@@ -81,7 +97,8 @@ def role_groups(mesh: Any) -> RoleGroups:
 
 @contextmanager
 def no_scratch_left() -> Iterator[None]:
-    """Free the memory for scores that Megatron's attention would keep, as much as the largest batch has needed."""
+    """Free the memory for scores that Megatron's attention would keep,
+    as much as the largest batch has needed."""
     try:
         yield
     finally:
@@ -90,14 +107,19 @@ def no_scratch_left() -> Iterator[None]:
 
 def _group(ranks: list[int]) -> dist.ProcessGroup:
     """A group of ranks that all call this, while others do not."""
-    return _alone() if ranks == [dist.get_rank()] else dist.new_group(ranks, use_local_synchronization=True)
+    return (
+        _alone()
+        if ranks == [dist.get_rank()]
+        else dist.new_group(ranks, use_local_synchronization=True)
+    )
 
 
 _ALONE: list[dist.ProcessGroup] = []
 
 
 def _alone() -> dist.ProcessGroup:
-    """This rank's group of one, shared by all roles: a group has threads, which wake up a hundred times a second."""
+    """This rank's group of one, shared by all roles: a group has threads,
+    which wake up a hundred times a second."""
     if not _ALONE or _ALONE[0] not in distributed_c10d._world.pg_map:  # from an earlier world
         _ALONE[:] = [dist.new_group([dist.get_rank()], use_local_synchronization=True)]
     return _ALONE[0]

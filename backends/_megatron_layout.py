@@ -1,8 +1,9 @@
 """Which part of a model a rank of Megatron-Core holds, and in which of its parameters.
 
-Megatron fuses queries, keys and values group by group, and gate and up; tensor-parallel ranks divide matrices by rows
-or by columns, and pipeline stages divide the blocks. Each parameter of a rank is one `Share`: a link to our neutral
-names, with the rows that this rank has, and the axis along which ranks divide our parameters.
+Megatron fuses queries, keys and values group by group, and gate and up; tensor-parallel ranks
+divide matrices by rows or by columns, and pipeline stages divide the blocks. Each parameter of a
+rank is one `Share`: a link to our neutral names, with the rows that this rank has, and the axis
+along which ranks divide our parameters.
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ class Share:
     link: Link
     """Megatron's name for it, and our names for what it holds."""
     axis: int | None = None
-    """The axis of our parameters along which tensor-parallel ranks divide them; None: each rank has all of it."""
+    """The axis of our parameters along which tensor-parallel ranks divide them; None:
+    each rank has all of it."""
     is_copy: bool = False
-    """Whether another stage has the same parameter and owns it: the embedding, if it is also the head."""
+    """Whether another stage has the same parameter and owns it: the embedding,
+    if it is also the head."""
 
 
 def rows_per_rank(vocabulary: int, tp_size: int) -> int:
-    """Rows of embedding and head on each rank; those of the last may reach beyond the vocabulary."""
+    """Rows of embedding and head on each rank;
+    those of the last may reach beyond the vocabulary."""
     return -(-vocabulary // tp_size)
 
 
@@ -61,7 +65,12 @@ def shares(config: ModelConfig, position: Place) -> Iterator[Share]:
     if position.is_first:
         yield Share(Link("embedding.word_embeddings.weight", ("embedding.tokens.weight",)), axis=0)
     for number in range(each):
-        yield from _block(config, f"decoder.layers.{number}", f"layers.{position.pp * each + number}", position.tp_size)
+        yield from _block(
+            config,
+            f"decoder.layers.{number}",
+            f"layers.{position.pp * each + number}",
+            position.tp_size,
+        )
     if position.is_last:
         yield Share(Link("decoder.final_layernorm.weight", ("head.norm.weight",)))
         yield from _head(config, position)
@@ -123,27 +132,42 @@ class HeldPart:
 class StageLayout:
     """The parameters of one rank and the parts of transformers' parameters that they hold."""
 
-    def __init__(self, config: ModelConfig, family: HFFamily, shapes: Mapping[str, Sequence[int]], position: Place):
+    def __init__(
+        self,
+        config: ModelConfig,
+        family: HFFamily,
+        shapes: Mapping[str, Sequence[int]],
+        position: Place,
+    ):
         """`shapes` are those of transformers' parameters, tied ones once."""
         self.position = position
         self.shares = {share.link.theirs: share for share in shares(config, position)}
-        self._names = {ours: link.theirs for link in family.layout(config, "module").links for ours in link.ours}
+        self._names = {
+            ours: link.theirs
+            for link in family.layout(config, "module").links
+            for ours in link.ours
+        }
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
 
     def parts(self, share: Share) -> dict[str, HeldPart]:
         """Our name → the part of it that a parameter holds."""
         return {ours: self._part(self._names[ours], share.axis) for ours in share.link.ours}
 
-    def separate(self, share: Share, tensor: torch.Tensor) -> Iterator[tuple[HeldPart, torch.Tensor]]:
-        """The parts that a tensor in the form of a parameter holds, as views where possible, without rows beyond the
-        vocabulary."""
+    def separate(
+        self, share: Share, tensor: torch.Tensor
+    ) -> Iterator[tuple[HeldPart, torch.Tensor]]:
+        """The parts that a tensor in the form of a parameter holds, as views where possible,
+        without rows beyond the vocabulary."""
         separated = share.link.separate(tensor)
         for ours, held_part in self.parts(share).items():
-            yield held_part, separated[ours][tuple(slice(0, size) for size in _sizes(held_part.region))]
+            yield (
+                held_part,
+                separated[ours][tuple(slice(0, size) for size in _sizes(held_part.region))],
+            )
 
     def join(self, share: Share, parts: Mapping[str, torch.Tensor], into: torch.Tensor) -> None:
-        """Fill a tensor in the form of a parameter from parts, by transformers' name; rows beyond the vocabulary become
-        zero."""
+        """Fill a tensor in the form of a parameter from parts, by transformers' name; rows beyond
+        the vocabulary become zero."""
         by_our_name = {ours: parts[held_part.name] for ours, held_part in self.parts(share).items()}
         joined = share.link.join(by_our_name)
         into[: joined.shape[0]].copy_(joined)
@@ -160,11 +184,16 @@ class StageLayout:
 
 
 def mark_shared(module: nn.Module, layout: StageLayout) -> None:
-    """Mark for Megatron the parameters that ranks divide: gradients of the others count once in the norm."""
+    """Mark for Megatron the parameters that ranks divide: gradients of the others count once in the
+    norm."""
     for name, parameter in module.named_parameters():
         share, marked = layout.shares[name], parameter
         if share.axis is not None and not hasattr(marked, "tensor_model_parallel"):
-            marks: Any = {"tensor_model_parallel": True, "partition_dim": share.axis, "partition_stride": 1}
+            marks: Any = {
+                "tensor_model_parallel": True,
+                "partition_dim": share.axis,
+                "partition_stride": 1,
+            }
             for mark, value in marks.items():
                 setattr(marked, mark, value)
 

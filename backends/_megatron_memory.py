@@ -1,9 +1,9 @@
 """The memory of `megatron`: of one tensor-parallel part of its fullest pipeline stage.
 
-Parameters and products have `dtype`, gradients and the optimizer's state are float32. Attention holds the scores of a
-sequence's tokens with each other, so memory grows with tokens times the longest sequence. A plan for the longest
-sequences has no padding. Activations are those that a test has counted on the CPU; CUDA's norms save less. No torch
-here: `rlcli plan` imports this file.
+Parameters and products have `dtype`, gradients and the optimizer's state are float32. Attention
+holds the scores of a sequence's tokens with each other, so memory grows with tokens times the
+longest sequence. A plan for the longest sequences has no padding. Activations are those that a test
+has counted on the CPU; CUDA's norms save less. No torch here: `rlcli plan` imports this file.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Stage:
 
 
 def stages_of(sizes: Architecture, head: str, count: int) -> tuple[Stage, ...]:
-    """`count` stages of equal numbers of blocks. The first also has the embedding, the last the norm and the head,
-    which is a copy of the embedding if they are tied and this is another stage."""
+    """`count` stages of equal numbers of blocks. The first also has the embedding, the last the
+    norm and the head, which is a copy of the embedding if they are tied and this is another
+    stage."""
     each, matrix = len(sizes.layers) // count, sizes.vocabulary * sizes.hidden
     stages = []
     for number in range(count):
@@ -49,23 +50,35 @@ def stages_of(sizes: Architecture, head: str, count: int) -> tuple[Stage, ...]:
 
 
 class MegatronMemory(MemoryModel):
-    """Weights and the buffer of gradients of a stage; the optimizer's state divided over data-parallel ranks."""
+    """Weights and the buffer of gradients of a stage; the optimizer's state divided over
+    data-parallel ranks."""
 
     WITHIN_PERCENT: ClassVar[int] = 20
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
         mesh, architecture = role.mesh, role.architecture
-        others = [f"{name}{size}" for name, size in mesh.items() if size > 1 and name not in ("dp", "tp", "pp")]
+        others = [
+            f"{name}{size}"
+            for name, size in mesh.items()
+            if size > 1 and name not in ("dp", "tp", "pp")
+        ]
         if others:
-            raise UnknownMemory(f"the memory of a mesh with {' '.join(others)} cannot be estimated yet")
+            raise UnknownMemory(
+                f"the memory of a mesh with {' '.join(others)} cannot be estimated yet"
+            )
         if architecture.position_rows or architecture.experts_per_token or not architecture.gated:
-            raise UnknownMemory(f"the backend megatron runs no model of type {architecture.model_type}")
+            raise UnknownMemory(
+                f"the backend megatron runs no model of type {architecture.model_type}"
+            )
         if len(architecture.layers) % mesh["pp"]:
-            raise UnknownMemory(f"pp={mesh['pp']} does not divide the model's {len(architecture.layers)} layers")
+            raise UnknownMemory(
+                f"pp={mesh['pp']} does not divide the model's {len(architecture.layers)} layers"
+            )
         self.sizes = part_of(architecture, mesh["tp"])
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
-        """Bytes of a parameter, and of a number in matrix products; `auto` is treated as bfloat16."""
+        """Bytes of a parameter, and of a number in matrix products;
+        `auto` is treated as bfloat16."""
         self.recomputes = bool(role.arguments.get("gradient_checkpointing"))
         self.ranks = mesh["dp"]
         self.stages = stages_of(self.sizes, role.head, mesh["pp"])
@@ -80,15 +93,18 @@ class MegatronMemory(MemoryModel):
         longest = self.role.longest
         scores = self._scores_saved_per_token() * longest >> 20
         return [
-            f"its attention is quadratic in memory: {scores} MiB per layer for the scores of a sequence of {longest} "
-            f"tokens with each other, four times as much for twice the length"
+            (
+                f"its attention is quadratic in memory: {scores} MiB per layer for the "
+                f"scores of a sequence of {longest} tokens with each other, four times as "
+                "much for twice the length"
+            )
         ]
 
-    # -- between calls ---------------------------------------------------------------------------------------
+    # -- between calls -----------------------------------------------------------------------------
 
     def resident(self) -> Kept:
-        """Bfloat16 parameters have a float32 copy in the optimizer. Everything but the moments exists before the first
-        step, and also for a role that nothing trains."""
+        """Bfloat16 parameters have a float32 copy in the optimizer. Everything but the moments
+        exists before the first step, and also for a role that nothing trains."""
         masters = 4 if self.width == 2 else 0
         moments = 8 if "train_step" in self.role.calls else 0
         return Kept(
@@ -106,18 +122,24 @@ class MegatronMemory(MemoryModel):
         """Weights and moments in float32, divided over data-parallel ranks."""
         return 12 * self.largest // self.ranks
 
-    # -- passes ----------------------------------------------------------------------------------------------
+    # -- passes ------------------------------------------------------------------------------------
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
         def memory(stage_and_parts: tuple[Stage, Parts]) -> float:
             stage, parts = stage_and_parts
             return stage.parameters * self._kept_per_parameter + parts.total
 
-        candidates = ((stage, parts) for stage in self.stages for parts in self._updating(stage, tokens, micro_batches))
+        candidates = (
+            (stage, parts)
+            for stage in self.stages
+            for parts in self._updating(stage, tokens, micro_batches)
+        )
         return max(candidates, key=memory)[1]
 
     def inference(self, tokens: int) -> Parts:
-        in_block = Parts(activations=tokens * (self._scores_kept_for_attention + self._passing_per_token()))
+        in_block = Parts(
+            activations=tokens * (self._scores_kept_for_attention + self._passing_per_token())
+        )
         logits = logits_at_once(tokens, self.sizes.vocabulary) if self.role.head == "lm" else 0
         at_head = Parts(activations=tokens * 2 * self.width * self.sizes.hidden, logits=8 * logits)
         return max((in_block, at_head), key=lambda parts: parts.total)
@@ -127,17 +149,24 @@ class MegatronMemory(MemoryModel):
         return self.resident().total / self.largest
 
     def _updating(self, stage: Stage, tokens: int, micro_batches: int) -> Iterator[Parts]:
-        """Where memory may be highest: at the head, in the last of the blocks, at the embedding, in the optimizer."""
+        """Where memory may be highest: at the head, in the last of the blocks, at the embedding,
+        in the optimizer."""
         sizes, width = self.sizes, self.width
         matrix = sizes.vocabulary * sizes.hidden
         waiting = min(micro_batches, stage.waiting)
-        saved = waiting * tokens * self._saved_by_stage(stage) + tokens * self._scores_kept_for_attention
+        saved = (
+            waiting * tokens * self._saved_by_stage(stage)
+            + tokens * self._scores_kept_for_attention
+        )
         if stage.is_last:
             yield Parts(activations=saved, logits=self._at_head(tokens, matrix))
         yield Parts(activations=saved + tokens * self._backward_of_block(stage))
         if stage.is_first:
-            yield Parts(gradients=width * matrix, activations=saved - tokens * self._saved_by_stage(stage))
-        yield Parts(gradients=4 * stage.parameters // self.ranks)  # what AdamW computes for all parameters at once
+            yield Parts(
+                gradients=width * matrix, activations=saved - tokens * self._saved_by_stage(stage)
+            )
+        # what AdamW computes for all parameters at once
+        yield Parts(gradients=4 * stage.parameters // self.ranks)
 
     def _at_head(self, tokens: int, matrix: int) -> int:
         """Chunks of logits and their gradients, and the gradient of the head's matrix."""
@@ -155,30 +184,41 @@ class MegatronMemory(MemoryModel):
         return each * len(stage.layers) + ends
 
     def _saved_by_block(self) -> int:
-        """Norms save their input and what they compute from it in float32, attention the scores after softmax."""
+        """Norms save their input and what they compute from it in float32,
+        attention the scores after softmax."""
         sizes, width = self.sizes, self.width
         queries = sizes.heads * sizes.head_dim
         norms = 2 * (8 * sizes.hidden + 4)
         if sizes.qk_norm:
-            norms += 8 * (queries + sizes.kv_heads * sizes.head_dim) + 4 * (sizes.heads + sizes.kv_heads)
+            norms += 8 * (queries + sizes.kv_heads * sizes.head_dim) + 4 * (
+                sizes.heads + sizes.kv_heads
+            )
         scores = self._scores_saved_per_token()
-        return norms + 2 * width * sizes.hidden + 4 * width * queries + scores + 5 * width * sizes.mlp
+        return (
+            norms + 2 * width * sizes.hidden + 4 * width * queries + scores + 5 * width * sizes.mlp
+        )
 
     def _scores_saved_per_token(self) -> int:
         return (4 if self.width == 4 else 6) * self.sizes.heads * self.role.longest
 
     def _backward_of_block(self, stage: Stage) -> int:
-        """Bytes per token for gradients in a block, beyond what it has saved; if it is recomputed, including that."""
+        """Bytes per token for gradients in a block, beyond what it has saved;
+        if it is recomputed, including that."""
         sizes, width = self.sizes, self.width
         mlp = width * (2 * sizes.hidden + 4 * sizes.mlp)
         scores = (8 + width if width == 4 else 12 + width) * sizes.heads * self.role.longest
-        attention = width * (4 * sizes.hidden + 4 * sizes.heads * sizes.head_dim) + scores - 5 * width * sizes.mlp
+        attention = (
+            width * (4 * sizes.hidden + 4 * sizes.heads * sizes.head_dim)
+            + scores
+            - 5 * width * sizes.mlp
+        )
         between = 0 if stage.is_last else 4 * width * sizes.hidden
         return max(mlp, attention) + between + (self._saved_by_block() if self.recomputes else 0)
 
     @property
     def _scores_kept_for_attention(self) -> int:
-        """Bytes per token of the memory that attention multiplies into; it is kept until a pass ends."""
+        """Bytes per token of the memory that attention multiplies into;
+        it is kept until a pass ends."""
         return self.width * self.sizes.heads * self.role.longest
 
     def _passing_per_token(self) -> int:

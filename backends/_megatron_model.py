@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
+from megatron.core.tensor_parallel.random import (
+    get_cuda_rng_tracker,
+    model_parallel_cuda_manual_seed,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.nn import functional
@@ -29,7 +32,8 @@ _ROPES = ("default", "linear", "llama3")
 
 
 def check_model(role: str, config: ModelConfig, tp_size: int, pp_size: int) -> None:
-    """Raise ModelError if Megatron's model cannot be such a model, or cannot be divided like this."""
+    """Raise ModelError if Megatron's model cannot be such a model,
+    or cannot be divided like this."""
     scaling = config.rope.scaling.get("rope_type", "default") if config.rope is not None else None
     biases = (config.qkv_bias, config.output_bias, config.mlp_bias)
     reason = None
@@ -43,8 +47,14 @@ def check_model(role: str, config: ModelConfig, tp_size: int, pp_size: int) -> N
         reason = "some of its linear layers have biases and others have none"
     if reason is not None:
         hint = f"set models.{role}.backend.type=fsdp"
-        raise ModelError(f"the megatron backend cannot run the model of role {role}: {reason}", hint=hint)
-    counts = {"attention heads": config.heads, "key-value heads": config.kv_heads, "MLP columns": config.mlp}
+        raise ModelError(
+            f"the megatron backend cannot run the model of role {role}: {reason}", hint=hint
+        )
+    counts = {
+        "attention heads": config.heads,
+        "key-value heads": config.kv_heads,
+        "MLP columns": config.mlp,
+    }
     for quantity, count in counts.items():
         if count % tp_size:
             raise _cannot_divide(role, f"{count} {quantity}", "tp", tp_size)
@@ -90,9 +100,11 @@ def transformer_config(
         bf16=dtype is torch.bfloat16,
         variable_seq_lengths=True,
         cuda_graph_scope=[],
-        moe_token_dispatcher_type="alltoall",  # there are no experts; the default rejects varying lengths
+        # there are no experts; the default rejects varying lengths
+        moe_token_dispatcher_type="alltoall",
         batch_p2p_comm=True,
-        calculate_per_token_loss=True,  # the only setting without averaging: losses are already divided
+        # the only setting without averaging: losses are already divided
+        calculate_per_token_loss=True,
         perform_initialization=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
@@ -106,18 +118,27 @@ def transformer_config(
 
 
 class StageModel(GPTModel):
-    """The blocks of one stage, with the embedding on the first stage, and norm and head on the last."""
+    """The blocks of one stage, with the embedding on the first stage,
+    and norm and head on the last."""
 
     def __init__(
-        self, config: ModelConfig, rope: torch.Tensor, groups: RoleGroups, dtype: torch.dtype, recompute: bool
+        self,
+        config: ModelConfig,
+        rope: torch.Tensor,
+        groups: RoleGroups,
+        dtype: torch.dtype,
+        recompute: bool,
     ):
         """`rope` [head_dim / 2]: the rotary frequencies. The parameters are not initialised yet."""
-        if not get_cuda_rng_tracker().get_states():  # Megatron's attention requires its stream; there is no dropout
+        # Megatron's attention requires its stream; there is no dropout
+        if not get_cuda_rng_tracker().get_states():
             _make_random_streams(groups.tp.rank())
         size = groups.tp.size()
         super().__init__(
             config=transformer_config(config, groups, dtype, recompute),
-            transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_norm),
+            transformer_layer_spec=get_gpt_layer_local_spec(
+                normalization="RMSNorm", qk_layernorm=config.qk_norm
+            ),
             vocab_size=rows_per_rank(config.vocabulary, size) * size,
             max_sequence_length=config.positions,
             pre_process=groups.is_first_stage,
@@ -133,13 +154,16 @@ class StageModel(GPTModel):
             self.output_layer = nn.Linear(config.hidden, 1, dtype=dtype)
 
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """[s, b, hidden], even on the last stage: the head's output is only computed when a loss requests it."""
+        """[s, b, hidden], even on the last stage: the head's output is only computed when a loss
+        requests it."""
         return hidden_states
 
     def head(self, temperature: float) -> OutputHead:
         """The language-model head. Raises ModelError for a model without one."""
         if self.has_value_head:
-            raise ModelError("this model has no language-model head", hint="set head: lm for the role")
+            raise ModelError(
+                "this model has no language-model head", hint="set head: lm for the role"
+            )
         weight = self.output_layer.weight
         if self.share_embeddings_and_output_weights:
             weight = self.shared_embedding_or_output_weight()
@@ -151,7 +175,8 @@ class StageModel(GPTModel):
 
 
 def _make_random_streams(tp_rank: int) -> None:
-    """Create Megatron's streams for dropout, without changing the random state that other code draws from."""
+    """Create Megatron's streams for dropout, without changing the random state that other code
+    draws from."""
     before = torch.cuda.get_rng_state()
     model_parallel_cuda_manual_seed(0, tp_rank=tp_rank, ep_rank=0, etp_rank=0)
     torch.cuda.set_rng_state(before)
@@ -160,8 +185,14 @@ def _make_random_streams(tp_rank: int) -> None:
 class StageOutput(PackedOutput):
     """A `ModelOutput` of the last stage."""
 
-    def __init__(self, model: StageModel, hidden: torch.Tensor, tokens: torch.Tensor, lengths: tuple[int, ...],
-                 dtype: torch.dtype):  # fmt: skip
+    def __init__(
+        self,
+        model: StageModel,
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        lengths: tuple[int, ...],
+        dtype: torch.dtype,
+    ):
         super().__init__(model, hidden, tokens, lengths, dtype)
         self._model = model
 
@@ -181,8 +212,8 @@ class PaddedBatch:
     positions: torch.Tensor
     """[b, s] int64."""
     mask: torch.Tensor
-    """[1, 1, s, s] bool: what a token must not see. In a row, only padding follows the sequence, which does not see it
-    either."""
+    """[1, 1, s, s] bool: what a token must not see. In a row, only padding follows the sequence,
+    which does not see it either."""
     places: torch.Tensor
     """[T]: the index of each token of the packed batch among the b · s of [s, b]."""
 
@@ -196,4 +227,6 @@ def padded(tokens: torch.Tensor, lengths: tuple[int, ...]) -> PaddedBatch:
     padded_tokens[rows, columns] = tokens
     steps = torch.arange(longest, device=device)
     mask = (steps[None, :] > steps[:, None])[None, None]
-    return PaddedBatch(padded_tokens, steps.expand(len(lengths), -1), mask, columns * len(lengths) + rows)
+    return PaddedBatch(
+        padded_tokens, steps.expand(len(lengths), -1), mask, columns * len(lengths) + rows
+    )

@@ -1,7 +1,8 @@
-"""Megatron-Core's distributed optimizer: every data-parallel rank keeps the state of its share of the gradient buffer.
+"""Megatron-Core's distributed optimizer: every data-parallel rank keeps the state of its share of
+the gradient buffer.
 
-Such a share is a flat range of numbers without rows; tensors that go into or out of the optimizer have the shape of
-parameters.
+Such a share is a flat range of numbers without rows; tensors that go into or out of the optimizer
+have the shape of parameters.
 """
 
 from __future__ import annotations
@@ -29,15 +30,20 @@ _MASTER = "master"
 
 
 def data_parallel(model: StageModel, groups: RoleGroups) -> DistributedDataParallel:
-    """The stage with one buffer of float32 gradients, summed over data-parallel ranks when a step is complete."""
-    settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    """The stage with one buffer of float32 gradients, summed over data-parallel ranks when a step
+    is complete."""
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True
+    )
     return DistributedDataParallel(model.config, settings, model, pg_collection=groups.collection())
 
 
 class ShardedAdamW:
     """AdamW over the shares of this rank."""
 
-    def __init__(self, wrapped: DistributedDataParallel, settings: AdamWSettings, groups: RoleGroups):
+    def __init__(
+        self, wrapped: DistributedDataParallel, settings: AdamWSettings, groups: RoleGroups
+    ):
         self.wrapped = wrapped
         self.settings = settings
         self.groups = groups
@@ -45,17 +51,31 @@ class ShardedAdamW:
         bf16 = parameters[0].dtype is torch.bfloat16
         adamw = torch.optim.AdamW(settings.groups(parameters), **settings.adamw())
         config = OptimizerConfig(
-            lr=settings.lr, clip_grad=settings.max_grad_norm, bf16=bf16, params_dtype=parameters[0].dtype,
+            lr=settings.lr,
+            clip_grad=settings.max_grad_norm,
+            bf16=bf16,
+            params_dtype=parameters[0].dtype,
             use_distributed_optimizer=True,
-        )  # fmt: skip
-        # Megatron's own optimizer factory involves all ranks of the world, including those of other roles.
+        )
+        # Megatron's own optimizer factory involves all ranks of the world,
+        # including those of other roles.
         self.optimizer = DistributedOptimizer(
-            adamw, config, None, None, [wrapped], {0: wrapped.buffers}, groups.dp, None, groups.model.rank(), 0
+            adamw,
+            config,
+            None,
+            None,
+            [wrapped],
+            {0: wrapped.buffers},
+            groups.dp,
+            None,
+            groups.model.rank(),
+            0,
         )
         self.optimizer.grad_stats_parallel_group = groups.all
         self.optimizer.tp_group = groups.tp
         self.steps: int | None = None
-        """Number of steps done; None before the first. (torch counts them in every share, and a rank may have none.)"""
+        """Number of steps done; None before the first. (torch counts them in every share, and a
+        rank may have none.)"""
 
     def zero_grad(self) -> None:
         self.wrapped.zero_grad_buffer()
@@ -70,16 +90,19 @@ class ShardedAdamW:
         self.optimizer.prepare_grads()
         norm = float(self.optimizer.get_grad_norm())
         if math.isfinite(norm):
-            clip_grad_by_total_norm_fp32(self.optimizer.get_parameters(), self.settings.max_grad_norm, norm)
+            clip_grad_by_total_norm_fp32(
+                self.optimizer.get_parameters(), self.settings.max_grad_norm, norm
+            )
             self.optimizer.step_with_ready_grads()
             self.steps = (self.steps or 0) + 1
         self.zero_grad()
         return norm
 
-    # -- state in the shape of parameters --------------------------------------------------------------------
+    # -- state in the shape of parameters ----------------------------------------------------------
 
     def weight(self, parameter: nn.Parameter) -> torch.Tensor:
-        """The trained values, float32: the parameter, or what it is rounded from. All data-parallel ranks call this."""
+        """The trained values, float32: the parameter, or what it is rounded from. All data-parallel
+        ranks call this."""
         is_whole = parameter.dtype is torch.float32 or not parameter.requires_grad
         return parameter.detach().float() if is_whole else self.gathered(parameter, _MASTER)
 
@@ -94,7 +117,11 @@ class ShardedAdamW:
         for parameter, share, _ in self._shares():
             if parameter.dtype is not torch.float32:
                 yield share
-            yield from (tensor for tensor in self.optimizer.optimizer.state.get(share, {}).values() if tensor.dim())
+            yield from (
+                tensor
+                for tensor in self.optimizer.optimizer.state.get(share, {}).values()
+                if tensor.dim()
+            )
 
     def make_room(self) -> None:
         """Create the tensors that AdamW would create in its first step, before it."""
@@ -111,7 +138,8 @@ class ShardedAdamW:
             self.optimizer.optimizer.state[share]["step"].fill_(steps)
 
     def gathered(self, parameter: nn.Parameter, name: str) -> torch.Tensor:
-        """A parameter's state of that name, in the parameter's shape. All data-parallel ranks call this."""
+        """A parameter's state of that name, in the parameter's shape.
+        All data-parallel ranks call this."""
         values = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         located = self._find(parameter)
         if located is not None:
@@ -132,14 +160,21 @@ class ShardedAdamW:
         return share.detach() if name == _MASTER else self.optimizer.optimizer.state[share][name]
 
     def _find(self, parameter: nn.Parameter) -> tuple[torch.Tensor, int] | None:
-        return next(((share, first) for owner, share, first in self._shares() if owner is parameter), None)
+        return next(
+            ((share, first) for owner, share, first in self._shares() if owner is parameter), None
+        )
 
     def _shares(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, int]]:
-        """Each parameter that this rank has a share of, the share, and where it begins in the parameter."""
+        """Each parameter that this rank has a share of, the share,
+        and where it begins in the parameter."""
         optimizer: Any = self.optimizer
         pairs = (
             *zip(optimizer.model_fp32_groups, optimizer.shard_fp32_groups, strict=True),
-            *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),
+            *zip(
+                optimizer.model_float16_groups,
+                optimizer.shard_fp32_from_float16_groups,
+                strict=True,
+            ),
         )
         for owners, shares in pairs:
             for owner, share in zip(owners, shares, strict=True):

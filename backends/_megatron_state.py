@@ -1,8 +1,10 @@
-"""The state of a stage in a checkpoint: tensors under transformers' names, divided so that any layout can load them.
+"""The state of a stage in a checkpoint: tensors under transformers' names, divided so that any
+layout can load them.
 
-Megatron's own parameters are fused, and its optimizer's shares have no rows. Here, every number has its place in one of
-transformers' parameters: tensor-parallel ranks divide these as in the model, and data-parallel ranks divide the rows of
-the result, for both weights and optimizer. So each rank writes, and reads, an equal part.
+Megatron's own parameters are fused, and its optimizer's shares have no rows. Here, every number has
+its place in one of transformers' parameters: tensor-parallel ranks divide these as in the model,
+and data-parallel ranks divide the rows of the result, for both weights and optimizer. So each rank
+writes, and reads, an equal part.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ STEP = "step"
 class StageState:
     """Converts what this rank holds to tensors of a checkpoint, and back."""
 
-    def __init__(self, stage: nn.Module, layout: StageLayout, optimizer: ShardedAdamW, groups: RoleGroups):
+    def __init__(
+        self, stage: nn.Module, layout: StageLayout, optimizer: ShardedAdamW, groups: RoleGroups
+    ):
         self._stage = stage
         self._layout = layout
         self._optimizer = optimizer
@@ -44,7 +48,9 @@ class StageState:
         moments: dict[str, torch.Tensor] = {}
         steps = self._optimizer.steps
         for share, parameter in self._owned():
-            for held_part, tensor in self._layout.separate(share, self._optimizer.weight(parameter)):
+            for held_part, tensor in self._layout.separate(
+                share, self._optimizer.weight(parameter)
+            ):
                 weights[held_part.name] = self._spread(held_part, tensor)
             if steps is None or not parameter.requires_grad:
                 continue
@@ -53,7 +59,9 @@ class StageState:
                 for held_part, tensor in self._layout.separate(share, values):
                     moments[f"{held_part.name}/{moment}"] = self._spread(held_part, tensor)
             for held_part in self._layout.parts(share).values():
-                moments[f"{held_part.name}/{STEP}"] = self._alike(torch.tensor(steps, dtype=torch.float32))
+                moments[f"{held_part.name}/{STEP}"] = self._alike(
+                    torch.tensor(steps, dtype=torch.float32)
+                )
         return EngineState(weights, moments, is_copy=True)
 
     def take(self, state: EngineState) -> None:
@@ -61,26 +69,34 @@ class StageState:
         with torch.no_grad():
             for name, parameter in self._stage.named_parameters():
                 share = self._layout.shares[name]
-                self._optimizer.set_weight(parameter, self._whole(share, parameter, state.weights, ""))
+                self._optimizer.set_weight(
+                    parameter, self._whole(share, parameter, state.weights, "")
+                )
                 if state.optimizer and parameter.requires_grad:
                     for moment in MOMENTS:
                         values = self._whole(share, parameter, state.optimizer, f"/{moment}")
                         self._optimizer.scatter(parameter, moment, values)
         if state.optimizer:
-            steps: Any = next(tensor for name, tensor in state.optimizer.items() if name.endswith(f"/{STEP}"))
+            steps: Any = next(
+                tensor for name, tensor in state.optimizer.items() if name.endswith(f"/{STEP}")
+            )
             self._optimizer.set_steps(int(steps.to_local() if self._mesh is not None else steps))
 
-    def _whole(self, share: Share, parameter: nn.Parameter, tensors: Mapping[str, Any], suffix: str) -> torch.Tensor:
-        """The value of a parameter in a state, in the parameter's shape; for a copy, the first stage sends it."""
+    def _whole(
+        self, share: Share, parameter: nn.Parameter, tensors: Mapping[str, Any], suffix: str
+    ) -> torch.Tensor:
+        """The value of a parameter in a state, in the parameter's shape; for a copy,
+        the first stage sends it."""
         values = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         if not share.is_copy:
             self._layout.join(share, self._gathered(share, tensors, suffix, values), values)
-        if getattr(parameter, "shared_embedding", False):  # an embedding that is also the head, and that head
+        # an embedding that is also the head, and that head
+        if getattr(parameter, "shared_embedding", False):
             assert self._groups.ends is not None
             dist.broadcast(values, dist.get_global_rank(self._groups.ends, 0), self._groups.ends)
         return values
 
-    # -- parameters ------------------------------------------------------------------------------------------
+    # -- parameters --------------------------------------------------------------------------------
 
     def _owned(self) -> Iterator[tuple[Share, nn.Parameter]]:
         """Parameters, except copies of those of another stage."""
@@ -89,7 +105,7 @@ class StageState:
             if not share.is_copy:
                 yield share, parameter
 
-    # -- parts -----------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
 
     def _make_mesh(self) -> DeviceMesh:
         """The mesh of this stage's ranks; on the host, because it is not used for communication."""
@@ -106,7 +122,10 @@ class StageState:
             held_part.shape, self._mesh, self._placements(held_part.axis)
         )
         starts = [at - span.start for at, span in zip(offsets, held_part.region, strict=True)]
-        return tuple(slice(at, at + size) if size else slice(0, 0) for at, size in zip(starts, sizes, strict=True))
+        return tuple(
+            slice(at, at + size) if size else slice(0, 0)
+            for at, size in zip(starts, sizes, strict=True)
+        )
 
     def _spread(self, held_part: HeldPart, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of this rank's share of a part, as a part of the whole parameter."""
@@ -123,7 +142,8 @@ class StageState:
     def _gathered(
         self, share: Share, tensors: Mapping[str, Any], suffix: str, like: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Name in transformers → part of a parameter, gathered from the shares of data-parallel ranks."""
+        """Name in transformers → part of a parameter, gathered from the shares of data-parallel
+        ranks."""
         parameters = {}
         for held_part in self._layout.parts(share).values():
             stored: Any = tensors[held_part.name + suffix]
@@ -140,7 +160,12 @@ class StageState:
 
 
 def _part_of(
-    values: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, Placement], shape: tuple[int, ...]
+    values: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, Placement],
+    shape: tuple[int, ...],
 ) -> torch.Tensor:
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(values, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+    return DTensor.from_local(
+        values, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )

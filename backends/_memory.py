@@ -1,8 +1,10 @@
-"""The memory of transformers models under `_engine.TransformersEngine`: formulas that follow its code.
+"""The memory of transformers models under `_engine.TransformersEngine`:
+formulas that follow its code.
 
-Weights are float32, but for matrices that `inference` holds in bfloat16; matrix products run in `width` bytes per
-number. Activations are counted as transformers' modules save them per token for the backward pass; tests compare the
-counts with it, and peaks with the memory of a real process. No torch here: `rlcli plan` imports this file.
+Weights are float32, but for matrices that `inference` holds in bfloat16; matrix products run in
+`width` bytes per number. Activations are counted as transformers' modules save them per token for
+the backward pass; tests compare the counts with it, and peaks with the memory of a real process. No
+torch here: `rlcli plan` imports this file.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from rlcli.api.architecture import Architecture, TransformerBlock
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
 
 CHUNK_ELEMENTS = 1 << 24
-"""Logits that the head holds at once: `rlcli.ops.logprobs.CHUNK_ELEMENTS`, which needs torch to be imported."""
+"""Logits that the head holds at once: `rlcli.ops.logprobs.CHUNK_ELEMENTS`,
+which needs torch to be imported."""
 
 
 def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int | None) -> int:
-    """How many of `total` responses are decoded at once: at most `most`, and no more than fit in the cache if each
-    takes `longest` tokens, including its prompt."""
+    """How many of `total` responses are decoded at once: at most `most`, and no more than fit in
+    the cache if each takes `longest` tokens, including its prompt."""
     return min(total, most, total if cache_tokens is None else cache_tokens // longest)
 
 
@@ -29,14 +32,18 @@ class InferenceMemory(MemoryModel):
     dimensions: ClassVar[tuple[str, ...]] = ("dp", "tp")
     """Dimensions of the meshes that it can estimate."""
     keeps_casts: bool = False
-    """Whether autocast keeps its copies of trainable weights until the end of a forward pass; others are cast again at
-    every use. A call that generates makes its own copies."""
+    """Whether autocast keeps its copies of trainable weights until the end of a forward pass;
+    others are cast again at every use. A call that generates makes its own copies."""
     holds_casts: ClassVar[bool] = True
     """Whether `dtype: bfloat16` holds the matrices of linear layers as autocast casts them."""
 
     def __init__(self, role: PlacedRole):
         super().__init__(role)
-        others = {name: size for name, size in role.mesh.items() if size > 1 and name not in self.dimensions}
+        others = {
+            name: size
+            for name, size in role.mesh.items()
+            if size > 1 and name not in self.dimensions
+        }
         if others:
             named = " ".join(f"{name}{size}" for name, size in others.items())
             raise UnknownMemory(f"the memory of a mesh with {named} cannot be estimated yet")
@@ -53,12 +60,15 @@ class InferenceMemory(MemoryModel):
     def linear_parameters(self) -> int:
         """Those in the matrices of linear layers; gpt2 has none."""
         sizes = self.sizes
-        separate_head = sizes.vocabulary * sizes.hidden if self.has_lm_head and not sizes.tied else 0
+        separate_head = (
+            sizes.vocabulary * sizes.hidden if self.has_lm_head and not sizes.tied else 0
+        )
         return 0 if sizes.position_rows else sizes.cast + separate_head
 
     @property
     def parameters(self) -> int:
-        """Number of parameters in this rank's part, if it were not sharded over data-parallel ranks."""
+        """Number of parameters in this rank's part, if it were not sharded over data-parallel
+        ranks."""
         return self.sizes.parameters(self.role.head)
 
     def resident(self) -> Kept:
@@ -71,11 +81,13 @@ class InferenceMemory(MemoryModel):
         if self.role.architecture.model_type != "gemma2":
             return []
         return [
-            "its attention caps scores, so it is quadratic in memory: it holds the scores of a sequence's tokens with "
-            "each other, which are not counted here"
+            (
+                "its attention caps scores, so it is quadratic in memory: it holds the scores of a "
+                "sequence's tokens with each other, which are not counted here"
+            )
         ]
 
-    # -- inference -------------------------------------------------------------------------------------------
+    # -- inference ---------------------------------------------------------------------------------
 
     def inference(self, tokens: int) -> Parts:
         logits = 0
@@ -83,7 +95,11 @@ class InferenceMemory(MemoryModel):
             at_once = logits_at_once(tokens, self.sizes.vocabulary)
             earlier = 2 if tokens * self.sizes.vocabulary > at_once else 0  # of the last chunk
             logits = (8 + earlier) * at_once + self.head_cast()
-        at_head = Parts(gathered=self.gathered_at_head(), activations=4 * self.sizes.hidden * tokens, logits=logits)
+        at_head = Parts(
+            gathered=self.gathered_at_head(),
+            activations=4 * self.sizes.hidden * tokens,
+            logits=logits,
+        )
         in_block = Parts(
             gathered=self.gathered_in_block() + self.casts(self.keeps_casts),
             activations=tokens * self.passing_per_token(),
@@ -99,7 +115,8 @@ class InferenceMemory(MemoryModel):
         return 0
 
     def casts(self, are_kept: bool) -> int:
-        """Copies of weights in the precision of the matrix products, while blocks compute: all, or the largest."""
+        """Copies of weights in the precision of the matrix products, while blocks compute: all,
+        or the largest."""
         if self.width == 4 or self.narrow:
             return 0
         widest = max(self.sizes.mlp, self.sizes.heads * self.sizes.head_dim)
@@ -120,19 +137,26 @@ class InferenceMemory(MemoryModel):
         attention = 8 * sizes.hidden + (width + 4) * (queries + 2 * keys) + 3 * 4 * queries
         return max(mlp, attention)
 
-    # -- generation ------------------------------------------------------------------------------------------
+    # -- generation --------------------------------------------------------------------------------
 
     def generate(self, asked: Generation) -> Parts:
-        sizes, prompt, longest = self.sizes, asked.prompt_tokens, asked.prompt_tokens + asked.new_tokens
+        sizes, prompt, longest = (
+            self.sizes,
+            asked.prompt_tokens,
+            asked.prompt_tokens + asked.new_tokens,
+        )
         room = self.role.arguments.get("kv_cache_tokens")
-        slots = max(1, concurrent_responses(asked.prompts * asked.responses, longest, asked.at_once, room))
+        slots = max(
+            1, concurrent_responses(asked.prompts * asked.responses, longest, asked.at_once, room)
+        )
         read_at_once = min(asked.prompts, -(-slots // asked.responses))
         keys = sizes.kv_heads * sizes.head_dim
         key_width = self.width if sizes.position_rows else 4  # rotary embeddings make keys float32
         cache = slots * longest * keys * len(sizes.layers) * (key_width + self.width)
         reading = read_at_once * prompt * self.passing_per_token() + slots * prompt * keys * 4
         decoding = slots * longest * self.attended_per_token()
-        logits = slots * self.role.architecture.vocabulary * (20 + self.width)  # of all ranks, to sample from
+        # of all ranks, to sample from
+        logits = slots * self.role.architecture.vocabulary * (20 + self.width)
         gathered = self.gathered_to_generate()
         phases = (
             Parts(0, gathered, reading, cache),
@@ -146,7 +170,8 @@ class InferenceMemory(MemoryModel):
         return self.casts(are_kept=True) + self.head_cast()
 
     def attended_per_token(self) -> int:
-        """Bytes per token of the cache that attention copies in one block: keys and values spread over all heads."""
+        """Bytes per token of the cache that attention copies in one block:
+        keys and values spread over all heads."""
         sizes = self.sizes
         keys, queries = sizes.kv_heads * sizes.head_dim, sizes.heads * sizes.head_dim
         copies = 0 if self.width == 4 else (4 + 2 + 2) * keys
@@ -159,12 +184,17 @@ def logits_at_once(tokens: int, vocabulary: int) -> int:
 
 
 def part_of(sizes: Architecture, ranks: int) -> Architecture:
-    """The part of a model that one of `ranks` tensor-parallel ranks has: its heads, columns and rows of the vocabulary.
-    Hidden states and norms are whole on every rank."""
+    """The part of a model that one of `ranks` tensor-parallel ranks has: its heads, columns and
+    rows of the vocabulary. Hidden states and norms are whole on every rank."""
     if ranks == 1:
         return sizes
     layers = tuple(
-        replace(layer, attention=layer.attention // ranks, mlp=layer.mlp // ranks, experts=layer.experts // ranks)
+        replace(
+            layer,
+            attention=layer.attention // ranks,
+            mlp=layer.mlp // ranks,
+            experts=layer.experts // ranks,
+        )
         for layer in sizes.layers
     )
     return replace(
@@ -182,7 +212,8 @@ def saved_by_layer(sizes: Architecture, layer: TransformerBlock, width: int) -> 
     hidden, experts = sizes.hidden, sizes.experts_per_token
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     attention = width * (3 * queries + 2 * keys) + 4 * sizes.heads
-    if sizes.position_rows:  # gpt2: layer norms, one matrix for queries, keys and values, a gelu written out
+    # gpt2: layer norms, one matrix for queries, keys and values, a gelu written out
+    if sizes.position_rows:
         return 8 * hidden + 2 * width * hidden + attention + 16 + 5 * width * sizes.mlp
     norms = 8 * hidden * (layer.norms // hidden) + 8
     if sizes.qk_norm:
@@ -197,5 +228,6 @@ def saved_by_layer(sizes: Architecture, layer: TransformerBlock, width: int) -> 
 
 
 def _dense_width(sizes: Architecture, layer: TransformerBlock) -> int:
-    """The width of a gated MLP from its parameters: a model with experts may have dense blocks of another width."""
+    """The width of a gated MLP from its parameters: a model with experts may have dense blocks of
+    another width."""
     return sizes.mlp if not sizes.experts_per_token else layer.mlp // (3 * sizes.hidden)

@@ -17,11 +17,13 @@ from rlcli.api.network import LOOPBACK
 
 @contextmanager
 def process_group(group: Any = None) -> Iterator[None]:
-    """Temporarily install the default process group that DeepSpeed and Megatron require, then restore the previous
-    state. A run of one rank has none and gets a group of one. `group`: the group of a role that is on only some of the
-    run's ranks, which then is the default."""
+    """Temporarily install the default process group that DeepSpeed and Megatron require, then
+    restore the previous state. A run of one rank has none and gets a group of one. `group`: the
+    group of a role that is on only some of the run's ranks, which then is the default."""
     before = dist.group.WORLD
-    if before is not None and (group is None or dist.get_world_size(group) == dist.get_world_size()):
+    if before is not None and (
+        group is None or dist.get_world_size(group) == dist.get_world_size()
+    ):
         yield
         return
     distributed_c10d._update_default_pg(group or _group_of_one())
@@ -33,7 +35,8 @@ def process_group(group: Any = None) -> Iterator[None]:
 
 @cache
 def _group_of_one() -> Any:
-    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK  # else it listens on the address that the host's name has
+    # else it listens on the address that the host's name has
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     on_gpu = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=HashStore(), rank=0, world_size=1)
     return dist.group.WORLD

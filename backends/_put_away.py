@@ -1,6 +1,7 @@
 """Tensors whose memory is temporarily released, with their values kept on the host.
 
-Memory is released below the tensors, so that views that share it share it again when it is restored.
+Memory is released below the tensors, so that views that share it share it again when it is
+restored.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ class PutAway:
     def is_away(self) -> bool:
         return bool(self._away)
 
-    def put_away(self, restored: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()) -> None:
-        """`restored` tensors are restored as they are, `scratch` as zeros. Those already put away are left alone."""
+    def put_away(
+        self, restored: Iterable[torch.Tensor], scratch: Iterable[torch.Tensor] = ()
+    ) -> None:
+        """`restored` tensors are restored as they are, `scratch` as zeros.
+        Those already put away are left alone."""
         for tensors, keep in ((restored, True), (scratch, False)):
             for storage in {
                 tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors
@@ -52,7 +56,7 @@ def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage.clone() if storage.device.type == "cpu" else storage.cpu()
 
 
-# -- the state of tensors that are put away ------------------------------------------------------------------------
+# -- the state of tensors that are put away --------------------------------------------------------
 
 
 def copied_to_host(state: EngineState) -> EngineState:

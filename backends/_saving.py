@@ -1,4 +1,5 @@
-"""Writing a model as a folder that transformers reads: one rank writes what all ranks of a role gather."""
+"""Writing a model as a folder that transformers reads:
+one rank writes what all ranks of a role gather."""
 
 from __future__ import annotations
 
@@ -28,12 +29,13 @@ class Ranks:
     leads: bool
     """Whether this one writes."""
     groups: Sequence[Any]
-    """Process groups, such as those of the dimensions of a mesh: reducing over one after the other reduces over all
-    ranks. Empty for a single rank."""
+    """Process groups, such as those of the dimensions of a mesh: reducing over one after the other
+    reduces over all ranks. Empty for a single rank."""
     device: torch.device
 
     def hear(self, failure: str = "") -> str:
-        """The failure of the writing rank, if any; that rank passes it in. Every rank calls this."""
+        """The failure of the writing rank, if any; that rank passes it in.
+        Every rank calls this."""
         text = failure.encode()[:LONGEST]
         letters = torch.zeros(LONGEST, dtype=torch.uint8)
         letters[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
@@ -43,13 +45,20 @@ class Ranks:
         return bytes(letters.cpu().tolist()).rstrip(b"\0").decode(errors="replace")
 
 
-def save_model(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], tokenizer: Any, folder: Path,
-               dtype: torch.dtype, ranks: Ranks) -> None:  # fmt: skip
-    """Write the whole folder, floating-point numbers as `dtype`. Every rank calls this; the leading rank writes, and
-    none returns before it is done. If it fails, the others stop at the next parameter and also raise an error.
+def save_model(
+    lm: Any,
+    parameters: Iterable[tuple[str, torch.Tensor]],
+    tokenizer: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    ranks: Ranks,
+) -> None:
+    """Write the whole folder, floating-point numbers as `dtype`. Every rank calls this; the leading
+    rank writes, and none returns before it is done. If it fails, the others stop at the next
+    parameter and also raise an error.
 
-    `parameters` are those of `lm`, whole, each produced on demand, which may require all ranks. Of `lm` itself, only
-    names, shapes and buffers are used.
+    `parameters` are those of `lm`, whole, each produced on demand, which may require all ranks. Of
+    `lm` itself, only names, shapes and buffers are used.
     """
     if not ranks.leads:
         _take_part(parameters, ranks)
@@ -66,7 +75,9 @@ def save_model(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], tokenize
     ranks.hear()
 
 
-def _announced(parameters: Iterable[tuple[str, torch.Tensor]], ranks: Ranks) -> Iterator[tuple[str, torch.Tensor]]:
+def _announced(
+    parameters: Iterable[tuple[str, torch.Tensor]], ranks: Ranks
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Signal the other ranks, which wait, before each parameter and after the last."""
     ranks.hear()
     for parameter in parameters:
@@ -107,7 +118,8 @@ def describe(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: str) -> None:
 
 @contextmanager
 def _written_aside(folder: Path) -> Iterator[Path]:
-    """A folder next to the target, renamed to it at the end, so that the target is either complete or absent."""
+    """A folder next to the target, renamed to it at the end,
+    so that the target is either complete or absent."""
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)  # a process may have been killed while saving

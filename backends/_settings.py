@@ -21,9 +21,15 @@ class AdamWSettings:
 
     FOLLOWS_LENGTH: ClassVar[dict[str, str]] = {"schedule": "constant"}
     LIMITS: ClassVar[Limits] = {
-        "lr": {"ge": 0}, "weight_decay": {"ge": 0}, "beta1": {"ge": 0, "lt": 1}, "beta2": {"ge": 0, "lt": 1},
-        "eps": {"ge": 0}, "warmup_steps": {"ge": 0}, "min_lr_ratio": {"ge": 0, "le": 1}, "max_grad_norm": {"gt": 0},
-    }  # fmt: skip
+        "lr": {"ge": 0},
+        "weight_decay": {"ge": 0},
+        "beta1": {"ge": 0, "lt": 1},
+        "beta2": {"ge": 0, "lt": 1},
+        "eps": {"ge": 0},
+        "warmup_steps": {"ge": 0},
+        "min_lr_ratio": {"ge": 0, "le": 1},
+        "max_grad_norm": {"gt": 0},
+    }
 
     lr: float = 1e-5
     """Peak learning rate of AdamW."""
@@ -47,7 +53,8 @@ class AdamWSettings:
     """Learning rate after the warm-up."""
 
     min_lr_ratio: float = 0.0
-    """The rate that linear and cosine approach, as a share of the peak; they would reach it one step after the last."""
+    """The rate that linear and cosine approach, as a share of the peak; they would reach it one
+    step after the last."""
 
     max_grad_norm: float = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
@@ -55,15 +62,22 @@ class AdamWSettings:
     def rate(self, version_steps: int, total_steps: int) -> float:
         """The learning rate of training step `version_steps` (from 0)."""
         return learning_rate(
-            version_steps, peak=self.lr, total_steps=total_steps, warmup_steps=self.warmup_steps,
-            schedule=self.schedule, floor=self.min_lr_ratio,
-        )  # fmt: skip
+            version_steps,
+            peak=self.lr,
+            total_steps=total_steps,
+            warmup_steps=self.warmup_steps,
+            schedule=self.schedule,
+            floor=self.min_lr_ratio,
+        )
 
     def groups(
-        self, parameters: Iterable[nn.Parameter], dim: Callable[[nn.Parameter], int] = lambda parameter: parameter.dim()
+        self,
+        parameters: Iterable[nn.Parameter],
+        dim: Callable[[nn.Parameter], int] = lambda parameter: parameter.dim(),
     ) -> list[dict[str, Any]]:
-        """Parameter groups for an optimizer: matrices, which decay, and vectors, which do not, without empty groups.
-        `dim` returns a parameter's number of dimensions, in case a library has flattened the parameters."""
+        """Parameter groups for an optimizer: matrices, which decay, and vectors, which do not,
+        without empty groups. `dim` returns a parameter's number of dimensions, in case a library
+        has flattened the parameters."""
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         matrices = {"params": [p for p in trained if dim(p) > 1], "weight_decay": self.weight_decay}
         vectors = {"params": [p for p in trained if dim(p) <= 1], "weight_decay": 0.0}
@@ -103,8 +117,9 @@ class TransformersSettings(Precision):
     ON_RESUME: ClassVar[dict[str, str]] = {"kv_cache_tokens": "safe"}
 
     kv_cache_tokens: int | None = None
-    """Capacity of a rank's KV cache, in tokens of prompts and responses. Each response reserves the longest prompt and
-    `max_new_tokens`; as many as fit are decoded at once. null: room for `max_concurrent_responses` of them."""
+    """Capacity of a rank's KV cache, in tokens of prompts and responses. Each response reserves the
+    longest prompt and `max_new_tokens`; as many as fit are decoded at once. null: room for
+    `max_concurrent_responses` of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
-"""Checks that an existing server fits the role: it must have the role's ids and tokens, and report log-probs as the
-rest of the project defines them. A run that finds out later has trained on something else until then."""
+"""Checks that an existing server fits the role: it must have the role's ids and tokens, and report
+log-probs as the rest of the project defines them. A run that finds out later has trained on
+something else until then."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ from ._sglang_protocol import SENT, demand_own, is_logprob, largest_answer
 from ._sglang_server import Server
 
 PROBES = (
-    "Hello, world! 12 + 34 = 46.\n", "  two\tspaces\n\n", "naïve „Straße“ – 東京 😀", "def f(x):\n    return x ** 2",
-)  # fmt: skip
+    "Hello, world! 12 + 34 = 46.\n",
+    "  two\tspaces\n\n",
+    "naïve „Straße“ – 東京 😀",
+    "def f(x):\n    return x ** 2",
+)
 """Texts whose tokens are compared."""
 SPREAD = 64
 """Ids, spread over the vocabulary, whose texts are probes too, and whose log-probs are compared."""
 LOWEST = -30.0
-"""Log-probs below this are left out: at half the temperature, float32 would round their probabilities to 0."""
+"""Log-probs below this are left out: at half the temperature, float32 would round their
+probabilities to 0."""
 SEEN = 0.01
 """Nats by which the log-probs of two tokens must differ to be conclusive."""
 TOLERANCE = 0.25
@@ -40,13 +45,15 @@ class Expected:
     ranks: int
     """Number of processes that weights are sent to."""
     seconds: float
-    """Time for a response. The first one may take long: the server compiles what it has not compiled before."""
+    """Time for a response. The first one may take long: the server compiles what it has not
+    compiled before."""
 
 
 def check_model(server: Server, expected: Expected) -> None:
-    """Raises ModelError for a server of another model, UsageError for another number of processes, WorkerError if the
-    server cannot be asked."""
-    _ask(server, lambda at: at.post("/continue_generation", {}, server.patience))  # an earlier run may have paused it
+    """Raises ModelError for a server of another model, UsageError for another number of processes,
+    WorkerError if the server cannot be asked."""
+    # an earlier run may have paused it
+    _ask(server, lambda at: at.post("/continue_generation", {}, server.patience))
     info = _ask(server, lambda at: at.get("/server_info", server.patience))
     model = _ask(server, lambda at: at.get("/model_info", server.patience))
     if not isinstance(info, dict) or not isinstance(model, dict):
@@ -59,8 +66,9 @@ def check_model(server: Server, expected: Expected) -> None:
 
 
 def check_logprobs(server: Server, expected: Expected) -> None:
-    """Log-probs must be those of the distribution at the temperature. For any model, two tokens' log-probs then differ
-    twice as much at half the temperature; those of the distribution without the temperature differ as before.
+    """Log-probs must be those of the distribution at the temperature. For any model, two tokens'
+    log-probs then differ twice as much at half the temperature; those of the distribution without
+    the temperature differ as before.
 
     Raises ModelError; WorkerError if the server cannot be asked.
     """
@@ -73,10 +81,13 @@ def check_logprobs(server: Server, expected: Expected) -> None:
     difference, at_half = as_it_is[high] - as_it_is[low], halved[high] - halved[low]
     if difference > SEEN and abs(at_half - 2 * difference) > TOLERANCE * difference:
         message = (
-            f"{server.name} reports log-probs of another distribution than the one that it samples from: tokens "
-            f"{ids[low]} and {ids[high]} differ by {difference:.3g} at temperature 1 and by {at_half:.3g} at 0.5"
+            f"{server.name} reports log-probs of another distribution than the one that it samples "
+            f"from: tokens {ids[low]} and {ids[high]} differ by {difference:.3g} at temperature 1 "
+            f"and by {at_half:.3g} at 0.5"
         )
-        raise ModelError(message, hint="start it without SGLANG_RETURN_ORIGINAL_LOGPROB", code="F93")
+        raise ModelError(
+            message, hint="start it without SGLANG_RETURN_ORIGINAL_LOGPROB", code="F93"
+        )
 
 
 def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
@@ -94,21 +105,36 @@ def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:
 
 def _check_processes(server: Server, expected: Expected, count: Any) -> None:
     if isinstance(count, int) and count != expected.ranks:
-        message = f"{server.name} is {count} processes (its tp-size), and role {expected.role} expects {expected.ranks}"
+        message = (
+            f"{server.name} is {count} processes (its tp-size), and role {expected.role} "
+            f"expects {expected.ranks}"
+        )
         hint = f"models.{expected.role}.backend.args.tp={count}"
         raise UsageError(message, hint=hint, code="R49")
 
 
 def _check_settings(server: Server, preferred: Any) -> None:
     """The server's preferences apply to every parameter that a request does not set."""
-    others = sorted(set(preferred) - SENT) if isinstance(preferred, dict) else [str(preferred)] if preferred else []
+    others = (
+        sorted(set(preferred) - SENT)
+        if isinstance(preferred, dict)
+        else [str(preferred)]
+        if preferred
+        else []
+    )
     if others:
-        message = f"{server.name} changes every distribution by sampling settings of its own: {', '.join(others)[:200]}"
+        message = (
+            f"{server.name} changes every distribution by sampling settings of its own: "
+            f"{', '.join(others)[:200]}"
+        )
         raise ModelError(message, hint="start it without --preferred-sampling-params", code="F93")
 
 
 def _check_tokens(server: Server, expected: Expected) -> None:
-    texts = [*PROBES, *(str(expected.tokenizer.decode([one])) for one in _spread(len(expected.tokenizer)))]
+    texts = [
+        *PROBES,
+        *(str(expected.tokenizer.decode([one])) for one in _spread(len(expected.tokenizer))),
+    ]
     body = {"prompt": texts, "add_special_tokens": False}
     answer = _ask(server, lambda at: at.post("/tokenize", body, server.patience))
     theirs = answer.get("tokens") if isinstance(answer, dict) else None
@@ -117,16 +143,25 @@ def _check_tokens(server: Server, expected: Expected) -> None:
     ours = expected.tokenizer(texts, add_special_tokens=False).input_ids
     for text, our_ids, their_ids in zip(texts, ours, theirs, strict=True):
         if list(our_ids) != their_ids:
-            message = f"the tokens of {text!r} are {str(their_ids)[:80]} there and {str(list(our_ids))[:80]} here"
+            message = (
+                f"the tokens of {text!r} are {str(their_ids)[:80]} there and "
+                f"{str(list(our_ids))[:80]} here"
+            )
             raise _another(server, expected, message)
 
 
 def _check_ids(server: Server, expected: Expected) -> None:
     """A bias of 0 has no effect, and is refused for an id that does not exist."""
     if (refusal := _refusal(server, expected, expected.ids - 1)) is not None:
-        raise _another(server, expected, f"its vocabulary is smaller than the {expected.ids} ids here ({refusal})")
+        raise _another(
+            server,
+            expected,
+            f"its vocabulary is smaller than the {expected.ids} ids here ({refusal})",
+        )
     if _refusal(server, expected, expected.ids) is None:
-        raise _another(server, expected, f"its vocabulary is larger than the {expected.ids} ids here")
+        raise _another(
+            server, expected, f"its vocabulary is larger than the {expected.ids} ids here"
+        )
 
 
 def _refusal(server: Server, expected: Expected, id_: int) -> str | None:
@@ -156,20 +191,29 @@ def _spread(count: int) -> list[int]:
     return sorted({place * (count - 1) // max(1, several - 1) for place in range(several)})
 
 
-def _logprobs(server: Server, expected: Expected, ids: list[int], temperature: float) -> list[float]:
+def _logprobs(
+    server: Server, expected: Expected, ids: list[int], temperature: float
+) -> list[float]:
     """Log-probs of tokens after the text of id 0."""
     body = {
-        "input_ids": [0], "rid": uuid.uuid4().hex, "return_logprob": True, "token_ids_logprob": ids,
+        "input_ids": [0],
+        "rid": uuid.uuid4().hex,
+        "return_logprob": True,
+        "token_ids_logprob": ids,
         "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
-    }  # fmt: skip
-    answer = _ask(server, lambda at: at.post("/generate", body, expected.seconds, largest_answer(body)))
+    }
+    answer = _ask(
+        server, lambda at: at.post("/generate", body, expected.seconds, largest_answer(body))
+    )
     try:
         demand_own(answer["meta_info"], body)
         (logged,) = answer["meta_info"]["output_token_ids_logprobs"]
         by_token = {token: logprob for logprob, token, *_ in logged}
         logprobs = [by_token[one] for one in ids]
     except (KeyError, TypeError, ValueError, IndexError) as problem:
-        raise server.endpoint.hostile(f"does not give the log-probs of tokens: {problem!r}") from None
+        raise server.endpoint.hostile(
+            f"does not give the log-probs of tokens: {problem!r}"
+        ) from None
     if not all(is_logprob(one) or one == -math.inf for one in logprobs):
         raise server.endpoint.hostile("gives log-probs that are not numbers up to 0")
     return [float(one) for one in logprobs]

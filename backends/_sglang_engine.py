@@ -1,4 +1,5 @@
-"""The engine of a role whose responses come from servers: it holds no model, only the servers' weights as files."""
+"""The engine of a role whose responses come from servers: it holds no model, only the servers'
+weights as files."""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
     """Generates, and follows another role. Every rank of the role has its own servers."""
 
     def __init__(
-        self, model: Model, weights: WeightFolder, servers: Servers, root: Path, most_at_once: int, on_pause: str
+        self,
+        model: Model,
+        weights: WeightFolder,
+        servers: Servers,
+        root: Path,
+        most_at_once: int,
+        on_pause: str,
     ):
         assert model.source is not None
         self.role = model.name
@@ -63,14 +70,21 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
     def dp_size(self) -> int:
         return int(self._mesh["dp"].size()) if self._mesh is not None else 1
 
-    # -- generation ------------------------------------------------------------------------------------------
+    # -- generation --------------------------------------------------------------------------------
 
     def generate(
-        self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
+        self,
+        input_: SequenceSample,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        seeds: Sequence[int],
     ) -> GeneratedResponses:
         prompts = self._prompts(input_, gconfig)
         if len(seeds) != len(prompts) * gconfig.responses_per_prompt:
-            raise ValueError(f"{len(prompts)} prompts of {gconfig.responses_per_prompt} responses, {len(seeds)} seeds")
+            raise ValueError(
+                f"{len(prompts)} prompts of {gconfig.responses_per_prompt} "
+                f"responses, {len(seeds)} seeds"
+            )
         finished: dict[int, FinishedResponse] = {}
         with self.open(tokenizer, gconfig, 0) as stream:
             for number, seed in enumerate(seeds):
@@ -88,25 +102,33 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
     def weights_number(self) -> int:
         return self._weights.number
 
-    def open(self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int) -> ResponseStream:
+    def open(
+        self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
+    ) -> ResponseStream:
         self._check_length(longest_prompt + gconfig.max_new_tokens)
         sampling = Sampling.of(gconfig, tokenizer, *self._ids)
         self._servers.restore()
         at_once = min(self._most_at_once, gconfig.max_concurrent_responses)
         return ServerStream(
             self._servers,
-            lambda prompt, seed, stop: self._respond(prompt, sampling, gconfig.max_new_tokens, seed, stop),
+            lambda prompt, seed, stop: self._respond(
+                prompt, sampling, gconfig.max_new_tokens, seed, stop
+            ),
             at_once,
             self._on_pause,
         )
 
-    def _respond(self, prompt: list[int], sampling: Sampling, limit: int, seed: int, stop: threading.Event) -> Response:
+    def _respond(
+        self, prompt: list[int], sampling: Sampling, limit: int, seed: int, stop: threading.Event
+    ) -> Response:
         """A whole response, in as many pieces as the server returns."""
         response = Response(sampling)
         for asked in range(limit + CONTINUATIONS):
             left = limit - len(response.tokens)
             its_seed = seed if not asked else stable_seed(seed, asked)
-            body = request_body(prompt + response.tokens, sampling, left, its_seed, uuid.uuid4().hex)
+            body = request_body(
+                prompt + response.tokens, sampling, left, its_seed, uuid.uuid4().hex
+            )
             served = self._servers.generate(body, stop)
             if served is None:  # no longer wanted
                 response.is_aborted = True
@@ -114,25 +136,34 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
             server, raw = served
             answer = read_answer(raw, body, sampling, server.endpoint.hostile)
             if answer.is_aborted and not stop.is_set():
-                raise WorkerError(f"{server.name} ended a response on somebody else's request", code="F90")
+                raise WorkerError(
+                    f"{server.name} ended a response on somebody else's request", code="F90"
+                )
             response.add(answer, partial(self._number_of, server=server))
             response.is_aborted = answer.is_aborted
             if len(response.tokens) == limit or response.has_ended or response.is_aborted:
                 return response
         message = (
-            f"role {self.role} keeps sampling ids from {sampling.tokens} on, for which its tokenizer has no tokens"
+            f"role {self.role} keeps sampling ids from {sampling.tokens} on, for which its "
+            "tokenizer has no tokens"
         )
         raise ModelError(message, hint="is the tokenizer that of the model?")
 
     def _number_of(self, label: str, server: Server) -> int:
         number = self._servers.number(label)
         if number is None:
-            message = f"{server.name} sampled with weights that somebody else has given it ({label[:40]!r})"
+            message = (
+                f"{server.name} sampled with weights that somebody else has "
+                f"given it ({label[:40]!r})"
+            )
             raise WorkerError(message, hint="a server belongs to one run", code="F92")
         return number
 
-    def _prompts(self, input_: SequenceSample, gconfig: GenerationHyperparameters) -> list[torch.Tensor]:
-        """One tensor of ids per prompt. Raises ModelError if one leaves no room for its response, or is empty."""
+    def _prompts(
+        self, input_: SequenceSample, gconfig: GenerationHyperparameters
+    ) -> list[torch.Tensor]:
+        """One tensor of ids per prompt. Raises ModelError if one leaves no room for its response,
+        or is empty."""
         assert input_.data is not None
         packed = input_.data["packed_prompts"]
         assert packed is not None
@@ -147,11 +178,14 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         limit = getattr(self._weights.model.config, "max_position_embeddings", None)
         if limit is not None and longest > limit:
             raise ModelError(
-                f"prompt and response of role {self.role} may reach {longest} tokens; the model has {limit} positions",
+                (
+                    f"prompt and response of role {self.role} may reach {longest} tokens; the "
+                    f"model has {limit} positions"
+                ),
                 hint="lower generation.max_new_tokens or the dataset's max_length",
             )
 
-    # -- weights ---------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
         self._weights.follow(source, eta)
@@ -164,19 +198,26 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
         yield from self._weights.parameters()
 
     def offload(self) -> None:
-        """Have servers release the memory of their devices until the next call, or the next weights."""
+        """Have servers release the memory of their devices until the next call,
+        or the next weights."""
         self._servers.release()
 
     def _push(self) -> None:
         self._servers.update(self._weights.folder, self._weights.number)
 
-    # -- saving ----------------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         return EngineState(self._weights.copies(), is_copy=True)
 
     def state_was_filled(self, state: EngineState) -> None:
-        self._weights.fill({name: tensor for name, tensor in state.weights.items() if isinstance(tensor, torch.Tensor)})
+        self._weights.fill(
+            {
+                name: tensor
+                for name, tensor in state.weights.items()
+                if isinstance(tensor, torch.Tensor)
+            }
+        )
         self._push()
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
@@ -184,9 +225,13 @@ class SGLangEngine(HoldsWeights, GenerationEngine):
 
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
         leads = self._mesh is None or not any(self._mesh.get_coordinate())
-        ranks = Ranks(leads, self._mesh.get_all_groups() if self._mesh is not None else (), self.device)
+        ranks = Ranks(
+            leads, self._mesh.get_all_groups() if self._mesh is not None else (), self.device
+        )
         model = self._weights.model
-        save_model(model, self.whole_parameters(), tokenizer, Path(save_dir), self._save_dtype, ranks)
+        save_model(
+            model, self.whole_parameters(), tokenizer, Path(save_dir), self._save_dtype, ranks
+        )
 
     def close(self) -> None:
         self._servers.close()

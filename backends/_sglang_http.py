@@ -1,4 +1,5 @@
-"""Requests to one inference server, each with a wall-clock deadline, and its answers, which are not trusted."""
+"""Requests to one inference server, each with a wall-clock deadline, and its answers,
+which are not trusted."""
 
 from __future__ import annotations
 
@@ -25,9 +26,14 @@ SHOWN = 200
 
 
 KEEP_ALIVE = {
-    "SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 90_000,
-}  # fmt: skip
-"""After 30 s of silence, the other end is probed every 10 s; after 90 s without an answer the connection is broken."""
+    "SO_KEEPALIVE": 1,
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 6,
+    "TCP_USER_TIMEOUT": 90_000,
+}
+"""After 30 s of silence, the other end is probed every 10 s; after 90 s without an answer the
+connection is broken."""
 
 
 class ServerGone(Exception):
@@ -48,7 +54,8 @@ class ServerRefused(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a server. It is sent `key` and nothing else about this machine; redirects are not followed."""
+    """The address of a server. It is sent `key` and nothing else about this machine;
+    redirects are not followed."""
 
     url: str
     key: str | None = None
@@ -60,7 +67,9 @@ class Endpoint:
         except ValueError:  # an invalid port or address
             is_one = False
         if not is_one or parts.path.strip("/") or parts.username:
-            raise ValueError(f"the url of a server is {self.url!r}; it must be like http://127.0.0.1:30000")
+            raise ValueError(
+                f"the url of a server is {self.url!r}; it must be like http://127.0.0.1:30000"
+            )
 
     @property
     def host(self) -> str:
@@ -73,15 +82,22 @@ class Endpoint:
     def post(self, path: str, body: Mapping[str, Any], seconds: float, most: Size = ANSWER) -> Any:
         """The answer, decoded from JSON; None if it is empty.
 
-        Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no SGLang server gives.
+        Raises ServerGone, ServerLate, ServerRefused, or WorkerError for an answer that no SGLang
+        server gives.
         """
         return self._ask("POST", path, json.dumps(body).encode(), seconds, most)
 
     def _ask(self, method: str, path: str, body: bytes | None, seconds: float, most: Size) -> Any:
         parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "Connection": "close",
+        }
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         cut = _Cut(seconds)
         try:
@@ -94,7 +110,8 @@ class Endpoint:
         except ssl.SSLCertVerificationError as problem:
             raise self.hostile(f"has a certificate that is not trusted: {problem}") from None
         except (OSError, http.client.HTTPException) as problem:
-            if cut.is_done or (isinstance(problem, TimeoutError) and problem.errno is None):  # ours, not the kernel's
+            # ours, not the kernel's
+            if cut.is_done or (isinstance(problem, TimeoutError) and problem.errno is None):
                 raise ServerLate(f"no answer to {path} within {seconds:.3g} s") from None
             raise ServerGone(f"{type(problem).__name__}: {problem}") from None
         finally:
@@ -104,10 +121,14 @@ class Endpoint:
             raise ServerLate(f"no answer to {path} within {seconds:.3g} s")
         return self._read(path, response, content, most)
 
-    def _read(self, path: str, response: http.client.HTTPResponse, content: bytes, most: Size) -> Any:
+    def _read(
+        self, path: str, response: http.client.HTTPResponse, content: bytes, most: Size
+    ) -> Any:
         missing = response.length or 0
         if missing and len(content) <= most.bytes:
-            raise ServerGone(f"the answer to {path} ends after {len(content)} of {len(content) + missing} bytes")
+            raise ServerGone(
+                f"the answer to {path} ends after {len(content)} of {len(content) + missing} bytes"
+            )
         if response.status in BUSY:
             raise ServerGone(f"status {response.status}: {self._shown(content)}")
         if response.status != 200:
@@ -117,7 +138,9 @@ class Endpoint:
         try:
             return parsed(content, most)
         except ValueError as problem:
-            raise self.hostile(f"gives an answer to {path} {problem}: {self._shown(content)!r}") from None
+            raise self.hostile(
+                f"gives an answer to {path} {problem}: {self._shown(content)!r}"
+            ) from None
 
     def _shown(self, content: bytes) -> str:
         text = escape_control(content[:SHOWN].decode(errors="replace"))
@@ -125,11 +148,14 @@ class Endpoint:
 
     def hostile(self, message: str) -> RlcliError:
         """An error about an answer that no SGLang server gives."""
-        return WorkerError(f"the server at {self.url} {message}", hint="is it SGLang 0.5.21 or later?", code="F90")
+        return WorkerError(
+            f"the server at {self.url} {message}", hint="is it SGLang 0.5.21 or later?", code="F90"
+        )
 
 
 def _keep_alive(connected: socket.socket) -> None:
-    """Detect when the other end has silently gone, for example because its machine has lost power."""
+    """Detect when the other end has silently gone,
+    for example because its machine has lost power."""
     for name, value in KEEP_ALIVE.items():
         level = socket.SOL_SOCKET if name == "SO_KEEPALIVE" else socket.IPPROTO_TCP
         connected.setsockopt(level, getattr(socket, name), value)

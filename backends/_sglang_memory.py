@@ -1,5 +1,5 @@
-"""The memory of a client of servers and of its servers, their number and their devices. No torch: `rlcli plan` imports
-this."""
+"""The memory of a client of servers and of its servers, their number and their devices. No torch:
+`rlcli plan` imports this."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ USUAL_FRACTION = 0.87
 
 
 WIDTHS = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
-"""Bytes per number of the weights that are sent; without a dtype, as the model is stored (`_sglang_weights`)."""
+"""Bytes per number of the weights that are sent; without a dtype, as the model is stored
+(`_sglang_weights`)."""
 
 
 class ClientMemory(MemoryModel):
-    """The client has weights as files: one parameter at a time is in memory, and all of them for a checkpoint."""
+    """The client has weights as files: one parameter at a time is in memory,
+    and all of them for a checkpoint."""
 
     def resident(self) -> Kept:
         return Kept(0)
@@ -63,7 +65,8 @@ class ClientMemory(MemoryModel):
 
 
 def servers_of_a_rank(args: Mapping[str, Any]) -> int:
-    """Number of servers that the run starts for each rank of a role, from the arguments of its backend."""
+    """Number of servers that the run starts for each rank of a role,
+    from the arguments of its backend."""
     return args.get("servers", 1) if args.get("python") is not None else 0
 
 
@@ -74,9 +77,9 @@ def nodes_of_a_server(args: Mapping[str, Any]) -> int:
 
 
 def devices_of_servers(args: Mapping[str, Any], device: int) -> tuple[tuple[int, ...], ...]:
-    """The devices of each server of a rank, as numbers on each of its nodes; `device` is the rank's. They are that
-    device and the following ones, unless the environment of servers names theirs. None for a server that computes on
-    processors."""
+    """The devices of each server of a rank, as numbers on each of its nodes; `device` is the
+    rank's. They are that device and the following ones, unless the environment of servers names
+    theirs. None for a server that computes on processors."""
     count, size = servers_of_a_rank(args), devices_of_a_server(args) // nodes_of_a_server(args)
     if _options(args).get("device") == "cpu":
         return ((),) * count
@@ -84,7 +87,10 @@ def devices_of_servers(args: Mapping[str, Any], device: int) -> tuple[tuple[int,
     if visible is not None:
         named = [int(word) for word in str(visible).split(",") if word.strip().isdigit()]
         return (tuple(named[:size]),) * count
-    return tuple(tuple(range(device + size * server, device + size * (server + 1))) for server in range(count))
+    return tuple(
+        tuple(range(device + size * server, device + size * (server + 1)))
+        for server in range(count)
+    )
 
 
 def _options(args: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,8 +1,9 @@
 """Several servers that hold the same weights: each request goes to the least busy one.
 
-Requests are admitted unless they are held back. An update holds them back, waits until none is in flight (or has them
-paused), and succeeds only if all servers hold the new weights; otherwise no request is admitted any more. A server that
-dies is restarted with the current weights, and its requests are repeated.
+Requests are admitted unless they are held back. An update holds them back, waits until none is in
+flight (or has them paused), and succeeds only if all servers hold the new weights; otherwise no
+request is admitted any more. A server that dies is restarted with the current weights, and its
+requests are repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ LOOK_AGAIN_S = 1.0
 BEHIND = (ServerGone, ServerLate, ServerRefused)
 """Errors that keep a server from taking an update."""
 MEMORY = ("kv_cache", "weights")
-"""Memory that servers release while others train, in this order; it is restored in the reverse order."""
+"""Memory that servers release while others train, in this order;
+it is restored in the reverse order."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Servers:
         self._paused: str | None = None
         """How requests in flight are paused."""
 
-    # -- weights ---------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start all servers. Raises WorkerError, ResourceError."""
@@ -76,7 +78,8 @@ class Servers:
         return int(number) if run == self._run and re.fullmatch("[0-9]{1,18}", number) else None
 
     def update(self, folder: Path, number: int) -> None:
-        """Load weights into all servers and make them ready. Waits until no request is in flight, unless paused.
+        """Load weights into all servers and make them ready.
+        Waits until no request is in flight, unless paused.
 
         Raises WorkerError if one of them fails; none gets any more requests then.
         """
@@ -94,7 +97,8 @@ class Servers:
             self._released = False
 
     def _bring(self, server: Server, update: Update) -> None:
-        """Load weights into a running server; if it fails, it is restarted and must take them then."""
+        """Load weights into a running server; if it fails,
+        it is restarted and must take them then."""
         with server.lock:
             life = server.lives
             try:
@@ -106,7 +110,8 @@ class Servers:
                 server.is_ready = True
 
     def _revive(self, server: Server, life: int, problem: Exception, update: Update) -> None:
-        """Restart a server that failed in one of its lives, with weights, unless that has been done already.
+        """Restart a server that failed in one of its lives, with weights,
+        unless that has been done already.
 
         Raises WorkerError if it does not come back with them.
         """
@@ -118,7 +123,10 @@ class Servers:
                 server.start()
                 server.take(update, self._way, self._deadlines.update)
             except BEHIND as again:
-                message = f"{server.name} failed ({problem}), and did not take the weights after that: {again}"
+                message = (
+                    f"{server.name} failed ({problem}), and did not take the "
+                    f"weights after that: {again}"
+                )
                 raise WorkerError(message, code="F92") from problem
             server.lives += 1
             server.is_ready = True
@@ -127,7 +135,11 @@ class Servers:
 
     def _check_digests(self) -> None:
         """Check that all servers report the same weights, if they report them."""
-        digests = {repr(server.digest): server for server in self.servers if server.ranks == self.servers[0].ranks}
+        digests = {
+            repr(server.digest): server
+            for server in self.servers
+            if server.ranks == self.servers[0].ranks
+        }
         if len(digests) > 1:
             names = " and ".join(server.name for server in digests.values())
             raise WorkerError(f"{names} hold different weights after one update", code="F92")
@@ -138,7 +150,7 @@ class Servers:
             for done in [threads.submit(act, server) for server in self.servers]:
                 done.result()
 
-    # -- requests --------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def generate(self, body: Mapping[str, Any], stop: threading.Event) -> tuple[Server, Any] | None:
         """The least busy server, and its answer; None once `stop` is set.
@@ -149,14 +161,20 @@ class Servers:
         while (admitted := self._admitted(stop)) is not None:
             server, life = admitted
             try:
-                return server, server.endpoint.post("/generate", body, self._deadlines.request, largest_answer(body))
+                return server, server.endpoint.post(
+                    "/generate", body, self._deadlines.request, largest_answer(body)
+                )
             except ServerRefused as problem:
-                raise ModelError(f"{server.name} refuses a request: {problem}", code="F90") from None
+                raise ModelError(
+                    f"{server.name} refuses a request: {problem}", code="F90"
+                ) from None
             except ServerGone as problem:
                 failed: Exception = problem
             except ServerLate as problem:
                 if server.answers("/health_generate"):
-                    raise HangError(f"{server.name} lives, but gave {problem}", code="F91") from None
+                    raise HangError(
+                        f"{server.name} lives, but gave {problem}", code="F91"
+                    ) from None
                 failed = problem
             finally:
                 self._let_go(server)
@@ -187,9 +205,9 @@ class Servers:
             self._changed.notify_all()
 
     def _lost(self, server: Server, life: int, problem: Exception, breaks: int) -> bool:
-        """Handle a server that did not answer a request: restart it, unless only the connection broke, which is what
-        this returns. `breaks`: how often that has happened to the request; others that broke at the same time say
-        nothing about the server."""
+        """Handle a server that did not answer a request: restart it, unless only the connection
+        broke, which is what this returns. `breaks`: how often that has happened to the request;
+        others that broke at the same time say nothing about the server."""
         with server.lock:
             if self._broken is not None:  # discovered by another request while this one waited
                 raise self._broken
@@ -197,7 +215,9 @@ class Servers:
                 return False
             lives = not server.has_died and server.answers("/ready") and self._has_present(server)
             if lives and breaks + 1 == 2 * TRIES:
-                raise server.failure(f"lives, but has not answered one request {2 * TRIES} times: {problem}")
+                raise server.failure(
+                    f"lives, but has not answered one request {2 * TRIES} times: {problem}"
+                )
             if lives and breaks + 1 != TRIES:
                 return True
             assert self._present is not None
@@ -216,12 +236,12 @@ class Servers:
         except BEHIND:
             return False
 
-    # -- pauses and memory -----------------------------------------------------------------------------------
+    # -- pauses and memory -------------------------------------------------------------------------
 
     @contextmanager
     def paused(self, mode: str) -> Iterator[None]:
-        """Pause requests in flight, and admit none. `mode`: retract (keys and values are recomputed afterwards) or
-        in_place (they are kept, even if the weights change)."""
+        """Pause requests in flight, and admit none. `mode`: retract (keys and values are recomputed
+        afterwards) or in_place (they are kept, even if the weights change)."""
         with self.hold_requests(drained=False):
             self.tell("/pause_generation", {"mode": mode})
             self._paused = mode
@@ -240,7 +260,10 @@ class Servers:
             while drained and any(server.in_flight for server in self.servers):
                 if not self._changed.wait(max(0.0, end - time.monotonic())):
                     self._holds -= 1
-                    raise HangError("requests are still in flight, and keep the servers from new weights", code="F91")
+                    raise HangError(
+                        "requests are still in flight, and keep the servers from new weights",
+                        code="F91",
+                    )
         try:
             yield
         finally:
@@ -255,7 +278,9 @@ class Servers:
             try:
                 server.endpoint.post(path, body, self._deadlines.update)
             except BEHIND as problem:
-                raise WorkerError(f"{server.name} failed at {path}: {problem}", code="F91") from problem
+                raise WorkerError(
+                    f"{server.name} failed at {path}: {problem}", code="F91"
+                ) from problem
 
         self.each(ask)
 

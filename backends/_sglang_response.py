@@ -27,14 +27,19 @@ class Response:
         return bool(self.tokens) and self.tokens[-1] in self.sampling.ends
 
     def add(self, answer: Answer, number_of: Callable[[str], int]) -> None:
-        """Append an answer, up to the first id that has no token: that one is resampled, which makes the others as
-        likely as if it could not be drawn. `number_of`: the server's label of weights → their number."""
-        beyond = (place for place, token in enumerate(answer.tokens) if token >= self.sampling.tokens)
+        """Append an answer, up to the first id that has no token: that one is resampled, which
+        makes the others as likely as if it could not be drawn. `number_of`: the server's label of
+        weights → their number."""
+        beyond = (
+            place for place, token in enumerate(answer.tokens) if token >= self.sampling.tokens
+        )
         end, before = next(beyond, len(answer.tokens)), len(self.tokens)
         self.tokens += answer.tokens[:end]
         self.logprobs += answer.logprobs[:end]
         for span in answer.spans:
-            self._extend(Segment(number_of(span.label), before + span.start, before + min(span.end, end)))
+            self._extend(
+                Segment(number_of(span.label), before + span.start, before + min(span.end, end))
+            )
 
     def _extend(self, segment: Segment) -> None:
         if segment.start >= segment.end:
@@ -47,4 +52,6 @@ class Response:
     def finished(self, number: int) -> FinishedResponse:
         tokens = torch.tensor(self.tokens, dtype=torch.int64)
         logprobs = torch.tensor(self.logprobs, dtype=torch.float32)
-        return FinishedResponse(number, tokens, logprobs, self.has_ended, tuple(self.segments), self.is_aborted)
+        return FinishedResponse(
+            number, tokens, logprobs, self.has_ended, tuple(self.segments), self.is_aborted
+        )

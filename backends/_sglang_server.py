@@ -23,13 +23,14 @@ from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
 from ._sglang_update import Update, address_towards, by_process_group, from_disk
 
 PROBE_S = 120.0
-"""Seconds for a request that takes a server no time, on a busy machine; also for an existing server to be ready."""
+"""Seconds for a request that takes a server no time, on a busy machine;
+also for an existing server to be ready."""
 LOOK_EVERY_S = 0.25
 LIVES = 4
 """How many times a server of ours is started in a run: once, and again each time it has failed."""
 TRIES = 4
-"""After so many connections that broke under one request its server is restarted, even if it is alive, and after twice
-as many the run ends."""
+"""After so many connections that broke under one request its server is restarted, even if it is
+alive, and after twice as many the run ends."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Launch:
     environment: Mapping[str, str]
     tp: int
     slots: tuple[ServerSlot, ...]
-    """The folder that its agent reads; of a server over several nodes, that of each node's agent. The first node is
-    ours, and has the endpoint."""
+    """The folder that its agent reads; of a server over several nodes, that of each node's agent.
+    The first node is ours, and has the endpoint."""
     seconds: float
     """Time until it must be ready."""
 
@@ -52,23 +53,42 @@ class Launch:
         """Request a new server. Returns its key."""
         key = secrets.token_hex(32)  # SGLang would parse one that starts with "-" as an option
         settings = {  # JSON is YAML; a file, because everybody on the machine can see arguments
-            "model-path": str(self.model), "load-format": "dummy", "skip-tokenizer-init": True, "host": "127.0.0.1",
-            "api-key": key, "tp-size": self.tp,
+            "model-path": str(self.model),
+            "load-format": "dummy",
+            "skip-tokenizer-init": True,
+            "host": "127.0.0.1",
+            "api-key": key,
+            "tp-size": self.tp,
             **{name.replace("_", "-"): value for name, value in self.options.items()},
-        }  # fmt: skip
+        }
         environment = {"HF_HUB_OFFLINE": "1", **self.environment}
         if not self.spans_nodes:
-            self._start_process(self.slots[0], settings, {"GLOO_SOCKET_IFNAME": LOOPBACK, **environment})
+            self._start_process(
+                self.slots[0], settings, {"GLOO_SOCKET_IFNAME": LOOPBACK, **environment}
+            )
             return key
-        settings |= {"nnodes": len(self.slots), "dist-init-addr": f"{self.address}:{_free_port(self.address)}"}
+        settings |= {
+            "nnodes": len(self.slots),
+            "dist-init-addr": f"{self.address}:{_free_port(self.address)}",
+        }
         for number, slot in enumerate(self.slots):
             self._start_process(slot, {**settings, "node-rank": number}, environment)
         return key
 
-    def _start_process(self, slot: ServerSlot, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def _start_process(
+        self, slot: ServerSlot, settings: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
         lines = (f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
         replace_file(_settings_of(slot), "".join(lines).encode())
-        command = [self.python, "-m", "sglang.launch_server", "--config", str(_settings_of(slot)), "--port", PORT]
+        command = [
+            self.python,
+            "-m",
+            "sglang.launch_server",
+            "--config",
+            str(_settings_of(slot)),
+            "--port",
+            PORT,
+        ]
         slot.start(command, environment, [peer.folder for peer in self.slots if peer is not slot])
 
     def stop(self) -> None:
@@ -91,7 +111,8 @@ class Launch:
 
     @property
     def ended(self) -> ServerSlot | None:
-        """The process that ended first, if one has: then all of them have ended, or are about to."""
+        """The process that ended first, if one has: then all of them have ended,
+        or are about to."""
         with_exit = [slot for slot in self.slots if slot.exit_code is not None]
         return min(with_exit, key=lambda slot: not slot.ended_first, default=None)
 
@@ -168,7 +189,8 @@ class Server:
             raise self.failure(f"cannot be started any more: {why}")
 
     def answers(self, path: str) -> bool:
-        """Probe the server: /ready, whether it takes requests; /health_generate, whether it can still write a token."""
+        """Probe the server: /ready, whether it takes requests; /health_generate, whether it can
+        still write a token."""
         try:
             self.endpoint.get(path, self.patience)
         except (ServerGone, ServerLate, ServerRefused):
@@ -181,14 +203,17 @@ class Server:
             hint = "is it running, and on that address?"
             return WorkerError(f"{self.name} {message}", hint=hint, code="F91")
         slot = self.launch.ended or self.launch.slots[0]
-        return WorkerError(f"{self.name} {message}; the end of {slot.log}:\n{slot.last_words()}", code="F91")
+        return WorkerError(
+            f"{self.name} {message}; the end of {slot.log}:\n{slot.last_words()}", code="F91"
+        )
 
-    # -- weights ---------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def take(self, update: Update, way: str, seconds: float) -> None:
         """Load new weights into it, and check that it has them.
 
-        Raises ServerGone, ServerLate, ServerRefused, or WorkerError if it has other weights afterwards.
+        Raises ServerGone, ServerLate, ServerRefused,
+        or WorkerError if it has other weights afterwards.
         """
         self.is_ready = False
         if way == "disk":
@@ -230,7 +255,8 @@ def _settings_of(slot: ServerSlot) -> Path:
 
 
 def _free_port(address: str) -> int:
-    """A port that is free now. If another process takes it before the server does, the server ends."""
+    """A port that is free now. If another process takes it before the server does,
+    the server ends."""
     with socket.create_server((address, 0)) as probe:
         return int(probe.getsockname()[1])
 

@@ -38,11 +38,17 @@ class ServerStream(ResponseStream):
 
     def submit(self, prompt: torch.Tensor, seed: int) -> int:
         number, self._submitted = self._submitted, self._submitted + 1
-        self._making[self._threads.submit(self._respond, prompt.tolist(), seed, self._stop)] = number
+        self._making[self._threads.submit(self._respond, prompt.tolist(), seed, self._stop)] = (
+            number
+        )
         return number
 
     def collect(self) -> list[FinishedResponse]:
-        return self._take(wait(self._making, timeout=0 if self._paused else None, return_when=FIRST_COMPLETED).done)
+        return self._take(
+            wait(
+                self._making, timeout=0 if self._paused else None, return_when=FIRST_COMPLETED
+            ).done
+        )
 
     def pause(self) -> None:
         if not self._paused:

@@ -1,4 +1,5 @@
-"""Updates one server to the weights of a folder: it reads them itself, or they are sent to it in a process group."""
+"""Updates one server to the weights of a folder: it reads them itself,
+or they are sent to it in a process group."""
 
 from __future__ import annotations
 
@@ -33,20 +34,26 @@ class Update:
     label: str
     """The server's name for them from then on."""
     flushes: bool
-    """Whether it discards keys and values computed with the old ones. (It refuses to while requests need them.)"""
+    """Whether it discards keys and values computed with the old ones.
+    (It refuses to while requests need them.)"""
 
 
 def from_disk(server: Endpoint, update: Update, seconds: float) -> None:
     """Have the server read the folder, which it must be able to access."""
     body = {
-        "model_path": str(update.folder), "weight_version": update.label, "flush_cache": update.flushes,
+        "model_path": str(update.folder),
+        "weight_version": update.label,
+        "flush_cache": update.flushes,
         "load_format": "auto",  # a server started without weights would not load any
-    }  # fmt: skip
+    }
     server.post("/update_weights_from_disk", body, seconds)
 
 
-def by_process_group(server: Endpoint, update: Update, ranks: int, address: str, seconds: float) -> None:
-    """Send the tensors to the server's `ranks` processes, one after the other. They reach us at `address`.
+def by_process_group(
+    server: Endpoint, update: Update, ranks: int, address: str, seconds: float
+) -> None:
+    """Send the tensors to the server's `ranks` processes, one after the other.
+    They reach us at `address`.
 
     The group only exists during the update: an old one would break when a server is restarted.
     """
@@ -66,7 +73,8 @@ def by_process_group(server: Endpoint, update: Update, ranks: int, address: str,
 
 
 class _Group:
-    """This process is rank 0, the server's processes are the others. Gloo, because our tensors are on the host."""
+    """This process is rank 0, the server's processes are the others. Gloo,
+    because our tensors are on the host."""
 
     def __init__(self, server: Endpoint, ranks: int, address: str, seconds: float):
         self._server = server
@@ -76,14 +84,22 @@ class _Group:
         port = listening.getsockname()[1]
         patience = timedelta(seconds=seconds)
         store = TCPStore(
-            address, port, is_master=True, timeout=patience, wait_for_workers=False,
+            address,
+            port,
+            is_master=True,
+            timeout=patience,
+            wait_for_workers=False,
             master_listen_fd=listening.detach(),
-        )  # fmt: skip
+        )
         self._group: Any = None
         body = {
-            "master_address": address, "master_port": port, "rank_offset": 1, "world_size": 1 + ranks,
-            "group_name": self._name, "backend": "gloo",
-        }  # fmt: skip
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 1 + ranks,
+            "group_name": self._name,
+            "backend": "gloo",
+        }
 
         def join() -> None:
             gloo: Any = dist.ProcessGroupGloo  # its options are not in torch's type stubs
@@ -91,16 +107,23 @@ class _Group:
             options._devices = [gloo.create_device(hostname=address)]
             options._timeout = patience
             # torch's name for the keys of a group, and SGLang's for a custom group
-            prefixed = PrefixStore("cpu/", PrefixStore(f"{self._name}/", PrefixStore(self._name, store)))
+            prefixed = PrefixStore(
+                "cpu/", PrefixStore(f"{self._name}/", PrefixStore(self._name, store))
+            )
             self._group = gloo(prefixed, 0, 1 + ranks, options)
 
         self._together("/init_weights_update_group", body, join)
 
-    def send(self, names: list[str], tensors: list[torch.Tensor], options: Mapping[str, Any]) -> None:
+    def send(
+        self, names: list[str], tensors: list[torch.Tensor], options: Mapping[str, Any]
+    ) -> None:
         body = {
-            "names": names, "dtypes": [CODES[one.dtype] for one in tensors],
-            "shapes": [list(one.shape) for one in tensors], "group_name": self._name, **options,
-        }  # fmt: skip
+            "names": names,
+            "dtypes": [CODES[one.dtype] for one in tensors],
+            "shapes": [list(one.shape) for one in tensors],
+            "group_name": self._name,
+            **options,
+        }
 
         def broadcast() -> None:
             for tensor in tensors:
@@ -110,13 +133,15 @@ class _Group:
 
     def close(self) -> None:
         with suppress(Exception):  # the server may be gone, and with it its end of the group
-            self._server.post("/destroy_weights_update_group", {"group_name": self._name}, WIND_UP_S)
+            self._server.post(
+                "/destroy_weights_update_group", {"group_name": self._name}, WIND_UP_S
+            )
         if self._group is not None:
             self._group.abort()
 
     def _together(self, path: str, body: Mapping[str, Any], send: Callable[[], None]) -> None:
-        """Run the server's part and ours in parallel. If the server refuses its part, ours waits in a thread until the
-        group is closed or its time is over."""
+        """Run the server's part and ours in parallel. If the server refuses its part, ours waits in
+        a thread until the group is closed or its time is over."""
         failed: list[Exception] = []
 
         def work() -> None:
@@ -130,7 +155,9 @@ class _Group:
         self._server.post(path, body, self._seconds)
         ours.join(WIND_UP_S)
         if failed or ours.is_alive():
-            raise ServerGone(f"the weights were not sent: {failed[0] if failed else 'the group is stuck'}")
+            raise ServerGone(
+                f"the weights were not sent: {failed[0] if failed else 'the group is stuck'}"
+            )
 
 
 def _buckets(folder: Path) -> Iterator[tuple[list[str], list[torch.Tensor]]]:

@@ -1,7 +1,9 @@
-"""The client's copy of the weights that servers generate with: a folder that transformers and SGLang can read.
+"""The client's copy of the weights that servers generate with: a folder that transformers and
+SGLang can read.
 
-New weights are written completely, next to those in use, before any server is updated. So an update that fails midway
-leaves the old ones intact, a server that has died can be given the current ones again.
+New weights are written completely, next to those in use, before any server is updated. So an update
+that fails midway leaves the old ones intact, a server that has died can be given the current ones
+again.
 """
 
 from __future__ import annotations
@@ -25,15 +27,19 @@ from ._saving import Ranks, describe, save_model
 
 Shapes = Mapping[str, tuple[int, ...]]
 DTYPES = {
-    "bfloat16": torch.bfloat16, "half": torch.float16, "float16": torch.float16, "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "half": torch.float16,
+    "float16": torch.float16,
+    "float": torch.float32,
     "float32": torch.float32,
-}  # fmt: skip
+}
 """SGLang's words for `dtype`, except auto, which is that of the model's configuration."""
 
 
 def dtype_of(options: Mapping[str, Any], configuration: Any) -> torch.dtype:
-    """What servers with these options hold of a model with this configuration: anything wider would be rounded when it
-    arrives. SGLang holds a model of float32 in fewer bits unless told otherwise; it still gets all of them."""
+    """What servers with these options hold of a model with this configuration: anything wider would
+    be rounded when it arrives. SGLang holds a model of float32 in fewer bits unless told otherwise;
+    it still gets all of them."""
     stored = getattr(configuration, "dtype", None)
     usual = stored if stored in (torch.bfloat16, torch.float16) else torch.float32
     return DTYPES.get(str(options.get("dtype")), usual)
@@ -42,7 +48,9 @@ def dtype_of(options: Mapping[str, Any], configuration: Any) -> torch.dtype:
 class WeightFolder:
     """The weights in the dtype of the servers, under the names that the model's files use."""
 
-    def __init__(self, role: str, source: ModelSource, root: Path, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self, role: str, source: ModelSource, root: Path, dtype: torch.dtype = torch.float32
+    ):
         """Starts with the weights of `source`, in a folder below `root`."""
         make_folder(root)
         self._dtype = dtype
@@ -52,7 +60,9 @@ class WeightFolder:
         """The model, without memory for its parameters."""
         self._role = role
         self._root = root
-        self._parameters: Shapes = {name: tuple(one.shape) for name, one in self.model.named_parameters()}
+        self._parameters: Shapes = {
+            name: tuple(one.shape) for name, one in self.model.named_parameters()
+        }
         self._names = list(own_weights(self.model))
         for name in set(self._names) - set(self._parameters):
             fill_tensor(self.model.get_buffer(name), source, name)
@@ -78,13 +88,16 @@ class WeightFolder:
         return {block: partial(self._read, name) for name, block in blocks.items()}
 
     def follow(self, source: GivesParameters, eta: float) -> None:
-        """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not those of the model, and
-        for a mixture of rounded ones, which would stay where it is."""
+        """mine ← eta · theirs + (1 − eta) · mine. Raises ModelError for parameters that are not
+        those of the model, and for a mixture of rounded ones, which would stay where it is."""
         if eta != 1 and self._dtype != torch.float32:
             message = (
-                f"role {self._role} is to follow with eta {eta:g}, but keeps its weights in the servers' {self._dtype}"
+                f"role {self._role} is to follow with eta {eta:g}, but keeps its weights in the "
+                f"servers' {self._dtype}"
             )
-            raise ModelError(message, hint="set dtype: float32 in the servers' options, or follow with eta 1")
+            raise ModelError(
+                message, hint="set dtype: float32 in the servers' options, or follow with eta 1"
+            )
 
         def mixed() -> Iterator[tuple[str, torch.Tensor]]:
             for name, theirs in in_order(source, self._parameters, self._role):
@@ -99,7 +112,8 @@ class WeightFolder:
         self._replace((name, weights[name]) for name in self._parameters)
 
     def _read(self, name: str) -> torch.Tensor:
-        """A parameter or buffer; floating-point numbers as float32, which every follower and checkpoint holds."""
+        """A parameter or buffer; floating-point numbers as float32, which every follower and
+        checkpoint holds."""
         tensor = self._source.read(name)
         return tensor.float() if tensor.is_floating_point() else tensor
 
@@ -119,8 +133,11 @@ class WeightFolder:
         return open_source(str(self.folder), head="lm", tokenizer=None, seed=0)
 
 
-def in_order(source: GivesParameters, shapes: Shapes, role: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole parameters, float32 on the host, in the order of `shapes`; those that arrive early are kept.
+def in_order(
+    source: GivesParameters, shapes: Shapes, role: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whole parameters, float32 on the host, in the order of `shapes`;
+    those that arrive early are kept.
 
     Raises ModelError for one that is missing or has another shape.
     """
@@ -132,7 +149,9 @@ def in_order(source: GivesParameters, shapes: Shapes, role: str) -> Iterator[tup
         if shapes.get(block.name) != block.shape:
             raise ModelError(f"role {role} has no parameter like {block.name} that it is to follow")
         arriving = arrived.setdefault(block.name, torch.empty(block.shape))
-        arriving[block.within(WeightBlock.whole(block.name, block.shape))] = numbers.detach().to("cpu", torch.float32)
+        arriving[block.within(WeightBlock.whole(block.name, block.shape))] = numbers.detach().to(
+            "cpu", torch.float32
+        )
         missing[block.name] -= block.numbers
         while turn is not None and not missing[turn]:
             yield turn, arrived.pop(turn)

@@ -1,4 +1,5 @@
-"""FSDP2 over a role's data-parallel ranks: all of them, or groups that each hold the whole model (hybrid sharding)."""
+"""FSDP2 over a role's data-parallel ranks: all of them, or groups that each hold the whole model
+(hybrid sharding)."""
 
 from __future__ import annotations
 
@@ -18,13 +19,17 @@ from ._transformers import PackedModel
 
 
 def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
-    """The data-parallel ranks of a role's mesh, in one dimension; or (replicas, shards) with shards of `shard_size`
-    ranks, which are neighbours. Every rank of the role calls it. Raises ModelError if the ranks cannot be divided."""
+    """The data-parallel ranks of a role's mesh, in one dimension; or (replicas, shards) with shards
+    of `shard_size` ranks, which are neighbours. Every rank of the role calls it. Raises ModelError
+    if the ranks cannot be divided."""
     ranks = mesh["dp"].size()
     if shard_size is None or shard_size >= ranks:
         return mesh["dp"]
     if ranks % shard_size:
-        message = f"shard_size is {shard_size}, which does not divide the {ranks} data-parallel ranks of role {role}"
+        message = (
+            f"shard_size is {shard_size}, which does not divide the {ranks} "
+            f"data-parallel ranks of role {role}"
+        )
         raise ModelError(message, hint="choose a divisor, or leave it out")
     names = ("dp_replicate", "dp_shard", "tp")
     tensor_parallel = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
@@ -34,18 +39,25 @@ def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
     for axis in range(3):
         index: list[Any] = [*coordinates]
         index[axis] = slice(None)
-        groups.append(dist.new_group(ranks_by_axis[tuple(index)].tolist(), use_local_synchronization=True))
-    device_mesh = DeviceMesh.from_group(groups, mesh.device_type, ranks_by_axis, mesh_dim_names=names)
+        groups.append(
+            dist.new_group(ranks_by_axis[tuple(index)].tolist(), use_local_synchronization=True)
+        )
+    device_mesh = DeviceMesh.from_group(
+        groups, mesh.device_type, ranks_by_axis, mesh_dim_names=names
+    )
     return device_mesh["dp_replicate", "dp_shard"]
 
 
 def shard(packed: PackedModel, mesh: Any) -> None:
-    """Shard a model so that each block is gathered when needed, its matrices in the dtype of their products, the rest
-    in float32: autocast would cast the former and leave the latter, so results are those of an unsharded model."""
+    """Shard a model so that each block is gathered when needed, its matrices in the dtype of their
+    products, the rest in float32: autocast would cast the former and leave the latter, so results
+    are those of an unsharded model."""
     lm: Any = packed.lm
     blocks = set(lm._no_split_modules or ())
     narrow = packed.compute_dtype if packed.compute_dtype is not torch.float32 else None
-    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(
+        param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     for block in packed.lm.modules():
         if type(block).__name__ in blocks:
             if matrices := list(_linear_layers(block)):
@@ -55,17 +67,20 @@ def shard(packed: PackedModel, mesh: Any) -> None:
     fully_shard(packed, mesh=mesh)
     for module in packed.modules():
         if isinstance(module, FSDPModule):
-            # The loss is already divided by the global weight, so gradients are summed, not averaged.
+            # The loss is already divided by the global weight, so gradients are summed,
+            # not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 def forget_gradients(packed: Any) -> None:
-    """Drop what the passes of a step that ended in an exception left behind. torch's own reset keeps gradients that
-    were to be reduced later."""
+    """Drop what the passes of a step that ended in an exception left behind. torch's own reset
+    keeps gradients that were to be reduced later."""
     packed.reset_iter_state()
     for module in packed.modules():
-        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+        for group in (
+            module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ()
+        ):
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None
                 if hasattr(parameter, "_unsharded_param"):
@@ -77,6 +92,7 @@ def _linear_layers(block: nn.Module) -> Iterator[nn.Module]:
 
 
 def _others(block: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters outside linear layers. If only vectors, they are gathered with the embedding, once for all blocks."""
+    """Parameters outside linear layers. If only vectors, they are gathered with the embedding,
+    once for all blocks."""
     linear = {parameter for module in _linear_layers(block) for parameter in module.parameters()}
     return (parameter for parameter in block.parameters() if parameter not in linear)

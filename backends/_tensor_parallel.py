@@ -1,9 +1,11 @@
-"""Tensor parallelism by the plan that comes with a transformers model: every rank keeps its heads and columns.
+"""Tensor parallelism by the plan that comes with a transformers model:
+every rank keeps its heads and columns.
 
-Parameters become DTensors over the ranks of the mesh; modules compute with the local parts, and ranks communicate where
-modules are entered and left (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Between blocks, all ranks hold
-the same hidden states. Embedding and head are sharded by rows of the vocabulary; the head is only used through
-`rlcli.ops.logprobs`, so no rank ever sees the logits of other rows.
+Parameters become DTensors over the ranks of the mesh; modules compute with the local parts, and
+ranks communicate where modules are entered and left (Megatron-LM, https://arxiv.org/abs/1909.08053,
+section 3). Between blocks, all ranks hold the same hidden states. Embedding and head are sharded by
+rows of the vocabulary; the head is only used through `rlcli.ops.logprobs`, so no rank ever sees the
+logits of other rows.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from rlcli.ops.vocabulary import VocabularyShard
 
 
 def parallelize(lm: nn.Module, mesh: Any, role: str) -> None:
-    """Shard the parameters of `lm`, real or on the meta device, over the ranks of a one-dimensional mesh.
+    """Shard the parameters of `lm`, real or on the meta device,
+    over the ranks of a one-dimensional mesh.
 
-    Raises ModelError if the model has no plan, or one that does not fit its sizes or that rlcli does not support.
+    Raises ModelError if the model has no plan, or one that does not fit its sizes or that rlcli
+    does not support.
     """
     styles = _styles(lm, role)
     _check_sizes(lm, styles, mesh.size(), role)
@@ -41,7 +45,9 @@ def parallelize(lm: nn.Module, mesh: Any, role: str) -> None:
         parallel = _PARTS[styles.get(name, "replicate")](module, ranks)
         for key, parameter in parameters.items():
             if parameter not in cut:
-                spread = distribute_tensor(parameter.data, mesh, [parallel.placement(key)], src_data_rank=None)
+                spread = distribute_tensor(
+                    parameter.data, mesh, [parallel.placement(key)], src_data_rank=None
+                )
                 cut[parameter] = nn.Parameter(spread, parameter.requires_grad)
             module.register_parameter(key, cut[parameter])
         parallel.install()
@@ -61,7 +67,7 @@ def vocabulary_shard(weight: torch.Tensor) -> VocabularyShard | None:
     return VocabularyShard(mesh.get_group(), first, size)
 
 
-# -- the plan ------------------------------------------------------------------------------------------------
+# -- the plan --------------------------------------------------------------------------------------
 
 
 def _styles(lm: Any, role: str) -> dict[str, str]:
@@ -75,10 +81,13 @@ def _styles(lm: Any, role: str) -> dict[str, str]:
     styles[names[lm.get_input_embeddings()]] = "embedding"
     if value_head(lm) is None:
         styles[names[lm.get_output_embeddings()]] = "head"
-    of_parameters = {style for name, style in plan.items() if name not in patterns.values()}  # such as those of experts
+    # such as those of experts
+    of_parameters = {style for name, style in plan.items() if name not in patterns.values()}
     unknown = sorted((of_parameters | set(styles.values())) - set(_PARTS))
     if unknown:
-        raise _cannot_split(lm, role, f"its plan asks for {', '.join(unknown)}, which the backend does not know")
+        raise _cannot_split(
+            lm, role, f"its plan asks for {', '.join(unknown)}, which the backend does not know"
+        )
     return styles
 
 
@@ -87,23 +96,31 @@ def _check_sizes(lm: Any, styles: dict[str, str], size: int, role: str) -> None:
     keys = re.compile(r"k_proj|query_key_value")
     keeps_heads = any(style == "colwise" and keys.search(name) for name, style in styles.items())
     heads = {"attention heads": config.num_attention_heads}
-    heads["key-value heads"] = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads["key-value heads"] = (
+        getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    )
     for quantity, count in heads.items() if keeps_heads else ():
         if count % size:
-            raise _cannot_split(lm, role, f"its {count} {quantity} cannot be divided among {size} ranks")
+            raise _cannot_split(
+                lm, role, f"its {count} {quantity} cannot be divided among {size} ranks"
+            )
     for name, style in styles.items():
         module = lm.get_submodule(name)
         widths = {"colwise_gather_output": "out_features", "rowwise_split_input": "in_features"}
         if style in widths and getattr(module, widths[style]) % size:
-            raise _cannot_split(lm, role, f"the width of {name} cannot be divided among {size} ranks")
+            raise _cannot_split(
+                lm, role, f"the width of {name} cannot be divided among {size} ranks"
+            )
 
 
 def _cannot_split(lm: Any, role: str, reason: str) -> ModelError:
     hint = f"set models.{role}.mesh.tp=1, or use another size of tp or another model"
-    return ModelError(f"the {lm.config.model_type} of role {role} cannot be tensor-parallel: {reason}", hint=hint)
+    return ModelError(
+        f"the {lm.config.model_type} of role {role} cannot be tensor-parallel: {reason}", hint=hint
+    )
 
 
-# -- parts of modules ----------------------------------------------------------------------------------------
+# -- parts of modules ------------------------------------------------------------------------------
 
 
 @dataclass
@@ -143,7 +160,8 @@ class _Ranks:
 
 
 class _Part:
-    """How a module is divided: its part of each parameter, and what surrounds the computation. Here: not at all."""
+    """How a module is divided: its part of each parameter, and what surrounds the computation.
+    Here: not at all."""
 
     def __init__(self, module: Any, ranks: _Ranks):
         self.module = module
@@ -176,7 +194,9 @@ class _Part:
     @contextmanager
     def _local_parameters(self) -> Iterator[None]:
         spread = dict(self.module._parameters)
-        local_parameters = {name: p if p is None else self.parameter(name, p) for name, p in spread.items()}
+        local_parameters = {
+            name: p if p is None else self.parameter(name, p) for name, p in spread.items()
+        }
         self.module._parameters.update(local_parameters)
         try:
             yield
@@ -185,11 +205,16 @@ class _Part:
 
 
 class _Norm(_Part):
-    """A norm of each head: every rank sees its own heads, so the parameters' gradient is the sum over ranks."""
+    """A norm of each head: every rank sees its own heads,
+    so the parameters' gradient is the sum over ranks."""
 
     def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         value = local(parameter)
-        return _Enter.apply(value, self.ranks.group) if torch.is_grad_enabled() and value.requires_grad else value
+        return (
+            _Enter.apply(value, self.ranks.group)
+            if torch.is_grad_enabled() and value.requires_grad
+            else value
+        )
 
 
 class _Columns(_Part):
@@ -232,7 +257,8 @@ class _SplitRows(_Rows):
 
 
 class _Embedding(_Part):
-    """Its own rows of the vocabulary: a token's vector comes from the rank that has it, and zeros from the others."""
+    """Its own rows of the vocabulary: a token's vector comes from the rank that has it, and zeros
+    from the others."""
 
     def __init__(self, module: Any, ranks: _Ranks):
         super().__init__(module, ranks)
@@ -241,7 +267,9 @@ class _Embedding(_Part):
         self.count = max(0, min(rows, module.num_embeddings - self.first))
         padding = module.padding_idx
         if padding is not None:
-            module.padding_idx = padding - self.first if self.first <= padding < self.first + self.count else None
+            module.padding_idx = (
+                padding - self.first if self.first <= padding < self.first + self.count else None
+            )
 
     def placement(self, parameter: str) -> Placement:
         return Shard(0)
@@ -265,7 +293,9 @@ class _Head(_Part):
 
     def install(self) -> None:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            raise ModelError("logits are not offered where tensor parallelism shards the vocabulary")
+            raise ModelError(
+                "logits are not offered where tensor parallelism shards the vocabulary"
+            )
 
         self.module.forward = forward
 
@@ -285,7 +315,7 @@ _PARTS: dict[str, type[_Part]] = {
 """Style in a plan → how such modules are divided; `embedding` and `head` are ours."""
 
 
-# -- collectives, each with the one that its gradient needs --------------------------------------------------
+# -- collectives, each with the one that its gradient needs ----------------------------------------
 
 
 class _Enter(torch.autograd.Function):
@@ -338,7 +368,9 @@ def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _gathered(shard: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    parts = [
+        torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.size())
+    ]
     dist.all_gather(parts, shard.contiguous(), group=group)
     return torch.cat(parts, dim=-1)
 

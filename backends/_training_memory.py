@@ -1,6 +1,8 @@
-"""The memory of training transformers models under `_engine.TransformersEngine`, as far as sharding does not affect it.
+"""The memory of training transformers models under `_engine.TransformersEngine`, as far as sharding
+does not affect it.
 
-Parameters, gradients and AdamW's two states are float32. No torch here: `rlcli plan` imports this file.
+Parameters, gradients and AdamW's two states are float32. No torch here:
+`rlcli plan` imports this file.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class TrainingMemory(InferenceMemory):
         self.trains = "train_step" in role.calls
 
     def savings(self) -> list[list[dict[str, Any]]]:
-        return [[{"gradient_checkpointing": True}]] if self.trains and not self.checkpointing else []
+        return (
+            [[{"gradient_checkpointing": True}]] if self.trains and not self.checkpointing else []
+        )
 
     @property
     def head_matrix(self) -> int:
@@ -40,9 +44,14 @@ class TrainingMemory(InferenceMemory):
         return sum(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers) + tail
 
     def backward_of_block(self) -> int:
-        """Bytes per token for gradients inside one block and, with recomputation, for what it saves."""
+        """Bytes per token for gradients inside one block and, with recomputation,
+        for what it saves."""
         sizes = self.sizes
-        again = max(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers) if self.checkpointing else 0
+        again = (
+            max(saved_by_layer(sizes, layer, self.width) for layer in sizes.layers)
+            if self.checkpointing
+            else 0
+        )
         return again + self.width * sizes.mlp * max(1, sizes.experts_per_token) + 8 * sizes.hidden
 
     def casts_at_head(self) -> int:
@@ -52,15 +61,23 @@ class TrainingMemory(InferenceMemory):
         """Chunks of logits and their gradients, and the gradient of the head's matrix."""
         if not self.has_lm_head:
             return 8 * tokens
-        matrix, elements = self.sizes.vocabulary * self.sizes.hidden, logits_at_once(tokens, self.sizes.vocabulary)
+        matrix, elements = (
+            self.sizes.vocabulary * self.sizes.hidden,
+            logits_at_once(tokens, self.sizes.vocabulary),
+        )
         product = 4 * matrix if self.width == 4 else 6 * matrix
-        return max(20 * elements, (12 + self.width) * elements + product) + 4 * matrix + self.head_cast()
+        return (
+            max(20 * elements, (12 + self.width) * elements + product)
+            + 4 * matrix
+            + self.head_cast()
+        )
 
     def whole_copy_to_generate(self) -> int:
-        """A copy of sharded parameters for the duration of a call; its linear layers are in the precision of the
-        products."""
+        """A copy of sharded parameters for the duration of a call; its linear layers are in the
+        precision of the products."""
         sizes = self.sizes
-        if sizes.position_rows or sizes.experts_per_token:  # gpt2's layers and experts are not `nn.Linear`
+        # gpt2's layers and experts are not `nn.Linear`
+        if sizes.position_rows or sizes.experts_per_token:
             return 4 * self.parameters + super().casts(are_kept=True) + self.head_cast()
         saved = (4 - self.width) * self.linear_parameters
         has_separate_head = self.has_lm_head and not sizes.tied

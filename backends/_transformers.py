@@ -50,7 +50,9 @@ def use_packed_attention(lm: nn.Module) -> None:
 
 def _refuse_other_layers(lm: Any) -> None:
     config = lm.config.get_text_config()
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    others = sorted(
+        set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    )
     if others:
         reason = f"layers of type {', '.join(others)}"
     elif getattr(lm, "_is_stateful", False):
@@ -85,7 +87,9 @@ def _attention(
         if others.get(name) is not None:
             raise _cannot_be_packed(type(module).__name__, reason)
     if packing is None:
-        raise _cannot_be_packed(type(module).__name__, "no way to learn which tokens belong together")
+        raise _cannot_be_packed(
+            type(module).__name__, "no way to learn which tokens belong together"
+        )
     scoring = Scoring(scaling, window if sliding_window is None else sliding_window, softcap)
     return packing.attend(query, key.to(query.dtype), value.to(query.dtype), scoring), None
 
@@ -101,8 +105,14 @@ def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> i
 class PackedOutput:
     """A `ModelOutput` over hidden states [T, H]; see the protocol for shapes."""
 
-    def __init__(self, lm: nn.Module, hidden: torch.Tensor, tokens: torch.Tensor, lengths: tuple[int, ...],
-                 dtype: torch.dtype):  # fmt: skip
+    def __init__(
+        self,
+        lm: nn.Module,
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        lengths: tuple[int, ...],
+        dtype: torch.dtype,
+    ):
         self.temperature = 1.0
         self._lm = lm
         self._hidden = hidden
@@ -155,7 +165,8 @@ class PackedOutput:
         return head_of(self._lm, self.temperature)
 
     def _scores(self, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Every position is scored against the next token; those without a successor are then dropped.
+        """Every position is scored against the next token;
+        those without a successor are then dropped.
 
         (Dropping them first would cost a scatter of [T, H] in the backward pass.)
         """
@@ -182,14 +193,19 @@ def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:
     softcap = getattr(config, "final_logit_softcapping", None)
     bias = getattr(linear, "bias", None)
     return OutputHead(
-        local(linear.weight), None if bias is None else local(bias), softcap, scale, temperature,
+        local(linear.weight),
+        None if bias is None else local(bias),
+        softcap,
+        scale,
+        temperature,
         vocabulary_shard(linear.weight),
-    )  # fmt: skip
+    )
 
 
 def linear_matrices(lm: nn.Module) -> set[str]:
-    """Names of the parameters that autocast casts wherever they are used: the matrices of linear layers. Not those of
-    embeddings, even if tied to a head, whose rows are read as they are, nor of a value head, which it does not cover.
+    """Names of the parameters that autocast casts wherever they are used: the matrices of linear
+    layers. Not those of embeddings, even if tied to a head, whose rows are read as they are, nor of
+    a value head, which it does not cover.
     """
     values = value_head(lm)
     return {
@@ -205,8 +221,8 @@ def linear_matrices(lm: nn.Module) -> set[str]:
 class PackedModel(nn.Module):
     """A transformers model whose forward pass takes a packed batch and a function of the result.
 
-    The loss is computed inside `forward`, so hooks around it (FSDP's gathering of parameters) also cover the
-    head.
+    The loss is computed inside `forward`, so hooks around it (FSDP's gathering of parameters)
+    also cover the head.
     """
 
     def __init__(self, lm: nn.Module, compute_dtype: torch.dtype):
@@ -215,17 +231,27 @@ class PackedModel(nn.Module):
         self.lm = lm
         self.compute_dtype = compute_dtype
 
-    def forward(self, tokens: torch.Tensor, lengths: tuple[int, ...], then: Callable[[PackedOutput], T]) -> T:
+    def forward(
+        self, tokens: torch.Tensor, lengths: tuple[int, ...], then: Callable[[PackedOutput], T]
+    ) -> T:
         """`then(output)` for `tokens` [T], packed sequences of `lengths` [N]."""
-        hidden = self.hidden_states(tokens, positions(lengths, tokens.device), packed_attention(lengths, tokens.device))
+        hidden = self.hidden_states(
+            tokens, positions(lengths, tokens.device), packed_attention(lengths, tokens.device)
+        )
         return then(PackedOutput(self.lm, hidden, tokens, lengths, self.compute_dtype))
 
-    def hidden_states(self, tokens: torch.Tensor, places: torch.Tensor, packing: PackedAttention) -> torch.Tensor:
+    def hidden_states(
+        self, tokens: torch.Tensor, places: torch.Tensor, packing: PackedAttention
+    ) -> torch.Tensor:
         """[T, H] the hidden states of the last layer."""
         backbone: Any = self.lm.base_model
         with compute_in(self.compute_dtype, tokens.device):
             output = backbone(
-                input_ids=tokens[None], position_ids=places[None], attention_mask=None, use_cache=False, packing=packing
+                input_ids=tokens[None],
+                position_ids=places[None],
+                attention_mask=None,
+                use_cache=False,
+                packing=packing,
             )
         return output.last_hidden_state[0]
 
@@ -246,9 +272,11 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16 are faster than in float32; on a CPU without AMX they are up to 100 times slower.
+    """Whether products in bfloat16 are faster than in float32; on a CPU without AMX they are up to
+    100 times slower.
 
-    oneDNN computes the products, torch's own kernels the attention: environment variables may restrict either.
+    oneDNN computes the products, torch's own kernels the attention: environment variables may
+    restrict either.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

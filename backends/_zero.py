@@ -1,4 +1,5 @@
-"""DeepSpeed as a library: imported without its side effects, configured, and limited to the ranks of one role."""
+"""DeepSpeed as a library: imported without its side effects, configured,
+and limited to the ranks of one role."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """Import the library, without letting it look for a device, write to stdout, or compile a shared-memory kernel on
-    CPUs."""
+    """Import the library, without letting it look for a device, write to stdout, or compile a
+    shared-memory kernel on CPUs."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if device.type == "cpu" else device.type)
     import deepspeed
 
@@ -34,15 +35,23 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def configuration(settings: DeepSpeed, shapes: Sequence[torch.Size], device: torch.device) -> dict[str, Any]:
-    """The configuration for `deepspeed.initialize` of a model whose parameters have these shapes."""
+def configuration(
+    settings: DeepSpeed, shapes: Sequence[torch.Size], device: torch.device
+) -> dict[str, Any]:
+    """The configuration for `deepspeed.initialize` of a model whose parameters have these
+    shapes."""
     sizes = [shape.numel() for shape in shapes]
     bucket = bucket_of(sum(sizes), max(sizes))
-    zero: dict[str, Any] = {"stage": settings.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    zero: dict[str, Any] = {
+        "stage": settings.zero_stage,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
     if settings.zero_stage == 3:
         # A memory-efficient linear layer would replace torch's own, for all models of this process.
         zero |= {"stage3_prefetch_bucket_size": bucket, "memory_efficient_linear": False}
-        # The library would keep a billion gathered numbers from a forward pass to its backward pass.
+        # The library would keep a billion gathered numbers from a forward pass to its backward
+        # pass.
         zero |= {"stage3_max_reuse_distance": bucket, "stage3_max_live_parameters": 2 * bucket}
         # Vectors stay whole: gathering them would cost more than it saves.
         zero["stage3_param_persistence_threshold"] = max(
@@ -65,7 +74,8 @@ def configuration(settings: DeepSpeed, shapes: Sequence[torch.Size], device: tor
 
 
 def own_group(mesh: Any) -> Any:
-    """A role's group of data-parallel ranks, even if only one of several in the run; None in a run of one rank."""
+    """A role's group of data-parallel ranks, even if only one of several in the run;
+    None in a run of one rank."""
     if mesh is not None:
         return mesh["dp"].get_group()
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -75,8 +85,8 @@ def own_group(mesh: Any) -> Any:
 
 @contextmanager
 def surroundings(group: Any, device: torch.device) -> Iterator[None]:
-    """Temporarily provide what the library requires: a default process group, which is the role's own, and the number
-    of the device in the environment."""
+    """Temporarily provide what the library requires: a default process group, which is the role's
+    own, and the number of the device in the environment."""
     before = os.environ.get("LOCAL_RANK")
     with process_group(group):
         os.environ["LOCAL_RANK"] = str(device.index or 0)
@@ -89,8 +99,8 @@ def surroundings(group: Any, device: torch.device) -> Iterator[None]:
 
 
 class DataRanks:
-    """The interface of a Megatron-like `mpu` for DeepSpeed: the data-parallel ranks of one role, without any other
-    parallelism."""
+    """The interface of a Megatron-like `mpu` for DeepSpeed: the data-parallel ranks of one role,
+    without any other parallelism."""
 
     def __init__(self, group: Any):
         self._group = group

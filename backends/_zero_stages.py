@@ -1,7 +1,8 @@
 """The training step under each ZeRO stage, and where the library keeps weights and moments in it.
 
-Gradients are summed: a loss is multiplied by the number of ranks, over which the library averages, and a step has one
-accumulation step, by which it would divide. The last micro-batch of a step is marked as the library's boundary.
+Gradients are summed: a loss is multiplied by the number of ranks, over which the library averages,
+and a step has one accumulation step, by which it would divide. The last micro-batch of a step is
+marked as the library's boundary.
 """
 
 from __future__ import annotations
@@ -26,19 +27,28 @@ if TYPE_CHECKING:
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def make_stage(library: Any, packed: nn.Module, settings: DeepSpeed, config: Any, group: Any) -> WholeState:
+def make_stage(
+    library: Any, packed: nn.Module, settings: DeepSpeed, config: Any, group: Any
+) -> WholeState:
     """The stage of `settings` over the ranks of `group`, which must all call this."""
     stages = {0: WholeState, 1: DividedState, 2: DividedState, 3: DividedParameters}
     return stages[settings.zero_stage](library, packed, settings, config, group)
 
 
-def divide_parameters(library: Any, lm: nn.Module, source: ModelSource, config: Any, group: Any, device: Any) -> None:
-    """For stage 3: read the parameters of a model on the meta device one by one, and keep this rank's part of each."""
-    initializer = library.zero.Init(data_parallel_group=group, config_dict_or_path=config, dtype=torch.float32)
+def divide_parameters(
+    library: Any, lm: nn.Module, source: ModelSource, config: Any, group: Any, device: Any
+) -> None:
+    """For stage 3: read the parameters of a model on the meta device one by one, and keep this
+    rank's part of each."""
+    initializer = library.zero.Init(
+        data_parallel_group=group, config_dict_or_path=config, dtype=torch.float32
+    )
     for name, places in parameter_places(lm).items():
         first, attribute = places[0]
         empty = getattr(first, attribute)
-        parameter = nn.Parameter(torch.empty_like(empty, device=device), requires_grad=empty.requires_grad)
+        parameter = nn.Parameter(
+            torch.empty_like(empty, device=device), requires_grad=empty.requires_grad
+        )
         fill_tensor(parameter.detach(), source, name)
         initializer._zero_init_param(parameter)
         for module, attribute in places:
@@ -55,9 +65,15 @@ class WholeState:
         self.names = {parameter: name for name, parameter in packed.lm.named_parameters()}
         self.trained = [parameter for parameter in self.names if parameter.requires_grad]
         self._has_gradients = False
-        optimizer = torch.optim.AdamW(settings.groups(self.trained, self._dim), **settings.adamw(), fused=True)
+        optimizer = torch.optim.AdamW(
+            settings.groups(self.trained, self._dim), **settings.adamw(), fused=True
+        )
         self.engine, self.optimizer, *_ = library.initialize(
-            model=packed, optimizer=optimizer, config=config, mpu=DataRanks(group), dist_init_required=False
+            model=packed,
+            optimizer=optimizer,
+            config=config,
+            mpu=DataRanks(group),
+            dist_init_required=False,
         )
 
     def _dim(self, parameter: nn.Parameter) -> int:
@@ -66,7 +82,7 @@ class WholeState:
     def close(self) -> None:
         self.engine.destroy()
 
-    # -- a step ----------------------------------------------------------------------------------------------
+    # -- a step ------------------------------------------------------------------------------------
 
     def forward(self, *args: Any) -> Any:
         return self.engine(*args) if torch.is_grad_enabled() else self.engine.module(*args)
@@ -93,7 +109,7 @@ class WholeState:
     def _forget(self) -> None:
         self.engine.zero_grad()
 
-    # -- weights and moments ---------------------------------------------------------------------------------
+    # -- weights and moments -----------------------------------------------------------------------
 
     def weights(self, on_this_rank: Mapping[str, Any]) -> dict[str, Any]:
         """Name → live weight; `on_this_rank` are those that the model has on this rank."""
@@ -107,7 +123,10 @@ class WholeState:
         for parameter in self._flat():
             if parameter not in self.inner.state:
                 moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
-                self.inner.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
+                self.inner.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device),
+                    **moments,
+                }
 
     def moments(self) -> dict[str, Any]:
         """`<weight>/<moment>` → live tensor, or this rank's part; none before the first step."""
@@ -123,7 +142,12 @@ class WholeState:
 
     def optimizer_tensors(self) -> list[torch.Tensor]:
         """Everything that an update needs besides weights and gradients, in whatever form."""
-        return [tensor for state in self.inner.state.values() for tensor in state.values() if tensor.dim()]
+        return [
+            tensor
+            for state in self.inner.state.values()
+            for tensor in state.values()
+            if tensor.dim()
+        ]
 
     def scratch(self) -> list[torch.Tensor]:
         """Buffers that hold nothing between steps."""
@@ -140,7 +164,8 @@ class WholeState:
 
 
 class DividedState(WholeState):
-    """Stages 1 and 2: parameters are whole; a rank updates its part of a group's concatenated parameters."""
+    """Stages 1 and 2: parameters are whole; a rank updates its part of a group's concatenated
+    parameters."""
 
     def __init__(self, library: Any, packed: Any, settings: DeepSpeed, config: Any, group: Any):
         super().__init__(library, packed, settings, config, group)
@@ -151,7 +176,8 @@ class DividedState(WholeState):
             self._forget_copies()
 
     def _forget_copies(self) -> None:
-        """Redirect each parameter's reference to its part of the copies, which would keep them alive."""
+        """Redirect each parameter's reference to its part of the copies,
+        which would keep them alive."""
         for flat, parameters in zip(self._flat(), self.optimizer.bit16_groups, strict=True):
             for fragment in (parameter._hp_mapping for parameter in parameters):
                 if fragment is not None:
@@ -159,7 +185,8 @@ class DividedState(WholeState):
                     fragment.hp_fragment = flat.data.narrow(0, address.start, address.numel)
 
     def _masters_and_weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """[n] of each group: what AdamW updates on this rank, and the same part of the model's parameters."""
+        """[n] of each group: what AdamW updates on this rank,
+        and the same part of the model's parameters."""
         parts = (parts[self.rank] for parts in self.optimizer.parallel_partitioned_bit16_groups)
         return list(zip(self._flat(), parts, strict=True))
 
@@ -194,7 +221,7 @@ class DividedState(WholeState):
                 if flat.grad is not None:
                     flat.grad.zero_()
 
-    # -- weights and moments ---------------------------------------------------------------------------------
+    # -- weights and moments -----------------------------------------------------------------------
 
     def weights_changed(self) -> None:
         if not self._masters_are_views:
@@ -228,7 +255,8 @@ class DividedState(WholeState):
 
 
 class DividedParameters(DividedState):
-    """Stage 3: a rank holds a range of every parameter, and the whole only while a module needs it."""
+    """Stage 3: a rank holds a range of every parameter,
+    and the whole only while a module needs it."""
 
     def _dim(self, parameter: Any) -> int:
         return len(parameter.ds_shape)
@@ -252,10 +280,13 @@ class DividedParameters(DividedState):
         zero._offload_boundary_param_ids = set()
         zero.reset_cpu_buffers()
 
-    # -- weights and moments ---------------------------------------------------------------------------------
+    # -- weights and moments -----------------------------------------------------------------------
 
     def weights(self, on_this_rank: Mapping[str, Any]) -> dict[str, Any]:
-        parts = {name: self._range(parameter, parameter.ds_tensor) for parameter, name in self.names.items()}
+        parts = {
+            name: self._range(parameter, parameter.ds_tensor)
+            for parameter, name in self.names.items()
+        }
         return dict(on_this_rank) | parts
 
     def weights_changed(self) -> None:
@@ -271,7 +302,11 @@ class DividedParameters(DividedState):
                 start = 0
                 for parameter in parameters:
                     numbers = parameter.partition_numel()
-                    live = self._range(parameter, tensor.narrow(0, start, numbers)) if tensor.dim() else tensor
+                    live = (
+                        self._range(parameter, tensor.narrow(0, start, numbers))
+                        if tensor.dim()
+                        else tensor
+                    )
                     moments[f"{self.names[parameter]}/{moment}"] = live
                     start += numbers
         return moments
@@ -281,14 +316,22 @@ class DividedParameters(DividedState):
 
     def scratch(self) -> list[torch.Tensor]:
         buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]
-        return [self.optimizer.grad_partitions_flat_buffer, *(buffer for buffer in buckets if buffer is not None)]
+        return [
+            self.optimizer.grad_partitions_flat_buffer,
+            *(buffer for buffer in buckets if buffer is not None),
+        ]
 
     def _range(self, parameter: Any, values: torch.Tensor) -> FlatPart:
         """`values` [n] without the padding beyond the end of the parameter."""
         size = parameter.ds_numel
         start = min(size, self.rank * parameter.partition_numel())
         stop = min(size, start + parameter.partition_numel())
-        return FlatPart(torch.Size(parameter.ds_shape), start, values.detach().view(-1)[: stop - start], self._sharers)
+        return FlatPart(
+            torch.Size(parameter.ds_shape),
+            start,
+            values.detach().view(-1)[: stop - start],
+            self._sharers,
+        )
 
     def _flat(self) -> list[torch.Tensor]:
         return list(self.optimizer.fp32_partitioned_groups_flat)

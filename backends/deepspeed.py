@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO: data-parallel ranks shard more with each stage, and may keep it in host memory.
 
-Stage 0 shards nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters. Parameters and optimizer state are
-float32, matrix products run in `dtype`.
+Stage 0 shards nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters. Parameters and
+optimizer state are float32, matrix products run in `dtype`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ class DeepSpeed(TransformersTraining, ModelBackend):
     MEMORY: ClassVar[str] = "_deepspeed_memory.DeepSpeedMemory"
     LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 3}}
     ON_RESUME: ClassVar[dict[str, str]] = {
-        "zero_stage": "safe", "offload_optimizer": "safe", "offload_parameters": "safe",
-    }  # fmt: skip
+        "zero_stage": "safe",
+        "offload_optimizer": "safe",
+        "offload_parameters": "safe",
+    }
 
     zero_stage: int = 2
     """What ranks shard: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters."""
@@ -35,7 +37,8 @@ class DeepSpeed(TransformersTraining, ModelBackend):
     """Keep the optimizer's state in host memory and run its step there; stages 1 to 3."""
 
     offload_parameters: bool = False
-    """Keep this rank's part of the parameters in host memory and fetch them when needed; stage 3."""
+    """Keep this rank's part of the parameters in host memory and fetch them when needed;
+    stage 3."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

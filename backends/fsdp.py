@@ -1,8 +1,10 @@
-"""PyTorch FSDP2 and tensor parallelism: parameters, gradients and optimizer state sharded over a role's ranks.
+"""PyTorch FSDP2 and tensor parallelism: parameters, gradients and optimizer state sharded over a
+role's ranks.
 
-Data-parallel ranks gather one block at a time (`_sharding`), tensor-parallel ranks keep their heads and columns
-(`_tensor_parallel`); with both, each gathers from the ranks that have the same columns. On one rank, the model is not
-sharded. Parameters and optimizer state are float32, matrix products run in `dtype`.
+Data-parallel ranks gather one block at a time (`_sharding`), tensor-parallel ranks keep their heads
+and columns (`_tensor_parallel`); with both, each gathers from the ranks that have the same columns.
+On one rank, the model is not sharded. Parameters and optimizer state are float32,
+matrix products run in `dtype`.
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ class FSDP(TransformersTraining, ModelBackend):
     ON_RESUME: ClassVar[dict[str, str]] = {"shard_size": "safe", "defer_reduction": "safe"}
 
     shard_size: int | None = None
-    """Data-parallel ranks that share one copy of the model (hybrid sharding): groups of neighbours, such as the devices
-    of a node, hold a copy each and exchange gradients once per step. null, or at least all ranks: one copy."""
+    """Data-parallel ranks that share one copy of the model (hybrid sharding): groups of neighbours,
+    such as the devices of a node, hold a copy each and exchange gradients once per step. null, or
+    at least all ranks: one copy."""
 
     defer_reduction: bool = False
-    """Reduce gradients once per step instead of after each micro-batch. Less is exchanged, but until the last
-    micro-batch every rank holds gradients of the whole model (with tp, of its part of it) in float32."""
+    """Reduce gradients once per step instead of after each micro-batch. Less is exchanged, but
+    until the last micro-batch every rank holds gradients of the whole model (with tp, of its part
+    of it) in float32."""
 
     def _initialize(self, model: Model) -> Model:
         model.module = FSDPEngine(model, self)
@@ -55,7 +59,8 @@ class FSDP(TransformersTraining, ModelBackend):
 
 
 class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
-    """A transformers model with AdamW, sharded when its mesh has more than one data-parallel rank."""
+    """A transformers model with AdamW, sharded when its mesh has more than one data-parallel
+    rank."""
 
     def __init__(self, model: Model, settings: FSDP):
         self.settings = settings
@@ -63,10 +68,14 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._is_in_step = False
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(settings.groups(self.parameters), **settings.adamw(), fused=True)
+        self.optimizer = torch.optim.AdamW(
+            settings.groups(self.parameters), **settings.adamw(), fused=True
+        )
 
     def _lay_out(self, model: Model) -> None:
-        self._recomputed = RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
+        self._recomputed = (
+            RecomputedLayers(self.lm) if self.settings.gradient_checkpointing else None
+        )
         if self.is_sharded:
             shard(self.packed, sharding_mesh(self._mesh, self.settings.shard_size, self.role))
 
@@ -74,7 +83,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
     def is_sharded(self) -> bool:
         return self.dp_size > 1
 
-    # -- training --------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def _in_pass(self) -> AbstractContextManager[None]:
         self._is_in_step = self._is_in_step or torch.is_grad_enabled()
@@ -116,7 +125,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
         self.optimizer_zero_grad()
         return value
 
-    # -- state -----------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         if room_for_optimizer:
@@ -144,4 +153,6 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     def _move_optimizer(self, device: torch.device) -> None:
         for state in self.optimizer.state.values():
-            state.update({moment: tensor.to(device) for moment, tensor in state.items() if tensor.dim()})
+            state.update(
+                {moment: tensor.to(device) for moment, tensor in state.items() if tensor.dim()}
+            )

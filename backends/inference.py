@@ -1,4 +1,5 @@
-"""Forward passes and generation only: for reference, reward and rollout roles that are not trained."""
+"""Forward passes and generation only: for reference,
+reward and rollout roles that are not trained."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from ._transformers import linear_matrices
 @register_backend("inference")
 @dataclass(frozen=True, kw_only=True)
 class Inference(TransformersSettings, ModelBackend):
-    """A copy of the model on every data-parallel rank, sharded over tensor-parallel ranks, without an optimizer."""
+    """A copy of the model on every data-parallel rank, sharded over tensor-parallel ranks,
+    without an optimizer."""
 
     TRAINS: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp")
@@ -27,8 +29,9 @@ class Inference(TransformersSettings, ModelBackend):
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {"dtype": ("bfloat16",)}
 
     dtype: ComputeDtype = "auto"
-    """dtype of matrix products. bfloat16 also holds the matrices of linear layers in it, which gives the same numbers
-    from half the memory; auto (bfloat16 if the hardware supports it) and float32 hold all weights in float32."""
+    """dtype of matrix products. bfloat16 also holds the matrices of linear layers in it, which
+    gives the same numbers from half the memory; auto (bfloat16 if the hardware supports it) and
+    float32 hold all weights in float32."""
 
     def _initialize(self, model: Model) -> Model:
         model.module = InferenceEngine(model, self)
@@ -44,7 +47,8 @@ class InferenceEngine(TransformersEngine):
         self.lm.requires_grad_(False)
 
     def _lay_out(self, model: Model) -> None:
-        """Autocast casts the matrices of linear layers at every use, so they can be held as it casts them."""
+        """Autocast casts the matrices of linear layers at every use,
+        so they can be held as it casts them."""
         if not self._holds_bfloat16:
             return
         places = parameter_places(self.lm)

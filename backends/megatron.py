@@ -1,7 +1,7 @@
 """Megatron-Core's GPTModel: tensor, pipeline and data parallelism, and the distributed optimizer.
 
-Needs CUDA devices, and `pip install 'rlcli[megatron]'`. Micro-batches are padded to rectangles with an explicit mask;
-Megatron's packed sequences and its sequence parallelism are not offered.
+Needs CUDA devices, and `pip install 'rlcli[megatron]'`. Micro-batches are padded to rectangles with
+an explicit mask; Megatron's packed sequences and its sequence parallelism are not offered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ._settings import ComputeDtype, TrainingSettings
 @register_backend("megatron")
 @dataclass(frozen=True, kw_only=True)
 class Megatron(TrainingSettings, ModelBackend):
-    """Trains a model of the llama, qwen2, qwen3 or mistral family, divided over ranks in every way but generation."""
+    """Trains a model of the llama, qwen2, qwen3 or mistral family,
+    divided over ranks in every way but generation."""
 
     REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)
     GENERATES: ClassVar[bool] = False
@@ -30,8 +31,8 @@ class Megatron(TrainingSettings, ModelBackend):
     """The families for which every number has been compared with transformers'."""
 
     dtype: ComputeDtype = "auto"
-    """dtype of parameters and products: float32, or bfloat16 with float32 copies in the optimizer. auto: bfloat16 if
-    the hardware supports it."""
+    """dtype of parameters and products: float32, or bfloat16 with float32 copies in the optimizer.
+    auto: bfloat16 if the hardware supports it."""
 
     packed_sequences: bool = False
     """Pass packed sequences to Megatron. Not offered yet: not tested on a GPU."""
@@ -48,12 +49,16 @@ class Megatron(TrainingSettings, ModelBackend):
     def _initialize(self, model: Model) -> Model:
         if model.device.type != "cuda":
             raise ResourceError(
-                f"the megatron backend of role {model.name} needs a CUDA device, not {model.device.type}",
+                (
+                    f"the megatron backend of role {model.name} needs a CUDA device, "
+                    f"not {model.device.type}"
+                ),
                 hint=f"set models.{model.name}.backend.type=fsdp to train without a GPU",
                 code="R50",
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # it warns about missing Transformer Engine and Apex
+            # it warns about missing Transformer Engine and Apex
+            warnings.simplefilter("ignore", UserWarning)
             from ._megatron_engine import MegatronEngine
 
         model.module = MegatronEngine(model, self)

@@ -1,7 +1,8 @@
 """Responses come from SGLang servers, which the run starts or which exist already.
 
-The role's ranks are clients: they need no device of their own. SGLang requires its own versions of torch and
-transformers, so it is in another environment (`python`) and is never imported here. It must be 0.5.21 or later.
+The role's ranks are clients: they need no device of their own. SGLang requires its own versions of
+torch and transformers, so it is in another environment (`python`) and is never imported here. It
+must be 0.5.21 or later.
 """
 
 from __future__ import annotations
@@ -38,23 +39,28 @@ class SGLang(ModelBackend):
     SERVER_NODES: ClassVar[str] = "_sglang_memory.nodes_of_a_server"
     FILES: ClassVar[tuple[str, ...]] = ("python", "weights_folder")
     LIMITS: ClassVar[Limits] = {
-        "servers": {"ge": 1, "le": 1024}, "tp": {"ge": 1, "le": 1024}, "nodes": {"ge": 1, "le": 1024},
+        "servers": {"ge": 1, "le": 1024},
+        "tp": {"ge": 1, "le": 1024},
+        "nodes": {"ge": 1, "le": 1024},
         "max_concurrent_requests": {"ge": 1},
-        "start_deadline_s": {"gt": 0}, "request_deadline_s": {"gt": 0}, "update_deadline_s": {"gt": 0},
-    }  # fmt: skip
+        "start_deadline_s": {"gt": 0},
+        "request_deadline_s": {"gt": 0},
+        "update_deadline_s": {"gt": 0},
+    }
     ONE_OF: ClassVar[Alternatives] = ("python", "urls")
     PER_RANK: ClassVar[tuple[str, ...]] = ("urls",)
     VARIABLES: ClassVar[tuple[str, ...]] = ("api_key_env",)
     ON_RESUME: ClassVar[dict[str, str]] = {
-        "python": "safe", "servers": "safe", "tp": "safe", "nodes": "safe", "options": "safe", "environment": "safe",
-        "urls": "safe", "api_key_env": "safe", "max_concurrent_requests": "safe", "update": "safe", "on_pause": "safe",
+        "python": "safe", "servers": "safe", "tp": "safe", "nodes": "safe", "options": "safe",
+        "environment": "safe", "urls": "safe", "api_key_env": "safe",
+        "max_concurrent_requests": "safe", "update": "safe", "on_pause": "safe",
         "weights_folder": "safe", "start_deadline_s": "safe", "request_deadline_s": "safe",
         "update_deadline_s": "safe",
     }  # fmt: skip
 
     python: str | None = None
-    """The Python that has SGLang, such as `.venv-sglang/bin/python`: servers are started with it, and ended with the
-    run. null: servers are at `urls`."""
+    """The Python that has SGLang, such as `.venv-sglang/bin/python`: servers are started with it,
+    and ended with the run. null: servers are at `urls`."""
 
     servers: int = 1
     """Servers that each rank of the role starts."""
@@ -63,21 +69,23 @@ class SGLang(ModelBackend):
     """Processes per server, which share its model (tensor parallelism)."""
 
     nodes: int = 1
-    """Nodes over which each server that the run starts is spread: its rank's and those that follow it, on each the same
-    number of devices. Such a server needs a `weights_folder` that all nodes see."""
+    """Nodes over which each server that the run starts is spread: its rank's and those that follow
+    it, on each the same number of devices. Such a server needs a `weights_folder` that all nodes
+    see."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the SGLang servers that the run starts, such as `{mem_fraction_static: 0.6}`. Weights are kept and
-    sent in their `dtype`, or in float32 without one."""
+    """Options of the SGLang servers that the run starts, such as `{mem_fraction_static: 0.6}`.
+    Weights are kept and sent in their `dtype`, or in float32 without one."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of their processes. On GPUs the servers of a rank are on its device and those that follow
-    it, each on its own, unless this has CUDA_VISIBLE_DEVICES, which is then that of all of them."""
+    """Environment variables of their processes. On GPUs the servers of a rank are on its device and
+    those that follow it, each on its own, unless this has CUDA_VISIBLE_DEVICES,
+    which is then that of all of them."""
 
     urls: tuple[str, ...] = ()
-    """Existing servers, such as `http://10.0.0.5:30000`; several ranks each take their share. They get new weights, and
-    belong to this run until it ends. A server of another model is refused, based on its tokens, its vocabulary and its
-    log-probs."""
+    """Existing servers, such as `http://10.0.0.5:30000`; several ranks each take their share. They
+    get new weights, and belong to this run until it ends. A server of another model is refused,
+    based on its tokens, its vocabulary and its log-probs."""
 
     api_key_env: str | None = None
     """The environment variable that has the key of the servers at `urls`."""
@@ -86,16 +94,17 @@ class SGLang(ModelBackend):
     """Maximum number of responses that a rank requests at once."""
 
     update: WeightUpdate = "process_group"
-    """How servers get new weights: process_group (sent to them) or disk (they read `weights_folder`)."""
+    """How servers get new weights: process_group (sent to them) or disk (they read
+    `weights_folder`)."""
 
     on_pause: Pause = "retract"
-    """What happens to responses in progress when weights change: retract (they are re-read with the new weights, so
-    that log-probs are those of each segment's weights) or in_place (their keys and values are kept, which is faster,
-    but log-probs are approximate)."""
+    """What happens to responses in progress when weights change: retract (they are re-read with the
+    new weights, so that log-probs are those of each segment's weights) or in_place (their keys and
+    values are kept, which is faster, but log-probs are approximate)."""
 
     weights_folder: str | None = None
-    """Folder in which the current weights are kept as files; servers at `urls` must have access to it if they update
-    from disk. null: a private folder among the temporary files of the machine."""
+    """Folder in which the current weights are kept as files; servers at `urls` must have access to
+    it if they update from disk. null: a private folder among the temporary files of the machine."""
 
     start_deadline_s: float = 900.0
     """Seconds within which a server must be ready; servers at `urls` within 120."""
@@ -113,9 +122,13 @@ class SGLang(ModelBackend):
         check_arguments(self)
         devices = devices_of_a_server(vars(self))
         if devices % self.nodes:
-            raise ValueError(f"{devices} devices per server cannot be divided among nodes: {self.nodes}")
+            raise ValueError(
+                f"{devices} devices per server cannot be divided among nodes: {self.nodes}"
+            )
         if self.nodes > 1 and self.python is not None and self.weights_folder is None:
-            raise ValueError(f"nodes is {self.nodes}, so weights_folder must name a folder that all nodes see")
+            raise ValueError(
+                f"nodes is {self.nodes}, so weights_folder must name a folder that all nodes see"
+            )
         for url in self.urls:
             Endpoint(url.rstrip("/"))
 
@@ -126,24 +139,33 @@ class SGLang(ModelBackend):
         from ._sglang_weights import WeightFolder, dtype_of
 
         if model.source is None:
-            raise ModelError(f"role {model.name} has no weights to run", hint="use backend: null for such a role")
+            raise ModelError(
+                f"role {model.name} has no weights to run", hint="use backend: null for such a role"
+            )
         if model.source.head != "lm":
-            raise ModelError(f"role {model.name} has the head {model.source.head}, and servers only generate")
+            raise ModelError(
+                f"role {model.name} has the head {model.source.head}, and servers only generate"
+            )
         root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, root, ignore_errors=True)
-            weights = WeightFolder(model.name, model.source, root, dtype_of(self.options, model.source.config))
+            weights = WeightFolder(
+                model.name, model.source, root, dtype_of(self.options, model.source.config)
+            )
             servers = Servers(
-                self._servers(model, weights.configuration), self.update,
+                self._servers(model, weights.configuration),
+                self.update,
                 Deadlines(self.request_deadline_s, self.update_deadline_s),
-            )  # fmt: skip
+            )
             undo.callback(servers.close)
             servers.start()
             ids = weights.model.config.vocab_size
             expected = Expected(model.name, model.tokenizer, ids, self.tp, self.request_deadline_s)
             if self.urls:
                 servers.each(lambda server: check_model(server, expected))
-            model.module = SGLangEngine(model, weights, servers, root, self.max_concurrent_requests, self.on_pause)
+            model.module = SGLangEngine(
+                model, weights, servers, root, self.max_concurrent_requests, self.on_pause
+            )
             if self.urls:
                 servers.each(lambda server: check_logprobs(server, expected))
             undo.pop_all()
@@ -158,22 +180,40 @@ class SGLang(ModelBackend):
         if self.python is not None:
             slots = [ServerSlot(folder) for folder in model.server_folders]
             if len(slots) != self.servers * self.nodes:
-                raise UsageError(f"nothing here starts the servers of role {model.name}", hint="use urls", code="R39")
-            return started_servers([
-                Launch(
-                    self.python, configuration, self.options, self._environment(model, number), self.tp,
-                    tuple(slots[number * self.nodes : (number + 1) * self.nodes]), self.start_deadline_s,
+                raise UsageError(
+                    f"nothing here starts the servers of role {model.name}",
+                    hint="use urls",
+                    code="R39",
                 )
-                for number in range(self.servers)
-            ])  # fmt: skip
-        rank, ranks = (0, 1) if model.device_mesh is None else (model.device_mesh.get_rank(), model.device_mesh.size())
+            return started_servers(
+                [
+                    Launch(
+                        self.python,
+                        configuration,
+                        self.options,
+                        self._environment(model, number),
+                        self.tp,
+                        tuple(slots[number * self.nodes : (number + 1) * self.nodes]),
+                        self.start_deadline_s,
+                    )
+                    for number in range(self.servers)
+                ]
+            )
+        rank, ranks = (
+            (0, 1)
+            if model.device_mesh is None
+            else (model.device_mesh.get_rank(), model.device_mesh.size())
+        )
         mine = self.urls[rank::ranks]
         if not mine:
-            raise UsageError(f"role {model.name} has {ranks} ranks and {len(self.urls)} servers", code="R39")
+            raise UsageError(
+                f"role {model.name} has {ranks} ranks and {len(self.urls)} servers", code="R39"
+            )
         return attached(mine, _key(os.environ, self.api_key_env), self.tp, self.start_deadline_s)
 
     def _environment(self, model: Model, number: int) -> dict[str, str]:
-        """The variables of one of this rank's servers, with its devices on each of its nodes. Raises UsageError."""
+        """The variables of one of this rank's servers, with its devices on each of its nodes.
+        Raises UsageError."""
         from ._sglang_devices import VISIBLE, devices_of_a_server, share
 
         if VISIBLE in self.environment or model.device.type != "cuda":
@@ -183,9 +223,14 @@ class SGLang(ModelBackend):
         devices = share(os.environ, first, size)
         if devices is None:
             message = (
-                f"server {number} of role {model.name} is to take {size} devices, from device {first} of the node on"
+                f"server {number} of role {model.name} is to take {size} devices, from device "
+                f"{first} of the node on"
             )
-            raise UsageError(message, hint=f"{VISIBLE} is {os.environ[VISIBLE]}: give each rank enough", code="R50")
+            raise UsageError(
+                message,
+                hint=f"{VISIBLE} is {os.environ[VISIBLE]}: give each rank enough",
+                code="R50",
+            )
         return {**self.environment, VISIBLE: devices}
 
     def destroy(self, model: Model) -> None:
@@ -195,5 +240,9 @@ class SGLang(ModelBackend):
 
 def _key(environment: Mapping[str, str], variable: str | None) -> str | None:
     if variable is not None and not environment.get(variable):
-        raise UsageError(f"api_key_env names {variable}, which is not set", hint=f"export {variable}=…", code="R39")
+        raise UsageError(
+            f"api_key_env names {variable}, which is not set",
+            hint=f"export {variable}=…",
+            code="R39",
+        )
     return environment[variable] if variable is not None else None

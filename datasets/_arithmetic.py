@@ -1,8 +1,10 @@
-"""Arithmetic problems of graded difficulty, in symbols and in words, and a tokenizer that fits them.
+"""Arithmetic problems of graded difficulty, in symbols and in words,
+and a tokenizer that fits them.
 
-A problem of level k starts from a number and applies k additions and subtractions. Its worked answer keeps a running
-total, one line per operation, and ends like GSM8K's: `#### 14`. One expression in eight, chosen by a hash of its
-numbers, belongs to the held-out split however it is worded, so the two splits share no problem.
+A problem of level k starts from a number and applies k additions and subtractions. Its worked
+answer keeps a running total, one line per operation, and ends like GSM8K's: `#### 14`. One
+expression in eight, chosen by a hash of its numbers, belongs to the held-out split however it is
+worded, so the two splits share no problem.
 """
 
 from __future__ import annotations
@@ -80,19 +82,24 @@ def slipped(problem: ArithmeticProblem, rng: random.Random) -> str:
     written = [total + error * (step >= wrong) for step, total in enumerate(totals)]
     lines = [
         f"{before}{sign}{number}={after}"
-        for before, (sign, number), after in zip(written, problem.operations, written[1:], strict=False)
+        for before, (sign, number), after in zip(
+            written, problem.operations, written[1:], strict=False
+        )
     ]
     return "\n".join([*lines, f"#### {written[-1]}"])
 
 
 class ArithmeticProblems(Sequence[ArithmeticProblem]):
-    """`count` distinct problems, cycling through the levels; deterministic in its arguments. Drawn lazily."""
+    """`count` distinct problems, cycling through the levels; deterministic in its arguments.
+    Drawn lazily."""
 
     def __init__(self, count: int, *, seed: int, levels: Sequence[int], held_out: bool):
         if count < 1:
             raise ValueError(f"problems is {count}; it must be at least 1")
         if not levels or not all(1 <= level <= MAX_LEVEL for level in levels):
-            raise ValueError(f"levels is {list(levels)}; name at least one, each a number from 1 to {MAX_LEVEL}")
+            raise ValueError(
+                f"levels is {list(levels)}; name at least one, each a number from 1 to {MAX_LEVEL}"
+            )
         self._count = count
         self._levels = levels
         self._held_out = held_out
@@ -130,7 +137,9 @@ class ArithmeticProblems(Sequence[ArithmeticProblem]):
         self._in_vain += 1
         if self._in_vain >= PATIENCE:
             message = f"after {len(self._drawn)} problems there is no other of level {level}"
-            raise DataError(message, hint=f"problems: {len(self._drawn)}, or higher levels", code="F80")
+            raise DataError(
+                message, hint=f"problems: {len(self._drawn)}, or higher levels", code="F80"
+            )
 
 
 def is_held_out(problem: ArithmeticProblem) -> bool:
@@ -150,13 +159,17 @@ def _draw(rng: random.Random, level: int) -> ArithmeticProblem:
         total = _apply(total, sign, number)
         operations.append((sign, number))
     in_words = rng.random() < 0.5
-    question = _story(rng, first, operations) if in_words else f"What is {_expression(first, operations)}?"
+    question = (
+        _story(rng, first, operations) if in_words else f"What is {_expression(first, operations)}?"
+    )
     return ArithmeticProblem(question, first, tuple(operations))
 
 
 def _story(rng: random.Random, first: int, operations: Sequence[Operation]) -> str:
     name, objects = rng.choice(NAMES), rng.choice(THINGS)
-    deeds = [f"{rng.choice(GAINS if sign == '+' else LOSSES)} {number}" for sign, number in operations]
+    deeds = [
+        f"{rng.choice(GAINS if sign == '+' else LOSSES)} {number}" for sign, number in operations
+    ]
     story = " and ".join([", ".join(deeds[:-1]), deeds[-1]] if len(deeds) > 1 else deeds)
     return f"{name} has {first} {objects}, {story}. How many {objects} now?"
 
@@ -171,14 +184,16 @@ def _apply(total: int, sign: str, number: int) -> int:
 
 @cache
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE over the problems' words; each digit is its own token, any other text falls back to bytes."""
+    """Byte-level BPE over the problems' words; each digit is its own token,
+    any other text falls back to bytes."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(TRAINED_TOKENIZER))
 
 
 def train_tokenizer() -> Tokenizer:
-    """Retrain the content of `TRAINED_TOKENIZER` from the problems: many times slower than reading it."""
+    """Retrain the content of `TRAINED_TOKENIZER` from the problems:
+    many times slower than reading it."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     words = Tokenizer(models.BPE())
@@ -197,7 +212,9 @@ def train_tokenizer() -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     examples = ArithmeticProblems(4000, seed=0, levels=(1, 2, 3, 4), held_out=False)
-    words.train_from_iterator([text for p in examples for text in (f"{p.question}\n", worked(p))], trainer)
+    words.train_from_iterator(
+        [text for p in examples for text in (f"{p.question}\n", worked(p))], trainer
+    )
     words.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", words.token_to_id("<bos>"))]
     )

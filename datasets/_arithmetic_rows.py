@@ -40,7 +40,9 @@ class ArithmeticRows:
 
     def __post_init__(self) -> None:
         check_arguments(self)
-        self._problems = ArithmeticProblems(self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out)
+        self._problems = ArithmeticProblems(
+            self.problems, seed=self.seed, levels=self.levels, held_out=self.held_out
+        )
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -52,13 +54,17 @@ class ArithmeticRows:
     def _asked(self, index: int) -> Preview:
         """A row with its question only."""
         about = self._about(index)
-        return Preview(sequences=encode_prompts(self.util.tokenizer, [about["prompt"]], chat=False), **about)
+        return Preview(
+            sequences=encode_prompts(self.util.tokenizer, [about["prompt"]], chat=False), **about
+        )
 
     def _answered(self, index: int, answers: list[str]) -> Preview:
         """A row with its question and answers to it."""
         about, tokenizer = self._about(index), self.util.tokenizer
         (prompt,) = encode_prompts(tokenizer, [about["prompt"]], chat=False)
-        return Preview.answered(prompt, encode_answers(tokenizer, answers), answers=answers, **about)
+        return Preview.answered(
+            prompt, encode_answers(tokenizer, answers), answers=answers, **about
+        )
 
     def _about(self, index: int) -> dict[str, Any]:
         problem: ArithmeticProblem = self._problems[index]

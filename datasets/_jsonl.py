@@ -1,5 +1,5 @@
-"""Strict reading of rows: every fault is reported with its file and line. jsonl files and JSON lists are read here,
-other formats in `_sources`."""
+"""Strict reading of rows: every fault is reported with its file and line. jsonl files and JSON
+lists are read here, other formats in `_sources`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Row(Generic[T]):
     """One row, parsed and checked."""
 
     id: str
-    """Its own `id` if every row has one, else `<file>:<line>` (in a JSON list: `<file>:<place>`, from 1)."""
+    """Its own `id` if every row has one, else `<file>:<line>` (in a JSON list:
+    `<file>:<place>`, from 1)."""
     where: str
     """`path:line`, for messages."""
     content: T
@@ -66,12 +67,13 @@ def read_rows(
     parsed_rows: Iterable[Parsed] | None = None,
     may_be_empty: bool = False,
 ) -> list[Row[T]]:
-    """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use. `parsed_rows`: the content
-    of `path`, unless it is a JSON file.
+    """The rows of a file as `read` makes them; `read` raises BadRow for a row it cannot use.
+    `parsed_rows`: the content of `path`, unless it is a JSON file.
 
-    `bad_rows="skip"` skips up to `max_bad_rows` of them, and reports each to `note`; the other rows keep their ids.
-    At most `max_rows` good rows are read. Raises DataError, also for duplicate ids and, unless it `may_be_empty`, for
-    a file without rows; the error for a bad row lists the lines of the others.
+    `bad_rows="skip"` skips up to `max_bad_rows` of them, and reports each to `note`; the other rows
+    keep their ids. At most `max_rows` good rows are read. Raises DataError, also for duplicate ids
+    and, unless it `may_be_empty`, for a file without rows;
+    the error for a bad row lists the lines of the others.
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; it must be at least 1")
@@ -96,7 +98,9 @@ def read_rows(
             note(f"{path}:{line}: {problem}")
     stem = file.stem.removeprefix(HUB)
     declared = [declared_id for _, _, declared_id, _ in good]
-    own_ids = all(isinstance(value, str | int) and not isinstance(value, bool) for value in declared)
+    own_ids = all(
+        isinstance(value, str | int) and not isinstance(value, bool) for value in declared
+    )
     rows = [
         Row(str(declared_id) if own_ids else f"{stem}:{number}", f"{path}:{line}", content)
         for number, line, declared_id, content in good
@@ -105,22 +109,32 @@ def read_rows(
     return rows
 
 
-def _judge_bad_rows(path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows, most: int, enough: bool) -> None:
+def _judge_bad_rows(
+    path: str, bad: list[tuple[int, BadRow]], bad_rows: BadRows, most: int, enough: bool
+) -> None:
     """Decide whether the run may continue without these rows, given as (line, fault)."""
     line, first = bad[0]
     if bad_rows == "error":
         others = ""
         if len(bad) > 1:
-            lines = ", ".join(str(number) for number, _ in bad[1:6]) + (", …" if len(bad) > 6 else "")
+            lines = ", ".join(str(number) for number, _ in bad[1:6]) + (
+                ", …" if len(bad) > 6 else ""
+            )
             others = f" ({len(bad)} rows are bad; the others: line {lines})"
-        raise DataError(f"{first}{others}", where=f"{path}:{line}", hint=first.hint, code=first.code)
+        raise DataError(
+            f"{first}{others}", where=f"{path}:{line}", hint=first.hint, code=first.code
+        )
     if len(bad) > most:
         line, last = bad[most]
         message = f"{len(bad)} bad rows, more than max_bad_rows = {most}; one of them: {last}"
         raise DataError(message, where=f"{path}:{line}", hint=last.hint, code=last.code)
-    logger.warning("%s: %d bad rows skipped; the first: %s:%d: %s", path, len(bad), path, line, first)
+    logger.warning(
+        "%s: %d bad rows skipped; the first: %s:%d: %s", path, len(bad), path, line, first
+    )
     if not enough:
-        message = f"{path} holds no rows: all {len(bad)} rows are bad, the first: {path}:{line}: {first}"
+        message = (
+            f"{path} holds no rows: all {len(bad)} rows are bad, the first: {path}:{line}: {first}"
+        )
         raise DataError(message, code="F80")
 
 
@@ -138,7 +152,10 @@ def texts_field(fields: dict[str, Any], key: str) -> list[str]:
     values = fields[key]
     if not isinstance(values, list) or not values:
         raise BadRow(f"field {key!r} is not a list of texts")
-    return [_text(value, f"entry {number} of field {key!r}") for number, value in enumerate(values, start=1)]
+    return [
+        _text(value, f"entry {number} of field {key!r}")
+        for number, value in enumerate(values, start=1)
+    ]
 
 
 def numbers_field(fields: dict[str, Any], key: str) -> list[float]:
@@ -168,13 +185,15 @@ def json_rows(file: Path) -> Iterator[Parsed]:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise DataError(
-            f"cannot read {file}: {reason}", hint="set the dataset's path to a .jsonl file, one row per line"
+            f"cannot read {file}: {reason}",
+            hint="set the dataset's path to a .jsonl file, one row per line",
         ) from error
     yield from _listed_rows(file, content.removeprefix(codecs.BOM_UTF8))
 
 
 def _is_list(file: BinaryIO) -> bool:
-    """Whether the first non-blank character opens a JSON list. Rewinds the file, but past a byte order mark."""
+    """Whether the first non-blank character opens a JSON list. Rewinds the file,
+    but past a byte order mark."""
     start = file.read(3)
     start = b"" if start == codecs.BOM_UTF8 else start
     start_of_rows = file.tell() - len(start)
@@ -186,7 +205,8 @@ def _is_list(file: BinaryIO) -> bool:
 
 
 def _lined_rows(file: BinaryIO) -> Iterator[Parsed]:
-    """The rows of a file with one per line. At most MAX_ROW bytes of an over-long line are held in memory."""
+    """The rows of a file with one per line. At most MAX_ROW bytes of an over-long line are held in
+    memory."""
     line = 0
     while raw := file.readline(MAX_ROW + 1):
         line += 1
@@ -194,7 +214,13 @@ def _lined_rows(file: BinaryIO) -> Iterator[Parsed]:
         if size > MAX_ROW:
             while not raw.endswith(b"\n") and (raw := file.readline(MAX_ROW)):
                 size += len(raw)
-            yield line, line, BadRow(f"a line of {size / 2**20:,.0f} MiB; a row may have {MAX_ROW >> 20} MiB", "F82")
+            yield (
+                line,
+                line,
+                BadRow(
+                    f"a line of {size / 2**20:,.0f} MiB; a row may have {MAX_ROW >> 20} MiB", "F82"
+                ),
+            )
         elif raw.strip():
             yield line, line, _parse_line(raw.removesuffix(b"\n"))
 
@@ -205,7 +231,9 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
     except BadRow as error:
         return error
     except UnicodeDecodeError as error:
-        return BadRow(f"not UTF-8: byte {error.start + 1} of the line is 0x{raw[error.start]:02x}", "F82")
+        return BadRow(
+            f"not UTF-8: byte {error.start + 1} of the line is 0x{raw[error.start]:02x}", "F82"
+        )
     except json.JSONDecodeError as error:
         return BadRow(f"not JSON: {error.msg} at column {error.colno}")
     except RecursionError:
@@ -215,7 +243,8 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
 
 
 def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:
-    """The elements of a JSON list. A syntax error always raises: nothing after it can be trusted."""
+    """The elements of a JSON list. A syntax error always raises:
+    nothing after it can be trusted."""
     line, counted_to, number = 1, 0, 0
     try:
         text = content.decode("utf-8")
@@ -239,10 +268,14 @@ def _listed_rows(file: Path, content: bytes) -> Iterator[Parsed]:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError("not UTF-8", where=f"{file}:{line}", code="F82") from None
     except json.JSONDecodeError as error:
-        raise DataError(f"not JSON: {error.msg}", where=f"{file}:{error.lineno}", code="F31") from None
+        raise DataError(
+            f"not JSON: {error.msg}", where=f"{file}:{error.lineno}", code="F31"
+        ) from None
     except (ValueError, RecursionError) as error:
         message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise DataError(message, where=f"{file}:{line}", code=getattr(error, "code", "F82")) from None
+        raise DataError(
+            message, where=f"{file}:{line}", code=getattr(error, "code", "F82")
+        ) from None
 
 
 def _skip(text: str, position: int) -> int:
@@ -271,7 +304,9 @@ def _refuse_surrogates(value: Any) -> None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise BadRow("a text holds half of a surrogate pair, which is not a character", "F82") from None
+            raise BadRow(
+                "a text holds half of a surrogate pair, which is not a character", "F82"
+            ) from None
     elif isinstance(value, dict):
         for key, entry in value.items():
             _refuse_surrogates(key)
@@ -300,7 +335,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique
+)
 
 
 def _refuse_duplicates(rows: list[Row[T]]) -> None:

@@ -1,4 +1,5 @@
-"""Conversations as rows store them: messages with a role and a content, and the tools the assistant may call."""
+"""Conversations as rows store them: messages with a role and a content,
+and the tools the assistant may call."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ from ._jsonl import BadRow
 
 Message = dict[str, Any]
 
-SHAREGPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+SHAREGPT = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
 """Roles of messages in the form `{"from": …, "value": …}`."""
 
 
@@ -24,7 +30,9 @@ class Conversation:
     @property
     def turns(self) -> list[int]:
         """Indices of the assistant's messages; there is at least one."""
-        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [
+            index for index, message in enumerate(self.messages) if message["role"] == "assistant"
+        ]
 
     @property
     def system(self) -> str | None:
@@ -34,12 +42,18 @@ class Conversation:
 
     @property
     def prompt(self) -> str:
-        """The text it begins with: the first message that is neither the system's nor the assistant's."""
-        return next((m["content"] for m in self.messages if m["role"] not in ("system", "assistant")), "")
+        """The text it begins with: the first message that is neither the system's nor the
+        assistant's."""
+        return next(
+            (m["content"] for m in self.messages if m["role"] not in ("system", "assistant")), ""
+        )
 
 
-def read_conversation(fields: dict[str, Any], messages_key: str, tools_key: str, system: str | None) -> Conversation:
-    """The conversation in a row. `system`: the system prompt of conversations without one. Raises BadRow."""
+def read_conversation(
+    fields: dict[str, Any], messages_key: str, tools_key: str, system: str | None
+) -> Conversation:
+    """The conversation in a row. `system`: the system prompt of conversations without one.
+    Raises BadRow."""
     if messages_key not in fields:
         raise BadRow(f"there is no field {messages_key!r}; the row has {sorted(fields)}")
     written = fields[messages_key]
@@ -47,7 +61,9 @@ def read_conversation(fields: dict[str, Any], messages_key: str, tools_key: str,
         written = _parsed(written, f"field {messages_key!r}")
     if not isinstance(written, list) or not written:
         raise BadRow(f"field {messages_key!r} is not a list of messages")
-    messages = [_message(message, f"message {number}") for number, message in enumerate(written, start=1)]
+    messages = [
+        _message(message, f"message {number}") for number, message in enumerate(written, start=1)
+    ]
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if not messages:
@@ -59,14 +75,18 @@ def read_conversation(fields: dict[str, Any], messages_key: str, tools_key: str,
 
 def _message(written: Any, subject: str) -> Message:
     if not isinstance(written, dict):
-        raise BadRow(f"{subject} is of type {type(written).__name__}, not a mapping with role and content")
+        raise BadRow(
+            f"{subject} is of type {type(written).__name__}, not a mapping with role and content"
+        )
     fields = {key: value for key, value in written.items() if value is not None}
     if "from" in fields and "role" not in fields:
         speaker = fields.pop("from")
         fields["role"] = SHAREGPT.get(speaker, speaker) if isinstance(speaker, str) else speaker
         fields["content"] = fields.pop("value", None)
     if not isinstance(fields.get("role"), str):
-        raise BadRow(f"{subject} does not say whose it is: it has no role; its fields are {sorted(written)}")
+        raise BadRow(
+            f"{subject} does not say whose it is: it has no role; its fields are {sorted(written)}"
+        )
     fields["content"] = _text_of(fields.get("content"), subject)
     if fields.get("tool_calls"):
         fields["tool_calls"] = _tool_calls(fields["tool_calls"], subject)
@@ -80,7 +100,10 @@ def _text_of(content: Any, subject: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
-    texts = [piece.get("text") if isinstance(piece, dict) and piece.get("type") == "text" else None for piece in parts]
+    texts = [
+        piece.get("text") if isinstance(piece, dict) and piece.get("type") == "text" else None
+        for piece in parts
+    ]
     if not all(isinstance(text, str) for text in texts):
         raise BadRow(f"the content of {subject} is not text")
     return "".join(str(text) for text in texts)
@@ -102,7 +125,9 @@ def _tool_calls(calls: Any, subject: str) -> list[Any]:
 
 def _tools(written: Any, key: str) -> list[Any] | None:
     tools = _parsed(written, f"field {key!r}") if isinstance(written, str) else written
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    ):
         raise BadRow(f"field {key!r} is not a list of tools")
     return tools or None
 

@@ -1,4 +1,5 @@
-"""From texts to tokens: chat templates, end-of-sequence tokens, and how over-long texts are treated."""
+"""From texts to tokens: chat templates, end-of-sequence tokens,
+and how over-long texts are treated."""
 
 from __future__ import annotations
 
@@ -29,19 +30,25 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
     has_template = bool(tokenizer.chat_template)
     if chat is True and not has_template:
         hint = "set chat: auto, or take a chat model's tokenizer"
-        raise ModelError("chat is true, but the tokenizer has no chat template", hint=hint, code="F32")
+        raise ModelError(
+            "chat is true, but the tokenizer has no chat template", hint=hint, code="F32"
+        )
     return has_template if chat == "auto" else chat
 
 
 def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, chat: Chat, system: str | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    chat: Chat,
+    system: str | None = None,
 ) -> list[Tokens]:
     """Tokens of prompts, ready for a response to follow.
 
-    With a chat template each text is the user's message and the template writes all special tokens itself: a text
-    that names one names it as text. Without a template the text is taken as it is, so that it may have been rendered
-    before; the system prompt precedes it, and the tokenizer adds its usual tokens at its start; an end-of-sequence
-    token added at the end is removed.
+    With a chat template each text is the user's message and the template writes all special tokens
+    itself: a text that names one names it as text. Without a template the text is taken as it is,
+    so that it may have been rendered before; the system prompt precedes it, and the tokenizer adds
+    its usual tokens at its start; an end-of-sequence token added at the end is removed.
     """
     if not texts:
         return []
@@ -52,9 +59,12 @@ def encode_prompts(
 
 
 def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Tokens]:
-    """Tokens of answers as a model would have to generate them: no special tokens except the end of sequence."""
+    """Tokens of answers as a model would have to generate them:
+    no special tokens except the end of sequence."""
     if tokenizer.eos_token_id is None:
-        raise ModelError("the tokenizer has no end-of-sequence token, so no answer could ever end", code="F32")
+        raise ModelError(
+            "the tokenizer has no end-of-sequence token, so no answer could ever end", code="F32"
+        )
     if not texts:
         return []
     contents = [as_content(tokenizer, text) for text in texts]
@@ -79,18 +89,20 @@ class OverlongRow(ValueError):
 
 
 def fit_prompt(prompt: Tokens, limit: int, overlong: Overlong) -> Tokens:
-    """The prompt cut to `limit` tokens: the last ones (truncate_left) or the first ones (truncate_right)."""
+    """The prompt cut to `limit` tokens: the last ones (truncate_left) or the first ones
+    (truncate_right)."""
     return prompt[-limit:] if overlong == "truncate_left" else prompt[:limit]
 
 
 def fit_answers(
     prompt: Tokens, answers: Sequence[Tokens], limit: int, overlong: Overlong
 ) -> tuple[Tokens, list[Tokens]]:
-    """Shorten prompt and answers so that the prompt with any of the answers has at most `limit` tokens.
+    """Shorten prompt and answers so that the prompt with any of the answers has at most `limit`
+    tokens.
 
-    truncate_left shortens the prompt at its start and keeps the answers whole; truncate_right shortens the
-    answers at their end, so that they lack the end-of-sequence token. Raises OverlongRow if nothing of the prompt, or
-    of an answer, would be left.
+    truncate_left shortens the prompt at its start and keeps the answers whole; truncate_right
+    shortens the answers at their end, so that they lack the end-of-sequence token. Raises
+    OverlongRow if nothing of the prompt, or of an answer, would be left.
     """
     longest = max(len(answer) for answer in answers)
     if overlong == "truncate_left":
@@ -111,7 +123,8 @@ def within_limit(
     max_length: int,
     overlong: Overlong,
 ) -> list[tuple[Row[Any], T]]:
-    """Rows with their tokens, none longer than `max_length`; `overlong` decides how to treat others."""
+    """Rows with their tokens, none longer than `max_length`;
+    `overlong` decides how to treat others."""
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; it must be at least 1")
     within: list[tuple[Row[Any], T]] = []
@@ -120,7 +133,9 @@ def within_limit(
     for row, tokens in zip(rows, encoded, strict=True):
         count = length(tokens)
         if not count:
-            raise DataError("the tokenizer makes no tokens of this row", where=row.where, code="F31")
+            raise DataError(
+                "the tokenizer makes no tokens of this row", where=row.where, code="F31"
+            )
         if count <= max_length:
             within.append((row, tokens))
         elif overlong == "drop":
@@ -129,18 +144,32 @@ def within_limit(
             hint = "raise max_length, or set overlong to drop, truncate_left or truncate_right"
             message = f"row {row.id} has {count} tokens, more than max_length = {max_length}"
             if len(longer) > 1:
-                message += f"; so have {len(longer)} of {len(rows)} rows, up to {max(longer)} tokens"
+                message += (
+                    f"; so have {len(longer)} of {len(rows)} rows, up to {max(longer)} tokens"
+                )
             raise DataError(message, where=row.where, hint=hint, code="F30")
         else:
             try:
                 within.append((row, fit(tokens, max_length, overlong)))
             except OverlongRow as error:
-                message = f"row {row.id} has {count} tokens, more than max_length = {max_length}, and {error}"
-                raise DataError(message, where=row.where, hint=f"{overlong} cannot help", code="F30") from None
+                message = (
+                    f"row {row.id} has {count} tokens, more than max_length = "
+                    f"{max_length}, and {error}"
+                )
+                raise DataError(
+                    message, where=row.where, hint=f"{overlong} cannot help", code="F30"
+                ) from None
     if dropped:
-        logger.warning("%d of %d rows dropped, longer than %d tokens", len(dropped), len(rows), max_length)
+        logger.warning(
+            "%d of %d rows dropped, longer than %d tokens", len(dropped), len(rows), max_length
+        )
         logger.info("dropped: %s", ", ".join(dropped))
     if not within:
         message = f"no rows are left: all {len(dropped)} are longer than max_length = {max_length}"
-        raise DataError(message, where=rows[0].where, hint="overlong: drop removed them; raise max_length", code="F80")
+        raise DataError(
+            message,
+            where=rows[0].where,
+            hint="overlong: drop removed them; raise max_length",
+            code="F80",
+        )
     return within

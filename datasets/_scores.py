@@ -1,5 +1,5 @@
-"""Rows selected and ordered by the rewards of earlier responses to them: what was always or never solved teaches
-little."""
+"""Rows selected and ordered by the rewards of earlier responses to them: what was always or never
+solved teaches little."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Scores:
     """Which rows to use, and in which order, by their mean reward in an earlier run."""
 
     path: str
-    """The folder of a run, or JSON lines with a row's `id` and a `reward` (or `rewards`, a list). A run records
-    `log.samples_per_step` prompts of each step."""
+    """The folder of a run, or JSON lines with a row's `id` and a `reward` (or `rewards`, a list). A
+    run records `log.samples_per_step` prompts of each step."""
 
     min: float | None = None
     """Leave out rows with a lower mean reward."""
@@ -43,22 +43,34 @@ class Scores:
             raise ValueError(f"min is {self.min}, above max, {self.max}")
 
     def choose(self, rows: Sequence[Row[T]], path: str) -> tuple[list[Row[T]], str]:
-        """The selected rows, and a note about the others. Raises DataError, also if no score belongs to these rows."""
+        """The selected rows, and a note about the others. Raises DataError, also if no score
+        belongs to these rows."""
         means = self.read()
         scored = [row for row in rows if row.id in means]
         if not scored:
             message = f"none of the {len(means)} ids in {self.path} is that of a row of {path}"
-            hint = f"rows are called {rows[0].id}, …; scores are of {next(iter(means), 'nothing')}, …"
+            hint = (
+                f"rows are called {rows[0].id}, …; scores are of {next(iter(means), 'nothing')}, …"
+            )
             raise DataError(message, hint=hint, code="F80")
         low = [row.id for row in scored if self.min is not None and means[row.id] < self.min]
         high = [row.id for row in scored if self.max is not None and means[row.id] > self.max]
         unknown = len(rows) - len(scored)
         left_out = {*low, *high}
-        remaining = [row for row in rows if row.id not in left_out and (row.id in means or self.unknown == "keep")]
+        remaining = [
+            row
+            for row in rows
+            if row.id not in left_out and (row.id in means or self.unknown == "keep")
+        ]
         fate = "kept" if self.unknown == "keep" else "left out"
-        says = f"left out by scores: {len(low)} too hard, {len(high)} too easy; without a score, {fate}: {unknown}"
+        says = (
+            f"left out by scores: {len(low)} too hard, {len(high)} too easy; without a "
+            f"score, {fate}: {unknown}"
+        )
         if not remaining:
-            raise DataError(f"no rows remain; {says}", hint="widen min and max, or unknown: keep", code="F80")
+            raise DataError(
+                f"no rows remain; {says}", hint="widen min and max, or unknown: keep", code="F80"
+            )
         return self._ordered(remaining, means), says
 
     def _ordered(self, rows: list[Row[T]], means: dict[str, float]) -> list[Row[T]]:
@@ -68,7 +80,8 @@ class Scores:
         return sorted(rows, key=lambda row: (row.id not in means, sign * means.get(row.id, 0.0)))
 
     def read(self) -> dict[str, float]:
-        """Row → its mean reward over all training samples. Raises DataError for a line that is not a score."""
+        """Row → its mean reward over all training samples.
+        Raises DataError for a line that is not a score."""
         file = Path(self.path).expanduser()
         file = file / SAMPLES if file.is_dir() else file
         totals: dict[str, list[float]] = {}
@@ -91,9 +104,13 @@ def _score(fields: dict[str, Any] | BadRow) -> tuple[str, Iterable[float]]:
         rewards = fields["rewards"]
     else:
         rewards = [reward for reward in [fields.get("reward", "")] if reward is not None]
-    is_score = isinstance(rewards, list) and all(isinstance(reward, int | float) for reward in rewards)
+    is_score = isinstance(rewards, list) and all(
+        isinstance(reward, int | float) for reward in rewards
+    )
     if not is_score or not isinstance(fields.get("id"), str | int):
-        raise BadRow(f"a score needs an id and a reward; there is {', '.join(sorted(fields)) or 'nothing'}")
+        raise BadRow(
+            f"a score needs an id and a reward; there is {', '.join(sorted(fields)) or 'nothing'}"
+        )
     try:
         return str(fields["id"]), [float(reward) for reward in rewards]
     except OverflowError:

@@ -36,8 +36,8 @@ class RowSource:
     streaming: bool = False
 
     def rows(self) -> Iterator[Parsed]:
-        """(number of the row, its line, its content or fault), both counted from 1; in formats without lines, rows are
-        counted. Raises DataError."""
+        """(number of the row, its line, its content or fault), both counted from 1; in formats
+        without lines, rows are counted. Raises DataError."""
         file = Path(self.path).expanduser()
         if self.path.startswith(HUB):
             return _numbered(self._of_hub())
@@ -57,9 +57,16 @@ class RowSource:
             with quiet("huggingface_hub"), _offline_without_network():
                 rows = load_dataset(name, self.config, split=self.split, streaming=self.streaming)
             yield from rows
-        except Exception as error:  # the network, the Hub and its files make the library raise all kinds
-            hint = "the Hub must be reachable or the dataset in its cache; a copy works too: args.path=FILE.jsonl"
-            raise DataError(f"cannot read {name} from the Hub: {first_line(error)}", hint=hint, code="F81") from error
+        except (
+            Exception
+        ) as error:  # the network, the Hub and its files make the library raise all kinds
+            hint = (
+                "the Hub must be reachable or the dataset in its cache; a copy works "
+                "too: args.path=FILE.jsonl"
+            )
+            raise DataError(
+                f"cannot read {name} from the Hub: {first_line(error)}", hint=hint, code="F81"
+            ) from error
 
     def _of_folder(self, folder: Path) -> Iterator[Any]:
         try:
@@ -109,13 +116,15 @@ def _arrow_batches(ipc: Any, opened: Any) -> Iterator[Any]:
 
 @contextmanager
 def _offline_without_network() -> Iterator[None]:
-    """If neither this machine nor a proxy can resolve the Hub's address, have the library use its cache at once,
-    instead of after five failed attempts."""
+    """If neither this machine nor a proxy can resolve the Hub's address, have the library use its
+    cache at once, instead of after five failed attempts."""
     import datasets
     from huggingface_hub import constants
 
     try:
-        is_known = bool(getproxies()) or bool(socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443))
+        is_known = bool(getproxies()) or bool(
+            socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+        )
     except OSError:
         is_known = False
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE

@@ -35,8 +35,9 @@ class FileRows:
     util: DatasetUtility
 
     path: str
-    """A file (.jsonl, .json with a list, .csv, .tsv, .parquet, .arrow), a folder of such files or one saved by
-    `datasets`, or `hf:NAME` for a dataset on the Hub. A field `id`, if every row has one, names the rows."""
+    """A file (.jsonl, .json with a list, .csv, .tsv, .parquet, .arrow), a folder of such files or
+    one saved by `datasets`, or `hf:NAME` for a dataset on the Hub. A field `id`, if every row has
+    one, names the rows."""
 
     split: str = "train"
     """Which split of a folder or of a Hub dataset."""
@@ -45,16 +46,17 @@ class FileRows:
     """Which configuration of a Hub dataset, if it has several."""
 
     streaming: bool = False
-    """Read rows as they are needed, in the order of the file or the Hub dataset, and keep none of them: for data too
-    large to download or keep in memory. A resumed run reads again the rows before the one where it continues. With
-    `max_rows`: read only that many rows, without downloading the others, and keep them, so that they can be
-    shuffled."""
+    """Read rows as they are needed, in the order of the file or the Hub dataset, and keep none of
+    them: for data too large to download or keep in memory. A resumed run reads again the rows
+    before the one where it continues. With `max_rows`: read only that many rows, without
+    downloading the others, and keep them, so that they can be shuffled."""
 
     max_length: int = 1024
     """Longest row, in tokens: a prompt, with its answer if the row has one, or a conversation."""
 
     overlong: Literal["error", "drop", "truncate_left", "truncate_right"] = "error"
-    """What to do with longer rows; truncate_left cuts the start of the prompt, truncate_right cuts from the end."""
+    """What to do with longer rows; truncate_left cuts the start of the prompt,
+    truncate_right cuts from the end."""
 
     bad_rows: Literal["error", "skip"] = "error"
     """What to do with a malformed row."""
@@ -66,9 +68,14 @@ class FileRows:
     """Read at most this many rows, from the start of the file."""
 
     scores: Scores | None = None
-    """Leave out rows that were always or never solved in an earlier run, or order them by difficulty."""
+    """Leave out rows that were always or never solved in an earlier run,
+    or order them by difficulty."""
 
-    LIMITS: ClassVar[Limits] = {"max_length": {"ge": 1}, "max_bad_rows": {"ge": 0}, "max_rows": {"ge": 1}}
+    LIMITS: ClassVar[Limits] = {
+        "max_length": {"ge": 1},
+        "max_bad_rows": {"ge": 0},
+        "max_rows": {"ge": 1},
+    }
 
     _rows: list[tuple[Row[Any], Any]] = field(init=False, repr=False)
     """Every row with its tokens, within the limit."""
@@ -80,7 +87,9 @@ class FileRows:
     def __post_init__(self) -> None:
         check_arguments(self)
         if self.is_stream and self.scores is not None:
-            raise ValueError("scores choose among all rows, which streaming does not read: set max_rows as well")
+            raise ValueError(
+                "scores choose among all rows, which streaming does not read: set max_rows as well"
+            )
         self._rows = [] if self.is_stream else self._encoded(self._chosen_rows())
 
     def __len__(self) -> int:
@@ -145,12 +154,20 @@ class FileRows:
             yield self._read_rows(chunk, bad_rows, may_be_empty=number > 0)
             number += 1
 
-    def _read_rows(self, parsed: Iterable[Parsed], bad_rows: list[str], may_be_empty: bool = False) -> list[Row[Any]]:
+    def _read_rows(
+        self, parsed: Iterable[Parsed], bad_rows: list[str], may_be_empty: bool = False
+    ) -> list[Row[Any]]:
         """The good rows; the faults of the others are appended to `bad_rows`."""
         return read_rows(
-            self.path, self._read, bad_rows=self.bad_rows, max_bad_rows=self.max_bad_rows - len(bad_rows),
-            max_rows=self.max_rows, note=bad_rows.append, parsed_rows=parsed, may_be_empty=may_be_empty,
-        )  # fmt: skip
+            self.path,
+            self._read,
+            bad_rows=self.bad_rows,
+            max_bad_rows=self.max_bad_rows - len(bad_rows),
+            max_rows=self.max_rows,
+            note=bad_rows.append,
+            parsed_rows=parsed,
+            may_be_empty=may_be_empty,
+        )
 
     def _source(self) -> RowSource:
         return RowSource(self.path, self.split, self.config, self.streaming)
@@ -164,7 +181,8 @@ class FileRows:
         length: Callable[[T], int],
         fit: Callable[[T, int, Overlong], T],
     ) -> list[tuple[Row[Content], T]]:
-        """Rows with their tokens, none longer than `max_length`; `prompt` returns the text of a row's prompt."""
+        """Rows with their tokens, none longer than `max_length`;
+        `prompt` returns the text of a row's prompt."""
         self._make_survey = lambda: Survey(
             lengths=[length(tokens) for tokens in encoded],
             prompts=[(row.where, prompt(row)) for row in rows],
@@ -172,7 +190,14 @@ class FileRows:
             overlong=self.overlong,
             bad_rows=self._bad_rows,
         )
-        return within_limit(rows, encoded, length=length, fit=fit, max_length=self.max_length, overlong=self.overlong)
+        return within_limit(
+            rows,
+            encoded,
+            length=length,
+            fit=fit,
+            max_length=self.max_length,
+            overlong=self.overlong,
+        )
 
 
 @dataclass(kw_only=True)
@@ -191,6 +216,9 @@ class TextRows(FileRows):
     def _about(self, row: Row[Any], prompt: str) -> dict[str, Any]:
         """The fields that every `Preview` of a row has in addition to its tokens."""
         return {
-            "id": row.id, "where": row.where, "prompt": prompt, "system": self.system,
+            "id": row.id,
+            "where": row.where,
+            "prompt": prompt,
+            "system": self.system,
             "chat": uses_chat(self.util.tokenizer, self.chat),
-        }  # fmt: skip
+        }

@@ -1,8 +1,8 @@
 """The part of a conversation to train on: the assistant's turns, each with the token that ends it.
 
-Templates that mark what the assistant wrote (`{% generation %}`) identify it themselves. For others the conversation is
-rendered up to each turn, ready for an answer, and up to its end: where both are prefixes of the whole text, the turn is
-the text between them.
+Templates that mark what the assistant wrote (`{% generation %}`) identify it themselves. For others
+the conversation is rendered up to each turn, ready for an answer, and up to its end: where both are
+prefixes of the whole text, the turn is the text between them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlcli.api.chat_template import DAY, TemplateError, TooMuch, marks_generation, name_of, render_marked, template_of
+from rlcli.api.chat_template import (
+    DAY,
+    TemplateError,
+    TooMuch,
+    marks_generation,
+    name_of,
+    render_marked,
+    template_of,
+)
 from rlcli.api.special_tokens import as_content, tokens_with_offsets, unmarked
 from rlcli.errors import ModelError
 
@@ -48,9 +56,15 @@ class Masked:
 
 
 class Speaker:
-    """Renders conversations with a tokenizer's chat template. Raises ModelError F32 if it has none."""
+    """Renders conversations with a tokenizer's chat template.
+    Raises ModelError F32 if it has none."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, turns: Turns, mask: Literal["auto", "markers", "prefix"]):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        turns: Turns,
+        mask: Literal["auto", "markers", "prefix"],
+    ):
         template = template_of(tokenizer)
         if not template:
             hint = "take a chat model's tokenizer, or prompt_answer for rows with one answer"
@@ -68,48 +82,70 @@ class Speaker:
     def method(self) -> str:
         """How the trained text is identified."""
         turns = "all turns" if self._turns == "all" else "the last turn"
-        how = "the template's generation markers" if self._by_markers else "prefixes of the conversation"
+        how = (
+            "the template's generation markers"
+            if self._by_markers
+            else "prefixes of the conversation"
+        )
         return f"{turns} of the assistant, by {how}"
 
     def speak(self, conversation: Conversation) -> Spoken:
-        """The text of a conversation, and the spans to train on. Raises BadRow; ModelError for a template that
-        exceeds a limit."""
+        """The text of a conversation, and the spans to train on. Raises BadRow; ModelError for a
+        template that exceeds a limit."""
         text, spans = (self._marked if self._by_markers else self._between_prefixes)(conversation)
         spans = _trimmed(text, spans)
         if not spans:
-            how = "its markers enclose nothing" if self._by_markers else "it writes nothing for the assistant"
-            raise BadRow(f"{self._of_template} leaves nothing to train on: {how}", "F32", "set mask: prefix")
-        self._demand_answers(conversation, unmarked("".join(text[start:end] for start, end in spans)))
+            how = (
+                "its markers enclose nothing"
+                if self._by_markers
+                else "it writes nothing for the assistant"
+            )
+            raise BadRow(
+                f"{self._of_template} leaves nothing to train on: {how}", "F32", "set mask: prefix"
+            )
+        self._demand_answers(
+            conversation, unmarked("".join(text[start:end] for start, end in spans))
+        )
         return Spoken(conversation, text, spans)
 
     def _demand_answers(self, conversation: Conversation, trained: str) -> None:
-        """A template may trim an answer or move its reasoning, but its last word has to be there."""
+        """A template may trim an answer or move its reasoning,
+        but its last word has to be there."""
         for turn in self._trained_turns(conversation):
             words = conversation.messages[turn]["content"].split()
             if words and words[-1] not in trained:
                 hint = "it may be one for other messages, such as images with text"
-                raise BadRow(f"{self._of_template} leaves out the answer in message {turn + 1}", "F32", hint)
+                raise BadRow(
+                    f"{self._of_template} leaves out the answer in message {turn + 1}", "F32", hint
+                )
 
     def _trained_turns(self, conversation: Conversation) -> list[int]:
         return conversation.turns if self._turns == "all" else conversation.turns[-1:]
 
     def _marked(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
-        """A marker may enclose a turn without the text that ends it; the end of the whole text shows what that is."""
+        """A marker may enclose a turn without the text that ends it; the end of the whole text
+        shows what that is."""
         rendered = self._render(conversation)
         spans, text, last = rendered.spans, rendered.text, conversation.turns[-1]
         if self._turns == "last" and last:
             spans = spans[len(self._render(conversation, last).spans) :]
         ending = text[spans[-1][1] :].rstrip() if spans else ""
-        return text, [(start, end + len(ending) * text.startswith(ending, end)) for start, end in spans]
+        return text, [
+            (start, end + len(ending) * text.startswith(ending, end)) for start, end in spans
+        ]
 
     def _between_prefixes(self, conversation: Conversation) -> tuple[str, Sequence[Span]]:
         text = self._render(conversation).text
         turns = self._trained_turns(conversation)
         if not turns[0]:
             raise BadRow(
-                "the conversation begins with the assistant, and its template cannot be rendered before that", "F32",
+                (
+                    "the conversation begins with the assistant, and its template cannot "
+                    "be rendered before that"
+                ),
+                "F32",
                 "set train_on: last, or put a message in front",
-            )  # fmt: skip
+            )
         spans = []
         for turn in turns:
             is_last = turn == conversation.turns[-1]
@@ -123,13 +159,17 @@ class Speaker:
     def _demand_prefix(self, beginning: str, conversation: str, subject: str) -> None:
         if conversation.startswith(beginning):
             return
-        differs = next(i for i, character in enumerate(beginning) if conversation[i : i + 1] != character)
+        differs = next(
+            i for i, character in enumerate(beginning) if conversation[i : i + 1] != character
+        )
         around = slice(max(differs - 10, 0), differs + 30)
         raise BadRow(
             f"{self._of_template} is not prefix-preserving: {subject} reads {beginning[around]!r} "
             f"alone, and {conversation[around]!r} in the whole conversation",
             "F32",
-            "set train_on: last" if self._turns == "all" else "use a template with {% generation %} markers",
+            "set train_on: last"
+            if self._turns == "all"
+            else "use a template with {% generation %} markers",
         )
 
     def _render(self, conversation: Conversation, messages: int | None = None, **how: Any) -> Any:
@@ -150,8 +190,8 @@ class Speaker:
 
 
 def _trimmed(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Merge adjacent spans and drop blank ones. Line breaks after the last token of a turn belong to the template; no
-    model has to generate them."""
+    """Merge adjacent spans and drop blank ones. Line breaks after the last token of a turn belong
+    to the template; no model has to generate them."""
     joined: list[Span] = []
     for start, end in spans:
         joined.append((joined.pop()[0] if joined and joined[-1][1] == start else start, end))
@@ -160,41 +200,62 @@ def _trimmed(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row[Spoken]]) -> list[Masked]:
-    """The tokens of conversations, tokenized as whole texts; a token partly within a span is trained on.
-    Raises ModelError F32 where a turn does not end with a special token."""
+    """The tokens of conversations, tokenized as whole texts; a token partly within a span is
+    trained on. Raises ModelError F32 where a turn does not end with a special token."""
     if not rows:
         return []
     texts = [row.content.text for row in rows]
     try:
         encoded = tokens_with_offsets(tokenizer, texts)
     except NotImplementedError:
-        message = f"{name_of(tokenizer)} cannot say which token covers which characters: it has no tokenizer.json"
+        message = (
+            f"{name_of(tokenizer)} cannot say which token covers which characters: "
+            "it has no tokenizer.json"
+        )
         raise ModelError(message, hint="save it with a fast tokenizer class", code="F32") from None
-    return [_masked(tokenizer, row, ids, offsets) for row, (ids, offsets) in zip(rows, encoded, strict=True)]
+    return [
+        _masked(tokenizer, row, ids, offsets)
+        for row, (ids, offsets) in zip(rows, encoded, strict=True)
+    ]
 
 
-def _masked(tokenizer: PreTrainedTokenizerBase, row: Row[Spoken], ids: Tokens, offsets: Sequence[Span]) -> Masked:
+def _masked(
+    tokenizer: PreTrainedTokenizerBase, row: Row[Spoken], ids: Tokens, offsets: Sequence[Span]
+) -> Masked:
     starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
     trained = [False] * len(ids)
     for start, end in row.content.spans:
         first, behind = bisect_right(ends, start), bisect_left(starts, end)
         trained[first:behind] = [True] * (behind - first)
         last = ids[behind - 1] if behind > first else None
-        if last is None or (last != tokenizer.eos_token_id and tokenizer.decode([last], skip_special_tokens=True)):
+        if last is None or (
+            last != tokenizer.eos_token_id and tokenizer.decode([last], skip_special_tokens=True)
+        ):
             shown = unmarked(row.content.text[max(end - 20, start) : end])
-            finding = f"the chat template of {name_of(tokenizer)} ends a turn of the assistant with {shown!r}"
+            finding = (
+                f"the chat template of {name_of(tokenizer)} ends a turn of the "
+                f"assistant with {shown!r}"
+            )
             raise ModelError(
-                f"{finding}, not with a special token: a model trained on it would not learn to stop", where=row.where,
-                hint="let the template write {{ eos_token }} behind each answer", code="F32",
-            )  # fmt: skip
+                (
+                    f"{finding}, not with a special token: a model trained on it "
+                    "would not learn to stop"
+                ),
+                where=row.where,
+                hint="let the template write {{ eos_token }} behind each answer",
+                code="F32",
+            )
     return Masked(ids, trained)
 
 
 def fit_turns(masked: Masked, limit: int, overlong: Overlong) -> Masked:
-    """Keep the first or the last `limit` tokens. Raises OverlongRow if no token to train on, or no context, is left."""
+    """Keep the first or the last `limit` tokens. Raises OverlongRow if no token to train on, or no
+    context, is left."""
     span = slice(-limit, None) if overlong == "truncate_left" else slice(limit)
     cut = Masked(masked.tokens[span], masked.trained[span])
     if not any(cut.trained) or all(cut.trained):
-        lack = "no token that is trained on" if not any(cut.trained) else "nothing but the last answer"
+        lack = (
+            "no token that is trained on" if not any(cut.trained) else "nothing but the last answer"
+        )
         raise OverlongRow(f"{lack} would be left")
     return cut

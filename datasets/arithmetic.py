@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @register_dataset("arithmetic")
 @dataclass(kw_only=True)
 class Arithmetic(ArithmeticRows):
-    """Sums and differences in symbols and in words; the train and held-out splits share no problem."""
+    """Sums and differences in symbols and in words;
+    the train and held-out splits share no problem."""
 
     NAME: ClassVar[str] = "arithmetic"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
@@ -40,9 +41,12 @@ class Arithmetic(ArithmeticRows):
         from transformers import PreTrainedTokenizerFast
 
         backend, special_tokens = Arithmetic.tokenizer_parts()
-        return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special_tokens)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend, clean_up_tokenization_spaces=False, **special_tokens
+        )
 
     @staticmethod
     def tokenizer_parts() -> tuple[Tokenizer, dict[str, str]]:
-        """The same without transformers: the underlying tokenizer, and the names of its special tokens."""
+        """The same without transformers: the underlying tokenizer,
+        and the names of its special tokens."""
         return _arithmetic.tokenizer(), dict(_arithmetic.SPECIAL_TOKENS)

@@ -1,4 +1,5 @@
-"""Generated arithmetic problems with worked answers, some deliberately careless: the warm start for PPO."""
+"""Generated arithmetic problems with worked answers, some deliberately careless:
+the warm start for PPO."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from ._samples import answered_sample
 @register_dataset("arithmetic_demonstrations")
 @dataclass(kw_only=True)
 class ArithmeticDemonstrations(ArithmeticRows):
-    """Questions with worked answers; careless ones stop after the first line and give its total as the result."""
+    """Questions with worked answers; careless ones stop after the first line and give its total as
+    the result."""
 
     NAME: ClassVar[str] = "arithmetic-demonstration"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
@@ -27,12 +29,14 @@ class ArithmeticDemonstrations(ArithmeticRows):
     """Number of problems to generate."""
 
     hasty: tuple[float, ...] = (0.25, 0.65, 0.7)
-    """For each level, the share of answers that stop after the first line: higher for longer sums."""
+    """For each level, the share of answers that stop after the first line:
+    higher for longer sums."""
 
     def __post_init__(self) -> None:
         if len(self.hasty) != len(self.levels) or not all(0 <= share <= 1 for share in self.hasty):
             raise ValueError(
-                f"hasty is {self.hasty}; it needs one share between 0 and 1 for each of levels {self.levels}"
+                f"hasty is {self.hasty}; it needs one share between 0 and 1 for each "
+                f"of levels {self.levels}"
             )
         super().__post_init__()
 

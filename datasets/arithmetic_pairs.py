@@ -17,8 +17,9 @@ from ._samples import paired_sample
 @register_dataset("arithmetic_pairs")
 @dataclass(kw_only=True)
 class ArithmeticPairs(ArithmeticRows):
-    """Questions with the full working as the preferred answer. The rejected one either stops after the first line and
-    gives its total as the result, or has a wrong result in some line, carried through the later lines."""
+    """Questions with the full working as the preferred answer. The rejected one either stops after
+    the first line and gives its total as the result, or has a wrong result in some line, carried
+    through the later lines."""
 
     NAME: ClassVar[str] = "arithmetic-pairs"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask", "prompt_lens")
@@ -26,7 +27,10 @@ class ArithmeticPairs(ArithmeticRows):
     LONGEST: ClassVar[int] = 80
     """Tokens of the longest answer, including its question, at the default levels."""
 
-    LIMITS: ClassVar[Limits] = {"hasty": {"ge": 0, "le": 1}, "pairs_per_problem": {"ge": 1, "le": 64}}
+    LIMITS: ClassVar[Limits] = {
+        "hasty": {"ge": 0, "le": 1},
+        "pairs_per_problem": {"ge": 1, "le": 64},
+    }
 
     levels: tuple[int, ...] = (2, 3, 4)
     """Difficulties, used in rotation: the number of operations, at least 2."""
@@ -39,7 +43,10 @@ class ArithmeticPairs(ArithmeticRows):
 
     def __post_init__(self) -> None:
         if any(level < 2 for level in self.levels):
-            raise ValueError(f"levels is {self.levels}; a hasty answer to a problem of one operation is a right one")
+            raise ValueError(
+                f"levels is {self.levels}; a hasty answer to a problem of one "
+                "operation is a right one"
+            )
         super().__post_init__()
 
     def __getitem__(self, index: int) -> SequenceSample:

@@ -17,12 +17,18 @@ from ._turns import Masked, Speaker, Spoken, encode_turns, fit_turns
 @register_dataset("chat")
 @dataclass(kw_only=True)
 class Chat(FileRows):
-    """Rows of messages, each with a role and a content; trains on the assistant's, including their stop tokens."""
+    """Rows of messages, each with a role and a content; trains on the assistant's,
+    including their stop tokens."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
     NEEDS_TEMPLATE: ClassVar[bool] = True
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"messages": [{"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "4"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "What is 2+2?"},
+                {"role": "assistant", "content": "4"},
+            ]
+        },
         {
             "messages": [
                 {"role": "system", "content": "Answer in German."},
@@ -42,7 +48,8 @@ class Chat(FileRows):
     )
 
     messages_key: str = "messages"
-    """Field that holds the list of messages: `{role, content}`, or `{from, value}` as in ShareGPT."""
+    """Field that holds the list of messages: `{role, content}`, or `{from,
+    value}` as in ShareGPT."""
 
     tools_key: str = "tools"
     """Field that holds the tools the assistant may call, if a row has any."""
@@ -54,8 +61,8 @@ class Chat(FileRows):
     """Which of the assistant's turns to train on."""
 
     mask: Literal["auto", "markers", "prefix"] = "auto"
-    """How to find them: by the template's `{% generation %}` markers, or by rendering the conversation up to each turn;
-    auto: by markers if the template has any."""
+    """How to find them: by the template's `{% generation %}` markers, or by rendering the
+    conversation up to each turn; auto: by markers if the template has any."""
 
     _speaker: Speaker = field(init=False, repr=False)
     _rows: list[tuple[Row[Spoken], Masked]] = field(init=False, repr=False)
@@ -80,9 +87,17 @@ class Chat(FileRows):
         row, masked = self._rows[index]
         conversation = row.content.conversation
         return Preview(
-            id=row.id, where=row.where, sequences=[list(masked.tokens)], trained=[list(masked.trained)],
-            prompt=conversation.prompt, system=conversation.system, chat=True, masked_by=self._speaker.method,
-        )  # fmt: skip
+            id=row.id,
+            where=row.where,
+            sequences=[list(masked.tokens)],
+            trained=[list(masked.trained)],
+            prompt=conversation.prompt,
+            system=conversation.system,
+            chat=True,
+            masked_by=self._speaker.method,
+        )
 
     def _read(self, fields: dict[str, Any]) -> Spoken:
-        return self._speaker.speak(read_conversation(fields, self.messages_key, self.tools_key, self.system))
+        return self._speaker.speak(
+            read_conversation(fields, self.messages_key, self.tools_key, self.system)
+        )

@@ -17,12 +17,20 @@ from ._text_rows import TextRows
 
 FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "chat": {"messages": ("messages", "conversations")},
-    "paired": {"prompt": ("prompt",), "positive": ("pos_answers", "chosen"), "negative": ("neg_answers", "rejected")},
-    "prompt_answer": {"prompt": ("prompt", "instruction"), "answer": ("answer", "completion", "response", "output")},
+    "paired": {
+        "prompt": ("prompt",),
+        "positive": ("pos_answers", "chosen"),
+        "negative": ("neg_answers", "rejected"),
+    },
+    "prompt_answer": {
+        "prompt": ("prompt", "instruction"),
+        "answer": ("answer", "completion", "response", "output"),
+    },
     "math_prompts": {"question": ("question", "problem"), "answer": ("answer", "solution")},
     "prompt_only": {"prompt": ("prompt", "question", "problem", "instruction")},
 }
-"""Kind of row → the fields it needs, and the columns that usually hold them. The first kind with its columns wins."""
+"""Kind of row → the fields it needs, and the columns that usually hold them. The first kind with
+its columns wins."""
 
 OPTIONAL = {"chat": ("tools",)}
 """Optional fields of some kinds, used if rows have them."""
@@ -34,7 +42,8 @@ LOOKED_AT = 20
 @register_dataset("hf")
 @dataclass(kw_only=True)
 class HuggingFace(TextRows):
-    """Rows of a file, a folder or the Hub, handled like those of `chat`, `paired`, `prompt_answer`, …."""
+    """Rows of a file, a folder or the Hub, handled like those of `chat`, `paired`,
+    `prompt_answer`, …."""
 
     KEYS_OF: ClassVar[str] = "kind"
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -47,8 +56,8 @@ class HuggingFace(TextRows):
     """Which dataset handles the rows; auto: the first of these whose columns they have."""
 
     columns: dict[str, str] = field(default_factory=dict)
-    """Field of a row (prompt, answer, question, messages, tools, positive, negative) → the column that holds it, if
-    that has an unusual name."""
+    """Field of a row (prompt, answer, question, messages, tools, positive, negative) → the column
+    that holds it, if that has an unusual name."""
 
     _taken: Any = field(init=False, repr=False)
     """The dataset that handles the rows."""
@@ -58,8 +67,12 @@ class HuggingFace(TextRows):
         kind = self._kind_of(columns) if self.kind == "auto" else self.kind
         unknown = set(self.columns) - {*FIELDS[kind], *OPTIONAL.get(kind, ())}
         if unknown:
-            raise ValueError(f"columns has {', '.join(sorted(unknown))}; {kind} takes {', '.join(FIELDS[kind])}")
-        keys = {f"{name}_key": column for name, column in (_usual(kind, columns) | self.columns).items()}
+            raise ValueError(
+                f"columns has {', '.join(sorted(unknown))}; {kind} takes {', '.join(FIELDS[kind])}"
+            )
+        keys = {
+            f"{name}_key": column for name, column in (_usual(kind, columns) | self.columns).items()
+        }
         cls: Any = load("datasets", kind)
         accepted = {field.name for field in fields(cls) if field.init}
         common = [field.name for field in fields(TextRows) if field.init and field.name in accepted]
@@ -96,7 +109,8 @@ class HuggingFace(TextRows):
         return self._taken.digest()
 
     def _columns(self) -> list[str]:
-        """Columns of the first readable row; none if there is no such row, which reading all rows will report."""
+        """Columns of the first readable row; none if there is no such row,
+        which reading all rows will report."""
         first = islice(self._source().rows(), LOOKED_AT)
         return next((list(row) for _, _, row in first if not isinstance(row, BadRow)), [])
 
@@ -107,12 +121,22 @@ class HuggingFace(TextRows):
         if not columns:
             return "prompt_only"
         raise DataError(
-            f"the columns of {self.path} are {', '.join(columns)}: what its rows are does not follow from them",
-            hint="say which hold what, columns: {prompt: …, answer: …}, and kind if that is not enough", code="F31",
-        )  # fmt: skip
+            (
+                f"the columns of {self.path} are {', '.join(columns)}: what its rows are "
+                "does not follow from them"
+            ),
+            hint=(
+                "say which hold what, columns: {prompt: …, answer: …}, and "
+                "kind if that is not enough"
+            ),
+            code="F31",
+        )
 
 
 def _usual(kind: str, columns: list[str]) -> dict[str, str]:
     """Field of this kind of row → the column that holds it under a usual name."""
-    present = {name: [column for column in usual if column in columns] for name, usual in FIELDS[kind].items()}
+    present = {
+        name: [column for column in usual if column in columns]
+        for name, usual in FIELDS[kind].items()
+    }
     return {name: candidates[0] for name, candidates in present.items() if candidates}

@@ -1,4 +1,5 @@
-"""Mathematical questions with a known final answer, for rewards that check it. Reads GSM8K unchanged."""
+"""Mathematical questions with a known final answer, for rewards that check it.
+Reads GSM8K unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from ._text_rows import TextRows
 @register_dataset("math_prompts")
 @dataclass(kw_only=True)
 class MathPrompts(TextRows):
-    """Rows of a question and an answer; the metadata hold the `question` and only the final `answer`."""
+    """Rows of a question and an answer; the metadata hold the `question` and only the final
+    `answer`."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -31,8 +33,8 @@ class MathPrompts(TextRows):
     """Field that holds the question."""
 
     answer_key: str = "answer"
-    """Field that holds the answer: a number or a text. If a text contains `####`, the part after the last one is
-    the final answer."""
+    """Field that holds the answer: a number or a text. If a text contains `####`, the part after
+    the last one is the final answer."""
 
     template: str = "{question}"
     """The user's message; `{question}` stands for the question."""
@@ -44,7 +46,9 @@ class MathPrompts(TextRows):
             raise ValueError(f"template is {self.template!r}; it must contain {{question}}")
         super().__post_init__()
 
-    def _encoded(self, rows: list[Row[tuple[str, str]]]) -> list[tuple[Row[tuple[str, str]], Tokens]]:
+    def _encoded(
+        self, rows: list[Row[tuple[str, str]]]
+    ) -> list[tuple[Row[tuple[str, str]], Tokens]]:
         encoded = self._encode_prompts([self._message(row) for row in rows])
         return self._within_limit(rows, encoded, prompt=self._message, length=len, fit=fit_prompt)
 
@@ -55,7 +59,9 @@ class MathPrompts(TextRows):
         row, tokens = self._rows[index]
         question, answer = row.content
         metadata = {"answer": answer, "question": question}
-        return Preview(sequences=[tokens], metadata=metadata, **self._about(row, self._message(row)))
+        return Preview(
+            sequences=[tokens], metadata=metadata, **self._about(row, self._message(row))
+        )
 
     def _message(self, row: Row[tuple[str, str]]) -> str:
         """The user's message."""

@@ -27,7 +27,8 @@ LOOKED_AT = 2048
 @register_dataset("mixture")
 @dataclass(kw_only=True)
 class Mixture:
-    """Rows of other datasets in the recipe, each with its share; no row repeats before its whole dataset has been used.
+    """Rows of other datasets in the recipe, each with its share; no row repeats before its whole
+    dataset has been used.
 
     A run reports how many samples of each it has trained on so far, as `used/<dataset>`.
     """
@@ -57,14 +58,21 @@ class Mixture:
 
     def __post_init__(self) -> None:
         check_arguments(self)
-        if not self.weights or not all(weight > 0 and math.isfinite(weight) for weight in self.weights.values()):
-            raise ValueError(f"weights is {self.weights}; name at least one dataset, each with a number above 0")
+        if not self.weights or not all(
+            weight > 0 and math.isfinite(weight) for weight in self.weights.values()
+        ):
+            raise ValueError(
+                f"weights is {self.weights}; name at least one dataset, each with a number above 0"
+            )
         self._sources = {name: self._open(name) for name in self.weights}
         self._refuse_unlike()
         lengths = {name: len(source) for name, source in self._sources.items()}
         counts = row_counts(lengths, self.weights, self.rows)
-        seeds = {name: stable_seed("mixture", name) for name in counts}  # the rows do not depend on the run's seed
-        self._plan = interleaved({name: uses(lengths[name], count, seeds[name]) for name, count in counts.items()})
+        # the rows do not depend on the run's seed
+        seeds = {name: stable_seed("mixture", name) for name in counts}
+        self._plan = interleaved(
+            {name: uses(lengths[name], count, seeds[name]) for name, count in counts.items()}
+        )
         firsts = [_preview(source, 0).metadata for source in self._sources.values()]
         self._metadata = tuple(dict.fromkeys(name for metadata in firsts for name in metadata))
 
@@ -90,7 +98,9 @@ class Mixture:
         name, row, before = self._plan[index]
         sample = self._sources[name][row]
         sample.ids = [_id(name, sample.ids[0], before)]
-        sample.metadata = {key: sample.metadata.get(key, [None]) for key in self._metadata} | {SOURCE: [name]}
+        sample.metadata = {key: sample.metadata.get(key, [None]) for key in self._metadata} | {
+            SOURCE: [name]
+        }
         return sample
 
     def preview(self, index: int) -> Preview:
@@ -111,17 +121,25 @@ class Mixture:
         others = {dataset: cfg for dataset, cfg in self.util.datasets.items() if dataset != name}
         if len(others) == len(self.util.datasets):
             names = ", ".join(others) or "none"
-            raise ValueError(f"weights names {name}, which is not another dataset of the recipe; there is {names}")
+            raise ValueError(
+                f"weights names {name}, which is not another dataset of the "
+                f"recipe; there is {names}"
+            )
         source = make_dataset(self.util.datasets[name], replace(self.util, datasets=others))
         if is_stream(source):
-            raise ValueError(f"weights names {name}, a stream, whose number of rows is not known: set its max_rows")
+            raise ValueError(
+                f"weights names {name}, a stream, whose number of rows is not "
+                "known: set its max_rows"
+            )
         return source
 
     def _refuse_unlike(self) -> None:
         keys = {name: tuple(sorted(_keys(source))) for name, source in self._sources.items()}
         if len(set(keys.values())) > 1:
             shown = "; ".join(f"{name}: {', '.join(held_keys)}" for name, held_keys in keys.items())
-            raise ValueError(f"rows of these datasets hold different keys and make no batch together: {shown}")
+            raise ValueError(
+                f"rows of these datasets hold different keys and make no batch together: {shown}"
+            )
 
 
 def _preview(source: Any, row: int) -> Preview:
@@ -132,7 +150,9 @@ def _keys(source: Any) -> tuple[str, ...]:
     return tuple(getattr(source, "keys", None) or getattr(source, "KEYS", None) or source[0].keys)
 
 
-def row_counts(lengths: Mapping[str, int], weights: Mapping[str, float], rows: int | None) -> dict[str, int]:
+def row_counts(
+    lengths: Mapping[str, int], weights: Mapping[str, float], rows: int | None
+) -> dict[str, int]:
     """Number of rows taken from each dataset: its share of `rows`, rounded so that they add up."""
     total = sum(map(Fraction, weights.values()))
     shares = {name: Fraction(weight) / total for name, weight in weights.items()}
@@ -146,8 +166,8 @@ def row_counts(lengths: Mapping[str, int], weights: Mapping[str, float], rows: i
 
 
 def uses(length: int, count: int, seed: int) -> list[tuple[int, int]]:
-    """(row, number of earlier uses) for `count` rows: whole passes in order, then the remaining number of distinct
-    rows, drawn at random but also in order."""
+    """(row, number of earlier uses) for `count` rows: whole passes in order, then the remaining
+    number of distinct rows, drawn at random but also in order."""
     passes, rest = divmod(count, length)
     drawn = np.random.Generator(np.random.PCG64(seed)).permutation(length)[:rest]
     complete = [(row, number) for number in range(passes) for row in range(length)]

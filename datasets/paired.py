@@ -1,4 +1,5 @@
-"""Prompts with preferred and rejected answers, for reward models and direct preference optimisation."""
+"""Prompts with preferred and rejected answers,
+for reward models and direct preference optimisation."""
 
 from __future__ import annotations
 
@@ -27,17 +28,30 @@ Encoded = tuple[Tokens, list[Tokens]]
 class Paired(TextRows):
     """Rows of a prompt with an equal number of positive and negative answers.
 
-    A sample holds the sequences positive 0, negative 0, positive 1, negative 1, …, each starting with the prompt
-    and ending with the end-of-sequence token. `prompt_mask` marks the tokens of the prompt, `prompt_lens` is their
-    number.
+    A sample holds the sequences positive 0, negative 0, positive 1, negative 1, …, each starting
+    with the prompt and ending with the end-of-sequence token. `prompt_mask` marks the tokens of the
+    prompt, `prompt_lens` is their number.
     """
 
-    KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask", "prompt_lens", "margins if margin_key")
+    KEYS: ClassVar[tuple[str, ...]] = (
+        "packed_input_ids",
+        "prompt_mask",
+        "prompt_lens",
+        "margins if margin_key",
+    )
     PAIRS: ClassVar[str] = "max_pairs_per_prompt"
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {"prompt": "What is 2+2?", "pos_answers": ["4"], "neg_answers": ["It is five."]},
-        {"prompt": "Greet me.", "pos_answers": ["Hello!", "Good day, how are you?"], "neg_answers": ["No.", "Go!"]},
-        {"prompt": "A colour?", "pos_answers": ["red", "blue", "grün"], "neg_answers": ["two", "dog", "no"]},
+        {
+            "prompt": "Greet me.",
+            "pos_answers": ["Hello!", "Good day, how are you?"],
+            "neg_answers": ["No.", "Go!"],
+        },
+        {
+            "prompt": "A colour?",
+            "pos_answers": ["red", "blue", "grün"],
+            "neg_answers": ["two", "dog", "no"],
+        },
     )
 
     LIMITS: ClassVar[Limits] = {"max_pairs_per_prompt": {"ge": 1}}
@@ -49,11 +63,12 @@ class Paired(TextRows):
     """Field that holds the list of preferred answers, or a single one."""
 
     negative_key: str = "neg_answers"
-    """Field that holds the list of rejected answers, or a single one; the n-th belongs to the n-th preferred one."""
+    """Field that holds the list of rejected answers, or a single one;
+    the n-th belongs to the n-th preferred one."""
 
     margin_key: str | None = None
-    """Field that holds a list of numbers, by how much the n-th preferred answer is better than the n-th rejected one;
-    required by a reward model's `use_margins`."""
+    """Field that holds a list of numbers, by how much the n-th preferred answer is better than the
+    n-th rejected one; required by a reward model's `use_margins`."""
 
     max_pairs_per_prompt: int = 2
     """Maximum number of pairs taken from one prompt, drawn with the run's seed."""
@@ -70,7 +85,11 @@ class Paired(TextRows):
         )
 
     def __getitem__(self, index: int) -> SequenceSample:
-        margins = [margin for *_, margin in self._pairs(self._rows[index][0])] if self.margin_key else None
+        margins = (
+            [margin for *_, margin in self._pairs(self._rows[index][0])]
+            if self.margin_key
+            else None
+        )
         return paired_sample(self.preview(index), margins)
 
     def preview(self, index: int) -> Preview:
@@ -79,30 +98,49 @@ class Paired(TextRows):
         return Preview.answered(prompt, answers, answers=self._answers(row), **about)
 
     def _read(self, fields: dict[str, Any]) -> Texts:
-        fields = {key: [value] if self._is_one(key, value) else value for key, value in fields.items()}
-        positive, negative = texts_field(fields, self.positive_key), texts_field(fields, self.negative_key)
+        fields = {
+            key: [value] if self._is_one(key, value) else value for key, value in fields.items()
+        }
+        positive, negative = (
+            texts_field(fields, self.positive_key),
+            texts_field(fields, self.negative_key),
+        )
         if len(positive) != len(negative):
-            raise BadRow(f"{len(positive)} {self.positive_key} but {len(negative)} {self.negative_key}")
-        margins = numbers_field(fields, self.margin_key) if self.margin_key else [0.0] * len(positive)
+            raise BadRow(
+                f"{len(positive)} {self.positive_key} but {len(negative)} {self.negative_key}"
+            )
+        margins = (
+            numbers_field(fields, self.margin_key) if self.margin_key else [0.0] * len(positive)
+        )
         if len(margins) != len(positive):
-            raise BadRow(f"{len(positive)} {self.positive_key} but {len(margins)} {self.margin_key}")
-        return text_field(fields, self.prompt_key), list(zip(positive, negative, margins, strict=True))
+            raise BadRow(
+                f"{len(positive)} {self.positive_key} but {len(margins)} {self.margin_key}"
+            )
+        return text_field(fields, self.prompt_key), list(
+            zip(positive, negative, margins, strict=True)
+        )
 
     def _is_one(self, key: str, value: Any) -> bool:
         """A row with one pair may give its answers, and its margin, without a list around them."""
-        return key in (self.positive_key, self.negative_key, self.margin_key) and isinstance(value, str | float | int)
+        return key in (self.positive_key, self.negative_key, self.margin_key) and isinstance(
+            value, str | float | int
+        )
 
     def _encode(self, rows: list[Row[Texts]]) -> list[Encoded]:
         prompts = [row.content[0] for row in rows]
         encoded_prompts = self._encode_prompts(prompts)
         answers = [self._answers(row) for row in rows]
-        encoded_answers = iter(encode_answers(self.util.tokenizer, list(chain.from_iterable(answers))))
+        encoded_answers = iter(
+            encode_answers(self.util.tokenizer, list(chain.from_iterable(answers)))
+        )
         encoded = [[next(encoded_answers) for _ in row_answers] for row_answers in answers]
         return list(zip(encoded_prompts, encoded, strict=True))
 
     def _answers(self, row: Row[Texts]) -> list[str]:
         """Positive 0, negative 0, positive 1, … of the selected pairs."""
-        return [answer for positive, negative, _ in self._pairs(row) for answer in (positive, negative)]
+        return [
+            answer for positive, negative, _ in self._pairs(row) for answer in (positive, negative)
+        ]
 
     def _pairs(self, row: Row[Texts]) -> list[Pair]:
         """The selected pairs."""

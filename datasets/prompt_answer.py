@@ -33,7 +33,9 @@ class PromptAnswer(TextRows):
 
     _rows: list[tuple[Row[tuple[str, str]], tuple[Tokens, Tokens]]] = field(init=False, repr=False)
 
-    def _encoded(self, rows: list[Row[tuple[str, str]]]) -> list[tuple[Row[tuple[str, str]], tuple[Tokens, Tokens]]]:
+    def _encoded(
+        self, rows: list[Row[tuple[str, str]]]
+    ) -> list[tuple[Row[tuple[str, str]], tuple[Tokens, Tokens]]]:
         prompts = self._encode_prompts([row.content[0] for row in rows])
         answers = encode_answers(self.util.tokenizer, [row.content[1] for row in rows])
         return self._within_limit(
@@ -50,7 +52,9 @@ class PromptAnswer(TextRows):
     def preview(self, index: int) -> Preview:
         row, (prompt_tokens, answer_tokens) = self._rows[index]
         prompt, answer = row.content
-        return Preview.answered(prompt_tokens, [answer_tokens], answers=[answer], **self._about(row, prompt))
+        return Preview.answered(
+            prompt_tokens, [answer_tokens], answers=[answer], **self._about(row, prompt)
+        )
 
     def _read(self, fields: dict[str, Any]) -> tuple[str, str]:
         return text_field(fields, self.prompt_key), text_field(fields, self.answer_key)

@@ -32,7 +32,9 @@ class PromptOnly(TextRows):
 
     def _encoded(self, rows: list[Row[str]]) -> list[tuple[Row[str], Tokens]]:
         encoded = self._encode_prompts([row.content for row in rows])
-        return self._within_limit(rows, encoded, prompt=lambda row: row.content, length=len, fit=fit_prompt)
+        return self._within_limit(
+            rows, encoded, prompt=lambda row: row.content, length=len, fit=fit_prompt
+        )
 
     def __getitem__(self, index: int) -> SequenceSample:
         return prompt_sample(self.preview(index))

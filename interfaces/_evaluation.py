@@ -19,8 +19,8 @@ def mean_loss(
     loss_weight_fn: Callable[[SequenceSample], torch.Tensor],
     cut: Cut = "sample",
 ) -> tuple[dict[str, float], float]:
-    """Loss and stats over all batches and ranks, and their weight. Stats must be sums that the loss weight divides, so
-    that the split into batches does not matter."""
+    """Loss and stats over all batches and ranks, and their weight. Stats must be sums that the loss
+    weight divides, so that the split into batches does not matter."""
     totals: dict[str, float] = {"loss": 0.0}
     total_weight = 0.0
     for batch in batches:
@@ -29,7 +29,9 @@ def mean_loss(
         for name, value in stats.items():
             totals[name] = totals.get(name, 0.0) + value * weight
         total_weight += weight
-    return {name: value / total_weight if total_weight else 0.0 for name, value in totals.items()}, total_weight
+    return {
+        name: value / total_weight if total_weight else 0.0 for name, value in totals.items()
+    }, total_weight
 
 
 def total(model: Model, value: torch.Tensor) -> float:

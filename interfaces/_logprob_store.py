@@ -13,11 +13,11 @@ from rlcli.files import make_folder, replace_file
 
 
 class LogprobStore:
-    """Log-probs present when the store was opened, plus those it has written since: ranks that compute together find
-    the same, whatever others write meanwhile.
+    """Log-probs present when the store was opened, plus those it has written since: ranks that
+    compute together find the same, whatever others write meanwhile.
 
-    A part is one safetensors file: `keys` [n, 32] uint8, `lengths` [n], and `logprobs`, concatenated. Parts are never
-    changed, and are read piece by piece.
+    A part is one safetensors file: `keys` [n, 32] uint8, `lengths` [n], and `logprobs`,
+    concatenated. Parts are never changed, and are read piece by piece.
     """
 
     def __init__(self, folder: str) -> None:
@@ -57,7 +57,10 @@ class LogprobStore:
             with safe_open(path, framework="pt") as shard:
                 keys, lengths = shard.get_tensor("keys"), shard.get_tensor("lengths")
                 ends = lengths.cumsum(0).tolist()
-                if tuple(keys.shape) != (len(ends), 32) or shard.get_slice("logprobs").get_shape() != ends[-1:]:
+                if (
+                    tuple(keys.shape) != (len(ends), 32)
+                    or shard.get_slice("logprobs").get_shape() != ends[-1:]
+                ):
                     raise ValueError("its tensors do not fit together")
         except (OSError, ValueError, SafetensorError) as problem:
             raise DataError(

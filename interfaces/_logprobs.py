@@ -23,7 +23,9 @@ def recompute_logprobs(
 
     seqlens = [[length - 1 for length in lengths] for lengths in data.seqlens["packed_input_ids"]]
     tokens = data.select(["packed_input_ids"])
-    scores = model.module.forward(tokens, mb_spec, post_hook=logprobs, output_seqlens=seqlens, cut="sequence").float()
+    scores = model.module.forward(
+        tokens, mb_spec, post_hook=logprobs, output_seqlens=seqlens, cut="sequence"
+    ).float()
     return as_logprobs(data, key, scores)
 
 

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def named(functions: Mapping[Any, Callable[..., Any]], name: str, settings: object) -> Callable[..., Any]:
-    """The function of that name, with its keyword-only parameters bound to the settings of the same names."""
+def named(
+    functions: Mapping[Any, Callable[..., Any]], name: str, settings: object
+) -> Callable[..., Any]:
+    """The function of that name, with its keyword-only parameters bound to the settings of the same
+    names."""
     function = functions[name]
     parameters = inspect.signature(function).parameters.values()
     bound = {p.name: getattr(settings, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}

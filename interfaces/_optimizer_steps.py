@@ -20,16 +20,20 @@ from rlcli.ops.minibatches import assign_minibatches
 TokenNormalizeScope = Literal["global", "dp"]
 
 AT_FIRST = ("kl", "policy_drift", "sampler_gap")
-"""Stats of the first optimizer step only, whose weights are those that the training step began with."""
+"""Stats of the first optimizer step only, whose weights are those that the training step began
+with."""
 
 
 @dataclass(kw_only=True)
 class OptimizerSteps:
-    """How a batch is split over optimizer steps; inherited by interfaces that train on responses."""
+    """How a batch is split over optimizer steps;
+    inherited by interfaces that train on responses."""
 
     LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "ppo_epochs": {"ge": 1, "le": 1000}}
     SYNONYMS: ClassVar[Synonyms] = {
-        "minibatches": "ppo_n_minibatches num_mini_batches ppo_mini_batch_size mini_batch_size n_minibatches",
+        "minibatches": (
+            "ppo_n_minibatches num_mini_batches ppo_mini_batch_size mini_batch_size n_minibatches"
+        ),
         "ppo_epochs": "num_ppo_epochs num_iterations ppo_epoch n_ppo_epochs max_epochs",
     }
 
@@ -40,7 +44,8 @@ class OptimizerSteps:
     """Number of times each response is trained on."""
 
     token_normalize_scope: TokenNormalizeScope = "global"
-    """Divisor of the loss: the tokens of all ranks (so the number of ranks does not matter), or each rank's own."""
+    """Divisor of the loss: the tokens of all ranks (so the number of ranks does not matter), or
+    each rank's own."""
 
 
 def optimizer_steps(
@@ -53,17 +58,26 @@ def optimizer_steps(
     step_if: Callable[[Mapping[str, float]], bool] | None = None,
     cut: Cut = "sample",
 ) -> dict[str, float]:
-    """Take `ppo_epochs` times `minibatches` optimizer steps on a batch; return the mean of their stats (`average`)."""
+    """Take `ppo_epochs` times `minibatches` optimizer steps on a batch; return the mean of their
+    stats (`average`)."""
     scope, steps = settings.token_normalize_scope, []
     for minibatch in optimizer_batches(settings, model, batch):
         step = model.module.train_batch(
-            minibatch, loss_fn, loss_weight_fn, token_normalize_scope=scope, mb_spec=mb_spec, step_if=step_if, cut=cut
+            minibatch,
+            loss_fn,
+            loss_weight_fn,
+            token_normalize_scope=scope,
+            mb_spec=mb_spec,
+            step_if=step_if,
+            cut=cut,
         )
         steps.append(step)
     return average(steps)
 
 
-def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSample) -> list[SequenceSample]:
+def optimizer_batches(
+    settings: OptimizerSteps, model: Model, data: SequenceSample
+) -> list[SequenceSample]:
     """This rank's part of each optimizer step, epoch by epoch; a part may be empty."""
     index = data.metadata.get("batch_index") or list(range(data.bs))
     seed = f"{model.role_seed}/{model.version.global_step}"
@@ -75,12 +89,16 @@ def optimizer_batches(settings: OptimizerSteps, model: Model, data: SequenceSamp
 
 
 def average(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Stats of a training step from those of its optimizer steps: the mean of each over the steps that report
-    it; `AT_FIRST` come from the first.
+    """Stats of a training step from those of its optimizer steps: the mean of each over the steps
+    that report it; `AT_FIRST` come from the first.
 
-    `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count towards these alone.
+    `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count
+    towards these alone.
     """
-    total = {name: sum(step.get(name, 0.0) for step in steps) for name in ("update_skipped", "loss_weight")}
+    total = {
+        name: sum(step.get(name, 0.0) for step in steps)
+        for name in ("update_skipped", "loss_weight")
+    }
     counted = [step for step in steps if step.get("loss_weight")] or steps
     values: dict[str, list[float]] = {}
     for step in counted:

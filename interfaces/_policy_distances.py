@@ -1,8 +1,10 @@
-"""How far a policy is, as a training step begins, from the sampler's log-probs and from the reference.
+"""How far a policy is, as a training step begins, from the sampler's log-probs and from the
+reference.
 
-Known for the whole batch before the step if the trainer has computed `proximal_logprobs` or, for the KL, if no sample
-is older than the step: the sampler's log-probs are then those of the policy. Otherwise the first optimizer step, whose
-weights are those that the training step began with, shows it for its part of the batch.
+Known for the whole batch before the step if the trainer has computed `proximal_logprobs` or, for
+the KL, if no sample is older than the step: the sampler's log-probs are then those of the policy.
+Otherwise the first optimizer step, whose weights are those that the training step began with, shows
+it for its part of the batch.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def with_ages(data: SequenceSample) -> SequenceSample:
 
 
 def distances_before(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, float]:
-    """What is known for the whole batch: `sampler_gap`, `policy_drift` and `kl`, over the actions of all ranks."""
+    """What is known for the whole batch: `sampler_gap`, `policy_drift` and `kl`,
+    over the actions of all ranks."""
     tensors, response = batch.data, _responses(batch)
     is_recomputed = "proximal_logprobs" in batch.keys
     sums: SumsAndCounts = {}
@@ -58,13 +61,17 @@ def distances_before(batch: SequenceSample, all_reduce: AllReduce) -> dict[str, 
 
 @torch.no_grad()
 def distances_at_first(logprobs: torch.Tensor, batch: SequenceSample) -> SumsAndCounts:
-    """The same of a micro-batch, given the log-probs [A] of the policy; empty if the trainer has computed them for the
-    whole batch. `optimizer_steps` reports those of the first step."""
+    """The same of a micro-batch, given the log-probs [A] of the policy; empty if the trainer has
+    computed them for the whole batch. `optimizer_steps` reports those of the first step."""
     if "proximal_logprobs" in batch.keys:
         return {}
     tensors, response, trained = batch.data, _responses(batch), batch.data["loss_mask"]
     gaps = (logprobs[trained] - tensors["packed_logprobs"][trained]).abs()
-    stats = {name: sums for name, sums in _gaps_by_age(gaps, _age_of_actions(batch)[trained]).items() if sums[1]}
+    stats = {
+        name: sums
+        for name, sums in _gaps_by_age(gaps, _age_of_actions(batch)[trained]).items()
+        if sums[1]
+    }
     if "packed_ref_logprobs" in batch.keys:
         columns = (logprobs, tensors["packed_logprobs"], tensors["packed_ref_logprobs"])
         kl = kl_of_policy(*(column[response] for column in columns))
@@ -90,9 +97,9 @@ def _older(batch: SequenceSample, all_reduce: AllReduce) -> bool:
 
 
 def _gaps_by_age(gaps: torch.Tensor, ages: torch.Tensor) -> SumsAndCounts:
-    """Sum and number of the distances [n] between the trainer's and the sampler's log-probs, in nats: `sampler_gap` of
-    samples of age 0, where both have the same weights; `policy_drift` of older ones, whose weights have been trained
-    since."""
+    """Sum and number of the distances [n] between the trainer's and the sampler's log-probs, in
+    nats: `sampler_gap` of samples of age 0, where both have the same weights; `policy_drift` of
+    older ones, whose weights have been trained since."""
     same = ages == 0
     return {
         name: (gaps[members].sum(), members.count_nonzero())

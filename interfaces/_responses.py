@@ -14,37 +14,55 @@ from rlcli.api.mocks import mock_responses
 from rlcli.api.model import GeneratedResponses, Model
 
 
-def as_generation(settings: GenerationHyperparameters | Mapping[str, Any]) -> GenerationHyperparameters:
+def as_generation(
+    settings: GenerationHyperparameters | Mapping[str, Any],
+) -> GenerationHyperparameters:
     """Settings of sampling, which may come as a mapping."""
     return GenerationHyperparameters(**settings) if isinstance(settings, Mapping) else settings
 
 
-def sample_responses(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> SequenceSample:
-    """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`, with
-    `settings.responses_per_prompt` sequences for each prompt."""
+def sample_responses(
+    model: Model, data: SequenceSample, settings: GenerationHyperparameters
+) -> SequenceSample:
+    """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`,
+    with `settings.responses_per_prompt` sequences for each prompt."""
     sampled = model.module.generate(data, model.tokenizer, settings, _seeds(model, data, settings))
     return _packed(data, sampled, settings)
 
 
-def imitate_responses(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> SequenceSample:
+def imitate_responses(
+    model: Model, data: SequenceSample, settings: GenerationHyperparameters
+) -> SequenceSample:
     """The same keys, with words of the prompts as responses; does not run the model."""
-    sampled = mock_responses(_prompts(data), model.tokenizer, settings, _seeds(model, data, settings))
+    sampled = mock_responses(
+        _prompts(data), model.tokenizer, settings, _seeds(model, data, settings)
+    )
     return _packed(data, sampled, settings)
 
 
 def _seeds(model: Model, data: SequenceSample, settings: GenerationHyperparameters) -> list[int]:
-    """One seed per response, from its sample (whose id includes the epoch), the attempt and its number in the group.
-    Neither step nor weight version enters, so a response does not depend on when it is sampled."""
-    attempts, numbers = data.metadata.get(ATTEMPT) or [0] * data.bs, range(settings.responses_per_prompt)
+    """One seed per response, from its sample (whose id includes the epoch), the attempt and its
+    number in the group. Neither step nor weight version enters, so a response does not depend on
+    when it is sampled."""
+    attempts, numbers = (
+        data.metadata.get(ATTEMPT) or [0] * data.bs,
+        range(settings.responses_per_prompt),
+    )
     begun = zip(data.ids, attempts, strict=True)
-    return [stable_seed(model.seed, str(id_), attempt, number) for id_, attempt in begun for number in numbers]
+    return [
+        stable_seed(model.seed, str(id_), attempt, number)
+        for id_, attempt in begun
+        for number in numbers
+    ]
 
 
 def _prompts(data: SequenceSample) -> Sequence[torch.Tensor]:
     return data.data["packed_prompts"].split(data.flat_seqlens("packed_prompts"))
 
 
-def _packed(data: SequenceSample, sampled: GeneratedResponses, settings: GenerationHyperparameters) -> SequenceSample:
+def _packed(
+    data: SequenceSample, sampled: GeneratedResponses, settings: GenerationHyperparameters
+) -> SequenceSample:
     """Prompts and responses concatenated, in groups; the log-probs of prompts are 0."""
     prompts, group = _prompts(data), settings.responses_per_prompt
     tokens, masks, logprobs, lengths = [], [], [], []

@@ -23,12 +23,16 @@ def reduce_over(model: Model) -> AllReduce:
 
 def means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
     """The mean of each over all ranks; 0 where nothing was counted."""
-    return {name: total / max(count, 1.0) for name, (total, count) in _reduced(sums, all_reduce).items()}
+    return {
+        name: total / max(count, 1.0) for name, (total, count) in _reduced(sums, all_reduce).items()
+    }
 
 
 def counted_means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
     """The mean of each over all ranks, without those of which nothing was counted."""
-    return {name: total / count for name, (total, count) in _reduced(sums, all_reduce).items() if count}
+    return {
+        name: total / count for name, (total, count) in _reduced(sums, all_reduce).items() if count
+    }
 
 
 def _reduced(sums: Sums, all_reduce: AllReduce) -> dict[str, tuple[float, float]]:

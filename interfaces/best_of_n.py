@@ -1,7 +1,7 @@
 """Rejection-sampling fine-tuning: trains on the likelihood of the best responses to each prompt.
 
-As in RFT (Yuan et al. 2023, arXiv:2308.01825) and RAFT (Dong et al. 2023, arXiv:2304.06767), on the policy's own
-samples of each step.
+As in RFT (Yuan et al. 2023, arXiv:2308.01825) and RAFT (Dong et al. 2023, arXiv:2304.06767), on the
+policy's own samples of each step.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
     }
 
     keep: Keep = "best"
-    """Which responses to train on. "best": the `best` ones of each prompt by reward; ties go to the shorter, then the
-    earlier. "solved": all correct ones, which for some prompts means none."""
+    """Which responses to train on. "best": the `best` ones of each prompt by reward; ties go to the
+    shorter, then the earlier. "solved": all correct ones, which for some prompts means none."""
 
     best: int = 1
     """With keep: best, the number of responses per prompt to train on."""
@@ -59,12 +59,18 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
     min_reward: float | None = None
     """Never train on responses with a lower reward."""
 
-    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
-        """`minibatches` optimizer steps on the mean negative log-likelihood per token of the chosen responses."""
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
+        """`minibatches` optimizer steps on the mean negative log-likelihood per token of the chosen
+        responses."""
         chosen = self._chosen(data)
         is_chosen = torch.tensor([choice for group in chosen for choice in group], dtype=torch.bool)
         without = torch.tensor([not any(group) for group in chosen], dtype=torch.bool)
-        stats = {"kept_fraction": (is_chosen.sum(), len(is_chosen)), "prompts_without": (without.sum(), data.bs)}
+        stats = {
+            "kept_fraction": (is_chosen.sum(), len(is_chosen)),
+            "prompts_without": (without.sum(), data.bs),
+        }
         if "rewards" in data.keys:
             rewards = data.data["rewards"].double().cpu()
             stats["kept_reward"] = (rewards[is_chosen].sum(), int(is_chosen.sum()))
@@ -80,12 +86,21 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
             chosen = [[score >= 1 for score in group] for group in _grouped(data, "solved")]
         else:
             assert rewards is not None
-            best = [best_places(scores, lengths, self.best) for scores, lengths in zip(rewards, groups, strict=True)]
-            chosen = [[n in places for n in range(len(group))] for places, group in zip(best, groups, strict=True)]
+            best = [
+                best_places(scores, lengths, self.best)
+                for scores, lengths in zip(rewards, groups, strict=True)
+            ]
+            chosen = [
+                [n in places for n in range(len(group))]
+                for places, group in zip(best, groups, strict=True)
+            ]
         if self.min_reward is None or rewards is None:
             return chosen
         return [
-            [choice and score >= self.min_reward for choice, score in zip(choices, scores, strict=True)]
+            [
+                choice and score >= self.min_reward
+                for choice, score in zip(choices, scores, strict=True)
+            ]
             for choices, scores in zip(chosen, rewards, strict=True)
         ]
 
@@ -97,14 +112,20 @@ def _grouped(data: SequenceSample, key: str) -> list[list[float]]:
 
 
 def _marked(data: SequenceSample, chosen: list[list[bool]]) -> SequenceSample:
-    """The chosen sequences, with `trained`, a flag for each; if none is chosen one stays, flagged as not trained on,
-    because a sample needs at least one."""
+    """The chosen sequences, with `trained`, a flag for each; if none is chosen one stays, flagged
+    as not trained on, because a sample needs at least one."""
     places = [[place for place, want in enumerate(group) if want] or [0] for group in chosen]
-    trained = torch.tensor([want for group in chosen for want in ([True] * sum(group) or [False])], dtype=torch.bool)
+    trained = torch.tensor(
+        [want for group in chosen for want in ([True] * sum(group) or [False])], dtype=torch.bool
+    )
     selected = keep_places(data.select(["packed_input_ids", "prompt_mask"]), places)
     ones = [[1] * len(group) for group in places]
     flags = trained.to(data.data["prompt_mask"].device)
-    selected.update_(SequenceSample.from_default(ids=data.ids, seqlens={"trained": ones}, data={"trained": flags}))
+    selected.update_(
+        SequenceSample.from_default(
+            ids=data.ids, seqlens={"trained": ones}, data={"trained": flags}
+        )
+    )
     return selected
 
 

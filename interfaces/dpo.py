@@ -13,9 +13,22 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
-from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.api.model import (
+    EvalLoader,
+    MicroBatchSpec,
+    Model,
+    ModelInterface,
+    ModelOutput,
+    Stats,
+    register_interface,
+)
 from rlcli.api.synonyms import Synonyms
-from rlcli.ops.preference_losses import PREFERENCE_LOSSES, PreferenceLossName, chosen_and_rejected, sequence_sums
+from rlcli.ops.preference_losses import (
+    PREFERENCE_LOSSES,
+    PreferenceLossName,
+    chosen_and_rejected,
+    sequence_sums,
+)
 from rlcli.ops.rewards import action_mask
 
 from ._evaluation import mean_loss, total
@@ -30,8 +43,11 @@ class DPOSettings(PairSettings):
     """The policy's objective."""
 
     LIMITS: ClassVar[Limits] = {
-        "beta": {"gt": 0}, "label_smoothing": {"ge": 0, "lt": 0.5}, "gamma": {"ge": 0}, "nll_coef": {"ge": 0},
-    }  # fmt: skip
+        "beta": {"gt": 0},
+        "label_smoothing": {"ge": 0, "lt": 0.5},
+        "gamma": {"ge": 0},
+        "nll_coef": {"ge": 0},
+    }
     SYNONYMS: ClassVar[Synonyms] = {
         "loss": "pref_loss preference_loss loss_type",
         "gamma": "simpo_gamma target_reward_margin",
@@ -39,21 +55,24 @@ class DPOSettings(PairSettings):
     }
 
     loss: PreferenceLossName = "sigmoid"
-    """sigmoid: DPO's. ipo: the squared distance of the margin from 1 / (2 beta) (its authors use `length_normalized`).
-    hinge: that of SLiC. robust: DPO's without the bias of wrong labels, whose share is `label_smoothing`."""
+    """sigmoid: DPO's. ipo: the squared distance of the margin from 1 / (2 beta) (its authors use
+    `length_normalized`). hinge: that of SLiC. robust: DPO's without the bias of wrong labels, whose
+    share is `label_smoothing`."""
 
     beta: float = 0.1
-    """How close the policy is kept to the reference: higher is closer. Rewards are beta times log-ratios."""
+    """How close the policy is kept to the reference: higher is closer.
+    Rewards are beta times log-ratios."""
 
     label_smoothing: float = 0.0
-    """Share of pairs that are labelled the wrong way round, below 0.5; for sigmoid (cDPO) and robust."""
+    """Share of pairs that are labelled the wrong way round, below 0.5; for sigmoid (cDPO)
+    and robust."""
 
     reference_free: bool = False
     """Compare the log-probs themselves; the graph then needs no reference (`models.ref: null`)."""
 
     length_normalized: bool = False
-    """Compare means over the tokens of an answer instead of sums. SimPO is this with `reference_free` and `gamma`, and
-    a beta of 2 or more."""
+    """Compare means over the tokens of an answer instead of sums. SimPO is this with
+    `reference_free` and `gamma`, and a beta of 2 or more."""
 
     gamma: float = 0.0
     """Target margin of the chosen answer's reward over the rejected one's, for sigmoid."""
@@ -62,7 +81,8 @@ class DPOSettings(PairSettings):
     """Weight of the negative log-likelihood of the chosen answers (RPO, arXiv:2404.19733)."""
 
     nll_aggregation: NLLAggregation = "sequence"
-    """sequence: each chosen answer counts as the mean of its tokens, as published. token: all tokens count alike."""
+    """sequence: each chosen answer counts as the mean of its tokens, as published. token: all
+    tokens count alike."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,36 +94,60 @@ class DPOSettings(PairSettings):
 
 @dataclass(kw_only=True)
 class DPOInterface(DPOSettings, ModelInterface):
-    """Raises the likelihood of chosen answers over that of rejected ones, relative to a reference policy."""
+    """Raises the likelihood of chosen answers over that of rejected ones,
+    relative to a reference policy."""
 
     READS: ClassVar[Declaration] = {
-        "train_step": ("packed_input_ids", "prompt_mask", "packed_ref_logprobs unless reference_free"),
-        "evaluate": ("packed_input_ids", "prompt_mask", "packed_ref_logprobs unless reference_free"),
+        "train_step": (
+            "packed_input_ids",
+            "prompt_mask",
+            "packed_ref_logprobs unless reference_free",
+        ),
+        "evaluate": (
+            "packed_input_ids",
+            "prompt_mask",
+            "packed_ref_logprobs unless reference_free",
+        ),
     }
     HEAD: ClassVar[Declaration] = {"train_step": ("lm",), "evaluate": ("lm",)}
     NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}
     METRICS: ClassVar[Metrics] = {
         "chosen_logprob": ("nats", "mean log-likelihood of the chosen answers"),
         "rejected_logprob": ("nats", "mean log-likelihood of the rejected answers"),
-        "nll": ("nats", "negative log-likelihood of the chosen answers, before nll_coef; mean as nll_aggregation says"),
+        "nll": (
+            "nats",
+            (
+                "negative log-likelihood of the chosen answers, before nll_coef; mean "
+                "as nll_aggregation says"
+            ),
+        ),
     }
 
-    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
         """One optimizer step on the pairs of a batch."""
         loss = functools.partial(self._loss, self._nll_scale(model, [data]))
-        stats: dict[str, float] = model.module.train_batch(data, loss, self._weight, mb_spec=mb_spec)
+        stats: dict[str, float] = model.module.train_batch(
+            data, loss, self._weight, mb_spec=mb_spec
+        )
         return stats
 
     def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
-        """`accuracy`: how often the chosen answer has the higher reward; also `margin`, `loss` and training's stats."""
+        """`accuracy`: how often the chosen answer has the higher reward; also `margin`, `loss` and
+        training's stats."""
         loss = functools.partial(self._loss, self._nll_scale(model, eval_dataloader))
         stats, pairs = mean_loss(model, eval_dataloader, loss, self._weight)
         return stats | {self.pair_aggregation + "s": pairs}
 
-    def _loss(self, nll_scale: float, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
+    def _loss(
+        self, nll_scale: float, output: ModelOutput, batch: SequenceSample
+    ) -> tuple[torch.Tensor, Stats]:
         lengths, mask = batch.flat_seqlens("packed_input_ids"), _answer_mask(batch)
         logprobs = output.logprobs
-        log_ratios = logprobs if self.reference_free else logprobs - batch.data["packed_ref_logprobs"]
+        log_ratios = (
+            logprobs if self.reference_free else logprobs - batch.data["packed_ref_logprobs"]
+        )
         tokens = _answer_tokens(batch)
         scores = sequence_sums(log_ratios, mask, lengths)
         if self.length_normalized:
@@ -121,17 +165,27 @@ class DPOInterface(DPOSettings, ModelInterface):
             stats["nll"] = nll.detach()
         return loss, stats
 
-    def _nll(self, logprobs: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _nll(
+        self, logprobs: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """The sum over chosen answers, from their log-probs and lengths, [P]."""
-        return -(logprobs * weights / tokens.clamp(min=1) if self.nll_aggregation == "sequence" else logprobs).sum()
+        return -(
+            logprobs * weights / tokens.clamp(min=1)
+            if self.nll_aggregation == "sequence"
+            else logprobs
+        ).sum()
 
     def _nll_scale(self, model: Model, batches: Sequence[SequenceSample]) -> float:
-        """Factor that turns a sum over all chosen tokens, divided by the loss weight, into their mean. Computed over
-        batches and ranks, so that it does not matter how the pairs are spread over them."""
+        """Factor that turns a sum over all chosen tokens, divided by the loss weight, into their
+        mean. Computed over batches and ranks, so that it does not matter how the pairs are spread
+        over them."""
         if not self.nll_coef or self.nll_aggregation == "sequence":
             return 1.0
         tokens = [chosen_and_rejected(_answer_tokens(batch))[0].sum() for batch in batches]
-        weight, count = (total(model, sum(parts, torch.zeros(()))) for parts in ([*map(self._weight, batches)], tokens))
+        weight, count = (
+            total(model, sum(parts, torch.zeros(())))
+            for parts in ([*map(self._weight, batches)], tokens)
+        )
         return weight / count if count else 0.0
 
     def _weight(self, batch: SequenceSample) -> torch.Tensor:
@@ -150,7 +204,9 @@ def _answer_mask(batch: SequenceSample) -> torch.Tensor:
 def _answer_tokens(batch: SequenceSample) -> torch.Tensor:
     """[N] float32: the number of tokens in each answer."""
     mask = _answer_mask(batch)
-    return sequence_sums(torch.ones_like(mask, dtype=torch.float32), mask, batch.flat_seqlens("packed_input_ids"))
+    return sequence_sums(
+        torch.ones_like(mask, dtype=torch.float32), mask, batch.flat_seqlens("packed_input_ids")
+    )
 
 
 register_interface("dpo", DPOInterface)

@@ -15,7 +15,8 @@ from ._responses import as_generation, imitate_responses, sample_responses
 
 @dataclass(kw_only=True)
 class GenerationInterface(ModelInterface):
-    """Samples responses. A run whose graph trains nothing writes them to samples.jsonl, one per line."""
+    """Samples responses. A run whose graph trains nothing writes them to samples.jsonl,
+    one per line."""
 
     READS: ClassVar[Declaration] = {"generate": ("packed_prompts",)}
     WRITES: ClassVar[Declaration] = {
@@ -29,8 +30,11 @@ class GenerationInterface(ModelInterface):
         super().__post_init__()
         self.generation = as_generation(self.generation)
 
-    def generate(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`."""
+    def generate(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`,
+        `seq_no_eos_mask`."""
         return sample_responses(model, data, self.generation)
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:

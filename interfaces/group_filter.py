@@ -1,7 +1,8 @@
-"""Dynamic sampling: drops prompts whose responses are all equally good before training, and draws others instead.
+"""Dynamic sampling: drops prompts whose responses are all equally good before training,
+and draws others instead.
 
-From DAPO (Yu et al. 2025, arXiv:2503.14476, section 3.2): a group without variance has no advantages, so it only makes
-the batch smaller and the gradient noisier.
+From DAPO (Yu et al. 2025, arXiv:2503.14476, section 3.2): a group without variance has no
+advantages, so it only makes the batch smaller and the gradient noisier.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ By = Literal["rewards", "solved"]
 
 @dataclass(kw_only=True)
 class GroupFilterInterface(ModelInterface):
-    """Drops prompts whose responses all have the same reward. A prompt with a single response is kept.
+    """Drops prompts whose responses all have the same reward.
+    A prompt with a single response is kept.
 
-    `train.max_redraws` limits the redraws per step; the metrics include `samples/dropped` and `samples/redrawn`.
+    `train.max_redraws` limits the redraws per step; the metrics include `samples/dropped` and
+    `samples/redrawn`.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("rewards if by=rewards", "solved if by=solved")}
@@ -35,16 +38,24 @@ class GroupFilterInterface(ModelInterface):
     LIMITS: ClassVar[Limits] = {"min_spread": {"ge": 0}}
 
     by: By = "rewards"
-    """What to compare. "solved": drop prompts whose responses are all correct, or all wrong, whatever else goes into
-    the reward."""
+    """What to compare. "solved": drop prompts whose responses are all correct, or all wrong,
+    whatever else goes into the reward."""
 
     min_spread: float = 0.0
     """Rewards of a prompt count as equal if the highest exceeds the lowest by no more than this."""
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`rewards` or `solved` [N] → for each sample, as metadata, whether it is dropped. No keys."""
-        scores = data.data[self.by].double().cpu().split([len(group) for group in data.seqlens[self.by]])
-        alike = [len(group) > 1 and float(group.max() - group.min()) <= self.min_spread for group in scores]
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`rewards` or `solved` [N] → for each sample, as metadata, whether it is dropped.
+        No keys."""
+        scores = (
+            data.data[self.by].double().cpu().split([len(group) for group in data.seqlens[self.by]])
+        )
+        alike = [
+            len(group) > 1 and float(group.max() - group.min()) <= self.min_spread
+            for group in scores
+        ]
         dropped = ["equal_rewards" if same else None for same in alike]
         return SequenceSample(ids=list(data.ids), seqlens={}, data={}, metadata={DROPPED: dropped})
 

@@ -1,4 +1,5 @@
-"""A policy: samples responses, recomputes their log-probs, trains on their advantages. PPO's, and GRPO's."""
+"""A policy: samples responses, recomputes their log-probs, trains on their advantages. PPO's,
+and GRPO's."""
 
 from __future__ import annotations
 
@@ -14,10 +15,23 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
-from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.api.model import (
+    MicroBatchSpec,
+    Model,
+    ModelInterface,
+    ModelOutput,
+    Stats,
+    register_interface,
+)
 from rlcli.api.synonyms import Synonyms
 from rlcli.ops.kl import KLEstimator, KLGradient, kl_loss
-from rlcli.ops.policy_losses import LOSS_AGGREGATIONS, POLICY_LOSSES, Actions, LossAggregationName, PolicyLossName
+from rlcli.ops.policy_losses import (
+    LOSS_AGGREGATIONS,
+    POLICY_LOSSES,
+    Actions,
+    LossAggregationName,
+    PolicyLossName,
+)
 
 from ._logprobs import recompute_logprobs
 from ._named import named
@@ -30,17 +44,26 @@ from ._statistics import reduce_over
 
 @dataclass(kw_only=True)
 class PPOActorInterface(OptimizerSteps, ModelInterface):
-    """Generates responses and trains the policy on advantages that another call computes: `gae`, `group_relative`."""
+    """Generates responses and trains the policy on advantages that another call computes: `gae`,
+    `group_relative`."""
 
     READS: ClassVar[Declaration] = {
         "generate": ("packed_prompts",),
         "inference": ("packed_input_ids", "prompt_mask if given"),
         "train_step": (
-            "packed_input_ids", "prompt_mask", "packed_logprobs", "advantages", "loss_mask", "old_logprobs",
-            "loss_weights if given", "kl_weights if given", "chosen if given", "packed_ref_logprobs if given",
+            "packed_input_ids",
+            "prompt_mask",
+            "packed_logprobs",
+            "advantages",
+            "loss_mask",
+            "old_logprobs",
+            "loss_weights if given",
+            "kl_weights if given",
+            "chosen if given",
+            "packed_ref_logprobs if given",
             "proximal_logprobs if given",
         ),
-    }  # fmt: skip
+    }
     WRITES: ClassVar[Declaration] = {
         "generate": ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask"),
         "inference": ("packed_logprobs",),
@@ -52,75 +75,107 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     }
     CUT: ClassVar[Cut] = "sequence"
     LIMITS: ClassVar[Limits] = {
-        "eps_clip": {"gt": 0, "le": 1}, "eps_clip_high": {"gt": 0}, "c_clip": {"gt": 1}, "entropy_coef": {"ge": 0},
+        "eps_clip": {"gt": 0, "le": 1},
+        "eps_clip_high": {"gt": 0},
+        "c_clip": {"gt": 1},
+        "entropy_coef": {"ge": 0},
         "loss_constant": {"gt": 0},
-    }  # fmt: skip
+    }
     SYNONYMS: ClassVar[Synonyms] = {
         "policy_loss": "policy_loss_type loss_mode policy_loss_fn importance_sampling_level",
         "loss_aggregation": "loss_agg_mode loss_type",
         "eps_clip": (
-            "clip_range cliprange clip_ratio epsilon epsilon_low clip_ratio_low clip_eps ratio_clip_min "
-            "eps_clip_low_high"
+            "clip_range cliprange clip_ratio epsilon epsilon_low clip_ratio_low clip_eps "
+            "ratio_clip_min eps_clip_low_high"
         ),
-        "eps_clip_high": "epsilon_high clip_ratio_high clip_eps_high eps_clip_higher ratio_clip_max",
+        "eps_clip_high": (
+            "epsilon_high clip_ratio_high clip_eps_high eps_clip_higher ratio_clip_max"
+        ),
         "c_clip": "clip_ratio_c dual_clip ratio_clip_c delta",
         "entropy_coef": "entropy_coeff ent_coef entropy_loss_coef entropy_bonus",
     }
     METRICS: ClassVar[Metrics] = {
-        "kl": ("nats per token", "KL of the policy as the step begins from the reference: k3, weighted by how much "
-               "likelier a token is than under the policy that sampled it; mean over the tokens of responses"),
-        "sampler_gap": ("nats per token", "mean distance of the trainer's log-probs from the sampler's where both have "
-                        "the same weights: how much their engines differ"),
-        "policy_drift": ("nats per token", "mean distance of the trainer's log-probs from the sampler's where samples "
-                         "are of older weights: how far training has moved the policy since"),
-        "importance_ratio": ("ratio", "mean ratio of the policy to the old one, over the trained tokens"),
-        "approx_kl": ("nats per token", "KL of the old policy from the policy (k1), mean over the trained tokens"),
+        "kl": (
+            "nats per token",
+            (
+                "KL of the policy as the step begins from the reference: k3, weighted by "
+                "how much likelier a token is than under the policy that sampled it; mean "
+                "over the tokens of responses"
+            ),
+        ),
+        "sampler_gap": (
+            "nats per token",
+            "mean distance of the trainer's log-probs from the sampler's where both have "
+            "the same weights: how much their engines differ",
+        ),
+        "policy_drift": (
+            "nats per token",
+            "mean distance of the trainer's log-probs from the sampler's where samples "
+            "are of older weights: how far training has moved the policy since",
+        ),
+        "importance_ratio": (
+            "ratio",
+            "mean ratio of the policy to the old one, over the trained tokens",
+        ),
+        "approx_kl": (
+            "nats per token",
+            "KL of the old policy from the policy (k1), mean over the trained tokens",
+        ),
         "clip_fraction": ("share", "share of trained tokens whose ratio is clipped"),
         "dual_clip_fraction": ("share", "share of trained tokens whose loss c_clip bounds"),
         "entropy": ("nats per token", "entropy of the policy, mean over the trained tokens"),
-        "kl_penalty": ("nats per token", "KL penalty in the loss before its weight, mean over the trained tokens"),
-    }  # fmt: skip
+        "kl_penalty": (
+            "nats per token",
+            "KL penalty in the loss before its weight, mean over the trained tokens",
+        ),
+    }
 
     generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
     """How responses are sampled. The temperature also divides the logits in training."""
 
     policy_loss: PolicyLossName = "ppo"
-    """ppo: each token's ratio is clipped. gspo: one ratio per response, the geometric mean of its tokens' ratios (try
-    `eps_clip: 3e-4` and `loss_aggregation: sequence`). cispo: clipped ratios only weight the log-probs, so no token
-    loses its gradient. sequence: a response is a single action, with the product of its tokens' ratios (RLOO: with
-    `loss_aggregation: constant` and `loss_constant: 1`)."""
+    """ppo: each token's ratio is clipped. gspo: one ratio per response, the geometric mean of its
+    tokens' ratios (try `eps_clip: 3e-4` and `loss_aggregation: sequence`). cispo: clipped ratios
+    only weight the log-probs, so no token loses its gradient. sequence: a response is a single
+    action, with the product of its tokens' ratios (RLOO: with `loss_aggregation: constant` and
+    `loss_constant: 1`)."""
 
     loss_aggregation: LossAggregationName = "token"
-    """token: every token counts alike, so long responses count for more. sequence: every response counts
-    alike. constant: tokens count alike, and their sum is divided by `loss_constant` times the number of responses."""
+    """token: every token counts alike, so long responses count for more. sequence: every response
+    counts alike. constant: tokens count alike, and their sum is divided by `loss_constant` times
+    the number of responses."""
 
     loss_constant: float | None = None
-    """With `loss_aggregation: constant`: the number of tokens per response to divide the loss by, such as
-    `${generation.max_new_tokens}`."""
+    """With `loss_aggregation: constant`: the number of tokens per response to divide the loss by,
+    such as `${generation.max_new_tokens}`."""
 
     eps_clip: float = 0.2
-    """Clip the policy's ratio at 1 minus this and, unless `eps_clip_high` is set, at 1 plus this."""
+    """Clip the policy's ratio at 1 minus this and, unless `eps_clip_high` is set,
+    at 1 plus this."""
 
     eps_clip_high: float | None = None
-    """Clip the policy's ratio at 1 plus this ("clip-higher" if it is above `eps_clip`); null: same as `eps_clip`."""
+    """Clip the policy's ratio at 1 plus this ("clip-higher" if it is above `eps_clip`); null:
+    same as `eps_clip`."""
 
     c_clip: float | None = None
-    """Dual clip: the loss of a token with negative advantage is at most this times |advantage|; above 1."""
+    """Dual clip: the loss of a token with negative advantage is at most this times |advantage|;
+    above 1."""
 
     entropy_coef: float = 0.0
     """Weight of the entropy bonus per token."""
 
     kl_estimator: KLEstimator = "k3"
-    """Estimator of a KL penalty in the loss, where the call that computes advantages asks for one (`kl_in: loss`)."""
+    """Estimator of a KL penalty in the loss, where the call that computes advantages asks for one
+    (`kl_in: loss`)."""
 
     kl_gradient: KLGradient = "reverse"
-    """Gradient of this penalty. reverse: that of the KL of the policy from the reference, whichever `kl_estimator`
-    gives the value; tokens are weighted by their ratio to the sampling policy. naive: that of the estimator itself,
-    which is zero for k1 and that of a different KL for k3."""
+    """Gradient of this penalty. reverse: that of the KL of the policy from the reference, whichever
+    `kl_estimator` gives the value; tokens are weighted by their ratio to the sampling policy.
+    naive: that of the estimator itself, which is zero for k1 and that of a different KL for k3."""
 
     early_stop_imp_ratio: float | None = 5.0
-    """Skip an optimizer step (weights, optimizer and schedule stay unchanged) if its mean importance ratio exceeds
-    this."""
+    """Skip an optimizer step (weights, optimizer and schedule stay unchanged) if its mean
+    importance ratio exceeds this."""
 
     early_stop_kl: float | None = None
     """Skip an optimizer step if the mean KL per token from the sampling policy exceeds this."""
@@ -129,24 +184,42 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         super().__post_init__()
         self.generation = as_generation(self.generation)
         if (self.loss_constant is not None) != (self.loss_aggregation == "constant"):
-            raise ValueError("loss_aggregation: constant divides by loss_constant: set both, or neither")
+            raise ValueError(
+                "loss_aggregation: constant divides by loss_constant: set both, or neither"
+            )
         if self.c_clip is not None and self.policy_loss != "ppo":
             raise ValueError(f"c_clip has no effect with policy_loss: {self.policy_loss}")
 
-    def generate(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`, `seq_no_eos_mask`."""
+    def generate(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_prompts` → `packed_input_ids`, `prompt_mask`, `packed_logprobs`,
+        `seq_no_eos_mask`."""
         return sample_responses(model, data, self.generation)
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
         """`packed_input_ids` → `packed_logprobs` under the current weights."""
-        return recompute_logprobs(model, data, mb_spec, "packed_logprobs", self.generation.temperature)
+        return recompute_logprobs(
+            model, data, mb_spec, "packed_logprobs", self.generation.temperature
+        )
 
-    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
         batch = with_ages(chosen_sequences(data))
         before = distances_before(batch, reduce_over(model))
         stats = optimizer_steps(
-            self, model, batch, self._loss, self._loss_weight, mb_spec, step_if=self.may_step, cut=self.CUT
+            self,
+            model,
+            batch,
+            self._loss,
+            self._loss_weight,
+            mb_spec,
+            step_if=self.may_step,
+            cut=self.CUT,
         )
         return stats | before
 
@@ -154,7 +227,8 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         """Whether the means of an optimizer step are within the limits."""
         ratio, kl = self.early_stop_imp_ratio, self.early_stop_kl
         return not (
-            (ratio is not None and stats["importance_ratio"] > ratio) or (kl is not None and stats["approx_kl"] > kl)
+            (ratio is not None and stats["importance_ratio"] > ratio)
+            or (kl is not None and stats["approx_kl"] > kl)
         )
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
@@ -164,13 +238,16 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         return imitate_responses(model, data, self.generation)
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
-        """The sum over a micro-batch of the policy's loss, the entropy bonus and a KL penalty; the engine divides by
-        the weight of the whole step."""
+        """The sum over a micro-batch of the policy's loss, the entropy bonus and a KL penalty; the
+        engine divides by the weight of the whole step."""
         tensors, mask = batch.data, batch.data["loss_mask"]
         output.temperature = self.generation.temperature
-        entropy = output.entropy[mask]  # before the log-probs: one pass over the vocabulary gives both
+        # before the log-probs: one pass over the vocabulary gives both
+        entropy = output.entropy[mask]
         lengths = batch.flat_seqlens("packed_input_ids")
-        actions = Actions(output.logprobs, tensors["old_logprobs"], tensors["advantages"], mask, lengths)
+        actions = Actions(
+            output.logprobs, tensors["old_logprobs"], tensors["advantages"], mask, lengths
+        )
         losses, sums = named(POLICY_LOSSES, self.policy_loss, self)(actions)
         if "loss_weights" in batch.keys:
             losses = losses * tensors["loss_weights"][mask]
@@ -196,7 +273,8 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         return self._shares(batch)[1]
 
     def _shares(self, batch: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the weight of each trained action [M], their total weight), as `loss_aggregation` says."""
+        """(the weight of each trained action [M], their total weight),
+        as `loss_aggregation` says."""
         aggregate = named(LOSS_AGGREGATIONS, self.loss_aggregation, self)
         weights: tuple[torch.Tensor, torch.Tensor] = aggregate(
             batch.data["loss_mask"], batch.flat_seqlens("packed_input_ids")

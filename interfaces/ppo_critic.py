@@ -13,7 +13,14 @@ from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
-from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.api.model import (
+    MicroBatchSpec,
+    Model,
+    ModelInterface,
+    ModelOutput,
+    Stats,
+    register_interface,
+)
 from rlcli.api.synonyms import Synonyms
 from rlcli.ops.losses import ppo_critic_loss
 from rlcli.ops.normalization import RunningMeanStd
@@ -33,8 +40,8 @@ RESOLUTION = torch.finfo(torch.float32).eps
 
 @dataclass(kw_only=True)
 class PPOCriticInterface(OptimizerSteps, ModelInterface):
-    """Predicts returns; trains on normalised returns and de-normalises its output. Another call computes the returns:
-    `gae`."""
+    """Predicts returns; trains on normalised returns and de-normalises its output. Another call
+    computes the returns: `gae`."""
 
     READS: ClassVar[Declaration] = {
         "inference": ("packed_input_ids",),
@@ -45,17 +52,31 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
 
     METRICS: ClassVar[Metrics] = {
         "value": ("reward", "predicted return before the step, mean over the trained tokens"),
-        "return": ("reward", "return that values are trained towards, mean over the trained tokens"),
-        "explained_variance": ("share", "share of the variance of returns that predictions explain: at most 1"),
-        "return_clip_fraction": ("share", "share of trained tokens whose normalised return is clipped"),
-        "value_clip_fraction": ("share", "share of trained tokens whose loss value_eps_clip cuts off"),
+        "return": (
+            "reward",
+            "return that values are trained towards, mean over the trained tokens",
+        ),
+        "explained_variance": (
+            "share",
+            "share of the variance of returns that predictions explain: at most 1",
+        ),
+        "return_clip_fraction": (
+            "share",
+            "share of trained tokens whose normalised return is clipped",
+        ),
+        "value_clip_fraction": (
+            "share",
+            "share of trained tokens whose loss value_eps_clip cuts off",
+        ),
     }
 
     PREPARED_BY: ClassVar[Mapping[str, str]] = {"train_step": "gae"}
     CUT: ClassVar[Cut] = "sequence"
     LIMITS: ClassVar[Limits] = {
-        "value_eps_clip": {"gt": 0}, "value_norm_beta": {"ge": 0, "lt": 1}, "value_norm_eps": {"gt": 0},
-    }  # fmt: skip
+        "value_eps_clip": {"gt": 0},
+        "value_norm_beta": {"ge": 0, "lt": 1},
+        "value_norm_eps": {"gt": 0},
+    }
     SYNONYMS: ClassVar[Synonyms] = {
         "value_eps_clip": "cliprange_value value_clip value_clip_range vf_clip",
     }
@@ -83,21 +104,36 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.normalizer = RunningMeanStd(self.value_norm_type, self.value_norm_beta, self.value_norm_eps)
+        self.normalizer = RunningMeanStd(
+            self.value_norm_type, self.value_norm_beta, self.value_norm_eps
+        )
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids` → `values`, the expected return after each token, in the units of the reward."""
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_input_ids` → `values`, the expected return after each token,
+        in the units of the reward."""
         tokens = data.select(["packed_input_ids"])
-        values = model.module.forward(tokens, mb_spec, post_hook=lambda output, _: output.values, cut=self.CUT).float()
+        values = model.module.forward(
+            tokens, mb_spec, post_hook=lambda output, _: output.values, cut=self.CUT
+        ).float()
         return _per_token(data, self.normalizer.denormalize(values))
 
-    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps towards the returns of one batch."""
         reduce = reduce_over(model)
         batch = chosen_sequences(data)
         stats = self._explained(batch, reduce)
         batch, clipped = self._normalized(batch, reduce)
-        return stats | clipped | optimizer_steps(self, model, batch, self._loss, _trained_tokens, mb_spec, cut=self.CUT)
+        return (
+            stats
+            | clipped
+            | optimizer_steps(
+                self, model, batch, self._loss, _trained_tokens, mb_spec, cut=self.CUT
+            )
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"normalizer": self.normalizer.state_dict()}
@@ -105,13 +141,16 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.normalizer.load_state_dict(state["normalizer"])
 
-    def _normalized(self, batch: SequenceSample, reduce: AllReduce) -> tuple[SequenceSample, dict[str, float]]:
-        """`values` as the model produced them, `returns` in the units it trains on, and the share of the returns that
-        is clipped."""
+    def _normalized(
+        self, batch: SequenceSample, reduce: AllReduce
+    ) -> tuple[SequenceSample, dict[str, float]]:
+        """`values` as the model produced them, `returns` in the units it trains on, and the share
+        of the returns that is clipped."""
         if not self.value_norm:
             return batch, {}
         tensors = dict(batch.data)
-        tensors["values"] = self.normalizer.normalize(tensors["values"], clip=False)  # before the update: its inverse
+        # before the update: its inverse
+        tensors["values"] = self.normalizer.normalize(tensors["values"], clip=False)
         self.normalizer.update(tensors["returns"], tensors["loss_mask"], reduce)
         normalized = self.normalizer.normalize(tensors["returns"], clip=False)[tensors["loss_mask"]]
         beyond = (normalized.abs() > self.normalizer.CLIP).sum()
@@ -133,7 +172,8 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
         )
 
     def _explained(self, batch: SequenceSample, reduce: AllReduce) -> dict[str, float]:
-        """How good the predictions were: explained variance is 1 for a perfect critic, 0 for a constant one.
+        """How good the predictions were: explained variance is 1 for a perfect critic,
+        0 for a constant one.
 
         Also 0 if all returns are the same up to rounding: there is nothing to explain.
         """

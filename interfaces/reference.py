@@ -28,12 +28,14 @@ class ReferenceInterface(ModelInterface):
     CUT: ClassVar[Cut] = "sequence"
 
     temperature: float = 1.0
-    """Logits are divided by this first; use the actor's sampling temperature (`${generation.temperature}`)."""
+    """Logits are divided by this first; use the actor's sampling temperature
+    (`${generation.temperature}`)."""
 
     store: str | None = None
-    """Folder that caches log-probs, for this reference and temperature only: sequences found in it are not computed
-    again, in later epochs and runs. If it holds all sequences the role needs no weights
-    (`models.ref: {init: null, backend: null}`). For dataset rows, such as DPO's; sampled sequences never recur."""
+    """Folder that caches log-probs, for this reference and temperature only: sequences found in it
+    are not computed again, in later epochs and runs. If it holds all sequences the role needs no
+    weights (`models.ref: {init: null, backend: null}`). For dataset rows, such as DPO's; sampled
+    sequences never recur."""
 
     opened: LogprobStore | None = field(init=False, default=None, repr=False)
 
@@ -41,7 +43,9 @@ class ReferenceInterface(ModelInterface):
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0")
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
         """`packed_input_ids` → `packed_ref_logprobs`."""
         if self.store is None:
             return recompute_logprobs(model, data, mb_spec, "packed_ref_logprobs", self.temperature)
@@ -52,16 +56,29 @@ class ReferenceInterface(ModelInterface):
         missing = [index for index, row in enumerate(rows) if row is None]
         if model.module is None and missing:
             message = f"{self.store} has no log-probs of {len(missing)} of {len(rows)} sequences"
-            raise DataError(message, hint="give the reference its weights back: they are then computed and stored")
+            raise DataError(
+                message,
+                hint="give the reference its weights back: they are then computed and stored",
+            )
         if model.module is not None:  # even if nothing is missing here: other ranks may wait
-            without_logprobs = one_per_sequence(data.select(["packed_input_ids"])).select_indices(missing)
-            computed = recompute_logprobs(model, without_logprobs, mb_spec, "packed_ref_logprobs", self.temperature)
-            scores = computed.data["packed_ref_logprobs"].split(computed.flat_seqlens("packed_ref_logprobs"))
+            without_logprobs = one_per_sequence(data.select(["packed_input_ids"])).select_indices(
+                missing
+            )
+            computed = recompute_logprobs(
+                model, without_logprobs, mb_spec, "packed_ref_logprobs", self.temperature
+            )
+            scores = computed.data["packed_ref_logprobs"].split(
+                computed.flat_seqlens("packed_ref_logprobs")
+            )
             self.opened.write([sequences[index] for index in missing], scores)
             for index, row in zip(missing, scores, strict=True):
                 rows[index] = row
         logprobs = [row.to(tokens.device) for row in rows if row is not None]
-        return as_logprobs(data, "packed_ref_logprobs", torch.cat([torch.zeros(0, device=tokens.device), *logprobs]))
+        return as_logprobs(
+            data,
+            "packed_ref_logprobs",
+            torch.cat([torch.zeros(0, device=tokens.device), *logprobs]),
+        )
 
 
 register_interface("reference", ReferenceInterface)

@@ -12,7 +12,15 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import Cut
-from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, Stats, register_interface
+from rlcli.api.model import (
+    EvalLoader,
+    MicroBatchSpec,
+    Model,
+    ModelInterface,
+    ModelOutput,
+    Stats,
+    register_interface,
+)
 from rlcli.api.synonyms import Synonyms
 from rlcli.ops.preference_losses import bradley_terry, chosen_and_rejected
 
@@ -22,8 +30,9 @@ from ._pairs import PairSettings, pair_stats
 
 @dataclass(kw_only=True)
 class RewardModelInterface(PairSettings, ModelInterface):
-    """Bradley-Terry model of preferences, by the score of a whole sequence: the value at its last token. The role has
-    the head `value`; its `inference` gives PPO the rewards of sequences that use the same tokenizer."""
+    """Bradley-Terry model of preferences, by the score of a whole sequence: the value at its last
+    token. The role has the head `value`; its `inference` gives PPO the rewards of sequences that
+    use the same tokenizer."""
 
     READS: ClassVar[Declaration] = {
         "train_step": ("packed_input_ids", "margins if use_margins"),
@@ -31,7 +40,11 @@ class RewardModelInterface(PairSettings, ModelInterface):
         "inference": ("packed_input_ids",),
     }
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
-    HEAD: ClassVar[Declaration] = {"train_step": ("value",), "evaluate": ("value",), "inference": ("value",)}
+    HEAD: ClassVar[Declaration] = {
+        "train_step": ("value",),
+        "evaluate": ("value",),
+        "inference": ("value",),
+    }
     CUT: ClassVar[Mapping[str, Cut]] = {"inference": "sequence"}
     NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}
 
@@ -42,27 +55,39 @@ class RewardModelInterface(PairSettings, ModelInterface):
     }
 
     centering: float = 0.0
-    """Weight of (chosen + rejected)², which keeps the mean score near 0 (try 0.01). With 0, scores may drift."""
+    """Weight of (chosen + rejected)², which keeps the mean score near 0 (try 0.01). With 0,
+    scores may drift."""
 
     use_margins: bool = False
     """Require the chosen score to lead by the pair's `margins`, which the dataset must provide."""
 
-    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
         """One optimizer step on the pairs of a batch."""
-        stats: dict[str, float] = model.module.train_batch(data, self._loss, self._weight, mb_spec=mb_spec)
+        stats: dict[str, float] = model.module.train_batch(
+            data, self._loss, self._weight, mb_spec=mb_spec
+        )
         return stats
 
     def evaluate(self, model: Model, eval_dataloader: EvalLoader) -> dict[str, float]:
-        """`accuracy`: how often the chosen answer has the higher score; also `margin`, `loss` and the mean scores."""
+        """`accuracy`: how often the chosen answer has the higher score; also `margin`, `loss` and
+        the mean scores."""
         stats, pairs = mean_loss(model, eval_dataloader, self._loss, self._weight)
         return stats | {self.pair_aggregation + "s": pairs}
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
         """`packed_input_ids` → `rewards`, one per sequence."""
         ones = [[1] * len(lengths) for lengths in data.seqlens["packed_input_ids"]]
         tokens = data.select(["packed_input_ids"])
-        scores = model.module.forward(tokens, mb_spec, post_hook=_scores, output_seqlens=ones, cut="sequence")
-        return SequenceSample.from_default(ids=data.ids, seqlens={"rewards": ones}, data={"rewards": scores.float()})
+        scores = model.module.forward(
+            tokens, mb_spec, post_hook=_scores, output_seqlens=ones, cut="sequence"
+        )
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"rewards": ones}, data={"rewards": scores.float()}
+        )
 
     def _loss(self, output: ModelOutput, batch: SequenceSample) -> tuple[torch.Tensor, Stats]:
         chosen, rejected = chosen_and_rejected(_scores(output, batch))

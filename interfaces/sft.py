@@ -12,7 +12,14 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
-from rlcli.api.model import EvalLoader, MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
+from rlcli.api.model import (
+    EvalLoader,
+    MicroBatchSpec,
+    Model,
+    ModelInterface,
+    ModelOutput,
+    register_interface,
+)
 from rlcli.ops.losses import nll_loss
 from rlcli.ops.rewards import action_mask
 
@@ -34,7 +41,9 @@ class SFTInterface(ModelInterface):
         "tokens": ("tokens", "tokens of the answers that were evaluated"),
     }
 
-    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
         """One optimizer step on the mean negative log-likelihood per answer token."""
         data = data.select(["packed_input_ids", "prompt_mask"])
         stats = model.module.train_batch(data, _loss, _answer_tokens, mb_spec=mb_spec, cut=self.CUT)

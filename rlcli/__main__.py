@@ -10,9 +10,12 @@ from rlcli.garbage import leave_garbage
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it quietly from the start; short commands run without garbage collection."""
+    """Run the command line. Ctrl-C ends it quietly from the start; short commands run without
+    garbage collection."""
     if sys.platform == "win32":
-        print("error: rlcli runs on Linux, macOS or WSL, and not on Windows itself", file=sys.stderr)
+        print(
+            "error: rlcli runs on Linux, macOS or WSL, and not on Windows itself", file=sys.stderr
+        )
         sys.exit(6)
     _let_waiting_threads_sleep()
     gc.disable()  # long-running commands re-enable it; the others end before garbage matters
@@ -27,9 +30,10 @@ def main() -> None:
 
 
 def _let_waiting_threads_sleep() -> None:
-    """Set OpenMP variables before torch loads. Threads that spin for long slow down whatever shares their cores many
-    times over; those that sleep at once wake up late after each of the thousands of short parallel loops of a step. So
-    they spin for microseconds first (see tests/bench/neighbour.py)."""
+    """Set OpenMP variables before torch loads. Threads that spin for long slow down whatever shares
+    their cores many times over; those that sleep at once wake up late after each of the thousands
+    of short parallel loops of a step. So they spin for microseconds first (see
+    tests/bench/neighbour.py)."""
     if os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE").upper() == "PASSIVE":
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

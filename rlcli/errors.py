@@ -24,14 +24,21 @@ from dataclasses import dataclass
 class RlcliError(Exception):
     """Base of every error that reaches a user; renders as one line.
 
-    `code` is the stable id that tests and search engines rely on; `where` is `file:line:col` for recipes, `file:line`
-    for datasets, `rank N pid P` for workers.
+    `code` is the stable id that tests and search engines rely on; `where` is `file:line:col` for
+    recipes, `file:line` for datasets, `rank N pid P` for workers.
     """
 
     exit_code = 1
     code = "BUG"
 
-    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None, code: str | None = None):
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        code: str | None = None,
+    ):
         super().__init__(what)
         self.what = what
         self.where = where
@@ -58,8 +65,11 @@ def render(code: str, message: str, where: str | None, hint: str | None) -> str:
 
 
 def escape_control(text: str) -> str:
-    """Make text from files, models and peers safe to print: no control character reaches a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    """Make text from files, models and peers safe to print:
+    no control character reaches a terminal."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -68,14 +78,16 @@ def first_line(error: BaseException) -> str:
 
 
 _PLAIN = str.maketrans({
-    "·": "-", "→": "->", "←": "<-", "↔": "<->", "…": "...", "×": "x", "─": "-", "━": "-", "│": "|", "└": "`", "├": "|",
-    "–": "-", "—": "-", "≤": "<=", "≥": ">=", "±": "+-", "▐": "[", "▌": "]", "⏎": "/", "η": "eta", "²": "^2",
-    "✓": "ok", "✗": "x", "■": "#", "□": "o", "○": "o", "█": "#",
+    "·": "-", "→": "->", "←": "<-", "↔": "<->", "…": "...", "×": "x", "─": "-", "━": "-", "│": "|",
+    "└": "`", "├": "|", "–": "-", "—": "-", "≤": "<=", "≥": ">=", "±": "+-", "▐": "[", "▌": "]",
+    "⏎": "/", "η": "eta", "²": "^2", "✓": "ok", "✗": "x", "■": "#", "□": "o", "○": "o",
+    "█": "#",
 })  # fmt: skip
 
 
 def in_signs_of(encoding: str | None, text: str) -> str:
-    """The text in characters that an encoding has: ours have a plain form, any others are written as escapes."""
+    """The text in characters that an encoding has: ours have a plain form,
+    any others are written as escapes."""
     encoding = encoding or "utf-8"
     try:
         text.encode(encoding)
@@ -133,7 +145,8 @@ class Errors(RlcliError):
 
 
 def raise_all(errors: Iterable[RlcliError]) -> None:
-    """Raise what was found, if anything: one error as it is, several as one report without duplicates."""
+    """Raise what was found, if anything: one error as it is,
+    several as one report without duplicates."""
     unique: dict[str, RlcliError] = {}
     for error in errors:
         for problem in error.problems if isinstance(error, Errors) else (error,):

@@ -2,11 +2,12 @@
 
     RLCLI_FAILPOINTS="checkpoint.appeared:kill@2;checkpoint.sealed:ENOSPC@1-3" RLCLI_ENABLE_FAILPOINTS=1
 
-makes the second passage through `checkpoint.appeared` kill the process, and the first three through `checkpoint.sealed`
-fail with a full disk. A name is that of a place, or `*` for any; an action is `kill`, `stop` (freeze),
-`sleep<seconds>`, `note` (only records the event) or the name of an errno; without `@` every passage counts. Passages
-are counted per process. Before it acts, each fault writes a line to the file that RLCLI_FAILPOINT_EVENTS names, or to
-stderr: a fault that did not happen proves nothing.
+makes the second passage through `checkpoint.appeared` kill the process, and the first three through
+`checkpoint.sealed` fail with a full disk. A name is that of a place, or `*` for any; an action is
+`kill`, `stop` (freeze), `sleep<seconds>`, `note` (only records the event) or the name of an errno;
+without `@` every passage counts. Passages are counted per process. Before it acts, each fault
+writes a line to the file that RLCLI_FAILPOINT_EVENTS names, or to stderr: a fault that did not
+happen proves nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class _Fault:
 
 
 def failpoint(point: str) -> None:
-    """A place where a test may inject a fault. Costs one environment lookup; raises UsageError if faults are set and
-    not enabled."""
+    """A place where a test may inject a fault. Costs one environment lookup; raises UsageError if
+    faults are set and not enabled."""
     spec = os.environ.get(FAILPOINTS)
     if spec:
         check_failpoints()
@@ -55,13 +56,15 @@ def failpoint(point: str) -> None:
 
 
 def check_failpoints() -> None:
-    """Refuse to run with faults that were set unintentionally or cannot be parsed. Raises UsageError."""
+    """Refuse to run with faults that were set unintentionally or cannot be parsed.
+    Raises UsageError."""
     spec = os.environ.get(FAILPOINTS)
     if not spec:
         return
     if os.environ.get(ENABLE) != "1":
         raise UsageError(
-            f"{FAILPOINTS} is set: this would fail on purpose", hint=f"unset it; tests also set {ENABLE}=1"
+            f"{FAILPOINTS} is set: this would fail on purpose",
+            hint=f"unset it; tests also set {ENABLE}=1",
         )
     _faults(spec)
 
@@ -74,7 +77,11 @@ def _faults(spec: str) -> tuple[_Fault, ...]:
 def _fault(text: str) -> _Fault:
     match = FAULT.fullmatch(text)
     if match is None or (match["action"].startswith("E") and not hasattr(errno, match["action"])):
-        raise UsageError(f"{text!r} is not a fault", where=FAILPOINTS, hint="for example checkpoint.appeared:kill@2")
+        raise UsageError(
+            f"{text!r} is not a fault",
+            where=FAILPOINTS,
+            hint="for example checkpoint.appeared:kill@2",
+        )
     first = match["from"] and int(match["from"])
     passages = range(first, int(match["to"] or first) + 1) if first else None
     return _Fault(match["place"], match["action"], passages)

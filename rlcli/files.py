@@ -1,5 +1,5 @@
-"""Private files: mode 0600 in 0700 folders, replaced atomically, never through a link. And files that others made: read
-only if they are regular files, and up to a limit."""
+"""Private files: mode 0600 in 0700 folders, replaced atomically, never through a link. And files
+that others made: read only if they are regular files, and up to a limit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ MAX_OBJECT = 64 << 20
 
 
 def open_regular(path: Path | str, flags: int = 0) -> int:
-    """A descriptor for reading a regular file. Raises OSError, also for a pipe, a device or a folder.
+    """A descriptor for reading a regular file. Raises OSError, also for a pipe,
+    a device or a folder.
 
-    Those are refused before they are opened: opening a pipe waits for a writer, opening a device may do anything.
+    Those are refused before they are opened: opening a pipe waits for a writer, opening a device
+    may do anything.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not an ordinary file", str(path))
@@ -36,24 +38,29 @@ def open_regular(path: Path | str, flags: int = 0) -> int:
 
 
 def read_regular(path: Path | str, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises OSError, also for one that is larger."""
+    """The content of a regular file of at most `most` bytes. Raises OSError,
+    also for one that is larger."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = b"" if size > most else file.read(most + 1)
     if max(size, len(content)) > most:
         raise OSError(
-            errno.EFBIG, f"{size / 2**20:,.0f} MiB, more than the {most / 2**20:,.0f} MiB it may have", str(path)
+            errno.EFBIG,
+            f"{size / 2**20:,.0f} MiB, more than the {most / 2**20:,.0f} MiB it may have",
+            str(path),
         )
     return content
 
 
 def read_text(path: Path | str, most: int = MAX_OBJECT) -> str:
-    """The text of a regular file; bytes that are not UTF-8 are marked. Raises OSError as `read_regular` does."""
+    """The text of a regular file; bytes that are not UTF-8 are marked. Raises OSError as
+    `read_regular` does."""
     return read_regular(path, most).decode("utf-8", errors="replace")
 
 
 def read_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
-    """The object in a JSON file. Raises OSError as `read_regular` does, ValueError for any other content."""
+    """The object in a JSON file. Raises OSError as `read_regular` does,
+    ValueError for any other content."""
     try:
         value = json.loads(read_regular(path, most))
     except RecursionError:
@@ -72,7 +79,8 @@ def known_object(path: Path | str, most: int = MAX_OBJECT) -> dict[str, Any]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents, each for the owner alone; existing ones stay as they are."""
+    """Make a folder and its missing parents, each for the owner alone;
+    existing ones stay as they are."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -83,9 +91,11 @@ def make_folder(path: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file created with mode 0600; anything else in its place is refused, such as a symbolic link or
-    a pipe, which would wait for a reader. Raises OSError."""
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
+    """A descriptor of a file created with mode 0600; anything else in its place is refused, such as
+    a symbolic link or a pipe, which would wait for a reader. Raises OSError."""
+    descriptor = os.open(
+        path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE
+    )
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not an ordinary file", str(path))
@@ -93,7 +103,8 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def private_file(path: Path, flags: int) -> int:
-    """Like `open_private`, for writing. Raises ResourceError F75 if the user must make the place writable."""
+    """Like `open_private`, for writing. Raises ResourceError F75 if the user must make the place
+    writable."""
     try:
         return open_private(path, os.O_WRONLY | flags)
     except OSError as error:
@@ -102,11 +113,14 @@ def private_file(path: Path, flags: int) -> int:
 
 def not_writable(path: Path, error: OSError, hint: str | None = None) -> ResourceError:
     """The error F75 for a place that the user must make writable, or choose another."""
-    return ResourceError(f"not writable: {error.strerror or error}", where=str(path), hint=hint, code="F75")
+    return ResourceError(
+        f"not writable: {error.strerror or error}", where=str(path), hint=hint, code="F75"
+    )
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees either all of the old content or all of the new."""
+    """Write a file so that a reader, or a crash, sees either all of the old content or all of the
+    new."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         descriptor = open_private(temporary, os.O_WRONLY | os.O_EXCL)

@@ -1,4 +1,5 @@
-"""Lets a process write no files any more, by Landlock, which needs no privileges: Linux 5.13, or 6.2 for all of it."""
+"""Lets a process write no files any more, by Landlock, which needs no privileges: Linux 5.13, or
+6.2 for all of it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 ASK_VERSION, PATH_RULE, PR_SET_NO_NEW_PRIVS = 1, 1, 38
 WRITE_FILE = 1 << 1
 CHANGES = {1: WRITE_FILE | 0x1FF0, 2: 1 << 13, 3: 1 << 14}
-"""Version → the rights to change files that it handles: write, remove and create; move; truncate."""
+"""Version → the rights to change files that it handles: write, remove and create;
+move; truncate."""
 WRITABLE = "/dev/null"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -23,7 +25,8 @@ class _PathRule(ctypes.Structure):
 
 
 def file_write_gap() -> str:
-    """What a process can still do to files on this machine after `refuse_writes`; empty: nothing."""
+    """What a process can still do to files on this machine after `refuse_writes`;
+    empty: nothing."""
     version = _version()
     if version >= max(CHANGES):
         return ""
@@ -31,13 +34,16 @@ def file_write_gap() -> str:
 
 
 def refuse_writes() -> None:
-    """From now on this process and all that it starts open no file for writing, and create, remove and truncate none,
-    as far as the kernel can refuse it. Descriptors that are open stay so. Raises OSError."""
+    """From now on this process and all that it starts open no file for writing, and create, remove
+    and truncate none, as far as the kernel can refuse it. Descriptors that are open stay so.
+    Raises OSError."""
     version = _version()
     if not version:
         return
     handled = ctypes.c_uint64(sum(rights for since, rights in CHANGES.items() if since <= version))
-    ruleset = _call(CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(ctypes.sizeof(handled)), 0)
+    ruleset = _call(
+        CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(ctypes.sizeof(handled)), 0
+    )
     device = os.open(WRITABLE, os.O_PATH | os.O_CLOEXEC)
     try:
         _call(ADD_RULE, ruleset, PATH_RULE, ctypes.byref(_PathRule(WRITE_FILE, device)), 0)
@@ -51,7 +57,8 @@ def refuse_writes() -> None:
 
 def _version() -> int:
     """The kernel's version of Landlock; 0: none, or switched off."""
-    if sys.platform != "linux" or not hasattr(_libc, "syscall"):  # elsewhere the numbers mean other calls
+    # elsewhere the numbers mean other calls
+    if sys.platform != "linux" or not hasattr(_libc, "syscall"):
         return 0
     return max(_libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION), 0)
 

@@ -1,8 +1,8 @@
 """Processes that end with the one that started them, and processes that are isolated from it.
 
-An isolated process works on external input that may hang it or break it, such as a chat template or a model's output.
-The parent calls `start_isolated`; the child calls `isolate` before it looks at any input. `OwnPauses` are times in
-which a process was stopped.
+An isolated process works on external input that may hang it or break it, such as a chat template or
+a model's output. The parent calls `start_isolated`; the child calls `isolate` before it looks at
+any input. `OwnPauses` are times in which a process was stopped.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 
 
 START_TOLERANCE = 1.0
-"""Seconds by which start times of one process may differ: they are relative to a boot time that the kernel corrects
-together with the clock."""
+"""Seconds by which start times of one process may differ: they are relative to a boot time that the
+kernel corrects together with the clock."""
 
 PAUSE = 5.0
 """Seconds between two clock checks that mean this process was paused, or busy with a slow disk."""
@@ -44,7 +44,8 @@ PAUSE = 5.0
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """A process of some machine. The start time distinguishes it from a later one with the same number."""
+    """A process of some machine. The start time distinguishes it from a later one with the same
+    number."""
 
     host: str
     pid: int
@@ -61,16 +62,19 @@ class ProcessRecord:
         return self.host == socket.gethostname()
 
     def is_alive(self) -> bool:
-        """Whether it still runs; a process of another machine counts as not running, because nothing is known of it."""
+        """Whether it still runs; a process of another machine counts as not running, because
+        nothing is known of it."""
         began = start_time(self.pid) if self.is_here else None
         return began is not None and abs(began - self.started) <= START_TOLERANCE
 
     def send(self, number: int) -> bool:
-        """Send it a signal, and never to another process. Returns whether it was alive. Raises PermissionError."""
+        """Send it a signal, and never to another process. Returns whether it was alive. Raises
+        PermissionError."""
         if not hasattr(os, "pidfd_open"):
             return self._send_by_number(number)
         try:
-            handle = os.pidfd_open(self.pid)  # from now on the number cannot become another process's
+            # from now on the number cannot become another process's
+            handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
         try:
@@ -84,7 +88,8 @@ class ProcessRecord:
         return True
 
     def _send_by_number(self, number: int) -> bool:
-        """Where a process has no handle, its number could be given to another one right after the check."""
+        """Where a process has no handle, its number could be given to another one right after the
+        check."""
         if not self.is_alive():
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -94,8 +99,8 @@ class ProcessRecord:
 
 
 def keep_private() -> None:
-    """From now on the files of this process and its children are their owner's alone, and none leaves a core: both may
-    hold what nobody else is to see."""
+    """From now on the files of this process and its children are their owner's alone, and none
+    leaves a core: both may hold what nobody else is to see."""
     import resource
 
     os.umask(0o077)
@@ -103,7 +108,8 @@ def keep_private() -> None:
 
 
 def start_time(pid: int) -> float | None:
-    """When a process began, in seconds since the epoch; None if there is none, or only its exit code is left."""
+    """When a process began, in seconds since the epoch; None if there is none,
+    or only its exit code is left."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -121,13 +127,16 @@ def own_command(arguments: Sequence[str]) -> list[str]:
 def die_with_parent() -> None:
     """Be killed once the parent is gone. It may be gone already: compare `os.getppid()` afterwards.
 
-    Linux does this itself. Elsewhere a thread of this process looks for the parent, which ends with an `exec`.
+    Linux does this itself. Elsewhere a thread of this process looks for the parent,
+    which ends with an `exec`.
     """
     prctl = kernel_call("prctl")
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
-        threading.Thread(target=_die_after, args=(os.getppid(),), name="parent", daemon=True).start()
+        threading.Thread(
+            target=_die_after, args=(os.getppid(),), name="parent", daemon=True
+        ).start()
 
 
 def _die_after(parent: int) -> None:
@@ -157,7 +166,8 @@ def ended_how(code: int, out_of_memory: bool | None = None) -> str:
 
 
 def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
-    """Start a command that reads tasks from stdin and writes replies to stdout, as the leader of a process group."""
+    """Start a command that reads tasks from stdin and writes replies to stdout,
+    as the leader of a process group."""
     import subprocess
 
     inherited = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
@@ -174,12 +184,13 @@ def start_isolated(command: Sequence[str], **variables: str) -> Popen[bytes]:
 
 
 def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
-    """From now on this process writes no files (or none larger than `file_bytes`), uses at most `memory_bytes` of
-    memory and ends with its parent. `file_write_gap` says what the kernel cannot refuse.
+    """From now on this process writes no files (or none larger than `file_bytes`), uses at most
+    `memory_bytes` of memory and ends with its parent. `file_write_gap` says what the kernel cannot
+    refuse.
 
-    A signal that asks the run to stop does not affect it: the run needs its replies to finish the step. SIGPROF ends it
-    immediately, even if Python never gets to handle it, so `signal.setitimer(ITIMER_PROF, …)` is a hard limit on CPU
-    time.
+    A signal that asks the run to stop does not affect it: the run needs its replies to finish the
+    step. SIGPROF ends it immediately, even if Python never gets to handle it, so
+    `signal.setitimer(ITIMER_PROF, …)` is a hard limit on CPU time.
     """
     import resource
 
@@ -200,8 +211,9 @@ def isolate(parent: int, memory_bytes: int, file_bytes: int = 0) -> None:
 
 
 class OwnPauses:
-    """Detects times in which this process itself did not run, such as after Ctrl-Z: no deadline of another process
-    counts them. For a loop that checks the clock more often than every PAUSE seconds."""
+    """Detects times in which this process itself did not run, such as after Ctrl-Z: no deadline of
+    another process counts them. For a loop that checks the clock more often than every PAUSE
+    seconds."""
 
     def __init__(self) -> None:
         self._looked = time.monotonic()

@@ -1,11 +1,14 @@
-"""Where components and recipes live: rlcli itself, this checkout, other installed packages, the user's project.
+"""Where components and recipes live: rlcli itself, this checkout, other installed packages,
+the user's project.
 
-A project is a folder whose pyproject.toml has a `[tool.rlcli]` table. It may hold four folders, `interfaces`,
-`backends`, `datasets` and `recipes`, none of them with an `__init__.py`. Components may be in subfolders of these, such
-as `interfaces/rewards/`, without an `__init__.py` either. This repository is itself a project.
+A project is a folder whose pyproject.toml has a `[tool.rlcli]` table. It may hold four folders,
+`interfaces`, `backends`, `datasets` and `recipes`, none of them with an `__init__.py`. Components
+may be in subfolders of these, such as `interfaces/rewards/`, without an `__init__.py` either. This
+repository is itself a project.
 
-A package that is installed next to rlcli may bring the same four folders. Its entry points of the group `rlcli` name
-the packages that contain them: `[project.entry-points.rlcli]`, `my_lab = "my_lab.rlcli"`.
+A package that is installed next to rlcli may bring the same four folders. Its entry points of the
+group `rlcli` name the packages that contain them: `[project.entry-points.rlcli]`, `my_lab =
+"my_lab.rlcli"`.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def roots() -> list[Path]:
-    """Every folder that may hold component folders, in search order: rlcli, checkout, installed packages, user's
-    project. Raises ProjectError."""
+    """Every folder that may hold component folders, in search order: rlcli, checkout, installed
+    packages, user's project. Raises ProjectError."""
     checkout = [PACKAGE.parent] if is_project(PACKAGE.parent) else []  # never so in site-packages
     project = current_project()
     innermost = [PACKAGE, *checkout, *([project] if project is not None else [])]
@@ -57,7 +60,8 @@ def roots() -> list[Path]:
 
 @functools.cache
 def installed_roots() -> dict[str, Path]:
-    """The folders that installed packages bring, by the name of the package. Nothing of them is imported.
+    """The folders that installed packages bring, by the name of the package.
+    Nothing of them is imported.
 
     An entry point that names no package is warned of: it must not stop those who do not need it.
     """
@@ -71,10 +75,13 @@ def installed_roots() -> dict[str, Path]:
 
 
 def installed_entry_points() -> Iterator[tuple[str, EntryPoint, Path | None]]:
-    """(the package's name, its entry point, the folder of components; None if the entry point names none)."""
+    """(the package's name, its entry point, the folder of components;
+    None if the entry point names none)."""
     from importlib.metadata import entry_points
 
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)):
+    for entry in sorted(
+        entry_points(group=ENTRY_POINTS), key=lambda entry: (entry.name, entry.value)
+    ):
         folder = module_place(entry.value)
         name = entry.dist.name if entry.dist is not None else entry.name
         yield name, entry, folder if folder is not None and folder.is_dir() else None
@@ -82,12 +89,15 @@ def installed_entry_points() -> Iterator[tuple[str, EntryPoint, Path | None]]:
 
 def misnamed(name: str, entry: EntryPoint) -> str:
     """What is wrong with an entry point of a package."""
-    return f"the entry point {entry.name} of {name} names {entry.value!r}, which is not an installed package"
+    return (
+        f"the entry point {entry.name} of {name} names {entry.value!r}, which is "
+        "not an installed package"
+    )
 
 
 def module_place(module: str) -> Path | None:
-    """Where a module is installed: the folder of a package, the file of any other module; None if there is none.
-    Nothing is imported."""
+    """Where a module is installed: the folder of a package, the file of any other module; None if
+    there is none. Nothing is imported."""
     head, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(head) if head.isidentifier() else None
@@ -120,13 +130,16 @@ def search_path(kind: str) -> list[str]:
 
 
 def component_folders(kind: str) -> list[Path]:
-    """The folders that may hold components of a kind: its search path and the subfolders of it, such as
-    `interfaces/rewards`. Subfolders that start with `_`, and packages, are shared code.
+    """The folders that may hold components of a kind: its search path and the subfolders of it,
+    such as `interfaces/rewards`. Subfolders that start with `_`, and packages, are shared code.
 
-    Raises ProjectError for a package whose name is that of a subfolder elsewhere: it would hide that one.
+    Raises ProjectError for a package whose name is that of a subfolder elsewhere:
+    it would hide that one.
     """
     folders = [Path(folder) for folder in search_path(kind)]
-    subfolders = [path for folder in folders for path in sorted(folder.iterdir()) if _is_subfolder(path)]
+    subfolders = [
+        path for folder in folders for path in sorted(folder.iterdir()) if _is_subfolder(path)
+    ]
     packages = [path for path in subfolders if (path / "__init__.py").exists()]
     names = {path.name for path in subfolders if path not in packages}
     for package in packages:
@@ -141,7 +154,8 @@ def _is_subfolder(path: Path) -> bool:
 
 @contextlib.contextmanager
 def search_paths_kept() -> Iterator[None]:
-    """Cache each search path within this context. Reading one component's source requests them hundreds of times."""
+    """Cache each search path within this context. Reading one component's source requests them
+    hundreds of times."""
     cached = _KNOWN.get()
     token = _KNOWN.set({} if cached is None else cached)
     try:
@@ -186,25 +200,30 @@ def find_project(start: Path) -> Path | None:
     """
     project = next((folder for folder in _upward(start.resolve()) if is_project(folder)), None)
     if project is not None:
-        check_not_planted(project / "pyproject.toml", f"the code of project {project}", f"--project {project} …")
+        check_not_planted(
+            project / "pyproject.toml", f"the code of project {project}", f"--project {project} …"
+        )
     return project
 
 
 def check_not_planted(file: Path, effect: str, trusting: str) -> None:
-    """Raise ProjectError if another user may have planted a file that makes `what` run; `trusting`: the arguments with
-    which the user trusts it."""
+    """Raise ProjectError if another user may have planted a file that makes `what` run; `trusting`:
+    the arguments with which the user trusts it."""
     suspect = planted(file)
     if suspect is not None:
         raise ProjectError(
-            f"another user has put this into a folder that all may write to, and it makes rlcli run {effect}",
+            (
+                "another user has put this into a folder that all may write to, and it "
+                f"makes rlcli run {effect}"
+            ),
             where=str(suspect),
             hint=f"if you trust it: rlcli {trusting}",
         )
 
 
 def check_run_not_planted(run: Path, verb: str) -> None:
-    """Check a run's folder, whose recipe decides which code is executed. Raises ProjectError if another user may have
-    created it or a file in it, and the user has not named a project."""
+    """Check a run's folder, whose recipe decides which code is executed. Raises ProjectError if
+    another user may have created it or a file in it, and the user has not named a project."""
     if VARIABLE in os.environ or not run.is_dir():
         return
     for path in (run, *run.iterdir()):
@@ -212,9 +231,9 @@ def check_run_not_planted(run: Path, verb: str) -> None:
 
 
 def planted(path: Path) -> Path | None:
-    """The reason to suspect that another user planted a path: it, or the nearest folder above it, that belongs to
-    another user and is located where anybody may make files, such as in /tmp. None if there is none; root is
-    trusted."""
+    """The reason to suspect that another user planted a path: it, or the nearest folder above it,
+    that belongs to another user and is located where anybody may make files, such as in /tmp. None
+    if there is none; root is trusted."""
     for folder in _upward(path.resolve()):
         try:
             if folder.parent.stat().st_mode & stat.S_IWOTH and _owner(folder) not in _TRUSTED:
@@ -229,7 +248,8 @@ def _owner(file: Path) -> int:
 
 
 def current_project() -> Path | None:
-    """The user's project: `RLCLI_PROJECT`, else the nearest one at or above the working directory."""
+    """The user's project: `RLCLI_PROJECT`, else the nearest one at or above the working
+    directory."""
     named = os.environ.get(VARIABLE)
     if not named:
         return find_project(Path.cwd())
@@ -267,7 +287,8 @@ def _checked(folder: Path, source: str) -> Path:
 
 
 def _refuse_init_files(root: Path) -> None:
-    """An `__init__.py` in a project's `datasets` would hide Hugging Face's library from the whole process."""
+    """An `__init__.py` in a project's `datasets` would hide Hugging Face's library from the whole
+    process."""
     if root == PACKAGE:  # its own folders need one
         return
     for kind in FOLDERS:
@@ -278,7 +299,10 @@ def _refuse_init_files(root: Path) -> None:
 
 def _refuse_init_file(init: Path, folder: str) -> None:
     raise ProjectError(
-        f"makes {folder}/ a package, which hides other libraries of that name and the built-in {folder}",
+        (
+            f"makes {folder}/ a package, which hides other libraries of that name and "
+            f"the built-in {folder}"
+        ),
         where=str(init),
         hint="delete the file; the folder needs none",
     )

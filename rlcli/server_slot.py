@@ -1,8 +1,9 @@
 """A server of a run: a folder through which its client and its agent communicate.
 
-The client is a rank. It requests what is to run, and requests it again if that has died: only the client knows what
-arguments the server then needs, and how many restarts are enough. The agent, on the same node (`launch.server`), runs
-it and reports where it listens and how it ended. Files are replaced whole, so nobody reads half of one.
+The client is a rank. It requests what is to run, and requests it again if that has died: only the
+client knows what arguments the server then needs, and how many restarts are enough. The agent, on
+the same node (`launch.server`), runs it and reports where it listens and how it ended. Files are
+replaced whole, so nobody reads half of one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class ServerRequest:
     """Empty if none is to run."""
     environment: Mapping[str, str] = field(default_factory=dict)
     peers: tuple[str, ...] = ()
-    """Folders of the server's other processes, on other nodes: this one ends when one of them has ended."""
+    """Folders of the server's other processes, on other nodes:
+    this one ends when one of them has ended."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Serves:
     exit: int | None = None
     """Exit code of a server that has ended; negative for the signal that ended it."""
     ended_with: str | None = None
-    """Name of the server's process on another node that ended first, and with that exit code; None if this one did."""
+    """Name of the server's process on another node that ended first, and with that exit code; None
+    if this one did."""
     given_up: str | None = None
     """Why there is no agent any more: nothing will be started here again."""
     starts: int = 0
@@ -74,18 +77,23 @@ class ServerSlot:
         self.life = self.request.life
         """Number of the last requested server."""
 
-    # -- the client's ----------------------------------------------------------------------------------------
+    # -- the client's ------------------------------------------------------------------------------
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], peers: Sequence[Path] = ()) -> None:
-        """Have a new server started, once the old one has been ended. `environment`: its variables in addition to those
-        of the run; `peers`: folders of its other processes, which must be started equally often."""
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], peers: Sequence[Path] = ()
+    ) -> None:
+        """Have a new server started, once the old one has been ended. `environment`: its variables
+        in addition to those of the run; `peers`: folders of its other processes, which must be
+        started equally often."""
         self._request(tuple(command), environment, tuple(map(str, peers)))
 
     def stop(self) -> None:
         """Have the server ended."""
         self._request((), {}, ())
 
-    def _request(self, command: tuple[str, ...], environment: Mapping[str, str], peers: tuple[str, ...]) -> None:
+    def _request(
+        self, command: tuple[str, ...], environment: Mapping[str, str], peers: tuple[str, ...]
+    ) -> None:
         self.life += 1
         request = ServerRequest(self.life, command, environment, peers)
         replace_file(self.folder / WANTED, json.dumps(asdict(request)).encode())
@@ -95,7 +103,9 @@ class ServerSlot:
         """Where the last requested server listens, or will soon; None until it is started."""
         reported = self.serves
         return (
-            reported.port if reported is not None and reported.life == self.life and reported.given_up is None else None
+            reported.port
+            if reported is not None and reported.life == self.life and reported.given_up is None
+            else None
         )
 
     @property
@@ -108,7 +118,8 @@ class ServerSlot:
 
     @property
     def ended_first(self) -> bool:
-        """Whether the last requested server has ended, and not because one of its other processes had."""
+        """Whether the last requested server has ended, and not because one of its other processes
+        had."""
         reported = self.serves
         return self.exit_code is not None and (reported is None or reported.ended_with is None)
 
@@ -129,13 +140,18 @@ class ServerSlot:
             return "\n".join(line for line in lines[-LOG_LINES:] if line.strip())
         return ""
 
-    # -- the agent's -----------------------------------------------------------------------------------------
+    # -- the agent's -------------------------------------------------------------------------------
 
     @property
     def request(self) -> ServerRequest:
         content = known_object(self.folder / WANTED)
         return (
-            ServerRequest(content["life"], tuple(content["command"]), content["environment"], tuple(content["peers"]))
+            ServerRequest(
+                content["life"],
+                tuple(content["command"]),
+                content["environment"],
+                tuple(content["peers"]),
+            )
             if content
             else ServerRequest(0)
         )
@@ -146,7 +162,8 @@ class ServerSlot:
         return Serves(**content) if content else None
 
     def give_up(self, why: str) -> None:
-        """Record that there will be no agent any more; called by its starter once it has died too often."""
+        """Record that there will be no agent any more; called by its starter once it has died too
+        often."""
         self.tell(replace(self.serves or Serves(0, 0), given_up=why))
 
     def tell(self, serves: Serves) -> None:

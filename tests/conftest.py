@@ -5,9 +5,11 @@ import sys
 
 from hypothesis import settings
 
-settings.register_profile("patient", parent=settings(), deadline=None)  # a busy machine is no fault of what is tested
+# a busy machine is no fault of what is tested
+settings.register_profile("patient", parent=settings(), deadline=None)
 settings.load_profile("patient")
-gc.set_threshold(50_000, 10, 20)  # the command collects nothing while it reads a recipe; tests read thousands of them
+# the command collects nothing while it reads a recipe; tests read thousands of them
+gc.set_threshold(50_000, 10, 20)
 
 MANY = 50
 """Modules that are imported between two tests when much has been made that stays."""
@@ -16,8 +18,8 @@ _known = 0
 
 
 def pytest_runtest_setup():
-    """What libraries have made is not looked at again: some collect garbage each time that they are used, and pytest
-    itself as it ends."""
+    """What libraries have made is not looked at again: some collect garbage each time that they are
+    used, and pytest itself as it ends."""
     global _known
     if len(sys.modules) >= _known + MANY:
         gc.freeze()

@@ -1,8 +1,8 @@
 """Finds the answer that a response claims.
 
-A claim is marked: by `####`, `\\boxed{…}`, `<answer>` or "answer is"; what is marked last counts. A claim that is
-denied, doubted, attributed to somebody or taken back is withdrawn. It and an empty one are no answer, and no other is
-looked for.
+A claim is marked: by `####`, `\\boxed{…}`, `<answer>` or "answer is"; what is marked last counts. A
+claim that is denied, doubted, attributed to somebody or taken back is withdrawn. It and an empty
+one are no answer, and no other is looked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from .words import FILLERS
 _ATTEMPTS = 50
 """Marks tried from the end of a response; only the last complete one counts."""
 _LINE = 4 * MAX_CHARS
-_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s*(?P<token>-?[0-9.,]*[0-9]|\s[^\s{}$\\.,]+)|)")
+_BOX = re.compile(
+    r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s*(?P<token>-?[0-9.,]*[0-9]|\s[^\s{}$\\.,]+)|)"
+)
 _JOINED = re.compile(r"[\s$.,;/|&]*(?:\\text\{)?\s*(?:or|and)?\s*\}?[\s$,;/|&]*", re.IGNORECASE)
 _TAG = re.compile("<answer>", re.IGNORECASE)
 _END_OF_TAG = re.compile("</answer>|$", re.IGNORECASE)
@@ -32,7 +34,9 @@ _NAMED = re.compile(
     |\s*(?:=>|->|[:=→]|\\to(?![a-z]))|[ \t]*\n)[ ]*\}?""",
     re.IGNORECASE | re.VERBOSE,
 )
-_NAMED_ELSEWHERE = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(NAMES_OF_ANSWERS)})(?![A-Za-z])", re.IGNORECASE)
+_NAMED_ELSEWHERE = re.compile(
+    rf"(?<![A-Za-z])(?:{'|'.join(NAMES_OF_ANSWERS)})(?![A-Za-z])", re.IGNORECASE
+)
 _HEADING = re.compile(r"[\W_]*(?:the\s)?(?:final\s)?answer[\W_]*", re.IGNORECASE)
 _END_OF_SENTENCE = re.compile(r"(?<=[.!?])(?<!\bRs\.)[*_]*\s+|(?<=[。！？])")
 _WORDS_FIRST = re.compile(r"((?:[A-Za-z']+\s+)+)[$\\(+*{-]*[0-9]")
@@ -56,7 +60,8 @@ class _Mark:
 def claimed_answer(response: str, is_value: Callable[[str], bool]) -> str | None:
     """The answer that is claimed; "" if it is empty or withdrawn, None if none is marked.
 
-    `is_value`: whether a text is one value. Another text after "answer is" does not replace an earlier `####` or box.
+    `is_value`: whether a text is one value. Another text after "answer is" does not replace an
+    earlier `####` or box.
     """
     tag = next(_from_the_end(_TAG, response), None)
     if tag is None:
@@ -100,7 +105,8 @@ def _after_marker(text: str) -> _Mark | None:
 
 
 def _boxed(text: str, since: int) -> _Mark | None:
-    """The last box; with the content "3, 5" for `\\boxed{3} or \\boxed{5}`, which are one answer, not two."""
+    """The last box; with the content "3, 5" for `\\boxed{3} or \\boxed{5}`,
+    which are one answer, not two."""
     contents: list[str] = []
     start = end = len(text)
     for box in _from_the_end(_BOX, text, since):
@@ -121,12 +127,17 @@ def _boxed(text: str, since: int) -> _Mark | None:
 
 
 def _sentence_of_answer(text: str) -> _Mark | None:
-    """The sentence after the last "answer is", or around the last word for it in another language."""
+    """The sentence after the last "answer is", or around the last word for it in another
+    language."""
     name = next(_from_the_end(_NAMED, text), None)
     if name is not None:
         sentence, end = _sentence(text, name.end())
-        is_withdrawn = is_attributed(text[: name.start()]) or (bool(name["verb"]) and not _leads_up(sentence))
-        return _Mark(_EXCLAMATION.sub("", sentence), end, is_withdrawn or is_taken_back("\n" + text[end:]))
+        is_withdrawn = is_attributed(text[: name.start()]) or (
+            bool(name["verb"]) and not _leads_up(sentence)
+        )
+        return _Mark(
+            _EXCLAMATION.sub("", sentence), end, is_withdrawn or is_taken_back("\n" + text[end:])
+        )
     name = next(_from_the_end(_NAMED_ELSEWHERE, text), None)
     if name is None:
         return None
@@ -146,7 +157,9 @@ def _sentence(text: str, start: int) -> tuple[str, int]:
 def _leads_up(sentence: str) -> bool:
     """Whether the words between "answer is" and a number only lead up to it."""
     match = _WORDS_FIRST.match(sentence)
-    return match is None or all(word in FILLERS or is_number_word(word) for word in match[1].lower().split())
+    return match is None or all(
+        word in FILLERS or is_number_word(word) for word in match[1].lower().split()
+    )
 
 
 def _from_the_end(pattern: re.Pattern[str], text: str, since: int = 0) -> Iterator[re.Match[str]]:

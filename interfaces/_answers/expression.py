@@ -1,7 +1,7 @@
 """Answers that are mathematical expressions, and bounds on them.
 
-Comparing expressions may take for ever (`9^{9^9}`). Bounds on what is written, not a time limit, decide beforehand what
-may be compared: a verdict must not depend on how busy a machine is.
+Comparing expressions may take for ever (`9^{9^9}`). Bounds on what is written, not a time limit,
+decide beforehand what may be compared: a verdict must not depend on how busy a machine is.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ MAX_EXPONENT = 3000
 MAX_DEGREE = 100
 """Bound on the sum of the exponents of variables."""
 MAX_GROUP_EXPONENT = 20
-"""Bound on the product of the exponents of sums, functions and the like, which may be multiplied out."""
+"""Bound on the product of the exponents of sums, functions and the like,
+which may be multiplied out."""
 MAX_EXPANSION = 400
 """Bound on that product times the number of tokens in the whole expression."""
 MAX_FUNCTIONS = 10
 MAX_UNIONS = 6
-"""Unions and intersections; MAX_UNIONS_OF_VARIABLES where the bounds of intervals could be in any order."""
+"""Unions and intersections; MAX_UNIONS_OF_VARIABLES where the bounds of intervals could be in any
+order."""
 MAX_UNIONS_OF_VARIABLES = 2
 MAX_ARGUMENT = 50
 """Argument of a factorial or a binomial."""
@@ -43,19 +45,34 @@ _COMMANDS = (
     """
     )
 )
-"""Commands allowed in an expression. Sums, integrals and limits are not: their form does not show their cost."""
+"""Commands allowed in an expression. Sums, integrals and limits are not:
+their form does not show their cost."""
 _FACTORIAL = re.compile(r"(?:(?P<number>[0-9.]+)|(?P<other>\S))\s*!(?P<again>\s*!)?")
 _BINOMIAL = re.compile(r"\\[dt]?binom")
 _TERM = r"\s*(?:[0-9]+\s*[A-Za-z]?|[A-Za-z])\s*"
 _SUM = re.compile(rf"\{{{_TERM}(?:[+-]{_TERM})*\}}|[A-Za-z0-9]")
 """Argument of a binomial: a sum such as {2n+1}, or one letter or digit."""
 _AS_LATEX = {
-    "π": r"\pi ", "√": r"\sqrt", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "×": r"\times ",
-    "·": r"\cdot ", "÷": r"\div ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "θ": r"\theta ",
-    "²": "^2", "³": "^3",
-}  # fmt: skip
+    "π": r"\pi ",
+    "√": r"\sqrt",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\ne ",
+    "×": r"\times ",
+    "·": r"\cdot ",
+    "÷": r"\div ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∈": r"\in ",
+    "±": r"\pm ",
+    "θ": r"\theta ",
+    "²": "^2",
+    "³": "^3",
+}
 _TOKEN = re.compile(
-    r"\\(?P<command>[A-Za-z]+)|\\[{}\\|,;:! ]|(?P<number>[0-9]+(?:\.[0-9]*)?)|(?P<letter>[A-Za-z])|(?P<sign>\S)"
+    r"\\(?P<command>[A-Za-z]+)|\\[{}\\|,;:! "
+    r"]|(?P<number>[0-9]+(?:\.[0-9]*)?)|(?P<letter>[A-Za-z])|(?P<sign>\S)"
 )
 _SIGNS = frozenset("+-*/^_=<>()[]{}|,.;:!&")
 _MATRIX = re.compile(r"\\(?:begin|end)\{[pbvB]?matrix\}")
@@ -67,18 +84,27 @@ _TOWER = re.compile(r"\^\s*[-+]?(?:[0-9.]+|[A-Za-z]|\\[A-Za-z]+)\s*\^")
 _OTHER_BASE = re.compile(r"[0-9]\s*_")
 """A number in another base: math-verify would ignore the base, so it is compared as text."""
 _SHORT_POWER = re.compile(r"-?[0-9.]+|\\[A-Za-z]+|.?", re.DOTALL)
-_UNIT = re.compile(r"(?:\\[,;: ]|\s|~)*\\(?:text|mathrm|mbox|textrm|textup)\{([^{}]*)\}(?:\^\{?[23]\}?)?\.?$")
+_UNIT = re.compile(
+    r"(?:\\[,;: ]|\s|~)*\\(?:text|mathrm|mbox|textrm|textup)\{([^{}]*)\}(?:\^\{?[23]\}?)?\.?$"
+)
 _SPAN = re.compile(r"^([^$\\]*)(?:\$([^$]+)\$|\\\((.+?)\\\))([^$\\]*)$")
 _PROSE = re.compile(r"[A-Za-z',:=\s-]*")
 _DELIMITERS = re.compile(r"^\s*(?:\$\$?|\\[(\[])|(?:\$\$?|\\[)\]])\s*$")
 _SPACING = re.compile(
-    r"\\(?:left|right|displaystyle|big|Big|bigl|bigr)(?![A-Za-z])|(?<!\\)\\[!,;: ]|\\q?quad(?![A-Za-z])|~"
+    r"\\(?:left|right|displaystyle|big|Big|bigl|bigr)(?![A-Za-z])|(?<!\\)\\[!,;: "
+    r"]|\\q?quad(?![A-Za-z])|~"
 )
-_AND = re.compile(r"(?:,\s*)?(?:\\(?:text|mathrm)\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))")
+_AND = re.compile(
+    r"(?:,\s*)?(?:\\(?:text|mathrm)\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))"
+)
 """Joins the parts of a list. "1 or 2" is the list of both, and so is not 1."""
-_NAMED_NUMERATOR = re.compile(r"(\\[dtc]?frac)\s*(\\(?:pi|" + "|".join(sorted(GREEK)) + r"))(?![A-Za-z])")
+_NAMED_NUMERATOR = re.compile(
+    r"(\\[dtc]?frac)\s*(\\(?:pi|" + "|".join(sorted(GREEK)) + r"))(?![A-Za-z])"
+)
 """\\frac\\pi4, which math-verify's parser cannot read."""
-_WITHOUT_BACKSLASH = re.compile(r"(?<![A-Za-z\\])(pi|infty|" + "|".join(sorted(_FUNCTIONS)) + r")(?![A-Za-z])")
+_WITHOUT_BACKSLASH = re.compile(
+    r"(?<![A-Za-z\\])(pi|infty|" + "|".join(sorted(_FUNCTIONS)) + r")(?![A-Za-z])"
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +132,8 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression | None:
-    """Read the whole text as one expression; None if it is not one or if comparing it might take too long."""
+    """Read the whole text as one expression; None if it is not one or if comparing it might take
+    too long."""
     if not is_clean(text):
         return None
     latex, unit = _without_unit(_math_of(plain(text)))
@@ -133,7 +160,9 @@ def _math_of(text: str) -> str:
 
 def _is_plain_prose(text: str) -> bool:
     """Whether it is words only, none of which hedges, denies or computes."""
-    return _PROSE.fullmatch(text) is not None and not any(qualifies(word) for word in re.findall(r"[\w'-]+", text))
+    return _PROSE.fullmatch(text) is not None and not any(
+        qualifies(word) for word in re.findall(r"[\w'-]+", text)
+    )
 
 
 def _without_unit(latex: str) -> tuple[str | None, str]:
@@ -174,7 +203,9 @@ def _is_small(latex: str, has_variables: bool) -> bool:
         and latex.count("&") + latex.count("\\\\") < MAX_CELLS
         and sum(name in _FUNCTIONS for name in commands) <= MAX_FUNCTIONS
         and unions <= (MAX_UNIONS_OF_VARIABLES if has_variables else MAX_UNIONS)
-        and _has_small_powers(latex, max_exponent=MAX_EXPONENT if _FUNCTIONS.isdisjoint(commands) else MAX_DEGREE)
+        and _has_small_powers(
+            latex, max_exponent=MAX_EXPONENT if _FUNCTIONS.isdisjoint(commands) else MAX_DEGREE
+        )
         and all(_is_of_a_small_number(match) for match in _FACTORIAL.finditer(latex))
         and all(_has_small_arguments(latex[match.end() :]) for match in _BINOMIAL.finditer(latex))
     )
@@ -203,7 +234,9 @@ def _has_small_powers(latex: str, max_exponent: int) -> bool:
             exponent = short[0]
         if re.search(r"[0-9)}\]]\s*\^|!|binom|exp", exponent) or exponent.count("^") > 1:
             return False
-        largest = max((float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", exponent)), default=1.0)
+        largest = max(
+            (float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", exponent)), default=1.0
+        )
         if power["base"].isdigit():
             if largest > max_exponent:
                 return False
@@ -233,10 +266,13 @@ def _is_of_a_small_number(factorial: re.Match[str]) -> bool:
 
 
 def _has_small_arguments(rest: str) -> bool:
-    """Whether the binomial before `rest` has no powers or products of numbers, which may be of any size."""
+    """Whether the binomial before `rest` has no powers or products of numbers,
+    which may be of any size."""
     for _ in range(2):
         argument = _SUM.match(rest := rest.lstrip())
-        if argument is None or any(int(number) > MAX_ARGUMENT for number in re.findall(r"[0-9]+", argument[0])):
+        if argument is None or any(
+            int(number) > MAX_ARGUMENT for number in re.findall(r"[0-9]+", argument[0])
+        ):
             return False
         rest = rest[argument.end() :]
     return True

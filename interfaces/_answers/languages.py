@@ -1,7 +1,8 @@
-"""What other languages put around an answer: words that deny or weaken it, and words that merely announce it.
+"""What other languages put around an answer: words that deny or weaken it,
+and words that merely announce it.
 
-Where a sentence names the answer in another language, or is written in another script, every word of it must be one
-that announces: what we cannot read may deny.
+Where a sentence names the answer in another language, or is written in another script, every word
+of it must be one that announces: what we cannot read may deny.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def takes_back_elsewhere(text: str) -> bool:
 
 
 def is_elsewhere(words: Sequence[str]) -> bool:
-    """Whether these words name an answer in another language than English, or are in another script."""
+    """Whether these words name an answer in another language than English,
+    or are in another script."""
     return any(word.lower() in _NAMING or ord(max(word)) >= _LATIN for word in words)
 
 

@@ -1,4 +1,5 @@
-"""Numbers as answers write them: 5, 1,234.50, 1e3, 1.5 × 10^3, 10^3, 3/4, \\frac{3}{4}, 1 3/4, 1½, 5 million, five."""
+"""Numbers as answers write them: 5, 1,234.50, 1e3, 1.5 × 10^3, 10^3, 3/4, \\frac{3}{4}, 1 3/4, 1½,
+5 million, five."""
 
 from __future__ import annotations
 
@@ -32,10 +33,14 @@ _WORD_SCALES = SCALES | {"dozen": 12}
 _NUMBER_WORD = "|".join(sorted(NUMBERS, reverse=True))
 _COUNTABLE = "|".join([*FRACTIONS, *_WORD_SCALES])
 """What "a" counts."""
-_FIRST = rf"(?:an?[ ](?=(?:{_COUNTABLE})\b) | [0-9]+[ ]and[ ](?:an?[ ])? | (?=(?:half|{_NUMBER_WORD})\b))"
+_FIRST = (
+    rf"(?:an?[ ](?=(?:{_COUNTABLE})\b) | [0-9]+[ ]and[ ](?:an?[ ])? | "
+    rf"(?=(?:half|{_NUMBER_WORD})\b))"
+)
 _NEXT = rf"(?:(?:{_NUMBER_WORD}|{_COUNTABLE})s?|halves)\b"
 SPELT = (
-    rf"(?i:{_FIRST} (?:half[ ]an?[ ])? {_NEXT} (?:(?:[ ]and(?:[ ]an?)?|[ ]point)?(?:[ ]|-|,[ ]){_NEXT})*)(?!['-]?\w)"
+    rf"(?i:{_FIRST} (?:half[ ]an?[ ])? {_NEXT} (?:(?:[ ]and(?:[ ]an?)?|[ ]point)?(?:[ ]|-|,[ "
+    rf"]){_NEXT})*)(?!['-]?\w)"
 )
 """Verbose pattern of a number in words."""
 _MIXED = re.compile(
@@ -54,8 +59,8 @@ def read_number(text: str) -> Fraction | None:
 
 
 def number_in_digits(text: str) -> Fraction | None:
-    """The value of what WRITTEN matches; None for misplaced commas, a division by zero or one without remainder
-    (a computation not carried out), and numbers out of bounds."""
+    """The value of what WRITTEN matches; None for misplaced commas, a division by zero or one
+    without remainder (a computation not carried out), and numbers out of bounds."""
     mixed = _MIXED.fullmatch(text)
     if mixed is None:
         return _scaled(text)
@@ -84,18 +89,25 @@ def _scaled(text: str) -> Fraction | None:
     exponent = int(match["exponent"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
-    return Fraction(match["digits"].replace(",", "")) * Fraction(10) ** exponent * SCALES.get(match["scale"], 1)
+    return (
+        Fraction(match["digits"].replace(",", ""))
+        * Fraction(10) ** exponent
+        * SCALES.get(match["scale"], 1)
+    )
 
 
 def is_number_word(word: str) -> bool:
     """Whether it is or contains a number word, as "twenty-five", "five-year" and "thousands" do."""
-    return any(part in NUMBERS or part.removesuffix("s") in NUMBERS for part in word.lower().split("-"))
+    return any(
+        part in NUMBERS or part.removesuffix("s") in NUMBERS for part in word.lower().split("-")
+    )
 
 
 def number_in_words(text: str) -> Fraction | None:
     """The number that a text spells out, or None.
 
-    "one hundred and twenty-five", "three quarters", "one and a half", "a dozen", "two point five", "2 and a half".
+    "one hundred and twenty-five", "three quarters", "one and a half", "a dozen",
+    "two point five", "2 and a half".
     """
     *count, last = parts = re.split(r"[\s,-]+", text.lower())
     if "point" in parts:

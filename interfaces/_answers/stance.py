@@ -1,4 +1,5 @@
-"""Decides whether the words around a claimed answer deny it, doubt it, leave it to somebody else, or take it back."""
+"""Decides whether the words around a claimed answer deny it, doubt it, leave it to somebody else,
+or take it back."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from collections.abc import Sequence
 
 from .languages import denies_elsewhere, takes_back_elsewhere, words
 from .markup import DENYING_PICTURES
-from .words import BEING, BOUNDS, COMMENTS, DETERMINERS, OF_THE_ANSWER, OPERATIONS, SAYINGS, SCALES, retracts
+from .words import (
+    BEING,
+    BOUNDS,
+    COMMENTS,
+    DETERMINERS,
+    OF_THE_ANSWER,
+    OPERATIONS,
+    SAYINGS,
+    SCALES,
+    retracts,
+)
 
 SPAN = 200
 """Characters before a claim that are looked at."""
@@ -16,7 +27,8 @@ _SPAN_AFTER = 2000
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 _END = re.compile(r"[.!?\n]")
 _DOUBTS = SAYINGS | words(
-    "maybe perhaps possibly probably presumably supposedly guess guessing unsure uncertain unclear doubt hopefully"
+    "maybe perhaps possibly probably presumably supposedly guess guessing unsure uncertain "
+    "unclear doubt hopefully"
 )
 _TURNS = words(
     """
@@ -26,7 +38,8 @@ _TURNS = words(
 )
 """At the beginning of a sentence or a clause they take back what was said before."""
 _LINKS = BEING | words(
-    "but which that this it though although however i we and can could may might will seems has does"
+    "but which that this it though although however i we and can could may "
+    "might will seems has does"
 )
 """At the beginning of a clause, they continue what was said before."""
 _REFERENCES = words("this that it which answer result value solution i it's that's")
@@ -40,7 +53,13 @@ _REFUTATIONS = _DOUBTS | words(
 )
 _DISMISSALS = words("instead ignore disregard forget avoid reject scratch strike")
 _RETREATS = (words("take back"), words("never mind"), words("it should be"))
-_COURTESIES = (words("hope"), words("please"), words("let know"), words("feel free"), words("hesitate"))
+_COURTESIES = (
+    words("hope"),
+    words("please"),
+    words("let know"),
+    words("feel free"),
+    words("hesitate"),
+)
 _OPERATOR_BEFORE = re.compile(
     r"(?:(?:\\(?:neq?|not\s*=|[gl]eq?|lnot|neg|sim|times|cdot|sqrt\s*\{?)|≠|!=|×|\w\s*[<>/])\s*\$?\s*"
     r"|(?:^|[\w=}$(])\s*-|\d)\Z"
@@ -65,14 +84,17 @@ def is_denied(before: str) -> bool:
 
 
 def is_attributed(before: str) -> bool:
-    """Whether the sentence that leads up to "answer" denies it, doubts it or names another answer than one's own."""
+    """Whether the sentence that leads up to "answer" denies it,
+    doubts it or names another answer than one's own."""
     *earlier, clause = re.split("[,;:]", _END.split(before[-SPAN:])[-1])
     leading = _words(clause)
     while leading and leading[-1] in OF_THE_ANSWER:
         leading.pop()
     return (
         any(retracts(word) for word in leading)
-        or bool(leading and (leading[-1] not in DETERMINERS or (leading[1:] and leading[0] in BEING)))
+        or bool(
+            leading and (leading[-1] not in DETERMINERS or (leading[1:] and leading[0] in BEING))
+        )
         or any(_doubts(_words(other)) for other in earlier)
     )
 
@@ -101,7 +123,9 @@ def _words(text: str) -> list[str]:
 
 
 def _doubts(clause: Sequence[str]) -> bool:
-    return not _DOUBTS.isdisjoint(clause) or ("sure" in clause and any(retracts(word) for word in clause))
+    return not _DOUBTS.isdisjoint(clause) or (
+        "sure" in clause and any(retracts(word) for word in clause)
+    )
 
 
 def _turns(clause: Sequence[str]) -> bool:
@@ -125,7 +149,8 @@ def _refutes(sentence: Sequence[str]) -> bool:
         or any(retreat <= set(sentence) for retreat in _RETREATS)
         or any(len(word) > 2 and denies_elsewhere(word) for word in sentence)
         or any(
-            word in _REFERENCES and any(_denies(other) for other in sentence[position + 1 : position + 4])
+            word in _REFERENCES
+            and any(_denies(other) for other in sentence[position + 1 : position + 4])
             for position, word in enumerate(sentence)
         )
     )

@@ -6,9 +6,9 @@
     repeated = "=" quantity | "(" quantity ")"     the same value, written in another way
     tail     = currency | words, powers of a unit  no statement of its own, except that this is the answer
 
-Each token has a letter for its class, and the patterns below are about these letters. The whole answer must match. A
-second number, an operator, a variable or an unknown symbol means that it does not state a single value, whatever number
-it may contain.
+Each token has a letter for its class, and the patterns below are about these letters. The whole
+answer must match. A second number, an operator, a variable or an unknown symbol means that it does
+not state a single value, whatever number it may contain.
 """
 
 from __future__ import annotations
@@ -61,17 +61,19 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _LETTERS = {
-    "spelt": "n", "digits": "n", "percent": "%", "currency": "$", "power": "²", "sign": "-", "operator": "~", "or": "|",
-    "word": "w", "times": "×", "unknown": "?",
+    "spelt": "n", "digits": "n", "percent": "%", "currency": "$", "power": "²", "sign": "-",
+    "operator": "~", "or": "|", "word": "w", "times": "×", "unknown": "?",
 }  # fmt: skip
 _QUANTITY = r"(?:(?:-|(?:^|(?<=[=:($]))~)?\$?|\$[-~]?)n%?"
 _QUANTITIES = re.compile(_QUANTITY)
 _STATED = rf"(?:{_QUANTITY}|\({_QUANTITY}\)|\(\({_QUANTITY}\)\))"
 _ANSWER = re.compile(rf"[^n]*?(?P<stated>{_STATED}(?:[=|]{_STATED}|\({_QUANTITY}\))*)[^n]*")
 _LEAD = re.compile(r"[wbpo%:,]*(?:(?:^|(?<=[wbpo]))=|(?<!b)(?<![bp]o))")
-"""Words that lead up to a number: not a bound (b) right before it, and not a part (p) or a bound "of" it (o)."""
+"""Words that lead up to a number: not a bound (b) right before it, and not a part (p)
+or a bound "of" it (o)."""
 _TAIL = re.compile(r"\$?(?:/?[wc]²?|(?<=[wc²])×[wc]|\([wc]+\))*(?:[b,][bc,]*)?\.?")
-"""A unit, then perhaps a remark that consists of closing words (c), after a form of "to be" (b) or a comma."""
+"""A unit, then perhaps a remark that consists of closing words (c), after a form of "to be" (b)
+or a comma."""
 
 _NO_SIGN = re.compile(rf"(?<!\w)({'|'.join(sorted(ABBREVIATED))})\.(?= )|(?<=[A-Za-z])!$")
 """The full stop of an abbreviation, and an exclamation mark after a word."""
@@ -92,7 +94,8 @@ class Value:
     bare: bool = True
     """Whether at most a name and "=" come before it."""
     is_part: bool = False
-    """Whether it is less than one or written as a fraction: then its percentage is another value."""
+    """Whether it is less than one or written as a fraction:
+    then its percentage is another value."""
 
     @property
     def amount(self) -> Fraction:
@@ -100,14 +103,17 @@ class Value:
         return self.number / (100 if self.percent else 1)
 
     def is_same(self, gold: Value) -> bool:
-        """Whether this answers a row whose answer is `gold`. A unit matters where both name one; 50% is 50 and 0.5."""
+        """Whether this answers a row whose answer is `gold`. A unit matters where both name one;
+        50% is 50 and 0.5."""
         if gold.unit and (self.percent or (self.unit and not units_agree(gold.unit, self.unit))):
             return False
         if gold.percent and self.unit and not self.percent:
             return False
         if self.percent and not gold.percent and self.is_part:
             return self.amount == gold.number
-        return self.number == gold.number or (self.percent != gold.percent and self.amount == gold.amount)
+        return self.number == gold.number or (
+            self.percent != gold.percent and self.amount == gold.amount
+        )
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,8 @@ def read_value(text: str) -> Value | None:
     if answer is None or len(tokens) > MAX_TOKENS:
         return None
     start, end = answer.span("stated")
-    if letters[start - 1 : start + 1] == "w(" and tokens[start].is_glued:  # a function, whatever it may do
+    # a function, whatever it may do
+    if letters[start - 1 : start + 1] == "w(" and tokens[start].is_glued:
         return None
     matches = _QUANTITIES.finditer(letters, start, end)
     first, *repeated = [_quantity(tokens[match.start() : match.end()]) for match in matches]
@@ -216,7 +223,8 @@ def _is_unit_or_remark(tail: Sequence[_Token]) -> bool:
 
 
 def _letter_after(token: _Token, is_glued: bool) -> str:
-    """The class of a token after the number; "?" for a word that is another number, or changes or retracts it."""
+    """The class of a token after the number; "?" for a word that is another number,
+    or changes or retracts it."""
     word = token.text.lower()
     if token.letter != "w":
         return token.letter

@@ -1,9 +1,9 @@
 """Final answers: found in a response, and judged as far as possible without symbolic maths.
 
-One answer states one value. An answer is judged as a whole; no number is picked out of it. Where the expected answer is
-a number, the given one must be a number written out: with a unit or a sentence around it, but without hedging
-("maybe 5", "about 5"), comparison, a second number, an operator or a variable. `2+3` does not answer 5: the sum is
-still to be done.
+One answer states one value. An answer is judged as a whole; no number is picked out of it. Where
+the expected answer is a number, the given one must be a number written out: with a unit or a
+sentence around it, but without hedging ("maybe 5", "about 5"), comparison, a second number, an
+operator or a variable. `2+3` does not answer 5: the sum is still to be done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ LONGEST_UNIT = 5
 MAX_RESPONSE = 1_000_000
 """Characters at the end of a response that are searched for its answer."""
 _ANNOUNCED = re.compile(
-    r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct|right) )*(?:answer|option|choice)(?: is:?|:| =) ?"
+    r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct|right) "
+    r")*(?:answer|option|choice)(?: is:?|:| =) ?"
 )
 _CHOICE = re.compile(r"(?:(?:option|choice) )?[(\[]?(\w)[)\]]?[.:]?")
 _LAST = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?", re.ASCII)
@@ -113,10 +114,11 @@ def _judge_expression(answer: str, gold: Expression) -> Verdict | Comparison:
 def final_answer(text: str, last_number: bool = False) -> str | None:
     """A text's final answer, or None.
 
-    Within the last `<answer>…</answer>` if there is one: the line after the last `####`, or the last `\\boxed{…}` with
-    those listed with it, whichever comes later; the sentence after the last "answer is" (or "answer:", or a heading
-    that ends in "answer"), unless it comes before them or states no value; else the whole content of the tag. Without
-    any of these, the whole text if it states one value and nothing else; with `last_number`, its last number.
+    Within the last `<answer>…</answer>` if there is one: the line after the last `####`, or the
+    last `\\boxed{…}` with those listed with it, whichever comes later; the sentence after the last
+    "answer is" (or "answer:", or a heading that ends in "answer"), unless it comes before them or
+    states no value; else the whole content of the tag. Without any of these, the whole text if it
+    states one value and nothing else; with `last_number`, its last number.
     """
     text = without_tags(text[-MAX_RESPONSE:])
     answer = claimed_answer(text, _is_one_value)
@@ -128,8 +130,9 @@ def final_answer(text: str, last_number: bool = False) -> str | None:
 
 
 def answer_key(answer: str) -> Hashable:
-    """Key under which votes for an answer are counted: equal for equivalent answers, as far as that can be decided
-    without symbolic maths. Units are ignored, because some responses name them and others do not."""
+    """Key under which votes for an answer are counted: equal for equivalent answers, as far as that
+    can be decided without symbolic maths. Units are ignored,
+    because some responses name them and others do not."""
     value = read_value(answer)
     if value is not None:
         return value.amount

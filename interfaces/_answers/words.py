@@ -67,9 +67,12 @@ CODE = words(
 """What contains them is a program, not an answer."""
 
 COUNTED = frozenset({"times"})
-"""Operations that can also be counted: "5 times". A second operand would be a second number or a variable."""
+"""Operations that can also be counted: "5 times". A second operand would be a second number or a
+variable."""
 
-MEASURES = words("as more less fewer larger greater bigger smaller longer shorter higher lower the that what")
+MEASURES = words(
+    "as more less fewer larger greater bigger smaller longer shorter higher lower the that what"
+)
 """After "times": the number compares something else with the answer."""
 
 BOUNDS = words(
@@ -84,7 +87,10 @@ BOUNDS = words(
 SUPERLATIVES = words("least most best worst")
 """After a number, as in "5 at most": it is a bound."""
 
-CEILINGS = words("max maximum minimum tops and to up by then too odd below above under beneath short away off past")
+CEILINGS = words(
+    "max maximum minimum tops and to up by then too odd below above under "
+    "beneath short away off past"
+)
 """Right after a number: it is a bound, or only a part of what is stated."""
 
 TAKES_A_PART = words(
@@ -125,7 +131,8 @@ FILLERS = words(
 """Words between "answer is" and the answer."""
 
 OF_THE_ANSWER = words(
-    "final correct right exact complete full simplified numerical numeric required desired requested overall total"
+    "final correct right exact complete full simplified numerical numeric required desired "
+    "requested overall total"
 )
 """Adjectives of "answer" that leave it an answer."""
 
@@ -143,16 +150,25 @@ _UNDER_TWENTY = """
     eighteen nineteen
 """.split()  # noqa: SIM905
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 SMALL_NUMBERS = {word: value for value, word in enumerate(_UNDER_TWENTY)} | {
     word: 20 + 10 * n for n, word in enumerate(TENS)
 }
 NUMBERS = frozenset(SMALL_NUMBERS) | frozenset(SCALES)
 FRACTIONS = {
-    "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
-    "tenth": 10, "eleventh": 11, "twelfth": 12, "sixteenth": 16, "twentieth": 20, "hundredth": 100, "thousandth": 1000,
+    "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7,
+    "eighth": 8, "ninth": 9, "tenth": 10, "eleventh": 11, "twelfth": 12, "sixteenth": 16,
+    "twentieth": 20, "hundredth": 100, "thousandth": 1000,
 }  # fmt: skip
-_PARTS = re.compile(r"(?:thirds|fifths|eighths|ninths|twelfths|(?:" + "|".join(sorted(NUMBERS)) + r")ths?)")
+_PARTS = re.compile(
+    r"(?:thirds|fifths|eighths|ninths|twelfths|(?:" + "|".join(sorted(NUMBERS)) + r")ths?)"
+)
 
 _SHORT_UNIT = re.compile(
     r"[kcmdµμnMGT]?(?:m|g|s|l|L|Hz|Pa|Wh|cal|W|V|N|J|B|mol)|[hCF]|sq|cu|hrs?|yrs?|mins?|secs?|ft|in|yd|mi|lbs?|oz"
@@ -177,7 +193,8 @@ def retracts(word: str) -> bool:
 
 
 def is_plain_word(word: str, glued: bool) -> bool:
-    """Whether the word after a number can be a unit or part of a sentence, and not a variable or a multiplier.
+    """Whether the word after a number can be a unit or part of a sentence,
+    and not a variable or a multiplier.
 
     `glued`: no space before it, as in "5km" and "5x".
     """
@@ -189,7 +206,9 @@ def is_plain_word(word: str, glued: bool) -> bool:
         return False
     if glued:
         return len(word) >= 4 and word.islower() and _has_vowel(word)
-    return word in ("a", "I") or (len(word) >= 2 and (_has_vowel(word) or not word.isascii()) and len(word) < 30)
+    return word in ("a", "I") or (
+        len(word) >= 2 and (_has_vowel(word) or not word.isascii()) and len(word) < 30
+    )
 
 
 def unit_of(word: str) -> str:
@@ -201,7 +220,8 @@ def unit_of(word: str) -> str:
 
 
 def units_agree(expected: Sequence[str], words_after: Sequence[str]) -> bool:
-    """Whether the words begin with that unit, with its abbreviation, or with what it abbreviates."""
+    """Whether the words begin with that unit, with its abbreviation,
+    or with what it abbreviates."""
     unit = "".join(expected)
     return any(
         _digits(unit) == _digits(start) and (_abbreviates(unit, start) or _abbreviates(start, unit))

@@ -22,14 +22,24 @@ from .._advantages import AdvantageInterface, need
 
 @dataclass(kw_only=True)
 class GAEInterface(AdvantageInterface):
-    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438; `rlcli.ops.gae`)."""
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438;
+    `rlcli.ops.gae`)."""
 
-    READS: ClassVar[Declaration] = {"inference": (
-        "packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask",
-        "packed_ref_logprobs if kl_ctl", "values unless disable_value",
-        "proximal_logprobs if use_decoupled_loss", "proximal_logprobs if recompute_logprob",
-        "dense_rewards if use_dense_reward", "rewards unless use_dense_reward", "rewards if train_on_best",
-    )}  # fmt: skip
+    READS: ClassVar[Declaration] = {
+        "inference": (
+            "packed_input_ids",
+            "prompt_mask",
+            "packed_logprobs",
+            "seq_no_eos_mask",
+            "packed_ref_logprobs if kl_ctl",
+            "values unless disable_value",
+            "proximal_logprobs if use_decoupled_loss",
+            "proximal_logprobs if recompute_logprob",
+            "dense_rewards if use_dense_reward",
+            "rewards unless use_dense_reward",
+            "rewards if train_on_best",
+        )
+    }
     NEEDS_GROUP: ClassVar[Declaration] = {"inference": ("2 if group_adv_norm",)}
     LIMITS: ClassVar[Limits] = {"discount": {"ge": 0, "le": 1}, "gae_lambda": {"ge": 0, "le": 1}}
     SYNONYMS: ClassVar[Synonyms] = {
@@ -41,34 +51,48 @@ class GAEInterface(AdvantageInterface):
     """Discount factor per token."""
 
     gae_lambda: float = 1.0
-    """Trades bias against variance of advantages: 1 waits for the final reward, 0 trusts the critic's next value."""
+    """Trades bias against variance of advantages: 1 waits for the final reward, 0 trusts the
+    critic's next value."""
 
     group_adv_norm: bool = False
-    """Normalise advantages over the tokens of the responses to one prompt, instead of over the batch."""
+    """Normalise advantages over the tokens of the responses to one prompt,
+    instead of over the batch."""
 
     disable_value: bool = False
     """Train without a critic: all values are 0, advantages are the discounted future rewards."""
 
     bootstrap_no_eos: bool = True
-    """For a response that was cut off, the critic's value of its last state stands in for the missing rest. If cut-off
-    responses have a score too, the two add up; where most are cut off, values can diverge: then set this to
-    false."""
+    """For a response that was cut off, the critic's value of its last state stands in for the
+    missing rest. If cut-off responses have a score too, the two add up; where most are cut off,
+    values can diverge: then set this to false."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group_adv_norm and not self.adv_norm:
-            raise ValueError("group_adv_norm says how adv_norm works; it has no effect with adv_norm: false")
+            raise ValueError(
+                "group_adv_norm says how adv_norm works; it has no effect with adv_norm: false"
+            )
 
     def values(self, data: SequenceSample) -> torch.Tensor:
-        return super().values(data) if self.disable_value else need(data, "values", "or set disable_value: true")
+        return (
+            super().values(data)
+            if self.disable_value
+            else need(data, "values", "or set disable_value: true")
+        )
 
-    def estimate(self, trajectories: Trajectories, all_reduce: AllReduce) -> tuple[torch.Tensor, torch.Tensor]:
+    def estimate(
+        self, trajectories: Trajectories, all_reduce: AllReduce
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.bootstrap_no_eos:
             trajectories = replace(trajectories, bootstrap=torch.zeros_like(trajectories.bootstrap))
         return generalized(trajectories, discount=self.discount, gae_lambda=self.gae_lambda)
 
     def normalize(
-        self, advantages: torch.Tensor, trajectories: Trajectories, trained: torch.Tensor, all_reduce: AllReduce
+        self,
+        advantages: torch.Tensor,
+        trajectories: Trajectories,
+        trained: torch.Tensor,
+        all_reduce: AllReduce,
     ) -> torch.Tensor:
         if not self.group_adv_norm:
             return super().normalize(advantages, trajectories, trained, all_reduce)

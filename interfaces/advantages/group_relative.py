@@ -1,4 +1,5 @@
-"""Advantages without a critic: what a response earned, compared with others. GRPO and its family."""
+"""Advantages without a critic: what a response earned, compared with others.
+GRPO and its family."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ WARN_EVERY = 10
 class GroupRelativeInterface(AdvantageInterface):
     """Compares each response with the others to its prompt, or of its batch.
 
-    The defaults are GRPO as published (arXiv:2402.03300). The profiles dr_grpo, rloo and dapo are other settings.
+    The defaults are GRPO as published (arXiv:2402.03300). The profiles dr_grpo,
+    rloo and dapo are other settings.
     """
 
     NEEDS_GROUP: ClassVar[Declaration] = {
@@ -42,40 +44,49 @@ class GroupRelativeInterface(AdvantageInterface):
         "scale": "scale_rewards norm_adv_by_std_in_grpo std_level",
     }
     METRICS: ClassVar[Metrics] = {
-        "equal_rewards_fraction": ("share", "share of prompts whose responses all have the same reward"),
+        "equal_rewards_fraction": (
+            "share",
+            "share of prompts whose responses all have the same reward",
+        ),
     }
 
     baseline: BaselineName = "group"
-    """What is subtracted: the mean of the responses to the same prompt (group), of the other responses to it
-    (leave_one_out), of all responses in the batch (batch), or nothing (none)."""
+    """What is subtracted: the mean of the responses to the same prompt (group), of the other
+    responses to it (leave_one_out), of all responses in the batch (batch), or nothing (none)."""
 
     scale: ScaleName = "group"
-    """What it is divided by: the standard deviation of the rewards of the responses to the same prompt (group), of all
-    responses in the batch (batch), or nothing (none)."""
+    """What it is divided by: the standard deviation of the rewards of the responses to the same
+    prompt (group), of all responses in the batch (batch), or nothing (none)."""
 
     credit: CreditName = "response"
-    """response: each token is credited with everything its response earned. to_go: only with what came after it, which
-    makes a difference where the KL penalty is in the reward, or rewards are dense."""
+    """response: each token is credited with everything its response earned. to_go: only with what
+    came after it, which makes a difference where the KL penalty is in the reward,
+    or rewards are dense."""
 
     kl_ctl: float = 0.04
-    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0: needs no reference."""
+    """Weight of the KL penalty per token (its starting value with `adaptive_kl_ctl`); 0:
+    needs no reference."""
 
     kl_in: KLPlace = "loss"
-    """loss: the penalty is added to the policy's loss of each token, with a gradient of its own. reward: it is
-    subtracted from the reward of each token, and so enters the advantages."""
+    """loss: the penalty is added to the policy's loss of each token, with a gradient of its own.
+    reward: it is subtracted from the reward of each token, and so enters the advantages."""
 
     kl_estimator: KLEstimator = "k3"
     """Estimator of the KL from the reference, per sampled token: k1, k2 or k3 (rlcli.ops.kl)."""
 
     adv_norm: bool = False
-    """Additionally normalise advantages to mean 0 and standard deviation 1 over the batch's tokens (REINFORCE++)."""
+    """Additionally normalise advantages to mean 0 and standard deviation 1 over the batch's tokens
+    (REINFORCE++)."""
 
     steps_without_signal: int = field(init=False, default=0, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compares_groups and self.train_on_best == 1:
-            message = f"baseline: {self.baseline} with scale: {self.scale} compares responses to one prompt"
+            message = (
+                f"baseline: {self.baseline} with scale: {self.scale} compares "
+                "responses to one prompt"
+            )
             raise ValueError(f"{message}: set train_on_best above 1")
 
     @property
@@ -83,32 +94,54 @@ class GroupRelativeInterface(AdvantageInterface):
         """Whether a single response to a prompt would carry no signal."""
         return self.baseline in ("group", "leave_one_out") or self.scale == "group"
 
-    def estimate(self, trajectories: Trajectories, all_reduce: AllReduce) -> tuple[torch.Tensor, torch.Tensor]:
-        return relative(trajectories, all_reduce, baseline=self.baseline, scale=self.scale, credit=self.credit)
+    def estimate(
+        self, trajectories: Trajectories, all_reduce: AllReduce
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return relative(
+            trajectories, all_reduce, baseline=self.baseline, scale=self.scale, credit=self.credit
+        )
 
     def numbers(
-        self, responses: Responses, scores: torch.Tensor, advantages: torch.Tensor, trained: torch.Tensor
+        self,
+        responses: Responses,
+        scores: torch.Tensor,
+        advantages: torch.Tensor,
+        trained: torch.Tensor,
     ) -> dict[str, list[tuple[float, int]]]:
-        groups = zip(*(column.split(responses.group_sizes) for column in (scores, responses.chosen)), strict=True)
+        groups = zip(
+            *(column.split(responses.group_sizes) for column in (scores, responses.chosen)),
+            strict=True,
+        )
         rewards = [group[chosen] for group, chosen in groups]
         equal = [(float(bool((group == group[:1]).all())), 1) for group in rewards]
-        return super().numbers(responses, scores, advantages, trained) | {"equal_rewards_fraction": equal}
+        return super().numbers(responses, scores, advantages, trained) | {
+            "equal_rewards_fraction": equal
+        }
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
         output = super().inference(model, data, mb_spec)
-        counts = torch.tensor(output.metadata["equal_rewards_fraction"], dtype=torch.float64).view(-1, 2).sum(0)
+        counts = (
+            torch.tensor(output.metadata["equal_rewards_fraction"], dtype=torch.float64)
+            .view(-1, 2)
+            .sum(0)
+        )
         equal, prompts = reduce_over(model)(counts).tolist()
         self._warn_without_signal(self.compares_groups and equal == prompts, data)
         return output
 
     def _warn_without_signal(self, has_no_signal: bool, data: SequenceSample) -> None:
-        """Warn in the first of consecutive steps in which no group has a better response, and in every tenth."""
+        """Warn in the first of consecutive steps in which no group has a better response,
+        and in every tenth."""
         self.steps_without_signal = self.steps_without_signal + 1 if has_no_signal else 0
         if self.steps_without_signal % WARN_EVERY == 1 and 0 in data.metadata.get(PLACE, [0]):
             log.warning(
-                "all responses to each prompt have the same reward, so this step learns nothing from them (%d in a "
-                "row); look at them with rlcli samples, and start from a model that solves some, "
-                "or ask easier questions",
+                (
+                    "all responses to each prompt have the same reward, so this step learns "
+                    "nothing from them (%d in a row); look at them with rlcli samples, and start "
+                    "from a model that solves some, or ask easier questions"
+                ),
                 self.steps_without_signal,
             )
 

@@ -1,4 +1,5 @@
-"""Chat completions from a server that speaks OpenAI's protocol, each within a wall-clock deadline."""
+"""Chat completions from a server that speaks OpenAI's protocol,
+each within a wall-clock deadline."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 class EndpointError(Exception):
     """No usable reply was received."""
 
-    def __init__(self, message: str, *, again: bool = True, pause_s: float = 0.0, of_question: bool = False):
+    def __init__(
+        self, message: str, *, again: bool = True, pause_s: float = 0.0, of_question: bool = False
+    ):
         super().__init__(message)
         self.of_question = of_question
         """Whether the server works, and only has no usable reply to this question."""
@@ -54,12 +57,19 @@ class Patience:
 
 
 class ChatEndpoint:
-    """A chat server. It receives `key` and nothing else about this machine; redirects are not followed."""
+    """A chat server. It receives `key` and nothing else about this machine;
+    redirects are not followed."""
 
     def __init__(self, url: str, key: str | None):
-        """Raises ValueError for an invalid URL, or one that would send the key in plain text to another machine."""
+        """Raises ValueError for an invalid URL, or one that would send the key in plain text to
+        another machine."""
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.query
+            or parts.username
+        ):
             raise ValueError(f"url is {url!r}; it must be like http://localhost:8000/v1")
         if key and not (key.isascii() and key.isprintable()):
             raise ValueError("the key has characters that no key has, such as the end of a line")
@@ -73,13 +83,22 @@ class ChatEndpoint:
         self._key = key
 
     def ask(
-        self, body: dict[str, Any], read: Callable[[str], float], patience: Patience, stop: threading.Event
+        self,
+        body: dict[str, Any],
+        read: Callable[[str], float],
+        patience: Patience,
+        stop: threading.Event,
     ) -> tuple[float, str]:
-        """Return `read(reply)` and the reply. `read` raises ValueError for a reply that it does not accept.
+        """Return `read(reply)` and the reply. `read` raises ValueError for a reply that it does not
+        accept.
 
         Raises EndpointError after the last try, at the deadline, or once `stop` is set.
         """
-        end, pause, last = time.monotonic() + patience.deadline_s, patience.pause_s, EndpointError("it was not asked")
+        end, pause, last = (
+            time.monotonic() + patience.deadline_s,
+            patience.pause_s,
+            EndpointError("it was not asked"),
+        )
         for number in range(patience.tries):
             if number:
                 wait = min(max(pause, last.pause_s), LONGEST_PAUSE_S)
@@ -105,7 +124,8 @@ class ChatEndpoint:
         watch = None
         try:
             connection.connect()
-            watch = threading.Timer(seconds, _cut, (connection.sock, expired))  # even if data still trickles in
+            # even if data still trickles in
+            watch = threading.Timer(seconds, _cut, (connection.sock, expired))
             watch.daemon = True
             watch.start()
             connection.request("POST", self._path, json.dumps(body), headers)
@@ -115,7 +135,11 @@ class ChatEndpoint:
             raise EndpointError(f"its certificate is not trusted: {problem}", again=False) from None
         except (OSError, http.client.HTTPException) as problem:
             late = expired.is_set() or isinstance(problem, TimeoutError)
-            why = f"no reply within {seconds:.3g} s" if late else f"{type(problem).__name__}: {problem}"
+            why = (
+                f"no reply within {seconds:.3g} s"
+                if late
+                else f"{type(problem).__name__}: {problem}"
+            )
             raise EndpointError(why) from None
         finally:
             if watch is not None:
@@ -127,12 +151,19 @@ class ChatEndpoint:
             excerpt = self._redacted(content[:300].decode(errors="replace"))
             pause = _seconds(response.getheader("Retry-After"))
             again, refused = response.status in AGAIN, response.status in REFUSED
-            raise EndpointError(f"status {response.status}: {excerpt}", again=again, pause_s=pause, of_question=refused)
+            raise EndpointError(
+                f"status {response.status}: {excerpt}",
+                again=again,
+                pause_s=pause,
+                of_question=refused,
+            )
         return self._text(content)
 
     def _text(self, content: bytes) -> str:
         if len(content) > LARGEST.bytes:
-            raise EndpointError(f"its reply has more than {LARGEST.bytes >> 20} MiB", of_question=True)
+            raise EndpointError(
+                f"its reply has more than {LARGEST.bytes >> 20} MiB", of_question=True
+            )
         try:
             text = parsed(content, LARGEST)["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError):

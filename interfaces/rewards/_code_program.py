@@ -1,7 +1,7 @@
 """The program's side of a test: loads the program, then answers calls. Runs in a sandbox.
 
-The program may do anything here. All that leaves this process is the plain values it returns, to tests that run in
-another sandbox.
+The program may do anything here. All that leaves this process is the plain values it returns, to
+tests that run in another sandbox.
 """
 
 import json
@@ -21,14 +21,17 @@ def handle(value):
 
 
 def answer(target, method, arguments, named):
-    # A name, or an expression from the row such as `Solution().add`: this process runs untrusted code anyway.
+    # A name, or an expression from the row such as `Solution().add`:
+    # this process runs untrusted code anyway.
     called = eval(target, vars(module)) if isinstance(target, str) else objects[target]
     if method is not None:
         called = getattr(called, method)
     if arguments is None:
         return {"value": encoded(called, handle), "given": []}
     values = [decoded(one, objects.__getitem__) for one in arguments]
-    value = called(*values, **{name: decoded(one, objects.__getitem__) for name, one in named.items()})
+    value = called(
+        *values, **{name: decoded(one, objects.__getitem__) for name, one in named.items()}
+    )
     return {"value": encoded(value, handle), "given": [encoded(one, handle) for one in values]}
 
 
@@ -36,7 +39,11 @@ module = types.ModuleType("program")
 sys.modules["program"] = module
 with open("program.py", encoding="utf-8") as file:
     exec(compile(file.read(), "program.py", "exec"), vars(module))
-print(json.dumps([name for name, value in vars(module).items() if callable(value)]), file=replies, flush=True)
+print(
+    json.dumps([name for name, value in vars(module).items() if callable(value)]),
+    file=replies,
+    flush=True,
+)
 for request in requests:
     try:
         reply = answer(*json.loads(request))

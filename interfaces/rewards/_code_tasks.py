@@ -24,17 +24,24 @@ def program_of(response: str, selection: Part) -> str | None:
 
 
 def tasks_of(row: Mapping[str, Any], key: str, sample: str) -> list[Task]:
-    """The tasks for a program of this row: one for each input, and one for all test code. Raises DataError."""
+    """The tasks for a program of this row: one for each input, and one for all test code.
+    Raises DataError."""
     tests = row.get(key)
     if not tests:
-        raise DataError(f"{sample} has no {key}", hint=f"code_reward needs a list of {FORMS}", code="F31")
+        raise DataError(
+            f"{sample} has no {key}", hint=f"code_reward needs a list of {FORMS}", code="F31"
+        )
     tests = tests if isinstance(tests, list) else [tests]
     for number, test in enumerate(tests, start=1):
         if not _is_test(test):
             message = f"entry {number} of the {key} of {sample} is {test!r:.80}"
             raise DataError(message, hint=f"it must be {FORMS}", code="F31")
     code = [test for test in tests if isinstance(test, str)]
-    tasks = [{"stdin": test["input"], "expected": test["output"]} for test in tests if not isinstance(test, str)]
+    tasks = [
+        {"stdin": test["input"], "expected": test["output"]}
+        for test in tests
+        if not isinstance(test, str)
+    ]
     return tasks + ([{"tests": code, "entry_point": row.get("entry_point")}] if code else [])
 
 
@@ -53,4 +60,6 @@ def _lines(text: str) -> list[str]:
 def _is_test(test: Any) -> bool:
     if isinstance(test, str):
         return bool(test.strip())
-    return isinstance(test, dict) and all(isinstance(test.get(name), str) for name in ("input", "output"))
+    return isinstance(test, dict) and all(
+        isinstance(test.get(name), str) for name in ("input", "output")
+    )

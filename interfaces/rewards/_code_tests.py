@@ -1,8 +1,8 @@
 """The tests' side: they run here, out of the program's reach. Runs in a sandbox.
 
-Tests use the program's functions by name, through proxies that have the program's process do the work. Results come
-back as plain values of this process, so no class of the program decides a comparison. A value that is not plain stays
-there, and equals only itself.
+Tests use the program's functions by name, through proxies that have the program's process do the
+work. Results come back as plain values of this process, so no class of the program decides a
+comparison. A value that is not plain stays there, and equals only itself.
 """
 
 import ast
@@ -25,10 +25,22 @@ LIBRARY = {
     "fractions": ("Fraction",),
     "functools": ("cmp_to_key", "partial", "reduce"),
     "itertools": ("chain", "islice", "starmap", "zip_longest"),
-    "math": ("ceil", "fabs", "floor", "fsum", "isclose", "isfinite", "isinf", "isnan", "sqrt", "trunc"),
+    "math": (
+        "ceil",
+        "fabs",
+        "floor",
+        "fsum",
+        "isclose",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "sqrt",
+        "trunc",
+    ),
     "operator": ("attrgetter", "itemgetter"),
 }
-"""What tests compare with and often forget to import: next to a function of the program, these are the library's."""
+"""What tests compare with and often forget to import: next to a function of the program,
+these are the library's."""
 SETTLE = "__settle__"
 
 
@@ -37,17 +49,38 @@ class ProgramEnded(Exception):
 
 
 def ask(target, method, arguments, named):
-    """Have the program call something; without arguments (None), look up an attribute. What the call changes in its
-    arguments is changed here too, once the statement of the test has ended."""
+    """Have the program call something; without arguments (None), look up an attribute. What the
+    call changes in its arguments is changed here too, once the statement of the test has ended."""
     try:
-        sent = None if arguments is None else [encoded(latest(argument), number_of) for argument in arguments]
-        message = [target, method, sent, {name: encoded(latest(value), number_of) for name, value in named.items()}]
+        sent = (
+            None
+            if arguments is None
+            else [encoded(latest(argument), number_of) for argument in arguments]
+        )
+        message = [
+            target,
+            method,
+            sent,
+            {name: encoded(latest(value), number_of) for name, value in named.items()},
+        ]
         print(json.dumps(message), file=requests, flush=True)
         reply = heard()
         raised = reply.get("raised")
         value = None if raised is not None else decoded(reply["value"], Standing)
-        after = [] if raised is not None else [decoded(argument, [].append) for argument in reply["given"]]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as problem:
+        after = (
+            []
+            if raised is not None
+            else [decoded(argument, [].append) for argument in reply["given"]]
+        )
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as problem:
         raise ProgramEnded(str(problem)[:200]) from None
     if raised is not None:
         raise exception_of(str(raised), method)(str(reply.get("says")))
@@ -59,12 +92,17 @@ def ask(target, method, arguments, named):
 
 
 def exception_of(name, method):
-    """The class of an exception that the program reports. One that ends a loop would end a loop of the test."""
+    """The class of an exception that the program reports.
+    One that ends a loop would end a loop of the test."""
     kind = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return Exception
     ends_a_loop = issubclass(kind, StopIteration | StopAsyncIteration)
-    return kind if not ends_a_loop or (kind is StopIteration and method == "__next__") else RuntimeError
+    return (
+        kind
+        if not ends_a_loop or (kind is StopIteration and method == "__next__")
+        else RuntimeError
+    )
 
 
 unsettled = []
@@ -73,11 +111,14 @@ unsettled = []
 
 def latest(argument):
     """What the program last made of an argument."""
-    return next((changed for _, changing, changed in reversed(unsettled) if changing is argument), argument)
+    return next(
+        (changed for _, changing, changed in reversed(unsettled) if changing is argument), argument
+    )
 
 
 def settle():
-    """Apply the changes of statements that have ended: `f(xs) == sorted(xs)` compares with what the test passed."""
+    """Apply the changes of statements that have ended: `f(xs)
+    == sorted(xs)` compares with what the test passed."""
     here = sys._getframe(1)
     running = statements_of(here)
     for change in tuple(unsettled):
@@ -89,11 +130,14 @@ def settle():
 
 
 def statements_of(frame):
-    """The frames of the test that are executing a statement, innermost first; a lambda is part of one."""
+    """The frames of the test that are executing a statement, innermost first;
+    a lambda is part of one."""
     frames = []
     while frame is not None:
         code = frame.f_code
-        if code.co_filename == "test" and (code.co_name == "<module>" or not code.co_name.startswith("<")):
+        if code.co_filename == "test" and (
+            code.co_name == "<module>" or not code.co_name.startswith("<")
+        ):
             frames.append(frame)
         frame = frame.f_back
     return frames
@@ -105,7 +149,11 @@ def settling(tree):
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, None)
             if isinstance(statements, list):
-                setattr(node, field, [step for statement in statements for step in settled_before(statement)])
+                setattr(
+                    node,
+                    field,
+                    [step for statement in statements for step in settled_before(statement)],
+                )
     return ast.fix_missing_locations(tree)
 
 
@@ -166,7 +214,8 @@ class Standing:
 
 
 def names_for_tests(tests, entry_point):
-    """Names available to tests: the program's functions and classes, which may not shadow builtins or the library."""
+    """Names available to tests: the program's functions and classes,
+    which may not shadow builtins or the library."""
     names = {name: Standing(name) for name in heard() if isinstance(name, str) and may_claim(name)}
     for name, module in library_of(tests, names).items():
         names.pop(name, None)
@@ -187,9 +236,14 @@ def may_claim(name):
 
 
 def library_of(tests, names):
-    """Name → module, for what is the library's: modules, and parts of LIBRARY if something else is tested too."""
-    modules = {name: name for name in sys.stdlib_module_names if any(name in test for test in tests)}
-    used = {node.id for test in tests for node in ast.walk(parsed(test)) if isinstance(node, ast.Name)}
+    """Name → module, for what is the library's: modules, and parts of LIBRARY if something else is
+    tested too."""
+    modules = {
+        name: name for name in sys.stdlib_module_names if any(name in test for test in tests)
+    }
+    used = {
+        node.id for test in tests for node in ast.walk(parsed(test)) if isinstance(node, ast.Name)
+    }
     parts = {name: module for module, parts in LIBRARY.items() for name in parts if name in used}
     tested = [name for name in used if name in names and name not in parts and name not in modules]
     return (parts if tested else {}) | modules

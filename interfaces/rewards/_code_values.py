@@ -7,7 +7,8 @@ SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 def encoded(value, handle):
-    """JSON-able form; `handle` numbers a value that is not plain. Types must match exactly: a subclass may lie."""
+    """JSON-able form; `handle` numbers a value that is not plain. Types must match exactly: a
+    subclass may lie."""
     kind = type(value)
     if value is None or kind in (bool, str, float):
         return value
@@ -16,7 +17,9 @@ def encoded(value, handle):
     if kind in (list, tuple, set, frozenset):
         return {kind.__name__: [encoded(one, handle) for one in value]}
     if kind is dict:
-        return {"dict": [[encoded(key, handle), encoded(one, handle)] for key, one in value.items()]}
+        return {
+            "dict": [[encoded(key, handle), encoded(one, handle)] for key, one in value.items()]
+        }
     if kind in (bytes, bytearray):
         return {"bytes": bytes(value).hex()}
     if kind is complex:
@@ -25,7 +28,8 @@ def encoded(value, handle):
 
 
 def decoded(encoded_value, object_of):
-    """The value; `object_of` maps a number to its object. Raises for anything that `encoded` does not produce."""
+    """The value; `object_of` maps a number to its object.
+    Raises for anything that `encoded` does not produce."""
     if encoded_value is None or isinstance(encoded_value, bool | str | float):
         return encoded_value
     ((kind, content),) = encoded_value.items()

@@ -1,6 +1,7 @@
 """A process that runs candidate programs in sandboxes. Started by `code_reward`, as a script.
 
-It knows what the tests pass to a program but not the output they expect: that is compared elsewhere.
+It knows what the tests pass to a program but not the output they expect:
+that is compared elsewhere.
 """
 
 from __future__ import annotations
@@ -25,14 +26,21 @@ def prepare(settings: dict[str, Any]) -> Work:
     except NoSandbox as problem:
         raise Broken(str(problem)) from problem
     if tried.output != b"42\n":
-        raise Broken(f"a program that prints 42 prints {tried.output[:80]!r}; status {tried.status}. {tried.why}")
+        raise Broken(
+            f"a program that prints 42 prints {tried.output[:80]!r}; status "
+            f"{tried.status}. {tried.why}"
+        )
 
     def work(task: dict[str, Any]) -> dict[str, Any]:
         limits = replace(most, wall_s=min(most.wall_s, task["wall_s"]))
         try:
             if "stdin" in task:
                 ended = run_program(task["program"], task["stdin"], limits, confined)
-                return {"output": ended.output.decode(errors="replace"), "status": ended.status, "limit": ended.why}
+                return {
+                    "output": ended.output.decode(errors="replace"),
+                    "status": ended.status,
+                    "limit": ended.why,
+                }
             return run_tests(task, sources, limits, confined)
         except (OSError, MemoryError) as problem:
             return {"error": f"{type(problem).__name__}: {problem}"}
@@ -57,8 +65,11 @@ def run_program(program: str, stdin: str, limits: Limits, confined: bool) -> End
             os.close(descriptor)
 
 
-def run_tests(task: dict[str, Any], sources: dict[str, str], limits: Limits, confined: bool) -> dict[str, Any]:
-    """Run a program in one sandbox and its tests in another, connected by pipes; report which tests pass."""
+def run_tests(
+    task: dict[str, Any], sources: dict[str, str], limits: Limits, confined: bool
+) -> dict[str, Any]:
+    """Run a program in one sandbox and its tests in another, connected by pipes;
+    report which tests pass."""
     null = os.open(os.devnull, os.O_RDWR)
     requests_out, requests_in = os.pipe()
     replies_out, replies_in = os.pipe()
@@ -67,11 +78,21 @@ def run_tests(task: dict[str, Any], sources: dict[str, str], limits: Limits, con
     programs = []
     try:
         for name, files, descriptors in (
-            ("_code_program.py", {"program.py": task["program"]}, {1: null, 3: requests_out, 4: replies_in}),
-            ("_code_tests.py", {"tests.json": tests_file}, {1: marks_in, 3: replies_out, 4: requests_in}),
+            (
+                "_code_program.py",
+                {"program.py": task["program"]},
+                {1: null, 3: requests_out, 4: replies_in},
+            ),
+            (
+                "_code_tests.py",
+                {"tests.json": tests_file},
+                {1: marks_in, 3: replies_out, 4: requests_in},
+            ),
         ):
             files |= {one: sources[one] for one in (name, "_code_values.py")}
-            programs.append(Program([name], files, {0: null, 2: null, **descriptors}, limits, confined))
+            programs.append(
+                Program([name], files, {0: null, 2: null, **descriptors}, limits, confined)
+            )
         for descriptor in (requests_out, requests_in, replies_out, replies_in, marks_in):
             os.close(descriptor)
         ended = programs[1].wait(marks, partner=programs[0])
@@ -83,7 +104,10 @@ def run_tests(task: dict[str, Any], sources: dict[str, str], limits: Limits, con
     try:
         return {"passed": json.loads(ended.output if ended.status == 0 else ""), "limit": ended.why}
     except ValueError:
-        return {"passed": [False] * len(task["tests"]), "limit": ended.why or f"ended its tests ({ended.status})"}
+        return {
+            "passed": [False] * len(task["tests"]),
+            "limit": ended.why or f"ended its tests ({ended.status})",
+        }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A process that calls a user's function for model responses. Started by `function_reward`, as a script."""
+"""A process that calls a user's function for model responses. Started by `function_reward`,
+as a script."""
 
 from __future__ import annotations
 
@@ -46,16 +47,21 @@ def prepare(settings: dict[str, Any]) -> Work:
 
 
 def is_reply(message: dict[str, Any]) -> bool:
-    """Whether `work` could have said so; a function may write to descriptors that are not its own."""
+    """Whether `work` could have said so; a function may write to descriptors that are not its
+    own."""
     if "value" in message:
         value = message["value"]
         return isinstance(value, float) and math.isfinite(value) and abs(value) <= LARGEST
     if "lacks" in message:
         return all(
-            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in message.values()
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+            for names in message.values()
         )
     texts = {name: value for name, value in message.items() if value is not None}
-    return all(isinstance(text, str) for text in texts.values()) and set(message) in ({"limit"}, ERROR)
+    return all(isinstance(text, str) for text in texts.values()) and set(message) in (
+        {"limit"},
+        ERROR,
+    )
 
 
 class Arguments:
@@ -63,7 +69,9 @@ class Arguments:
 
     def __init__(self, function: Callable[..., Any]):
         parameters = inspect.signature(function).parameters.values()
-        named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        named = [
+            one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
         self.takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         self.needed = [one.name for one in named if one.default is one.empty]
         self.names = {one.name for one in named}
@@ -105,7 +113,11 @@ def number(value: Any) -> float:
 def cause_of(problem: BaseException) -> dict[str, Any]:
     """The traceback starting at the user's code, and its innermost location there."""
     frames = traceback.extract_tb(problem.__traceback__)
-    users = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    users = [
+        frame
+        for frame in frames
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
     lines = [*traceback.format_list(users), *traceback.format_exception_only(problem)]
     where = f"{users[-1].filename}:{users[-1].lineno}" if users else None
     if isinstance(problem, SyntaxError) and problem.filename:

@@ -26,10 +26,12 @@ Think first if you need to. End with one line that has nothing but your score, a
 SCORE {mark}: <number>"""
 _FIELD = re.compile(r"\{(\w+)\}")
 _SPECIAL = re.compile(
-    r"<\|[^<>\s]*\|>|<｜[^<>\s]*｜>"
-    r"|</?(?:s|bos|eos|pad|unk|mask|cls|sep|sop|eop|unused\d+)>|</?[A-Za-z]+(?:_[A-Za-z0-9]+)+>"
-    r"|<</?SYS>>|\[/?(?:INST|SYS|SYSTEM_PROMPT|MODEL_SETTINGS|THINK|[A-Z]+_TOOLS|TOOL_[A-Z_]+|CALL_ID|ARGS)\]"
-    r"|\[(?:CLS|SEP|PAD|UNK|[gs]?MASK)\]",
+    (
+        r"<\|[^<>\s]*\|>|<｜[^<>\s]*｜>"
+        r"|</?(?:s|bos|eos|pad|unk|mask|cls|sep|sop|eop|unused\d+)>|</?[A-Za-z]+(?:_[A-Za-z0-9]+)+>"
+        r"|<</?SYS>>|\[/?(?:INST|SYS|SYSTEM_PROMPT|MODEL_SETTINGS|THINK|[A-Z]+_TOOLS|TOOL_[A-Z_]+|CALL_ID|ARGS)\]"
+        r"|\[(?:CLS|SEP|PAD|UNK|[gs]?MASK)\]"
+    ),
     re.IGNORECASE,
 )
 """Names that tokenizers give special tokens: which of them a server's model has is unknown here."""
@@ -66,8 +68,12 @@ class Question:
 
     @property
     def messages_for_server(self) -> list[dict[str, str]]:
-        """The messages, none of which a server can read as containing a special token of its model."""
-        return [{**message, "content": _without_special(message["content"])} for message in self.messages]
+        """The messages, none of which a server can read as containing a special token of its
+        model."""
+        return [
+            {**message, "content": _without_special(message["content"])}
+            for message in self.messages
+        ]
 
     def score(self, reply: str) -> float:
         """The score in the last line of a reply. Raises ValueError if there is none."""
@@ -76,7 +82,9 @@ class Question:
         if score is None:
             raise ValueError(f"its reply does not end with a score: {last[-100:]!r}")
         if not self.allows(float(score[1])):
-            raise ValueError(f"its score {score[1]} is not from {self.lowest:g} to {self.highest:g}")
+            raise ValueError(
+                f"its score {score[1]} is not from {self.lowest:g} to {self.highest:g}"
+            )
         return float(score[1])
 
     def allows(self, score: Any) -> bool:
@@ -86,17 +94,26 @@ class Question:
 
 
 def question_of(
-    row: Mapping[str, Any], template: str, settings: Mapping[str, Any], lowest: float, highest: float
+    row: Mapping[str, Any],
+    template: str,
+    settings: Mapping[str, Any],
+    lowest: float,
+    highest: float,
 ) -> Question:
-    """`template` filled in with the row's texts, each between marks. `settings`: what else a reply depends on.
+    """`template` filled in with the row's texts, each between marks. `settings`:
+    what else a reply depends on.
 
     Raises DataError where the template names a field that the row lacks.
     """
     names = _FIELD.findall(template)
     if lacking := [name for name in names if name not in row]:
         hint = f"they have {', '.join(row)}"
-        raise DataError(f"the template names {lacking[0]}, which the rows do not have", hint=hint, code="F31")
-    texts = {name: row[name] if isinstance(row[name], str) else json.dumps(row[name]) for name in names}
+        raise DataError(
+            f"the template names {lacking[0]}, which the rows do not have", hint=hint, code="F31"
+        )
+    texts = {
+        name: row[name] if isinstance(row[name], str) else json.dumps(row[name]) for name in names
+    }
     content = json.dumps([RULES, template, dict(settings), lowest, highest, texts], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()
     mark = key[:_MARK]
@@ -106,6 +123,8 @@ def question_of(
 
 def _without_special(text: str) -> str:
     """The text with an invisible character in each name of a special token."""
-    while (broken := _SPECIAL.sub(lambda name: f"{name[0][0]}{_INVISIBLE}{name[0][1:]}", text)) != text:
+    while (
+        broken := _SPECIAL.sub(lambda name: f"{name[0][0]}{_INVISIBLE}{name[0][1:]}", text)
+    ) != text:
         text = broken  # names may overlap
     return text

@@ -1,4 +1,5 @@
-"""Symbolic comparison in separate processes, which an expression may hang or crash without harm to the run."""
+"""Symbolic comparison in separate processes, which an expression may hang or crash without harm to
+the run."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from ._worker_pool import BrokenWorker, End, Outcome, WorkerPool
 MEMORY_BYTES = 4 << 30
 
 WALL_FACTOR = 30
-"""Wall-clock seconds per second of processor time: a worker that has done nothing by then is stuck."""
+"""Wall-clock seconds per second of processor time: a worker that has done nothing by then is
+stuck."""
 
 _ENDS = {End.CPU: Verdict.TIMEOUT, End.HUNG: Verdict.TIMEOUT, End.DIED: Verdict.CRASHED}
 _REPLIES = {"unparsed": Verdict.UNPARSED, "crashed": Verdict.CRASHED, "no_gold": Verdict.NO_GOLD}
@@ -22,13 +24,19 @@ class MathPool(WorkerPool):
     """Compares expressions with math-verify."""
 
     def __init__(self, workers: int, cpu_s: float, script: str | Sequence[str] = "_math_worker.py"):
-        super().__init__(script, workers=workers, cpu_s=cpu_s, quiet_s=WALL_FACTOR * cpu_s, memory_bytes=MEMORY_BYTES)
+        super().__init__(
+            script,
+            workers=workers,
+            cpu_s=cpu_s,
+            quiet_s=WALL_FACTOR * cpu_s,
+            memory_bytes=MEMORY_BYTES,
+        )
 
     def compare(self, pairs: Sequence[Comparison]) -> list[Verdict]:
         """A verdict for each pair, in order.
 
-        If an answer breaks its workers repeatedly, that is a verdict on the answer. Raises ModelError where math-verify
-        cannot be imported, WorkerError where processes do not start.
+        If an answer breaks its workers repeatedly, that is a verdict on the answer. Raises
+        ModelError where math-verify cannot be imported, WorkerError where processes do not start.
         """
         tasks = [{"answer": pair.answer, "expected": pair.expected} for pair in pairs]
         try:

@@ -9,14 +9,22 @@ from rlcli.interfaces.rewards._worker import Broken, Work, serve
 
 
 def parsed(latex: str) -> Any:
-    """The whole text as one expression; raises if it is not one. (math-verify's `parse` would search for one in it.)"""
+    """The whole text as one expression; raises if it is not one. (math-verify's `parse` would
+    search for one in it.)"""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from math_verify.grader import should_treat_as_complex
 
     normalized = NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+        basic_latex=True,
+        units=False,
+        malformed_operators=True,
+        nits=True,
+        boxed="none",
+        equations=False,
     )
-    return latex2sympy(latex, is_real=not should_treat_as_complex(latex), normalization_config=normalized)
+    return latex2sympy(
+        latex, is_real=not should_treat_as_complex(latex), normalization_config=normalized
+    )
 
 
 parsed_gold = lru_cache(maxsize=256)(parsed)

@@ -15,7 +15,8 @@ from contextlib import suppress
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PR_SET_CHILD_SUBREAPER = 36
 BUFFER = 212_992
-"""Bytes that the kernel keeps for an open descriptor at most: the default of a socket; a pipe's are fewer."""
+"""Bytes that the kernel keeps for an open descriptor at most: the default of a socket;
+a pipe's are fewer."""
 
 
 def is_visible() -> bool:
@@ -24,14 +25,16 @@ def is_visible() -> bool:
 
 
 def adopt_orphans() -> None:
-    """From now on whatever descends from this process stays its descendant, also when its own parent ends: on Linux."""
+    """From now on whatever descends from this process stays its descendant, also when its own
+    parent ends: on Linux."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants_of(pid: int, spared: Container[int] = ()) -> list[int]:
-    """The processes that a process has started, and those that they have. Not `spared` and theirs."""
+    """The processes that a process has started, and those that they have.
+    Not `spared` and theirs."""
     family = [pid]
     for parent in family:  # it grows
         with suppress(OSError):
@@ -54,10 +57,11 @@ def end_descendants_of(pid: int, spared: Container[int] = ()) -> None:
 
 
 def memory_held(pids: Sequence[int], limit: int) -> int:
-    """Bytes of memory that processes hold together, with what the kernel may keep for their descriptors; exact only if
-    it may be above the limit.
+    """Bytes of memory that processes hold together, with what the kernel may keep for their
+    descriptors; exact only if it may be above the limit.
 
-    Memory that several share counts once, but telling what is shared takes a thousand times as long.
+    Memory that several share counts once, but telling what is shared takes a thousand times as
+    long.
     """
     buffers = BUFFER * sum(_descriptors(pid) for pid in pids)
     simple = buffers + sum(_resident(pid) for pid in pids)

@@ -1,8 +1,10 @@
-"""Runs programs written by a model where they can do no harm: no network, none of your files, no other processes.
+"""Runs programs written by a model where they can do no harm: no network, none of your files, no
+other processes.
 
-A program sees Python, the system's libraries and an empty folder. Linux namespaces hide everything else from it. The
-kernel bounds what each of its processes uses; the memory of all of them is measured many times per second, and a filter
-of system calls refuses memory that belongs to none. Only the standard library is imported here.
+A program sees Python, the system's libraries and an empty folder. Linux namespaces hide everything
+else from it. The kernel bounds what each of its processes uses; the memory of all of them is
+measured many times per second, and a filter of system calls refuses memory that belongs to none.
+Only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -37,13 +39,28 @@ KEYCTL_JOIN_SESSION_KEYRING = 1
 NOBODY = 65534
 
 PYTHON = os.path.realpath(sys.executable)
-VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", sys.base_prefix)
+VISIBLE = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/nix/store",
+    sys.base_prefix,
+)
 """The part of the machine's file system visible to a program, read-only."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 ROOT = "/proc"
-"""Where the program's file system is assembled: a folder that always exists, and that no program may see."""
+"""Where the program's file system is assembled: a folder that always exists,
+and that no program may see."""
 WORK = "/work"
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 UNFINISHED = -1
 """Exit status of a program that had to be killed."""
 _MOST_FILES = 64
@@ -51,9 +68,12 @@ _MOST_SIGNALS = 256
 _CHECK_S = 0.01
 """Seconds between two looks at the memory of a program's processes."""
 KERNEL_SETTINGS = {
-    "kernel/shmall": 0, "kernel/shmmni": 0, "kernel/msgmni": 0, "fs/mqueue/queues_max": 0,
+    "kernel/shmall": 0,
+    "kernel/shmmni": 0,
+    "kernel/msgmni": 0,
+    "fs/mqueue/queues_max": 0,
     "user/max_user_namespaces": 0,
-}  # fmt: skip
+}
 """Settings of a program's own namespaces, for kernels without a filter of system calls."""
 
 
@@ -65,9 +85,14 @@ def unbounded() -> str:
     """What a program may hold or reach on this machine in spite of its limits; empty: nothing."""
     gaps = []
     if not _syscall_filter.is_available():
-        gaps.append("shared memory, memory files and keys, as this machine has no filter of system calls (seccomp)")
+        gaps.append(
+            "shared memory, memory files and keys, as this machine has no filter of "
+            "system calls (seccomp)"
+        )
     if not _process_tree.is_visible():
-        gaps.append("memory in several processes, as this kernel does not list the children of a process")
+        gaps.append(
+            "memory in several processes, as this kernel does not list the children of a process"
+        )
     return "; ".join(gaps)
 
 
@@ -96,7 +121,8 @@ class Ended:
 
 
 class Program:
-    """A running program. `descriptors`: its open files, number → ours, without gaps; it has no others."""
+    """A running program. `descriptors`: its open files, number → ours, without gaps;
+    it has no others."""
 
     def __init__(
         self,
@@ -106,7 +132,8 @@ class Program:
         limits: Limits,
         confined: bool = True,
     ):
-        """`arguments`: for Python. `files`: name → text, in the program's folder. Raises NoSandbox."""
+        """`arguments`: for Python. `files`: name → text, in the program's folder.
+        Raises NoSandbox."""
         self.limits = limits
         self.folder = None if confined else tempfile.mkdtemp(prefix="rlcli-program-")
         self._deadline = time.monotonic() + limits.wall_s
@@ -118,7 +145,14 @@ class Program:
             try:
                 os.close(trouble)
                 start = _confined if confined else _limited
-                start(arguments, files, descriptors, limits, self.folder or WORK, (unshare_done, mapped, report))
+                start(
+                    arguments,
+                    files,
+                    descriptors,
+                    limits,
+                    self.folder or WORK,
+                    (unshare_done, mapped, report),
+                )
             except BaseException as problem:
                 os.write(report, f"{type(problem).__name__}: {problem}".encode()[:500])
             finally:
@@ -139,7 +173,8 @@ class Program:
             raise NoSandbox(reason)
 
     def wait(self, output: int, partner: Program | None = None) -> Ended:
-        """Read everything it writes to a descriptor until it finishes, or it or its partner exceeds a limit."""
+        """Read everything it writes to a descriptor until it finishes,
+        or it or its partner exceeds a limit."""
         received, is_open, status, why = bytearray(), True, UNFINISHED, ""
         while status == UNFINISHED and not why:
             if not is_open:  # it may still run
@@ -167,7 +202,8 @@ class Program:
         return ""
 
     def _processes(self) -> list[int]:
-        """Those of the program. In namespaces, the first process there is ours, and shares its memory with us."""
+        """Those of the program. In namespaces, the first process there is ours,
+        and shares its memory with us."""
         return _process_tree.descendants_of(self.pid)[0 if self.folder else 1 :]
 
     def _status(self) -> int:
@@ -193,14 +229,19 @@ class Program:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# -- in the child: each function ends in the program or raises ----------------------------------------------------
+# -- in the child: each function ends in the program or raises -------------------------------------
 
 
 def _limited(
-    arguments: Sequence[str], files: Mapping[str, str], descriptors: Mapping[int, int], limits: Limits, folder: str,
+    arguments: Sequence[str],
+    files: Mapping[str, str],
+    descriptors: Mapping[int, int],
+    limits: Limits,
+    folder: str,
     pipes: tuple[int, int, int],
-) -> None:  # fmt: skip
-    """Without namespaces, under a process that ends what the program leaves behind; other processes are in reach."""
+) -> None:
+    """Without namespaces, under a process that ends what the program leaves behind;
+    other processes are in reach."""
     os.setsid()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _process_tree.adopt_orphans()
@@ -217,10 +258,15 @@ def _limited(
 
 
 def _confined(
-    arguments: Sequence[str], files: Mapping[str, str], descriptors: Mapping[int, int], limits: Limits, folder: str,
+    arguments: Sequence[str],
+    files: Mapping[str, str],
+    descriptors: Mapping[int, int],
+    limits: Limits,
+    folder: str,
     pipes: tuple[int, int, int],
-) -> None:  # fmt: skip
-    """In its own namespaces, under a process that kills them when the program or the parent ends."""
+) -> None:
+    """In its own namespaces, under a process that kills them when the program or the parent
+    ends."""
     unshare_done, mapped, report = pipes
     is_root, user, group = os.geteuid() == 0, os.geteuid(), os.getegid()
     os.setsid()
@@ -230,7 +276,11 @@ def _confined(
     os.close(unshare_done)
     os.read(mapped, 1)
     if not is_root:
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
             Path(f"/proc/self/{name}").write_text(text)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _set_kernel_limits()
@@ -257,7 +307,13 @@ def _confined(
     _become(arguments, descriptors, limits, folder, report)
 
 
-def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Limits, folder: str, report: int) -> None:
+def _become(
+    arguments: Sequence[str],
+    descriptors: Mapping[int, int],
+    limits: Limits,
+    folder: str,
+    report: int,
+) -> None:
     os.chdir(folder)
     bounds = {
         resource.RLIMIT_CPU: (limits.cpu_s, limits.cpu_s + 1),
@@ -272,14 +328,18 @@ def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Li
     }
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
-        soft_bound, hard_bound = (limit if hard == resource.RLIM_INFINITY else min(limit, hard) for limit in bound)
+        soft_bound, hard_bound = (
+            limit if hard == resource.RLIM_INFINITY else min(limit, hard) for limit in bound
+        )
         resource.setrlimit(kind, (soft_bound, hard_bound))
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for number in range(1, signal.NSIG):  # signals that the run ignores must work in a program
         with suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
     os.dup2(report, _MOST_FILES - 1, inheritable=False)
-    moved = {number: os.dup2(ours, _MOST_FILES // 2 + number) for number, ours in descriptors.items()}
+    moved = {
+        number: os.dup2(ours, _MOST_FILES // 2 + number) for number, ours in descriptors.items()
+    }
     for number, descriptor in moved.items():
         os.dup2(descriptor, number)
     os.closerange(max(descriptors) + 1, _MOST_FILES - 1)
@@ -287,7 +347,9 @@ def _become(arguments: Sequence[str], descriptors: Mapping[int, int], limits: Li
     _leave_keyring()
     if _syscall_filter.is_available():
         _syscall_filter.install()
-    os.execve(PYTHON, [PYTHON, "-S", "-s", *arguments], {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder})
+    os.execve(
+        PYTHON, [PYTHON, "-S", "-s", *arguments], {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder}
+    )
 
 
 def _set_kernel_limits() -> None:
@@ -304,7 +366,8 @@ def _leave_keyring() -> None:
 
 
 def _make_root(limits: Limits) -> None:
-    """An in-memory file system with VISIBLE, read-only, and a folder to work in; the old root is detached."""
+    """An in-memory file system with VISIBLE, read-only, and a folder to work in;
+    the old root is detached."""
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     links = {path: os.readlink(path) for path in VISIBLE if os.path.islink(path)}
     options = f"size={2 * limits.file_bytes + (1 << 20)},nr_inodes=4096,mode=0755"
@@ -332,14 +395,29 @@ def _make_root(limits: Limits) -> None:
 
 
 def _make_read_only(target: str) -> None:
-    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
+    attributes = (ctypes.c_uint64 * 4)(
+        MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0
+    )
     size = ctypes.sizeof(attributes)
-    if _libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, ctypes.c_size_t(size)):
-        raise OSError(ctypes.get_errno(), f"mount_setattr: {os.strerror(ctypes.get_errno())}", target)
+    if _libc.syscall(
+        SYS_MOUNT_SETATTR,
+        AT_FDCWD,
+        target.encode(),
+        AT_RECURSIVE,
+        attributes,
+        ctypes.c_size_t(size),
+    ):
+        raise OSError(
+            ctypes.get_errno(), f"mount_setattr: {os.strerror(ctypes.get_errno())}", target
+        )
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    texts = [text.encode() if text is not None else None for text in (source, target, kind, options)]
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, options: str | None = None
+) -> None:
+    texts = [
+        text.encode() if text is not None else None for text in (source, target, kind, options)
+    ]
     _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
 
 

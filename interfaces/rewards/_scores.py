@@ -1,5 +1,5 @@
-"""Scores of responses, some of which could not be computed: those are counted, reported and, if there are too many, an
-error. None of them becomes an arbitrary number."""
+"""Scores of responses, some of which could not be computed: those are counted, reported and, if
+there are too many, an error. None of them becomes an arbitrary number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LIMITED, ERRORS = "reward_limits", "reward_errors"
-"""Metrics: shares of the responses that hit a limit, and of those whose score could not be computed."""
+"""Metrics: shares of the responses that hit a limit,
+and of those whose score could not be computed."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Score:
     limit: str = ""
     """The limit that the response hit, as the end of a sentence; `value` is then its score."""
     unscored: str = ""
-    """Why a judge that scores other responses gives this one no score; `value` is then its score."""
+    """Why a judge that scores other responses gives this one no score;
+    `value` is then its score."""
     error: RlcliError | None = None
     """Why it could not be computed; not the response's fault."""
 
@@ -47,8 +49,14 @@ class ScoreErrors:
     """How to handle scores that could not be computed."""
 
     METRICS: ClassVar[Metrics] = {
-        "reward_limits": ("share", "share of responses that hit a limit of the reward, mean over the prompts"),
-        "reward_errors": ("share", "share of responses whose score could not be computed, mean over the prompts"),
+        "reward_limits": (
+            "share",
+            "share of responses that hit a limit of the reward, mean over the prompts",
+        ),
+        "reward_errors": (
+            "share",
+            "share of responses whose score could not be computed, mean over the prompts",
+        ),
     }
     LIMITS: ClassVar[Limits] = {"max_error_fraction": {"ge": 0, "le": 1}}
 
@@ -56,8 +64,8 @@ class ScoreErrors:
     """Reward of a response whose score could not be computed, as long as there are few of these."""
 
     max_error_fraction: float = 0.01
-    """Share of a call's responses (rounded up to whole ones) whose score may be missing; the run ends if there are
-    more, or if no score at all could be computed."""
+    """Share of a call's responses (rounded up to whole ones) whose score may be missing; the run
+    ends if there are more, or if no score at all could be computed."""
 
     def most_errors(self, responses: int) -> int:
         """The number of scores that may be missing."""
@@ -65,8 +73,8 @@ class ScoreErrors:
         return allowed if allowed < responses or self.max_error_fraction == 1 else responses - 1
 
     def rewarded(self, data: SequenceSample, results: Sequence[Score | None]) -> SequenceSample:
-        """`rewards` [N], one per response; as metadata, for each sample the shares of LIMITED and ERRORS. A score is
-        None if there were too many errors before it.
+        """`rewards` [N], one per response; as metadata, for each sample the shares of LIMITED and
+        ERRORS. A score is None if there were too many errors before it.
 
         Raises the first error if there are too many.
         """
@@ -78,7 +86,13 @@ class ScoreErrors:
         limited = [number for number, score in enumerate(scores) if score.limit]
         if limited:
             words = "%d of %d responses hit a limit; first, %s: %s"
-            log.warning(words, len(limited), len(scores), places[limited[0]], escape_control(scores[limited[0]].limit))
+            log.warning(
+                words,
+                len(limited),
+                len(scores),
+                places[limited[0]],
+                escape_control(scores[limited[0]].limit),
+            )
         values = [self.error_reward if score.error else score.value for score in scores]
         return one_each(
             data,
@@ -90,14 +104,26 @@ class ScoreErrors:
         )
 
     def _check_errors(self, places: Sequence[str], scores: Sequence[Score | None]) -> None:
-        failed = [(sample, score.error) for sample, score in zip(places, scores, strict=True) if score and score.error]
+        failed = [
+            (sample, score.error)
+            for sample, score in zip(places, scores, strict=True)
+            if score and score.error
+        ]
         if not failed:
             return
         sample, error = failed[0]
-        message = f"{len(failed)} of {len(scores)} scores could not be computed; first, {sample}: {error.what}"
+        message = (
+            f"{len(failed)} of {len(scores)} scores could not be computed; first, "
+            f"{sample}: {error.what}"
+        )
         if len(failed) > self.most_errors(len(scores)) or None in scores:
             raise type(error)(message, where=error.where, hint=error.hint, code=error.code)
-        log.warning("%s: %s\nTheir reward is %g.", error.where or "reward", escape_control(message), self.error_reward)
+        log.warning(
+            "%s: %s\nTheir reward is %g.",
+            error.where or "reward",
+            escape_control(message),
+            self.error_reward,
+        )
 
 
 @dataclass(kw_only=True)
@@ -113,7 +139,10 @@ class RightOrWrong(ModelInterface):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.correct_reward > self.wrong_reward:
-            raise ValueError(f"correct_reward ({self.correct_reward}) must be above wrong_reward ({self.wrong_reward})")
+            raise ValueError(
+                f"correct_reward ({self.correct_reward}) must be above wrong_reward "
+                f"({self.wrong_reward})"
+            )
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Mock: marks a random half of the responses as correct, whatever they say."""

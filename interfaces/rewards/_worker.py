@@ -1,4 +1,5 @@
-"""The worker's side of a `WorkerPool`: a process that receives JSON lines and answers each with one."""
+"""The worker's side of a `WorkerPool`: a process that receives JSON lines and answers each with
+one."""
 
 from __future__ import annotations
 
@@ -27,19 +28,25 @@ class Broken(Exception):
         self.reply = {"broken": broken, **details}
 
 
-def serve(prepare: Callable[[dict[str, Any]], Work], is_reply: Callable[[dict[str, Any]], bool] | None = None) -> None:
+def serve(
+    prepare: Callable[[dict[str, Any]], Work],
+    is_reply: Callable[[dict[str, Any]], bool] | None = None,
+) -> None:
     """Process the parent's tasks until there are no more. `prepare` receives the pool's settings.
 
-    With `is_reply` each task runs in a fork of the prepared process, so that nothing that one changes reaches the next;
-    what a fork sends and `is_reply` does not accept is not a reply. What a task has started ends with it.
+    With `is_reply` each task runs in a fork of the prepared process, so that nothing that one
+    changes reaches the next; what a fork sends and `is_reply` does not accept is not a reply. What
+    a task has started ends with it.
 
-    Tasks come from a model, so they are not trusted: this process may not write files, has a memory limit and ends when
-    its parent does. The kernel kills a task that uses up its processor time, even if the parent is gone and even if
-    Python never gets a chance to notice. The limit is processor time and not wall-clock time, so that a result does not
-    depend on the machine's other load.
+    Tasks come from a model, so they are not trusted: this process may not write files, has a memory
+    limit and ends when its parent does. The kernel kills a task that uses up its processor time,
+    even if the parent is gone and even if Python never gets a chance to notice. The limit is
+    processor time and not wall-clock time, so that a result does not depend on the machine's other
+    load.
     """
     tasks, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    for mode, descriptor in ((os.O_RDONLY, 0), (os.O_WRONLY, 1)):  # what libraries print must not mix with the replies
+    # what libraries print must not mix with the replies
+    for mode, descriptor in ((os.O_RDONLY, 0), (os.O_WRONLY, 1)):
         null = os.open(os.devnull, mode)
         os.dup2(null, descriptor)
         os.close(null)
@@ -69,9 +76,13 @@ def serve(prepare: Callable[[dict[str, Any]], Work], is_reply: Callable[[dict[st
 
 
 def _forked(
-    work: Work, task: dict[str, Any], is_reply: Callable[[dict[str, Any]], bool], hidden: Sequence[int]
+    work: Work,
+    task: dict[str, Any],
+    is_reply: Callable[[dict[str, Any]], bool],
+    hidden: Sequence[int],
 ) -> Mapping[str, Any]:
-    """The reply of a fork of this process, which does not see the descriptors `hidden`; or how it ended without one."""
+    """The reply of a fork of this process, which does not see the descriptors `hidden`; or how it
+    ended without one."""
     reply, reply_in = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,5 @@
-"""Runs tasks that may hang or crash their process in separate processes, without harm to the run."""
+"""Runs tasks that may hang or crash their process in separate processes,
+without harm to the run."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from ._process_tree import descendants_of, end_descendants_of
 START_LIMIT_S = 120.0
 """A worker may first import a computer-algebra system, on a machine that may be busy."""
 BUSY_SHARE = 0.01
-"""A worker that has used this share of a processor is not stuck: it is waiting for its turn on a busy machine."""
+"""A worker that has used this share of a processor is not stuck:
+it is waiting for its turn on a busy machine."""
 LONGEST_WAIT_S = 3600.0
 """Longest time between two checks of the deadlines; the kernel rejects a wait of many days."""
 TRIES = 2
@@ -81,9 +83,10 @@ class _Worker:
 class WorkerPool:
     """Processes that run one script; they start with the first task and stay for later ones.
 
-    The script calls `serve` of `_worker.py`. It receives `settings` once, then one task after another, each
-    with `cpu_s` seconds of processor time and `wall_s` of wall-clock time. A worker that neither replies nor uses the
-    processor for `quiet_s` seconds of wall-clock time counts as hung.
+    The script calls `serve` of `_worker.py`. It receives `settings` once, then one task after
+    another, each with `cpu_s` seconds of processor time and `wall_s` of wall-clock time. A worker
+    that neither replies nor uses the processor for `quiet_s` seconds of wall-clock time counts as
+    hung.
     """
 
     def __init__(
@@ -97,7 +100,11 @@ class WorkerPool:
         settings: Mapping[str, Any] | None = None,
     ):
         """`script`: a file in this file's folder, or a whole command."""
-        file = [sys.executable, "-P", str(Path(__file__).with_name(script))] if isinstance(script, str) else script
+        file = (
+            [sys.executable, "-P", str(Path(__file__).with_name(script))]
+            if isinstance(script, str)
+            else script
+        )
         self._command = list(file)
         self.name = Path(script).stem.strip("_") if isinstance(script, str) else "worker"
         self.n_workers = workers
@@ -119,13 +126,16 @@ class WorkerPool:
         most_faults: int = 0,
         deadline_s: float = math.inf,
     ) -> list[Outcome | None]:
-        """The outcome of each task, in order. A task whose outcome satisfies `again` is retried once, in another
-        process. After more than `most_faults` faults the remaining tasks have no outcome.
+        """The outcome of each task, in order. A task whose outcome satisfies `again` is retried
+        once, in another process. After more than `most_faults` faults the remaining tasks have no
+        outcome.
 
-        `deadline_s`: that of the call. Every task gets at least an equal share of the time until then, so that tasks
-        that do nothing leave the others theirs; one that would end after it ends as LATE.
+        `deadline_s`: that of the call. Every task gets at least an equal share of the time until
+        then, so that tasks that do nothing leave the others theirs;
+        one that would end after it ends as LATE.
 
-        Raises BrokenWorker if a worker cannot do its work at all, WorkerError if processes do not start.
+        Raises BrokenWorker if a worker cannot do its work at all,
+        WorkerError if processes do not start.
         """
         outcomes: list[Outcome | None] = [None] * len(tasks)
         waiting, tries, faults = deque(range(len(tasks))), [0] * len(tasks), 0
@@ -174,11 +184,15 @@ class WorkerPool:
         return sum(worker.task is not None for worker in self._workers)
 
     def _start(self) -> _Worker:
-        worker = _Worker(start_isolated(self._command, OMP_NUM_THREADS="1"), time.monotonic() + START_LIMIT_S)
+        worker = _Worker(
+            start_isolated(self._command, OMP_NUM_THREADS="1"), time.monotonic() + START_LIMIT_S
+        )
         _send(worker, {**self.settings, "parent": os.getpid()})
         return worker
 
-    def _give(self, worker: _Worker, number: int, tasks: Sequence[Mapping[str, Any]], left: int) -> None:
+    def _give(
+        self, worker: _Worker, number: int, tasks: Sequence[Mapping[str, Any]], left: int
+    ) -> None:
         now = time.monotonic()
         worker.task, worker.deadline = number, now + self.quiet_s
         worker.cpu_before = worker.cpu_seen = _cpu_seconds(worker.process.pid) or 0.0
@@ -186,14 +200,21 @@ class WorkerPool:
         _send(worker, {**tasks[number], "cpu_s": min(self.cpu_s, wall_s), "wall_s": wall_s})
 
     def _collect(self) -> list[tuple[_Worker, int, Outcome]]:
-        """Wait for the next reply, exit or deadline of a worker; return the tasks that are thereby done."""
-        waited_for = [worker for worker in self._workers if worker.task is not None or not worker.ready]
+        """Wait for the next reply, exit or deadline of a worker;
+        return the tasks that are thereby done."""
+        waited_for = [
+            worker for worker in self._workers if worker.task is not None or not worker.ready
+        ]
         with selectors.DefaultSelector() as selector:
             for worker in waited_for:
                 assert worker.process.stdout is not None
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-            patience = min(self._end, *(worker.deadline for worker in waited_for)) - time.monotonic()
-            heard = [key.data for key, _ in selector.select(min(max(patience, 0.0), LONGEST_WAIT_S))]
+            patience = (
+                min(self._end, *(worker.deadline for worker in waited_for)) - time.monotonic()
+            )
+            heard = [
+                key.data for key, _ in selector.select(min(max(patience, 0.0), LONGEST_WAIT_S))
+            ]
         done = []
         for worker in waited_for:
             number = worker.task
@@ -253,7 +274,9 @@ class WorkerPool:
         if self._failed_starts >= STARTS:
             self._failed_starts = 0
             self.close()
-            raise WorkerError(f"a {self.name} process did not start, {STARTS} times in a row: {why}", code="F52")
+            raise WorkerError(
+                f"a {self.name} process did not start, {STARTS} times in a row: {why}", code="F52"
+            )
 
 
 def _send(worker: _Worker, message: Mapping[str, Any]) -> None:
@@ -264,7 +287,8 @@ def _send(worker: _Worker, message: Mapping[str, Any]) -> None:
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Processor time that a process and all that it has started have used; None if it no longer exists."""
+    """Processor time that a process and all that it has started have used;
+    None if it no longer exists."""
     import psutil
 
     used = 0.0

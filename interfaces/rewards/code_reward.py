@@ -33,7 +33,12 @@ Isolation = Literal["namespaces", "limits"]
 _MIB = 1 << 20
 _SPARE_S = 60.0
 """Wall-clock seconds that a worker may need in addition to its program."""
-NOT_RUN = {"passed": [], "output": "", "status": -1, "limit": "was not run: the others of its call took all the time"}
+NOT_RUN = {
+    "passed": [],
+    "output": "",
+    "status": -1,
+    "limit": "was not run: the others of its call took all the time",
+}
 
 
 @dataclass(kw_only=True)
@@ -45,45 +50,54 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
         {"input": "2 3\\n", "output": "5\\n"}        what the program reads from stdin and must write to stdout
         "assert add(2, 3) == 5"                    code that uses the program's functions by name
 
-    A row's `entry_point` names the only function that its code uses, also available as `candidate`; a function
-    `check(candidate)` is then called. Programs and test code run in separate processes: only plain values (numbers,
-    texts, lists, dicts …) come back to a comparison, so no program can decide it. Trailing blanks are ignored.
+    A row's `entry_point` names the only function that its code uses, also available as `candidate`;
+    a function `check(candidate)` is then called. Programs and test code run in separate processes:
+    only plain values (numbers, texts, lists, dicts …) come back to a comparison, so no program can
+    decide it. Trailing blanks are ignored.
 
-    Programs have Python's standard library and an empty folder. They are isolated by Linux namespaces: no network, none
-    of the machine's other files, no other processes. Where namespaces are unavailable the run is refused.
+    Programs have Python's standard library and an empty folder. They are isolated by Linux
+    namespaces: no network, none of the machine's other files, no other processes. Where namespaces
+    are unavailable the run is refused.
 
-    Without `entry_point`, any name that the tests use and do not define is the program's, except modules, builtins and
-    what tests often forget to import, such as `Counter` and `isclose`. A list that a program changes changes in its
-    test too, after the statement that called the program.
+    Without `entry_point`, any name that the tests use and do not define is the program's, except
+    modules, builtins and what tests often forget to import, such as `Counter` and `isclose`. A list
+    that a program changes changes in its test too, after the statement that called the program.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved")}
     LIMITS: ClassVar[Limits] = {
-        "cpu_s": {"ge": 1, "le": 1_000_000}, "wall_s": {"gt": 0, "le": 1_000_000}, "memory_mib": {"ge": 32},
-        "file_mib": {"ge": 1}, "output_mib": {"ge": 1}, "processes": {"ge": 1}, "workers": {"ge": 1, "le": 1024},
-    }  # fmt: skip
+        "cpu_s": {"ge": 1, "le": 1_000_000},
+        "wall_s": {"gt": 0, "le": 1_000_000},
+        "memory_mib": {"ge": 32},
+        "file_mib": {"ge": 1},
+        "output_mib": {"ge": 1},
+        "processes": {"ge": 1},
+        "workers": {"ge": 1, "le": 1024},
+    }
 
     tests_key: str = "tests"
     """Field of the row that contains its tests."""
 
     program: Part = "last_block"
-    """Which part of a response is the program: a block between ``` and ```, or the whole response."""
+    """Which part of a response is the program: a block between ``` and ```,
+    or the whole response."""
 
     score: ScoreBy = "all"
-    """all: a program is correct if it passes all tests. share: one that passes only some gets a proportional reward in
-    between."""
+    """all: a program is correct if it passes all tests. share: one that passes only some gets a
+    proportional reward in between."""
 
     isolation: Isolation = "namespaces"
-    """limits: programs run with the limits below and no isolation. They can then read your files, talk to the machine's
-    services and kill your processes."""
+    """limits: programs run with the limits below and no isolation. They can then read your files,
+    talk to the machine's services and kill your processes."""
 
     cpu_s: int = 5
     """Seconds of processor time per process of a program, for one input or all test code."""
 
     wall_s: float = 30.0
-    """Wall-clock seconds for one input or all test code. Less if a call has so many programs that it could otherwise
-    exceed `launch.step_deadline`: each then gets at least an equal share of the time."""
+    """Wall-clock seconds for one input or all test code. Less if a call has so many programs that
+    it could otherwise exceed `launch.step_deadline`: each then gets at least an equal share of the
+    time."""
 
     memory_mib: int = 512
     """Memory of a program: of all its processes together, and the address space of each."""
@@ -105,36 +119,57 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
     def __post_init__(self) -> None:
         super().__post_init__()
         limits = {
-            "cpu_s": self.cpu_s, "wall_s": self.wall_s, "memory_bytes": self.memory_mib * _MIB,
-            "file_bytes": self.file_mib * _MIB, "output_bytes": self.output_mib * _MIB, "processes": self.processes,
-        }  # fmt: skip
+            "cpu_s": self.cpu_s,
+            "wall_s": self.wall_s,
+            "memory_bytes": self.memory_mib * _MIB,
+            "file_bytes": self.file_mib * _MIB,
+            "output_bytes": self.output_mib * _MIB,
+            "processes": self.processes,
+        }
         self.pool = WorkerPool(
-            "_code_worker.py", workers=self.workers, cpu_s=_SPARE_S, quiet_s=2 * self.wall_s + _SPARE_S,
+            "_code_worker.py",
+            workers=self.workers,
+            cpu_s=_SPARE_S,
+            quiet_s=2 * self.wall_s + _SPARE_S,
             memory_bytes=(self.memory_mib + 1024) * _MIB,
-            settings={"limits": limits, "confined": self.isolation == "namespaces", "file_bytes": 1024 * _MIB},
-        )  # fmt: skip
+            settings={
+                "limits": limits,
+                "confined": self.isolation == "namespaces",
+                "file_bytes": 1024 * _MIB,
+            },
+        )
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved` [N]. As metadata, for each sample, the shares of its
-        responses that exceeded a limit and that could not be scored.
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved` [N]. As metadata, for each
+        sample, the shares of its responses that exceeded a limit and that could not be scored.
 
-        Raises DataError for rows without tests, ResourceError if programs cannot be isolated, WorkerError if too many
-        could not be run.
+        Raises DataError for rows without tests, ResourceError if programs cannot be isolated,
+        WorkerError if too many could not be run.
         """
         tasks = [
-            tasks_of(row, self.tests_key, sample) for row, sample in zip(rows_of(data), places_of(data), strict=True)
+            tasks_of(row, self.tests_key, sample)
+            for row, sample in zip(rows_of(data), places_of(data), strict=True)
         ]
-        programs = [program_of(text, self.program) for text in response_texts(model.data_tokenizer, data)]
+        programs = [
+            program_of(text, self.program) for text in response_texts(model.data_tokenizer, data)
+        ]
         return self._judged(data, self._scores(programs, tasks, model.call_deadline))
 
     def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
-        return self._judged(data, [Score(self.correct_reward if one else self.wrong_reward) for one in right])
+        return self._judged(
+            data, [Score(self.correct_reward if one else self.wrong_reward) for one in right]
+        )
 
     def _judged(self, data: SequenceSample, scores: Sequence[Score | None]) -> SequenceSample:
         import torch
 
         judged = self.rewarded(data, scores)
-        solved = [bool(score and not score.error and score.value == self.correct_reward) for score in scores]
+        solved = [
+            bool(score and not score.error and score.value == self.correct_reward)
+            for score in scores
+        ]
         judged.update_(one_each(data, {"solved": torch.tensor(solved, dtype=torch.bool)}, {}))
         return judged
 
@@ -149,15 +184,28 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
             for task in of_row if program is not None else ():
                 keys_of_response.append(json.dumps([program, task]))
                 runs[keys_of_response[-1]] = {"program": program, **task}
-        asked = [{name: value for name, value in run.items() if name != "expected"} for run in runs.values()]
+        asked = [
+            {name: value for name, value in run.items() if name != "expected"}
+            for run in runs.values()
+        ]
         most = self.most_errors(len(programs))
         try:
-            results = self.pool.run(asked, again=_is_error, is_fault=_is_error, most_faults=most, deadline_s=deadline_s)
+            results = self.pool.run(
+                asked, again=_is_error, is_fault=_is_error, most_faults=most, deadline_s=deadline_s
+            )
         except BrokenWorker as problem:
-            hint = "allow unprivileged user namespaces, or set isolation to limits, which lets programs read your files"
-            raise ResourceError(f"programs cannot be isolated here: {problem}", hint=hint, code="F53") from problem
+            hint = (
+                "allow unprivileged user namespaces, or set isolation to limits, which lets "
+                "programs read your files"
+            )
+            raise ResourceError(
+                f"programs cannot be isolated here: {problem}", hint=hint, code="F53"
+            ) from problem
         outcomes = dict(zip(runs, results, strict=True))
-        return [self._score([(runs[key], outcomes[key]) for key in keys_of_response]) for keys_of_response in keys]
+        return [
+            self._score([(runs[key], outcomes[key]) for key in keys_of_response])
+            for keys_of_response in keys
+        ]
 
     def _score(self, results: Sequence[tuple[Task, Outcome | None]]) -> Score | None:
         """The score of one response; without results, of one that contains no program."""

@@ -37,34 +37,39 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         def score(response, answer):
             return 1.0 if answer in response else 0.0
 
-    The function receives what its parameters name: `prompt`, `response`, and any field of the row's metadata; with
-    `**row` all of them. It returns a finite number. It runs in separate processes, with limits on processor time and
-    memory; a response that makes it exceed one scores `limit_reward`. An exception, a process that exits and one that
-    hangs are not the response's fault: the call is retried once, in another process, and then counts as an error.
+    The function receives what its parameters name: `prompt`, `response`, and any field of the row's
+    metadata; with `**row` all of them. It returns a finite number. It runs in separate processes,
+    with limits on processor time and memory; a response that makes it exceed one scores
+    `limit_reward`. An exception, a process that exits and one that hangs are not the response's
+    fault: the call is retried once, in another process, and then counts as an error.
 
-    The file is loaded once per process, and each call runs in a fork of that: nothing that a call changes or starts
-    reaches the next one. So import, read and compute at the top of the file what is slow. The processes see only a few
-    environment variables, and write no files. A function that executes what a model wrote can be made to return
-    anything: use `code_reward`.
+    The file is loaded once per process, and each call runs in a fork of that: nothing that a call
+    changes or starts reaches the next one. So import, read and compute at the top of the file what
+    is slow. The processes see only a few environment variables, and write no files. A function that
+    executes what a model wrote can be made to return anything: use `code_reward`.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     FILES: ClassVar[tuple[str, ...]] = ("path",)
     LIMITS: ClassVar[Limits] = {
-        "cpu_s": {"gt": 0, "le": 1_000_000}, "memory_gib": {"gt": 0}, "hang_s": {"gt": 0, "le": 1_000_000},
+        "cpu_s": {"gt": 0, "le": 1_000_000},
+        "memory_gib": {"gt": 0},
+        "hang_s": {"gt": 0, "le": 1_000_000},
         "workers": {"ge": 1, "le": 1024},
-    }  # fmt: skip
+    }
 
     path: str | None = None
-    """The Python file with the function: in the project's folder, the working directory or next to the recipe."""
+    """The Python file with the function: in the project's folder,
+    the working directory or next to the recipe."""
 
     function: str = "score"
     """Name of the function; without `path`, including its module, as `package.module:score`."""
 
     cpu_s: float = 10.0
-    """Seconds of processor time for one response. Less if a call has so many responses that it could otherwise exceed
-    `launch.step_deadline`: each then gets at least an equal share of the time."""
+    """Seconds of processor time for one response. Less if a call has so many responses that it
+    could otherwise exceed `launch.step_deadline`: each then gets at least an equal share of the
+    time."""
 
     memory_gib: float = 8.0
     """Address space per process."""
@@ -87,16 +92,22 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
             raise ValueError(f"path is {self.path!r} and function is {self.function!r}; {hint}")
         folders = [str(folder) for folder in _folders()]
         self.pool = WorkerPool(
-            "_function_worker.py", workers=self.workers, cpu_s=self.cpu_s, quiet_s=self.hang_s,
+            "_function_worker.py",
+            workers=self.workers,
+            cpu_s=self.cpu_s,
+            quiet_s=self.hang_s,
             memory_bytes=int(self.memory_gib * 2**30),
             settings={"path": self._file(), "function": self.function, "folders": folders},
-        )  # fmt: skip
+        )
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the shares of its responses
-        that exceeded a limit and that could not be scored.
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the
+        shares of its responses that exceeded a limit and that could not be scored.
 
-        Raises ProjectError or WorkerError if too many could not be scored, DataError where rows lack a field.
+        Raises ProjectError or WorkerError if too many could not be scored,
+        DataError where rows lack a field.
         """
         rows = described_responses(model.data_tokenizer, data)
         return self.rewarded(data, self._scores(rows, model.call_deadline))
@@ -113,7 +124,8 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         return [self._score(outcome) if outcome is not None else None for outcome in outcomes]
 
     def check_ready(self) -> None:
-        """Load the function in a process. Raises ProjectError if that fails, WorkerError if no process starts."""
+        """Load the function in a process. Raises ProjectError if that fails,
+        WorkerError if no process starts."""
         try:
             self.pool.check_start()
         except BrokenWorker as problem:
@@ -128,11 +140,18 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         if "value" in reply:
             return Score(reply["value"])
         if outcome.end is End.CPU:
-            return Score(self.limit_reward, limit=f"{self._name} used up {self.cpu_s:g} s of processor time")
+            return Score(
+                self.limit_reward, limit=f"{self._name} used up {self.cpu_s:g} s of processor time"
+            )
         if outcome.end is End.LATE:
-            return Score(self.limit_reward, limit=f"{self._name} was not run: the others of its call took all the time")
+            return Score(
+                self.limit_reward,
+                limit=f"{self._name} was not run: the others of its call took all the time",
+            )
         if "limit" in reply:
-            return Score(self.limit_reward, limit=f"{self._name} used up {self.memory_gib:g} GiB of memory")
+            return Score(
+                self.limit_reward, limit=f"{self._name} used up {self.memory_gib:g} GiB of memory"
+            )
         if "lacks" in reply:
             message = f"{self._name} takes {', '.join(reply['lacks'])}, which the rows do not have"
             raise DataError(message, hint=f"they have {', '.join(reply['row'])}", code="F31")
@@ -143,7 +162,11 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         if outcome.end is None:
             message = f"{self._name} raised {reply['error']}\n{reply['traceback']}"
             return ProjectError(message, where=reply["where"] or self._file(), code="F51")
-        why = f"in {self.hang_s:g} s by the clock" if outcome.end is End.HUNG else "while the function ran"
+        why = (
+            f"in {self.hang_s:g} s by the clock"
+            if outcome.end is End.HUNG
+            else "while the function ran"
+        )
         return WorkerError(f"{self._name}: {outcome.end} {why}", where=self._file(), code="F52")
 
     @property
@@ -154,15 +177,23 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
         """Raises ProjectError if there is no such file."""
         if self.path is None:
             return None
-        file_here = next((file for folder in _folders() if (file := folder / self.path).is_file()), None)
+        file_here = next(
+            (file for folder in _folders() if (file := folder / self.path).is_file()), None
+        )
         if file_here is None:
-            message = f"function_reward: there is no file {self.path} in {' or '.join(map(str, _folders()))}"
-            raise ProjectError(message, hint="path names a Python file that has the function", code="F51")
+            message = (
+                f"function_reward: there is no file {self.path} in "
+                f"{' or '.join(map(str, _folders()))}"
+            )
+            raise ProjectError(
+                message, hint="path names a Python file that has the function", code="F51"
+            )
         return str(file_here.resolve())
 
 
 def _folders() -> list[Path]:
-    """Where to look for files and modules: the project's folder, if it is named, and the working directory."""
+    """Where to look for files and modules: the project's folder, if it is named,
+    and the working directory."""
     return [Path(folder) for folder in (os.environ.get(PROJECT), os.getcwd()) if folder]
 
 
@@ -173,7 +204,9 @@ def _is_error(outcome: Outcome) -> bool:
 @functools.cache
 def _report_gap() -> None:
     if gap := file_write_gap():
-        log.warning("function_reward: the kernel lacks Landlock: files can still %s by the function", gap)
+        log.warning(
+            "function_reward: the kernel lacks Landlock: files can still %s by the function", gap
+        )
 
 
 register_interface("function_reward", FunctionRewardInterface)

@@ -1,4 +1,5 @@
-"""Reward from a Hugging Face sequence classifier, such as a sentiment model, with its own tokenizer."""
+"""Reward from a Hugging Face sequence classifier, such as a sentiment model,
+with its own tokenizer."""
 
 from __future__ import annotations
 
@@ -31,29 +32,36 @@ Text = Literal["full", "response"]
 Overlong = Literal["truncate_left", "truncate_right", "error"]
 
 _LOADING = threading.Lock()
-"""transformers patches its own classes while loading: two threads at once may leave them patched for good."""
+"""transformers patches its own classes while loading: two threads at once may leave them patched
+for good."""
 
 
 @dataclass(kw_only=True)
 class HFRewardInterface(ModelInterface):
-    """Scores each sequence's text by one output of a classifier. Its role holds no weights: set its backend to `null`
-    and give it the actor's tokenizer, which turns tokens back into text.
+    """Scores each sequence's text by one output of a classifier. Its role holds no weights: set its
+    backend to `null` and give it the actor's tokenizer, which turns tokens back into text.
     """
 
-    METRICS: ClassVar[Metrics] = {"truncated": ("share", "share of texts that were truncated, mean over the prompts")}
-    READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask if text=response")}
+    METRICS: ClassVar[Metrics] = {
+        "truncated": ("share", "share of texts that were truncated, mean over the prompts")
+    }
+    READS: ClassVar[Declaration] = {
+        "inference": ("packed_input_ids", "prompt_mask if text=response")
+    }
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     TRIED: ClassVar[bool] = False
     LIMITS: ClassVar[Limits] = {"batch_size": {"ge": 1}, "max_length": {"ge": 1}}
 
     path: str
-    """Folder or Hub id of the classifier and its tokenizer; weights as safetensors, no custom code."""
+    """Folder or Hub id of the classifier and its tokenizer; weights as safetensors,
+    no custom code."""
 
     label: int | str = -1
     """Which output: its number (-1 is the last) or its name in the classifier's config."""
 
     output: Output = "logit"
-    """The raw output, its softmax probability (sigmoid if there is only one output), or the log of that."""
+    """The raw output, its softmax probability (sigmoid if there is only one output),
+    or the log of that."""
 
     text: Text = "full"
     """Score prompt and response together, or the response only (needs `prompt_mask`)."""
@@ -62,11 +70,12 @@ class HFRewardInterface(ModelInterface):
     """Texts per forward pass of the classifier."""
 
     max_length: int = 512
-    """Maximum length of a text in the classifier's tokens; less if the classifier itself takes fewer."""
+    """Maximum length of a text in the classifier's tokens;
+    less if the classifier itself takes fewer."""
 
     overlong: Overlong = "truncate_left"
-    """How to treat longer texts: drop their beginning (a response ends with its answer), or their end,
-    and count them as `truncated`; or end the run."""
+    """How to treat longer texts: drop their beginning (a response ends with its answer), or their
+    end, and count them as `truncated`; or end the run."""
 
     classifier: Any = field(init=False, default=None, repr=False)
     tokenizer: Any = field(init=False, default=None, repr=False)
@@ -77,15 +86,18 @@ class HFRewardInterface(ModelInterface):
     has_warned: bool = field(init=False, default=False, repr=False)
 
     @torch.no_grad()
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids` (and `prompt_mask`) → `rewards`; metadata `truncated`, the share of each sample's texts
-        that were truncated."""
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_input_ids` (and `prompt_mask`) → `rewards`; metadata `truncated`, the share of
+        each sample's texts that were truncated."""
         if self.classifier is None:
             self._load(model.device)
         texts = (full_texts if self.text == "full" else response_texts)(model.data_tokenizer, data)
         tokens = tokens_of(self.tokenizer, [as_content(self.tokenizer, text) for text in texts])
         truncated = self._truncated([len(ids) for ids in tokens], data)
-        order = sorted(range(len(tokens)), key=lambda index: len(tokens[index]))  # minimises padding per batch
+        # minimises padding per batch
+        order = sorted(range(len(tokens)), key=lambda index: len(tokens[index]))
         rewards = torch.zeros(len(tokens))
         for begin in range(0, len(order), self.batch_size):
             indices = order[begin : begin + self.batch_size]
@@ -112,16 +124,25 @@ class HFRewardInterface(ModelInterface):
                     folder, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
                 )
         except (OSError, ValueError, ImportError) as problem:
-            raise ModelError(f"cannot load the reward classifier {self.path}: {problem}") from problem
+            raise ModelError(
+                f"cannot load the reward classifier {self.path}: {problem}"
+            ) from problem
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         if classifier.config.pad_token_id is None:
             classifier.config.pad_token_id = self.tokenizer.pad_token_id
         names = classifier.config.label2id
         if isinstance(self.label, str) and self.label not in names:
-            raise ModelError(f"{self.path} has no label {self.label!r}", hint=f"it has {', '.join(names)}")
-        if isinstance(self.label, int) and not -classifier.num_labels <= self.label < classifier.num_labels:
-            raise ModelError(f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}")
+            raise ModelError(
+                f"{self.path} has no label {self.label!r}", hint=f"it has {', '.join(names)}"
+            )
+        if (
+            isinstance(self.label, int)
+            and not -classifier.num_labels <= self.label < classifier.num_labels
+        ):
+            raise ModelError(
+                f"{self.path} has {classifier.num_labels} outputs, none with number {self.label}"
+            )
         self.before, self.after = _surroundings(self.tokenizer)
         self.limit = self._most_tokens(classifier.config)
         self.classifier = classifier.to(device).eval()
@@ -133,44 +154,65 @@ class HFRewardInterface(ModelInterface):
         special = len(self.before) + len(self.after)
         if limit <= special:
             raise ModelError(
-                f"{self.path} cannot score any text: {limit} tokens are the most it may be given, of which {special} "
-                "are special tokens",
+                (
+                    f"{self.path} cannot score any text: {limit} tokens are the most it may be "
+                    f"given, of which {special} are special tokens"
+                ),
                 hint="raise max_length",
             )
         return int(limit)
 
     def _truncated(self, lengths: list[int], data: SequenceSample) -> list[bool]:
-        """Whether each text, of so many tokens, exceeds the classifier's limit; warned about once, or an error."""
+        """Whether each text, of so many tokens, exceeds the classifier's limit;
+        warned about once, or an error."""
         counts = [len(self.before) + length + len(self.after) for length in lengths]
         longest = max(range(len(counts)), key=counts.__getitem__, default=None)
         if longest is None or counts[longest] <= self.limit:
             return [False] * len(counts)
-        owners = [id_ for id_, lengths in zip(data.ids, data.seqlens["packed_input_ids"], strict=True) for _ in lengths]
+        owners = [
+            id_
+            for id_, lengths in zip(data.ids, data.seqlens["packed_input_ids"], strict=True)
+            for _ in lengths
+        ]
         message = (
-            f"the text of sample {owners[longest]} has {counts[longest]} tokens of {self.path}, {self.limit} at most"
+            f"the text of sample {owners[longest]} has {counts[longest]} tokens of "
+            f"{self.path}, {self.limit} at most"
         )
         hint = "raise max_length if the classifier takes more, or lower generation.max_new_tokens"
         if self.overlong == "error":
             raise DataError(message, hint=f"{hint}; or set overlong to truncate_left", code="F30")
         if not self.has_warned:
             lost = "beginning" if self.overlong == "truncate_left" else "end"
-            log.warning("%s: its %s is not scored, nor that of others (reported as truncated). %s", message, lost, hint)
+            log.warning(
+                "%s: its %s is not scored, nor that of others (reported as truncated). %s",
+                message,
+                lost,
+                hint,
+            )
             self.has_warned = True
         return [count > self.limit for count in counts]
 
     def _score(self, contents: list[list[int]]) -> torch.Tensor:
         """[N]: the scores of texts, from their tokens without special ones."""
         sequences = [
-            torch.tensor([*self.before, *self._within_limit(ids), *self.after], dtype=torch.int64) for ids in contents
+            torch.tensor([*self.before, *self._within_limit(ids), *self.after], dtype=torch.int64)
+            for ids in contents
         ]
         masks = [torch.ones_like(sequence) for sequence in sequences]
         side, device = self.tokenizer.padding_side, self.classifier.device
         input_ids = pad_sequence(
-            sequences, batch_first=True, padding_value=self.tokenizer.pad_token_id, padding_side=side
+            sequences,
+            batch_first=True,
+            padding_value=self.tokenizer.pad_token_id,
+            padding_side=side,
         ).to(device)
         attention_mask = pad_sequence(masks, batch_first=True, padding_side=side).to(device)
         logits = self.classifier(input_ids=input_ids, attention_mask=attention_mask).logits.float()
-        column = self.classifier.config.label2id[self.label] if isinstance(self.label, str) else self.label
+        column = (
+            self.classifier.config.label2id[self.label]
+            if isinstance(self.label, str)
+            else self.label
+        )
         if self.output != "logit":
             single = logits.shape[-1] == 1
             logits = torch.nn.functional.logsigmoid(logits) if single else logits.log_softmax(-1)
@@ -187,7 +229,9 @@ def _surroundings(tokenizer: Any) -> tuple[list[int], list[int]]:
     encoded = tokenizer("a", return_special_tokens_mask=True)
     ids, is_special = encoded["input_ids"], encoded["special_tokens_mask"]
     begin = next((number for number, special in enumerate(is_special) if not special), len(ids))
-    end = next((number for number in range(len(ids), begin, -1) if not is_special[number - 1]), begin)
+    end = next(
+        (number for number in range(len(ids), begin, -1) if not is_special[number - 1]), begin
+    )
     return ids[:begin], ids[end:]
 
 

@@ -32,19 +32,25 @@ _LONGEST_KEPT = 4000
 
 @dataclass(kw_only=True)
 class LLMJudgeInterface(Judging):
-    """Asks a model behind an OpenAI-compatible chat endpoint (vLLM, SGLang, a service) for a score of each response.
+    """Asks a model behind an OpenAI-compatible chat endpoint (vLLM, SGLang, a service) for a score
+    of each response.
 
-    The score is in the last line of the reply, after a mark that the judged text cannot know, so that a verdict inside
-    a response has no effect. Any other reply, and a failing server, is retried. A response that has no score then,
-    though the judge scores a plain one, is rewarded with `unscored_reward`; a judge that fails is an error.
+    The score is in the last line of the reply, after a mark that the judged text cannot know, so
+    that a verdict inside a response has no effect. Any other reply, and a failing server, is
+    retried. A response that has no score then, though the judge scores a plain one, is rewarded
+    with `unscored_reward`; a judge that fails is an error.
     """
 
     TRIED: ClassVar[bool] = False
     VARIABLES: ClassVar[tuple[str, ...]] = ("api_key_env",)
     LIMITS: ClassVar[Limits] = {
-        "concurrency": {"ge": 1, "le": 256}, "tries": {"ge": 1, "le": 1000}, "try_s": {"gt": 0, "le": 1_000_000},
-        "deadline_s": {"gt": 0, "le": 1_000_000}, "pause_s": {"ge": 0, "le": 1_000_000}, "max_tokens": {"ge": 1},
-    }  # fmt: skip
+        "concurrency": {"ge": 1, "le": 256},
+        "tries": {"ge": 1, "le": 1000},
+        "try_s": {"gt": 0, "le": 1_000_000},
+        "deadline_s": {"gt": 0, "le": 1_000_000},
+        "pause_s": {"ge": 0, "le": 1_000_000},
+        "max_tokens": {"ge": 1},
+    }
 
     url: str
     """Base URL of the endpoint, without `/chat/completions`: `http://localhost:8000/v1`."""
@@ -74,7 +80,8 @@ class LLMJudgeInterface(Judging):
     """Wait before the second try; doubles before each further one."""
 
     cache: str | None = None
-    """Folder that caches scores, also for later runs, keyed by everything the question consists of; null: in memory."""
+    """Folder that caches scores, also for later runs, keyed by everything the question consists of;
+    null: in memory."""
 
     scores_by_key: dict[str, float] = field(init=False, repr=False, default_factory=dict)
     endpoint: ChatEndpoint = field(init=False, repr=False)
@@ -84,20 +91,28 @@ class LLMJudgeInterface(Judging):
         key = os.environ.get(self.api_key_env) if self.api_key_env else None
         if self.api_key_env and not key:
             hint = f"export {self.api_key_env}=…"
-            raise ResourceError(f"llm_judge: the environment has no {self.api_key_env}", hint=hint, code="F51")
+            raise ResourceError(
+                f"llm_judge: the environment has no {self.api_key_env}", hint=hint, code="F51"
+            )
         self.endpoint = ChatEndpoint(self.url, key)
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the shares of its responses
-        without a score and of those whose score could not be computed.
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the
+        shares of its responses without a score and of those whose score could not be computed.
 
-        Raises WorkerError if the latter are too many, DataError where the template names a field that rows lack.
+        Raises WorkerError if the latter are too many, DataError where the template names a field
+        that rows lack.
         """
-        settings = {name: getattr(self, name) for name in ("url", "model", "temperature", "max_tokens")}
+        settings = {
+            name: getattr(self, name) for name in ("url", "model", "temperature", "max_tokens")
+        }
         return self.judged(data, self._scores(self.questions(model.data_tokenizer, data, settings)))
 
     def _scores(self, questions: Questions) -> list[Score | None]:
-        """Ask identical questions only once. None for questions left when there are too many errors."""
+        """Ask identical questions only once. None for questions left when there are too many
+        errors."""
         most, stop, failed = self.most_errors(len(questions.of_responses)), threading.Event(), []
         judge_works = _Once(lambda: self._scores_control(questions, stop))
 
@@ -112,7 +127,10 @@ class LLMJudgeInterface(Judging):
                 failed.append(question)
                 if len(failed) > most:
                     stop.set()
-                message = f"no score from {self.model} at {self.url} in up to {self.tries} tries: {problem}"
+                message = (
+                    f"no score from {self.model} at {self.url} in up to "
+                    f"{self.tries} tries: {problem}"
+                )
                 return Score(error=WorkerError(message, code="F52"))
 
         asked = list(dict.fromkeys(questions.of_responses))
@@ -137,8 +155,12 @@ class LLMJudgeInterface(Judging):
         return score
 
     def _ask(self, question: Question, stop: threading.Event) -> tuple[float, str]:
-        body = {"model": self.model, "messages": question.messages_for_server, "temperature": self.temperature,
-                "max_tokens": self.max_tokens}  # fmt: skip
+        body = {
+            "model": self.model,
+            "messages": question.messages_for_server,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
         patience = Patience(self.tries, self.try_s, self.deadline_s, self.pause_s)
         return self.endpoint.ask(body, question.score, patience, stop)
 
@@ -153,7 +175,9 @@ class LLMJudgeInterface(Judging):
         if self.cache is not None:
             file = _file(self.cache, question)
             make_folder(file.parent)
-            replace_file(file, json.dumps({"score": score, "reply": reply[-_LONGEST_KEPT:]}).encode())
+            replace_file(
+                file, json.dumps({"score": score, "reply": reply[-_LONGEST_KEPT:]}).encode()
+            )
 
 
 class _Once:

@@ -40,20 +40,26 @@ COUNTED = {
 
 @dataclass(kw_only=True)
 class MathRewardInterface(RightOrWrong):
-    """Compares the final answer of each response with the row's `answer`: numbers exactly, words as text, and other
-    expressions with math-verify, in separate processes.
+    """Compares the final answer of each response with the row's `answer`: numbers exactly, words as
+    text, and other expressions with math-verify, in separate processes.
 
-    A response is always either right or wrong: an answer that is not one value, or that cannot be compared within
-    bounds, is wrong and counted.
+    A response is always either right or wrong: an answer that is not one value, or that cannot be
+    compared within bounds, is wrong and counted.
     """
 
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved", "answer_classes")}
     DROPS: ClassVar[Declaration] = {"inference": ("unreadable_answer if on_error=drop",)}
     METRICS: ClassVar[Metrics] = {
-        "reward_unparsed": ("share", "share of responses whose answer is neither one value nor a small expression"),
+        "reward_unparsed": (
+            "share",
+            "share of responses whose answer is neither one value nor a small expression",
+        ),
         "reward_timeouts": ("share", "share of responses whose answer took too long to compare"),
-        "reward_crashes": ("share", "share of responses whose answer ended the process that compared it"),
+        "reward_crashes": (
+            "share",
+            "share of responses whose answer ended the process that compared it",
+        ),
         "reward_errors": ("share", "share of responses to rows whose own answer cannot be read"),
     }
     LIMITS: ClassVar[Limits] = {
@@ -63,22 +69,23 @@ class MathRewardInterface(RightOrWrong):
     }
 
     last_number: bool = False
-    """Without `####`, `\\boxed{}`, `<answer>` or "answer is", and unless the whole response is one value, take the last
-    number of the response as its answer."""
+    """Without `####`, `\\boxed{}`, `<answer>` or "answer is", and unless the whole response is one
+    value, take the last number of the response as its answer."""
 
     symbolic: bool = True
     """Compare expressions with math-verify where their texts differ; otherwise those are wrong."""
 
     timeout_s: float = 2.0
-    """Longest symbolic comparison, in seconds of processor time; after that the answer counts as wrong."""
+    """Longest symbolic comparison, in seconds of processor time;
+    after that the answer counts as wrong."""
 
     workers: int = 2
     """Processes for symbolic comparison, per rank."""
 
     on_error: OnError = "stop"
     """How to treat rows whose own answer cannot be read. "stop": the run ends if more than
-    `max_error_fraction` of a call's samples are such rows. "wrong": all responses to them are wrong. "drop": others are
-    drawn in their place; an evaluation counts them as wrong."""
+    `max_error_fraction` of a call's samples are such rows. "wrong": all responses to them are
+    wrong. "drop": others are drawn in their place; an evaluation counts them as wrong."""
 
     max_error_fraction: float = 0.01
     """Share of a call's samples (rounded up to whole ones) whose own answer may be unreadable."""
@@ -89,33 +96,51 @@ class MathRewardInterface(RightOrWrong):
         super().__post_init__()
         self.pool = MathPool(self.workers, self.timeout_s)
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved`, `answer_classes` [N]. As metadata, for each sample,
-        the shares of its responses with each verdict of COUNTED.
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_input_ids`, `prompt_mask` → `rewards`, `solved`, `answer_classes` [N]. As
+        metadata, for each sample, the shares of its responses with each verdict of COUNTED.
 
         Raises DataError for rows without an answer, or if too many answers cannot be read.
         """
-        owners = [sample for sample, lengths in enumerate(data.seqlens["packed_input_ids"]) for _ in lengths]
+        owners = [
+            sample
+            for sample, lengths in enumerate(data.seqlens["packed_input_ids"])
+            for _ in lengths
+        ]
         golds = _golds(data)
-        answers = [final_answer(text, self.last_number) for text in response_texts(model.data_tokenizer, data)]
+        answers = [
+            final_answer(text, self.last_number)
+            for text in response_texts(model.data_tokenizer, data)
+        ]
         verdicts = self._judge(answers, [golds[sample] for sample in owners])
         _report(places_of(data), answers, verdicts)
-        unreadable = {sample for sample, verdict in zip(owners, verdicts, strict=True) if verdict is Verdict.NO_GOLD}
+        unreadable = {
+            sample
+            for sample, verdict in zip(owners, verdicts, strict=True)
+            if verdict is Verdict.NO_GOLD
+        }
         self._refuse_rows(data, golds, sorted(unreadable))
         rewarded = self._rewarded(data, answers, verdicts)
         if self.on_error == "drop":
-            rewarded.metadata[DROPPED] = ["unreadable_answer" if row in unreadable else None for row in range(data.bs)]
+            rewarded.metadata[DROPPED] = [
+                "unreadable_answer" if row in unreadable else None for row in range(data.bs)
+            ]
         return rewarded
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
-        """The rewards that `inference` would give these responses; None where the row's own answer cannot be read."""
+        """The rewards that `inference` would give these responses;
+        None where the row's own answer cannot be read."""
         finals = [final_answer(text, self.last_number) for text in responses]
         verdicts = self._judge(finals, [gold_of(str(answer)) for answer in answers])
         reward = {Verdict.RIGHT: self.correct_reward, Verdict.NO_GOLD: None}
         return [reward.get(verdict, self.wrong_reward) for verdict in verdicts]
 
     def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
-        return self._rewarded(data, [None] * len(right), [Verdict.RIGHT if one else Verdict.WRONG for one in right])
+        return self._rewarded(
+            data, [None] * len(right), [Verdict.RIGHT if one else Verdict.WRONG for one in right]
+        )
 
     def _rewarded(
         self, data: SequenceSample, answers: Sequence[str | None], verdicts: Sequence[Verdict]
@@ -128,11 +153,16 @@ class MathRewardInterface(RightOrWrong):
         solved = torch.tensor([verdict is Verdict.RIGHT for verdict in verdicts], dtype=torch.bool)
         rewards = torch.where(solved, self.correct_reward, self.wrong_reward).to(torch.float32)
         vote = iter(_votes(answers, verdicts))
-        classes = answer_classes([[next(vote) for _ in group] for group in data.seqlens["packed_input_ids"]])
+        classes = answer_classes(
+            [[next(vote) for _ in group] for group in data.seqlens["packed_input_ids"]]
+        )
         return one_each(
             data,
             {"rewards": rewards, "solved": solved, "answer_classes": classes},
-            {name: shares(data, [one is verdict for one in verdicts]) for verdict, name in COUNTED.items()},
+            {
+                name: shares(data, [one is verdict for one in verdicts])
+                for verdict, name in COUNTED.items()
+            },
         )
 
     def _judge(self, answers: list[str | None], golds: list[Gold]) -> list[Verdict]:
@@ -145,7 +175,9 @@ class MathRewardInterface(RightOrWrong):
                 verdict = Verdict.WRONG
             verdicts.append(verdict)
         if undecided and self.symbolic:
-            for indices, verdict in zip(undecided.values(), self.pool.compare(list(undecided)), strict=True):
+            for indices, verdict in zip(
+                undecided.values(), self.pool.compare(list(undecided)), strict=True
+            ):
                 for index in indices:
                     verdicts[index] = verdict
         return verdicts
@@ -155,15 +187,20 @@ class MathRewardInterface(RightOrWrong):
         if not rows:
             return
         problem = (
-            f"the answers of {len(rows)} of {data.bs} samples cannot be read; first, sample {data.ids[rows[0]]}: "
-            f"{escape_control(golds[rows[0]].text[:80])!r}"
+            f"the answers of {len(rows)} of {data.bs} samples cannot be read; first, sample "
+            f"{data.ids[rows[0]]}: {escape_control(golds[rows[0]].text[:80])!r}"
         )
         if self.on_error == "stop" and len(rows) > math.ceil(self.max_error_fraction * data.bs):
             hint = (
-                "correct these rows; with on_error: wrong their responses count as wrong, with drop they are replaced"
+                "correct these rows; with on_error: wrong their responses count as wrong, with "
+                "drop they are replaced"
             )
             raise DataError(problem, hint=hint, code="F51")
-        consequence = "these samples are dropped" if self.on_error == "drop" else "responses to them count as wrong"
+        consequence = (
+            "these samples are dropped"
+            if self.on_error == "drop"
+            else "responses to them count as wrong"
+        )
         log.warning("%s; %s", problem, consequence)
 
 
@@ -177,7 +214,8 @@ def _golds(data: SequenceSample) -> list[Gold]:
 
 
 def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[Hashable]:
-    """The answer that each response votes for; all right answers count as one, however they are written."""
+    """The answer that each response votes for; all right answers count as one,
+    however they are written."""
     right = Verdict.RIGHT
     return [
         right if verdict is right else None if answer is None else answer_key(answer)
@@ -185,15 +223,28 @@ def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[H
     ]
 
 
-def _report(places: Sequence[str], answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> None:
-    """Warn about comparisons that failed; unparsed answers are too common for a warning, and only counted."""
-    for event, verdict in (("took too long", Verdict.TIMEOUT), ("ended its process", Verdict.CRASHED)):
+def _report(
+    places: Sequence[str], answers: Sequence[str | None], verdicts: Sequence[Verdict]
+) -> None:
+    """Warn about comparisons that failed; unparsed answers are too common for a warning,
+    and only counted."""
+    for event, verdict in (
+        ("took too long", Verdict.TIMEOUT),
+        ("ended its process", Verdict.CRASHED),
+    ):
         failed = [number for number, judged in enumerate(verdicts) if judged is verdict]
         if failed:
             log.warning(
-                "%d of %d responses count as wrong because comparing their answers %s; first, %s: %s",
-                len(failed), len(verdicts), event, places[failed[0]], escape_control(str(answers[failed[0]])),
-            )  # fmt: skip
+                (
+                    "%d of %d responses count as wrong because comparing their "
+                    "answers %s; first, %s: %s"
+                ),
+                len(failed),
+                len(verdicts),
+                event,
+                places[failed[0]],
+                escape_control(str(answers[failed[0]])),
+            )
 
 
 register_interface("math_reward", MathRewardInterface)

@@ -1,4 +1,5 @@
-"""Reward by a language model that is asked for a score: a role of the graph, with its own engine."""
+"""Reward by a language model that is asked for a score: a role of the graph,
+with its own engine."""
 
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ _LONGEST_SCORE = 12
 
 @dataclass(kw_only=True)
 class RoleJudgeInterface(Judging):
-    """Asks its own role, a chat model in the graph with any tokenizer, for a score of each response.
+    """Asks its own role, a chat model in the graph with any tokenizer,
+    for a score of each response.
 
-    The role thinks first, in up to `thought_tokens`. Then the line with the score is started for it, and its
-    continuation must be a number and nothing else.
+    The role thinks first, in up to `thought_tokens`. Then the line with the score is started for
+    it, and its continuation must be a number and nothing else.
     """
 
     LIMITS: ClassVar[Limits] = {"thought_tokens": {"ge": 0}}
-    GENERATES: ClassVar[Generates] = {"inference": {"prompt": (320,), "response": ("thought_tokens", 12)}}
+    GENERATES: ClassVar[Generates] = {
+        "inference": {"prompt": (320,), "response": ("thought_tokens", 12)}
+    }
     HEAD: ClassVar[Declaration] = {"inference": ("lm",)}
 
     thought_tokens: int = 256
@@ -44,11 +48,14 @@ class RoleJudgeInterface(Judging):
     has_scored: bool = field(init=False, default=False, repr=False)
     """Whether the judge has scored anything; until then it is asked about a plain response too."""
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
-        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the shares of its responses
-        without a score and of those whose score could not be computed.
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """`packed_input_ids`, `prompt_mask` → `rewards` [N]. As metadata, for each sample, the
+        shares of its responses without a score and of those whose score could not be computed.
 
-        Raises WorkerError if the latter are too many, DataError where the template names a field that rows lack.
+        Raises WorkerError if the latter are too many, DataError where the template names a field
+        that rows lack.
         """
         questions = self.questions(model.data_tokenizer, data, {})
         asked = dict.fromkeys(questions.of_responses)  # identical questions are asked once
@@ -61,22 +68,34 @@ class RoleJudgeInterface(Judging):
         return self.judged(data, [scores[question] for question in questions.of_responses])
 
     def _scores(self, model: Model, questions: Sequence[Question]) -> dict[Question, Score]:
-        """Every rank generates equally often, with or without questions: its engine may wait for the others."""
+        """Every rank generates equally often, with or without questions:
+        its engine may wait for the others."""
         openings = {question: _opening(model, question) for question in questions}
-        longest = _positions(model) - self.thought_tokens - _LONGEST_SCORE - _longest_mark(model, questions)
+        longest = (
+            _positions(model)
+            - self.thought_tokens
+            - _LONGEST_SCORE
+            - _longest_mark(model, questions)
+        )
         too_long = {question for question, opening in openings.items() if len(opening) > longest}
         scores = self._asked(
-            model, {question: openings[question] for question in questions if question not in too_long}
+            model,
+            {question: openings[question] for question in questions if question not in too_long},
         )
         why = "the question about it is longer than the judge can read"
-        return {question: self.unscored(why) if question in too_long else scores[question] for question in questions}
+        return {
+            question: self.unscored(why) if question in too_long else scores[question]
+            for question in questions
+        }
 
     def _asked(self, model: Model, asked: Mapping[Question, list[int]]) -> dict[Question, Score]:
         """The scores of questions, from their openings."""
         questions, openings = list(asked), list(asked.values())
         if self.thought_tokens:
             thoughts = self._written(model, openings, questions, self.thought_tokens)
-            openings = [[*opening, *thought] for opening, thought in zip(openings, thoughts, strict=True)]
+            openings = [
+                [*opening, *thought] for opening, thought in zip(openings, thoughts, strict=True)
+            ]
         begun = [
             [*opening, *_tokens(model, f"\n{question.before_score}")]
             for opening, question in zip(openings, questions, strict=True)
@@ -99,23 +118,34 @@ class RoleJudgeInterface(Judging):
     def _written(
         self, model: Model, prompts: Sequence[list[int]], questions: Sequence[Question], most: int
     ) -> list[list[int]]:
-        """The role's continuation of each prompt, in up to `most` tokens, without the stop token."""
+        """The role's continuation of each prompt, in up to `most` tokens,
+        without the stop token."""
         batch = SequenceSample.from_default(
             ids=list(range(len(prompts))),
             seqlens=[len(prompt) for prompt in prompts],
-            data={"packed_prompts": torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)},
+            data={
+                "packed_prompts": torch.tensor(
+                    [token for prompt in prompts for token in prompt], dtype=torch.int64
+                )
+            },
         )
         settings = GenerationHyperparameters(
             max_new_tokens=most, greedy=self.temperature == 0, temperature=self.temperature or 1.0
         )
         seeds = [stable_seed(model.seed, question.key, most) for question in questions]
-        written = model.module.generate(batch.to(model.module.device), model.tokenizer, settings, seeds)
+        written = model.module.generate(
+            batch.to(model.module.device), model.tokenizer, settings, seeds
+        )
         ended = written.ended.tolist()
-        return [tokens.tolist()[: len(tokens) - end] for tokens, end in zip(written.tokens, ended, strict=True)]
+        return [
+            tokens.tolist()[: len(tokens) - end]
+            for tokens, end in zip(written.tokens, ended, strict=True)
+        ]
 
 
 def _opening(model: Model, question: Question) -> list[int]:
-    """The question up to the start of the judge's reply. One message: some templates have no system prompt."""
+    """The question up to the start of the judge's reply. One message:
+    some templates have no system prompt."""
     text = "\n\n".join(message["content"] for message in question.messages)
     if template_of(model.tokenizer):
         message = [{"role": "user", "content": text}]
@@ -129,12 +159,17 @@ def _tokens(model: Model, text: str) -> list[int]:
 
 def _positions(model: Model) -> int:
     """How many tokens the judge can read and write."""
-    return getattr(model.source and model.source.config, "max_position_embeddings", None) or sys.maxsize
+    return (
+        getattr(model.source and model.source.config, "max_position_embeddings", None)
+        or sys.maxsize
+    )
 
 
 def _longest_mark(model: Model, questions: Sequence[Question]) -> int:
     """The most tokens of a line with a score before the score."""
-    return max((len(_tokens(model, f"\n{question.before_score}")) for question in questions), default=0)
+    return max(
+        (len(_tokens(model, f"\n{question.before_score}")) for question in questions), default=0
+    )
 
 
 register_interface("role_judge", RoleJudgeInterface)

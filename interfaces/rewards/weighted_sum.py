@@ -1,4 +1,5 @@
-"""Combines several rewards: each earlier call writes its own under another name, and this one adds them up."""
+"""Combines several rewards: each earlier call writes its own under another name,
+and this one adds them up."""
 
 from __future__ import annotations
 
@@ -30,11 +31,18 @@ class WeightedSumInterface(ModelInterface):
 
     def __post_init__(self) -> None:
         if not self.weights:
-            raise ValueError("weights is empty; it must name at least one key, such as {correct: 1.0, brevity: 0.1}")
-        if wrong := [f"{key}: {weight}" for key, weight in self.weights.items() if not math.isfinite(weight)]:
+            raise ValueError(
+                "weights is empty; it must name at least one key, such as "
+                "{correct: 1.0, brevity: 0.1}"
+            )
+        if wrong := [
+            f"{key}: {weight}" for key, weight in self.weights.items() if not math.isfinite(weight)
+        ]:
             raise ValueError(f"weights has {wrong[0]}; a weight must be finite")
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
         """The keys of `weights` [N] → `rewards` [N]."""
         import torch
 
@@ -42,7 +50,9 @@ class WeightedSumInterface(ModelInterface):
         parts = {key: data.data[key].double() for key in self.weights}
         total = sum(parts[key] * weight for key, weight in self.weights.items())
         return SequenceSample.from_default(
-            ids=data.ids, seqlens={"rewards": lengths}, data={"rewards": torch.as_tensor(total).float()}
+            ids=data.ids,
+            seqlens={"rewards": lengths},
+            data={"rewards": torch.as_tensor(total).float()},
         )
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
@@ -57,10 +67,16 @@ class WeightedSumInterface(ModelInterface):
         lengths = data.seqlens[first]
         for key in self.weights:
             if data.seqlens[key] != lengths:
-                raise UsageError(f"weighted_sum: {first} and {key} are not of the same responses", code="R71")
+                raise UsageError(
+                    f"weighted_sum: {first} and {key} are not of the same responses", code="R71"
+                )
         if any(length != 1 for group in lengths for length in group) or data.data[first].dim() != 1:
             hint = "the calls before it must write one number for each response"
-            raise UsageError(f"weighted_sum: {first} holds more than one number for a response", hint=hint, code="R71")
+            raise UsageError(
+                f"weighted_sum: {first} holds more than one number for a response",
+                hint=hint,
+                code="R71",
+            )
         return lengths
 
 

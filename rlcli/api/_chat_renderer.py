@@ -1,8 +1,9 @@
-"""A process that renders chat templates: JSON lines in, JSON lines out. Started by `chat_template`, as a script.
+"""A process that renders chat templates: JSON lines in, JSON lines out.
+Started by `chat_template`, as a script.
 
-A template is third-party code. jinja2's sandbox keeps it from calling anything harmful, but not from looping forever or
-filling the memory; the limits of a process do. Time is processor time, so that the outcome does not depend on the load
-of the machine.
+A template is third-party code. jinja2's sandbox keeps it from calling anything harmful, but not
+from looping forever or filling the memory; the limits of a process do. Time is processor time, so
+that the outcome does not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -57,8 +58,11 @@ def serve() -> None:
         replies.flush()
 
 
-def rendered(template: str, day: str | None, variables: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and [start, end) in characters of each part that the template marks as generated."""
+def rendered(
+    template: str, day: str | None, variables: dict[str, Any]
+) -> tuple[str, list[tuple[int, int]]]:
+    """The text, and [start, end) in characters of each part that the template marks as
+    generated."""
     text: list[str] = []
     length = 0
     for piece in _compiled(template, day).generate(**variables):
@@ -70,7 +74,8 @@ def rendered(template: str, day: str | None, variables: dict[str, Any]) -> tuple
 
 
 def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
-    """The text without the marks, and the spans between them; of nested marks, the outermost count."""
+    """The text without the marks, and the spans between them; of nested marks,
+    the outermost count."""
     parts: list[str] = []
     spans: list[tuple[int, int]] = []
     length = depth = start = 0
@@ -103,7 +108,9 @@ def _compiled(template: str, day: str | None) -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+            return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(
+                line
+            )
 
         def _render(self, caller: Any) -> str:
             return f"{OPEN}{caller()}{CLOSE}"
@@ -154,7 +161,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """jinja2's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:

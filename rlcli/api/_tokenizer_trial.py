@@ -1,8 +1,8 @@
 """A process that tries a tokenizer.json on a few texts. Started by `tokenizer_limits`, as a script.
 
-The file is third-party data with rules to replace and to split text, by regular expressions too. Some of them take for
-ever, or fill the memory; the limits of a process end that. Time is processor time, so that the outcome does not depend
-on the load of the machine.
+The file is third-party data with rules to replace and to split text, by regular expressions too.
+Some of them take for ever, or fill the memory; the limits of a process end that. Time is processor
+time, so that the outcome does not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def main() -> None:
 
 
 def fault_of(file: str) -> str | None:
-    """What is wrong with the tokens that the file gives; None for a file that is not a tokenizer, too: reading it again
-    says why."""
+    """What is wrong with the tokens that the file gives; None for a file that is not a tokenizer,
+    too: reading it again says why."""
     from tokenizers import Tokenizer
 
     try:
@@ -66,8 +66,11 @@ def fault_of(file: str) -> str | None:
 
 
 def texts(described: dict[str, Any]) -> Iterator[str]:
-    """Runs of each common character, with an end that fits nothing, and the texts in the rules, also repeated."""
-    yield from (character * REPEATED + "\x01!" for character in (*string.printable, "é", "中", "😀", "▁"))
+    """Runs of each common character, with an end that fits nothing,
+    and the texts in the rules, also repeated."""
+    yield from (
+        character * REPEATED + "\x01!" for character in (*string.printable, "é", "中", "😀", "▁")
+    )
     yield string.printable * 4
     for rule in RULES:
         for text in leaves(described.get(rule)):
@@ -78,7 +81,9 @@ def texts(described: dict[str, Any]) -> Iterator[str]:
 def leaves(value: Any) -> Iterator[str]:
     if isinstance(value, str) and value:
         yield value
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    children = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    )
     for child in children:
         yield from leaves(child)
 

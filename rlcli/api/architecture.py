@@ -70,5 +70,6 @@ class Architecture:
         return sum(layer.attention + layer.mlp for layer in self.layers)
 
     def parameters(self, head: str = "lm") -> int:
-        """Number of parameters, with the language-model head or ("value") with one that gives a number per token."""
+        """Number of parameters, with the language-model head or ("value") with one that gives a
+        number per token."""
         return self.backbone + (self.head if head == "lm" else self.hidden + 1)

@@ -1,6 +1,7 @@
 """Chat templates, rendered as transformers renders them, in a process with limited time and memory.
 
-A template comes with a model: it is third-party code. `_chat_renderer.py` has the sandbox and the limits.
+A template comes with a model: it is third-party code. `_chat_renderer.py` has the sandbox and the
+limits.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ SAFE_JINJA = (3, 1, 6)
 """Older versions of jinja2 have known sandbox escapes, and a template is third-party code."""
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message's reasoning is passed; templates read the first, and some the second."""
+"""Names under which a message's reasoning is passed; templates read the first,
+and some the second."""
 
 LIMIT_S = 1.0
-"""Seconds of processor time per conversation: a hundred times what today's longest templates need."""
+"""Seconds of processor time per conversation: a hundred times what today's longest templates
+need."""
 PATIENCE_S = 120.0
 """Seconds within which the process must reply, on a machine that may be busy."""
 MAX_TEMPLATE = 1 << 20
@@ -39,7 +42,8 @@ MAX_TEMPLATE = 1 << 20
 
 
 DAY = date(2024, 7, 26)
-"""The date that templates write into prompts instead of today's, so that the same rows give the same data any day."""
+"""The date that templates write into prompts instead of today's, so that the same rows give the
+same data any day."""
 
 
 class TemplateError(ValueError):
@@ -56,7 +60,8 @@ class Rendered:
 
     text: str
     spans: Sequence[tuple[int, int]]
-    """[start, end) in characters of each part that the template marks with `{% generation %}`; none without marks."""
+    """[start, end) in characters of each part that the template marks with `{% generation %}`;
+    none without marks."""
 
 
 def render_marked(
@@ -78,7 +83,10 @@ def render_marked(
         raise TooMuch(f"it has {len(template)} characters; a chat template may have {MAX_TEMPLATE}")
     variables = {
         **variables,
-        "messages": [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
+        "messages": [
+            _with_reasoning({k: v for k, v in message.items() if v is not None})
+            for message in messages
+        ],
         "tools": tools,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
@@ -104,13 +112,17 @@ def name_of(tokenizer: Any) -> str:
 
 
 def conversation(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> Rendered:
-    """Render a conversation with a tokenizer's template, see `render_marked`; its text is for `tokens_of`, as it has
-    marks in special tokens that a message names. Raises ModelError F32."""
+    """Render a conversation with a tokenizer's template, see `render_marked`; its text is for
+    `tokens_of`, as it has marks in special tokens that a message names. Raises ModelError F32."""
     content = as_content(tokenizer, messages)
     try:
-        return render_marked(template_of(tokenizer) or "", content, **how, **tokenizer.special_tokens_map)
+        return render_marked(
+            template_of(tokenizer) or "", content, **how, **tokenizer.special_tokens_map
+        )
     except TemplateError as error:
-        raise ModelError(f"the chat template of {name_of(tokenizer)} fails: {error}", code="F32") from error
+        raise ModelError(
+            f"the chat template of {name_of(tokenizer)} fails: {error}", code="F32"
+        ) from error
 
 
 def conversation_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
@@ -118,20 +130,24 @@ def conversation_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **h
     return conversation(tokenizer, messages, **how).text
 
 
-def conversation_tokens(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
+def conversation_tokens(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any
+) -> list[int]:
     """The tokens of `conversation`; only the template writes special ones."""
     return tokens_of(tokenizer, [conversation_text(tokenizer, messages, **how)])[0]
 
 
 def check_template(tokenizer: Any, source: str) -> None:
-    """Try a tokenizer's template on one message. Raises ModelError F32 if it exceeds a limit; other errors
-    are ignored, as they depend on the conversation."""
+    """Try a tokenizer's template on one message. Raises ModelError F32 if it exceeds a limit; other
+    errors are ignored, as they depend on the conversation."""
     named = tokenizer.chat_template
     templates = named if isinstance(named, dict) else {"default": named}
     for template in templates.values():
         try:
             if template is not None:
-                render_chat(template, [{"role": "user", "content": "?"}], **tokenizer.special_tokens_map)
+                render_chat(
+                    template, [{"role": "user", "content": "?"}], **tokenizer.special_tokens_map
+                )
         except TooMuch as error:
             raise ModelError(f"the chat template of {source} fails: {error}", code="F32") from error
         except TemplateError:
@@ -144,7 +160,9 @@ def marks_generation(template: str) -> bool:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
+    reasoning = next(
+        (message[name] for name in REASONING_FIELDS if message.get(name) is not None), None
+    )
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -186,7 +204,10 @@ class _Renderer:
         self.close()
         if code == -signal.SIGPROF or code is None:
             return f"it takes more than {LIMIT_S:g} s of processor time"
-        return f"the process that renders it died ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+        return (
+            "the process that renders it died "
+            f"({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+        )
 
 
 _held: list[_Renderer] = []
@@ -232,5 +253,7 @@ def _refuse_old_jinja() -> None:
     installed = version("jinja2")
     if tuple(int(number) for number in re.findall(r"\d+", installed)[:3]) < SAFE_JINJA:
         raise ModelError(
-            f"jinja2 {installed} cannot render chat templates safely", hint="pip install -U jinja2", code="S6"
+            f"jinja2 {installed} cannot render chat templates safely",
+            hint="pip install -U jinja2",
+            code="S6",
         )

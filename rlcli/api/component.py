@@ -26,16 +26,28 @@ def registered(kind: str) -> dict[str, type]:
 
 
 def register(kind: str, name: str, cls: type) -> None:
-    """Register a class under its name; its file must have the same name, and the name must be free. Components of an
-    installed module are registered under the module's full name."""
+    """Register a class under its name; its file must have the same name, and the name must be free.
+    Components of an installed module are registered under the module's full name."""
     home = cls.__module__
     if home.startswith(f"rlcli.{kind}.") and home.rsplit(".", 1)[1] != module_name(name):
-        raise ProjectError(f"{home} registers {name!r}, but {kind}/{module_name(name)}.py is where {name!r} must live")
-    if "." in home and not home.startswith("rlcli.") and home.rpartition(".")[2] == module_name(name):
+        raise ProjectError(
+            f"{home} registers {name!r}, but {kind}/{module_name(name)}.py is "
+            f"where {name!r} must live"
+        )
+    if (
+        "." in home
+        and not home.startswith("rlcli.")
+        and home.rpartition(".")[2] == module_name(name)
+    ):
         name = home
     taken = _TABLES[kind].get(name)
-    if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ProjectError(f"two {kind} are named {name!r}: {taken.__module__} and {cls.__module__}")
+    if taken is not None and (taken.__module__, taken.__qualname__) != (
+        cls.__module__,
+        cls.__qualname__,
+    ):
+        raise ProjectError(
+            f"two {kind} are named {name!r}: {taken.__module__} and {cls.__module__}"
+        )
     _TABLES[kind][name] = cls
 
 
@@ -55,15 +67,20 @@ def _registrar(kind: str) -> Callable[..., Any]:
 
         return decorate
 
-    register_component.__doc__ = f"Register one of the {kind}: `register(name, cls)` or as a decorator."
+    register_component.__doc__ = (
+        f"Register one of the {kind}: `register(name, cls)` or as a decorator."
+    )
     return register_component
 
 
 def _maker(kind: str) -> Callable[..., Any]:
-    """Components are loaded by `rlcli.registry`; as that imports this module, it is only imported on use."""
+    """Components are loaded by `rlcli.registry`; as that imports this module,
+    it is only imported on use."""
 
     def make_component(cfg: Any, *arguments: Any, **named: Any) -> Any:
-        return getattr(importlib.import_module("rlcli.registry"), f"make_{kind}")(cfg, *arguments, **named)
+        return getattr(importlib.import_module("rlcli.registry"), f"make_{kind}")(
+            cfg, *arguments, **named
+        )
 
     make_component.__doc__ = f"The {kind} that an abstraction (`type_`, `args`) describes."
     return make_component

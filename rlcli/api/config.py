@@ -1,4 +1,5 @@
-"""Plain settings shared by recipes and components. No torch here: the command line reads this file."""
+"""Plain settings shared by recipes and components. No torch here:
+the command line reads this file."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class GenerationHyperparameters:
     """Stop tokens in addition to the tokenizer's EOS token."""
 
     max_concurrent_responses: int = 256
-    """Maximum number of responses decoded at once; others wait. The backend's `kv_cache_tokens` may allow fewer."""
+    """Maximum number of responses decoded at once; others wait.
+    The backend's `kv_cache_tokens` may allow fewer."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.responses_per_prompt <= MAX_RESPONSES:
@@ -75,9 +77,14 @@ class GenerationHyperparameters:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            raise ValueError(f"min_new_tokens is {self.min_new_tokens}; it must lie between 0 and max_new_tokens")
+            raise ValueError(
+                f"min_new_tokens is {self.min_new_tokens}; it must lie between 0 and max_new_tokens"
+            )
         if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0 (use greedy: true for argmax)")
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be above 0 (use "
+                "greedy: true for argmax)"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1]")
         if self.top_k < 0:
@@ -100,7 +107,9 @@ class MicroBatchSpec:
         if self.n_mbs < 1:
             raise ValueError(f"n_mbs is {self.n_mbs}; it must be at least 1")
         if self.max_tokens_per_mb is not None and self.max_tokens_per_mb < 1:
-            raise ValueError(f"max_tokens_per_mb is {self.max_tokens_per_mb}; it must be at least 1")
+            raise ValueError(
+                f"max_tokens_per_mb is {self.max_tokens_per_mb}; it must be at least 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +145,7 @@ if not TYPE_CHECKING:  # a type checker is to report every name that is not here
 
 
 def stable_seed(*parts: int | str) -> int:
-    """A 63-bit seed from named parts: the same in every process, on every machine, under every hash seed."""
+    """A 63-bit seed from named parts: the same in every process, on every machine,
+    under every hash seed."""
     text = "\x1f".join(f"{type(value).__name__}:{value}" for value in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,10 +1,12 @@
 """The data contract: `SequenceSample`, a batch of packed sequences that are never padded.
 
-A batch holds samples (rows of a dataset); for every key, a sample holds one or more sequences: the responses
-of a group, or the two sides of a pair. The rows of a key are concatenated in one tensor, in the order of the
-samples; `seqlens` gives the length of each sequence. Without `data`, a batch describes data held elsewhere.
+A batch holds samples (rows of a dataset); for every key, a sample holds one or more sequences: the
+responses of a group, or the two sides of a pair. The rows of a key are concatenated in one tensor,
+in the order of the samples; `seqlens` gives the length of each sequence. Without `data`, a batch
+describes data held elsewhere.
 
-Importing this file does not import torch, so that datasets can be inspected without it: see `Preview`.
+Importing this file does not import torch, so that datasets can be inspected without it:
+see `Preview`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from rlcli.api.elsewhere import attributes_of
 from rlcli.api.lengths import Lengths, infer_lengths, read_lengths, rows_of
 from rlcli.api.partition import SequenceSplitSpec, ffd_allocate, flat2d, min_abs_diff_partition
 from rlcli.api.preview import Preview, Survey
-from rlcli.api.sample_checks import KeySet, check_alike, check_indices, read_fields, read_ids, read_keys
+from rlcli.api.sample_checks import (
+    KeySet,
+    check_alike,
+    check_indices,
+    read_fields,
+    read_ids,
+    read_keys,
+)
 from rlcli.errors import DataError
 
 if TYPE_CHECKING:
@@ -47,24 +56,27 @@ __all__ = [
 class SequenceSample:
     """A batch of samples with packed sequences under named keys; see the module's docstring.
 
-    Anything inconsistent raises ValueError at construction. Operations return new batches with their own
-    lists and dicts (those whose names end in `_`, and `cuda` and `cpu`, work in place). Tensors are shared
-    where possible and never cast.
+    Anything inconsistent raises ValueError at construction. Operations return new batches with
+    their own lists and dicts (those whose names end in `_`, and `cuda` and `cpu`, work in place).
+    Tensors are shared where possible and never cast.
     """
 
     ids: list[Hashable]
-    """One per sample, all different; strings or ints if the batch is to be sent to other processes."""
+    """One per sample, all different; strings or ints if the batch is to be sent to other
+    processes."""
     keys: KeySet = None  # type: ignore[assignment]
     """Default: the keys of `seqlens`."""
     seqlens: dict[str, Lengths]
-    """Key → the lengths of each sample's sequences. Ints, lists, 1-D tensors and arrays are accepted."""
+    """Key → the lengths of each sample's sequences. Ints, lists,
+    1-D tensors and arrays are accepted."""
     trailing_shapes: dict[str, tuple[int, ...] | None] = None  # type: ignore[assignment]
     """Key → shape of one row of its tensor; None if there is no tensor. Inferred from `data`."""
     dtypes: dict[str, torch.dtype | None] = None  # type: ignore[assignment]
     """Key → dtype of its tensor; None if there is no tensor. Inferred from `data`."""
     data: dict[str, torch.Tensor] | Any = None
-    """Key → tensor [sum of its lengths, *trailing shape], None for a key without one. None: only a description. A type
-    checker takes tensors as given: whatever computes with a batch gets one that has them."""
+    """Key → tensor [sum of its lengths, *trailing shape], None for a key without one. None: only a
+    description. A type checker takes tensors as given: whatever computes with a batch gets one that
+    has them."""
     metadata: dict[str, list[Any]] = field(default_factory=dict)
     """Name → a JSON-able value for each sample."""
 
@@ -78,7 +90,7 @@ class SequenceSample:
         sample.__dict__.update(fields)
         return sample
 
-    # -- reading ---------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     @property
     def bs(self) -> int:
@@ -90,7 +102,8 @@ class SequenceSample:
         return flat2d(self.seqlens[self._known(key)])
 
     def cu_seqlens(self, key: str) -> torch.Tensor:
-        """[N + 1] int32, on the device of the data: where each sequence starts, and the end of the last."""
+        """[N + 1] int32, on the device of the data: where each sequence starts,
+        and the end of the last."""
         import torch
 
         lengths = self.flat_seqlens(key)
@@ -109,7 +122,7 @@ class SequenceSample:
             raise ValueError("a batch without keys cannot be split by tokens")
         return max(self.keys, key=lambda key: rows_of(self.seqlens[key]))
 
-    # -- combining -------------------------------------------------------------------------------------------
+    # -- combining ---------------------------------------------------------------------------------
 
     @classmethod
     def from_default(
@@ -122,21 +135,27 @@ class SequenceSample:
     ) -> SequenceSample:
         """A batch from its tensors and the token counts of its sequences.
 
-        `seqlens` may be one list for all keys: the rows of a key then follow from its name (`values` one per
-        token, `packed_logprobs` one less per sequence, `rewards` one per sequence, …) or, for other names,
-        from the number of rows if only one rule fits. Otherwise, pass a mapping from each key to its lengths.
+        `seqlens` may be one list for all keys: the rows of a key then follow from its name
+        (`values` one per token, `packed_logprobs` one less per sequence, `rewards` one per
+        sequence, …) or, for other names, from the number of rows if only one rule fits. Otherwise,
+        pass a mapping from each key to its lengths.
         """
         if not isinstance(seqlens, Mapping):
             lengths = read_lengths(seqlens, "seqlens")
             seqlens = {key: infer_lengths(key, tensor, lengths) for key, tensor in data.items()}
-        return cls(ids=list(ids), seqlens=dict(seqlens), data=dict(data), metadata=dict(metadata or {}))
+        return cls(
+            ids=list(ids), seqlens=dict(seqlens), data=dict(data), metadata=dict(metadata or {})
+        )
 
     @classmethod
-    def gather(cls, samples: Sequence[SequenceSample], keys: Iterable[str] | None = None) -> SequenceSample:
-        """All samples of all batches, in order, with only `keys` (default: all, which must then agree).
+    def gather(
+        cls, samples: Sequence[SequenceSample], keys: Iterable[str] | None = None
+    ) -> SequenceSample:
+        """All samples of all batches, in order, with only `keys` (default: all,
+        which must then agree).
 
-        Empty batches are skipped. Ids must stay unique; dtypes, trailing shapes, metadata names and the
-        presence of data must agree.
+        Empty batches are skipped. Ids must stay unique; dtypes, trailing shapes, metadata names and
+        the presence of data must agree.
         """
         if not samples:
             raise ValueError("nothing to gather: the list of batches is empty")
@@ -150,23 +169,34 @@ class SequenceSample:
         return cls._made(
             ids=read_ids(flat2d(sample.ids for sample in parts)),
             keys=first.keys,
-            seqlens={key: [list(inner) for p in parts for inner in p.seqlens[key]] for key in first.keys},
+            seqlens={
+                key: [list(inner) for p in parts for inner in p.seqlens[key]] for key in first.keys
+            },
             trailing_shapes=dict(first.trailing_shapes),
             dtypes=dict(first.dtypes),
             data=None
             if first.data is None
             else {key: _joined([_data(sample)[key] for sample in parts]) for key in first.keys},
-            metadata={name: flat2d(sample.metadata[name] for sample in parts) for name in first.metadata},
+            metadata={
+                name: flat2d(sample.metadata[name] for sample in parts) for name in first.metadata
+            },
         )
 
     def update_(self, source: SequenceSample) -> None:
-        """Add keys and metadata of `source`, which has the same ids in the same order; on conflict, `source` wins."""
+        """Add keys and metadata of `source`, which has the same ids in the same order;
+        on conflict, `source` wins."""
         if source.ids != self.ids:
-            kind = "the same ids in another order" if set(source.ids) == set(self.ids) else "other ids"
+            kind = (
+                "the same ids in another order" if set(source.ids) == set(self.ids) else "other ids"
+            )
             raise ValueError(f"cannot update a batch from one with {kind}")
         if (self.data is None) != (source.data is None):
-            with_data, without = ("the other", "this") if self.data is None else ("this", "the other")
-            raise ValueError(f"cannot update: {with_data} batch has data and {without} has none; use meta()")
+            with_data, without = (
+                ("the other", "this") if self.data is None else ("this", "the other")
+            )
+            raise ValueError(
+                f"cannot update: {with_data} batch has data and {without} has none; use meta()"
+            )
         addition = source.select(source.keys)
         self.keys = KeySet(self.keys | addition.keys)
         self.seqlens = self.seqlens | addition.seqlens
@@ -176,7 +206,7 @@ class SequenceSample:
         if self.data is not None:
             self.data = self.data | _data(addition)
 
-    # -- selecting and splitting -----------------------------------------------------------------------------
+    # -- selecting and splitting -------------------------------------------------------------------
 
     def select(self, keys: Iterable[str]) -> SequenceSample:
         """The same samples with these keys only."""
@@ -192,7 +222,8 @@ class SequenceSample:
         )
 
     def select_indices(self, indices: Iterable[int]) -> SequenceSample:
-        """These samples in this order, each at most once. No indices give a batch of size 0 with the same keys."""
+        """These samples in this order, each at most once.
+        No indices give a batch of size 0 with the same keys."""
         return self._pick([list(indices)])[0]
 
     def _pick(self, groups: Sequence[Sequence[int]]) -> list[SequenceSample]:
@@ -207,17 +238,26 @@ class SequenceSample:
             self._made(
                 ids=[self.ids[i] for i in group],
                 keys=self.keys,
-                seqlens={key: [list(lengths[i]) for i in group] for key, lengths in self.seqlens.items()},
+                seqlens={
+                    key: [list(lengths[i]) for i in group] for key, lengths in self.seqlens.items()
+                },
                 trailing_shapes=dict(self.trailing_shapes),
                 dtypes=dict(self.dtypes),
-                data=None if self.data is None else {key: self._rows(key, pieces[key], group) for key in self.keys},
-                metadata={name: [values[i] for i in group] for name, values in self.metadata.items()},
+                data=None
+                if self.data is None
+                else {key: self._rows(key, pieces[key], group) for key in self.keys},
+                metadata={
+                    name: [values[i] for i in group] for name, values in self.metadata.items()
+                },
             )
             for group in groups
         ]
 
-    def _rows(self, key: str, pieces: Sequence[torch.Tensor] | None, group: Sequence[int]) -> torch.Tensor | None:
-        """The rows of `key` of the samples in `group`: a view if they are contiguous, else a copy."""
+    def _rows(
+        self, key: str, pieces: Sequence[torch.Tensor] | None, group: Sequence[int]
+    ) -> torch.Tensor | None:
+        """The rows of `key` of the samples in `group`: a view if they are contiguous,
+        else a copy."""
         tensor = _data(self)[key]
         if tensor is None or pieces is None:
             return None
@@ -236,7 +276,9 @@ class SequenceSample:
         """Every sample as a batch of its own."""
         return self._pick([[i] for i in range(self.bs)])
 
-    def get_split_spec(self, k: int, key: str | None = None, min_size: int = 1) -> SequenceSplitSpec:
+    def get_split_spec(
+        self, k: int, key: str | None = None, min_size: int = 1
+    ) -> SequenceSplitSpec:
         """k contiguous parts of `min_size` samples or more, balanced by the tokens of `key`."""
         lengths = self.seqlens[self._known(key) if key is not None else self._longest_key()]
         tokens = [sum(inner) for inner in lengths]
@@ -252,14 +294,17 @@ class SequenceSample:
     @overload
     def split(self, k: int, key: str | None = None, min_size: int = 1) -> list[SequenceSample]: ...
     @overload
-    def split(self, k: MicroBatchSpec, key: str | None = None) -> tuple[list[SequenceSample], list[int], list[int]]: ...
+    def split(
+        self, k: MicroBatchSpec, key: str | None = None
+    ) -> tuple[list[SequenceSample], list[int], list[int]]: ...
     def split(
         self, k: int | MicroBatchSpec, key: str | None = None, min_size: int = 1
     ) -> list[SequenceSample] | tuple[list[SequenceSample], list[int], list[int]]:
-        """`split(k)`: k contiguous parts. `split(mb_spec)`: micro-batches, forward and backward indices.
+        """`split(k)`: k contiguous parts. `split(mb_spec)`: micro-batches,
+        forward and backward indices.
 
-        The forward indices give the sample at each place of the concatenated micro-batches; the backward
-        indices are their inverse, see `reorder_output`.
+        The forward indices give the sample at each place of the concatenated micro-batches; the
+        backward indices are their inverse, see `reorder_output`.
         """
         if isinstance(k, MicroBatchSpec):
             parts, groups = self.split_to_micro_batches(k, key)
@@ -270,10 +315,12 @@ class SequenceSample:
     def split_to_micro_batches(
         self, mb_spec: MicroBatchSpec, key: str | None = "packed_input_ids"
     ) -> tuple[list[SequenceSample], list[list[int]]]:
-        """Micro-batches under the token cap (first-fit-decreasing), and the indices of the samples in each.
+        """Micro-batches under the token cap (first-fit-decreasing),
+        and the indices of the samples in each.
 
-        Tokens are those of `key`, or of the longest key if the batch has no such key. There are at least
-        `n_mbs` micro-batches, but never an empty one. Raises DataError if one sample alone exceeds the cap.
+        Tokens are those of `key`, or of the longest key if the batch has no such key. There are at
+        least `n_mbs` micro-batches, but never an empty one. Raises DataError if one sample alone
+        exceeds the cap.
         """
         if self.bs == 0:
             return [], []
@@ -283,7 +330,10 @@ class SequenceSample:
         for id_, count in zip(self.ids, tokens, strict=True):
             if cap is not None and count > cap:
                 raise DataError(
-                    f"sample {id_} has {count} tokens of {counted}, more than a micro-batch may hold: {cap}",
+                    (
+                        f"sample {id_} has {count} tokens of {counted}, more than a "
+                        f"micro-batch may hold: {cap}"
+                    ),
                     hint="raise max_tokens_per_microbatch, or shorten prompts and responses",
                     code="F30",
                 )
@@ -292,7 +342,7 @@ class SequenceSample:
         groups = sorted(sorted(group) for group in allocated)
         return self._pick(groups), groups
 
-    # -- order -----------------------------------------------------------------------------------------------
+    # -- order -------------------------------------------------------------------------------------
 
     def reorder(self, indices: Sequence[int]) -> SequenceSample:
         """The same samples in another order: place i gets sample `indices[i]`."""
@@ -307,7 +357,8 @@ class SequenceSample:
         forward_indices: Sequence[int],
         backward_indices: Sequence[int],
     ) -> torch.Tensor:
-        """Rows computed micro-batch by micro-batch, restored to the order of the batch that was split.
+        """Rows computed micro-batch by micro-batch, restored to the order of the batch that was
+        split.
 
         `expected_seqlens` are the lengths of the result per sample, in the batch's order.
         """
@@ -318,10 +369,14 @@ class SequenceSample:
             or sorted(back) != sorted(forward)
             or [forward[i] for i in back] != sorted(forward)
         ):
-            raise ValueError(f"forward and backward indices are not inverse permutations of {n} samples")
+            raise ValueError(
+                f"forward and backward indices are not inverse permutations of {n} samples"
+            )
         rows = [sum(expected_seqlens[i]) for i in forward_indices]
         if x.shape[0] != sum(rows):
-            raise ValueError(f"the output has {x.shape[0]} rows, but expected_seqlens say {sum(rows)}")
+            raise ValueError(
+                f"the output has {x.shape[0]} rows, but expected_seqlens say {sum(rows)}"
+            )
         if not n:
             return x
         import torch
@@ -329,20 +384,27 @@ class SequenceSample:
         pieces = x.split(rows)
         return torch.cat([pieces[i] for i in backward_indices])
 
-    # -- other forms -----------------------------------------------------------------------------------------
+    # -- other forms -------------------------------------------------------------------------------
 
     def remap_keys_(self, remap: Mapping[str, str]) -> None:
-        """Rename keys in place, all at once, so that two may swap names. No two may end up with the same name."""
+        """Rename keys in place, all at once, so that two may swap names.
+        No two may end up with the same name."""
         for key in remap:
             self._known(key)
         names = {key: remap.get(key, key) for key in self.keys}
         if len(set(names.values())) != len(names):
-            raise ValueError(f"renaming {dict(remap)} gives two of the keys {list(self.keys)} the same name")
+            raise ValueError(
+                f"renaming {dict(remap)} gives two of the keys {list(self.keys)} the same name"
+            )
         self.keys = read_keys(names.values())
         for trait in ("seqlens", "trailing_shapes", "dtypes", "data"):
             mapping = getattr(self, trait)
             if mapping is not None:
-                setattr(self, trait, {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)})
+                setattr(
+                    self,
+                    trait,
+                    {names[key]: mapping[key] for key in sorted(mapping, key=names.__getitem__)},
+                )
 
     def meta(self) -> SequenceSample:
         """The batch without its data. It shares no mutable state with this one."""
@@ -369,7 +431,8 @@ class SequenceSample:
         return self
 
     def as_json(self) -> dict[str, Any]:
-        """The batch, data included, as lists, numbers and strings; `from_json` restores values and dtypes."""
+        """The batch, data included, as lists, numbers and strings;
+        `from_json` restores values and dtypes."""
         from rlcli.api.sample_json import encode
 
         return encode(self)

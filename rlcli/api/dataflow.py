@@ -1,4 +1,5 @@
-"""The dataflow graph: model function calls, linked by the keys they produce and consume. No torch here."""
+"""The dataflow graph: model function calls, linked by the keys they produce and consume.
+No torch here."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class ModelInterfaceType(StrEnum):
 class ParamReallocHook:
     """Once the call is done, give `target` the parameters of the call's role.
 
-    target ← eta · source + (1 − eta) · target: a copy at eta 1, below that an exponential moving average.
+    target ← eta · source + (1 − eta) · target: a copy at eta 1,
+    below that an exponential moving average.
     """
 
     target: str
@@ -71,14 +73,18 @@ class MFCDef:
 
     @property
     def needs_batch(self) -> bool:
-        """Whether it belongs to a step as a whole: it takes all samples at once, or changes weights."""
+        """Whether it belongs to a step as a whole: it takes all samples at once,
+        or changes weights."""
         return self.takes_batch or bool(self.written_roles)
 
     @property
     def written_roles(self) -> tuple[str, ...]:
-        """The roles whose weights the call changes: its own if it trains, and those that it copies to."""
+        """The roles whose weights the call changes: its own if it trains,
+        and those that it copies to."""
         trained = (self.model_name,) if self.is_train else ()
-        return trained + tuple(hook.target for hook in self.post_hooks if isinstance(hook, ParamReallocHook))
+        return trained + tuple(
+            hook.target for hook in self.post_hooks if isinstance(hook, ParamReallocHook)
+        )
 
     @property
     def produced_keys(self) -> tuple[str, ...]:
@@ -89,7 +95,8 @@ class MFCDef:
 class CallGraph:
     """Calls, linked by the keys that one makes and another reads.
 
-    In a loaded recipe, no two calls make the same key, and none wait for each other (`rlcli.recipe.graph`).
+    In a loaded recipe, no two calls make the same key, and none wait for each other
+    (`rlcli.recipe.graph`).
     """
 
     def __init__(self, mfcs: Sequence[MFCDef]):
@@ -112,7 +119,8 @@ class CallGraph:
         return {later for later in self.reads if call in self.before(later)}
 
     def order(self) -> list[str]:
-        """The calls, each after those that it waits for, otherwise in the order in which they were given."""
+        """The calls, each after those that it waits for, otherwise in the order in which they were
+        given."""
         left, ordered = list(self.reads), list[str]()
         while left:
             first = next(call for call in left if set(ordered).issuperset(self.reads[call]))
@@ -122,7 +130,8 @@ class CallGraph:
 
 
 def weight_writers(mfcs: Sequence[MFCDef]) -> dict[str, list[str]]:
-    """Role → the calls after which it has the weights of the next version: they train it, or copy weights to it."""
+    """Role → the calls after which it has the weights of the next version: they train it,
+    or copy weights to it."""
     writers: dict[str, list[str]] = {}
     for mfc in mfcs:
         for role in mfc.written_roles:
@@ -131,17 +140,23 @@ def weight_writers(mfcs: Sequence[MFCDef]) -> dict[str, list[str]]:
 
 
 def calls_ahead(mfcs: Sequence[MFCDef]) -> list[MFCDef]:
-    """The calls that may work on samples of later steps while weights are trained: generation, and calls of roles whose
-    weights never change, if they wait for such calls only. Empty if there is no generation among them, or nothing is
-    trained."""
+    """The calls that may work on samples of later steps while weights are trained: generation, and
+    calls of roles whose weights never change, if they wait for such calls only. Empty if there is
+    no generation among them, or nothing is trained."""
     writers = weight_writers(mfcs)
     bound = {
         mfc.name
         for mfc in mfcs
-        if mfc.needs_batch or (mfc.model_name in writers and mfc.interface_type is not ModelInterfaceType.GENERATE)
+        if mfc.needs_batch
+        or (mfc.model_name in writers and mfc.interface_type is not ModelInterfaceType.GENERATE)
     }
     makers = {key: mfc.name for mfc in mfcs for key in mfc.produced_keys}
-    while reached := {mfc.name for mfc in mfcs if any(makers.get(key) in bound for key in mfc.input_keys)} - bound:
+    while (
+        reached := {
+            mfc.name for mfc in mfcs if any(makers.get(key) in bound for key in mfc.input_keys)
+        }
+        - bound
+    ):
         bound |= reached
     ahead = [mfc for mfc in mfcs if mfc.name not in bound]
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in ahead)

@@ -1,4 +1,5 @@
-"""An interface's declarations of the keys of its calls, in literals that are read without importing it.
+"""An interface's declarations of the keys of its calls, in literals that are read without importing
+it.
 
 An entry is a key, alone or with a condition:
 
@@ -45,8 +46,8 @@ class DeclaredKeys:
 
 
 def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> DeclaredKeys:
-    """The keys of some entries. `argument(name)` returns an argument's value, or raises LookupError if it is unknown:
-    then the entry counts as `if given`.
+    """The keys of some entries. `argument(name)` returns an argument's value, or raises LookupError
+    if it is unknown: then the entry counts as `if given`.
 
     Raises ValueError for an entry that cannot be parsed.
     """
@@ -64,7 +65,9 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
             raise ValueError(f"{entry!r} is not a valid key, {kinds}")
         counts = _counts(match, argument)
         earlier = needed.get(match["key"], False)
-        needed[match["key"]] = True if True in (earlier, counts) else None if None in (earlier, counts) else False
+        needed[match["key"]] = (
+            True if True in (earlier, counts) else None if None in (earlier, counts) else False
+        )
         if counts and match["argument"]:
             due_to.setdefault(match["key"], match["argument"])
     return DeclaredKeys(
@@ -82,12 +85,17 @@ def largest_number(declared: DeclaredKeys | None, default: int) -> int:
 
 
 def _named(name: str, argument: Callable[[str], Any]) -> list[str]:
-    """The keys that an argument names; none if it is unknown, or of another kind, which is reported elsewhere."""
+    """The keys that an argument names; none if it is unknown, or of another kind,
+    which is reported elsewhere."""
     try:
         value = argument(name)
     except LookupError:
         return []
-    return [key for key in value if isinstance(key, str)] if isinstance(value, Mapping | list | tuple) else []
+    return (
+        [key for key in value if isinstance(key, str)]
+        if isinstance(value, Mapping | list | tuple)
+        else []
+    )
 
 
 def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None:
@@ -105,5 +113,8 @@ def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None
 
 
 def inherited(declarations: Sequence[Declaration]) -> dict[str, tuple[str, ...]]:
-    """A class's declarations, merged from those of its bases (most distant first): for each method the nearest wins."""
-    return {method: entries for declaration in declarations for method, entries in declaration.items()}
+    """A class's declarations, merged from those of its bases (most distant first): for each method
+    the nearest wins."""
+    return {
+        method: entries for declaration in declarations for method, entries in declaration.items()
+    }

@@ -1,8 +1,10 @@
-"""Random weights as the model's family draws them, block by block: any part of any parameter without the rest.
+"""Random weights as the model's family draws them, block by block: any part of any parameter
+without the rest.
 
-A family's code initialises its parameters. That code runs once on the meta device, where it costs nothing, and its
-operations on each parameter are recorded: a few that treat all numbers alike, such as `normal_(0, 0.02)`. They are
-replayed later on the requested blocks of rows, each block with its own random stream.
+A family's code initialises its parameters. That code runs once on the meta device, where it costs
+nothing, and its operations on each parameter are recorded: a few that treat all numbers alike, such
+as `normal_(0, 0.02)`. They are replayed later on the requested blocks of rows, each block with its
+own random stream.
 """
 
 from __future__ import annotations
@@ -27,12 +29,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _DRAWS: dict[str, Any] = {
-    "normal_": torch.Tensor.normal_, "uniform_": torch.Tensor.uniform_, "trunc_normal_": nn.init.trunc_normal_,
-}  # fmt: skip
+    "normal_": torch.Tensor.normal_,
+    "uniform_": torch.Tensor.uniform_,
+    "trunc_normal_": nn.init.trunc_normal_,
+}
 """Operations that draw from a random stream."""
 _SETS = (*_DRAWS, "fill_", "zero_")
 """Operations that overwrite all previous values."""
-_CHANGES = ("erfinv_", "mul_", "add_", "sub_", "div_", "clamp_", "clamp_min_", "clamp_max_", "neg_", "exp_", "log_")
+_CHANGES = (
+    "erfinv_",
+    "mul_",
+    "add_",
+    "sub_",
+    "div_",
+    "clamp_",
+    "clamp_min_",
+    "clamp_max_",
+    "neg_",
+    "exp_",
+    "log_",
+)
 """Operations that change each number independently."""
 _CONSTANTS = {"ones": 1.0, "zeros": 0.0, "ones_like": 1.0, "zeros_like": 0.0}
 """Functions that make a tensor filled with one number."""
@@ -71,14 +87,17 @@ class _Beginning:
                     continue
                 target = block[operation.row - first]
             if operation.name in _DRAWS:
-                _DRAWS[operation.name](target, *operation.arguments, **operation.settings, generator=generator)
+                _DRAWS[operation.name](
+                    target, *operation.arguments, **operation.settings, generator=generator
+                )
             else:
                 getattr(target, operation.name)(*operation.arguments, **operation.settings)
         return block
 
 
 class _Recorder(TorchDispatchMode):
-    """Records operations on tensors on the meta device, by storage, because parameters are made from tensors."""
+    """Records operations on tensors on the meta device, by storage,
+    because parameters are made from tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +122,9 @@ class _Recorder(TorchDispatchMode):
         if tensor.is_meta:
             self.note("fill_", tensor, (value,), {})
 
-    def note(self, name: str, tensor: torch.Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]) -> None:
+    def note(
+        self, name: str, tensor: torch.Tensor, arguments: tuple[Any, ...], settings: dict[str, Any]
+    ) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._beginnings:
             self._beginnings[storage._cdata] = _Beginning(is_known=False)
@@ -112,7 +133,9 @@ class _Recorder(TorchDispatchMode):
         settings.pop("generator", None)
         is_whole = tensor.numel() * tensor.element_size() == storage.nbytes()
         row = None if is_whole else _row_of(tensor, storage.nbytes())
-        simple = not any(isinstance(value, torch.Tensor) for value in (*arguments, *settings.values()))
+        simple = not any(
+            isinstance(value, torch.Tensor) for value in (*arguments, *settings.values())
+        )
         if not simple or name not in _SETS + _CHANGES or (not is_whole and row is None):
             beginning.is_known = False
             return
@@ -122,53 +145,77 @@ class _Recorder(TorchDispatchMode):
 def _row_of(view: torch.Tensor, nbytes: int) -> int | None:
     """The index of the row that a view of a matrix covers; None if it covers anything else."""
     size, offset = view.numel(), view.storage_offset()
-    fits = view.is_contiguous() and size > 0 and offset % size == 0 and nbytes % (size * view.element_size()) == 0
+    fits = (
+        view.is_contiguous()
+        and size > 0
+        and offset % size == 0
+        and nbytes % (size * view.element_size()) == 0
+    )
     return offset // size if fits else None
 
 
 def _recorded(config: Any, head: str) -> tuple[Any, _Recorder]:
-    """A model on the meta device, and the record of its initialisation. Nothing is tied, so that a parameter from which
-    a tied one takes its numbers has its own record."""
+    """A model on the meta device, and the record of its initialisation. Nothing is tied, so that a
+    parameter from which a tied one takes its numbers has its own record."""
     from transformers import initialization
 
     recorder, apart = _Recorder(), copy.deepcopy(config)
     apart.tie_word_embeddings = False
 
-    def trunc_normal_(tensor: torch.Tensor, generator: Any = None, **settings: float) -> torch.Tensor:
-        recorder.note("trunc_normal_", tensor, (), dict(settings))  # torch itself does nothing on the meta device
+    def trunc_normal_(
+        tensor: torch.Tensor, generator: Any = None, **settings: float
+    ) -> torch.Tensor:
+        # torch itself does nothing on the meta device
+        recorder.note("trunc_normal_", tensor, (), dict(settings))
         return tensor
 
-    with recorder, mock.patch.dict(initialization.TORCH_INIT_FUNCTIONS, trunc_normal_=trunc_normal_):
+    with (
+        recorder,
+        mock.patch.dict(initialization.TORCH_INIT_FUNCTIONS, trunc_normal_=trunc_normal_),
+    ):
         lm = on_meta(apart, head, torch.float32)
         lm.initialize_weights()
     return lm, recorder
 
 
 class DrawnSource(ModelSource):
-    """Random weights for a transformers configuration; those of a parameter depend only on the seed and its name.
+    """Random weights for a transformers configuration; those of a parameter depend only on the seed
+    and its name.
 
-    A critic and a language model with the same seed have the same backbone, as its parameters have the same names.
+    A critic and a language model with the same seed have the same backbone,
+    as its parameters have the same names.
     """
 
     def __init__(
-        self, fields: Mapping[str, Any], head: Head, tokenizer: PreTrainedTokenizerBase | None, seed: int
+        self,
+        fields: Mapping[str, Any],
+        head: Head,
+        tokenizer: PreTrainedTokenizerBase | None,
+        seed: int,
     ) -> None:
-        """Raises ModelError for settings that do not make a model, or one whose weights cannot be drawn in parts."""
+        """Raises ModelError for settings that do not make a model,
+        or one whose weights cannot be drawn in parts."""
         self.head = head
         self._seed = seed
         model_type = fields.get("model_type")
         if model_type is None:
-            raise ModelError("a model from scratch needs its model_type", hint="for example model_type: llama")
+            raise ModelError(
+                "a model from scratch needs its model_type", hint="for example model_type: llama"
+            )
         try:
             self.config = _configuration(fields, tokenizer)
             lm, recorder = _recorded(self.config, head)
         except Exception as error:  # whatever a configuration class raises for odd values
-            raise ModelError(f"no {model_type} model can be made from these settings: {first_line(error)}") from error
+            raise ModelError(
+                f"no {model_type} model can be made from these settings: {first_line(error)}"
+            ) from error
         check_vocabulary(lm, tokenizer)
         self.dtype = self.config.dtype or torch.float32
         self._prefix = f"{lm.base_model_prefix}."
         self._shapes = {name: tuple(parameter.shape) for name, parameter in lm.named_parameters()}
-        self._beginnings = {name: recorder.beginning_of(parameter) for name, parameter in lm.named_parameters()}
+        self._beginnings = {
+            name: recorder.beginning_of(parameter) for name, parameter in lm.named_parameters()
+        }
         for name in value_parameters(lm) if head == "value" else ():
             self._beginnings[name] = _Beginning([_Operation("zero_", (), {})])
         self._refuse_unknown(str(model_type))
@@ -189,14 +236,22 @@ class DrawnSource(ModelSource):
             seed = stable_seed(self._seed, own_name, block.number)
             drawn = beginning.draw((block.size, *shape[1:]), block.first, seed)
             values = drawn[(block.selected, *others)]
-            yield block.first + block.selected.start - rows.start, values if self._shapes[name] else values[0]
+            yield (
+                block.first + block.selected.start - rows.start,
+                values if self._shapes[name] else values[0],
+            )
 
     def _refuse_unknown(self, model_type: str) -> None:
-        unknown = sorted(name for name, beginning in self._beginnings.items() if not beginning.is_known)
+        unknown = sorted(
+            name for name, beginning in self._beginnings.items() if not beginning.is_known
+        )
         if unknown:
             raise ModelError(
                 f"{model_type} has weights that cannot be drawn part by part, first {unknown[0]}",
-                hint="make the model once with transformers, save_pretrained it, and give the folder as path",
+                hint=(
+                    "make the model once with transformers, save_pretrained it, and "
+                    "give the folder as path"
+                ),
             )
 
 
@@ -206,7 +261,10 @@ def _configuration(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     settings = {key: value for key, value in fields.items() if key != "model_type"}
     if tokenizer is not None:
         settings = {
-            "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **settings,
-        }  # fmt: skip
+            "vocab_size": len(tokenizer),
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            **settings,
+        }
     return without_dropout(AutoConfig.for_model(fields["model_type"], **settings))

@@ -1,12 +1,15 @@
 """Engines: models under a backend, and the batch logic that all of them share.
 
-There are four contracts. `HoldsWeights`: can take weights from others and be checkpointed; `ForwardEngine`: also scores
-sequences; `TrainEngine`: also trains; `GenerationEngine`: writes responses. An engine implements those it supports. The
-loss of a batch is a pure function that returns a **sum** over the tokens of one micro-batch; the engine divides it by
-the weight summed over all micro-batches and ranks. So loss, gradient and update do not depend on how the batch is cut.
+There are four contracts. `HoldsWeights`: can take weights from others and be checkpointed;
+`ForwardEngine`: also scores sequences; `TrainEngine`: also trains; `GenerationEngine`: writes
+responses. An engine implements those it supports. The loss of a batch is a pure function that
+returns a **sum** over the tokens of one micro-batch; the engine divides it by the weight summed
+over all micro-batches and ranks. So loss, gradient and update do not depend on how the batch is
+cut.
 
-An engine gets all micro-batches of a step at once (`forward_backward_batch`), as pipeline schedules and deferred
-reductions require. An engine without such a schedule builds on `rlcli.api.engine_loop`.
+An engine gets all micro-batches of a step at once (`forward_backward_batch`), as pipeline schedules
+and deferred reductions require. An engine without such a schedule builds on
+`rlcli.api.engine_loop`.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 LossFn = Callable[["ModelOutput", SequenceSample], "torch.Tensor | tuple[torch.Tensor, Stats]"]
-"""(output, micro-batch) → loss summed over the micro-batch's tokens, alone or with stats. It runs on the last pipeline
-stage only, and sees whole sequences on every tensor-parallel rank."""
+"""(output, micro-batch) → loss summed over the micro-batch's tokens, alone or with stats. It runs
+on the last pipeline stage only, and sees whole sequences on every tensor-parallel rank."""
 
 LossWeightFn = Callable[[SequenceSample], "torch.Tensor | float"]
 """micro-batch → the weight of its loss, such as its number of trained tokens."""
@@ -48,12 +51,12 @@ class Hook(Protocol[T_co]):
 class ModelOutput(Protocol):
     """The output of a forward pass, computed only on demand.
 
-    For a packed micro-batch of N sequences and T tokens (`packed_input_ids`):
-    `logprobs` and `entropy` are [T − N] float32: position t of a sequence belongs to its token t + 1.
-    `values` is [T] float32 (models with a value head). `logits` is [T, vocab], materialised: for small models only; an
-    engine that shards the vocabulary refuses. All carry gradients when the pass does. Logits are divided by
-    `temperature` first. `zero` is a scalar zero that is computed through the head, as a loss is, and so depends on
-    the same parameters.
+    For a packed micro-batch of N sequences and T tokens (`packed_input_ids`): `logprobs` and
+    `entropy` are [T − N] float32: position t of a sequence belongs to its token t + 1. `values` is
+    [T] float32 (models with a value head). `logits` is [T, vocab], materialised: for small models
+    only; an engine that shards the vocabulary refuses. All carry gradients when the pass does.
+    Logits are divided by `temperature` first. `zero` is a scalar zero that is computed through the
+    head, as a loss is, and so depends on the same parameters.
     """
 
     temperature: float
@@ -71,32 +74,35 @@ class ModelOutput(Protocol):
 
 
 class GivesParameters(Protocol):
-    """A source of parameters, whole or in blocks, one at a time: a rank's part of an engine, or what others send."""
+    """A source of parameters, whole or in blocks, one at a time: a rank's part of an engine, or
+    what others send."""
 
     def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]: ...
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """The state of an engine in a checkpoint: its live tensors by name, or copies of them. Loading fills them in place
-    and then passes them back (`state_was_filled`)."""
+    """The state of an engine in a checkpoint: its live tensors by name, or copies of them. Loading
+    fills them in place and then passes them back (`state_was_filled`)."""
 
     weights: Mapping[str, torch.Tensor | FlatPart]
-    """Each once, even if tied, under the names that transformers gives them; a DTensor if ranks hold parts, or a
-    `FlatPart` if these parts are not blocks of rows."""
+    """Each once, even if tied, under the names that transformers gives them; a DTensor if ranks
+    hold parts, or a `FlatPart` if these parts are not blocks of rows."""
     optimizer: Mapping[str, torch.Tensor | FlatPart] = field(default_factory=dict)
     """`<weight>/<moment>`; empty without an optimizer, or before its first step."""
     is_copy: bool = False
-    """Whether the tensors are copies on the host that nothing else uses, for an engine whose own tensors have another
-    form or are offloaded."""
+    """Whether the tensors are copies on the host that nothing else uses, for an engine whose own
+    tensors have another form or are offloaded."""
 
 
 class HoldsWeights(abc.ABC):
-    """An engine whose weights can be read, updated and checkpointed, on its device or wherever it keeps them."""
+    """An engine whose weights can be read, updated and checkpointed,
+    on its device or wherever it keeps them."""
 
     @abc.abstractmethod
     def save_to_hf(self, tokenizer: Any, save_dir: str) -> None:
-        """Write a folder that `transformers.from_pretrained` reads. Every rank of the role calls it."""
+        """Write a folder that `transformers.from_pretrained` reads.
+        Every rank of the role calls it."""
 
     @property
     def dp_size(self) -> int:
@@ -115,10 +121,12 @@ class HoldsWeights(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} does not give its parameters")
 
     def weight_blocks(self) -> Mapping[WeightBlock, Callable[[], torch.Tensor]] | None:
-        """This rank's blocks of the parameters, always the same in the same order, and a function that reads each. None
-        if there are no such blocks: parameters are then gathered one at a time (`whole_parameters`).
+        """This rank's blocks of the parameters, always the same in the same order, and a function
+        that reads each. None if there are no such blocks: parameters are then gathered one at a
+        time (`whole_parameters`).
 
-        All ranks that hold a block read it at the same time. The result may be live memory: do not write to it.
+        All ranks that hold a block read it at the same time. The result may be live memory:
+        do not write to it.
         """
         return None
 
@@ -128,55 +136,64 @@ class HoldsWeights(abc.ABC):
         if blocks is not None:
             yield from ((block, read()) for block, read in blocks.items())
         else:
-            yield from ((WeightBlock.whole(name, values.shape), values) for name, values in self.whole_parameters())
+            yield from (
+                (WeightBlock.whole(name, values.shape), values)
+                for name, values in self.whole_parameters()
+            )
 
     def take_parameters(self, source: GivesParameters, eta: float) -> None:
-        """Move this engine's parameters towards those of `source`: mine ← eta · theirs + (1 − eta) · mine.
+        """Move this engine's parameters towards those of `source`:
+        mine ← eta · theirs + (1 − eta) · mine.
 
-        Every rank of the role takes part. The source is an engine in the same layout, or parameters that others send:
-        the blocks that this rank holds (`weight_blocks`), or more, in any order.
+        Every rank of the role takes part. The source is an engine in the same layout, or parameters
+        that others send: the blocks that this rank holds (`weight_blocks`), or more, in any order.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot take over parameters")
 
     def state(self, room_for_optimizer: bool = False) -> EngineState:
         """Everything that the next training step depends on except its batch and its number.
 
-        `room_for_optimizer`: create the optimizer's tensors if there are none yet, so that loading can fill them.
+        `room_for_optimizer`: create the optimizer's tensors if there are none yet,
+        so that loading can fill them.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     def state_was_filled(self, state: EngineState) -> None:  # noqa: B027 - most engines derive nothing from weights
-        """The tensors of `state`, which this engine returned, now hold new values: adopt them, and discard whatever was
-        derived from the old ones. Every rank of the role calls it."""
+        """The tensors of `state`, which this engine returned, now hold new values: adopt them, and
+        discard whatever was derived from the old ones. Every rank of the role calls it."""
 
     def save_description(self, tokenizer: Any, folder: str) -> None:
-        """Write the files of a model folder other than the weights: configuration, generation settings, tokenizer."""
+        """Write the files of a model folder other than the weights: configuration, generation
+        settings, tokenizer."""
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     def offload(self) -> None:
-        """Keep the weights, and the optimizer's state, in host memory until they are needed again."""
+        """Keep the weights, and the optimizer's state,
+        in host memory until they are needed again."""
         raise NotImplementedError(f"{type(self).__name__} cannot be offloaded")
 
 
 class ForwardEngine(HoldsWeights):
     """A model that scores sequences."""
 
-    # -- to be implemented by an engine ----------------------------------------------------------------------
+    # -- to be implemented by an engine ------------------------------------------------------------
 
     @abc.abstractmethod
     def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
         """`hook(output, sample)` of every micro-batch that is not idle, in order.
 
-        Every rank of the role gets the same number of micro-batches. On pipeline stages before the last, the list is
-        empty.
+        Every rank of the role gets the same number of micro-batches. On pipeline stages before the
+        last, the list is empty.
         """
 
     def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """`value` reduced ("sum", "max" or "min") over the data-parallel ranks; the same on all of them."""
+        """`value` reduced ("sum", "max" or "min") over the data-parallel ranks;
+        the same on all of them."""
         return value
 
     def from_last_stage(self, value: torch.Tensor) -> torch.Tensor:
-        """The last pipeline stage's `value`, on every stage; the `value` of other stages may have any shape."""
+        """The last pipeline stage's `value`, on every stage;
+        the `value` of other stages may have any shape."""
         return value
 
     @property
@@ -191,7 +208,7 @@ class ForwardEngine(HoldsWeights):
         """Set evaluation mode."""
         self.train(False)
 
-    # -- batches ---------------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def eval_batch(
@@ -205,7 +222,9 @@ class ForwardEngine(HoldsWeights):
         """The loss and stats that `train_batch` would report, without gradients."""
         micro_batches = self._micro_batches(input_, mb_spec, cut)
         weight = _total_weight(micro_batches, loss_weight_fn)
-        sums = self.forward_batch(micro_batches, lambda output, sample: read_loss(loss_fn(output, sample))[1])
+        sums = self.forward_batch(
+            micro_batches, lambda output, sample: read_loss(loss_fn(output, sample))[1]
+        )
         return reduce_stats(sums, weight, self._reduce)
 
     @torch.no_grad()
@@ -217,13 +236,18 @@ class ForwardEngine(HoldsWeights):
         output_seqlens: Sequence[Sequence[int]] | None = None,
         cut: Cut = "sample",
     ) -> torch.Tensor:
-        """`post_hook(output, micro_batch)` of every micro-batch (default: its logits), in the order of `input_`.
+        """`post_hook(output, micro_batch)` of every micro-batch (default: its logits),
+        in the order of `input_`.
 
-        `output_seqlens` gives the number of rows of each sequence of each sample in the result; the default is that of
-        `packed_input_ids`. All ranks of a replica return the same.
+        `output_seqlens` gives the number of rows of each sequence of each sample in the result; the
+        default is that of `packed_input_ids`. All ranks of a replica return the same.
         """
         seqlens = output_seqlens if output_seqlens is not None else input_.seqlens[SEQUENCES]
-        lengths = [sum(group) for group in seqlens] if cut == "sample" else [n for group in seqlens for n in group]
+        lengths = (
+            [sum(group) for group in seqlens]
+            if cut == "sample"
+            else [n for group in seqlens for n in group]
+        )
         micro_batches = self._micro_batches(input_, mb_spec, cut)
         rows = self.forward_batch(micro_batches, post_hook or _logits)
         if not lengths:
@@ -231,8 +255,11 @@ class ForwardEngine(HoldsWeights):
         mine = rows_in_order(rows, micro_batches, lengths) if self.is_last_stage else torch.zeros(0)
         return self.from_last_stage(mine)
 
-    def _micro_batches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None, cut: Cut) -> list[MicroBatch]:
-        """Micro-batches under the token cap, the same number on every rank: a rank's last ones may be idle."""
+    def _micro_batches(
+        self, input_: SequenceSample, mb_spec: MicroBatchSpec | None, cut: Cut
+    ) -> list[MicroBatch]:
+        """Micro-batches under the token cap, the same number on every rank:
+        a rank's last ones may be idle."""
         micro_batches = split_batch(input_, mb_spec, cut)
         count = int(self.all_reduce(torch.tensor(len(micro_batches), device=self.device), "max"))
         return micro_batches + [idle_micro_batch(self.device)] * (count - len(micro_batches))
@@ -242,25 +269,28 @@ class ForwardEngine(HoldsWeights):
 
 
 class TrainEngine(ForwardEngine):
-    """An engine that also trains; `train_batch` is implemented here once, on top of each engine's own methods."""
+    """An engine that also trains; `train_batch` is implemented here once,
+    on top of each engine's own methods."""
 
     training_step: int = 0
-    """Number of the role's training step, from 0; it gives the learning rate. The runtime sets it before each step."""
+    """Number of the role's training step, from 0; it gives the learning rate. The runtime sets it
+    before each step."""
 
     @abc.abstractmethod
     def optimizer_zero_grad(self) -> None:
-        """Drop all gradients, also those of an abandoned step, and reset what the engine's library counted for it."""
+        """Drop all gradients, also those of an abandoned step,
+        and reset what the engine's library counted for it."""
 
     @abc.abstractmethod
     def forward_backward_batch(
         self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn, divisor: torch.Tensor
     ) -> list[Stats]:
-        """Accumulate the gradient of the sum of all losses divided by `divisor`, a scalar; returns the stats of each
-        loss (`rlcli.api.loss_stats.read_loss`).
+        """Accumulate the gradient of the sum of all losses divided by `divisor`, a scalar; returns
+        the stats of each loss (`rlcli.api.loss_stats.read_loss`).
 
-        Gradients are summed over ranks and micro-batches: an engine undoes any averaging by its library. Every rank of
-        the role gets the same number of micro-batches; the loss of an idle one is `output.zero`. On pipeline stages
-        before the last, the list is empty.
+        Gradients are summed over ranks and micro-batches: an engine undoes any averaging by its
+        library. Every rank of the role gets the same number of micro-batches; the loss of an idle
+        one is `output.zero`. On pipeline stages before the last, the list is empty.
         """
 
     @abc.abstractmethod
@@ -271,7 +301,8 @@ class TrainEngine(ForwardEngine):
     def optimizer_step(self) -> float:
         """Clip and apply the gradients; returns their norm before clipping, the same on all ranks.
 
-        If the norm is not finite, weights, moments and the library's counters stay as they were, on every rank.
+        If the norm is not finite, weights, moments and the library's counters stay as they were,
+        on every rank.
         """
 
     def train_batch(
@@ -287,15 +318,17 @@ class TrainEngine(ForwardEngine):
     ) -> dict[str, float]:
         """One optimizer step on `input_`, however many micro-batches and ranks it is spread over.
 
-        `loss_fn(output, micro_batch)` returns a sum; `loss_weight_fn(micro_batch)` returns its weight. With
-        `token_normalize_scope="global"`, the sum is divided by the weight over all micro-batches and ranks; with
-        "dp", each rank divides by its own weight and the results are averaged. `step_if` sees the reduced stats before
-        the update and may reject it: weights, optimizer state and schedule then stay as they are. `version_steps` is
-        the number of the training step, by default `training_step`. `cut="sequence"` allows a sample's group to be
+        `loss_fn(output, micro_batch)` returns a sum; `loss_weight_fn(micro_batch)` returns its
+        weight. With `token_normalize_scope="global"`, the sum is divided by the weight over all
+        micro-batches and ranks; with "dp", each rank divides by its own weight and the results are
+        averaged. `step_if` sees the reduced stats before the update and may reject it: weights,
+        optimizer state and schedule then stay as they are. `version_steps` is the number of the
+        training step, by default `training_step`. `cut="sequence"` allows a sample's group to be
         spread over micro-batches, for a loss that does not compare sequences.
 
-        Returns `loss`, `grad_norm`, `lr`, `loss_weight`, `update_skipped` and the loss function's stats. If the total
-        weight is zero, there is nothing to learn: the update is skipped and counted in `update_skipped`.
+        Returns `loss`, `grad_norm`, `lr`, `loss_weight`, `update_skipped` and the loss function's
+        stats. If the total weight is zero, there is nothing to learn: the update is skipped and
+        counted in `update_skipped`.
         """
         micro_batches = self._micro_batches(input_, mb_spec, cut)
         weight = _total_weight(micro_batches, loss_weight_fn)
@@ -310,22 +343,29 @@ class TrainEngine(ForwardEngine):
             return stats | {"update_skipped": 1.0}
         lr = self.lr_scheduler_step(self.training_step if version_steps is None else version_steps)
         grad_norm = self.optimizer_step()
-        return stats | {"grad_norm": grad_norm, "lr": lr, "update_skipped": float(not math.isfinite(grad_norm))}
+        return stats | {
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "update_skipped": float(not math.isfinite(grad_norm)),
+        }
 
     def _normalizer(self, weight: torch.Tensor, scope: str) -> tuple[torch.Tensor, float]:
         total = self.all_reduce(weight.to(self.device))
         if scope == "global":
             return total, float(total)
         if scope == "dp":
-            return weight.to(self.device).clamp(min=torch.finfo(torch.float32).tiny) * self.dp_size, float(total)
+            return weight.to(self.device).clamp(
+                min=torch.finfo(torch.float32).tiny
+            ) * self.dp_size, float(total)
         raise ValueError(f"token_normalize_scope is {scope!r}; it must be 'global' or 'dp'")
 
 
 class PipelinableEngine(TrainEngine, GenerationEngine):
     """An engine that scores, trains and generates.
 
-    A method that a subclass lacks raises NotImplementedError when it is called, so that an engine can be written one
-    method at a time; `rlcli test backend` requires everything that its backend declares.
+    A method that a subclass lacks raises NotImplementedError when it is called, so that an engine
+    can be written one method at a time; `rlcli test backend` requires everything that its backend
+    declares.
     """
 
 
@@ -346,8 +386,12 @@ def _logits(output: ModelOutput, micro_batch: SequenceSample) -> torch.Tensor:
     return output.logits
 
 
-def _total_weight(micro_batches: Sequence[MicroBatch], loss_weight_fn: LossWeightFn) -> torch.Tensor:
+def _total_weight(
+    micro_batches: Sequence[MicroBatch], loss_weight_fn: LossWeightFn
+) -> torch.Tensor:
     weights = [
-        as_scalar(loss_weight_fn(micro_batch.sample)) for micro_batch in micro_batches if not micro_batch.is_idle
+        as_scalar(loss_weight_fn(micro_batch.sample))
+        for micro_batch in micro_batches
+        if not micro_batch.is_idle
     ]
     return torch.stack(weights).sum() if weights else torch.zeros((), dtype=torch.float64)

@@ -20,8 +20,11 @@ class ForwardLoop(ForwardEngine):
     """One forward pass at a time."""
 
     @abc.abstractmethod
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
-        """Run the model on `packed_input_ids` and return `then(output)`; gradients flow if grad mode is on."""
+    def forward_micro_batch(
+        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
+    ) -> T:
+        """Run the model on `packed_input_ids` and return `then(output)`;
+        gradients flow if grad mode is on."""
 
     def forward_batch(self, micro_batches: Sequence[MicroBatch], hook: Hook[T]) -> list[T]:
         results = []

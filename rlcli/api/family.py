@@ -1,12 +1,15 @@
-"""Model families: how the configuration and parameters of, say, all Llamas translate between Hugging Face and rlcli.
+"""Model families: how the configuration and parameters of, say, all Llamas translate between
+Hugging Face and rlcli.
 
-A family is one file, `rlcli/checkpoint/families/<model_type>.py`, or `families/<model_type>.py` of a project:
+A family is one file, `rlcli/checkpoint/families/<model_type>.py`,
+or `families/<model_type>.py` of a project:
 
     @register_hf_family("bloom")
     class Bloom(HFFamily):
         ...
 
-Our parameter names are those below for every family; `{i}` counts blocks and `{e}` experts, both from 0.
+Our parameter names are those below for every family; `{i}` counts blocks and `{e}` experts,
+both from 0.
 
     embedding.tokens.weight                          [vocabulary, hidden]
     embedding.positions.weight                       [positions, hidden]
@@ -38,7 +41,8 @@ HOME = "rlcli.checkpoint.families"
 """The package that the files of families are imported from."""
 
 Form = Literal["file", "module"]
-"""Hugging Face's names as `save_pretrained` writes them, or as those of the parameters of a transformers module."""
+"""Hugging Face's names as `save_pretrained` writes them, or as those of the parameters of a
+transformers module."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,8 @@ class ModelConfig:
 
 
 class HFFamily(abc.ABC):
-    """Two config converters, two state-dict converters for any subset, three functions that name parameters.
+    """Two config converters, two state-dict converters for any subset,
+    three functions that name parameters.
 
     A family implements the first two and the three lists of links; the rest follows.
     """
@@ -127,7 +132,8 @@ class HFFamily(abc.ABC):
 
     @abc.abstractmethod
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
-        """The configuration from a config.json's content. Raises ModelError if the family cannot represent it."""
+        """The configuration from a config.json's content.
+        Raises ModelError if the family cannot represent it."""
 
     @abc.abstractmethod
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
@@ -143,18 +149,25 @@ class HFFamily(abc.ABC):
 
     @abc.abstractmethod
     def head_links(self, config: ModelConfig) -> Iterable[Link]:
-        """The parameters after the last block. An output matrix is listed even if tied: a file may hold it anyway."""
+        """The parameters after the last block. An output matrix is listed even if tied:
+        a file may hold it anyway."""
 
     def layout(self, config: ModelConfig, form: Form = "file") -> Layout:
         """All parameters of a model, in the order of the forward pass."""
-        blocks = (link for index in range(config.layers) for link in self.block_links(config, index, form))
+        blocks = (
+            link for index in range(config.layers) for link in self.block_links(config, index, form)
+        )
         return Layout([*self.embedding_links(config), *blocks, *self.head_links(config)])
 
-    def sd_from_hf(self, state_dict: Mapping[str, Any], config: ModelConfig, form: Form = "file") -> dict[str, Any]:
+    def sd_from_hf(
+        self, state_dict: Mapping[str, Any], config: ModelConfig, form: Form = "file"
+    ) -> dict[str, Any]:
         """Our parameters for any subset of Hugging Face's."""
         return self.layout(config, form).to_ours(state_dict)
 
-    def sd_to_hf(self, state_dict: Mapping[str, Any], config: ModelConfig, form: Form = "file") -> dict[str, Any]:
+    def sd_to_hf(
+        self, state_dict: Mapping[str, Any], config: ModelConfig, form: Form = "file"
+    ) -> dict[str, Any]:
         """Hugging Face's parameters for any subset of ours that splits none of them."""
         return self.layout(config, form).to_theirs(state_dict)
 
@@ -167,9 +180,14 @@ class HFFamily(abc.ABC):
         return [link.theirs for link in self.block_links(config, index, "file")]
 
     def head_param_names(self, config: ModelConfig) -> list[str]:
-        """Hugging Face's names of parameters after the last block, except an output matrix that is the embedding."""
+        """Hugging Face's names of parameters after the last block,
+        except an output matrix that is the embedding."""
         links = self.head_links(config)
-        return [link.theirs for link in links if not (config.tied and link.ours == ("head.output.weight",))]
+        return [
+            link.theirs
+            for link in links
+            if not (config.tied and link.ours == ("head.output.weight",))
+        ]
 
 
 F = TypeVar("F", bound=type[HFFamily])
@@ -187,12 +205,15 @@ def register_hf_family(name: str, cls: F) -> F: ...
 @overload
 def register_hf_family(name: str) -> Callable[[F], F]: ...
 def register_hf_family(name: str, cls: F | None = None) -> F | Callable[[F], F]:
-    """Register a family under its `model_type`: `register_hf_family(name, cls)`, or as a decorator."""
+    """Register a family under its `model_type`: `register_hf_family(name, cls)`,
+    or as a decorator."""
     if cls is None:
         return lambda decorated: register_hf_family(name, decorated)
     home, expected = cls.__module__, name.replace("-", "_")
     if home.startswith(f"{HOME}.") and home.removeprefix(f"{HOME}.") != expected:
-        raise ProjectError(f"{home} registers {name!r}, but families/{expected}.py is where {name!r} must live")
+        raise ProjectError(
+            f"{home} registers {name!r}, but families/{expected}.py is where {name!r} must live"
+        )
     taken = _FAMILIES.get(name)
     if taken is not None and (taken.__module__, taken.__qualname__) != (home, cls.__qualname__):
         raise ProjectError(f"two model families are named {name!r}: {taken.__module__} and {home}")

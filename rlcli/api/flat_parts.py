@@ -1,4 +1,5 @@
-"""Ranges of tensors, as ranks hold them if a library concatenates parameters and cuts the result into equal parts."""
+"""Ranges of tensors, as ranks hold them if a library concatenates parameters and cuts the result
+into equal parts."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Box:
 class FlatPart:
     """The elements of a tensor that this rank holds, in row-major order, starting at `start`.
 
-    In an `EngineState` it represents the whole tensor, as a DTensor does if parts are blocks of rows.
+    In an `EngineState` it represents the whole tensor,
+    as a DTensor does if parts are blocks of rows.
 
     torch's distributed checkpoint reads into it through the last two methods.
     """
@@ -39,9 +41,12 @@ class FlatPart:
     """The ranks that together hold each element once."""
 
     def boxes(self) -> list[Box]:
-        """The range as blocks, which are all that files can describe: part of a row, whole rows, part of a row."""
+        """The range as blocks, which are all that files can describe: part of a row,
+        whole rows, part of a row."""
         boxes, taken = [], 0
-        for offsets, sizes in _boxes(tuple(self.shape), self.start, self.start + self.values.numel()):
+        for offsets, sizes in _boxes(
+            tuple(self.shape), self.start, self.start + self.values.numel()
+        ):
             count = math.prod(sizes)
             boxes.append(Box(offsets, self.values[taken : taken + count].view(sizes)))
             taken += count
@@ -63,7 +68,9 @@ class FlatPart:
 
     def full_tensor(self) -> torch.Tensor:
         """The whole tensor, on every rank of the group; all of them must call it."""
-        full = torch.zeros(math.prod(self.shape), dtype=self.values.dtype, device=self.values.device)
+        full = torch.zeros(
+            math.prod(self.shape), dtype=self.values.dtype, device=self.values.device
+        )
         full[self.start : self.start + self.values.numel()] = self.values
         if self.group is not None and dist.get_world_size(self.group) > 1:
             dist.all_reduce(full, group=self.group)
@@ -72,13 +79,17 @@ class FlatPart:
     def __create_chunk_list__(self) -> list[Any]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-        return [ChunkStorageMetadata(torch.Size(box.offsets), box.tensor.shape) for box in self.boxes()]
+        return [
+            ChunkStorageMetadata(torch.Size(box.offsets), box.tensor.shape) for box in self.boxes()
+        ]
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         return next(box.tensor for box in self.boxes() if box.offsets == tuple(index.offset))
 
 
-def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _boxes(
+    shape: tuple[int, ...], start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(offsets, sizes) of the blocks that make up elements `start` to `stop`, in their order."""
     if start >= stop:
         return

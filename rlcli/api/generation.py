@@ -1,8 +1,9 @@
 """Engines that write responses: whole batches at once, or prompts one by one while weights change.
 
-A `ResponseStream` is the layer below batches: prompts go in and responses come out at any time. It can be paused with
-responses in progress; the engine may then be given new weights, with which the responses continue. So a response may
-consist of several segments, each sampled with its own weights.
+A `ResponseStream` is the layer below batches: prompts go in and responses come out at any time. It
+can be paused with responses in progress; the engine may then be given new weights, with which the
+responses continue. So a response may consist of several segments,
+each sampled with its own weights.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from rlcli.api.data import SequenceSample
 
 @dataclass
 class GeneratedResponses:
-    """Responses in prompt-major order: prompt 0's group, then prompt 1's, …; N = prompts · responses_per_prompt."""
+    """Responses in prompt-major order: prompt 0's group, then prompt 1's, …; N = prompts ·
+    responses_per_prompt."""
 
     tokens: list[torch.Tensor]
-    """N tensors [R_i] int64: the response tokens, the end-of-sequence token included when it was sampled."""
+    """N tensors [R_i] int64: the response tokens, the end-of-sequence token included when it was
+    sampled."""
     logprobs: list[torch.Tensor]
-    """N tensors [R_i] float32: log-prob of each token under the temperature-divided distribution."""
+    """N tensors [R_i] float32: log-prob of each token under the temperature-divided
+    distribution."""
     ended: torch.Tensor
     """[N] bool: whether the response ended by itself (False: it was cut off at max_new_tokens)."""
 
@@ -49,7 +53,8 @@ class FinishedResponse:
     tokens: torch.Tensor
     """[R] int64; if it was aborted, the tokens that it had by then."""
     logprobs: torch.Tensor
-    """[R] float32: log-prob of each token under the temperature-divided distribution of its segment's weights."""
+    """[R] float32: log-prob of each token under the temperature-divided distribution of its
+    segment's weights."""
     ended: bool
     """Whether it ended by itself."""
     segments: tuple[Segment, ...]
@@ -66,7 +71,8 @@ class ResponseStream(abc.ABC):
 
     @abc.abstractmethod
     def collect(self) -> list[FinishedResponse]:
-        """Responses that have finished since the last call; waits for one if any are in progress and not paused."""
+        """Responses that have finished since the last call;
+        waits for one if any are in progress and not paused."""
 
     @abc.abstractmethod
     def pause(self) -> None:
@@ -74,12 +80,14 @@ class ResponseStream(abc.ABC):
 
     @abc.abstractmethod
     def resume(self) -> None:
-        """Continue the responses in progress. Unless the engine is set to keep them, keys and values of the tokens so
-        far are recomputed, so that log-probs are those that recomputation with a segment's weights gives."""
+        """Continue the responses in progress. Unless the engine is set to keep them, keys and
+        values of the tokens so far are recomputed, so that log-probs are those that recomputation
+        with a segment's weights gives."""
 
     @abc.abstractmethod
     def abort(self) -> list[FinishedResponse]:
-        """End all responses in progress; returns those that are finished and what there is of the others."""
+        """End all responses in progress; returns those that are finished and what there is of the
+        others."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -103,10 +111,11 @@ class GenerationEngine(abc.ABC):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> GeneratedResponses:
-        """Sample responses to `packed_prompts`; `seeds` has one seed per response, in prompt-major order.
+        """Sample responses to `packed_prompts`; `seeds` has one seed per response,
+        in prompt-major order.
 
-        If the backend is `REPRODUCIBLE`, a response depends only on its prompt, the weights and its seed, never on the
-        rest of the batch.
+        If the backend is `REPRODUCIBLE`, a response depends only on its prompt, the weights and its
+        seed, never on the rest of the batch.
         """
 
     def stream(
@@ -116,10 +125,11 @@ class GenerationEngine(abc.ABC):
         gconfig: GenerationHyperparameters,
         seeds: Sequence[int],
     ) -> Iterator[tuple[int, int]]:
-        """The same responses token by token: (number of the response, its next token), as soon as it is sampled.
+        """The same responses token by token: (number of the response, its next token),
+        as soon as it is sampled.
 
-        Closing the iterator abandons unfinished responses. An engine that cannot yield single tokens yields all of them
-        at the end, as here.
+        Closing the iterator abandons unfinished responses. An engine that cannot yield single
+        tokens yields all of them at the end, as here.
         """
         for number, tokens in enumerate(self.generate(input_, tokenizer, gconfig, seeds).tokens):
             for token in tokens.tolist():
@@ -130,6 +140,9 @@ class GenerationEngine(abc.ABC):
         """How many times the engine has been given new weights."""
         raise NotImplementedError(f"{type(self).__name__} answers whole batches only")
 
-    def open(self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int) -> ResponseStream:
-        """A stream for prompts of at most `longest_prompt` tokens. An engine has only one at a time."""
+    def open(
+        self, tokenizer: Any, gconfig: GenerationHyperparameters, longest_prompt: int
+    ) -> ResponseStream:
+        """A stream for prompts of at most `longest_prompt` tokens.
+        An engine has only one at a time."""
         raise NotImplementedError(f"{type(self).__name__} answers whole batches only")

@@ -1,4 +1,5 @@
-"""The contract of interfaces. Nothing here imports torch, so a rule that does not need it can be tested without it."""
+"""The contract of interfaces. Nothing here imports torch, so a rule that does not need it can be
+tested without it."""
 
 from __future__ import annotations
 
@@ -39,14 +40,15 @@ def cut_of(declared: Any, call: str) -> Any:
 class ModelInterface:
     """What a role does. A dataclass: its fields are the recipe's `args:`.
 
-    A training interface implements `train_step`, an inference one `inference`, a generation one `generate`. They are
-    called by `rlcli.api.model.call_interface`: the engine is in the right mode (`train()`, `eval()`), `data` is on its
-    device, and the role's version goes up by one after a training step. An interface may do any of this itself.
+    A training interface implements `train_step`, an inference one `inference`, a generation one
+    `generate`. They are called by `rlcli.api.model.call_interface`: the engine is in the right mode
+    (`train()`, `eval()`), `data` is on its device, and the role's version goes up by one after a
+    training step. An interface may do any of this itself.
 
-    `data` holds this rank's samples with the call's input keys; outputs carry the same ids in the same order. Numbers
-    must be finite as float32, and well-known keys must hold what `rlcli.api.key_meaning` says: otherwise the run ends
-    before anything is trained on them. Its class may declare the following in literals; recipes and `rlcli test`
-    enforce them:
+    `data` holds this rank's samples with the call's input keys; outputs carry the same ids in the
+    same order. Numbers must be finite as float32, and well-known keys must hold what
+    `rlcli.api.key_meaning` says: otherwise the run ends before anything is trained on them. Its
+    class may declare the following in literals; recipes and `rlcli test` enforce them:
 
         READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "solved if given")}
         WRITES: ClassVar[Declaration] = {"inference": ("values",)}
@@ -63,85 +65,100 @@ class ModelInterface:
     """
 
     READS: ClassVar[Declaration] = {}
-    """Method → the keys that it reads; see `rlcli.api.declared_keys` for keys that it reads only sometimes."""
+    """Method → the keys that it reads; see `rlcli.api.declared_keys` for keys that it reads only
+    sometimes."""
 
     WRITES: ClassVar[Declaration] = {}
     """Method → the keys that it returns."""
 
     DROPS: ClassVar[Declaration] = {}
-    """Method → the reasons for which it drops samples, by `metadata={"dropped": [None, "too_long", …]}`, one entry per
-    sample. It still returns all samples; a dropped one reaches no later call and is not trained on, and another is
-    drawn in its place. An evaluation drops nothing. Whether a sample is dropped depends only on that sample."""
+    """Method → the reasons for which it drops samples, by `metadata={"dropped": [None, "too_long",
+    …]}`, one entry per sample. It still returns all samples; a dropped one reaches no later call
+    and is not trained on, and another is drawn in its place. An evaluation drops nothing. Whether a
+    sample is dropped depends only on that sample."""
 
     CUT: ClassVar[CutName | Mapping[str, CutName]] = "sample"
-    """What its engine calls keep in one micro-batch (their `cut`): a sample with its group, or a single sequence; for
-    all methods, or by method. `rlcli plan` relies on it."""
+    """What its engine calls keep in one micro-batch (their `cut`): a sample with its group, or a
+    single sequence; for all methods, or by method. `rlcli plan` relies on it."""
 
     GENERATES: ClassVar[Generates] = {}
-    """Methods other than `generate` whose engine generates, once for each sequence of the batch. "prompt": the tokens
-    around the sequence in the model's input; "response": the most tokens that it writes. Each is a sum of numbers and
-    arguments. `rlcli plan` includes the memory for it."""
+    """Methods other than `generate` whose engine generates, once for each sequence of the batch.
+    "prompt": the tokens around the sequence in the model's input; "response": the most tokens that
+    it writes. Each is a sum of numbers and arguments. `rlcli plan` includes the memory for it."""
 
     NEEDS_GROUP: ClassVar[Declaration] = {}
-    """Method → the number of responses to each prompt that it needs at least, with conditions as in READS:
-    `{"train_step": ("2 if baseline=group",)}`."""
+    """Method → the number of responses to each prompt that it needs at least, with conditions as in
+    READS: `{"train_step": ("2 if baseline=group",)}`."""
 
     HEAD: ClassVar[Declaration] = {}
-    """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS. A method that is not
-    named may do without a model; `generate` needs the head `lm` in any case."""
+    """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS.
+    A method that is not named may do without a model;
+    `generate` needs the head `lm` in any case."""
 
     TAKES_BATCH: ClassVar[tuple[str, ...]] = ()
-    """Methods that take all samples of a step at once, as training does, because a sample's result depends on the
-    others. Samples then have the metadata `rlcli.api.key_meaning.PLACE` and `AGE`. Sums over the ranks of the role are
-    `model.module.all_reduce`."""
+    """Methods that take all samples of a step at once, as training does, because a sample's result
+    depends on the others. Samples then have the metadata `rlcli.api.key_meaning.PLACE` and `AGE`.
+    Sums over the ranks of the role are `model.module.all_reduce`."""
 
     PREPARED_BY: ClassVar[Mapping[str, str]] = {}
-    """Method → the interface of a call that computes what it reads. A graph without such a call gets one, with the
-    arguments of that interface that were given to this one's call."""
+    """Method → the interface of a call that computes what it reads. A graph without such a call
+    gets one, with the arguments of that interface that were given to this one's call."""
 
     REPLACES: ClassVar[Mapping[str, Any]] = {}
-    """Interface of an older format that this one replaces → `prepared_by`, the interface of the call that now prepares
-    its batches, and `args`, the arguments that give its defaults. `rlcli migrate` rewrites recipes accordingly."""
+    """Interface of an older format that this one replaces → `prepared_by`, the interface of the
+    call that now prepares its batches, and `args`, the arguments that give its defaults. `rlcli
+    migrate` rewrites recipes accordingly."""
 
     CHANGED: ClassVar[Mapping[str, str]] = {}
-    """Argument of an older format that has another name and meaning now → what to write instead, which `rlcli migrate`
-    leaves to the user."""
+    """Argument of an older format that has another name and meaning now → what to write instead,
+    which `rlcli migrate` leaves to the user."""
 
     STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Argument → arguments of which the interface needs one to be set too, where `train.max_staleness` lets samples be
-    older than their step."""
+    """Argument → arguments of which the interface needs one to be set too, where
+    `train.max_staleness` lets samples be older than their step."""
 
     METRICS: ClassVar[Metrics] = {}
-    """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`, and the numbers in
-    the metadata of its outputs. Those of engines and of runs are in `rlcli.api.metrics`."""
+    """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`,
+    and the numbers in the metadata of its outputs. Those of engines and of runs are in
+    `rlcli.api.metrics`."""
 
     TRIED: ClassVar[bool] = True
-    """Whether `rlcli check` may call `inference` of a reward without weights on a few rows; False for one that asks a
-    server, which may cost something, or loads a model of its own."""
+    """Whether `rlcli check` may call `inference` of a reward without weights on a few rows; False
+    for one that asks a server, which may cost something, or loads a model of its own."""
 
     FILES: ClassVar[tuple[str, ...]] = ()
-    """Arguments that name files: they are looked up when a recipe is read, also next to the layer that names them."""
+    """Arguments that name files: they are looked up when a recipe is read, also next to the layer
+    that names them."""
 
     VARIABLES: ClassVar[tuple[str, ...]] = ()
-    """Arguments that name variables of the environment, which must be set before anything starts."""
+    """Arguments that name variables of the environment,
+    which must be set before anything starts."""
 
     def __post_init__(self) -> None:
-        """Check numbers and choices against the class's declarations (`rlcli.api.limits`). Raises ValueError."""
+        """Check numbers and choices against the class's declarations (`rlcli.api.limits`).
+        Raises ValueError."""
         check_arguments(self)
 
     def check_ready(self) -> None:
-        """Raise what would end the first call whatever its data, such as a file of the user that cannot be loaded.
-        Called on the machine that starts a run, before anything else is started, without a model."""
+        """Raise what would end the first call whatever its data, such as a file of the user that
+        cannot be loaded. Called on the machine that starts a run, before anything else is started,
+        without a model."""
 
-    def train_step(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> dict[str, float]:
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
         """Train on one batch; returns stats that are already reduced over ranks."""
         raise NotImplementedError(f"{type(self).__name__} does not train")
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample | None:
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample | None:
         """Compute output keys from input keys."""
         raise NotImplementedError(f"{type(self).__name__} has no inference")
 
-    def generate(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample | None:
+    def generate(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample | None:
         """Sample responses."""
         raise NotImplementedError(f"{type(self).__name__} does not generate")
 
@@ -150,22 +167,26 @@ class ModelInterface:
         raise NotImplementedError(f"{type(self).__name__} does not evaluate")
 
     def save(self, model: Model, save_dir: str) -> None:
-        """Write the model as a folder that `transformers` reads. Every rank of the role calls it."""
+        """Write the model as a folder that `transformers` reads.
+        Every rank of the role calls it."""
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def score_texts(self, responses: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
-        """The reward of each text as a response to a row with that `answer`; None if it cannot be computed.
+        """The reward of each text as a response to a row with that `answer`;
+        None if it cannot be computed.
 
-        A reward that reads texts may implement this, without a model and without torch: `rlcli check` then tests
-        the answers of the rows before any training.
+        A reward that reads texts may implement this, without a model and without torch: `rlcli
+        check` then tests the answers of the rows before any training.
         """
         raise NotImplementedError(f"{type(self).__name__} does not score texts")
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
-        """Plausible outputs of the call `interface_type`, made without running the model, so that a graph can be tested
-        in pieces: with the same keys, lengths and dtypes, and the same numbers for the same ids.
+        """Plausible outputs of the call `interface_type`, made without running the model, so that a
+        graph can be tested in pieces: with the same keys, lengths and dtypes, and the same numbers
+        for the same ids.
 
-        A call that trains or evaluates adds nothing; inference adds the keys that it declares, if they are well known.
+        A call that trains or evaluates adds nothing; inference adds the keys that it declares, if
+        they are well known.
         """
         if interface_type in RETURN_NUMBERS:
             return SequenceSample(ids=list(data.ids), seqlens={})
@@ -190,24 +211,32 @@ class ModelInterface:
         return declared.needed if declared is not None else ()
 
     def heads(self, call: str) -> DeclaredKeys | None:
-        """The head of the model that a method needs with these arguments; None if the class does not say."""
+        """The head of the model that a method needs with these arguments;
+        None if the class does not say."""
         return self._declared("HEAD", call)
 
     def group_sizes(self, call: str) -> DeclaredKeys | None:
-        """The numbers of responses to each prompt that a method needs at least; None if the class does not say."""
+        """The numbers of responses to each prompt that a method needs at least;
+        None if the class does not say."""
         return self._declared("NEEDS_GROUP", call)
 
     def _declared(self, constant: str, call: str) -> DeclaredKeys | None:
-        entries = inherited([vars(cls).get(constant, {}) for cls in reversed(type(self).__mro__)]).get(call)
+        entries = inherited(
+            [vars(cls).get(constant, {}) for cls in reversed(type(self).__mro__)]
+        ).get(call)
         return None if entries is None else declared_keys(entries, self._argument)
 
     def _argument(self, name: str) -> Any:
         if not hasattr(self, name):
-            raise ValueError(f"{type(self).__name__} declares keys by the argument {name}, which it does not have")
+            raise ValueError(
+                f"{type(self).__name__} declares keys by the argument {name}, "
+                "which it does not have"
+            )
         return getattr(self, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state in addition to the weights, the same on all ranks: KL controllers, value normalisers."""
+        """JSON-able state in addition to the weights, the same on all ranks: KL controllers,
+        value normalisers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

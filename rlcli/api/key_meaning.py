@@ -1,7 +1,8 @@
 """The meaning of a batch's well-known keys: one table, which all other parts of rlcli use.
 
-Code that needs the sequences of a batch, or the numbers that people want to see, takes the names from here. A key that
-is not in the table is known only to its own components, and nothing is assumed about it.
+Code that needs the sequences of a batch, or the numbers that people want to see, takes the names
+from here. A key that is not in the table is known only to its own components, and nothing is
+assumed about it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 SEQUENCES = "packed_input_ids"
-"""The sequences that a model works on, prompts and responses; other keys have rows for their tokens."""
+"""The sequences that a model works on, prompts and responses;
+other keys have rows for their tokens."""
 PROMPTS = "packed_prompts"
 """The prompts: a dataset whose rows have this key needs responses."""
 PROMPT_MASK = "prompt_mask"
@@ -24,8 +26,9 @@ REWARDS = "rewards"
 SOLVED = "solved"
 """Whether a response is right."""
 ANSWER_CLASSES = "answer_classes"
-"""Which final answer a response gives: responses to one prompt with equal answers have equal numbers, from 0 in the
-order in which the answers first appear; -1 for a response without an answer. Majority votes are counted with it."""
+"""Which final answer a response gives: responses to one prompt with equal answers have equal
+numbers, from 0 in the order in which the answers first appear; -1 for a response without an answer.
+Majority votes are counted with it."""
 SAMPLED_LOGPROBS = "packed_logprobs"
 """The log-probs with which the tokens of responses were sampled."""
 NOT_ENDED = "seq_no_eos_mask"
@@ -36,12 +39,14 @@ CHOSEN = "chosen"
 SOURCE = "source"
 """Metadata of a sample: which dataset it comes from, if its own is made of several."""
 ATTEMPT = "attempt"
-"""Metadata of a sample: how many times it was started before. Every attempt has its own responses."""
+"""Metadata of a sample: how many times it was started before.
+Every attempt has its own responses."""
 PLACE = "batch_index"
 """Metadata of a sample in a call that takes the batch of a step: its place there."""
 AGE = "age"
-"""Metadata of a sample in a call that takes the batch of a step: training steps between the weights that generated the
-oldest part of it and those with which the step begins. Absent where no sample is generated ahead of its step."""
+"""Metadata of a sample in a call that takes the batch of a step: training steps between the weights
+that generated the oldest part of it and those with which the step begins. Absent where no sample is
+generated ahead of its step."""
 DROPPED = "dropped"
 """Metadata of a call's output: for each sample the reason why it is not trained on, or None."""
 
@@ -108,7 +113,10 @@ _TABLE: tuple[tuple[str, Meaning], ...] = (
     (PROMPT_MASK, Meaning(full, FLAGS)),
     ("loss_mask ppo_loss_mask", Meaning(minus_one, FLAGS)),
     (f"{NOT_ENDED} greedy_seq_no_eos_mask {CHOSEN}", Meaning(one, FLAGS)),
-    (f"{SAMPLED_LOGPROBS} packed_ref_logprobs proximal_logprobs old_logprobs", Meaning(minus_one, LOGPROBS)),
+    (
+        f"{SAMPLED_LOGPROBS} packed_ref_logprobs proximal_logprobs old_logprobs",
+        Meaning(minus_one, LOGPROBS),
+    ),
     ("logprobs old_logp prox_logp ref_logp", Meaning(minus_one, LOGPROBS)),
     ("values dense_rewards", Meaning(full, REALS)),
     ("advantages returns kl_rewards loss_weights kl_weights", Meaning(minus_one, REALS)),

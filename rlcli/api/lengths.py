@@ -1,4 +1,5 @@
-"""The lengths of the sequences of a key: as people write them, or inferred from the key's meaning."""
+"""The lengths of the sequences of a key: as people write them,
+or inferred from the key's meaning."""
 
 from __future__ import annotations
 
@@ -44,11 +45,14 @@ def read_length(value: Any, subject: str) -> int:
 
 
 def read_lengths(value: Any, subject: str) -> Lengths:
-    """Lists of ints from the lengths given for one key: a list, tuple, 1-D tensor or array over the samples.
+    """Lists of ints from the lengths given for one key: a list, tuple,
+    1-D tensor or array over the samples.
 
-    Each entry is an int (a sample with one sequence) or, again, a list, tuple, 1-D tensor or array of ints.
+    Each entry is an int (a sample with one sequence) or, again, a list, tuple,
+    1-D tensor or array of ints.
     """
-    if type(value) is list and all(map(_is_plain, value)):  # the usual case; the general way takes five times as long
+    # the usual case; the general way takes five times as long
+    if type(value) is list and all(map(_is_plain, value)):
         return [list(entry) for entry in value]
     return [
         [read_length(length, subject) for length in _items(entry, subject)]
@@ -81,14 +85,20 @@ def _items(value: Any, subject: str) -> Iterable[Any]:
 
 
 def _kind(dtype: torch.dtype) -> str:
-    return "b" if str(dtype) == "torch.bool" else "f" if dtype.is_floating_point or dtype.is_complex else "i"
+    return (
+        "b"
+        if str(dtype) == "torch.bool"
+        else "f"
+        if dtype.is_floating_point or dtype.is_complex
+        else "i"
+    )
 
 
 def infer_lengths(key: str, tensor: torch.Tensor | None, lengths: Lengths) -> Lengths:
     """The lengths of `key` in samples whose sequences have `lengths` tokens.
 
-    A well-known key has its own rule. Any other key must fit exactly one of: as many rows as tokens, one row
-    less per sequence, one row per sequence.
+    A well-known key has its own rule. Any other key must fit exactly one of: as many rows as
+    tokens, one row less per sequence, one row per sequence.
     """
     rules = [MEANINGS[key].rows] if key in MEANINGS else [full, minus_one, one]
     candidates: list[Lengths] = []
@@ -99,7 +109,9 @@ def infer_lengths(key: str, tensor: torch.Tensor | None, lengths: Lengths) -> Le
     if tensor is None:
         if len(candidates) == 1:
             return candidates[0]
-        raise ValueError(f"the lengths of {key!r} cannot be inferred without its tensor; give seqlens as a dict")
+        raise ValueError(
+            f"the lengths of {key!r} cannot be inferred without its tensor; give seqlens as a dict"
+        )
     rows = tensor.shape[0] if tensor.ndim else 0
     fitting = [candidate for candidate in candidates if rows_of(candidate) == rows]
     if len(fitting) == 1:

@@ -1,5 +1,6 @@
-"""Bounds, choices and alternatives of arguments: declared once in a class, checked with the recipe, and again when a
-component is made; alternatives when its engine starts, because its class can be inspected without them."""
+"""Bounds, choices and alternatives of arguments: declared once in a class, checked with the recipe,
+and again when a component is made; alternatives when its engine starts, because its class can be
+inspected without them."""
 
 from __future__ import annotations
 
@@ -8,18 +9,20 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 Limits = Mapping[str, Mapping[str, float]]
-"""Argument → its bounds, any of `BOUNDS`. Written as a literal, because it is read without importing the class:
-`LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "discount": {"ge": 0, "le": 1}}`."""
+"""Argument → its bounds, any of `BOUNDS`. Written as a literal, because it is read without
+importing the class: `LIMITS: ClassVar[Limits] = {"minibatches": {"ge": 1}, "discount": {"ge":
+0, "le": 1}}`."""
 
 Alternatives = tuple[str, ...]
-"""Arguments of which a backend needs exactly one: `ONE_OF: ClassVar[Alternatives] = ("python", "urls")`."""
+"""Arguments of which a backend needs exactly one: `ONE_OF:
+ClassVar[Alternatives] = ("python", "urls")`."""
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def check_arguments(component: Any) -> None:
-    """Compare a component's values with the `LIMITS` of its class and its bases, and with the named `Literal` types of
-    its fields. Raises ValueError.
+    """Compare a component's values with the `LIMITS` of its class and its bases, and with the named
+    `Literal` types of its fields. Raises ValueError.
 
     None is always allowed: it stands for "off" or for a default.
     """
@@ -32,7 +35,9 @@ def check_arguments(component: Any) -> None:
     for name, allowed in choices.items():
         value = getattr(component, name)
         if value is not None and value not in allowed:
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}")
+            raise ValueError(
+                f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}"
+            )
 
 
 def alternatives_problem(alternatives: Alternatives, values: Mapping[str, Any]) -> str | None:
@@ -40,7 +45,11 @@ def alternatives_problem(alternatives: Alternatives, values: Mapping[str, Any]) 
     if not alternatives or sum(bool(values.get(name)) for name in alternatives) == 1:
         return None
     named = [name for name in alternatives if values.get(name)]
-    return f"{' and '.join(named)} are given; keep one" if named else f"{' or '.join(alternatives)} is needed"
+    return (
+        f"{' and '.join(named)} are given; keep one"
+        if named
+        else f"{' or '.join(alternatives)} is needed"
+    )
 
 
 def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]]]:
@@ -56,4 +65,6 @@ def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]]]:
 
 
 def _holds(value: float, kind: str, bound: float) -> bool:
-    return {"ge": value >= bound, "gt": value > bound, "le": value <= bound, "lt": value < bound}[kind]
+    return {"ge": value >= bound, "gt": value > bound, "le": value <= bound, "lt": value < bound}[
+        kind
+    ]

@@ -1,11 +1,14 @@
-"""How a backend estimates the memory that its roles take: the contract behind `rlcli plan`. No torch here.
+"""How a backend estimates the memory that its roles take: the contract behind `rlcli plan`.
+No torch here.
 
-A backend declares its memory model by name, which is read without importing its file, as its other declarations are:
+A backend declares its memory model by name, which is read without importing its file, as its other
+declarations are:
 
     MEMORY: ClassVar[str] = "_my_memory.MyMemory"
 
-names the class `MyMemory` in `_my_memory.py`, a file next to the backend's. That file must not import torch, so that a
-plan is quick. The class is called with a `PlacedRole`. A plan omits the roles of a backend without one, and says so.
+names the class `MyMemory` in `_my_memory.py`, a file next to the backend's. That file must not
+import torch, so that a plan is quick. The class is called with a `PlacedRole`. A plan omits the
+roles of a backend without one, and says so.
 """
 
 from __future__ import annotations
@@ -38,12 +41,14 @@ class PlacedRole:
     longest: int
     """Length of the longest sequence, in tokens."""
     device: str
-    """Kind of its devices: cuda; cpu, whose memory is that of the host; or auto, which is treated as cuda."""
+    """Kind of its devices: cuda; cpu, whose memory is that of the host; or auto,
+    which is treated as cuda."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a role keeps on the fullest of its devices between calls, from its second step on, in bytes."""
+    """What a role keeps on the fullest of its devices between calls, from its second step on,
+    in bytes."""
 
     weights: int
     optimizer: int = 0
@@ -61,7 +66,8 @@ class Parts:
 
     gradients: int = 0
     gathered: int = 0
-    """Parameters of other ranks, and copies: of weights in the precision of the matrix products, or of a snapshot."""
+    """Parameters of other ranks, and copies: of weights in the precision of the matrix products,
+    or of a snapshot."""
     activations: int = 0
     cache: int = 0
     """Keys and values."""
@@ -103,8 +109,9 @@ class Generation:
 
 
 class MemoryModel(abc.ABC):
-    """The memory of a role on the fullest of its devices, under one backend. Constructed from a `PlacedRole`; that
-    raises UnknownMemory for what it cannot estimate. Phases that the backend does not offer are never requested."""
+    """The memory of a role on the fullest of its devices, under one backend. Constructed from a
+    `PlacedRole`; that raises UnknownMemory for what it cannot estimate. Phases that the backend
+    does not offer are never requested."""
 
     WITHIN_PERCENT: ClassVar[int] = 15
     """How far its estimates of a peak may be from the measured value."""
@@ -118,7 +125,8 @@ class MemoryModel(abc.ABC):
 
     @abc.abstractmethod
     def load(self) -> Parts:
-        """Memory added while its weights are loaded; of `resident()`, the weights and buffers are present then."""
+        """Memory added while its weights are loaded; of `resident()`,
+        the weights and buffers are present then."""
 
     def snapshot(self) -> int:
         """Bytes of this rank's part that a checkpoint copies to host memory until it is written."""
@@ -126,7 +134,8 @@ class MemoryModel(abc.ABC):
         return resident.weights + resident.optimizer
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
-        """Forward and backward passes of micro-batches, the largest of `tokens` tokens, and the optimizer."""
+        """Forward and backward passes of micro-batches, the largest of `tokens` tokens,
+        and the optimizer."""
         raise NotImplementedError(f"{type(self).__name__} does not train")
 
     def inference(self, tokens: int) -> Parts:
@@ -138,8 +147,9 @@ class MemoryModel(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} does not generate")
 
     def savings(self) -> Sequence[Sequence[Mapping[str, Any]]]:
-        """Arguments of the backend with which the role takes less memory and computes the same numbers, for `rlcli
-        plan` to propose; alternatives of one kind together, the mildest first."""
+        """Arguments of the backend with which the role takes less memory and computes the same
+        numbers, for `rlcli plan` to propose; alternatives of one kind together,
+        the mildest first."""
         return ()
 
     def remarks(self) -> Sequence[str]:
@@ -147,5 +157,6 @@ class MemoryModel(abc.ABC):
         return ()
 
     def server(self, device_bytes: int | None) -> ServerMemory | None:
-        """One of the role's servers, on devices with `device_bytes` of memory, if known; None without servers."""
+        """One of the role's servers, on devices with `device_bytes` of memory, if known; None
+        without servers."""
         return None

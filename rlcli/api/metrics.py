@@ -1,4 +1,5 @@
-"""What the numbers in a run's records mean. A component declares its own in `METRICS`; the others are in `RUN_METRICS`.
+"""What the numbers in a run's records mean. A component declares its own in `METRICS`; the others
+are in `RUN_METRICS`.
 
 In a name, `<…>` stands for one or more characters: `time/<call>`.
 """
@@ -12,25 +13,55 @@ Metrics = Mapping[str, tuple[str, str]]
 """Name → (unit, meaning)."""
 
 STEP_METRICS: Metrics = {
-    "total/prompts": ("prompts", "rows of the dataset that the run has trained on, each with all its responses"),
-    "total/tokens": ("tokens", "tokens of the sequences that the run has trained on, prompts included"),
-    "used/<dataset>": ("prompts", "rows of one source of a mixed dataset that the run has trained on"),
-    "tokens_per_second": ("tokens per second", "tokens of the step's sequences, by the duration of the step"),
+    "total/prompts": (
+        "prompts",
+        "rows of the dataset that the run has trained on, each with all its responses",
+    ),
+    "total/tokens": (
+        "tokens",
+        "tokens of the sequences that the run has trained on, prompts included",
+    ),
+    "used/<dataset>": (
+        "prompts",
+        "rows of one source of a mixed dataset that the run has trained on",
+    ),
+    "tokens_per_second": (
+        "tokens per second",
+        "tokens of the step's sequences, by the duration of the step",
+    ),
     "time/step": ("seconds", "duration of the step, without evaluation and checkpoint"),
-    "time/<call>": ("seconds", "computing time of the call on its slowest rank; ahead of training, of several chunks"),
-    "time/<call>.copy_to": ("seconds", "time until the last rank that follows the call's role had the new weights"),
+    "time/<call>": (
+        "seconds",
+        "computing time of the call on its slowest rank; ahead of training, of several chunks",
+    ),
+    "time/<call>.copy_to": (
+        "seconds",
+        "time until the last rank that follows the call's role had the new weights",
+    ),
     "time/moves": ("seconds", "time of transfers of tensors between ranks"),
-    "time/idle/<roles>": ("seconds", "time in which the ranks of these roles computed nothing, mean over the ranks"),
+    "time/idle/<roles>": (
+        "seconds",
+        "time in which the ranks of these roles computed nothing, mean over the ranks",
+    ),
     "time/idle_share/<roles>": ("share", "the same as a share of the step"),
-    "time/checkpoint": ("seconds", "how long training waited for the last checkpoint before this step"),
+    "time/checkpoint": (
+        "seconds",
+        "how long training waited for the last checkpoint before this step",
+    ),
     "time/eval": ("seconds", "duration of the evaluation"),
-    "restarts/<group>": ("processes", "processes of servers or pools that had ended and were started again"),
+    "restarts/<group>": (
+        "processes",
+        "processes of servers or pools that had ended and were started again",
+    ),
 }
 """Of every step."""
 
 DROP_METRICS: Metrics = {
     "samples/drawn": ("prompts", "prompts drawn for the step"),
-    "samples/dropped": ("prompts", "prompts that calls dropped; ahead of training, since the step before"),
+    "samples/dropped": (
+        "prompts",
+        "prompts that calls dropped; ahead of training, since the step before",
+    ),
     "samples/dropped/<reason>": ("prompts", "the same for one reason"),
     "samples/redrawn": ("prompts", "prompts drawn in place of dropped ones"),
     "samples/returned": ("prompts", "prompts that were left over: the next step begins with them"),
@@ -38,20 +69,30 @@ DROP_METRICS: Metrics = {
 """Where calls may drop samples."""
 
 STALENESS_METRICS: Metrics = {
-    "<role>/staleness": ("steps", "training steps by which the weights that generated lagged those trained, mean over "
-                         "the prompts. It reaches max_staleness and stays there, unless take_first is freshest"),
+    "<role>/staleness": (
+        "steps",
+        "training steps by which the weights that generated lagged those trained, mean over "
+        "the prompts. It reaches max_staleness and stays there, unless take_first is freshest",
+    ),
     "staleness/min": ("steps", "staleness of the step's freshest sample"),
     "staleness/max": ("steps", "staleness of the step's oldest sample, at most max_staleness"),
     "staleness/share_<steps>": ("share", "share of the step's samples with this staleness"),
-    "samples/ahead": ("prompts", "prompts in progress or finished that no step has been trained on yet"),
+    "samples/ahead": (
+        "prompts",
+        "prompts in progress or finished that no step has been trained on yet",
+    ),
     "samples/running": ("prompts", "those of them in progress"),
     "samples/ready": ("prompts", "those of them that are finished and wait for a step"),
-    "samples/expired": ("prompts", "prompts that became older than max_staleness and are generated again"),
+    "samples/expired": (
+        "prompts",
+        "prompts that became older than max_staleness and are generated again",
+    ),
     "samples/retried": ("prompts", "prompts of the step that were generated more than once"),
     "queue/<call>": ("prompts", "prompts that wait for the call"),
     "eval/version": ("steps", "training steps behind the weights that were evaluated"),
-}  # fmt: skip
-"""Above max_staleness 0. The numbers of calls that run ahead are of all chunks up to the newest that the step uses."""
+}
+"""Above max_staleness 0. The numbers of calls that run ahead are of all chunks up to the newest
+that the step uses."""
 
 SCORE_METRICS: Metrics = {
     "<role>/reward": ("reward", "mean reward of the responses, as the call gives it"),
@@ -61,13 +102,22 @@ SCORE_METRICS: Metrics = {
 
 ENGINE_METRICS: Metrics = {
     "<role>/loss": ("loss", "loss, mean over the optimizer steps"),
-    "<role>/loss_weight": ("tokens", "divisor of the loss, summed over the optimizer steps: what the loss counts, "
-                           "such as tokens, responses or pairs"),
-    "<role>/grad_norm": ("norm", "norm of the gradient before it is clipped, mean over the optimizer steps"),
+    "<role>/loss_weight": (
+        "tokens",
+        "divisor of the loss, summed over the optimizer steps: what the loss counts, "
+        "such as tokens, responses or pairs",
+    ),
+    "<role>/grad_norm": (
+        "norm",
+        "norm of the gradient before it is clipped, mean over the optimizer steps",
+    ),
     "<role>/lr": ("rate", "learning rate"),
-    "<role>/update_skipped": ("optimizer steps", "optimizer steps that left the weights as they were: their gradient "
-                              "was not finite, or the loss was early_stop's to stop"),
-}  # fmt: skip
+    "<role>/update_skipped": (
+        "optimizer steps",
+        "optimizer steps that left the weights as they were: their gradient "
+        "was not finite, or the loss was early_stop's to stop",
+    ),
+}
 """Of calls that train."""
 
 EVAL_METRICS: Metrics = {
@@ -82,8 +132,13 @@ EVAL_METRICS: Metrics = {
 """Of evaluations, which also report what their calls do."""
 
 RUN_METRICS: Metrics = {
-    **STEP_METRICS, **DROP_METRICS, **STALENESS_METRICS, **SCORE_METRICS, **ENGINE_METRICS, **EVAL_METRICS,
-}  # fmt: skip
+    **STEP_METRICS,
+    **DROP_METRICS,
+    **STALENESS_METRICS,
+    **SCORE_METRICS,
+    **ENGINE_METRICS,
+    **EVAL_METRICS,
+}
 """Every number that is not declared by a component."""
 
 

@@ -13,7 +13,8 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import SEQUENCES
 
 Cut = Literal["sample", "sequence"]
-"""What stays in one micro-batch: a sample with its whole group of sequences, or a single sequence."""
+"""What stays in one micro-batch: a sample with its whole group of sequences,
+or a single sequence."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,19 @@ class MicroBatch:
 
     sample: SequenceSample
     places: tuple[int, ...]
-    """Where its samples (or sequences, if groups are cut) are in the whole batch; empty for an idle micro-batch."""
+    """Where its samples (or sequences, if groups are cut) are in the whole batch;
+    empty for an idle micro-batch."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is one token of no weight, for a rank with less to do. No loss function or hook sees it."""
+        """Whether it is one token of no weight, for a rank with less to do.
+        No loss function or hook sees it."""
         return not self.places
 
 
-def split_batch(batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: Cut = "sample") -> list[MicroBatch]:
+def split_batch(
+    batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: Cut = "sample"
+) -> list[MicroBatch]:
     """Micro-batches under the token cap of `spec`; none for a batch without samples.
 
     Raises ValueError for an unknown `cut`, and if sequences cannot be separated.
@@ -41,7 +46,9 @@ def split_batch(batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: 
     if not samples.bs:
         return []
     spec = spec or MicroBatchSpec()
-    feasible = MicroBatchSpec(n_mbs=min(spec.n_mbs, samples.bs), max_tokens_per_mb=spec.max_tokens_per_mb)
+    feasible = MicroBatchSpec(
+        n_mbs=min(spec.n_mbs, samples.bs), max_tokens_per_mb=spec.max_tokens_per_mb
+    )
     parts, places = samples.split_to_micro_batches(feasible, key=SEQUENCES)
     return [MicroBatch(sample, tuple(where)) for sample, where in zip(parts, places, strict=True)]
 
@@ -49,15 +56,25 @@ def split_batch(batch: SequenceSample, spec: MicroBatchSpec | None = None, cut: 
 def one_per_sequence(batch: SequenceSample) -> SequenceSample:
     """The same rows with every sequence as a sample of its own, in order; metadata goes with each.
 
-    Raises ValueError for a key without one entry per sequence, such as one per group: it belongs to no sequence.
+    Raises ValueError for a key without one entry per sequence, such as one per group:
+    it belongs to no sequence.
     """
     counts = [len(group) for group in batch.seqlens[SEQUENCES]]
     for key, lengths in batch.seqlens.items():
         if [len(group) for group in lengths] != counts:
-            raise ValueError(f"groups cannot be cut: {key} has not one entry for each sequence of {SEQUENCES}")
+            raise ValueError(
+                f"groups cannot be cut: {key} has not one entry for each sequence of {SEQUENCES}"
+            )
     return SequenceSample(
-        ids=[f"{id_}/{number}" for id_, count in zip(batch.ids, counts, strict=True) for number in range(count)],
-        seqlens={key: [[length] for group in lengths for length in group] for key, lengths in batch.seqlens.items()},
+        ids=[
+            f"{id_}/{number}"
+            for id_, count in zip(batch.ids, counts, strict=True)
+            for number in range(count)
+        ],
+        seqlens={
+            key: [[length] for group in lengths for length in group]
+            for key, lengths in batch.seqlens.items()
+        },
         trailing_shapes=dict(batch.trailing_shapes),
         dtypes=dict(batch.dtypes),
         data=None if batch.data is None else dict(batch.data),
@@ -71,14 +88,17 @@ def one_per_sequence(batch: SequenceSample) -> SequenceSample:
 def idle_micro_batch(device: torch.device) -> MicroBatch:
     """One token, 0, in a sequence of its own."""
     token = torch.zeros(1, dtype=torch.int64, device=device)
-    return MicroBatch(SequenceSample(ids=["idle"], seqlens={SEQUENCES: [[1]]}, data={SEQUENCES: token}), ())
+    return MicroBatch(
+        SequenceSample(ids=["idle"], seqlens={SEQUENCES: [[1]]}, data={SEQUENCES: token}), ()
+    )
 
 
 def rows_in_order(
     rows: Sequence[torch.Tensor], micro_batches: Sequence[MicroBatch], lengths: Sequence[int]
 ) -> torch.Tensor:
-    """Rows of micro-batches, restored to the order of the batch; `lengths` [B] counts the rows of each sample (or of
-    each sequence, if groups are cut). `rows` has one tensor for each micro-batch that is not idle."""
+    """Rows of micro-batches, restored to the order of the batch; `lengths` [B] counts the rows of
+    each sample (or of each sequence, if groups are cut). `rows` has one tensor for each micro-batch
+    that is not idle."""
     pieces: dict[int, torch.Tensor] = {}
     working = [micro_batch for micro_batch in micro_batches if not micro_batch.is_idle]
     for micro_batch, outputs in zip(working, rows, strict=True):

@@ -1,9 +1,10 @@
 """The contracts of interfaces, backends and engines.
 
-An **interface** knows the algorithm and no parallelism; an **engine** knows parallelism and no algorithm.
-They meet in `train_batch(input_, loss_fn, loss_weight_fn, …)`: the loss is a pure function that returns a
-**sum** over the tokens of one micro-batch, and the engine divides it by the weight summed over all
-micro-batches and all ranks. So loss, gradient and update do not depend on how the batch is cut.
+An **interface** knows the algorithm and no parallelism; an **engine** knows parallelism and no
+algorithm. They meet in `train_batch(input_, loss_fn, loss_weight_fn, …)`: the loss is a pure
+function that returns a **sum** over the tokens of one micro-batch, and the engine divides it by the
+weight summed over all micro-batches and all ranks. So loss, gradient and update do not depend on
+how the batch is cut.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ from rlcli.api.engine import (
     TrainEngine,
 )
 from rlcli.api.family import HFFamily, register_hf_family
-from rlcli.api.generation import FinishedResponse, GeneratedResponses, GenerationEngine, ResponseStream, Segment
+from rlcli.api.generation import (
+    FinishedResponse,
+    GeneratedResponses,
+    GenerationEngine,
+    ResponseStream,
+    Segment,
+)
 from rlcli.api.interface import EvalLoader, ModelInterface
 from rlcli.api.limits import Alternatives, alternatives_problem
 from rlcli.api.loss_stats import Stats
@@ -88,32 +95,37 @@ __all__ = [
 
 @dataclass
 class Model:
-    """A role at run time: its engine (in `module`, once a backend has initialised it), tokenizer and version."""
+    """A role at run time: its engine (in `module`, once a backend has initialised it),
+    tokenizer and version."""
 
     name: str
     module: Any
-    """An engine after `ModelBackend.initialize`; None before that, and for a role without weights."""
+    """An engine after `ModelBackend.initialize`; None before that,
+    and for a role without weights."""
     tokenizer: PreTrainedTokenizerBase | None
     device: torch.device
     dtype: torch.dtype = torch.float32
     version: ModelVersion = field(default_factory=ModelVersion)
     ft_spec: FinetuneSpec | None = None
     seed: int = 0
-    """The run's seed. Responses depend on nothing else of the role, so that a role of its own that generates in place
-    of another, on whatever devices, gives the same ones."""
+    """The run's seed. Responses depend on nothing else of the role, so that a role of its own that
+    generates in place of another, on whatever devices, gives the same ones."""
     source: ModelSource | None = None
-    """Where the weights come from; the backend reads the part that its rank keeps. None for a role without weights."""
+    """Where the weights come from; the backend reads the part that its rank keeps. None for a role
+    without weights."""
     family: HFFamily | None = None
-    """How configuration and parameters translate to names that all families share; None if rlcli lacks the family."""
+    """How configuration and parameters translate to names that all families share; None if rlcli
+    lacks the family."""
     save_dtype: torch.dtype | None = None
     """dtype of the model that `save_to_hf` writes; None: that of the source."""
     device_mesh: Any = None
     """The role's torch `DeviceMesh` (dimensions dp, tp, … by name), or None on a single rank."""
     server_folders: tuple[Path, ...] = ()
-    """Folders of the servers that the run starts for this rank, each with an agent (see `rlcli.server_slot`). A server
-    over several nodes has one for each of them, in order."""
+    """Folders of the servers that the run starts for this rank, each with an agent (see
+    `rlcli.server_slot`). A server over several nodes has one for each of them, in order."""
     data_tokenizer: PreTrainedTokenizerBase | None = None
-    """Tokenizer of the sequences in a batch: that of the role the prompts are read for. This role's may differ."""
+    """Tokenizer of the sequences in a batch: that of the role the prompts are read for.
+    This role's may differ."""
     call_deadline: float = math.inf
     """Seconds after which an unfinished call ends the run."""
 
@@ -144,21 +156,27 @@ def call_interface(
 ) -> Any:
     """Call an interface, and do what every interface would otherwise have to do itself.
 
-    Sets the engine's mode for the call and moves `data` (batches, for `evaluate`) to its device. During `train_step`
-    the engine knows the number of the training step, which determines the learning rate; afterwards the role's version
-    has gone up by one, whether or not the interface counted as well. Returns what the interface returns.
+    Sets the engine's mode for the call and moves `data` (batches, for `evaluate`) to its device.
+    During `train_step` the engine knows the number of the training step, which determines the
+    learning rate; afterwards the role's version has gone up by one, whether or not the interface
+    counted as well. Returns what the interface returns.
     """
     engine = model.module
     if isinstance(engine, ForwardEngine):
         engine.train(call == "train_step")
     if isinstance(engine, HoldsWeights):
         device = engine.device
-        data = data.to(device) if isinstance(data, SequenceSample) else [batch.to(device) for batch in data]
+        data = (
+            data.to(device)
+            if isinstance(data, SequenceSample)
+            else [batch.to(device) for batch in data]
+        )
     if call == "evaluate":
         return interface.evaluate(model, data)  # type: ignore[arg-type]
     if call != "train_step":
         method = getattr(interface, call)
-        takes_spec = len(inspect.signature(method).parameters) != 2  # those in ReaLHF's documentation take none
+        # those in ReaLHF's documentation take none
+        takes_spec = len(inspect.signature(method).parameters) != 2
         return method(model, data, *([mb_spec or MicroBatchSpec()] if takes_spec else []))
     before = replace(model.version)
     if isinstance(engine, TrainEngine):
@@ -170,8 +188,8 @@ def call_interface(
 
 
 class _NoEngineYet:
-    """Stands in for the engine of a role with weights until its backend has made one: frameworks in which a backend
-    wraps a model that has been loaded already keep that model here."""
+    """Stands in for the engine of a role with weights until its backend has made one: frameworks in
+    which a backend wraps a model that has been loaded already keep that model here."""
 
     def __init__(self, role: str):
         self._role = role
@@ -180,20 +198,27 @@ class _NoEngineYet:
         if name.startswith("__"):  # copying and pickling look for methods
             raise AttributeError(name)
         raise ProjectError(
-            f"role {self._role} has no weights in model.module; its backend makes the engine that belongs there",
-            hint="model.source.load(model.device) loads the whole model; model.source.read reads parts of it",
+            (
+                f"role {self._role} has no weights in model.module; its backend makes the "
+                "engine that belongs there"
+            ),
+            hint=(
+                "model.source.load(model.device) loads the whole model; "
+                "model.source.read reads parts of it"
+            ),
         )
 
 
 class ModelBackend(abc.ABC):
     """How a model runs. A dataclass: its fields are the recipe's `args:`.
 
-    Its class declares what its engines can do. This is read without importing it, so that a recipe that requires more
-    is refused before anything starts.
+    Its class declares what its engines can do. This is read without importing it, so that a recipe
+    that requires more is refused before anything starts.
     """
 
     REQUIRES: ClassVar[tuple[str, ...]] = ()
-    """Distributions that it needs in addition to rlcli's, by their pip names; without them, a run does not start."""
+    """Distributions that it needs in addition to rlcli's, by their pip names; without them,
+    a run does not start."""
     TRAINS: ClassVar[bool] = True
     """Whether its engines are `TrainEngine`s."""
     SCORES: ClassVar[bool] = True
@@ -211,39 +236,49 @@ class ModelBackend(abc.ABC):
     MEMORY: ClassVar[str | None] = None
     """Name of its memory model, which `rlcli plan` uses; see `rlcli.api.memory`."""
     SERVERS: ClassVar[str | None] = None
-    """A function in a file next to it, `_my_file.my_function`: its arguments → number of servers started per rank."""
+    """A function in a file next to it, `_my_file.my_function`: its arguments → number of servers
+    started per rank."""
     SERVER_DEVICES: ClassVar[str | None] = None
-    """Likewise: its arguments, and the number of a rank's device on its node → the devices of each of its servers, on
-    each node of that server."""
+    """Likewise: its arguments, and the number of a rank's device on its node → the devices of each
+    of its servers, on each node of that server."""
     SERVER_NODES: ClassVar[str | None] = None
-    """Likewise: its arguments → the number of nodes over which each of its servers is spread, from its rank's on."""
+    """Likewise: its arguments → the number of nodes over which each of its servers is spread,
+    from its rank's on."""
     FILES: ClassVar[tuple[str, ...]] = ()
-    """Arguments that name files or folders that must exist: they are looked up when a recipe is read, also next to the
-    layer that names them. A name without a slash is a command, looked up where it is run."""
+    """Arguments that name files or folders that must exist: they are looked up when a recipe is
+    read, also next to the layer that names them. A name without a slash is a command, looked up
+    where it is run."""
     VARIABLES: ClassVar[tuple[str, ...]] = ()
-    """Arguments that name variables of the environment, which must be set before anything starts."""
+    """Arguments that name variables of the environment,
+    which must be set before anything starts."""
     PER_RANK: ClassVar[tuple[str, ...]] = ()
     """Arguments that, if they are given, have at least one entry for each rank of the role."""
     ON_RESUME: ClassVar[dict[str, str]] = {}
-    """Argument → the effect of changing it on resume: safe, if the remaining steps compute the same; forbidden, if the
-    saved state does not fit the new value. Changing any other argument alters the run, which must be accepted."""
+    """Argument → the effect of changing it on resume: safe, if the remaining steps compute the
+    same; forbidden, if the saved state does not fit the new value. Changing any other argument
+    alters the run, which must be accepted."""
     FOLLOWS_LENGTH: ClassVar[dict[str, Any]] = {}
     """Argument → the only value of it with which steps do not depend on the length of the run."""
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """Argument → the values of it with which weights are held in too few bits to follow by a moving average."""
+    """Argument → the values of it with which weights are held in too few bits to follow by a moving
+    average."""
     POOLED: ClassVar[bool] = False
-    """Whether the calls of its roles, which have no weights, run in processes next to the ranks, one for each. Its
-    arguments `cpu_s` (seconds of processor time per call) and `memory_gib` limit them."""
+    """Whether the calls of its roles, which have no weights, run in processes next to the ranks,
+    one for each. Its arguments `cpu_s` (seconds of processor time per call)
+    and `memory_gib` limit them."""
     RUNS_MODEL: ClassVar[bool] = True
     """Whether it makes an engine; False if it leaves the role without weights."""
     READS_SOURCE: ClassVar[bool] = True
-    """Whether its engines start from the role's source; False: `Model.source` is None, they have their own weights."""
+    """Whether its engines start from the role's source; False: `Model.source` is None, they have
+    their own weights."""
 
     def initialize(self, model: Model, spec: FinetuneSpec | None) -> Model:
-        """Make the model's engine, and store the length of the run (`spec`) in the model. Raises UsageError unless
-        exactly one argument of its `ONE_OF` is given."""
+        """Make the model's engine, and store the length of the run (`spec`) in the model. Raises
+        UsageError unless exactly one argument of its `ONE_OF` is given."""
         alternatives: Alternatives = getattr(self, "ONE_OF", ())
-        if problem := alternatives_problem(alternatives, {name: getattr(self, name) for name in alternatives}):
+        if problem := alternatives_problem(
+            alternatives, {name: getattr(self, name) for name in alternatives}
+        ):
             raise UsageError(f"the backend of role {model.name}: {problem}", code="R39")
         model.ft_spec = spec
         if model.source is not None:

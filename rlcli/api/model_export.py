@@ -1,7 +1,7 @@
 """Writing a model for transformers, one parameter at a time: no process ever holds it whole.
 
-The headers of all files are planned on the meta device; then the parameters arrive one at a time, and their bytes are
-appended.
+The headers of all files are planned on the meta device; then the parameters arrive one at a time,
+and their bytes are appended.
 """
 
 from __future__ import annotations
@@ -21,25 +21,37 @@ LARGEST_FILE = 5 * 10**9
 """In bytes; the rest goes to another file."""
 
 CODES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 """Type in torch → type in a safetensors header."""
 
 
-def write_weights(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], folder: Path, dtype: torch.dtype) -> None:
+def write_weights(
+    lm: Any, parameters: Iterable[tuple[str, torch.Tensor]], folder: Path, dtype: torch.dtype
+) -> None:
     """Write the files that `from_pretrained` reads, floating-point numbers as `dtype`.
 
-    `parameters` are those of `lm`, whole, by name and in its order; of `lm` itself, only names, shapes and buffers are
-    used. Holds one of them at a time, or all that form one tensor of a file. Raises ModelError for a number that is too
-    large for `dtype`.
+    `parameters` are those of `lm`, whole, by name and in its order; of `lm` itself, only names,
+    shapes and buffers are used. Holds one of them at a time, or all that form one tensor of a file.
+    Raises ModelError for a number that is too large for `dtype`.
     """
     plan = _Plan(lm, dtype)
     with ExitStack() as files:
         opened: dict[str, BinaryIO] = {}
         for file, tensors in plan.files.items():
             opened[file] = files.enter_context((folder / file).open("xb"))
-            opened[file].write(header([(name, CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()]))
+            opened[file].write(
+                header([(name, CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()])
+            )
         for name, tensor in plan.converted(_with_buffers(lm, parameters)):
             _append(opened[plan.file_of[name]], tensor)
     write_index(plan.files, folder)
@@ -55,23 +67,38 @@ def write_index(files: Mapping[str, Mapping[str, torch.Tensor]], folder: Path) -
 
 
 def own_weights(lm: Any) -> dict[str, torch.Tensor]:
-    """Parameters (tied ones once) and the buffers that are stored in the model's files, as they are."""
+    """Parameters (tied ones once) and the buffers that are stored in the model's files,
+    as they are."""
     stored = lm.state_dict().keys()
     buffers = {name: buffer for name, buffer in lm.named_buffers() if name in stored}
-    return {name: tensor.detach() for name, tensor in {**dict(lm.named_parameters()), **buffers}.items()}
+    return {
+        name: tensor.detach() for name, tensor in {**dict(lm.named_parameters()), **buffers}.items()
+    }
 
 
-def _with_buffers(lm: Any, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Wide integers first and narrow ones last, so that the numbers of a file are aligned whatever type the
-    floating-point ones have."""
+def _with_buffers(
+    lm: Any, parameters: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Wide integers first and narrow ones last, so that the numbers of a file are aligned whatever
+    type the floating-point ones have."""
     named = {name for name, _ in lm.named_parameters()}
     buffers = {name: tensor for name, tensor in own_weights(lm).items() if name not in named}
-    first = [name for name, tensor in buffers.items() if tensor.dtype.itemsize >= 4 and not tensor.is_floating_point()]
-    yield from ((name, buffers[name]) for name in sorted(first, key=lambda name: -buffers[name].dtype.itemsize))
+    first = [
+        name
+        for name, tensor in buffers.items()
+        if tensor.dtype.itemsize >= 4 and not tensor.is_floating_point()
+    ]
+    yield from (
+        (name, buffers[name])
+        for name in sorted(first, key=lambda name: -buffers[name].dtype.itemsize)
+    )
     yield from parameters
     floats = [name for name, tensor in buffers.items() if tensor.is_floating_point()]
     narrow = [name for name in buffers if name not in first and name not in floats]
-    yield from ((name, buffers[name]) for name in (*floats, *sorted(narrow, key=lambda n: -buffers[n].dtype.itemsize)))
+    yield from (
+        (name, buffers[name])
+        for name in (*floats, *sorted(narrow, key=lambda n: -buffers[n].dtype.itemsize))
+    )
 
 
 class _Plan:
@@ -87,7 +114,9 @@ class _Plan:
         """File → its tensors on the meta device, in the order in which they are written."""
         self.file_of = {name: file for file, tensors in self.files.items() for name in tensors}
 
-    def converted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def converted(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors of the files, each as soon as all weights that it is made of have arrived."""
         waiting: dict[str, torch.Tensor] = {}
         for name, weight in weights:
@@ -95,7 +124,9 @@ class _Plan:
             group = self._groups[name]
             if all(member in waiting for member in group):
                 files = _as_stored(self._lm, {member: waiting.pop(member) for member in group})
-                yield from ((new, _in_dtype(new, tensor, self._dtype)) for new, tensor in files.items())
+                yield from (
+                    (new, _in_dtype(new, tensor, self._dtype)) for new, tensor in files.items()
+                )
         if waiting:
             raise AssertionError(f"{min(waiting)} waits for weights that have not come")
 
@@ -109,12 +140,15 @@ def _groups(lm: Any, meta: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, .
     for name, tensor in meta.items():
         alone = _as_stored(lm, {name: tensor})
         is_enough = all(shapes.get(new) == converted.shape for new, converted in alone.items())
-        groups.setdefault(f"alone {name}" if is_enough else f"part of {min(alone)}", []).append(name)
+        groups.setdefault(f"alone {name}" if is_enough else f"part of {min(alone)}", []).append(
+            name
+        )
     return {name: tuple(group) for group in groups.values() for name in group}
 
 
 def _as_stored(lm: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights under the names, and in the form, of the family's files, or of the files they were read from."""
+    """The weights under the names, and in the form, of the family's files,
+    or of the files they were read from."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return revert_weight_conversion(lm, weights)
@@ -132,7 +166,10 @@ def in_files(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.T
         room -= tensor.nbytes
     if len(files) == 1:
         return {WHOLE: files[0]}
-    return {f"model-{number:05d}-of-{len(files):05d}.safetensors": content for number, content in enumerate(files, 1)}
+    return {
+        f"model-{number:05d}-of-{len(files):05d}.safetensors": content
+        for number, content in enumerate(files, 1)
+    }
 
 
 def _in_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -145,13 +182,17 @@ def _in_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tens
         and not converted.isfinite().all()
     ):
         raise ModelError(
-            f"{name} holds {float(tensor.abs().max()):.4g}, which is too large for {str(dtype).removeprefix('torch.')}",
+            (
+                f"{name} holds {float(tensor.abs().max()):.4g}, which is too large for "
+                f"{str(dtype).removeprefix('torch.')}"
+            ),
             hint="bfloat16 has the range of float32: set checkpoint.save_dtype",
         )
     return converted
 
 
 def _append(file: BinaryIO, tensor: torch.Tensor) -> None:
-    # A copy, because numpy would permanently prevent the storage of an engine's own weight from being resized.
+    # A copy, because numpy would permanently prevent the storage of an engine's own weight from
+    # being resized.
     flat = tensor.to("cpu", copy=True).contiguous().reshape(-1)
     file.write(flat.view(torch.uint8).numpy().data)

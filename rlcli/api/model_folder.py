@@ -1,4 +1,5 @@
-"""Checks of a Hugging Face model folder before transformers sees it: it must be complete and contain no code."""
+"""Checks of a Hugging Face model folder before transformers sees it: it must be complete and
+contain no code."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ FORBIDDEN_KEYS = ("auto_map", "custom_code", "custom_pipelines", "trust_remote_c
 FORBIDDEN_PREFIXES = ("_attn_implementation", "attn_implementation", "_experts_implementation")
 """Entries of a model's JSON files that would make transformers fetch or run third-party code."""
 
-WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
+WANTED_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+)
 """Files that are downloaded for a model on the Hub: no code, no pickles."""
 
 ADAPTER = "adapter_config.json"
@@ -27,14 +35,18 @@ OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.gguf", "*.msgpac
 
 
 def model_folder(source: str, *, weights: bool) -> Path:
-    """The checked folder of a model: a local one as it is, or a download from the Hub without code or pickles.
+    """The checked folder of a model: a local one as it is,
+    or a download from the Hub without code or pickles.
 
     `weights`: it must contain weights, as safetensors. Raises ModelError.
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
         if folder.exists() or source.startswith((".", "/", "~")):
-            raise ModelError(f"{source} is not a folder with a model", hint="give the folder that holds config.json")
+            raise ModelError(
+                f"{source} is not a folder with a model",
+                hint="give the folder that holds config.json",
+            )
         folder = _downloaded(source, weights)
     check_folder(folder, weights=weights)
     return folder
@@ -46,7 +58,9 @@ def _downloaded(source: str, weights: bool) -> Path:
     patterns = [pattern for pattern in WANTED_FILES if weights or "safetensors" not in pattern]
     try:
         return Path(snapshot_download(source, allow_patterns=patterns))
-    except Exception as error:  # network, authorisation, no such model, offline: each has its own class
+    except (
+        Exception
+    ) as error:  # network, authorisation, no such model, offline: each has its own class
         raise ModelError(
             f"{source} cannot be fetched from the Hugging Face Hub: {first_line(error)}",
             hint="check the name and the network, or give a local folder",
@@ -54,11 +68,14 @@ def _downloaded(source: str, weights: bool) -> Path:
 
 
 def check_folder(folder: Path, *, weights: bool) -> None:
-    """Check that a model folder is complete and safe before transformers sees it. Needs no torch. Raises ModelError."""
+    """Check that a model folder is complete and safe before transformers sees it. Needs no torch.
+    Raises ModelError."""
     _refuse_special_files(folder)
     config = folder / "config.json"
     if weights and not config.is_file():
-        raise ModelError(f"{folder} has no config.json", hint="a model folder is what save_pretrained writes")
+        raise ModelError(
+            f"{folder} has no config.json", hint="a model folder is what save_pretrained writes"
+        )
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         if (folder / name).is_file():
             _refuse_code(folder / name)
@@ -66,7 +83,9 @@ def check_folder(folder: Path, *, weights: bool) -> None:
         return
     if (folder / ADAPTER).exists():
         message = f"{folder} holds an adapter, not a whole model"
-        raise ModelError(message, hint="merge it into its base model (merge_and_unload) and save_pretrained that")
+        raise ModelError(
+            message, hint="merge it into its base model (merge_and_unload) and save_pretrained that"
+        )
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
         remark = f"; it holds {others[0]}, which can run code when it is read" if others else ""
@@ -87,28 +106,40 @@ def _refuse_special_files(folder: Path) -> None:
     """Opening a pipe may block, and reading a device may never end."""
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise ModelError(f"{path} is not an ordinary file", hint="a model folder holds files only")
+            raise ModelError(
+                f"{path} is not an ordinary file", hint="a model folder holds files only"
+            )
 
 
 def _check_described(folder: Path, stored: Counter[str]) -> None:
-    """Check that config.json does not describe more than the files hold: the rest would be made up, in any amount.
-    `stored`: tensor → its numbers in the files. Raises ModelError."""
+    """Check that config.json does not describe more than the files hold: the rest would be made up,
+    in any amount. `stored`: tensor → its numbers in the files. Raises ModelError."""
     config = _read_json(folder / "config.json")
     inner = config.get("text_config") or config
     layers = max((inner.get(key) or 0 for key in LAYERS), default=0)
-    width = inner.get("embedding_size") or inner.get("hidden_size") or inner.get("n_embd") or inner.get("d_model") or 0
+    width = (
+        inner.get("embedding_size")
+        or inner.get("hidden_size")
+        or inner.get("n_embd")
+        or inner.get("d_model")
+        or 0
+    )
     rows, numbers = inner.get("vocab_size") or 0, stored.total()
     hint = "the folder is incomplete, or config.json is of another model"
     if layers > len(stored):
         message = f"it describes {layers} layers; the files hold {len(stored)} tensors"
         raise ModelError(message, where=str(folder / "config.json"), hint=hint)
     if rows * width > numbers and not config.get("quantization_config"):
-        message = f"it describes an embedding of {rows} x {width}; the files hold {numbers} numbers in all"
+        message = (
+            f"it describes an embedding of {rows} x {width}; the files hold "
+            f"{numbers} numbers in all"
+        )
         raise ModelError(message, where=str(folder / "config.json"), hint=hint)
 
 
 def check_sizes(model: Path, tokenizer: Path) -> None:
-    """Compare the files of a model and a tokenizer, before anything is loaded. Raises ModelError F32."""
+    """Compare the files of a model and a tokenizer, before anything is loaded.
+    Raises ModelError F32."""
     config, words = _read_json(model / "config.json"), tokenizer / "tokenizer.json"
     if not words.is_file() or not isinstance(config, dict):
         return
@@ -116,14 +147,18 @@ def check_sizes(model: Path, tokenizer: Path) -> None:
     ids = list(_token_ids(_read_json(words)))
     if isinstance(rows, int) and ids and max(ids) >= rows:
         raise ModelError(
-            f"the tokenizer in {tokenizer} has {max(ids) + 1} tokens, the embedding of {model} {rows} rows",
+            (
+                f"the tokenizer in {tokenizer} has {max(ids) + 1} tokens, the "
+                f"embedding of {model} {rows} rows"
+            ),
             hint="use the tokenizer that the model was made with",
             code="F32",
         )
 
 
 def _token_ids(tokenizer: Any) -> Iterator[int]:
-    """The ids in a tokenizer.json: of its vocabulary, a mapping or (Unigram) a list, and of the added tokens."""
+    """The ids in a tokenizer.json: of its vocabulary, a mapping or (Unigram) a list,
+    and of the added tokens."""
     if not isinstance(tokenizer, dict):
         return
     vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}

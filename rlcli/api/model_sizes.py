@@ -1,16 +1,25 @@
-"""The sizes in a model's configuration, checked before anything is built: no real model has a billion layers."""
+"""The sizes in a model's configuration, checked before anything is built:
+no real model has a billion layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_encoder_layers")
+LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "num_encoder_layers",
+)
 MOST_LAYERS = 10_000
 SIZES = (
-    "hidden_size", "n_embd", "d_model", "embedding_size", "intermediate_size", "moe_intermediate_size", "ffn_dim",
-    "n_inner", "num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "max_position_embeddings", "n_positions", "n_ctx", "num_experts", "num_local_experts", "n_routed_experts",
+    "hidden_size", "n_embd", "d_model", "embedding_size", "intermediate_size",
+    "moe_intermediate_size", "ffn_dim", "n_inner", "num_attention_heads", "n_head", "num_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "n_positions",
+    "n_ctx", "num_experts", "num_local_experts", "n_routed_experts",
     "num_experts_per_tok",
 )  # fmt: skip
 MOST = 1 << 28
@@ -26,7 +35,8 @@ def wrong_size(key: str, value: Any) -> str | None:
 
 
 def wrong_sizes(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the sizes in a transformers configuration, including its inner ones (`text_config`).
+    """What is wrong with the sizes in a transformers configuration, including its inner ones
+    (`text_config`).
 
     Only keys that determine how much memory a model takes are checked; null stands for a default.
     """

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def skeleton(config: Any, head: str, dtype: torch.dtype) -> nn.Module:
-    """The model of a configuration in evaluation mode, its parameters on the meta device, its buffers on the CPU."""
+    """The model of a configuration in evaluation mode, its parameters on the meta device, its
+    buffers on the CPU."""
     lm = on_meta(config, head, dtype)
     for parameter in lm.parameters():
         parameter._is_hf_initialized = True
@@ -42,25 +43,33 @@ def on_meta(config: Any, head: str, dtype: torch.dtype) -> Any:
 
 
 def _conversions(lm: Any) -> list[Any]:
-    """The rules by which transformers names saved weights of a model that was not read from files: without a prefix
-    that files may have or lack."""
+    """The rules by which transformers names saved weights of a model that was not read from files:
+    without a prefix that files may have or lack."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
-    return [rule for rule in get_model_conversion_mapping(lm, add_legacy=False) if not isinstance(rule, PrefixChange)]
+    return [
+        rule
+        for rule in get_model_conversion_mapping(lm, add_legacy=False)
+        if not isinstance(rule, PrefixChange)
+    ]
 
 
 def without_dropout(config: Any) -> Any:
-    """Turn dropout off: policy ratios compare log-probs of two passes, which it would make differ for no reason."""
+    """Turn dropout off: policy ratios compare log-probs of two passes,
+    which it would make differ for no reason."""
     for name in list(config.to_dict()):
-        if name.endswith(("dropout", "pdrop")) and isinstance(getattr(config, name, None), int | float):
+        if name.endswith(("dropout", "pdrop")) and isinstance(
+            getattr(config, name, None), int | float
+        ):
             setattr(config, name, 0.0)
     config.classifier_dropout = 0.0
     return config
 
 
 def check_vocabulary(lm: Any, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Check that the embedding has a row for every id that the tokenizer can produce. Raises ModelError F32."""
+    """Check that the embedding has a row for every id that the tokenizer can produce.
+    Raises ModelError F32."""
     rows = lm.get_input_embeddings().weight.shape[0]
     if tokenizer is not None and len(tokenizer) > rows:
         raise ModelError(

@@ -1,8 +1,8 @@
 """Where the weights of a role come from, and how an engine reads its own part of them.
 
-An engine builds the model on the meta device (`skeleton`), shards it, allocates its own part and fills it (`fill`): no
-rank holds more of a sharded model than its part and one block of rows. A library with a different weight layout reads
-tensors and slices by name (`read`).
+An engine builds the model on the meta device (`skeleton`), shards it, allocates its own part and
+fills it (`fill`): no rank holds more of a sharded model than its part and one block of rows. A
+library with a different weight layout reads tensors and slices by name (`read`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Region = Sequence[slice]
-"""A part of a tensor: a slice of the rows, then of each other dimension; dimensions that are left out are whole."""
+"""A part of a tensor: a slice of the rows, then of each other dimension;
+dimensions that are left out are whole."""
 
 Head = Literal["lm", "value"]
 
@@ -32,8 +33,8 @@ BLOCK = 1 << 20
 class ModelSource(abc.ABC):
     """A model's configuration and its weights; any tensor or slice can be read by name.
 
-    Names are those of the parameters of the transformers model that `skeleton` builds. What a source returns depends
-    only on what it was made from, never on who reads which part.
+    Names are those of the parameters of the transformers model that `skeleton` builds. What a
+    source returns depends only on what it was made from, never on who reads which part.
     """
 
     config: Any
@@ -41,13 +42,13 @@ class ModelSource(abc.ABC):
     head: Head
     """What the model predicts: the next token, or one number per token."""
     dtype: torch.dtype
-    """dtype of the stored weights; for random ones, that of their configuration, or float32. Saved models have it too,
-    unless the recipe says otherwise."""
+    """dtype of the stored weights; for random ones, that of their configuration, or float32. Saved
+    models have it too, unless the recipe says otherwise."""
 
     @abc.abstractmethod
     def skeleton(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """A new model in evaluation mode: parameters of `dtype` on the meta device, tied where they should be, and real
-        buffers on the CPU."""
+        """A new model in evaluation mode: parameters of `dtype` on the meta device, tied where they
+        should be, and real buffers on the CPU."""
 
     @abc.abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
@@ -55,9 +56,9 @@ class ModelSource(abc.ABC):
 
     @abc.abstractmethod
     def blocks(self, name: str, region: Region = ()) -> Iterator[tuple[int, torch.Tensor]]:
-        """A part of a parameter or buffer, on the CPU in the source's dtype: consecutive blocks of rows, each with the
-        index of its first row within the part. A tensor without dimensions is one block at 0. The part must not be
-        empty.
+        """A part of a parameter or buffer, on the CPU in the source's dtype: consecutive blocks of
+        rows, each with the index of its first row within the part. A tensor without dimensions is
+        one block at 0. The part must not be empty.
 
         Raises ModelError if it cannot be read.
         """
@@ -79,13 +80,18 @@ class ModelSource(abc.ABC):
 
 
 def open_source(
-    origin: str | Mapping[str, Any], *, head: Head, tokenizer: PreTrainedTokenizerBase | None, seed: int
+    origin: str | Mapping[str, Any],
+    *,
+    head: Head,
+    tokenizer: PreTrainedTokenizerBase | None,
+    seed: int,
 ) -> ModelSource:
     """The source of a role's weights, checked as far as possible without reading them.
 
-    `origin` is a folder, a Hub id, or a transformers configuration with its `model_type` (random weights, drawn from
-    `seed`). With `head="value"` the model predicts one number per token; a head that the origin does not have starts
-    at zero. Raises ModelError: F32 if the tokenizer does not fit.
+    `origin` is a folder, a Hub id, or a transformers configuration with its `model_type` (random
+    weights, drawn from `seed`). With `head="value"` the model predicts one number per token; a head
+    that the origin does not have starts at zero. Raises ModelError:
+    F32 if the tokenizer does not fit.
     """
     from transformers.utils import logging
 
@@ -100,16 +106,22 @@ def open_source(
 
 
 def materialize(lm: nn.Module, device: torch.device) -> None:
-    """Allocate parameters that are on the meta device on `device`, and move the others there; tied ones stay tied."""
+    """Allocate parameters that are on the meta device on `device`, and move the others there;
+    tied ones stay tied."""
     places = list(parameter_places(lm).values())
-    lm._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    lm._apply(
+        lambda tensor: (
+            torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        )
+    )
     for (first, first_name), *others in places:
         for module, name in others:
             setattr(module, name, getattr(first, first_name))
 
 
 def parameter_places(lm: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
-    """Name of each parameter → the modules that have it (several if it is tied), each with its name there."""
+    """Name of each parameter → the modules that have it (several if it is tied),
+    each with its name there."""
     name_of = {id(parameter): name for name, parameter in lm.named_parameters()}
     places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in name_of.values()}
     for module in lm.modules():
@@ -144,16 +156,23 @@ def local_part(tensor: Any) -> tuple[torch.Tensor, tuple[slice, ...]]:
         return tensor, tuple(slice(0, size) for size in tensor.shape)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+    sizes, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tensor.to_local(), tuple(
+        slice(at, at + size) for at, size in zip(offsets, sizes, strict=True)
+    )
 
 
 def bounds(region: Region, shape: Sequence[int]) -> tuple[slice, ...]:
-    """The region with both ends of every dimension. Raises ValueError for a region outside the tensor."""
+    """The region with both ends of every dimension. Raises ValueError for a region outside the
+    tensor."""
     full = []
     for span, size in itertools.zip_longest(region, shape, fillvalue=None):
         if size is None:
-            raise ValueError(f"{len(region)} dimensions asked for of a tensor of shape {list(shape)}")
+            raise ValueError(
+                f"{len(region)} dimensions asked for of a tensor of shape {list(shape)}"
+            )
         start, stop, step = (span or slice(None)).indices(size)
         if step != 1 or (span is not None and (span.stop or 0) > size):
             raise ValueError(f"{span} is not a part of a dimension of {size}")
@@ -180,4 +199,6 @@ def row_blocks(shape: Sequence[int], rows: slice) -> Iterator[RowBlock]:
     for number in range(rows.start // per_block, -(-rows.stop // per_block)):
         first = number * per_block
         size = min(per_block, shape[0] - first)
-        yield RowBlock(number, first, size, slice(max(rows.start - first, 0), min(rows.stop - first, size)))
+        yield RowBlock(
+            number, first, size, slice(max(rows.start - first, 0), min(rows.stop - first, size))
+        )

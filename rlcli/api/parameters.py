@@ -1,9 +1,9 @@
-"""Parameters under two names: ours, which are the same for every model family and split whatever can be split, and
-those of a library ("theirs"), which may hold the same numbers in another form.
+"""Parameters under two names: ours, which are the same for every model family and split whatever
+can be split, and those of a library ("theirs"), which may hold the same numbers in another form.
 
-A `Link` maps one parameter of theirs to those of ours that it holds; a `Layout` is all links of a model, and converts
-any subset of its parameters. Arrays may be numpy's or torch's: numbers are moved and never computed with, so a round
-trip preserves every bit.
+A `Link` maps one parameter of theirs to those of ours that it holds; a `Layout` is all links of a
+model, and converts any subset of its parameters. Arrays may be numpy's or torch's: numbers are
+moved and never computed with, so a round trip preserves every bit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ Shape = tuple[int, ...]
 class Link:
     """One parameter of theirs, and those of ours that it holds.
 
-    Theirs is, from the outside in: transposed, a stack of experts, groups of rows, and matrices stacked by rows. Each
-    may be absent; with none of them, theirs is ours under another name.
+    Theirs is, from the outside in: transposed, a stack of experts, groups of rows, and matrices
+    stacked by rows. Each may be absent; with none of them, theirs is ours under another name.
     """
 
     theirs: str
     ours: tuple[str, ...]
     """Expert by expert, and for each expert from top to bottom."""
     rows: tuple[int, ...] = ()
-    """Number of rows of each stacked matrix, or of elements of each vector; empty for a single one."""
+    """Number of rows of each stacked matrix, or of elements of each vector;
+    empty for a single one."""
     experts: int = 0
     """Length of axis 0 if that axis counts experts."""
     transposed: bool = False
@@ -39,7 +40,8 @@ class Link:
     """How many times the matrices alternate, each time with an equal share of their rows."""
 
     def separate(self, array: Any) -> dict[str, Any]:
-        """Split theirs into ours, as views where arrays allow it. Raises ModelError for an impossible shape."""
+        """Split theirs into ours, as views where arrays allow it. Raises ModelError for an
+        impossible shape."""
         self._check(tuple(array.shape))
         parts = []
         for matrix in array if self.experts else [array]:
@@ -51,7 +53,10 @@ class Link:
         """Join ours into theirs; all of `ours` must be among `parts`."""
         matched = [parts[name] for name in self.ours]
         each = len(self.rows) or 1
-        matrices = [_joined(matched[first : first + each], self.groups) for first in range(0, len(matched), each)]
+        matrices = [
+            _joined(matched[first : first + each], self.groups)
+            for first in range(0, len(matched), each)
+        ]
         joined = matrices[0]
         if self.experts:
             joined = _concatenated(matrices).reshape(self.experts, -1, *joined.shape[1:])
@@ -75,7 +80,9 @@ class Link:
             shape = (*shape[:-2], shape[-1], shape[-2])
         joined = (self.experts, *shape) if self.experts else shape
         if self.separate_shapes(joined) != {name: tuple(parts[name]) for name in self.ours}:
-            raise ModelError(f"{self.theirs} cannot be made: its parts have shapes {_listed(parts, self.ours)}")
+            raise ModelError(
+                f"{self.theirs} cannot be made: its parts have shapes {_listed(parts, self.ours)}"
+            )
         return joined
 
     def _check(self, shape: Shape) -> None:
@@ -99,14 +106,16 @@ class Layout:
         self.of_ours = {name: link for link in self.links for name in link.ours}
 
     def to_ours(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """Ours for any subset of theirs. Raises ModelError for a name that the layout does not have."""
+        """Ours for any subset of theirs. Raises ModelError for a name that the layout does not
+        have."""
         ours: dict[str, Any] = {}
         for name, array in theirs.items():
             ours |= self._link(self.of_theirs, name).separate(array)
         return ours
 
     def to_theirs(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-        """Theirs for any subset of ours that holds all or none of what belongs `together`. Raises ModelError."""
+        """Theirs for any subset of ours that holds all or none of what belongs `together`.
+        Raises ModelError."""
         links = dict.fromkeys(self._link(self.of_ours, name) for name in ours)
         for link in links:
             self.refuse_torn(link, ours)
@@ -122,13 +131,17 @@ class Layout:
         missing = [name for name in link.ours if name not in present]
         if missing:
             raise ModelError(
-                f"{link.theirs} needs {', '.join(missing[:3])}, which {'is' if len(missing) == 1 else 'are'} not there"
+                f"{link.theirs} needs {', '.join(missing[:3])}, which "
+                f"{'is' if len(missing) == 1 else 'are'} not there"
             )
 
     @staticmethod
     def _link(table: Mapping[str, Link], name: str) -> Link:
         if name not in table:
-            raise ModelError(f"this model has no parameter {name}", hint="the configuration may be of another model")
+            raise ModelError(
+                f"this model has no parameter {name}",
+                hint="the configuration may be of another model",
+            )
         return table[name]
 
 
@@ -137,7 +150,10 @@ def _split(array: Any, rows: Sequence[int], groups: int) -> list[Any]:
     if groups == 1:
         return [array[end - count : end] for end, count in zip(ends, rows, strict=True)]
     grouped = array.reshape(groups, -1, *array.shape[1:])
-    parts = [grouped[:, (end - count) // groups : end // groups] for end, count in zip(ends, rows, strict=True)]
+    parts = [
+        grouped[:, (end - count) // groups : end // groups]
+        for end, count in zip(ends, rows, strict=True)
+    ]
     return [piece.reshape(-1, *array.shape[1:]) for piece in parts]
 
 
@@ -155,7 +171,8 @@ def _joined(arrays: Sequence[Any], groups: int) -> Any:
 
 
 def _concatenated(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """Concatenate with the library that the arrays belong to; if it is torch, it has been imported already."""
+    """Concatenate with the library that the arrays belong to; if it is torch,
+    it has been imported already."""
     library = importlib.import_module("torch" if hasattr(arrays[0], "requires_grad") else "numpy")
     return library.concatenate(list(arrays), axis)
 

@@ -1,4 +1,5 @@
-"""Partitioning sequences: contiguous balanced parts, groups under a cap, balanced batches. No torch here."""
+"""Partitioning sequences: contiguous balanced parts, groups under a cap, balanced batches.
+No torch here."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ def flat2d(nested: Iterable[Iterable[T]]) -> list[T]:
 
 @dataclass
 class SequenceSplitSpec:
-    """A split of a batch into contiguous, non-empty parts: `partitions`, `sizes`, or both if they agree."""
+    """A split of a batch into contiguous, non-empty parts: `partitions`, `sizes`,
+    or both if they agree."""
 
     partitions: list[tuple[int, int]] | None = None
-    """(start, end) of every part, end excluded; the first starts at 0, each later one where the previous one ended."""
+    """(start, end) of every part, end excluded; the first starts at 0, each later one where the
+    previous one ended."""
     sizes: list[int] | None = None
     """Number of samples in every part."""
 
@@ -40,7 +43,9 @@ class SequenceSplitSpec:
         bound = 0
         for start, end in self.partitions:
             if start != bound:
-                raise ValueError(f"part ({start}, {end}) does not start at {bound}, where the one before it ends")
+                raise ValueError(
+                    f"part ({start}, {end}) does not start at {bound}, where the one before it ends"
+                )
             if end <= start:
                 raise ValueError(f"part ({start}, {end}) is empty")
             bound = end
@@ -53,8 +58,9 @@ class SequenceSplitSpec:
 def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int = 1) -> np.ndarray:
     """The k + 1 cut points of k contiguous parts with similar sums; ties go to the later cut.
 
-    Dynamic programming over (prefix, number of parts): each state keeps the one cut with the smallest
-    difference between its largest and smallest sum. Exact for k = 2, a good heuristic above. O(k · n²) time.
+    Dynamic programming over (prefix, number of parts): each state keeps the one cut with the
+    smallest difference between its largest and smallest sum. Exact for k = 2, a good heuristic
+    above. O(k · n²) time.
     """
     import numpy as np  # here, so that commands that split nothing do not load it
 
@@ -79,15 +85,20 @@ def partition_balanced(nums: Sequence[int] | np.ndarray, k: int, min_size: int =
     return np.array([0, *reversed(cut_points)], dtype=np.int64)
 
 
-def min_abs_diff_partition(arr: Sequence[int] | np.ndarray, k: int, min_size: int = 1) -> list[tuple[int, int]]:
-    """(start, end) of k contiguous parts, each of at least `min_size` items, with sums as equal as possible."""
+def min_abs_diff_partition(
+    arr: Sequence[int] | np.ndarray, k: int, min_size: int = 1
+) -> list[tuple[int, int]]:
+    """(start, end) of k contiguous parts, each of at least `min_size` items,
+    with sums as equal as possible."""
     import numpy as np  # here, so that commands that split nothing do not load it
 
     array = np.asarray(arr)
     if array.ndim != 1:
         raise ValueError(f"lengths must be one-dimensional, not of shape {array.shape}")
     if k < 1 or min_size < 1:
-        raise ValueError(f"cannot cut into {k} parts of at least {min_size}: both must be at least 1")
+        raise ValueError(
+            f"cannot cut into {k} parts of at least {min_size}: both must be at least 1"
+        )
     if len(array) < k:
         raise ValueError(f"cannot cut {len(array)} items into {k} parts")
     if len(array) < k * min_size:
@@ -97,16 +108,20 @@ def min_abs_diff_partition(arr: Sequence[int] | np.ndarray, k: int, min_size: in
 
 
 def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> list[list[int]]:
-    """First-fit-decreasing: groups of indices with sums ≤ `capacity`, at least `min_groups` of them.
+    """First-fit-decreasing: groups of indices with sums ≤ `capacity`,
+    at least `min_groups` of them.
 
-    Largest first; a value goes to the fitting group with the fewest items, and among these to the one with the
-    smallest sum (Algorithm 1 of the AReaL paper). Nothing is added to a group until `min_groups` are open.
+    Largest first; a value goes to the fitting group with the fewest items, and among these to the
+    one with the smallest sum (Algorithm 1 of the AReaL paper). Nothing is added to a group until
+    `min_groups` are open.
     """
     for i, value in enumerate(values):
         if value > capacity:
             raise ValueError(f"value {value} at index {i} is larger than capacity {capacity}")
     if len(values) < min_groups:
-        raise ValueError(f"the number of values, {len(values)}, is smaller than min_groups, {min_groups}")
+        raise ValueError(
+            f"the number of values, {len(values)}, is smaller than min_groups, {min_groups}"
+        )
     groups: list[list[int]] = []
     sums: list[tuple[int, int]] = []  # (sum, group), ascending
     for index in sorted(range(len(values)), key=lambda i: -values[i]):
@@ -123,8 +138,11 @@ def ffd_allocate(values: Sequence[int], capacity: int, min_groups: int = 1) -> l
     return groups
 
 
-def reorder_to_balanced_batches(seqlens: Sequence[int] | np.ndarray, n_seqs_per_batch: int) -> tuple[list[int], int]:
-    """An order whose consecutive batches of `n_seqs_per_batch` have similar token counts, and their max − min.
+def reorder_to_balanced_batches(
+    seqlens: Sequence[int] | np.ndarray, n_seqs_per_batch: int
+) -> tuple[list[int], int]:
+    """An order whose consecutive batches of `n_seqs_per_batch` have similar token counts,
+    and their max − min.
 
     Longest first, each to the lightest batch that has room; only the last batch may be short.
     """
@@ -133,11 +151,16 @@ def reorder_to_balanced_batches(seqlens: Sequence[int] | np.ndarray, n_seqs_per_
     lengths = [int(length) for length in seqlens]
     if not lengths:
         return [], 0
-    room = [min(n_seqs_per_batch, len(lengths) - start) for start in range(0, len(lengths), n_seqs_per_batch)]
+    room = [
+        min(n_seqs_per_batch, len(lengths) - start)
+        for start in range(0, len(lengths), n_seqs_per_batch)
+    ]
     batches: list[list[int]] = [[] for _ in room]
     tokens = [0] * len(room)
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        lightest = min((b for b in range(len(room)) if len(batches[b]) < room[b]), key=tokens.__getitem__)
+        lightest = min(
+            (b for b in range(len(room)) if len(batches[b]) < room[b]), key=tokens.__getitem__
+        )
         batches[lightest].append(index)
         tokens[lightest] += lengths[index]
     return flat2d(batches), max(tokens) - min(tokens)

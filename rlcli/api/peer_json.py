@@ -1,4 +1,5 @@
-"""JSON from another machine, limited in size before it is parsed, because that multiplies it by up to thirty."""
+"""JSON from another machine, limited in size before it is parsed,
+because that multiplies it by up to thirty."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """Rows of a dataset in plain Python: what samples are made from, readable without torch.
 
-In addition to `__getitem__`, a dataset may offer two methods, `preview(index) -> Preview` and `survey() -> Survey`, and
-a property `notes`, lines that `rlcli check` prints. With a preview, it promises to use no more of its tokenizer than
-`rlcli.checkpoint.light_tokenizer` offers: token ids of texts and the characters they stand for, the chat template, the
-ids of special tokens. `rlcli check` and `rlcli tokens` use them; datasets without them also work, but slower.
+In addition to `__getitem__`, a dataset may offer two methods, `preview(index) -> Preview` and
+`survey() -> Survey`, and a property `notes`, lines that `rlcli check` prints. With a preview, it
+promises to use no more of its tokenizer than `rlcli.checkpoint.light_tokenizer` offers: token ids
+of texts and the characters they stand for, the chat template, the ids of special tokens. `rlcli
+check` and `rlcli tokens` use them; datasets without them also work, but slower.
 
-A class that draws its rows at random, one after another, may declare it: `DRAWN: ClassVar[bool] = True`. Its first rows
-are then as good a sample as any, and the cheapest, so `rlcli check` reads those.
+A class that draws its rows at random, one after another, may declare it: `DRAWN: ClassVar[bool] =
+True`. Its first rows are then as good a sample as any, and the cheapest,
+so `rlcli check` reads those.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Preview:
     sequences: Sequence[list[int]]
     """Token ids: of the prompt alone, or of the prompt with each of its answers."""
     trained: Sequence[list[bool]] | None = None
-    """For each token of each sequence, whether it is trained on. None: a response follows the prompt."""
+    """For each token of each sequence, whether it is trained on. None:
+    a response follows the prompt."""
     prompt: str | None = None
     """The prompt's text, before a template or a system prompt is added."""
     system: str | None = None
@@ -42,16 +45,21 @@ class Preview:
     chat: bool = False
     """Whether the tokenizer's chat template wrote the prompt."""
     masked_by: str | None = None
-    """What determines which tokens are trained on, if the row's fields do not: the template's markers, for example."""
+    """What determines which tokens are trained on, if the row's fields do not: the template's
+    markers, for example."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The sample's metadata, such as the `answer` that a reward compares a response with."""
 
     @classmethod
-    def answered(cls, prompt_tokens: list[int], answer_tokens: Sequence[list[int]], **row: Any) -> Preview:
+    def answered(
+        cls, prompt_tokens: list[int], answer_tokens: Sequence[list[int]], **row: Any
+    ) -> Preview:
         """A prompt with one or several answers; the answers are trained on."""
         return cls(
             sequences=[[*prompt_tokens, *answer] for answer in answer_tokens],
-            trained=[[False] * len(prompt_tokens) + [True] * len(answer) for answer in answer_tokens],
+            trained=[
+                [False] * len(prompt_tokens) + [True] * len(answer) for answer in answer_tokens
+            ],
             **row,
         )
 
@@ -61,7 +69,8 @@ class Survey:
     """What a dataset knows about all its rows, including those that it leaves out."""
 
     lengths: Sequence[int]
-    """Tokens of every row that could be read, before any is dropped or cut; with several answers, of the longest."""
+    """Tokens of every row that could be read, before any is dropped or cut;
+    with several answers, of the longest."""
     prompts: Sequence[tuple[str, str]]
     """(location, text of the prompt) of every row that could be read."""
     max_length: int
@@ -78,7 +87,8 @@ class Survey:
 
 
 def preview_of(sample: SequenceSample) -> Preview:
-    """A preview made from a row's sample, for datasets without previews of their own. Raises DataError."""
+    """A preview made from a row's sample, for datasets without previews of their own.
+    Raises DataError."""
     if sample.bs != 1:
         raise DataError(f"a row is a batch of {sample.bs} samples; it must be one")
     about: dict[str, Any] = {
@@ -88,11 +98,17 @@ def preview_of(sample: SequenceSample) -> Preview:
     if "packed_prompts" in sample.keys:
         return Preview(sequences=_pieces(sample, "packed_prompts"), **about)
     if "packed_input_ids" not in sample.keys:
-        raise DataError(f"a row has neither packed_prompts nor packed_input_ids, but {', '.join(sample.keys)}")
+        raise DataError(
+            f"a row has neither packed_prompts nor packed_input_ids, but {', '.join(sample.keys)}"
+        )
     sequences = _pieces(sample, "packed_input_ids")
     if "prompt_mask" in sample.keys:
         masks = _pieces(sample, "prompt_mask")
-        return Preview(sequences=sequences, trained=[[not masked for masked in mask] for mask in masks], **about)
+        return Preview(
+            sequences=sequences,
+            trained=[[not masked for masked in mask] for mask in masks],
+            **about,
+        )
     prompt = _pieces(sample, "prompt_lens")[0][0] if "prompt_lens" in sample.keys else 0
     trained = [[index >= prompt for index in range(len(tokens))] for tokens in sequences]
     return Preview(sequences=sequences, trained=trained, **about)

@@ -1,4 +1,5 @@
-"""The files that identify a run's folder: one list for the code that writes it and the code that looks for it."""
+"""The files that identify a run's folder: one list for the code that writes it and the code that
+looks for it."""
 
 from __future__ import annotations
 

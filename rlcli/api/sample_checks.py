@@ -1,4 +1,5 @@
-"""Reading the fields that a `SequenceSample` is built from, and checking the arguments of its operations."""
+"""Reading the fields that a `SequenceSample` is built from,
+and checking the arguments of its operations."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ if TYPE_CHECKING:
 
 
 class KeySet(frozenset[str]):
-    """A set of keys that iterates in alphabetical order: the same on every rank, under every hash seed."""
+    """A set of keys that iterates in alphabetical order: the same on every rank,
+    under every hash seed."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(super().__iter__()))
 
 
 def read_fields(sample: SequenceSample) -> None:
-    """Convert the constructor's arguments to their final form; raises ValueError if they are inconsistent."""
+    """Convert the constructor's arguments to their final form;
+    raises ValueError if they are inconsistent."""
     sample.ids = read_ids(sample.ids)
     items = by_name(sample.seqlens, "seqlens")
     sample.seqlens = {key: read_lengths(lengths, f"seqlens of {key!r}") for key, lengths in items}
@@ -29,21 +32,32 @@ def read_fields(sample: SequenceSample) -> None:
     _same_keys(sample, "seqlens", sample.seqlens)
     for key, lengths in sample.seqlens.items():
         if len(lengths) != sample.bs:
-            hint = "; with several sequences to a sample, give a list for each sample: [[1, 1], [1, 1]]"
+            hint = (
+                "; with several sequences to a sample, give a list for each "
+                "sample: [[1, 1], [1, 1]]"
+            )
             several = hint if sample.bs and len(lengths) > sample.bs else ""
-            raise ValueError(f"seqlens of {key!r} are for {len(lengths)} samples, not for {sample.bs}{several}")
+            raise ValueError(
+                f"seqlens of {key!r} are for {len(lengths)} samples, not for {sample.bs}{several}"
+            )
     if sample.data is not None:
         sample.data = dict(by_name(sample.data, "data"))
         _same_keys(sample, "data", sample.data)
     sample.dtypes = _read_traits(sample, "dtypes", sample.dtypes, lambda tensor: tensor.dtype)
-    shapes = _read_traits(sample, "trailing_shapes", sample.trailing_shapes, lambda tensor: tensor.shape[1:])
-    sample.trailing_shapes = {key: None if s is None else _read_shape(s, key) for key, s in shapes.items()}
+    shapes = _read_traits(
+        sample, "trailing_shapes", sample.trailing_shapes, lambda tensor: tensor.shape[1:]
+    )
+    sample.trailing_shapes = {
+        key: None if s is None else _read_shape(s, key) for key, s in shapes.items()
+    }
     for key in sample.keys:
         _check_tensor(sample, key, None if sample.data is None else sample.data[key])
     sample.metadata = dict(by_name(sample.metadata, "metadata"))
     for name, values in sample.metadata.items():
         if not isinstance(values, list):
-            raise ValueError(f"metadata {name!r} must be a list, one entry per sample, not {values!r:.60}")
+            raise ValueError(
+                f"metadata {name!r} must be a list, one entry per sample, not {values!r:.60}"
+            )
         if len(values) != sample.bs:
             raise ValueError(f"metadata {name!r} has {len(values)} entries for {sample.bs} samples")
         sample.metadata[name] = list(values)
@@ -105,7 +119,9 @@ def read_keys(keys: Iterable[str]) -> KeySet:
     if not all(isinstance(key, str) for key in listed):
         raise ValueError(f"keys must be strings: {listed}")
     if len(set(listed)) != len(listed):
-        raise ValueError(f"keys occur twice: {sorted({key for key in listed if listed.count(key) > 1})}")
+        raise ValueError(
+            f"keys occur twice: {sorted({key for key in listed if listed.count(key) > 1})}"
+        )
     return KeySet(listed)
 
 
@@ -141,13 +157,20 @@ def check_alike(first: SequenceSample, sample: SequenceSample, number: int) -> N
         ("metadata names", first.metadata.keys(), sample.metadata.keys()),
     ):
         if of_first != of_sample:
-            raise ValueError(f"cannot gather: batch {number} has {trait} {of_sample}, the first has {of_first}")
+            raise ValueError(
+                f"cannot gather: batch {number} has {trait} {of_sample}, the first has {of_first}"
+            )
     keys_of_first, keys_of_sample = _keys_with_data(first), _keys_with_data(sample)
     if keys_of_first != keys_of_sample:
         raise ValueError(
-            f"cannot gather: batch {number} holds the data of {keys_of_sample}, the first that of {keys_of_first}"
+            f"cannot gather: batch {number} holds the data of {keys_of_sample}, the first "
+            f"that of {keys_of_first}"
         )
 
 
 def _keys_with_data(sample: SequenceSample) -> list[str] | None:
-    return None if sample.data is None else [key for key in sample.keys if sample.data[key] is not None]
+    return (
+        None
+        if sample.data is None
+        else [key for key in sample.keys if sample.data[key] is not None]
+    )

@@ -1,4 +1,5 @@
-"""A `SequenceSample` as JSON: numbers as lists, dtypes by name. Every bit survives, except NaN payloads."""
+"""A `SequenceSample` as JSON: numbers as lists, dtypes by name. Every bit survives,
+except NaN payloads."""
 
 from __future__ import annotations
 
@@ -28,27 +29,41 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(sample: SequenceSample) -> dict[str, Any]:
-    """Non-finite numbers become the strings "nan", "inf" and "-inf", which strict JSON can carry."""
+    """Non-finite numbers become the strings "nan", "inf" and "-inf",
+    which strict JSON can carry."""
     odd = [id_ for id_ in sample.ids if isinstance(id_, bool) or not isinstance(id_, str | int)]
     if odd:
-        raise ValueError(f"ids that are neither strings nor ints cannot be written as JSON: {odd[:5]}")
+        raise ValueError(
+            f"ids that are neither strings nor ints cannot be written as JSON: {odd[:5]}"
+        )
     return {
         "ids": list(sample.ids),
         "keys": list(sample.keys),
-        "seqlens": {key: [list(inner) for inner in lengths] for key, lengths in sample.seqlens.items()},
-        "trailing_shapes": {key: None if s is None else list(s) for key, s in sample.trailing_shapes.items()},
-        "dtypes": {key: None if dtype is None else _name(dtype) for key, dtype in sample.dtypes.items()},
-        "data": None if sample.data is None else {key: _numbers(t) for key, t in sample.data.items()},
+        "seqlens": {
+            key: [list(inner) for inner in lengths] for key, lengths in sample.seqlens.items()
+        },
+        "trailing_shapes": {
+            key: None if s is None else list(s) for key, s in sample.trailing_shapes.items()
+        },
+        "dtypes": {
+            key: None if dtype is None else _name(dtype) for key, dtype in sample.dtypes.items()
+        },
+        "data": None
+        if sample.data is None
+        else {key: _numbers(t) for key, t in sample.data.items()},
         "metadata": {name: list(values) for name, values in sample.metadata.items()},
     }
 
 
 def decode(cls: type[SequenceSample], encoded: Mapping[str, Any]) -> SequenceSample:
-    """The constructor checks everything but the names of dtypes and the numbers, which are checked here."""
+    """The constructor checks everything but the names of dtypes and the numbers,
+    which are checked here."""
     if not isinstance(encoded, Mapping) or encoded.keys() != _FIELDS:
         description = sorted(encoded) if isinstance(encoded, Mapping) else type(encoded).__name__
         raise ValueError(f"a sample as JSON has the fields {sorted(_FIELDS)}, not {description}")
-    dtypes = {key: None if name is None else _dtype(name) for key, name in encoded["dtypes"].items()}
+    dtypes = {
+        key: None if name is None else _dtype(name) for key, name in encoded["dtypes"].items()
+    }
     described = cls(
         ids=encoded["ids"],
         keys=encoded["keys"],
@@ -105,8 +120,12 @@ def _tensor(key: str, numbers: Any, described: SequenceSample) -> torch.Tensor |
         raise ValueError(f"data of {key!r} is not a list of numbers of dtype {dtype}")
     rows = sum(sum(inner) for inner in described.seqlens[key])
     if len(numbers) != rows * math.prod(shape):
-        raise ValueError(f"data of {key!r} has {len(numbers)} numbers for {rows} rows of shape {shape}")
+        raise ValueError(
+            f"data of {key!r} has {len(numbers)} numbers for {rows} rows of shape {shape}"
+        )
     if dtype.is_floating_point:
-        floats = [_NON_FINITE[n] if isinstance(n, str) and n in _NON_FINITE else float(n) for n in numbers]
+        floats = [
+            _NON_FINITE[n] if isinstance(n, str) and n in _NON_FINITE else float(n) for n in numbers
+        ]
         return torch.tensor(floats, dtype=torch.float64).to(dtype).reshape(rows, *shape)
     return torch.tensor(numbers, dtype=dtype).reshape(rows, *shape)

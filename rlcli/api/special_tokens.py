@@ -1,8 +1,9 @@
 """Special tokens that a content names, kept from being read as special tokens.
 
-A message may say `<|im_end|>`: as text, because somebody writes about it, or because a policy tries to end its turn and
-to write the next one itself. Only the chat template writes special tokens. So a mark is put into the names that
-messages contain before the template sees them, and the text is split at the marks when it is tokenized.
+A message may say `<|im_end|>`: as text, because somebody writes about it, or because a policy tries
+to end its turn and to write the next one itself. Only the chat template writes special tokens. So a
+mark is put into the names that messages contain before the template sees them, and the text is
+split at the marks when it is tokenized.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class _Special:
     names: re.Pattern[str] | None
     """Finds their names; of one character there is nothing to split."""
     normalized: frozenset[int]
-    """Ids of those that the tokenizer finds in other spellings too: it compares them with the normalized text."""
+    """Ids of those that the tokenizer finds in other spellings too: it compares them with the
+    normalized text."""
 
 
 _special: WeakKeyDictionary[Any, _Special] = WeakKeyDictionary()
@@ -40,7 +42,9 @@ def as_content(tokenizer: Any, value: Any) -> Any:
     if isinstance(value, str):
         return _without_special(tokenizer, value)
     if isinstance(value, Mapping):
-        return {as_content(tokenizer, key): as_content(tokenizer, field) for key, field in value.items()}
+        return {
+            as_content(tokenizer, key): as_content(tokenizer, field) for key, field in value.items()
+        }
     if isinstance(value, list | tuple):
         return [as_content(tokenizer, field) for field in value]
     return value
@@ -64,7 +68,9 @@ def tokens_with_offsets(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list
     return _encoded(tokenizer, texts, return_offsets_mapping=True)
 
 
-def _encoded(tokenizer: Any, texts: Sequence[str], **how: bool) -> list[tuple[list[int], list[Span]]]:
+def _encoded(
+    tokenizer: Any, texts: Sequence[str], **how: bool
+) -> list[tuple[list[int], list[Span]]]:
     pieces = [(number, piece) for number, text in enumerate(texts) for piece in _pieces(text)]
     encodings: list[tuple[list[int], list[Span]]] = [([], []) for _ in texts]
     if not pieces:
@@ -110,11 +116,21 @@ def _inside_special(tokenizer: Any, text: str, special: frozenset[int]) -> list[
 def _special_of(tokenizer: Any) -> _Special:
     if tokenizer not in _special:
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-        special = {id_: token for id_, token in added if token.special or _TURN.fullmatch(token.content)}
-        names = sorted({token.content for token in special.values() if len(token.content) > 1}, key=len, reverse=True)
+        special = {
+            id_: token for id_, token in added if token.special or _TURN.fullmatch(token.content)
+        }
+        names = sorted(
+            {token.content for token in special.values() if len(token.content) > 1},
+            key=len,
+            reverse=True,
+        )
         pattern = re.compile("|".join(map(re.escape, names))) if names else None
-        backend = getattr(tokenizer, "backend_tokenizer", None) or getattr(tokenizer, "backend", None)
+        backend = getattr(tokenizer, "backend_tokenizer", None) or getattr(
+            tokenizer, "backend", None
+        )
         normalizes = getattr(backend, "normalizer", None) is not None
-        normalized = frozenset(id_ for id_, token in special.items() if normalizes and token.normalized)
+        normalized = frozenset(
+            id_ for id_, token in special.items() if normalizes and token.normalized
+        )
         _special[tokenizer] = _Special(pattern, normalized)
     return _special[tokenizer]

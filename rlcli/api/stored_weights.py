@@ -1,7 +1,9 @@
-"""Weights from a folder of safetensors files, slice by slice, under the names of the module's parameters.
+"""Weights from a folder of safetensors files, slice by slice,
+under the names of the module's parameters.
 
-Files may use other names, and store separately what the module has in one piece (the experts of a block). transformers
-has rules for every family that translate between the two; they are applied to one parameter at a time.
+Files may use other names, and store separately what the module has in one piece (the experts of a
+block). transformers has rules for every family that translate between the two; they are applied to
+one parameter at a time.
 """
 
 from __future__ import annotations
@@ -28,9 +30,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 """Type in a safetensors header → type in torch."""
 
 
@@ -49,14 +59,16 @@ class _Made:
     first: str
     """The first of the parameters that the converter makes; it identifies them by this one."""
     parts: tuple[tuple[str, _Stored], ...]
-    """(the converter's pattern that matches the name, the tensor), in the order that the converter expects."""
+    """(the converter's pattern that matches the name, the tensor),
+    in the order that the converter expects."""
 
 
 class StoredSource(ModelSource):
     """The weights of a folder, or of a model on the Hub."""
 
     def __init__(self, origin: str, head: Head, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """Raises ModelError for a folder that is incomplete, unsafe, or holds a model other than it says."""
+        """Raises ModelError for a folder that is incomplete, unsafe,
+        or holds a model other than it says."""
         self.head = head
         self._origin = origin
         self._folder = model_folder(origin, weights=True)
@@ -74,7 +86,9 @@ class StoredSource(ModelSource):
         except ModelError:
             raise
         except Exception as error:  # transformers and torch each have their own classes
-            raise ModelError(f"the model in {origin} cannot be loaded: {first_line(error)}") from error
+            raise ModelError(
+                f"the model in {origin} cannot be loaded: {first_line(error)}"
+            ) from error
         check_vocabulary(lm, tokenizer)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in lm.state_dict().items()}
         self._model = lm
@@ -89,9 +103,12 @@ class StoredSource(ModelSource):
         from transformers import GenerationConfig
 
         lm: Any = skeleton(self.config, self.head, dtype)
-        lm._weight_conversions = copy.deepcopy(self._conversions)  # to save under the names that were read
+        # to save under the names that were read
+        lm._weight_conversions = copy.deepcopy(self._conversions)
         if (self._folder / "generation_config.json").is_file() and lm.can_generate():
-            lm.generation_config = GenerationConfig.from_pretrained(self._folder, local_files_only=True)
+            lm.generation_config = GenerationConfig.from_pretrained(
+                self._folder, local_files_only=True
+            )
         return lm
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -107,9 +124,11 @@ class StoredSource(ModelSource):
         elif source is not None:
             yield from self._made_blocks(name, source, parts)
 
-    # -- reading ---------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
-    def _stored_blocks(self, tensor: _Stored, region: Sequence[slice]) -> Iterator[tuple[int, torch.Tensor]]:
+    def _stored_blocks(
+        self, tensor: _Stored, region: Sequence[slice]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         opened = self._slice(tensor)
         if not tensor.shape:
             yield 0, opened[...]
@@ -117,9 +136,14 @@ class StoredSource(ModelSource):
         rows, *others = region
         for block in row_blocks(tensor.shape, rows):
             start = block.first + block.selected.start
-            yield start - rows.start, opened[(slice(start, block.first + block.selected.stop), *others)]
+            yield (
+                start - rows.start,
+                opened[(slice(start, block.first + block.selected.stop), *others)],
+            )
 
-    def _made_blocks(self, name: str, rule: _Made, region: Sequence[slice]) -> Iterator[tuple[int, torch.Tensor]]:
+    def _made_blocks(
+        self, name: str, rule: _Made, region: Sequence[slice]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """One expert at a time if the parameter is a stack of experts; otherwise all of it."""
         rows, *others = region
         if not _is_stack(rule):
@@ -128,8 +152,14 @@ class StoredSource(ModelSource):
         shape = (1, *self._shapes[name][1:])
         for row in range(rows.start, rows.stop):
             patterns = dict.fromkeys(pattern for pattern, _ in rule.parts)
-            parts = [[source for source in rule.parts if source[0] == pattern][row] for pattern in patterns]
-            yield row - rows.start, self._converted(name, rule, parts, shape)[(slice(None), *others)]
+            parts = [
+                [source for source in rule.parts if source[0] == pattern][row]
+                for pattern in patterns
+            ]
+            yield (
+                row - rows.start,
+                self._converted(name, rule, parts, shape)[(slice(None), *others)],
+            )
 
     def _converted(
         self, name: str, rule: _Made, parts: Sequence[tuple[str, _Stored]], shape: tuple[int, ...]
@@ -143,7 +173,9 @@ class StoredSource(ModelSource):
             raise self._unreadable(f"{name}: {first_line(error)}") from error
         weight: torch.Tensor = result[0] if isinstance(result, list) else result
         if tuple(weight.shape) != shape:
-            raise self._unreadable(f"{name} has shape {list(weight.shape)} in the files, {list(shape)} by config.json")
+            raise self._unreadable(
+                f"{name} has shape {list(weight.shape)} in the files, {list(shape)} by config.json"
+            )
         return weight
 
     def _slice(self, tensor: _Stored) -> Any:
@@ -152,20 +184,25 @@ class StoredSource(ModelSource):
 
         try:
             if self._opened is None or self._opened[0] != tensor.file:
-                # `pread` reads only what is requested; `mmap` maps whole pages, which count as this process's memory.
-                self._opened = tensor.file, safe_open(str(tensor.file), framework="pt", backend="pread")
+                # `pread` reads only what is requested; `mmap` maps whole pages, which count as this
+                # process's memory.
+                self._opened = (
+                    tensor.file,
+                    safe_open(str(tensor.file), framework="pt", backend="pread"),
+                )
             return self._opened[1].get_slice(tensor.name)
         except (SafetensorError, OSError) as error:
             raise self._unreadable(first_line(error)) from error
 
-    # -- tied and missing parameters -------------------------------------------------------------------------
+    # -- tied and missing parameters ---------------------------------------------------------------
 
     def _join_tied(self, lm: Any) -> None:
         """A parameter that is tied to another may be stored under either name, or under both."""
         for target, origin in lm.all_tied_weights_keys.items():
             if target in self._found and origin in self._found:
                 if not self._are_equal(target, origin):
-                    self.config.tie_word_embeddings = False  # config.json says they are tied; the files differ
+                    # config.json says they are tied; the files differ
+                    self.config.tie_word_embeddings = False
                     continue
             elif target in self._found or origin in self._found:
                 source = self._found.get(origin) or self._found[target]
@@ -173,19 +210,26 @@ class StoredSource(ModelSource):
 
     def _are_equal(self, first: str, second: str) -> bool:
         pairs = zip(self.blocks(first), self.blocks(second), strict=True)
-        return self._shapes[first] == self._shapes[second] and all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+        return self._shapes[first] == self._shapes[second] and all(
+            torch.equal(a, b) for (_, a), (_, b) in pairs
+        )
 
     def _refuse_missing(self, lm: Any) -> None:
         for name, source in self._found.items():
             if isinstance(source, _Stored) and source.shape != self._shapes[name]:
-                shapes = f"{list(source.shape)} in the files, {list(self._shapes[name])} by config.json"
+                shapes = (
+                    f"{list(source.shape)} in the files, {list(self._shapes[name])} by config.json"
+                )
                 raise self._unreadable(f"{name} has shape {shapes}")
         ignored = [re.compile(pattern) for pattern in lm._keys_to_ignore_on_load_missing or ()]
         missing = {name for name, _ in lm.named_parameters()} - self._found.keys() - self._zeros
         missing = {name for name in missing if not any(pattern.search(name) for pattern in ignored)}
         if missing:
             raise ModelError(
-                f"the weights in {self._origin} lack {len(missing)} tensors that the model needs, first {min(missing)}",
+                (
+                    f"the weights in {self._origin} lack {len(missing)} tensors that the model "
+                    f"needs, first {min(missing)}"
+                ),
                 hint="the folder may be incomplete, or its config.json of another model",
             )
 
@@ -199,7 +243,8 @@ def _configuration(folder: Path) -> Any:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if getattr(config, "quantization_config", None):
         raise ModelError(
-            f"the weights in {folder} are quantized", hint="take the model as it was before it was quantized"
+            f"the weights in {folder} are quantized",
+            hint="take the model as it was before it was quantized",
         )
     return without_dropout(config)
 
@@ -216,7 +261,9 @@ def _commonest_dtype(heads: Sequence[FileHead]) -> torch.dtype:
     return max(totals, key=lambda dtype: totals[dtype], default=torch.float32)
 
 
-def _assigned(lm: Any, stored: Mapping[str, _Stored]) -> tuple[dict[str, _Stored | _Made], list[Any]]:
+def _assigned(
+    lm: Any, stored: Mapping[str, _Stored]
+) -> tuple[dict[str, _Stored | _Made], list[Any]]:
     """Parameter or buffer → what it is read from; and the transformers rules that were used."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key
@@ -232,7 +279,9 @@ def _assigned(lm: Any, stored: Mapping[str, _Stored]) -> tuple[dict[str, _Stored
         new = _with_prefix(new, lm.base_model_prefix, expected)
         if new not in expected:
             plain = _with_prefix(name, lm.base_model_prefix, expected)
-            new, pattern, converter = (plain, None, None) if plain in expected else (new, pattern, converter)
+            new, pattern, converter = (
+                (plain, None, None) if plain in expected else (new, pattern, converter)
+            )
         if new in expected and converter is None:
             sources.setdefault(new, stored[name])
         elif new in expected:
@@ -244,8 +293,11 @@ def _assigned(lm: Any, stored: Mapping[str, _Stored]) -> tuple[dict[str, _Stored
     return sources, [rule for rule in rules if rule.was_used()]
 
 
-def _renamed(name: str, renamings: Sequence[Any], converters: Sequence[Any]) -> tuple[str, str | None, Any]:
-    """The name after all renamings and at most one converter, with that converter's pattern and the converter."""
+def _renamed(
+    name: str, renamings: Sequence[Any], converters: Sequence[Any]
+) -> tuple[str, str | None, Any]:
+    """The name after all renamings and at most one converter,
+    with that converter's pattern and the converter."""
     for renaming in renamings:
         name, _ = renaming.rename_source_key(name)
     for converter in converters:
@@ -256,17 +308,30 @@ def _renamed(name: str, renamings: Sequence[Any], converters: Sequence[Any]) -> 
 
 
 def _with_prefix(name: str, prefix: str, expected: set[str]) -> str:
-    """The name with its prefix added or removed, as a model may have been saved without its head or with one."""
+    """The name with its prefix added or removed, as a model may have been saved without its head or
+    with one."""
     bare = name.removeprefix(f"{prefix}.")
     return next(
-        (candidate for candidate in (bare, f"{prefix}.{name}") if candidate in expected and candidate != name), name
+        (
+            candidate
+            for candidate in (bare, f"{prefix}.{name}")
+            if candidate in expected and candidate != name
+        ),
+        name,
     )
 
 
 def _is_stack(rule: _Made) -> bool:
-    """Whether the parameter is a stack whose rows (experts) are stored separately and are never mixed."""
+    """Whether the parameter is a stack whose rows (experts)
+    are stored separately and are never mixed."""
     from transformers.core_model_loading import MergeModulelist
 
     first, *others = rule.converter.operations
-    dims = [getattr(op, key) for op in others for key in ("dim", "dim0", "dim1") if hasattr(op, key)]
-    return isinstance(first, MergeModulelist) and first.dim == 0 and bool(others == [] or (dims and 0 not in dims))
+    dims = [
+        getattr(op, key) for op in others for key in ("dim", "dim0", "dim1") if hasattr(op, key)
+    ]
+    return (
+        isinstance(first, MergeModulelist)
+        and first.dim == 0
+        and bool(others == [] or (dims and 0 not in dims))
+    )

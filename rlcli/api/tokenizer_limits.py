@@ -1,7 +1,7 @@
 """Tries a tokenizer in a process with limited time and memory, before it is used without them.
 
-A tokenizer comes with a model: it is third-party data, which may take for ever on a short text, or fill the memory.
-`_tokenizer_trial.py` has the texts and the limits.
+A tokenizer comes with a model: it is third-party data, which may take for ever on a short text, or
+fill the memory. `_tokenizer_trial.py` has the texts and the limits.
 """
 
 from __future__ import annotations
@@ -18,28 +18,37 @@ from rlcli.errors import ModelError
 from rlcli.processes import start_isolated
 
 LIMIT_S = 20.0
-"""Seconds of processor time for reading it and for all texts: ten times what today's largest tokenizers need."""
+"""Seconds of processor time for reading it and for all texts: ten times what today's largest
+tokenizers need."""
 PATIENCE_S = 240.0
 """Seconds within which the process must reply, on a machine that may be busy."""
 
 
 def check_tokenizer(folder: Path, source: str) -> None:
-    """Try the tokenizer.json of a folder, if it has one. Raises ModelError F32 if it exceeds a limit."""
+    """Try the tokenizer.json of a folder, if it has one.
+    Raises ModelError F32 if it exceeds a limit."""
     file = (folder / "tokenizer.json").resolve()
     if not file.is_file():
         return
     status = file.stat()
     fault = _fault(str(file), status.st_mtime_ns, status.st_size)
     if fault is not None:
-        hint = "its rules for replacing or splitting text make it explode; take the tokenizer of another source"
-        raise ModelError(f"the tokenizer of {source} cannot be used: {fault}", hint=hint, code="F32")
+        hint = (
+            "its rules for replacing or splitting text make it explode; take the "
+            "tokenizer of another source"
+        )
+        raise ModelError(
+            f"the tokenizer of {source} cannot be used: {fault}", hint=hint, code="F32"
+        )
 
 
 @functools.lru_cache(maxsize=64)
 def _fault(file: str, changed_ns: int, size: int) -> str | None:
     """What is wrong with a file, tried once for each version of it."""
     script = Path(__file__).with_name("_tokenizer_trial.py")
-    process = start_isolated([sys.executable, "-P", str(script), str(os.getpid())], TOKENIZERS_PARALLELISM="false")
+    process = start_isolated(
+        [sys.executable, "-P", str(script), str(os.getpid())], TOKENIZERS_PARALLELISM="false"
+    )
     task = json.dumps({"file": file, "limit_s": LIMIT_S})
     try:
         reply, _ = process.communicate(task.encode() + b"\n", PATIENCE_S)

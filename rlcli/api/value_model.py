@@ -16,9 +16,9 @@ CRITIC = "ForTokenClassification"
 def value_model_class(config: Any) -> type[nn.Module]:
     """The class of critics for a transformers configuration.
 
-    That is transformers' own token-classification model. For families without one, it is built from its parts:
-    the family's backbone and a linear head, under the name that transformers would give it. Raises ValueError
-    for a configuration that is not a language model's.
+    That is transformers' own token-classification model. For families without one, it is built from
+    its parts: the family's backbone and a linear head, under the name that transformers would give
+    it. Raises ValueError for a configuration that is not a language model's.
     """
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
     from transformers.modeling_layers import GenericForTokenClassification
@@ -32,14 +32,19 @@ def value_model_class(config: Any) -> type[nn.Module]:
     lm = language_models[type(config)]
     family = next(base for base in lm.__mro__ if PreTrainedModel in base.__bases__)
     name = type(config).__name__.removesuffix("Config") + CRITIC
-    traits = {"base_model_prefix": family.base_model_prefix, "config_class": type(config), "__module__": __name__}
+    traits = {
+        "base_model_prefix": family.base_model_prefix,
+        "config_class": type(config),
+        "__module__": __name__,
+    }
     critic = type(name, (GenericForTokenClassification, family), traits)
     AutoModelForTokenClassification.register(type(config), critic)
     return critic
 
 
 def value_head(model: nn.Module) -> nn.Linear | None:
-    """The layer that gives a number per token, whatever its family calls it; None for a language model."""
+    """The layer that gives a number per token, whatever its family calls it;
+    None for a language model."""
     located = _value_head(model)
     return located[1] if located else None
 
@@ -58,6 +63,10 @@ def _value_head(model: nn.Module) -> tuple[str, nn.Linear] | None:
     from torch import nn
 
     for name, child in model.named_children():
-        if child is not model.base_model and isinstance(child, nn.Linear) and child.out_features == 1:
+        if (
+            child is not model.base_model
+            and isinstance(child, nn.Linear)
+            and child.out_features == 1
+        ):
             return name, child
     return None

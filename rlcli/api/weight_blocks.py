@@ -1,4 +1,5 @@
-"""Blocks of parameters: a rank's part of a model, whatever its layout, and what two layouts have in common."""
+"""Blocks of parameters: a rank's part of a model, whatever its layout,
+and what two layouts have in common."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ class WeightBlock:
     def of_region(cls, name: str, shape: Sequence[int], region: Region) -> WeightBlock:
         """`region` has both ends of every dimension."""
         return cls(
-            name, tuple(shape), tuple(span.start for span in region), tuple(span.stop - span.start for span in region)
+            name,
+            tuple(shape),
+            tuple(span.start for span in region),
+            tuple(span.stop - span.start for span in region),
         )
 
     @property

@@ -28,7 +28,8 @@ BYTES = {
 """Type in a safetensors header → bytes of one number."""
 
 MAX_JSON = 64 << 20
-"""Largest JSON file of a model, in bytes. The largest known ones, tokenizers and indices, have half of that."""
+"""Largest JSON file of a model, in bytes. The largest known ones, tokenizers and indices,
+have half of that."""
 
 SAVE_AGAIN = "load it once with transformers and save_pretrained it again"
 
@@ -38,7 +39,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 @dataclass(frozen=True)
 class Head:
-    """The header of a safetensors file. The rest of the file is exactly the bytes of its tensors."""
+    """The header of a safetensors file. The rest of the file is exactly the bytes of its
+    tensors."""
 
     file: Path
     tensors: Mapping[str, Any]
@@ -49,7 +51,8 @@ class Head:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model, without any others in the folder. Raises ModelError."""
+    """The safetensors files that make up the model, without any others in the folder.
+    Raises ModelError."""
     index = folder / INDEX
     if index.is_file():
         names = sorted(set(weight_map(inside(folder, index)).values()))
@@ -60,11 +63,16 @@ def weight_files(folder: Path) -> list[Path]:
         single = [WHOLE] if (folder / WHOLE).exists() else []
         parts = sorted(path.name for path in folder.glob(PARTS))
         if single and parts:
-            raise ModelError(f"{folder} holds {WHOLE} and {parts[0]}: two models, or one in two forms")
+            raise ModelError(
+                f"{folder} holds {WHOLE} and {parts[0]}: two models, or one in two forms"
+            )
         names = single or parts or sorted(path.name for path in folder.glob("*.safetensors"))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise ModelError(f"{folder / missing[0]} is missing", hint="the folder is incomplete: fetch or write it again")
+        raise ModelError(
+            f"{folder / missing[0]} is missing",
+            hint="the folder is incomplete: fetch or write it again",
+        )
     return [inside(folder, folder / name) for name in names]
 
 
@@ -75,11 +83,16 @@ def _refuse_odd(index: Path, names: Sequence[str]) -> None:
             message = f"it names {shown(name)}, a pickle, which can run code when it is read"
             raise ModelError(message, where=str(index), hint=SAVE_AGAIN, code="S5")
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"it names {shown(name)}, which is not a file of this folder", where=str(index), code="S7")
+            raise ModelError(
+                f"it names {shown(name)}, which is not a file of this folder",
+                where=str(index),
+                code="S7",
+            )
 
 
 def inside(folder: Path, file: Path) -> Path:
-    """The file, which must be in the folder after resolving links. A Hub cache's links to its own blobs are allowed.
+    """The file, which must be in the folder after resolving links. A Hub cache's links to its own
+    blobs are allowed.
 
     Raises ModelError S7.
     """
@@ -88,13 +101,15 @@ def inside(folder: Path, file: Path) -> Path:
     if home.parent.name == "snapshots":
         homes.append(home.parent.parent / "blobs")
     if not any(allowed in target.parents for allowed in homes):
-        raise ModelError(f"{file} is a link out of its folder", hint="copy the file into the folder", code="S7")
+        raise ModelError(
+            f"{file} is a link out of its folder", hint="copy the file into the folder", code="S7"
+        )
     return file
 
 
 def read_head(file: Path) -> Head:
-    """Read the header of a safetensors file. Raises ModelError if the file is damaged or truncated: the safetensors
-    library checks that the offsets in its header tile the file exactly."""
+    """Read the header of a safetensors file. Raises ModelError if the file is damaged or truncated:
+    the safetensors library checks that the offsets in its header tile the file exactly."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -105,12 +120,19 @@ def read_head(file: Path) -> Head:
             entries = json.loads(raw.read(length))
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise damaged(file, error) from error
-    return Head(file, {name: entry for name, entry in entries.items() if name != "__metadata__"}, metadata, 8 + length)
+    return Head(
+        file,
+        {name: entry for name, entry in entries.items() if name != "__metadata__"},
+        metadata,
+        8 + length,
+    )
 
 
-def header(tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] = FORMAT) -> bytes:
-    """The first bytes of a file that holds these tensors, each a (name, type, shape), one after the other, as the
-    safetensors library writes them."""
+def header(
+    tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] = FORMAT
+) -> bytes:
+    """The first bytes of a file that holds these tensors, each a (name, type, shape), one after the
+    other, as the safetensors library writes them."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
     for name, dtype, shape in tensors:
@@ -128,14 +150,17 @@ def damaged(file: Path, why: object) -> ModelError:
 
 
 def check_weights(folder: Path) -> Counter[str]:
-    """Check that every file of the model exists, is complete, and holds what the index says. Returns name → how many
-    numbers of that tensor the files hold, in as many pieces as there may be. Raises ModelError."""
+    """Check that every file of the model exists, is complete, and holds what the index says.
+    Returns name → how many numbers of that tensor the files hold, in as many pieces as there may
+    be. Raises ModelError."""
     heads = {file.name: read_head(file) for file in weight_files(folder)}
     index = folder / INDEX
     for name, file in weight_map(index).items() if index.is_file() else ():
         if name not in heads[file].tensors:
             message = f"it says that {name} is in {file}, which does not hold it"
-            raise ModelError(message, where=str(index), hint="the folder is incomplete: fetch or write it again")
+            raise ModelError(
+                message, where=str(index), hint="the folder is incomplete: fetch or write it again"
+            )
     stored = Counter[str]()
     for head in heads.values():
         stored.update({name: math.prod(entry["shape"]) for name, entry in head.tensors.items()})

@@ -1,11 +1,12 @@
 """Committing a checkpoint: whole or not at all, whatever process dies and whenever.
 
-Files are written into a folder next to the checkpoints, synced and digested by the ranks that wrote them. The manifest
-comes last, and one rename makes the checkpoint appear. A process that dies on the way leaves the older checkpoints as
-they were, and a `.tmp-` folder that the next save of the run removes.
+Files are written into a folder next to the checkpoints, synced and digested by the ranks that wrote
+them. The manifest comes last, and one rename makes the checkpoint appear. A process that dies on
+the way leaves the older checkpoints as they were, and a `.tmp-` folder that the next save of the
+run removes.
 
-Only what is known to be the run's own is ever deleted: checkpoints whose manifest says so, and folders that carry its
-id.
+Only what is known to be the run's own is ever deleted: checkpoints whose manifest says so, and
+folders that carry its id.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ from rlcli.failpoints import failpoint
 from rlcli.files import make_folder, replace_file, sync_folder
 
 LATEST = "LATEST.json"
-"""Names the newest checkpoint. A hint for people and scripts: only its manifest says what a folder holds."""
+"""Names the newest checkpoint. A hint for people and scripts:
+only its manifest says what a folder holds."""
 TEMPORARY, DELETING = ".tmp-", ".del-"
 """Name prefixes of folders that are being written or deleted; the run's id is part of the name."""
 IN_THE_WAY = ".not-of-"
-"""Precedes the run's id in the new name of anything that was in the way of one of its checkpoints."""
+"""Precedes the run's id in the new name of anything that was in the way of one of its
+checkpoints."""
 LATE = 10.0
 """Seconds to wait for files that other ranks have written and this one does not see yet."""
 
@@ -51,10 +54,11 @@ def folder_name(step: int) -> str:
 
 
 def begin(checkpoints: Path, step: int, run_id: str, needed: int = 0) -> Path:
-    """Make the empty folder that the files of a checkpoint are written into. Raises ResourceError, F28 if `needed`
-    bytes do not fit on the disk.
+    """Make the empty folder that the files of a checkpoint are written into. Raises ResourceError,
+    F28 if `needed` bytes do not fit on the disk.
 
-    Leftovers of the run's failed saves are removed: the run holds its lock, so nobody else is writing.
+    Leftovers of the run's failed saves are removed: the run holds its lock,
+    so nobody else is writing.
     """
     with explain_disk_errors(checkpoints):
         if not checkpoints.exists():
@@ -69,7 +73,8 @@ def begin(checkpoints: Path, step: int, run_id: str, needed: int = 0) -> Path:
 
 
 def seal(folder: Path, files: Iterable[Path]) -> list[FileDigest]:
-    """Sync files to disk, and digest what is there now. Every rank does this for its own files. Raises ResourceError.
+    """Sync files to disk, and digest what is there now. Every rank does this for its own files.
+    Raises ResourceError.
 
     A file whose sync fails is lost: its state on disk is unknown, and the save must start again.
     """
@@ -78,16 +83,19 @@ def seal(folder: Path, files: Iterable[Path]) -> list[FileDigest]:
 
 
 def write_json(file: Path, value: Any) -> Path:
-    """Write a JSON file of a checkpoint, with every float exact to the last bit; it still has to be sealed."""
+    """Write a JSON file of a checkpoint, with every float exact to the last bit;
+    it still has to be sealed."""
     file.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return file
 
 
 def commit(temporary: Path, manifest: Manifest) -> Path:
-    """Make a checkpoint of a folder whose files are all sealed; returns its new path. Raises ResourceError.
+    """Make a checkpoint of a folder whose files are all sealed; returns its new path.
+    Raises ResourceError.
 
-    A checkpoint of the same step that the run made before it resumed from an earlier one is replaced atomically: at any
-    moment one of the two exists. Anything else with that name is renamed.
+    A checkpoint of the same step that the run made before it resumed from an earlier one is
+    replaced atomically: at any moment one of the two exists.
+    Anything else with that name is renamed.
     """
     checkpoints = temporary.parent
     final = checkpoints / folder_name(manifest.step)
@@ -101,7 +109,8 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
         failpoint("checkpoint.synced")
         _appear(temporary, final, manifest.run_id)
         failpoint("checkpoint.appeared")
-    with contextlib.suppress(OSError):  # it is only a hint; if the disk is broken or full, the next save fails
+    # it is only a hint; if the disk is broken or full, the next save fails
+    with contextlib.suppress(OSError):
         latest = {"checkpoint": final.name, "step": manifest.step}
         replace_file(checkpoints / LATEST, (json.dumps(latest) + "\n").encode())
         sync_folder(checkpoints)
@@ -115,7 +124,8 @@ def abandon(temporary: Path) -> None:
 
 
 def clear_leftovers(checkpoints: Path, run_id: str) -> None:
-    """Remove what interrupted saves and deletions of a run left behind, and put back what was only set aside."""
+    """Remove what interrupted saves and deletions of a run left behind,
+    and put back what was only set aside."""
     for path in checkpoints.iterdir() if checkpoints.is_dir() else ():
         replaced = path.with_name(path.name.removeprefix(SUPERSEDED))
         if path.name.startswith(SUPERSEDED) and not os.path.lexists(replaced):
@@ -129,12 +139,14 @@ def clear_leftovers(checkpoints: Path, run_id: str) -> None:
 def is_leftover(path: Path, run_id: str) -> bool:
     """Whether only saves and deletions of this run use such a name."""
     of_this_run = rf"{re.escape(TEMPORARY)}\d+-{re.escape(run_id)}|{re.escape(DELETING)}{re.escape(run_id)}-.+"
-    return re.fullmatch(rf"{of_this_run}|\.{re.escape(LATEST)}\.[0-9a-f]{{32}}", path.name) is not None
+    return (
+        re.fullmatch(rf"{of_this_run}|\.{re.escape(LATEST)}\.[0-9a-f]{{32}}", path.name) is not None
+    )
 
 
 def remove(checkpoint: Path, run_id: str) -> None:
-    """Delete a checkpoint of a run: a single rename makes it invalid before its first file is deleted. Raises
-    ResourceError."""
+    """Delete a checkpoint of a run: a single rename makes it invalid before its first file is
+    deleted. Raises ResourceError."""
     with explain_disk_errors(checkpoint):
         doomed = checkpoint.rename(_doomed(checkpoint, run_id))
         sync_folder(checkpoint.parent)
@@ -150,23 +162,29 @@ def _sealed(folder: Path, file: Path) -> FileDigest:
     with os.fdopen(open_to_read(file), "rb") as opened:
         os.fsync(opened.fileno())
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        sealed = FileDigest(file.relative_to(folder).as_posix(), os.fstat(opened.fileno()).st_size, digest)
+        sealed = FileDigest(
+            file.relative_to(folder).as_posix(), os.fstat(opened.fileno()).st_size, digest
+        )
     failpoint("checkpoint.sealed")
     return sealed
 
 
 def _wait_for_files(temporary: Path, manifest: Manifest) -> None:
-    """Wait until the folder holds what the ranks have sealed; a network file system may show it late."""
+    """Wait until the folder holds what the ranks have sealed;
+    a network file system may show it late."""
     end = time.monotonic() + LATE
     while odd := _disagreement(temporary, manifest):
         if time.monotonic() > end:
-            raise ResourceError(f"the ranks and the disk disagree about {odd}", where=str(temporary), code="F27")
+            raise ResourceError(
+                f"the ranks and the disk disagree about {odd}", where=str(temporary), code="F27"
+            )
         time.sleep(0.1)
         sync_folder(temporary)
 
 
 def _disagreement(temporary: Path, manifest: Manifest) -> str | None:
-    """A file that is missing, that nobody sealed, or whose size is another one; None if all is as it should be."""
+    """A file that is missing, that nobody sealed, or whose size is another one;
+    None if all is as it should be."""
     sizes = {name: path.lstat().st_size for name, path in files_under(temporary).items()}
     sealed = {name: file.bytes for name, file in manifest.files.items()}
     return min((name for name, _ in sizes.items() ^ sealed.items()), default=None)
@@ -176,7 +194,9 @@ def _appear(temporary: Path, final: Path, run_id: str) -> None:
     """Give a folder its final name, replacing one that may have it already."""
     checkpoints = final.parent
     if os.path.lexists(final) and not belongs(final, run_id):
-        final.rename(final.with_name(f"{final.name}{IN_THE_WAY}{run_id[:8]}-{uuid.uuid4().hex[:8]}"))
+        final.rename(
+            final.with_name(f"{final.name}{IN_THE_WAY}{run_id[:8]}-{uuid.uuid4().hex[:8]}")
+        )
     if not os.path.lexists(final):
         temporary.rename(final)
         sync_folder(checkpoints)

@@ -1,4 +1,5 @@
-"""Whether a converted model equals its source, judged by transformers and torch and by none of the converter's code."""
+"""Whether a converted model equals its source, judged by transformers and torch and by none of the
+converter's code."""
 
 from __future__ import annotations
 
@@ -54,23 +55,32 @@ class _Seen:
 def check_conversion(conversion: Conversion, folder: Path) -> ConversionReport:
     """Compare the files in `folder` with what was planned, and their model with the source's.
 
-    Both models are loaded by transformers, the source's numbers rounded by torch. Raises ModelError with the first
-    difference, NumericError for a number that is not finite.
+    Both models are loaded by transformers, the source's numbers rounded by torch. Raises ModelError
+    with the first difference, NumericError for a number that is not finite.
     """
     count = _check_files(conversion, folder)
     dtype = next((_TYPES[name] for name in conversion.dtypes if name in _TYPES), torch.float32)
     after = _seen(folder, dtype, None)
     before = _seen(conversion.source, dtype, _rows(conversion))
     odd = sorted(
-        name for name in {*before.digests, *after.digests} if before.digests.get(name) != after.digests.get(name)
+        name
+        for name in {*before.digests, *after.digests}
+        if before.digests.get(name) != after.digests.get(name)
     )
     if odd:
-        raise ModelError(f"{len(odd)} parameters are not what they were, first {odd[0]}; nothing was kept")
+        raise ModelError(
+            f"{len(odd)} parameters are not what they were, first {odd[0]}; nothing was kept"
+        )
     if before.tied != after.tied:
-        raise ModelError(f"the output matrix is {'' if after.tied else 'not '}tied to the embedding, unlike before")
+        raise ModelError(
+            f"the output matrix is {'' if after.tied else 'not '}tied to the "
+            "embedding, unlike before"
+        )
     difference = float((before.logits - after.logits).abs().max())
     if difference != 0.0:
-        raise ModelError(f"logits differ by up to {difference:g} from those of the source; nothing was kept")
+        raise ModelError(
+            f"logits differ by up to {difference:g} from those of the source; nothing was kept"
+        )
     return ConversionReport(count, len(after.digests), after.tied, PROMPTS, difference)
 
 
@@ -85,7 +95,8 @@ def _check_files(conversion: Conversion, folder: Path) -> int:
 
 
 def _rows(conversion: Conversion) -> tuple[int, int] | None:
-    """For a padded embedding: its rows in the source, and those that were kept. None if it is not padded."""
+    """For a padded embedding: its rows in the source, and those that were kept.
+    None if it is not padded."""
     for move in conversion.moves:
         before, after = move.sources[0].spec.shape, move.outputs[0].shape
         if move.is_copy and before != after:
@@ -114,10 +125,11 @@ def _seen(folder: Path, dtype: torch.dtype, rows: tuple[int, int] | None) -> _Se
 
 
 def _align(model: nn.Module) -> None:
-    """Start every weight on a boundary of `ALIGNMENT` bytes, so that equal weights give equal logits, bit for bit.
+    """Start every weight on a boundary of `ALIGNMENT` bytes, so that equal weights give equal
+    logits, bit for bit.
 
-    Weights that are mapped from a file start wherever its header ends. On some processors the address decides how a
-    matrix product treats its edges, and thus the last bit of its sums.
+    Weights that are mapped from a file start wherever its header ends. On some processors the
+    address decides how a matrix product treats its edges, and thus the last bit of its sums.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % ALIGNMENT:
@@ -141,28 +153,39 @@ def _loaded(folder: Path, dtype: torch.dtype, rows: int | None) -> nn.Module:
             fill({name: parameter.detach() for name, parameter in model.named_parameters()}, folder)
             return model
         model, report = kind.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
         )
     except ModelError:
         raise
     except Exception as error:  # transformers, safetensors and torch each have their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"the model in {folder} cannot be loaded to check it: {reason}", hint=UNCHECKED) from error
+        raise ModelError(
+            f"the model in {folder} cannot be loaded to check it: {reason}", hint=UNCHECKED
+        ) from error
     holes = sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"])))
     if holes:
-        raise ModelError(f"transformers misses {len(holes)} parameters in {folder}, first {holes[0]}")
+        raise ModelError(
+            f"transformers misses {len(holes)} parameters in {folder}, first {holes[0]}"
+        )
     return model
 
 
 def _no_random_weights() -> AbstractContextManager[None]:
-    """Skip random initialisation of weights that will be read anyway, if transformers offers that."""
+    """Skip random initialisation of weights that will be read anyway,
+    if transformers offers that."""
     from transformers import initialization
 
     return getattr(initialization, "no_init_weights", nullcontext)()
 
 
 def _class_of(config: Any) -> Any:
-    """The class of transformers that config.json names, or a critic's; a language model if it names none."""
+    """The class of transformers that config.json names, or a critic's;
+    a language model if it names none."""
     import transformers
 
     name = str((config.architectures or [""])[0])
@@ -181,5 +204,6 @@ def _logits(model: nn.Module) -> torch.Tensor:
     stream = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, config.vocab_size, (PROMPTS, length), generator=stream)
     with torch.inference_mode():
-        rows = [model(input_ids=prompt[None], use_cache=False).logits for prompt in tokens]  # some heads take only one
+        # some heads take only one
+        rows = [model(input_ids=prompt[None], use_cache=False).logits for prompt in tokens]
     return torch.cat(rows).float()

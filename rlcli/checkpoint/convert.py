@@ -1,6 +1,8 @@
-"""Converts models from a run's folders to folders that transformers reads, and back, using the memory of a few tensors.
+"""Converts models from a run's folders to folders that transformers reads, and back, using the
+memory of a few tensors.
 
-A conversion is planned in full from the headers of the files, then written next to its target, checked, and renamed.
+A conversion is planned in full from the headers of the files, then written next to its target,
+checked, and renamed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from rlcli.api.weight_files import INDEX, PARTS, inside
 from rlcli.checkpoint.disk import check_free_space, explain_disk_errors
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.tensor_dtypes import NAMES
-from rlcli.checkpoint.tensor_files import OFFSETS, SHARDING, StoredTensor, TensorSpec, stored_tensors
+from rlcli.checkpoint.tensor_files import (
+    OFFSETS,
+    SHARDING,
+    StoredTensor,
+    TensorSpec,
+    stored_tensors,
+)
 from rlcli.checkpoint.tensor_moves import (
     Move,
     in_type,
@@ -30,11 +38,25 @@ from rlcli.checkpoint.tensor_moves import (
     strangers,
     with_vocabulary,
 )
-from rlcli.checkpoint.tensor_writing import FilePlan, Progress, TensorWriter, rank_files, whole_files
+from rlcli.checkpoint.tensor_writing import (
+    FilePlan,
+    Progress,
+    TensorWriter,
+    rank_files,
+    whole_files,
+)
 from rlcli.errors import ModelError, ResourceError, UsageError
 from rlcli.files import read_object, sync_folder
 
-ACCOMPANYING = ("*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*", "additional_chat_templates/*.jinja")
+ACCOMPANYING = (
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.md",
+    "LICENSE*",
+    "additional_chat_templates/*.jinja",
+)
 """Files copied along with the weights, byte for byte."""
 
 MOST_EXPERTS = 4096
@@ -43,8 +65,12 @@ MOST_EXPERTS = 4096
 Padding = Literal["drop", "keep"]
 """What happens to rows of the embedding beyond the vocabulary of config.json."""
 
-_UNITS = {"": 1, "B": 1, **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", 1)},
-          **{f"{unit}IB": 1024**power for power, unit in enumerate("KMGT", 1)}}  # fmt: skip
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", 1)},
+    **{f"{unit}IB": 1024**power for power, unit in enumerate("KMGT", 1)},
+}
 
 
 @dataclass(frozen=True)
@@ -83,12 +109,17 @@ class Conversion:
 
 
 def plan_to_hf(
-    source: Path, target: Path, *, dtype: str | None = None, largest: int = 5 * 10**9, padding: Padding = "drop"
+    source: Path,
+    target: Path,
+    *,
+    dtype: str | None = None,
+    largest: int = 5 * 10**9,
+    padding: Padding = "drop",
 ) -> Conversion:
     """From a role's folder, whole or sharded, to one that transformers reads.
 
-    `dtype` is float32, bfloat16, float16, or None for that of the source; a file holds at most `largest` bytes. Raises
-    ModelError, ProjectError.
+    `dtype` is float32, bfloat16, float16, or None for that of the source; a file holds at most
+    `largest` bytes. Raises ModelError, ProjectError.
     """
     tensors, hf = stored_tensors(source), _config(source)
     family, config, notes = _family(hf, tensors)
@@ -106,7 +137,8 @@ def plan_to_hf(
 
 
 def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = None) -> Conversion:
-    """From a Hugging Face folder to a role's folder as `ranks` ranks of the fsdp backend would have written it.
+    """From a Hugging Face folder to a role's folder as `ranks` ranks of the fsdp backend would have
+    written it.
 
     One rank writes whole tensors. Raises ModelError, ProjectError.
     """
@@ -120,12 +152,16 @@ def plan_from_hf(source: Path, target: Path, *, ranks: int, dtype: str | None = 
     moves, retyped = _retyped(moves, dtype, hf)
     specs = [spec for move in moves for spec in move.outputs]
     files = (
-        rank_files(specs, ranks, _sharding) if ranks > 1 else whole_files(specs, max(1, sum(s.bytes for s in specs)))
+        rank_files(specs, ranks, _sharding)
+        if ranks > 1
+        else whole_files(specs, max(1, sum(s.bytes for s in specs)))
     )
     return _conversion(source, target, hf, tensors, moves, files, _rewritten(hf, retyped), notes)
 
 
-def convert(conversion: Conversion, progress: Progress, check: Callable[[Path], None] | None = None) -> None:
+def convert(
+    conversion: Conversion, progress: Progress, check: Callable[[Path], None] | None = None
+) -> None:
     """Write all files; `check` is called with the folder before it gets its final name.
 
     Raises ResourceError: F28 no space, F72 the target exists, F75 it cannot be written; ModelError.
@@ -145,7 +181,9 @@ def convert(conversion: Conversion, progress: Progress, check: Callable[[Path], 
 def refuse_existing(target: Path) -> None:
     """Raise ResourceError F72 if anything exists at the target."""
     if os.path.lexists(target):
-        raise ResourceError(f"{target} exists already", hint="choose another folder, or remove this one", code="F72")
+        raise ResourceError(
+            f"{target} exists already", hint="choose another folder, or remove this one", code="F72"
+        )
 
 
 def parse_size(text: str) -> int:
@@ -204,7 +242,11 @@ def _family(
 ) -> tuple[HFFamily | None, ModelConfig | None, list[str]]:
     family = family_of(hf.get("model_type"))
     if family is None:
-        return None, None, [f"no family {hf.get('model_type')} is registered: names stay as they are"]
+        return (
+            None,
+            None,
+            [f"no family {hf.get('model_type')} is registered: names stay as they are"],
+        )
     try:
         config = family.config_from_hf(hf)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -217,15 +259,24 @@ def _family(
             hint="merge them into the model first",
         )
     shown = f"{', '.join(odd[:3])}{', …' if len(odd) > 3 else ''}"
-    return family, config, [f"not a parameter of {config.family}, kept as it is: {shown}"] if odd else []
+    return (
+        family,
+        config,
+        [f"not a parameter of {config.family}, kept as it is: {shown}"] if odd else [],
+    )
 
 
 def _refuse_absurd(config: ModelConfig, tensors: int) -> None:
     """A configuration is an untrusted file; its counts must not fill our memory with names."""
-    if config.layers > tensors or (config.experts is not None and config.experts.count > MOST_EXPERTS):
+    if config.layers > tensors or (
+        config.experts is not None and config.experts.count > MOST_EXPERTS
+    ):
         experts = f" of {config.experts.count} experts" if config.experts is not None else ""
         raise ModelError(
-            f"config.json speaks of {config.layers} layers{experts}, the folder holds {tensors} tensors",
+            (
+                f"config.json speaks of {config.layers} layers{experts}, the folder "
+                f"holds {tensors} tensors"
+            ),
             hint="the folder may be incomplete, or its config.json of another model",
         )
 
@@ -239,8 +290,11 @@ def _padded(
     return with_vocabulary(moves, family, config, form), {}
 
 
-def _retyped(moves: list[Move], dtype: str | None, hf: Mapping[str, Any]) -> tuple[list[Move], dict[str, Any]]:
-    """The moves with floating-point tensors of type `dtype`, and the matching entry of config.json."""
+def _retyped(
+    moves: list[Move], dtype: str | None, hf: Mapping[str, Any]
+) -> tuple[list[Move], dict[str, Any]]:
+    """The moves with floating-point tensors of type `dtype`,
+    and the matching entry of config.json."""
     if dtype is not None:
         return [in_type(move, NAMES[dtype]) for move in moves], {"dtype": dtype}
     if _dtype(hf) is not None:
@@ -260,7 +314,10 @@ def _rewritten(hf: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     before = {**hf, "dtype": _dtype(hf)}
     if all(before.get(key) == value for key, value in changes.items()):
         return {}
-    return {"config.json": {key: value for key, value in hf.items() if key != "torch_dtype"} | dict(changes)}
+    return {
+        "config.json": {key: value for key, value in hf.items() if key != "torch_dtype"}
+        | dict(changes)
+    }
 
 
 def _index(files: Sequence[FilePlan]) -> dict[str, Any]:
@@ -270,11 +327,16 @@ def _index(files: Sequence[FilePlan]) -> dict[str, Any]:
 
 
 def _sharding(offsets: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    return {"format": "pt", SHARDING: json.dumps({name: {OFFSETS: list(at)} for name, at in offsets.items()})}
+    return {
+        "format": "pt",
+        SHARDING: json.dumps({name: {OFFSETS: list(at)} for name, at in offsets.items()}),
+    }
 
 
 def _accompanying(source: Path, rewritten: Mapping[str, Any]) -> tuple[Path, ...]:
-    candidates = {file for pattern in ACCOMPANYING for file in source.glob(pattern) if file.is_file()}
+    candidates = {
+        file for pattern in ACCOMPANYING for file in source.glob(pattern) if file.is_file()
+    }
     unchanged = (file for file in candidates if file.name not in rewritten)
     accompanying = (file for file in unchanged if not file.name.endswith(".safetensors.index.json"))
     return tuple(inside(source, file).relative_to(source) for file in sorted(accompanying))
@@ -285,13 +347,19 @@ def _write_accompanying(conversion: Conversion, folder: Path) -> None:
         (folder / relative).parent.mkdir(exist_ok=True)
         (folder / relative).write_bytes((conversion.source / relative).read_bytes())
     for name, content in conversion.rewritten.items():
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / name).write_text(
+            json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def _refuse_full_disk(conversion: Conversion) -> None:
-    others = sum((conversion.source / relative).stat().st_size for relative in conversion.accompanying)
+    others = sum(
+        (conversion.source / relative).stat().st_size for relative in conversion.accompanying
+    )
     needed = conversion.bytes + others + 2**20
-    check_free_space(conversion.target, needed, "the model", "make room, or choose a folder on another disk")
+    check_free_space(
+        conversion.target, needed, "the model", "make room, or choose a folder on another disk"
+    )
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The disk that holds the checkpoints: opening, syncing, swapping and removing, free space, and what its errors
-mean."""
+"""The disk that holds the checkpoints: opening, syncing, swapping and removing, free space, and
+what its errors mean."""
 
 from __future__ import annotations
 
@@ -17,8 +17,16 @@ from pathlib import Path
 from rlcli.errors import ResourceError
 from rlcli.files import make_folder, open_regular
 
-FAULTS = {errno.ENOSPC: "F28", errno.EFBIG: "F28", errno.EDQUOT: "F76", errno.EIO: "F29", errno.EROFS: "F75",
-          errno.EACCES: "F75", errno.EPERM: "F75", errno.ESTALE: "F27"}  # fmt: skip
+FAULTS = {
+    errno.ENOSPC: "F28",
+    errno.EFBIG: "F28",
+    errno.EDQUOT: "F76",
+    errno.EIO: "F29",
+    errno.EROFS: "F75",
+    errno.EACCES: "F75",
+    errno.EPERM: "F75",
+    errno.ESTALE: "F27",
+}
 """errno → id of the fault."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """How libraries written in Rust, such as safetensors, pass on the system's error."""
@@ -28,7 +36,8 @@ TRIES = 5
 
 
 def open_to_read(path: Path) -> int:
-    """A descriptor of a regular file. Raises OSError if it is missing, a link, a pipe or a device."""
+    """A descriptor of a regular file. Raises OSError if it is missing, a link,
+    a pipe or a device."""
     for tries in range(1, TRIES + 1):
         try:
             return open_regular(path, os.O_NOFOLLOW)
@@ -73,7 +82,8 @@ def discard(path: Path) -> None:
 
 
 def check_writable(checkpoints: Path) -> None:
-    """Raise ResourceError F75 if nothing can be written to the folder; it is created if it does not exist."""
+    """Raise ResourceError F75 if nothing can be written to the folder;
+    it is created if it does not exist."""
     probe = checkpoints / f".writable-{uuid.uuid4().hex}"
     with explain_disk_errors(checkpoints):
         make_folder(checkpoints)
@@ -81,11 +91,17 @@ def check_writable(checkpoints: Path) -> None:
         probe.rmdir()
 
 
-NO_CHECKPOINTS = "make room, or set checkpoint.every_seconds=null checkpoint.at_end=false checkpoint.on_stop=false"
+NO_CHECKPOINTS = (
+    "make room, or set checkpoint.every_seconds=null checkpoint.at_end=false "
+    "checkpoint.on_stop=false"
+)
 
 
-def check_free_space(folder: Path, needed: int, subject: str = "a checkpoint", hint: str = NO_CHECKPOINTS) -> None:
-    """Raise ResourceError F28 if `needed` bytes do not fit on the disk where a folder is or will be."""
+def check_free_space(
+    folder: Path, needed: int, subject: str = "a checkpoint", hint: str = NO_CHECKPOINTS
+) -> None:
+    """Raise ResourceError F28 if `needed` bytes do not fit on the disk where a folder is or will
+    be."""
     free = _free(folder)
     if free is not None and free < needed:
         message = f"{subject} needs {_size(needed)}, {_size(free)} are free"
@@ -104,12 +120,15 @@ def disk_failure(error: BaseException, folder: Path) -> ResourceError | None:
     if number in (errno.ENOSPC, errno.EDQUOT):
         message += f", {_size(_free(folder) or 0)} free on the disk"
     where = getattr(error, "filename", None) or folder
-    return ResourceError(message, where=str(where), hint=_hint(number), code=FAULTS.get(number or 0))
+    return ResourceError(
+        message, where=str(where), hint=_hint(number), code=FAULTS.get(number or 0)
+    )
 
 
 @contextmanager
 def explain_disk_errors(folder: Path) -> Iterator[None]:
-    """Convert errors of the disk into ResourceError with the place and the id of the fault; leave others unchanged."""
+    """Convert errors of the disk into ResourceError with the place and the id of the fault; leave
+    others unchanged."""
     try:
         yield
     except Exception as error:  # a library may raise its own exception for the system's error
@@ -124,12 +143,18 @@ def _hint(number: int | None) -> str | None:
         return "make room; checkpoint.keep_last says how many stay"
     if number == errno.EFBIG:
         return "files may not grow so large here: ulimit -f"
-    return "choose a folder that can be written" if number in (errno.EROFS, errno.EACCES, errno.EPERM) else None
+    return (
+        "choose a folder that can be written"
+        if number in (errno.EROFS, errno.EACCES, errno.EPERM)
+        else None
+    )
 
 
 def _free(folder: Path) -> int | None:
     """Bytes that are free where a folder is or will be; None if unknown."""
-    existing = next((parent for parent in (folder, *folder.absolute().parents) if parent.exists()), None)
+    existing = next(
+        (parent for parent in (folder, *folder.absolute().parents) if parent.exists()), None
+    )
     try:
         return shutil.disk_usage(existing).free if existing else None
     except OSError:

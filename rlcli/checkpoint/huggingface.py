@@ -18,13 +18,16 @@ Tokenizer = TypeVar("Tokenizer", "PreTrainedTokenizerBase", "LightTokenizer")
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub id; pad falls back to the end-of-sequence token. Raises ModelError."""
+    """The tokenizer of a folder or Hub id; pad falls back to the end-of-sequence token.
+    Raises ModelError."""
     from transformers import AutoTokenizer
 
     folder = model_folder(source, weights=False)
     check_tokenizer(folder, source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(f"no tokenizer can be read from {source}: {first_line(error)}") from error
     check_template(tokenizer, source)
@@ -32,10 +35,12 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def with_end_token(tokenizer: Tokenizer, source: str) -> Tokenizer:
-    """The tokenizer, with a pad token if it had none. Raises ModelError if it has no end-of-sequence token."""
+    """The tokenizer, with a pad token if it had none. Raises ModelError if it has no
+    end-of-sequence token."""
     if tokenizer.eos_token_id is None:
         raise ModelError(
-            f"the tokenizer of {source} has no end-of-sequence token", hint="set eos_token in its tokenizer_config.json"
+            f"the tokenizer of {source} has no end-of-sequence token",
+            hint="set eos_token in its tokenizer_config.json",
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

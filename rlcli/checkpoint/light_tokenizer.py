@@ -1,7 +1,8 @@
-"""A tokenizer read from its files with `tokenizers` alone: what datasets need of one, without importing transformers.
+"""A tokenizer read from its files with `tokenizers` alone: what datasets need of one, without
+importing transformers.
 
-It gives the same ids as `AutoTokenizer` (a test checks this). Where transformers does more than read `tokenizer.json`,
-`NotLight` is raised, and `open_tokenizer` falls back to the real one.
+It gives the same ids as `AutoTokenizer` (a test checks this). Where transformers does more than
+read `tokenizer.json`, `NotLight` is raised, and `open_tokenizer` falls back to the real one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-AS_THEY_ARE = frozenset({"PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer", "Qwen2Tokenizer"})
+AS_THEY_ARE = frozenset(
+    {"PreTrainedTokenizer", "TokenizersBackend", "GPT2Tokenizer", "Qwen2Tokenizer"}
+)
 """Classes, without `Fast`, that use a tokenizer.json exactly as it is."""
 
 IF_BYTE_LEVEL = frozenset({"LlamaTokenizer"})
@@ -66,10 +69,15 @@ class LightTokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def __call__(
-        self, text: str | Sequence[str], add_special_tokens: bool = True, return_offsets_mapping: bool = False
+        self,
+        text: str | Sequence[str],
+        add_special_tokens: bool = True,
+        return_offsets_mapping: bool = False,
     ) -> Encoded:
         texts = [text] if isinstance(text, str) else list(text)
-        encode = self.backend.encode_batch if return_offsets_mapping else self.backend.encode_batch_fast
+        encode = (
+            self.backend.encode_batch if return_offsets_mapping else self.backend.encode_batch_fast
+        )
         encodings = encode(texts, add_special_tokens=add_special_tokens)
         ids = [encoding.ids for encoding in encodings]
         offsets = [encoding.offsets for encoding in encodings] if return_offsets_mapping else None
@@ -91,11 +99,18 @@ class LightTokenizer:
     ) -> str:
         """The text of a conversation; its tokens are `self(text, add_special_tokens=False)`."""
         if tokenize:
-            raise ValueError("render with tokenize=False, then call the tokenizer with add_special_tokens=False")
+            raise ValueError(
+                "render with tokenize=False, then call the tokenizer with add_special_tokens=False"
+            )
         if self.chat_template is None:
             raise ValueError("the tokenizer has no chat template")
         settings = {**self.special_tokens_map, **variables}
-        return render_chat(self.chat_template, conversation, add_generation_prompt=add_generation_prompt, **settings)
+        return render_chat(
+            self.chat_template,
+            conversation,
+            add_generation_prompt=add_generation_prompt,
+            **settings,
+        )
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
@@ -142,7 +157,8 @@ class LightTokenizer:
 
 
 def read_light_tokenizer(folder: Path) -> LightTokenizer:
-    """The tokenizer of a folder. Raises NotLight, or OSError, ValueError and what `tokenizers` raises."""
+    """The tokenizer of a folder. Raises NotLight, or OSError,
+    ValueError and what `tokenizers` raises."""
     from tokenizers import Tokenizer
 
     config = _json(folder / "tokenizer_config.json")
@@ -151,15 +167,20 @@ def read_light_tokenizer(folder: Path) -> LightTokenizer:
     check_tokenizer(folder, str(folder))
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     _refuse_others(folder, config, backend)
-    declared = {int(id_): _added(token) for id_, token in (config.get("added_tokens_decoder") or {}).items()}
+    declared = {
+        int(id_): _added(token) for id_, token in (config.get("added_tokens_decoder") or {}).items()
+    }
     added = declared or backend.get_added_tokens_decoder()
     settings = config if declared else config | _json(folder / "special_tokens_map.json")
     named, extra = _special_tokens(config, settings, added)
     _declare(backend, declared, named, extra)
     return LightTokenizer(
-        backend, {name: _content(token) for name, token in named.items()}, _chat_template(folder, config),
-        [_content(token) for token in extra], str(folder),
-    )  # fmt: skip
+        backend,
+        {name: _content(token) for name, token in named.items()},
+        _chat_template(folder, config),
+        [_content(token) for token in extra],
+        str(folder),
+    )
 
 
 def _refuse_others(folder: Path, config: Mapping[str, Any], backend: Tokenizer) -> None:
@@ -182,15 +203,29 @@ def _refuse_others(folder: Path, config: Mapping[str, Any], backend: Tokenizer) 
 def _special_tokens(
     config: Mapping[str, Any], settings: Mapping[str, Any], added: Mapping[int, AddedToken]
 ) -> tuple[dict[str, AddedToken | str], list[AddedToken | str]]:
-    """(name → special token, further special tokens), from a tokenizer's files and its `added` tokens."""
+    """(name → special token, further special tokens),
+    from a tokenizer's files and its `added` tokens."""
     by_text = {token.content: token for token in added.values()}
-    names = [*NAMED, *(key for key, value in config.items() if key.endswith("_token") and isinstance(value, str))]
-    named = {name: token for name in names if (token := _token(settings.get(name), by_text)) is not None}
+    names = [
+        *NAMED,
+        *(
+            key
+            for key, value in config.items()
+            if key.endswith("_token") and isinstance(value, str)
+        ),
+    ]
+    named = {
+        name: token for name in names if (token := _token(settings.get(name), by_text)) is not None
+    }
     extra: list[AddedToken | str] = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         further = settings.get(key) or []
         if isinstance(further, dict):
-            named |= {name: token for name, value in further.items() if (token := _token(value, by_text)) is not None}
+            named |= {
+                name: token
+                for name, value in further.items()
+                if (token := _token(value, by_text)) is not None
+            }
         else:
             extra += [token for value in further if (token := _token(value, by_text)) is not None]
     return named, extra
@@ -224,9 +259,13 @@ def _declare(
     from tokenizers import AddedToken
 
     present = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    backend.add_tokens([token for _, token in sorted(declared.items()) if repr(token) not in present])
+    backend.add_tokens(
+        [token for _, token in sorted(declared.items()) if repr(token) not in present]
+    )
     special = [*named.values(), *extra]
-    backend.add_special_tokens([AddedToken(t, normalized=False) if isinstance(t, str) else t for t in special])
+    backend.add_special_tokens(
+        [AddedToken(t, normalized=False) if isinstance(t, str) else t for t in special]
+    )
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:

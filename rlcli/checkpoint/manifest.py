@@ -1,6 +1,8 @@
-"""MANIFEST.json: which files a checkpoint has, and their digests, which show whether they are whole.
+"""MANIFEST.json: which files a checkpoint has, and their digests,
+which show whether they are whole.
 
-Its last line is the digest of all lines above it, so that a changed bit in the manifest itself is detected as well.
+Its last line is the digest of all lines above it, so that a changed bit in the manifest itself is
+detected as well.
 """
 
 from __future__ import annotations
@@ -63,19 +65,25 @@ class Manifest:
         return sum(file.bytes for file in self.files.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Metrics that are not finite are left out: they cannot be ranked, and JSON cannot express them."""
+        """Metrics that are not finite are left out: they cannot be ranked,
+        and JSON cannot express them."""
         finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
-        files = {path: {"bytes": digest.bytes, "sha256": digest.sha256} for path, digest in sorted(self.files.items())}
+        files = {
+            path: {"bytes": digest.bytes, "sha256": digest.sha256}
+            for path, digest in sorted(self.files.items())
+        }
         return {key: getattr(self, key) for key in KEYS} | {"metrics": finite, "files": files}
 
     def as_bytes(self) -> bytes:
         """The whole file as bytes."""
-        return _closed(json.dumps(self.as_json(), indent=1, allow_nan=False).removesuffix("\n}").encode())
+        return _closed(
+            json.dumps(self.as_json(), indent=1, allow_nan=False).removesuffix("\n}").encode()
+        )
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint's folder. Raises ModelError: F20 it has none, F19 it is not as it was written, F85 a
-    newer rlcli wrote it."""
+    """The manifest of a checkpoint's folder. Raises ModelError: F20 it has none, F19 it is not as
+    it was written, F85 a newer rlcli wrote it."""
     try:
         content = _content(checkpoint / MANIFEST)
         fields = json.loads(content, parse_constant=_refuse)
@@ -84,9 +92,21 @@ def read_manifest(checkpoint: Path) -> Manifest:
             raise ValueError("it is not what was written")
         return _manifest(fields)
     except FileNotFoundError:
-        raise ModelError("it has no manifest: its save never ended", where=str(checkpoint), code="F20") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise ModelError(f"its manifest cannot be read: {_reason(error)}", where=str(checkpoint), code="F19") from None
+        raise ModelError(
+            "it has no manifest: its save never ended", where=str(checkpoint), code="F20"
+        ) from None
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        raise ModelError(
+            f"its manifest cannot be read: {_reason(error)}", where=str(checkpoint), code="F19"
+        ) from None
 
 
 def _content(file: Path) -> bytes:
@@ -115,7 +135,11 @@ def _refuse_newer(fields: Any, checkpoint: Path) -> None:
 def _manifest(fields: dict[str, Any]) -> Manifest:
     strange = sorted(set(fields) - {*KEYS, "sha256"})
     if strange or _natural(fields["format"]) != FORMAT:
-        raise ValueError(f"unknown key {strange[0][:40]!r}" if strange else f"there is no format {fields['format']}")
+        raise ValueError(
+            f"unknown key {strange[0][:40]!r}"
+            if strange
+            else f"there is no format {fields['format']}"
+        )
     files = {
         _inside(path): FileDigest(path, _natural(entry["bytes"]), _text(entry["sha256"]))
         for path, entry in fields["files"].items()
@@ -134,7 +158,13 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 def _inside(path: str) -> str:
     """A path that stays inside the checkpoint."""
     pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path or pure.as_posix() != path:
+    if (
+        pure.is_absolute()
+        or ".." in pure.parts
+        or not pure.parts
+        or "\0" in path
+        or pure.as_posix() != path
+    ):
         raise ValueError(f"{path[:80]!r} is not a path inside the checkpoint")
     return path
 

@@ -1,4 +1,5 @@
-"""A run's checkpoints for people: where they are, how old and how large they are, which are marked."""
+"""A run's checkpoints for people: where they are, how old and how large they are,
+which are marked."""
 
 from __future__ import annotations
 
@@ -26,14 +27,18 @@ class CheckpointLocation:
     """The one checkpoint that was named."""
 
     def select(self, steps: Sequence[int] = ()) -> list[Path]:
-        """The selected checkpoints, newest first. Raises UsageError, or ModelError if there is none."""
+        """The selected checkpoints, newest first. Raises UsageError,
+        or ModelError if there is none."""
         checkpoints = [self.only] if self.only is not None else checkpoints_in(self.folder)
         if not checkpoints:
             raise ModelError("there is no checkpoint", where=str(self.folder))
         missing = sorted(set(steps) - {step_of(path) for path in checkpoints})
         if missing:
             steps_there = ", ".join(str(step_of(path)) for path in checkpoints)
-            raise UsageError(f"{self.folder} has no checkpoint of step {missing[0]}", hint=f"there are: {steps_there}")
+            raise UsageError(
+                f"{self.folder} has no checkpoint of step {missing[0]}",
+                hint=f"there are: {steps_there}",
+            )
         return [path for path in checkpoints if not steps or step_of(path) in steps]
 
 
@@ -58,17 +63,23 @@ def find_checkpoints(path: Path) -> CheckpointLocation:
         return CheckpointLocation(path / CHECKPOINTS, path)
     if path.name == CHECKPOINTS or checkpoints_in(path):
         return CheckpointLocation(path, _run_of(path))
-    raise UsageError(f"{path} is neither a run nor a folder of checkpoints", hint=f"a run has {CHECKPOINTS}/")
+    raise UsageError(
+        f"{path} is neither a run nor a folder of checkpoints", hint=f"a run has {CHECKPOINTS}/"
+    )
 
 
 def overview(location: CheckpointLocation, best: Best | None) -> list[CheckpointEntry]:
     """All checkpoints, newest first, judged by their manifests and the sizes of their files."""
     checkpoints = [location.only] if location.only is not None else checkpoints_in(location.folder)
     reports = [examine(path, read=False) for path in checkpoints]
-    marked = {report.path for report in best_of([report for report in reports if not report.faults], best)}
+    marked = {
+        report.path for report in best_of([report for report in reports if not report.faults], best)
+    }
     latest = latest_name(location.folder)
     return [
-        CheckpointEntry(report, _written(report.path), report.path.name == latest, report.path in marked)
+        CheckpointEntry(
+            report, _written(report.path), report.path.name == latest, report.path in marked
+        )
         for report in reports
     ]
 

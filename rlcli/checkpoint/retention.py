@@ -10,7 +10,14 @@ from typing import Literal
 from rlcli.checkpoint.commit import LATEST, is_leftover, remove
 from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.checkpoint.manifest import read_manifest
-from rlcli.checkpoint.verify import NAME, CheckpointReport, belongs, checkpoints_in, examine, newest_verified
+from rlcli.checkpoint.verify import (
+    NAME,
+    CheckpointReport,
+    belongs,
+    checkpoints_in,
+    examine,
+    newest_verified,
+)
 from rlcli.files import known_object
 
 
@@ -24,22 +31,33 @@ class Best:
 
 
 def prune(
-    folder: Path, keep_last: int, keep_best: Best | None = None, *, run_id: str | None = None,
-    committed: Path | None = None, dry_run: bool = False,
-) -> list[Path]:  # fmt: skip
-    """Delete all checkpoints of a run except those to keep; returns the deleted ones. Raises ResourceError.
+    folder: Path,
+    keep_last: int,
+    keep_best: Best | None = None,
+    *,
+    run_id: str | None = None,
+    committed: Path | None = None,
+    dry_run: bool = False,
+) -> list[Path]:
+    """Delete all checkpoints of a run except those to keep; returns the deleted ones.
+    Raises ResourceError.
 
-    Judged by what is on disk: damaged checkpoints do not count. Whatever the numbers, the one that LATEST names and the
-    newest whole one are kept, and if none is whole nothing is deleted. Nor is anything whose manifest does not say that
-    it belongs to the run: `run_id`, or that of the newest whole one. `committed`: the checkpoint that the run has just
-    written, known to be whole; any newer one was passed over when the run was resumed, and is deleted.
+    Judged by what is on disk: damaged checkpoints do not count. Whatever the numbers, the one that
+    LATEST names and the newest whole one are kept, and if none is whole nothing is deleted. Nor is
+    anything whose manifest does not say that it belongs to the run: `run_id`, or that of the newest
+    whole one. `committed`: the checkpoint that the run has just written, known to be whole; any
+    newer one was passed over when the run was resumed, and is deleted.
     """
     last = committed or _newest_whole(folder, run_id)
     if last is None:
         return []
     owner = run_id or read_manifest(last).run_id
     candidates = [path for path in checkpoints_in(folder) if belongs(path, owner)]
-    reports = [examine(path, read=False) for path in candidates if committed is None or path.name <= committed.name]
+    reports = [
+        examine(path, read=False)
+        for path in candidates
+        if committed is None or path.name <= committed.name
+    ]
     undamaged = [report for report in reports if not report.faults]
     stay = {report.path.name for report in (*undamaged[:keep_last], *best_of(undamaged, keep_best))}
     stay |= {last.name, latest_name(folder)}
@@ -50,7 +68,8 @@ def prune(
 
 
 def strangers(folder: Path, run_id: str) -> list[Path]:
-    """Contents of a run's checkpoint folder that may not be its own; these are never deleted. Raises ResourceError."""
+    """Contents of a run's checkpoint folder that may not be its own; these are never deleted.
+    Raises ResourceError."""
     with explain_disk_errors(folder):
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
     return [
@@ -72,7 +91,10 @@ def best_of(reports: Sequence[CheckpointReport], best: Best | None) -> list[Chec
         for report in reports
         if report.manifest is not None and best.metric in report.manifest.metrics
     ]
-    return [report for *_, report in sorted(scored, key=lambda entry: entry[:2], reverse=True)[: best.count]]
+    return [
+        report
+        for *_, report in sorted(scored, key=lambda entry: entry[:2], reverse=True)[: best.count]
+    ]
 
 
 def latest_name(folder: Path) -> str:
@@ -81,7 +103,8 @@ def latest_name(folder: Path) -> str:
 
 
 def latest_step(folder: Path) -> int | None:
-    """The step of the checkpoint that LATEST names, whether or not it exists; None if it names none."""
+    """The step of the checkpoint that LATEST names, whether or not it exists;
+    None if it names none."""
     step = known_object(folder / LATEST).get("step")
     return step if type(step) is int and step >= 0 else None
 

@@ -29,22 +29,30 @@ class RoleFolder:
 
 
 def find_role(source: Path, role: str | None = None, step: int | None = None) -> RoleFolder:
-    """The model that a user means: of a run, the newest unless `step` is given; of several roles, the actor.
+    """The model that a user means: of a run, the newest unless `step` is given;
+    of several roles, the actor.
 
     Raises UsageError, ModelError.
     """
     if not source.is_dir():
-        raise UsageError(f"there is no folder {source}", hint="a model of the Hub is fetched by: hf download NAME")
+        raise UsageError(
+            f"there is no folder {source}",
+            hint="a model of the Hub is fetched by: hf download NAME",
+        )
     if (source / "config.json").is_file():
         if role is not None or step is not None:
             option = "--role" if role is not None else "--step"
             raise UsageError(
-                f"{source} is a model's folder, of which {option} cannot choose", hint=f"leave out {option}"
+                f"{source} is a model's folder, of which {option} cannot choose",
+                hint=f"leave out {option}",
             )
         return _described(source)
     if (source / MANIFEST).is_file() or NAME.fullmatch(source.name):
         if step is not None:
-            raise UsageError(f"{source} is one checkpoint, of which --step cannot choose", hint="leave out --step")
+            raise UsageError(
+                f"{source} is one checkpoint, of which --step cannot choose",
+                hint="leave out --step",
+            )
         return _in_checkpoint(source, role)
     if (source / CHECKPOINTS).is_dir() or (source / MODELS).is_dir():
         return _in_run(source, role, step)
@@ -95,7 +103,9 @@ def _described(folder: Path) -> RoleFolder:
     """A role's folder that the user named directly; it may still be part of a checkpoint."""
     checkpoint = folder.absolute().parent.parent
     if folder.absolute().parent.name == MODELS and (checkpoint / MANIFEST).is_file():
-        return RoleFolder(folder.absolute(), folder.name, checkpoint, read_manifest(checkpoint).step)
+        return RoleFolder(
+            folder.absolute(), folder.name, checkpoint, read_manifest(checkpoint).step
+        )
     return RoleFolder(folder)
 
 
@@ -106,7 +116,9 @@ def _role_in(models: Path, role: str | None) -> Path:
     if role is None:
         role = roles[0] if len(roles) == 1 else USUAL
     if role not in roles:
-        raise UsageError(f"there is no role {role} in {models}", hint=f"--role is one of {', '.join(roles)}")
+        raise UsageError(
+            f"there is no role {role} in {models}", hint=f"--role is one of {', '.join(roles)}"
+        )
     return models / role
 
 

@@ -1,8 +1,9 @@
 """Writes an engine's tensors to files, on any number of ranks.
 
-A rank copies its part to host memory, which is all that training waits for, and writes the copy later. Weights that one
-rank holds whole become a file that transformers reads; parts become safetensors files of each rank, in the format of
-torch's `HuggingFaceStorageWriter`: one file, or as many as a rank has blocks of one tensor. `state_reading` reads them.
+A rank copies its part to host memory, which is all that training waits for, and writes the copy
+later. Weights that one rank holds whole become a file that transformers reads; parts become
+safetensors files of each rank, in the format of torch's `HuggingFaceStorageWriter`: one file, or as
+many as a rank has blocks of one tensor. `state_reading` reads them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from rlcli.api.model_export import in_files, write_index
 from rlcli.errors import NumericError
 
 PART = re.compile(r"shard-(\d+)-model-\d+-of-\d+\.safetensors")
-"""Name of a file with a rank's parts: the rank, counted from 1, and the number of the file among those of the rank."""
+"""Name of a file with a rank's parts: the rank, counted from 1, and the number of the file among
+those of the rank."""
 WHOLE = "whole_shape"
-"""Key of the shape of the whole tensor, next to the offsets that torch needs: from it a rank knows, without looking
-into the files of all others, whether a file is of the same tensor."""
+"""Key of the shape of the whole tensor, next to the offsets that torch needs: from it a rank knows,
+without looking into the files of all others, whether a file is of the same tensor."""
 Tensors = Mapping[str, torch.Tensor | FlatPart]
 
 
@@ -53,7 +55,8 @@ class HostCopy:
 
 
 def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
-    """Copy this rank's parts. Of tensors that are identical on all ranks, the rank that `leads` keeps the only copy."""
+    """Copy this rank's parts. Of tensors that are identical on all ranks, the rank that `leads`
+    keeps the only copy."""
     return HostCopy(
         weights=_parts(state.weights, leads, again=not state.is_copy),
         optimizer=_parts(state.optimizer, leads, again=not state.is_copy),
@@ -65,11 +68,16 @@ def copy_to_host(state: EngineState, leads: bool) -> HostCopy:
 def size_of(tensors: Tensors, leads: bool) -> int:
     """Bytes that a rank would copy of these tensors."""
     written = [tensor for tensor in tensors.values() if _is_ours(tensor, leads)]
-    return sum(local.numel() * local.element_size() for tensor in written for local, _ in local_blocks(tensor))
+    return sum(
+        local.numel() * local.element_size()
+        for tensor in written
+        for local, _ in local_blocks(tensor)
+    )
 
 
 def write_weights(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
-    """Write a rank's weights into a model's folder; returns the files. Raises NumericError if they contain a NaN."""
+    """Write a rank's weights into a model's folder; returns the files.
+    Raises NumericError if they contain a NaN."""
     refuse_nonfinite(copy)
     if not copy.weights:
         return []
@@ -84,10 +92,16 @@ def write_optimizer(copy: HostCopy, folder: Path, rank: int) -> list[Path]:
 
 
 def refuse_nonfinite(copy: HostCopy) -> None:
-    """Never commit values that are not finite: nothing could be resumed from them. Raises NumericError F35."""
+    """Never commit values that are not finite: nothing could be resumed from them. Raises
+    NumericError F35."""
     for name, parts in (*copy.weights.items(), *copy.optimizer.items()):
-        if any(block.tensor.is_floating_point() and not block.tensor.isfinite().all() for block in parts):
-            raise NumericError(f"{name} holds values that are not finite; no checkpoint is written", code="F35")
+        if any(
+            block.tensor.is_floating_point() and not block.tensor.isfinite().all()
+            for block in parts
+        ):
+            raise NumericError(
+                f"{name} holds values that are not finite; no checkpoint is written", code="F35"
+            )
 
 
 def writer_of(path: str) -> int | None:
@@ -97,14 +111,17 @@ def writer_of(path: str) -> int | None:
 
 
 def writers_of(tensors: Tensors, rank: int, first: int) -> set[int]:
-    """The ranks that write, in the present layout, the blocks that this rank holds. `first`: the rank that leads
-    the role."""
+    """The ranks that write, in the present layout, the blocks that this rank holds. `first`: the
+    rank that leads the role."""
     writers = {rank}
     shares: list[Any] = [*tensors.values()]
     for tensor in shares:
         if hasattr(tensor, "placements"):
             coordinates = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
-            at = tuple(0 if placement.is_replicate() else coordinate for coordinate, placement in coordinates)
+            at = tuple(
+                0 if placement.is_replicate() else coordinate
+                for coordinate, placement in coordinates
+            )
             writers.add(int(tensor.device_mesh.mesh[at]))
         elif not isinstance(tensor, FlatPart):
             writers.add(first)
@@ -118,7 +135,11 @@ def _parts(tensors: Tensors, leads: bool, again: bool) -> dict[str, tuple[Tensor
             blocks = [(local, offsets) for local, offsets in local_blocks(tensor) if local.numel()]
             if blocks:
                 parts[name] = tuple(
-                    TensorPart(local.detach().to("cpu", copy=again).contiguous(), offsets, tuple(tensor.shape))
+                    TensorPart(
+                        local.detach().to("cpu", copy=again).contiguous(),
+                        offsets,
+                        tuple(tensor.shape),
+                    )
                     for local, offsets in blocks
                 )
     return parts
@@ -130,8 +151,8 @@ def _is_spread(tensor: Any) -> bool:
 
 
 def _is_ours(tensor: Any, leads: bool) -> bool:
-    """Whether this rank copies its part. Among ranks with the same part, the first of the tensor's mesh does; a tensor
-    that is not a part of anything is identical on all ranks of the role."""
+    """Whether this rank copies its part. Among ranks with the same part, the first of the tensor's
+    mesh does; a tensor that is not a part of anything is identical on all ranks of the role."""
     if not hasattr(tensor, "placements"):
         return leads or isinstance(tensor, FlatPart)
     coordinates = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
@@ -146,7 +167,9 @@ def local_blocks(tensor: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
         return [(tensor, (0,) * tensor.dim())]
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    _, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     return [(tensor.to_local(), tuple(offsets))]
 
 
@@ -162,8 +185,11 @@ def _write_whole(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors*"))
 
 
-def _write_parts(parts: Mapping[str, tuple[TensorPart, ...]], folder: Path, rank: int) -> list[Path]:
-    """A file may have a name only once: the first blocks of all tensors go into one, the second ones into another."""
+def _write_parts(
+    parts: Mapping[str, tuple[TensorPart, ...]], folder: Path, rank: int
+) -> list[Path]:
+    """A file may have a name only once: the first blocks of all tensors go into one, the second
+    ones into another."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 
@@ -173,9 +199,15 @@ def _write_parts(parts: Mapping[str, tuple[TensorPart, ...]], folder: Path, rank
     for number in range(count):
         layer = {name: blocks[number] for name, blocks in parts.items() if number < len(blocks)}
         offsets = {
-            name: {SAVED_OFFSETS_KEY: list(block.offsets), WHOLE: list(block.shape)} for name, block in layer.items()
+            name: {SAVED_OFFSETS_KEY: list(block.offsets), WHOLE: list(block.shape)}
+            for name, block in layer.items()
         }
-        metadata = {CUSTOM_METADATA_KEY: json.dumps(offsets)}  # a single entry: several are written in random order
-        files.append(folder / f"shard-{rank + 1:05d}-model-{number + 1:05d}-of-{count:05d}.safetensors")
-        save_file({name: block.tensor for name, block in layer.items()}, files[-1], metadata=metadata)
+        # a single entry: several are written in random order
+        metadata = {CUSTOM_METADATA_KEY: json.dumps(offsets)}
+        files.append(
+            folder / f"shard-{rank + 1:05d}-model-{number + 1:05d}-of-{count:05d}.safetensors"
+        )
+        save_file(
+            {name: block.tensor for name, block in layer.items()}, files[-1], metadata=metadata
+        )
     return files

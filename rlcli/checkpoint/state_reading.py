@@ -1,8 +1,9 @@
 """Reads what `state` has written back into an engine's tensors, on any number of ranks.
 
-It goes through torch.distributed.checkpoint, which gives every rank its part of what another number of ranks wrote.
-That takes the headers of all files. A rank that resumes with the layout of the checkpoint opens only the files that
-hold its blocks: its own, and those of the ranks that write what it shares with them.
+It goes through torch.distributed.checkpoint, which gives every rank its part of what another number
+of ranks wrote. That takes the headers of all files. A rank that resumes with the layout of the
+checkpoint opens only the files that hold its blocks: its own, and those of the ranks that write
+what it shares with them.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
 
 
 def fill(tensors: Tensors, folder: Path, writers: Collection[int] = ()) -> None:
-    """Read into live tensors, in place; each rank reads its part. Raises ModelError if one is missing or has another
-    shape.
+    """Read into live tensors, in place; each rank reads its part. Raises ModelError if one is
+    missing or has another shape.
 
-    `writers`: ranks whose files hold all of it if the layout is that of the checkpoint. Then no other file is opened.
+    `writers`: ranks whose files hold all of it if the layout is that of the checkpoint. Then no
+    other file is opened.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    tensors = {name: tensor for name, tensor in tensors.items() if _blocks(tensor)}  # of others, this rank has no part
+    # of others, this rank has no part
+    tensors = {name: tensor for name, tensor in tensors.items() if _blocks(tensor)}
     reader = _reader(tensors, folder, writers)
     stored = reader.read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
@@ -42,17 +45,23 @@ def fill(tensors: Tensors, folder: Path, writers: Collection[int] = ()) -> None:
             raise ModelError(f"{folder} has no {name}", hint="the checkpoint is of another model")
         if tuple(stored[name].size) != tuple(tensor.shape):
             shape = tuple(stored[name].size)
-            raise ModelError(f"{name} has shape {shape} in {folder}, and {tuple(tensor.shape)} in the model")
+            raise ModelError(
+                f"{name} has shape {shape} in {folder}, and {tuple(tensor.shape)} in the model"
+            )
     try:
-        with warnings.catch_warnings():  # without a process group it warns that there is one process
+        # without a process group it warns that there is one process
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             load(dict(tensors), storage_reader=reader, planner=_planner(), no_dist=True)
     except CheckpointException as error:
-        raise ModelError(f"{folder} cannot be read: {next(iter(error.failures.values()))[0]}") from error
+        raise ModelError(
+            f"{folder} cannot be read: {next(iter(error.failures.values()))[0]}"
+        ) from error
 
 
 def _reader(tensors: Tensors, folder: Path, writers: Collection[int]) -> Any:
-    """Reads from the files of the `writers` if these hold all blocks of the tensors, else from all files."""
+    """Reads from the files of the `writers` if these hold all blocks of the tensors,
+    else from all files."""
     files = sorted(folder.glob("*.safetensors"))
     near = [file for file in files if writer_of(file.name) in writers]
     if near:
@@ -63,8 +72,8 @@ def _reader(tensors: Tensors, folder: Path, writers: Collection[int]) -> Any:
 
 
 def _holds_all(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], tensors: Tensors) -> bool:
-    """Whether there is a block for each of the tensors' own, of a tensor of the same shape; if so, the metadata, which
-    are of some files only, are given the shapes of the whole tensors."""
+    """Whether there is a block for each of the tensors' own, of a tensor of the same shape; if so,
+    the metadata, which are of some files only, are given the shapes of the whole tensors."""
     stored: Any = metadata.state_dict_metadata
     for name, tensor in tensors.items():
         if name not in stored or shapes.get(name) != tuple(tensor.shape):
@@ -78,20 +87,26 @@ def _holds_all(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], tensor
 
 def _blocks(tensor: torch.Tensor | FlatPart) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Offsets and shapes of the blocks that this rank holds."""
-    return [(offsets, tuple(local.shape)) for local, offsets in local_blocks(tensor) if local.numel()]
+    return [
+        (offsets, tuple(local.shape)) for local, offsets in local_blocks(tensor) if local.numel()
+    ]
 
 
 def _whole_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """Name → shape of the whole tensor, as far as files of parts have it; those of earlier versions do not."""
+    """Name → shape of the whole tensor, as far as files of parts have it;
+    those of earlier versions do not."""
     shapes = {}
     for file in files:
         described = json.loads(read_head(file).metadata.get(SHARDING, "{}"))
-        shapes.update({name: tuple(entry[WHOLE]) for name, entry in described.items() if WHOLE in entry})
+        shapes.update(
+            {name: tuple(entry[WHOLE]) for name, entry in described.items() if WHOLE in entry}
+        )
     return shapes
 
 
 def _reader_of(folder: Path, files: Sequence[Path]) -> Any:
-    """torch's reader, which would read the headers of all files in the folder, and read them twice."""
+    """torch's reader, which would read the headers of all files in the folder,
+    and read them twice."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     class Reader(HuggingFaceStorageReader):
@@ -119,13 +134,15 @@ class _Listing:
 
 
 def _planner() -> Any:
-    """Reads into any object that lists its chunks, as `FlatPart` does; the default planner supports only tensors,
-    because it first looks through nested dictionaries."""
+    """Reads into any object that lists its chunks, as `FlatPart` does; the default planner supports
+    only tensors, because it first looks through nested dictionaries."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.utils import find_tensor_shard
 
     class Flat(DefaultLoadPlanner):
-        def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+        def set_up_planner(
+            self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+        ) -> None:
             self.state_dict = self.original_state_dict = state_dict
             self.metadata, self.is_coordinator = metadata, is_coordinator
 

@@ -1,7 +1,7 @@
 """Numbers of safetensors files without torch: their types, and conversions between them.
 
-Values travel as raw bits, so that bfloat16, which numpy does not have, is 16 bits like any others. Rounding is to the
-nearest, ties to even: the resulting bits are the same as torch's.
+Values travel as raw bits, so that bfloat16, which numpy does not have, is 16 bits like any others.
+Rounding is to the nearest, ties to even: the resulting bits are the same as torch's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def raw_type(dtype: str) -> np.dtype[Any]:
 
 
 def cast(raw: Raw, dtype: str, target: str, name: str) -> Raw:
-    """The bits of the same numbers in another type. Raises ModelError for a number outside its range.
+    """The bits of the same numbers in another type. Raises ModelError for a number outside its
+    range.
 
     Both types are in `FLOATS`; `name` is the tensor's, for the message.
     """
@@ -47,7 +48,8 @@ def cast(raw: Raw, dtype: str, target: str, name: str) -> Raw:
 
 
 def is_finite(raw: Raw, dtype: str) -> bool:
-    """Whether there is neither a NaN nor an infinity; always true for a type that is not in `FLOATS`."""
+    """Whether there is neither a NaN nor an infinity;
+    always true for a type that is not in `FLOATS`."""
     if dtype == "BF16":
         return not bool(((raw & 0x7F80) == 0x7F80).any())
     return dtype not in FLOATS or bool(np.isfinite(_as_numbers(raw, dtype)).all())

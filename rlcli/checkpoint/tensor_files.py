@@ -22,8 +22,8 @@ SHARDING = "DCP_SHARDING_INFO"
 OFFSETS = "saved_offsets"
 """Keys under which torch.distributed.checkpoint stores where a part begins in the whole tensor."""
 
-FILE_ORDER = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3",
-              "F8_E5M2", "I8", "U8", "BOOL")  # fmt: skip
+FILE_ORDER = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16",
+              "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")  # fmt: skip
 """Types of numbers in the order in which the safetensors library stores them."""
 
 
@@ -70,7 +70,10 @@ class StoredTensor:
     @property
     def extents(self) -> list[Extent] | None:
         """The tensor's bytes in order, if its pieces are blocks of rows."""
-        if any(any(piece.offsets[1:]) or piece.shape[1:] != self.spec.shape[1:] for piece in self.pieces):
+        if any(
+            any(piece.offsets[1:]) or piece.shape[1:] != self.spec.shape[1:]
+            for piece in self.pieces
+        ):
             return None
         return [piece.extent for piece in self.pieces]
 
@@ -79,7 +82,9 @@ class StoredTensor:
         array = np.empty(self.spec.shape, raw_type(self.spec.dtype))
         by_rows = self.extents is not None
         for piece in self.pieces:
-            region = tuple(slice(at, at + size) for at, size in zip(piece.offsets, piece.shape, strict=True))
+            region = tuple(
+                slice(at, at + size) for at, size in zip(piece.offsets, piece.shape, strict=True)
+            )
             block = array[region] if by_rows else np.empty(piece.shape, array.dtype)
             with piece.extent.file.open("rb", buffering=0) as file:
                 read_into(file.fileno(), piece.extent, block)
@@ -89,7 +94,8 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a model's folder. Raises ModelError if the folder is not complete, valid and harmless."""
+    """Every tensor of a model's folder. Raises ModelError if the folder is not complete,
+    valid and harmless."""
     check_folder(folder, weights=True)
     pieces: dict[str, list[tuple[str, Piece]]] = {}
     for file in weight_files(folder):
@@ -110,7 +116,10 @@ def _specs(head: Head) -> Iterator[tuple[TensorSpec, Piece]]:
         for name, entry in head.tensors.items():
             shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
             if entry["dtype"] not in BYTES:
-                raise ModelError(f"{name} is of type {entry['dtype']}, which rlcli does not know", where=str(head.file))
+                raise ModelError(
+                    f"{name} is of type {entry['dtype']}, which rlcli does not know",
+                    where=str(head.file),
+                )
             spec = TensorSpec(name, entry["dtype"], shape)
             offsets = tuple(sharding[name][OFFSETS]) if sharding is not None else (0,) * len(shape)
             if len(offsets) != len(shape) or any(type(at) is not int or at < 0 for at in offsets):
@@ -127,7 +136,9 @@ def _assembled(name: str, typed_pieces: Sequence[tuple[str, Piece]]) -> StoredTe
     if len(dtypes) > 1 or len(ranks) > 1:
         raise ModelError(f"the pieces of {name} are of different types or dimensions")
     pieces = sorted((piece for _, piece in typed_pieces), key=lambda piece: piece.offsets)
-    ends = [[at + size for at, size in zip(piece.offsets, piece.shape, strict=True)] for piece in pieces]
+    ends = [
+        [at + size for at, size in zip(piece.offsets, piece.shape, strict=True)] for piece in pieces
+    ]
     shape = tuple(max(column) for column in zip(*ends, strict=True))
     for number, piece in enumerate(pieces):
         near = takewhile(partial(_begins_within, piece), islice(pieces, number + 1, None))

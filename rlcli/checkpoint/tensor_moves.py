@@ -1,6 +1,8 @@
-"""Which tensors are made from which: from any form of Hugging Face's names, through ours, to the desired form.
+"""Which tensors are made from which: from any form of Hugging Face's names, through ours,
+to the desired form.
 
-A move is the smallest group of tensors that can be converted on its own; its size bounds the memory of a conversion.
+A move is the smallest group of tensors that can be converted on its own; its size bounds the memory
+of a conversion.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Move:
         return not self.output_links
 
     def make(self) -> dict[str, Raw]:
-        """Name → bits of every output, in the sources' type. Holds the sources and the outputs in memory."""
+        """Name → bits of every output, in the sources' type.
+        Holds the sources and the outputs in memory."""
         ours: dict[str, Raw] = {}
         for link, source in zip(self.source_links, self.sources, strict=True):
             ours |= link.separate(source.read())
@@ -41,9 +44,13 @@ class Move:
 
 
 def plan_moves(
-    tensors: Mapping[str, StoredTensor], family: HFFamily | None, config: ModelConfig | None, form: Form
+    tensors: Mapping[str, StoredTensor],
+    family: HFFamily | None,
+    config: ModelConfig | None,
+    form: Form,
 ) -> list[Move]:
-    """How `tensors` become those of the model in another form. Tensors that the family does not know stay as they are.
+    """How `tensors` become those of the model in another form. Tensors that the family does not
+    know stay as they are.
 
     Without a family all of them do. Raises ModelError if parts are missing or duplicated.
     """
@@ -57,14 +64,18 @@ def plan_moves(
                 raise ModelError(f"{holders[parameter]} and {name} hold the same parameters")
             holders[parameter] = name
     target = family.layout(config, form)
-    targets = [link for link in target.links if any(parameter in holders for parameter in link.ours)]
+    targets = [
+        link for link in target.links if any(parameter in holders for parameter in link.ours)
+    ]
     for link in targets:
         target.refuse_torn(link, holders)
     moves = [_move(group, tensors, links, holders) for group in _groups(targets, links, holders)]
     return moves + [_copy(tensor, name) for name, tensor in tensors.items() if name not in links]
 
 
-def strangers(tensors: Mapping[str, StoredTensor], family: HFFamily, config: ModelConfig) -> list[str]:
+def strangers(
+    tensors: Mapping[str, StoredTensor], family: HFFamily, config: ModelConfig
+) -> list[str]:
     """Names that the family does not know."""
     links = _links_of(tensors, family, config)
     return [name for name in tensors if name not in links]
@@ -74,33 +85,53 @@ def in_type(move: Move, dtype: str | None) -> Move:
     """The move with floating-point outputs of another type; None keeps theirs."""
     if dtype is None:
         return move
-    outputs = tuple(replace(spec, dtype=dtype) if spec.dtype in FLOATS else spec for spec in move.outputs)
+    outputs = tuple(
+        replace(spec, dtype=dtype) if spec.dtype in FLOATS else spec for spec in move.outputs
+    )
     return replace(move, outputs=outputs)
 
 
-def with_vocabulary(moves: Sequence[Move], family: HFFamily, config: ModelConfig, form: Form) -> list[Move]:
-    """The moves, cut to the rows of the configuration's vocabulary: a backend may have padded them to divide evenly.
+def with_vocabulary(
+    moves: Sequence[Move], family: HFFamily, config: ModelConfig, form: Form
+) -> list[Move]:
+    """The moves, cut to the rows of the configuration's vocabulary: a backend may have padded them
+    to divide evenly.
 
     Raises ModelError if there are fewer.
     """
     layout = family.layout(config, form)
     per_token = {layout.of_ours[name].theirs for name in ROWS_PER_TOKEN if name in layout.of_ours}
-    return [_cut(move, config.vocabulary) if move.outputs[0].name in per_token else move for move in moves]
+    return [
+        _cut(move, config.vocabulary) if move.outputs[0].name in per_token else move
+        for move in moves
+    ]
 
 
-def rows_of_vocabulary(moves: Sequence[Move], family: HFFamily, config: ModelConfig, form: Form) -> int | None:
+def rows_of_vocabulary(
+    moves: Sequence[Move], family: HFFamily, config: ModelConfig, form: Form
+) -> int | None:
     """Rows of the embedding as it is stored."""
     name = family.layout(config, form).of_ours[ROWS_PER_TOKEN[0]].theirs
-    return next((spec.shape[0] for move in moves for spec in move.outputs if spec.name == name), None)
+    return next(
+        (spec.shape[0] for move in moves for spec in move.outputs if spec.name == name), None
+    )
 
 
-def _links_of(tensors: Mapping[str, StoredTensor], family: HFFamily, config: ModelConfig) -> dict[str, Link]:
-    """The link of each known name; it may lack the family's prefix, as in a model that was saved without its head."""
-    layouts: tuple[Layout, Layout] = (family.layout(config, "file"), family.layout(config, "module"))
+def _links_of(
+    tensors: Mapping[str, StoredTensor], family: HFFamily, config: ModelConfig
+) -> dict[str, Link]:
+    """The link of each known name; it may lack the family's prefix, as in a model that was saved
+    without its head."""
+    layouts: tuple[Layout, Layout] = (
+        family.layout(config, "file"),
+        family.layout(config, "module"),
+    )
     links = {}
     for name in tensors:
         names = (name, f"{family.prefix}{name}")
-        matches = [layout.of_theirs[key] for key in names for layout in layouts if key in layout.of_theirs]
+        matches = [
+            layout.of_theirs[key] for key in names for layout in layouts if key in layout.of_theirs
+        ]
         if matches:
             links[name] = matches[0]
     return links
@@ -109,12 +140,16 @@ def _links_of(tensors: Mapping[str, StoredTensor], family: HFFamily, config: Mod
 def _groups(
     targets: Sequence[Link], links: Mapping[str, Link], holders: Mapping[str, str]
 ) -> list[tuple[list[str], list[Link]]]:
-    """Sources and the outputs that need them, so that no two groups share a source; in the order of the outputs."""
+    """Sources and the outputs that need them, so that no two groups share a source;
+    in the order of the outputs."""
     group_of: dict[str, int] = {}
     groups: dict[int, tuple[list[str], list[Link]]] = {}
     for number, link in enumerate(targets):
         sources = list(dict.fromkeys(holders[parameter] for parameter in link.ours))
-        merged: tuple[list[str], list[Link]] = ([name for name in sources if name not in group_of], [])
+        merged: tuple[list[str], list[Link]] = (
+            [name for name in sources if name not in group_of],
+            [],
+        )
         first = number
         for group in sorted({group_of[name] for name in sources if name in group_of}):
             names, outputs = groups.pop(group)
@@ -132,11 +167,16 @@ def _move(
 ) -> Move:
     names, outputs = group
     sources = tuple(tensors[name] for name in names)
-    if len(names) == len(outputs) == 1 and replace(links[names[0]], theirs=outputs[0].theirs) == outputs[0]:
+    if (
+        len(names) == len(outputs) == 1
+        and replace(links[names[0]], theirs=outputs[0].theirs) == outputs[0]
+    ):
         return _copy(sources[0], outputs[0].theirs)
     dtypes = {source.spec.dtype for source in sources}
     if len(dtypes) > 1:
-        raise ModelError(f"{outputs[0].theirs} would be of several types: {', '.join(sorted(dtypes))}")
+        raise ModelError(
+            f"{outputs[0].theirs} would be of several types: {', '.join(sorted(dtypes))}"
+        )
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         shapes |= links[name].separate_shapes(tensors[name].spec.shape)

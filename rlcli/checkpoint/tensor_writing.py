@@ -1,4 +1,5 @@
-"""Writing safetensors files tensor by tensor: the header first, then each tensor at its place, in any order."""
+"""Writing safetensors files tensor by tensor: the header first, then each tensor at its place,
+in any order."""
 
 from __future__ import annotations
 
@@ -34,7 +35,14 @@ CAST_CHUNK = 2**20
 MOST_SOURCES = 64
 """Files that are open for reading at a time."""
 
-NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
+NO_KERNEL_COPY = (
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.ETXTBSY,
+)
 """Errors of copy_file_range where the kernel or a filesystem does not support it."""
 
 Progress = Callable[[int], None]
@@ -53,7 +61,8 @@ class FilePlan:
 
 
 class TensorWriter:
-    """Writes the files of a folder. Every tensor that the plans name must be passed once, to `copy` or to `write`."""
+    """Writes the files of a folder. Every tensor that the plans name must be passed once,
+    to `copy` or to `write`."""
 
     def __init__(self, folder: Path, plans: Sequence[FilePlan], progress: Progress):
         self._progress = progress
@@ -85,7 +94,9 @@ class TensorWriter:
         rows = array[: output.shape[0]] if output.shape else array
         flat = np.ascontiguousarray(rows).reshape(-1)
         if flat.size != output.bytes // raw_type(output.dtype).itemsize:
-            raise ModelError(f"{output.name} has shape {list(array.shape)}, not {list(output.shape)}")
+            raise ModelError(
+                f"{output.name} has shape {list(array.shape)}, not {list(output.shape)}"
+            )
         size = raw_type(output.dtype).itemsize
         step = (CHUNK if dtype == output.dtype else CAST_CHUNK) // size
         for first in range(0, flat.size, step):
@@ -97,7 +108,10 @@ class TensorWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if kind is None:
@@ -113,7 +127,9 @@ class TensorWriter:
         specs = in_file_order(plan.tensors)
         head = header([(spec.name, spec.dtype, spec.shape) for spec in specs], dict(plan.metadata))
         path = folder / plan.name
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+        )
         self._descriptors[path] = descriptor
         at = _write_all(descriptor, memoryview(head), 0)
         os.truncate(descriptor, at + sum(spec.bytes for spec in specs))
@@ -140,7 +156,9 @@ class TensorWriter:
         if at != limit:
             raise ModelError(f"{output.name} is shorter than its header says")
 
-    def _copy_cast(self, source: StoredTensor, output: TensorSpec, extents: Sequence[Extent]) -> None:
+    def _copy_cast(
+        self, source: StoredTensor, output: TensorSpec, extents: Sequence[Extent]
+    ) -> None:
         before, after = raw_type(source.spec.dtype), raw_type(output.dtype)
         limit = output.bytes // after.itemsize * before.itemsize
         for start, extent in self._consecutive(output, extents, limit, CAST_CHUNK):
@@ -158,11 +176,14 @@ class TensorWriter:
     def _copy_bytes(self, source: Extent, name: str, start: int) -> None:
         for target, begin, end in self._targets(name, start, source.bytes):
             extent = replace(source, start=source.start + begin, bytes=end - begin)
-            _kernel_copy(self._open(extent.file), self._descriptors[target.file], extent, target.start)
+            _kernel_copy(
+                self._open(extent.file), self._descriptors[target.file], extent, target.start
+            )
             self._progress(end - begin)
 
     def _targets(self, name: str, start: int, count: int) -> Iterator[tuple[Extent, int, int]]:
-        """Places for bytes [start, start + count) of a tensor, with which of those bytes belong there."""
+        """Places for bytes [start, start + count) of a tensor,
+        with which of those bytes belong there."""
         for offset, extent in self._parts[name]:
             begin, end = max(start, offset), min(start + count, offset + extent.bytes)
             if begin < end:
@@ -188,9 +209,12 @@ class TensorWriter:
 
 
 def rank_files(
-    specs: Sequence[TensorSpec], ranks: int, metadata: Callable[[Mapping[str, Sequence[int]]], dict[str, str]]
+    specs: Sequence[TensorSpec],
+    ranks: int,
+    metadata: Callable[[Mapping[str, Sequence[int]]], dict[str, str]],
 ) -> list[FilePlan]:
-    """One file per rank, each with its block of every tensor's rows, divided as evenly as FSDP does.
+    """One file per rank, each with its block of every tensor's rows,
+    divided as evenly as FSDP does.
 
     `metadata` makes a file's metadata from the offsets of its parts.
     """
@@ -207,12 +231,15 @@ def rank_files(
                 starts.append(first)
                 offsets[spec.name] = [first, *[0] * (len(shape) - 1)] if shape else []
         name = f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
-        plans.append(FilePlan(name, tuple(tensors), tuple(starts), tuple(metadata(offsets).items())))
+        plans.append(
+            FilePlan(name, tuple(tensors), tuple(starts), tuple(metadata(offsets).items()))
+        )
     return plans
 
 
 def whole_files(specs: Sequence[TensorSpec], largest: int) -> list[FilePlan]:
-    """Files of whole tensors, in order, none beyond `largest` bytes unless it holds a single tensor."""
+    """Files of whole tensors, in order, none beyond `largest` bytes unless it holds a single
+    tensor."""
     files: list[list[TensorSpec]] = [[]]
     room = largest
     for spec in specs:
@@ -233,7 +260,9 @@ def _kernel_copy(source: int, target: int, extent: Extent, at: int) -> None:
     done = 0
     while done < extent.bytes:
         try:
-            count = os.copy_file_range(source, target, extent.bytes - done, extent.start + done, at + done)
+            count = os.copy_file_range(
+                source, target, extent.bytes - done, extent.start + done, at + done
+            )
         except OSError as error:
             if error.errno not in NO_KERNEL_COPY:
                 raise

@@ -1,7 +1,8 @@
 """Which checkpoints exist, and whether they are whole: judged by digests, never by a name.
 
-Nothing is loaded before its digest was computed and found right. For a run that resumes, the ranks do that, each for a
-part of the files (see `runtime.verification`): the master compares names and sizes, which finds what is incomplete.
+Nothing is loaded before its digest was computed and found right. For a run that resumes, the ranks
+do that, each for a part of the files (see `runtime.verification`): the master compares names and
+sizes, which finds what is incomplete.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from rlcli.errors import ModelError
 from rlcli.processes import allowed_cores
 
 SUPERSEDED = ".old-"
-"""Name prefix of a checkpoint that made way for a new one of the same step; it counts until the new one exists."""
+"""Name prefix of a checkpoint that made way for a new one of the same step;
+it counts until the new one exists."""
 NAME = re.compile(rf"(?:{re.escape(SUPERSEDED)})?step-(?P<step>\d{{12}})")
 State = Literal["ok", "incomplete", "corrupt"]
 THREADS = allowed_cores()
-"""Files that are read at the same time, unless the process is one of several that share the machine."""
+"""Files that are read at the same time, unless the process is one of several that share the
+machine."""
 
 
 @dataclass(frozen=True)
 class CompleteCheckpoint:
-    """A checkpoint whose manifest is valid, and whose files are there with their sizes. Whoever loads one of them must
-    know that its content was verified too."""
+    """A checkpoint whose manifest is valid, and whose files are there with their sizes. Whoever
+    loads one of them must know that its content was verified too."""
 
     path: Path
     manifest: Manifest
@@ -69,17 +72,30 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Everything named like a checkpoint, newest first. Raises ResourceError if the folder cannot be read."""
+    """Everything named like a checkpoint, newest first. Raises ResourceError if the folder cannot
+    be read."""
     with explain_disk_errors(folder):
-        named = {path.name: path for path in (folder.iterdir() if folder.is_dir() else ()) if NAME.fullmatch(path.name)}
-    needed = [path for name, path in named.items() if name.removeprefix(SUPERSEDED) not in named.keys() - {name}]
+        named = {
+            path.name: path
+            for path in (folder.iterdir() if folder.is_dir() else ())
+            if NAME.fullmatch(path.name)
+        }
+    needed = [
+        path
+        for name, path in named.items()
+        if name.removeprefix(SUPERSEDED) not in named.keys() - {name}
+    ]
     return sorted(needed, key=lambda path: path.name.removeprefix(SUPERSEDED), reverse=True)
 
 
-def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, under: str = "") -> CheckpointReport:
-    """Everything that is wrong with a checkpoint, reading every byte; without `read` only names and sizes are compared.
+def examine(
+    checkpoint: Path, *, run_id: str | None = None, read: bool = True, under: str = ""
+) -> CheckpointReport:
+    """Everything that is wrong with a checkpoint, reading every byte; without `read` only names and
+    sizes are compared.
 
-    `run_id`: the run that it must belong to. `under`: only files whose paths begin with it are examined.
+    `run_id`: the run that it must belong to. `under`:
+    only files whose paths begin with it are examined.
     """
     try:
         if checkpoint.is_symlink():
@@ -90,7 +106,9 @@ def examine(checkpoint: Path, *, run_id: str | None = None, read: bool = True, u
         return CheckpointReport(checkpoint, None, (error,))
     paths = files_under(checkpoint)
     selected = [file for file in manifest.files.values() if file.path.startswith(under)]
-    incomplete = {file.path: fault for file in selected if (fault := _incomplete(checkpoint, file, paths))}
+    incomplete = {
+        file.path: fault for file in selected if (fault := _incomplete(checkpoint, file, paths))
+    }
     complete = [file for file in selected if file.path not in incomplete]
     damaged = damaged_files(checkpoint, complete, THREADS) if read else []
     strangers = tuple(sorted(paths.keys() - {*manifest.files, MANIFEST}))
@@ -105,7 +123,8 @@ def damaged_files(checkpoint: Path, files: Iterable[FileDigest], threads: int) -
 
 
 def verify(checkpoint: Path, run_id: str | None = None) -> CompleteCheckpoint:
-    """Read every byte of a checkpoint. Raises ModelError with the file that is missing, short, changed or a link."""
+    """Read every byte of a checkpoint. Raises ModelError with the file that is missing, short,
+    changed or a link."""
     return _checked(checkpoint, run_id, read=True)
 
 
@@ -116,18 +135,24 @@ def _checked(checkpoint: Path, run_id: str | None, read: bool) -> CompleteCheckp
     return CompleteCheckpoint(checkpoint, report.manifest, report.strangers)
 
 
-def newest_verified(folder: Path, run_id: str | None = None) -> tuple[CompleteCheckpoint | None, list[ModelError]]:
+def newest_verified(
+    folder: Path, run_id: str | None = None
+) -> tuple[CompleteCheckpoint | None, list[ModelError]]:
     """The newest checkpoint that is whole, and why each newer one is not.
 
-    Raises ModelError F85 for one that a newer rlcli wrote: it is not damaged, and must not be passed over.
+    Raises ModelError F85 for one that a newer rlcli wrote: it is not damaged,
+    and must not be passed over.
     """
     rejected: dict[Path, ModelError] = {}
     return _newest(folder, run_id, rejected, read=True), [*rejected.values()]
 
 
-def newest_complete(folder: Path, run_id: str, rejected: dict[Path, ModelError]) -> CompleteCheckpoint | None:
-    """The newest checkpoint whose files are there with their sizes, apart from those that are `rejected`; why each
-    newer one is not complete is added to these. Raises ModelError F85 as `newest_verified` does."""
+def newest_complete(
+    folder: Path, run_id: str, rejected: dict[Path, ModelError]
+) -> CompleteCheckpoint | None:
+    """The newest checkpoint whose files are there with their sizes, apart from those that are
+    `rejected`; why each newer one is not complete is added to these. Raises ModelError F85 as
+    `newest_verified` does."""
     return _newest(folder, run_id, rejected, read=False)
 
 
@@ -160,7 +185,9 @@ def _check_belongs(checkpoint: Path, manifest: Manifest, run_id: str | None) -> 
     """Refuse a folder copied from elsewhere: its name must not be trusted."""
     named = NAME.fullmatch(checkpoint.name)
     if named and int(named["step"]) != manifest.step:
-        raise ModelError(f"its manifest is of step {manifest.step}", where=str(checkpoint), code="F19")
+        raise ModelError(
+            f"its manifest is of step {manifest.step}", where=str(checkpoint), code="F19"
+        )
     if run_id is not None and manifest.run_id != run_id:
         message = f"it belongs to run {manifest.run_id}, and this is run {run_id}"
         raise ModelError(message, where=str(checkpoint), code="F19")
@@ -180,9 +207,13 @@ def _damage(checkpoint: Path, file: FileDigest, read: bool) -> ModelError | None
         with os.fdopen(open_to_read(path), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             if size != file.bytes:
-                return ModelError(f"size {size}, the manifest says {file.bytes}", where=str(path), code="F17")
+                return ModelError(
+                    f"size {size}, the manifest says {file.bytes}", where=str(path), code="F17"
+                )
             if read and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-                return ModelError("its content is not what was written", where=str(path), code="F18")
+                return ModelError(
+                    "its content is not what was written", where=str(path), code="F18"
+                )
     except OSError as error:
         link = error.errno == errno.ELOOP
         message = "it is a link" if link else f"it cannot be read: {error.strerror}"

@@ -23,13 +23,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the report.")]
 
-# -- recipes ----------------------------------------------------------------------------------------------
+# -- recipes ---------------------------------------------------------------------------------------
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Override recipe values.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Override recipe values.")
+]
 With = Annotated[
     list[str] | None,
-    typer.Option("--with", metavar="LAYER", help="Apply a profile or recipe file on top; repeatable."),
+    typer.Option(
+        "--with", metavar="LAYER", help="Apply a profile or recipe file on top; repeatable."
+    ),
 ]
 
 
@@ -40,15 +44,19 @@ def load(recipe: str, overrides: Sequence[str] | None, with_: Sequence[str] | No
     return load_recipe(recipe, overrides or (), with_ or ())
 
 
-# -- runs -------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or name, or a recipe: its newest run.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder or name, or a recipe: its newest run.")
+]
 RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of all runs.")]
 
 
-def runs_and_metrics(words: Sequence[str], find: Callable[[str], Sequence[Path]]) -> tuple[list[Path], list[str]]:
-    """The folders that words name, each once, and the words after the first that name no folder: metrics. Raises
-    ResourceError F72."""
+def runs_and_metrics(
+    words: Sequence[str], find: Callable[[str], Sequence[Path]]
+) -> tuple[list[Path], list[str]]:
+    """The folders that words name, each once, and the words after the first that name no folder:
+    metrics. Raises ResourceError F72."""
     folders: list[Path] = []
     metrics: list[str] = []
     for word in words:
@@ -62,8 +70,8 @@ def runs_and_metrics(words: Sequence[str], find: Callable[[str], Sequence[Path]]
 
 
 def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:
-    """The state of the named run; for a recipe, of its newest run or (`is_running`) of the one that is running.
-    Raises ResourceError F72."""
+    """The state of the named run; for a recipe, of its newest run or (`is_running`) of the one that
+    is running. Raises ResourceError F72."""
     from rlcli.launch.run_jobs import with_jobs
     from rlcli.observe.run_overview import read_overview
 
@@ -74,45 +82,67 @@ def overview_of(name: str, runs: Path, is_running: bool = False) -> Overview:
     folder = find_run(name, runs, is_under_way if is_running else None)
     overview = read_overview(folder)
     if overview is None:
-        raise ResourceError(f"{folder} is not the folder of a run", hint="rlcli status lists the runs", code="F72")
+        raise ResourceError(
+            f"{folder} is not the folder of a run", hint="rlcli status lists the runs", code="F72"
+        )
     return with_jobs([overview])[0]
 
 
-# -- models -----------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL_OR_RUN", help="A model's folder or Hub id, or a run or checkpoint of ours.")
+    str,
+    typer.Argument(
+        metavar="MODEL_OR_RUN", help="A model's folder or Hub id, or a run or checkpoint of ours."
+    ),
 ]
 RoleName = Annotated[
-    str | None, typer.Option("--role", metavar="ROLE", help="Which model of a run; default: its actor.")
+    str | None,
+    typer.Option("--role", metavar="ROLE", help="Which model of a run; default: its actor."),
 ]
 StepNumber = Annotated[
-    int | None, typer.Option("--step", metavar="N", help="Which checkpoint of a run; default: the newest.")
+    int | None,
+    typer.Option("--step", metavar="N", help="Which checkpoint of a run; default: the newest."),
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")]
 MaxNewTokens = Annotated[
-    int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Maximum length of a response, in tokens.")
+    int,
+    typer.Option(
+        "--max-new-tokens", min=1, metavar="N", help="Maximum length of a response, in tokens."
+    ),
 ]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, metavar="T", help="0 is greedy.")]
-TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, metavar="P", help="Probability to sample from.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0.0, metavar="T", help="0 is greedy.")
+]
+TopP = Annotated[
+    float,
+    typer.Option("--top-p", min=0.0, max=1.0, metavar="P", help="Probability to sample from."),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of the responses.")]
 
 
-def sampling(max_new_tokens: int, temperature: float, top_p: float, samples: int = 1) -> GenerationHyperparameters:
+def sampling(
+    max_new_tokens: int, temperature: float, top_p: float, samples: int = 1
+) -> GenerationHyperparameters:
     """The generation settings that the options describe. Raises UsageError."""
     from rlcli.api.config import GenerationHyperparameters
 
     try:
         return GenerationHyperparameters(
-            responses_per_prompt=samples, max_new_tokens=max_new_tokens, top_p=top_p, greedy=temperature == 0,
+            responses_per_prompt=samples,
+            max_new_tokens=max_new_tokens,
+            top_p=top_p,
+            greedy=temperature == 0,
             temperature=temperature or 1.0,
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
 @contextmanager
-def answering(model: str, role: str | None, step: int | None, seed: int) -> Iterator[tuple[TrainedModel, Answerer]]:
+def answering(
+    model: str, role: str | None, step: int | None, seed: int
+) -> Iterator[tuple[TrainedModel, Answerer]]:
     """The named model, and an answerer with it. Raises UsageError, ModelError, ResourceError."""
     from rlcli.launch.answering import Answerer
     from rlcli.launch.trained_model import trained_model

@@ -59,7 +59,8 @@ class CommandLine:
 
 
 def candidates(app: Any, words: Sequence[str]) -> list[Candidate]:
-    """Completions of the last of `words` (those after `rlcli`); `app` is the command of all verbs."""
+    """Completions of the last of `words` (those after `rlcli`);
+    `app` is the command of all verbs."""
     try:
         *before, last = words or [""]
         line = _read(app, before)
@@ -69,7 +70,11 @@ def candidates(app: Any, words: Sequence[str]) -> list[Candidate]:
 
 
 def _sorted_out(candidates: Iterator[Candidate], last: str) -> list[Candidate]:
-    return list({candidate.text: candidate for candidate in candidates if candidate.text.startswith(last)}.values())
+    return list(
+        {
+            candidate.text: candidate for candidate in candidates if candidate.text.startswith(last)
+        }.values()
+    )
 
 
 def _read(command: Any, words: Sequence[str]) -> CommandLine:
@@ -108,7 +113,11 @@ def _line(command: Any) -> CommandLine:
 
 
 def _options(line: CommandLine) -> list[Any]:
-    return [p for p in line.command.get_params(line.context) if p.param_type_name == "option" and not p.hidden]
+    return [
+        p
+        for p in line.command.get_params(line.context)
+        if p.param_type_name == "option" and not p.hidden
+    ]
 
 
 def _use_project(option: Any, value: str) -> None:
@@ -130,12 +139,17 @@ def _next(line: CommandLine, last: str) -> Iterator[Candidate]:
         option = next((p for p in _options(line) if name in p.opts and not p.is_flag), None)
         if equals and option is not None:
             yield from (
-                Candidate(f"{name}={candidate.text}", candidate.doc) for candidate in _values_of(option, line, value)
+                Candidate(f"{name}={candidate.text}", candidate.doc)
+                for candidate in _values_of(option, line, value)
             )
             return
         for option in _options(line):
             if option.name not in line.options or option.multiple:
-                yield from (Candidate(name, option.help or "") for name in option.opts if name.startswith("--"))
+                yield from (
+                    Candidate(name, option.help or "")
+                    for name in option.opts
+                    if name.startswith("--")
+                )
         return
     if hasattr(line.command, "list_commands"):
         for name in line.command.list_commands(line.context):
@@ -195,7 +209,9 @@ def _sections(line: CommandLine, last: str) -> Iterator[Candidate]:
 
     keys = key_candidates(line.sketch(""), last)
     yield from (
-        Candidate(candidate.text.removesuffix("."), candidate.doc) for candidate in keys if candidate.text.endswith(".")
+        Candidate(candidate.text.removesuffix("."), candidate.doc)
+        for candidate in keys
+        if candidate.text.endswith(".")
     )
     yield from _components(line, last)
 
@@ -219,7 +235,9 @@ def _components(line: CommandLine, last: str) -> Iterator[Candidate]:
 
     kind = next((KINDS[word] for word in line.positionals if word in KINDS), None)
     for listed_kind in [kind] if kind else KINDS.values():
-        yield from (Candidate(name, listed_kind.removesuffix("s")) for name in registry.names(listed_kind))
+        yield from (
+            Candidate(name, listed_kind.removesuffix("s")) for name in registry.names(listed_kind)
+        )
 
 
 def _shown(line: CommandLine, last: str) -> Iterator[Candidate]:
@@ -298,7 +316,9 @@ def _files(last: str, is_offered: Callable[[Path], bool]) -> Iterator[Candidate]
     folder = Path(f"{head}{slash}" or ".").expanduser()
     with contextlib.suppress(OSError, ValueError):
         for path in sorted(folder.iterdir()):
-            if not path.name.startswith(partial) or (path.name.startswith(".") and not partial.startswith(".")):
+            if not path.name.startswith(partial) or (
+                path.name.startswith(".") and not partial.startswith(".")
+            ):
                 continue
             if path.is_dir():
                 yield Candidate(f"{head}{slash}{path.name}/")
@@ -328,4 +348,5 @@ _BY_NAME: dict[str, Callable[[CommandLine, str], Iterator[Candidate]]] = {
     "runs": _folders,
     "project": _folders,
 }
-"""By the name of a verb's parameter, together with the verb where necessary; anything else is a file."""
+"""By the name of a verb's parameter, together with the verb where necessary;
+anything else is a file."""

@@ -29,13 +29,15 @@ def chat(
     role: options.RoleName = None,
     step: options.StepNumber = None,
 ) -> None:
-    """Talk to a model with its own chat template. Ctrl-C stops an answer, /reset starts over, Ctrl-D leaves.
+    """Talk to a model with its own chat template. Ctrl-C stops an answer,
+    /reset starts over, Ctrl-D leaves.
 
     Example: rlcli chat runs/ppo_gsm8k/20261121-120000
     """
     settings = options.sampling(max_new_tokens, temperature, top_p)
     with options.answering(model, role, step, seed) as (trained, answerer):
-        answerer.tokens_of([{"role": "user", "content": "?"}])  # a model without a template is refused here
+        # a model without a template is refused here
+        answerer.tokens_of([{"role": "user", "content": "?"}])
         print_talk(f"{trained.described}. {HELP}")
         _talk(answerer, settings, system)
 
@@ -76,7 +78,10 @@ def _next_line() -> str | None:
 
 
 def _answer(
-    answerer: Answerer, conversation: list[dict[str, str]], settings: GenerationHyperparameters, turn: int
+    answerer: Answerer,
+    conversation: list[dict[str, str]],
+    settings: GenerationHyperparameters,
+    turn: int,
 ) -> str:
     """Print an answer while it is sampled. After Ctrl-C it is the text sampled so far."""
     text = ""

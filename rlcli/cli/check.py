@@ -15,10 +15,13 @@ def check(
     recipe: RecipeName,
     overrides: Overrides = None,
     with_: With = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Rows of each dataset to look at.")] = 200,
+    rows: Annotated[
+        int, typer.Option("--rows", min=1, metavar="N", help="Rows of each dataset to look at.")
+    ] = 200,
     as_json: AsJson = False,
 ) -> int:
-    """Check a recipe's rows and files: masks, templates, lengths, tokens, rewards, arguments. Loads no model.
+    """Check a recipe's rows and files: masks, templates, lengths, tokens, rewards, arguments.
+    Loads no model.
 
     Example: rlcli check ppo_math --rows 50
     """

@@ -1,4 +1,5 @@
-"""The report of `rlcli test`: each check in words once it is done, and the number, cause and line of each failure."""
+"""The report of `rlcli test`: each check in words once it is done, and the number, cause and line
+of each failure."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "FAIL": "bold red", "skip": "dim"}
 COUNTED: dict[Outcome, str] = {"ok": "passed", "FAIL": "failed", "skip": "skipped"}
 NOT_TRIED = "not tried: "
-"""Prefix of the reason for skipping a check that does concern the component: something failed before it."""
+"""Prefix of the reason for skipping a check that does concern the component:
+something failed before it."""
 MARGIN = 8
 """Columns before the text of a check."""
 
@@ -29,7 +31,11 @@ class SilentPrinter:
     """Shows the check in progress on a terminal, and nothing else."""
 
     def __init__(self) -> None:
-        self._is_live = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        self._is_live = sys.stderr.isatty() and os.environ.get("TERM", "") not in (
+            "",
+            "dumb",
+            "unknown",
+        )
         self._title = ""
         self._done = self._checks = 0
 
@@ -38,7 +44,10 @@ class SilentPrinter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._clear()
 
@@ -57,7 +66,9 @@ class SilentPrinter:
     def interrupted(self, words: str) -> None:
         self._clear()
         during = f" during: {words}" if words else ""
-        print_talk(f"interrupted{during}; {self._done} of {self._checks} checks of {self._title} were done")
+        print_talk(
+            f"interrupted{during}; {self._done} of {self._checks} checks of {self._title} were done"
+        )
 
     def total(self, tested: Sequence[Examined]) -> None:
         """Print the total after the last component."""
@@ -88,7 +99,8 @@ class CheckPrinter(SilentPrinter):
         self._skipped: dict[str, int] = {}
         self._variant = ""
         self._last: CheckFailure | None = None
-        """The last printed failure: a component that is broken outright fails every check in the same way."""
+        """The last printed failure: a component that is broken outright fails every check in the
+        same way."""
         self._repeated = 0
         """Number of checks since then that failed in the same way."""
 
@@ -101,7 +113,8 @@ class CheckPrinter(SilentPrinter):
         self._clear()
         file = shown(subject.file)
         print_styled(
-            (subject.title, "bold"), (f" ({file}) · {count(checks, 'check')} · {KINDS[subject.kind].runs_on}", "")
+            (subject.title, "bold"),
+            (f" ({file}) · {count(checks, 'check')} · {KINDS[subject.kind].runs_on}", ""),
         )
         print_styled()
 
@@ -114,7 +127,11 @@ class CheckPrinter(SilentPrinter):
         if check.variant != self._variant:
             self._variant = check.variant
             print_styled((f"  with {check.variant}" if check.variant else "  its own tests", "dim"))
-        if check.failure is not None and self._last is not None and _is_alike(check.failure, self._last):
+        if (
+            check.failure is not None
+            and self._last is not None
+            and _is_alike(check.failure, self._last)
+        ):
             self._repeated += 1
             return
         self._say_repeated()
@@ -141,22 +158,34 @@ class CheckPrinter(SilentPrinter):
 
     def _say_repeated(self) -> None:
         if self._repeated:
-            note = "1 more check fails" if self._repeated == 1 else f"{self._repeated} more checks fail"
+            note = (
+                "1 more check fails"
+                if self._repeated == 1
+                else f"{self._repeated} more checks fail"
+            )
             _print_line("FAIL", f"{note} for this reason")
         self._repeated = 0
 
     def total(self, tested: Sequence[Examined]) -> None:
         if len(tested) > 1:
-            sound = sum(component.broken is None and not component.count("FAIL") for component in tested)
-            print_talk(f"{sound} of {len(tested)} components keep their contract: {summary(tested)}")
+            sound = sum(
+                component.broken is None and not component.count("FAIL") for component in tested
+            )
+            print_talk(
+                f"{sound} of {len(tested)} components keep their contract: {summary(tested)}"
+            )
 
 
 def _is_alike(failure: CheckFailure, previous: CheckFailure) -> bool:
-    """Whether two failures are the same, or the same exception at the same line: messages may contain batch sizes."""
+    """Whether two failures are the same, or the same exception at the same line: messages may
+    contain batch sizes."""
     if failure == previous:
         return True
     crashed = failure.cause == previous.cause == ""
-    exception, exception_before = failure.finding.partition(":")[0], previous.finding.partition(":")[0]
+    exception, exception_before = (
+        failure.finding.partition(":")[0],
+        previous.finding.partition(":")[0],
+    )
     return crashed and exception == exception_before and failure.where == previous.where != ""
 
 
@@ -164,17 +193,29 @@ def summary(tested: Sequence[Examined]) -> str:
     """`13 passed, 1 failed, 2 skipped in 9.2 s`."""
     outcomes = [check.outcome for component in tested for check in component.checks]
     numbers = {word: outcomes.count(outcome) for outcome, word in COUNTED.items()}
-    words = ", ".join(f"{number} {word}" for word, number in numbers.items() if number) or "no checks"
+    words = (
+        ", ".join(f"{number} {word}" for word, number in numbers.items() if number) or "no checks"
+    )
     return f"{words} in {sum(component.seconds for component in tested):.1f} s"
 
 
 def _skipped(reasons: Mapping[str, int]) -> Iterator[str]:
-    """`17 that do not concern it: has no inference (16); does not evaluate (1)`, and separately those that might."""
-    blocked = {reason.removeprefix(NOT_TRIED): of for reason, of in reasons.items() if reason.startswith(NOT_TRIED)}
+    """`17 that do not concern it: has no inference (16); does not evaluate (1)`, and separately
+    those that might."""
+    blocked = {
+        reason.removeprefix(NOT_TRIED): of
+        for reason, of in reasons.items()
+        if reason.startswith(NOT_TRIED)
+    }
     others = {reason: of for reason, of in reasons.items() if not reason.startswith(NOT_TRIED)}
-    for counted, words in ((others, "that do{} not concern it"), (blocked, "that could not be tried")):
+    for counted, words in (
+        (others, "that do{} not concern it"),
+        (blocked, "that could not be tried"),
+    ):
         if number := sum(counted.values()):
-            each = [f"{reason} ({of})" if len(counted) > 1 else reason for reason, of in counted.items()]
+            each = [
+                f"{reason} ({of})" if len(counted) > 1 else reason for reason, of in counted.items()
+            ]
             yield f"{number} {words.format('es' if number == 1 else '')}: {'; '.join(each)}"
 
 

@@ -40,21 +40,31 @@ class Which(StrEnum):
     LOWEST = "lowest"
 
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run, its folder of checkpoints, or one checkpoint.")]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run, its folder of checkpoints, or one checkpoint.")
+]
 Steps = Annotated[
-    list[int] | None, typer.Option("--step", metavar="N", help="Only the checkpoint of this step; may be repeated.")
+    list[int] | None,
+    typer.Option("--step", metavar="N", help="Only the checkpoint of this step; may be repeated."),
 ]
 Metric = Annotated[
     str | None,
-    typer.Option("--best-metric", metavar="NAME", help="Metric that ranks checkpoints; default: the recipe's."),
+    typer.Option(
+        "--best-metric",
+        metavar="NAME",
+        help="Metric that ranks checkpoints; default: the recipe's.",
+    ),
 ]
 BestIs = Annotated[
-    Which | None, typer.Option("--best-is", help="Whether the highest or lowest is best; default: the recipe's.")
+    Which | None,
+    typer.Option("--best-is", help="Whether the highest or lowest is best; default: the recipe's."),
 ]
 
 
 @ckpt.command(cls=VerbCommand)
-def ls(run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: AsJson = False) -> None:
+def ls(
+    run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: AsJson = False
+) -> None:
     """List the checkpoints of a run, newest first.
 
     The state is judged by names and sizes; `rlcli ckpt verify` reads every byte.
@@ -69,15 +79,24 @@ def ls(run: Run, best_metric: Metric = None, best_is: BestIs = None, as_json: As
     if as_json:
         checkpoints = [_entry_as_json(entry) for entry in entries]
         print_json(
-            {"folder": str(location.folder), "checkpoints": checkpoints, "unfinished": [p.name for p in unfinished]}
+            {
+                "folder": str(location.folder),
+                "checkpoints": checkpoints,
+                "unfinished": [p.name for p in unfinished],
+            }
         )
         return
     if entries:
-        print_table(["step", "age", "size", "state", "marks"], [_row(entry, best) for entry in entries])
+        print_table(
+            ["step", "age", "size", "state", "marks"], [_row(entry, best) for entry in entries]
+        )
     else:
         print_text(f"no checkpoints in {location.folder}")
     if unfinished:
-        print_text(f"and {count(len(unfinished), 'folder')} being written or deleted, or left by a process that died")
+        print_text(
+            f"and {count(len(unfinished), 'folder')} being written or deleted, or left "
+            "by a process that died"
+        )
 
 
 @ckpt.command(cls=VerbCommand)
@@ -103,18 +122,30 @@ def verify(run: Run, step: Steps = None, as_json: AsJson = False) -> int:
     intact = [report for report in reports if not report.faults]
     if as_json:
         described = [_report_as_json(report) for report in reports]
-        print_json({"ok": len(intact) == len(reports), "folder": str(location.folder), "checkpoints": described})
+        print_json(
+            {
+                "ok": len(intact) == len(reports),
+                "folder": str(location.folder),
+                "checkpoints": described,
+            }
+        )
     return max((fault.exit_code for report in reports for fault in report.faults), default=0)
 
 
 @ckpt.command(cls=VerbCommand)
 def prune(
     run: Run,
-    keep_last: Annotated[int, typer.Option("--keep-last", metavar="N", help="Keep this many of the newest.")],
-    keep_best: Annotated[int, typer.Option("--keep-best", metavar="N", help="Also keep this many of the best.")] = 0,
+    keep_last: Annotated[
+        int, typer.Option("--keep-last", metavar="N", help="Keep this many of the newest.")
+    ],
+    keep_best: Annotated[
+        int, typer.Option("--keep-best", metavar="N", help="Also keep this many of the best.")
+    ] = 0,
     best_metric: Metric = None,
     best_is: BestIs = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete all checkpoints but the newest, the best and the last valid one.
@@ -126,21 +157,32 @@ def prune(
     from rlcli.checkpoint.retention import prune as delete
 
     if keep_last < 1 or keep_best < 0:
-        raise UsageError("at least one checkpoint stays", hint="--keep-last 1 or more, --keep-best 0 or more")
+        raise UsageError(
+            "at least one checkpoint stays", hint="--keep-last 1 or more, --keep-best 0 or more"
+        )
     location = find_checkpoints(run)
     if location.only is not None:
-        raise UsageError(f"{run} is one checkpoint", hint=f"rlcli ckpt prune {location.folder} --keep-last {keep_last}")
+        raise UsageError(
+            f"{run} is one checkpoint",
+            hint=f"rlcli ckpt prune {location.folder} --keep-last {keep_last}",
+        )
     with contextlib.nullcontext() if dry_run else _held(location):
         run_id = _run_id(location)
-        if run_id is not None and not dry_run:  # without the run's lock a save may be in progress in the folder
+        # without the run's lock a save may be in progress in the folder
+        if run_id is not None and not dry_run:
             clear_leftovers(location.folder, run_id)
         before = {entry.report.path: entry for entry in overview(location, None)}
         best = _best(location, keep_best, best_metric, best_is)
         deleted = delete(location.folder, keep_last, best, run_id=run_id, dry_run=dry_run)
     stay = [entry for path, entry in before.items() if path not in deleted]
     if as_json:
-        gone, left = ([_entry_as_json(entry) for entry in some] for some in ((before[p] for p in deleted), stay))
-        print_json({"dry_run": dry_run, "folder": str(location.folder), "deleted": gone, "kept": left})
+        gone, left = (
+            [_entry_as_json(entry) for entry in some]
+            for some in ((before[p] for p in deleted), stay)
+        )
+        print_json(
+            {"dry_run": dry_run, "folder": str(location.folder), "deleted": gone, "kept": left}
+        )
         return
     word = "would delete" if dry_run else "deleted"
     print_text(f"{word:<12}  {_steps([before[path] for path in deleted])}")
@@ -151,7 +193,8 @@ def prune(
 def show(
     run: Run,
     step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="Which checkpoint; default: the newest.")
+        int | None,
+        typer.Option("--step", metavar="N", help="Which checkpoint; default: the newest."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -172,14 +215,21 @@ def show(
         print_text(f"{name:<8}  {value}")
     if manifest.metrics:
         print_text()
-        print_table(["metric", "value"], [(name, f"{value:.6g}") for name, value in sorted(manifest.metrics.items())])
+        print_table(
+            ["metric", "value"],
+            [(name, f"{value:.6g}") for name, value in sorted(manifest.metrics.items())],
+        )
     print_text()
-    rows = [(size(file.bytes), file.sha256[:12], name) for name, file in sorted(manifest.files.items())]
+    rows = [
+        (size(file.bytes), file.sha256[:12], name) for name, file in sorted(manifest.files.items())
+    ]
     print_table(["size", "sha256", "file"], rows)
 
 
 def _facts(path: Path, manifest: Manifest) -> list[tuple[str, str]]:
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / "MANIFEST.json").stat().st_mtime))
+    written = time.strftime(
+        "%Y-%m-%d %H:%M:%S", time.localtime((path / "MANIFEST.json").stat().st_mtime)
+    )
     return [
         ("step", str(manifest.step)),
         ("folder", str(path)),
@@ -210,14 +260,19 @@ def _verdict(report: CheckpointReport) -> str:
     if report.manifest is not None:
         line += f"  {count(len(report.manifest.files), 'file')}, {size(report.manifest.size)}"
     if report.strangers:
-        line += f"; not part of it: {', '.join(report.strangers[:3])}{' …' if len(report.strangers) > 3 else ''}"
+        line += (
+            "; not part of it: "
+            f"{', '.join(report.strangers[:3])}{' …' if len(report.strangers) > 3 else ''}"
+        )
     return line
 
 
 def _steps(entries: Sequence[CheckpointEntry]) -> str:
     if not entries:
         return "nothing"
-    total = sum(entry.report.manifest.size for entry in entries if entry.report.manifest is not None)
+    total = sum(
+        entry.report.manifest.size for entry in entries if entry.report.manifest is not None
+    )
     return f"step {', '.join(_name(entry.report) for entry in entries)} ({size(total)})"
 
 
@@ -234,12 +289,17 @@ def _report_as_json(report: CheckpointReport) -> dict[str, Any]:
         "path": str(report.path),
         "state": report.state,
         "bytes": report.manifest.size if report.manifest is not None else None,
-        "faults": [{"code": fault.code, "where": fault.where, "what": fault.what} for fault in report.faults],
+        "faults": [
+            {"code": fault.code, "where": fault.where, "what": fault.what}
+            for fault in report.faults
+        ],
         "strangers": list(report.strangers),
     }
 
 
-def _best(location: CheckpointLocation, count: int, metric: str | None, which: Which | None) -> Best | None:
+def _best(
+    location: CheckpointLocation, count: int, metric: str | None, which: Which | None
+) -> Best | None:
     """The best `count`, according to the options, or the run's recipe where they are not given."""
     from rlcli.checkpoint.retention import Best
 
@@ -257,7 +317,9 @@ def _recipe_settings(location: CheckpointLocation) -> dict[str, Any]:
 
     section = None
     with contextlib.suppress(RlcliError):
-        section = recorded_recipe(location.run).get("checkpoint") if location.run is not None else None
+        section = (
+            recorded_recipe(location.run).get("checkpoint") if location.run is not None else None
+        )
     return section if isinstance(section, dict) else {}
 
 
@@ -270,7 +332,10 @@ def _run_id(location: CheckpointLocation) -> str | None:
 
 
 def _held(location: CheckpointLocation) -> contextlib.AbstractContextManager[object]:
-    """Hold the run's lock: what a live run is writing must not be deleted. Raises ResourceError F71."""
+    """Hold the run's lock: what a live run is writing must not be deleted.
+    Raises ResourceError F71."""
     from rlcli.observe.run_directory import RunDirectory
 
-    return RunDirectory.reopen(location.run) if location.run is not None else contextlib.nullcontext()
+    return (
+        RunDirectory.reopen(location.run) if location.run is not None else contextlib.nullcontext()
+    )

@@ -29,16 +29,22 @@ COLUMNS = (
 def compare(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="RUN... [METRIC]...", help="Runs or folders of runs, such as a sweep; then metrics."),
+        typer.Argument(
+            metavar="RUN... [METRIC]...",
+            help="Runs or folders of runs, such as a sweep; then metrics.",
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE.png", help="Write the curves to an image file instead."),
+        typer.Option(
+            "--output", "-o", metavar="FILE.png", help="Write the curves to an image file instead."
+        ),
     ] = None,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the results of runs. Those that differ in their seed alone are one row and one curve: mean ± deviation.
+    """Compare the results of runs. Those that differ in their seed alone are one row and one curve:
+    mean ± deviation.
 
     rlcli diff shows what was set differently.
 
@@ -53,7 +59,12 @@ def compare(
     if output is not None:
         write_picture(charts, output)
     if as_json:
-        print_json({"groups": [as_document(group) for group in groups], "file": str(output) if output else None})
+        print_json(
+            {
+                "groups": [as_document(group) for group in groups],
+                "file": str(output) if output else None,
+            }
+        )
         return
     print_groups(groups)
     if output is None:
@@ -69,8 +80,17 @@ def print_groups(groups: Sequence[RunGroup]) -> None:
     names = [column[0] for column in available if column]
     rows = []
     for group, results in zip(groups, results_by_group, strict=True):
-        steps = max((int(record["step"]) for records in group.records for record in records), default=0)
-        rows.append((group.label, str(len(group.runs)), str(steps), *(_text(results.get(name)) for name in names)))
+        steps = max(
+            (int(record["step"]) for records in group.records for record in records), default=0
+        )
+        rows.append(
+            (
+                group.label,
+                str(len(group.runs)),
+                str(steps),
+                *(_text(results.get(name)) for name in names),
+            )
+        )
     print_table(["", "runs", "steps", *names], rows, numbers=True)
 
 

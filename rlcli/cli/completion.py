@@ -1,4 +1,5 @@
-"""`rlcli completion`: the script that makes a shell complete rlcli's words, and the candidates that it requests."""
+"""`rlcli completion`: the script that makes a shell complete rlcli's words,
+and the candidates that it requests."""
 
 from __future__ import annotations
 
@@ -79,8 +80,12 @@ SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
 
 
 def completion(
-    shell: Annotated[Shell | None, typer.Argument(metavar="SHELL", help="bash, zsh or fish; default: $SHELL.")] = None,
-    install: Annotated[bool, typer.Option("--install", help="Write the script where the shell finds it.")] = False,
+    shell: Annotated[
+        Shell | None, typer.Argument(metavar="SHELL", help="bash, zsh or fish; default: $SHELL.")
+    ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Write the script where the shell finds it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the script that completes verbs, recipes, keys and values in your shell, or install it.
@@ -92,7 +97,14 @@ def completion(
     if install:
         _install(file, SCRIPTS[shell])
     if as_json:
-        print_json({"shell": shell.value, "file": str(file), "installed": install, "script": SCRIPTS[shell]})
+        print_json(
+            {
+                "shell": shell.value,
+                "file": str(file),
+                "installed": install,
+                "script": SCRIPTS[shell],
+            }
+        )
     elif install:
         print_talk(f"wrote {file}\n{_next_step(shell, file)}")
     else:
@@ -102,8 +114,10 @@ def completion(
 def _current_shell() -> Shell:
     name = Path(os.environ.get("SHELL", "")).name
     if name not in list(Shell):
-        raise UsageError("which shell?" if not name else f"no completion for the shell {name}",
-                         hint="rlcli completion bash, zsh or fish")  # fmt: skip
+        raise UsageError(
+            "which shell?" if not name else f"no completion for the shell {name}",
+            hint="rlcli completion bash, zsh or fish",
+        )
     return Shell(name)
 
 
@@ -113,7 +127,9 @@ def _place(shell: Shell) -> Path:
         data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
         config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     except RuntimeError as error:
-        raise ResourceError("there is no home directory", hint="set HOME, or XDG_DATA_HOME") from error
+        raise ResourceError(
+            "there is no home directory", hint="set HOME, or XDG_DATA_HOME"
+        ) from error
     return {
         Shell.BASH: data / "bash-completion/completions/rlcli",
         Shell.ZSH: data / "zsh/site-functions/_rlcli",
@@ -131,13 +147,18 @@ def _install(file: Path, script: str) -> None:
 
 def _next_step(shell: Shell, file: Path) -> str:
     if shell is Shell.BASH:
-        return f"New shells complete rlcli. Without the package bash-completion, add to ~/.bashrc:\n  source {file}"
+        return (
+            "New shells complete rlcli. Without the package bash-completion, add to "
+            f"~/.bashrc:\n  source {file}"
+        )
     if shell is Shell.ZSH:
-        return f"Add to ~/.zshrc, before compinit, if it is not there:\n  fpath=({file.parent} $fpath)"
+        return (
+            f"Add to ~/.zshrc, before compinit, if it is not there:\n  fpath=({file.parent} $fpath)"
+        )
     return "New shells complete rlcli."
 
 
-# -- the candidates --------------------------------------------------------------------------------------
+# -- the candidates --------------------------------------------------------------------------------
 
 
 def answer(app: Any, arguments: list[str]) -> None:
@@ -161,8 +182,11 @@ def _short(doc: str) -> str:
 
 
 def _for_bash(candidate: Candidate, last: str, quote: str, breaks: str) -> str:
-    """The part of a word that readline replaces: the text after its last word break, such as `=` or `:`."""
-    start = 0 if quote else max((last.rfind(sign) + 1 for sign in "=:" if sign in breaks), default=0)
+    """The part of a word that readline replaces: the text after its last word break,
+    such as `=` or `:`."""
+    start = (
+        0 if quote else max((last.rfind(sign) + 1 for sign in "=:" if sign in breaks), default=0)
+    )
     text = candidate.text[start:]
     if quote:
         return text

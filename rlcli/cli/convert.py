@@ -42,10 +42,12 @@ class Rows(StrEnum):
 
 def convert(
     source: Annotated[
-        Path | None, typer.Argument(metavar="SOURCE", help="A run, a checkpoint, or a model's folder in one.")
+        Path | None,
+        typer.Argument(metavar="SOURCE", help="A run, a checkpoint, or a model's folder in one."),
     ] = None,
     to_hf: Annotated[
-        Path | None, typer.Option("--to-hf", metavar="DIR", help="Write a folder that transformers can read.")
+        Path | None,
+        typer.Option("--to-hf", metavar="DIR", help="Write a folder that transformers can read."),
     ] = None,
     from_hf: Annotated[
         Path | None, typer.Option("--from-hf", metavar="DIR", help="Read a Hugging Face folder.")
@@ -54,7 +56,9 @@ def convert(
         Path | None,
         typer.Option("--to", metavar="DIR", help="With --from-hf: the folder to write."),
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="With --from-hf: how many ranks share it.")] = 1,
+    ranks: Annotated[
+        int, typer.Option("--ranks", metavar="N", help="With --from-hf: how many ranks share it.")
+    ] = 1,
     role: RoleName = None,
     step: StepNumber = None,
     dtype: Annotated[Type, typer.Option("--dtype", help="Type of the numbers.")] = Type.KEEP,
@@ -65,7 +69,10 @@ def convert(
         Rows, typer.Option("--vocab-padding", help="Rows of the embedding beyond the vocabulary.")
     ] = Rows.DROP,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Load both models and compare all there is to compare.")
+        bool,
+        typer.Option(
+            "--verify/--no-verify", help="Load both models and compare all there is to compare."
+        ),
     ] = True,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -133,7 +140,8 @@ def _only(source: Path | None, to_hf: Path | None, from_hf: Path | None, to: Pat
     if to_hf is not None and from_hf is None and to is None:
         if source is None:
             raise UsageError(
-                "rlcli convert --to-hf needs SOURCE: a run, a checkpoint, or a model's folder", hint=example
+                "rlcli convert --to-hf needs SOURCE: a run, a checkpoint, or a model's folder",
+                hint=example,
             )
         return source
     if from_hf is not None and to is not None and to_hf is None:
@@ -167,7 +175,9 @@ def _writing(plan: Conversion, dry_run: bool) -> str:
     return f"{verb} {plan.target}: {', '.join([weights, *along])}"
 
 
-def _checked(plan: Conversion, source: RoleFolder, result: ConversionReport | None) -> Iterator[str]:
+def _checked(
+    plan: Conversion, source: RoleFolder, result: ConversionReport | None
+) -> Iterator[str]:
     if result is None:
         yield "checking nothing, as --no-verify says"
         return
@@ -177,14 +187,21 @@ def _checked(plan: Conversion, source: RoleFolder, result: ConversionReport | No
     origin = "training checkpoint" if source.checkpoint is not None else "source"
     rounded = f" rounded to {plan.dtypes[0].lower()}" if _is_rounded(plan) else ""
     yield f"         all {result.parameters} parameters equal those of the {origin}{rounded}"
-    yield f"         logits on {result.prompts} prompts: max diff {result.max_difference} against the {origin}{rounded}"
+    yield (
+        f"         logits on {result.prompts} prompts: max diff {result.max_difference} against "
+        f"the {origin}{rounded}"
+    )
 
 
 def _is_rounded(plan: Conversion) -> bool:
-    return any(move.sources[0].spec.dtype != spec.dtype for move in plan.moves for spec in move.outputs)
+    return any(
+        move.sources[0].spec.dtype != spec.dtype for move in plan.moves for spec in move.outputs
+    )
 
 
-def _as_json(plan: Conversion, source: RoleFolder, checked: ConversionReport | None, dry_run: bool) -> dict[str, Any]:
+def _as_json(
+    plan: Conversion, source: RoleFolder, checked: ConversionReport | None, dry_run: bool
+) -> dict[str, Any]:
     return {
         "ok": True,
         "source": str(source.folder),
@@ -209,7 +226,13 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda written: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

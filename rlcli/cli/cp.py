@@ -16,7 +16,10 @@ from rlcli.errors import UsageError
 def cp(
     recipe: RecipeName,
     new: Annotated[
-        Path, typer.Argument(metavar="NEW.yaml", help="The file to create; an existing one is not overwritten.")
+        Path,
+        typer.Argument(
+            metavar="NEW.yaml", help="The file to create; an existing one is not overwritten."
+        ),
     ],
     overrides: Overrides = None,
     with_: With = None,
@@ -30,7 +33,9 @@ def cp(
     from rlcli.recipe.child import child_of, write_child
 
     if new.exists() or new.is_symlink():
-        raise UsageError(f"{new} already exists; not overwriting it", hint="choose another name", code="R68")
+        raise UsageError(
+            f"{new} already exists; not overwriting it", hint="choose another name", code="R68"
+        )
     text = child_of(load(recipe, overrides, with_), new, with_ or ())
     if not dry_run:
         write_child(new, text)

@@ -34,11 +34,14 @@ class Side:
 
 
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help="A recipe's name or file, or a run's folder.")],
+    before: Annotated[
+        str, typer.Argument(metavar="A", help="A recipe's name or file, or a run's folder.")
+    ],
     now: Annotated[str, typer.Argument(metavar="B", help="The one to compare with.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what differs between two recipes, or two runs: values and their origins, code, environment, results.
+    """Show what differs between two recipes, or two runs: values and their origins, code,
+    environment, results.
 
     Example: rlcli diff ppo_math mine.yaml
     """
@@ -57,8 +60,14 @@ def diff(
         outcome = results(left.run, right.run)
     if as_json:
         parts = {"code": code, "environment": environment, "results": outcome}
-        document: dict[str, Any] = {"a": _as_json(left), "b": _as_json(right), "recipe": [asdict(d) for d in recipe]}
-        print_json(document | {name: [_strict(pair) for pair in pairs] for name, pairs in parts.items()})
+        document: dict[str, Any] = {
+            "a": _as_json(left),
+            "b": _as_json(right),
+            "recipe": [asdict(d) for d in recipe],
+        }
+        print_json(
+            document | {name: [_strict(pair) for pair in pairs] for name, pairs in parts.items()}
+        )
         return
     _print_sides(left, right)
     _print_recipe(recipe, left, right)
@@ -98,7 +107,9 @@ def _print_recipe(changed: list[Difference], left: Side, right: Side) -> None:
         return
     of_one = sections_of_one(changed, left.values, right.values)
     print_text("recipe")
-    silent = [difference for difference in changed if difference.key not in of_one and implied(difference)]
+    silent = [
+        difference for difference in changed if difference.key not in of_one and implied(difference)
+    ]
     for group in grouped([d for d in changed if d.key not in of_one and d not in silent]):
         first = group.differences[0]
         keys = len(group.differences)
@@ -154,7 +165,9 @@ def _fact(value: Any) -> str:
 
 def _print_results(pairs: list[RecordedPair]) -> None:
     def text(value: Any) -> str:
-        return "-" if value is None else str(value) if isinstance(value, str | int) else short(value)
+        return (
+            "-" if value is None else str(value) if isinstance(value, str | int) else short(value)
+        )
 
     rows = [(pair.name, text(pair.before), text(pair.now), _change(pair)) for pair in pairs]
     name, left, right = (max(len(row[column]) for row in rows) for column in range(3))
@@ -165,7 +178,10 @@ def _print_results(pairs: list[RecordedPair]) -> None:
 
 
 def _change(pair: RecordedPair) -> str:
-    if not (isinstance(pair.before, float) and isinstance(pair.now, float)) or pair.before == pair.now:
+    if (
+        not (isinstance(pair.before, float) and isinstance(pair.now, float))
+        or pair.before == pair.now
+    ):
         return ""
     return f"{'+' if pair.now > pair.before else '-'}{short(abs(pair.now - pair.before))}"
 

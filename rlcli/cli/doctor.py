@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    report: Annotated[bool, typer.Option("--report", help="Print a text to paste into an issue.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print a text to paste into an issue.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Check packages and the machine; report what is missing and how to get it.
@@ -30,7 +32,14 @@ def doctor(
     failed = any(finding.level == "FAIL" for finding in findings)
     if as_json:
         described = [finding.as_json() for finding in findings]
-        print_json({"ok": not failed, "findings": described, "packages": packages(), "variables_set": variables()})
+        print_json(
+            {
+                "ok": not failed,
+                "findings": described,
+                "packages": packages(),
+                "variables_set": variables(),
+            }
+        )
     elif report:
         _print_report(findings, packages(), variables())
     else:
@@ -38,19 +47,25 @@ def doctor(
     return 1 if failed else 0
 
 
-def _print_report(findings: Sequence[Finding], packages: dict[str, str | None], variables: Sequence[str]) -> None:
+def _print_report(
+    findings: Sequence[Finding], packages: dict[str, str | None], variables: Sequence[str]
+) -> None:
     """Print a report without the home folder, host, user or values of environment variables."""
     import platform
 
     widest = max(len(finding.about) for finding in findings) + 2
     lines = [
         "rlcli doctor --report",
-        f"{platform.system()} {platform.release()}, {platform.machine()}, {platform.python_implementation()}",
+        (
+            f"{platform.system()} {platform.release()}, {platform.machine()}, "
+            f"{platform.python_implementation()}"
+        ),
         "",
         *(line for finding in findings for line in finding_lines(finding, widest, 100)),
         summary(findings),
         "",
-        "packages       " + ", ".join(f"{name} {version or '-'}" for name, version in packages.items()),
+        "packages       "
+        + ", ".join(f"{name} {version or '-'}" for name, version in packages.items()),
         "variables set  " + (", ".join(variables) or "none"),
     ]
     home = str(Path.home())

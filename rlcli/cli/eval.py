@@ -34,31 +34,45 @@ def eval(  # the verb's name
     overrides: Overrides = None,
     dataset: Annotated[
         str | None,
-        typer.Option("--dataset", metavar="ROWS", help="A .jsonl file, a dataset, or RECIPE[#DATASET]."),
+        typer.Option(
+            "--dataset", metavar="ROWS", help="A .jsonl file, a dataset, or RECIPE[#DATASET]."
+        ),
     ] = None,
     reward: Annotated[
-        str | None, typer.Option("--reward", metavar="NAME", help="The interface that scores the responses.")
+        str | None,
+        typer.Option("--reward", metavar="NAME", help="The interface that scores the responses."),
     ] = None,
-    samples: Annotated[int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")] = 1,
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")
+    ] = 1,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", min=0.0, metavar="T", help="0 is greedy [0, or 1 with several]."),
+        typer.Option(
+            "--temperature", min=0.0, metavar="T", help="0 is greedy [0, or 1 with several]."
+        ),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("--max-new-tokens", min=1, metavar="N", help="Maximum length of a response, in tokens."),
+        typer.Option(
+            "--max-new-tokens", min=1, metavar="N", help="Maximum length of a response, in tokens."
+        ),
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Only the first rows.")] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", min=1, metavar="N", help="Only the first rows.")
+    ] = None,
     tasks: Annotated[
-        str | None, typer.Option("--tasks", metavar="NAMES", help="Tasks of lm-eval instead of rows.")
+        str | None,
+        typer.Option("--tasks", metavar="NAMES", help="Tasks of lm-eval instead of rows."),
     ] = None,
     role: RoleName = None,
     step: StepNumber = None,
     show: Annotated[
-        int, typer.Option("--show", min=0, metavar="N", help="Number of prompts to show responses for.")
+        int,
+        typer.Option("--show", min=0, metavar="N", help="Number of prompts to show responses for."),
     ] = 2,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write all responses to a .jsonl file.")
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Write all responses to a .jsonl file."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,11 +111,16 @@ def eval(  # the verb's name
         _print(trained, resolved.recipe, evaluated, shown)
 
 
-def _print_tasks(trained: TrainedModel, results: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+def _print_tasks(
+    trained: TrainedModel, results: Mapping[str, Mapping[str, Any]], as_json: bool
+) -> None:
     """Print lm-eval's results: `acc,none` is a metric and the filter applied before it."""
     read = {
         task: {
-            name.removesuffix(",none"): {"value": value, "standard_error": _number(_error_of(name, numbers))}
+            name.removesuffix(",none"): {
+                "value": value,
+                "standard_error": _number(_error_of(name, numbers)),
+            }
             for name, value in numbers.items()
             if isinstance(value, int | float) and "," in name and "_stderr," not in name
         }
@@ -126,7 +145,8 @@ def _error_of(name: str, numbers: Mapping[str, Any]) -> float | None:
 
 
 def _sampling(samples: int, temperature: float | None) -> list[str]:
-    """Overrides for sampling: a single response is greedy unless a temperature is given; several are sampled."""
+    """Overrides for sampling: a single response is greedy unless a temperature is given;
+    several are sampled."""
     chosen = temperature if temperature is not None else float(samples > 1)
     drawn = [f"generation.temperature={chosen}"] if chosen else ["generation.greedy=true"]
     return [f"generation.responses_per_prompt={samples}", *drawn]
@@ -140,7 +160,9 @@ def _save(evaluated: Evaluated, file: Path) -> None:
             writer.write(SampleRecord(step=0, phase="eval", **text))
 
 
-def _print_json(trained: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
+def _print_json(
+    trained: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]
+) -> None:
     results = {
         name: {
             "mean": _number(moments.mean),
@@ -166,7 +188,9 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _print(trained: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]) -> None:
+def _print(
+    trained: TrainedModel, recipe: Recipe, evaluated: Evaluated, shown: Sequence[dict[str, Any]]
+) -> None:
     print_text(f"model    {trained.described}")
     print_text(f"rows     {_rows(recipe, evaluated)}")
     print_text()
@@ -188,7 +212,9 @@ def _ordered(evaluated: Evaluated) -> list[tuple[str, Moments]]:
         name = score[0]
         if "_" in name:
             return len(kinds)
-        return next((number for number, kind in enumerate(kinds) if name.startswith(kind)), len(kinds))
+        return next(
+            (number for number, kind in enumerate(kinds) if name.startswith(kind)), len(kinds)
+        )
 
     return sorted(scores, key=rank)
 

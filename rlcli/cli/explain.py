@@ -33,14 +33,15 @@ LONGEST = 30
 def explain(
     recipe: RecipeName,
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="A key such as ppo.kl_ctl, or a section such as train.")
+        str | None,
+        typer.Argument(metavar="KEY", help="A key such as ppo.kl_ctl, or a section such as train."),
     ] = None,
     overrides: Overrides = None,
     with_: With = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a value comes from, through all layers and references, and where it goes; or what a code of an error
-    means (`rlcli explain R42`).
+    """Show where a value comes from, through all layers and references, and where it goes; or what
+    a code of an error means (`rlcli explain R42`).
 
     Example: rlcli explain ppo_math ppo.kl_ctl
     """
@@ -70,7 +71,9 @@ def _explain_code(code: str, as_json: bool) -> None:
     lines = files("rlcli.cli").joinpath("codes.txt").read_text(encoding="utf-8").splitlines()
     meanings = dict(line.split(" ", 1) for line in lines)
     if code not in meanings:
-        raise UsageError("rlcli explain needs RECIPE and KEY, or the code of an error", hint="rlcli explain R42")
+        raise UsageError(
+            "rlcli explain needs RECIPE and KEY, or the code of an error", hint="rlcli explain R42"
+        )
     if as_json:
         print_json({"code": code, "meaning": meanings[code]})
     else:
@@ -82,17 +85,25 @@ def _print_section(key: str, leaves: list[Leaf], recipe: str, resolved: Resolved
     from rlcli.recipe.introspection.readable import by_label
 
     rows = [
-        (leaf.key.removeprefix(f"{key}."), _cut(yaml_word(leaf.value)), by_label(leaf.origin, resolved))
+        (
+            leaf.key.removeprefix(f"{key}."),
+            _cut(yaml_word(leaf.value)),
+            by_label(leaf.origin, resolved),
+        )
         for leaf in leaves
     ]
-    widths = [min(max(len(row[column]) for row in rows), most) for column, most in ((0, 36), (1, LONGEST))]
+    widths = [
+        min(max(len(row[column]) for row in rows), most) for column, most in ((0, 36), (1, LONGEST))
+    ]
     print_text(f"{key}")
     for name, value, origin in rows:
         print_text(f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip())
     print_talk(f"one value: rlcli explain {recipe} {leaves[0].key}")
 
 
-def _print_value(explanation: Explanation, reached: list[tuple[Use, str]], resolved: Resolved) -> None:
+def _print_value(
+    explanation: Explanation, reached: list[tuple[Use, str]], resolved: Resolved
+) -> None:
     from rlcli.recipe.introspection.fields import yaml_word
     from rlcli.recipe.introspection.readable import by_label
 
@@ -116,7 +127,9 @@ def _print_value(explanation: Explanation, reached: list[tuple[Use, str]], resol
     print_text()
     for line in _used_by(reached):
         print_text(line)
-    print_text(wrapped(f"{TOPOLOGY[explanation.topology]} {ON_RESUME[explanation.on_resume.value]}"))
+    print_text(
+        wrapped(f"{TOPOLOGY[explanation.topology]} {ON_RESUME[explanation.on_resume.value]}")
+    )
 
 
 def _cut(value: str) -> str:
@@ -133,9 +146,9 @@ def _used_by(reached: list[tuple[Use, str]]) -> list[str]:
         if use.through is not None:
             owner, rest = _owner(use.key)
             title = f"used by  through {use.through}, as {rest}"
-            groups.setdefault(title if len(title) < 80 else title.replace(", as", ",\n         as"), []).append(
-                (owner, who)
-            )
+            groups.setdefault(
+                title if len(title) < 80 else title.replace(", as", ",\n         as"), []
+            ).append((owner, who))
     for title, rows in groups.items():
         width = max(len(owner) for owner, _ in rows)
         lines += [title, *(f"         {owner:<{width}}  {who}".rstrip() for owner, who in rows)]
@@ -163,17 +176,29 @@ def _who(resolved: Resolved, key: str) -> str:
 
     if path[0] == "models":
         followers = [name for name, role in recipe.models.items() if role.init == path[1]]
-        start = f"; {', '.join(followers)} start{'' if len(followers) > 1 else 's'} from the same weights"
+        start = (
+            f"; {', '.join(followers)} "
+            f"start{'' if len(followers) > 1 else 's'} from the same weights"
+        )
         weights = len(path) > 2 and path[2] in ("path", "scratch", "init", "tokenizer")
         return f"{path[1]} ({on_ranks(path[1])}){start if weights and followers else ''}"
     calls = {"graph": recipe.graph, "train": recipe.train.eval.graph}.get(path[0], {})
-    name = path[1] if path[0] == "graph" else path[3] if path[:3] == ["train", "eval", "graph"] and path[3:] else ""
+    name = (
+        path[1]
+        if path[0] == "graph"
+        else path[3]
+        if path[:3] == ["train", "eval", "graph"] and path[3:]
+        else ""
+    )
     if name in calls:
         call = calls[name]
         return f"{call.model}.{call.call} ({on_ranks(call.model)})"
     if path[0] == "datasets":
         uses = {"training": recipe.train.dataset, "evaluation": recipe.train.eval.dataset}
-        return " and ".join(word for word, name in uses.items() if name == path[1]) or "no one in this recipe"
+        return (
+            " and ".join(word for word, name in uses.items() if name == path[1])
+            or "no one in this recipe"
+        )
     return _PARTS.get(".".join(path[:2]), _PARTS.get(path[0], ""))
 
 

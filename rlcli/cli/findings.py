@@ -16,7 +16,8 @@ LEVEL_WIDTH = 6
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Print one line each, with its cause and fix below, then the number of failures and warnings."""
+    """Print one line each, with its cause and fix below,
+    then the number of failures and warnings."""
     about_width = max((len(finding.about) for finding in findings), default=0) + 2
     for finding in findings:
         for line in finding_lines(finding, about_width, terminal_width()):
@@ -46,5 +47,9 @@ def summary(findings: Sequence[Finding]) -> str:
     """`1 failure, 2 warnings`."""
     failures = sum(finding.level == "FAIL" for finding in findings)
     warnings = sum(finding.level == "warn" for finding in findings)
-    words = [count(number, word) for number, word in ((failures, "failure"), (warnings, "warning")) if number]
+    words = [
+        count(number, word)
+        for number, word in ((failures, "failure"), (warnings, "warning"))
+        if number
+    ]
     return ", ".join(words) or "no problems found"

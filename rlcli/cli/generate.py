@@ -25,14 +25,20 @@ MOST = 64 << 20
 def generate(
     model: options.ModelName,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt; may be repeated.")
+        list[str] | None,
+        typer.Option("--prompt", metavar="TEXT", help="A prompt; may be repeated."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="A prompt on each line; - is standard input.")
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="A prompt on each line; - is standard input."),
     ] = None,
     system: options.System = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a template.")] = False,
-    samples: Annotated[int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")] = 1,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it is, without a template.")
+    ] = False,
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", min=1, metavar="N", help="Responses to each prompt.")
+    ] = 1,
     max_new_tokens: options.MaxNewTokens = 256,
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
@@ -41,8 +47,8 @@ def generate(
     step: options.StepNumber = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Generate responses to prompts; without --prompt and --file, standard input is one prompt. A run's model gets
-    them in the format of the rows that it was trained on.
+    """Generate responses to prompts; without --prompt and --file, standard input is one prompt. A
+    run's model gets them in the format of the rows that it was trained on.
 
     Example: rlcli generate runs/ppo_math/20261121-120000 --prompt "What is 14+4-5-5?"
     """
@@ -63,13 +69,17 @@ def generate(
 
 
 def _prompts(typed: Sequence[str] | None, file: Path | None) -> list[str]:
-    """Prompts of the command line, then of the file; none may be empty. Raises UsageError, DataError."""
+    """Prompts of the command line, then of the file; none may be empty.
+    Raises UsageError, DataError."""
     prompts = list(typed or ())
     if file is not None:
         prompts += [line for line in _read(file).splitlines() if line.strip()]
     elif not prompts:
         if sys.stdin.isatty():
-            raise UsageError("what is the model to answer?", hint="--prompt TEXT, --file FILE, or pipe a text into it")
+            raise UsageError(
+                "what is the model to answer?",
+                hint="--prompt TEXT, --file FILE, or pipe a text into it",
+            )
         prompts = [_read(Path("-"))]
     if not prompts or not all(text.strip() for text in prompts):
         raise UsageError("a prompt is empty", hint="a model needs some text to answer")
@@ -89,7 +99,8 @@ def _read(file: Path) -> str:
 
 
 def _format(run: Path | None, system: str | None, raw: bool) -> PromptFormat:
-    """How prompts are written: as in the recipe of the run, if one is named, with another system prompt if given."""
+    """How prompts are written: as in the recipe of the run, if one is named, with another system
+    prompt if given."""
     from rlcli.observe.run_comparison import recorded_recipe
     from rlcli.recipe.prompt_format import PromptFormat, prompt_format
     from rlcli.recipe.schema import Recipe

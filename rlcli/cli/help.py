@@ -55,7 +55,9 @@ def argument_name(parameter: Any) -> str:
     return f"{name}..." if parameter.nargs == -1 and not name.endswith("...") else name
 
 
-def _parameters(command: Any, ctx: Any) -> tuple[list[tuple[str, str]], dict[str, list[tuple[str, str]]]]:
+def _parameters(
+    command: Any, ctx: Any
+) -> tuple[list[tuple[str, str]], dict[str, list[tuple[str, str]]]]:
     """The rows of the arguments, and the rows of the options by group, shared ones last."""
     arguments: list[tuple[str, str]] = []
     groups: dict[str, list[tuple[str, str]]] = {"Recipe": [], "Options": []}
@@ -64,7 +66,9 @@ def _parameters(command: Any, ctx: Any) -> tuple[list[tuple[str, str]], dict[str
             continue
         if parameter.param_type_name == "argument":
             arguments.append((argument_name(parameter), " ".join((parameter.help or "").split())))
-        elif parameter.name != "help" or isinstance(command, TyperGroup):  # readers of a verb's page know --help
+        elif parameter.name != "help" or isinstance(
+            command, TyperGroup
+        ):  # readers of a verb's page know --help
             panel = getattr(parameter, "rich_help_panel", None)
             title = panel if isinstance(panel, str) else SHARED.get(parameter.name, "Options")
             groups.setdefault(title, []).append(_option(parameter, record))
@@ -75,7 +79,8 @@ def _parameters(command: Any, ctx: Any) -> tuple[list[tuple[str, str]], dict[str
 
 def _option(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
     """Syntax and meaning of an option; its choices are listed with its default."""
-    name, meaning = record[0], " ".join(record[1].split()).replace("\\[", "[")  # early versions of typer escape it
+    # early versions of typer escape it
+    name, meaning = record[0], " ".join(record[1].split()).replace("\\[", "[")
     words = choices_of(parameter)
     if words:
         name = f"{name.partition(' <')[0].partition(' [')[0]} WORD"
@@ -88,13 +93,19 @@ def _option(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
 def choices_of(parameter: Any) -> list[str]:
     """The choices of a parameter, if there are few."""
     described = getattr(parameter, "type_descriptor", None) or getattr(parameter, "type", None)
-    return [str(getattr(choice, "value", choice)) for choice in getattr(described, "choices", None) or ()]
+    return [
+        str(getattr(choice, "value", choice))
+        for choice in getattr(described, "choices", None) or ()
+    ]
 
 
 def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) -> str:
-    """Columns of groups, verbs and descriptions; on a narrow terminal, headings instead of the first column."""
+    """Columns of groups, verbs and descriptions; on a narrow terminal,
+    headings instead of the first column."""
     if width < NARROW:
-        return "\n".join((f"{group}\n" if group else "") + _rows(verbs, width) for group, verbs in groups)
+        return "\n".join(
+            (f"{group}\n" if group else "") + _rows(verbs, width) for group, verbs in groups
+        )
     left = max(len(f"{group}  ") if group else 0 for group, _ in groups)
     rows = [
         (f"{'' if number else group:<{left}}{name}", meaning)
@@ -107,7 +118,9 @@ def _verb_rows(groups: Sequence[tuple[str, list[tuple[str, str]]]], width: int) 
 def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:
     """Name and meaning in two columns; a long name gets its own line."""
     if width < NARROW:
-        below = [f"\n{wrapped(meaning, '    ', '    ', width)}" if meaning else "" for _, meaning in rows]
+        below = [
+            f"\n{wrapped(meaning, '    ', '    ', width)}" if meaning else "" for _, meaning in rows
+        ]
         return "\n".join(f"  {name}{text}" for (name, _), text in zip(rows, below, strict=True))
     column = min(max(len(name) for name, _ in rows), 26)
     lines = []
@@ -116,5 +129,7 @@ def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:
         if len(name) > column:
             lines.append(f"  {name}")
             head = " " * (column + 4)
-        lines.append(wrapped(meaning, head, " " * (column + 4), width) if meaning else head.rstrip())
+        lines.append(
+            wrapped(meaning, head, " " * (column + 4), width) if meaning else head.rstrip()
+        )
     return "\n".join(lines)

@@ -18,10 +18,21 @@ def tell_script(batch: Batch, as_json: bool) -> int:
     script = batch.script()
     if as_json:
         runs = [str(run) for run in batch.runs]
-        print_json({"ok": True, "dry_run": True, "folder": str(batch.folder), "runs": runs, "script": script})
+        print_json(
+            {
+                "ok": True,
+                "dry_run": True,
+                "folder": str(batch.folder),
+                "runs": runs,
+                "script": script,
+            }
+        )
     else:
         print_text(script.rstrip("\n"))
-        print_talk(f"nothing is submitted; the script needs {batch.folder}, which rlcli makes without --dry-run")
+        print_talk(
+            f"nothing is submitted; the script needs {batch.folder}, which rlcli "
+            "makes without --dry-run"
+        )
     return 0
 
 
@@ -30,7 +41,9 @@ def tell_submitted(job_id: str, folder: Path, runs: Sequence[Path], as_json: boo
     from rlcli.observe.terminal import short_path
 
     if as_json:
-        print_json({"ok": True, "job": job_id, "folder": str(folder), "runs": [str(run) for run in runs]})
+        print_json(
+            {"ok": True, "job": job_id, "folder": str(folder), "runs": [str(run) for run in runs]}
+        )
         return 0
     name = shlex.quote(str(short_path(folder)))
     subject = "job" if len(runs) == 1 else f"an array of {len(runs)} jobs,"

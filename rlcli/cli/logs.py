@@ -23,11 +23,18 @@ LOOK_SECONDS = 0.25
 
 def logs(
     run: RunName,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only the log of this rank.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Only the log of this rank.")
+    ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines of each log.")
+        int,
+        typer.Option(
+            "--lines", "-n", metavar="N", min=0, help="How many of the last lines of each log."
+        ),
     ] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")
+    ] = False,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +53,9 @@ def logs(
     if follow:
         _follow(overview, rank, lines, say)
         return
-    last = {name: [as_text(line) for line in last_lines(file, lines)] for name, file in files.items()}
+    last = {
+        name: [as_text(line) for line in last_lines(file, lines)] for name, file in files.items()
+    }
     if as_json:
         described = {name: {"file": str(files[name]), "lines": last[name]} for name in files}
         print_json({"run": str(overview.folder), "logs": described})
@@ -61,15 +70,23 @@ def _files(overview: Overview, rank: int | None, may_come: bool) -> Mapping[str,
     from rlcli.observe.run_logs import run_logs
 
     files = run_logs(overview.folder)
-    requested = files if rank is None else {name: file for name, file in files.items() if name == f"rank{rank}"}
+    requested = (
+        files
+        if rank is None
+        else {name: file for name, file in files.items() if name == f"rank{rank}"}
+    )
     if requested or (may_come and overview.is_under_way):
         return requested
     if files:
         available = ", ".join(files)
         raise ResourceError(
-            f"{overview.folder} has no log of rank {rank}", hint=f"it has those of {available}", code="F72"
+            f"{overview.folder} has no log of rank {rank}",
+            hint=f"it has those of {available}",
+            code="F72",
         )
-    raise ResourceError(f"{overview.folder} has no logs", hint=_why_there_are_none(overview), code="F72")
+    raise ResourceError(
+        f"{overview.folder} has no logs", hint=_why_there_are_none(overview), code="F72"
+    )
 
 
 def _why_there_are_none(overview: Overview) -> str:
@@ -99,8 +116,11 @@ def _as_json_line(name: str, line: str) -> None:
     flush()
 
 
-def _follow(overview: Overview, rank: int | None, count: int, say: Callable[[str, str], None]) -> None:
-    """Start with the last `count` lines, and continue until the run is over and all its output is printed."""
+def _follow(
+    overview: Overview, rank: int | None, count: int, say: Callable[[str, str], None]
+) -> None:
+    """Start with the last `count` lines, and continue until the run is over and all its output is
+    printed."""
     from rlcli.launch.run_jobs import Look
     from rlcli.observe.run_logs import as_text, run_logs
     from rlcli.observe.tail import Tail

@@ -32,18 +32,26 @@ TITLES = {
 
 
 def ls(
-    kind: Annotated[ListedKind | None, typer.Argument(help="Which of them; default: the names of all.")] = None,
+    kind: Annotated[
+        ListedKind | None, typer.Argument(help="Which of them; default: the names of all.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List interfaces, backends, datasets, model families, recipes and profiles; those of one kind with what they are.
+    """List interfaces, backends, datasets, model families, recipes and profiles; those of one kind
+    with what they are.
 
     Example: rlcli ls datasets
     """
-    entries_by_kind = {listed.value: _entries(listed) for listed in ([kind] if kind else list(ListedKind))}
+    entries_by_kind = {
+        listed.value: _entries(listed) for listed in ([kind] if kind else list(ListedKind))
+    }
     if as_json:
         print_json(
             {
-                key: [{"name": name, "home": _home(path), "where": str(path), "doc": doc} for name, path, doc in rows]
+                key: [
+                    {"name": name, "home": _home(path), "where": str(path), "doc": doc}
+                    for name, path, doc in rows
+                ]
                 for key, rows in entries_by_kind.items()
             }
         )
@@ -51,7 +59,9 @@ def ls(
     if kind is None:
         _print_names(entries_by_kind)
         return
-    table = [(name, _home(path), _first_sentence(doc)) for name, path, doc in entries_by_kind[kind.value]]
+    table = [
+        (name, _home(path), _first_sentence(doc)) for name, path, doc in entries_by_kind[kind.value]
+    ]
     print_table(["name", "home", "what it is"], table, TITLES.get(kind.value, kind.value))
 
 
@@ -73,14 +83,20 @@ def _entries(kind: ListedKind) -> list[tuple[str, Path, str]]:
         from rlcli.recipe.parsing.layers import PROFILES, profile_names, recipe_names
 
         files = profile_names() if kind is ListedKind.PROFILES else recipe_names()
-        return [(name, file, _first_comment(file)) for name, file in files.items() if not name.startswith(PROFILES)]
+        return [
+            (name, file, _first_comment(file))
+            for name, file in files.items()
+            if not name.startswith(PROFILES)
+        ]
     if kind is ListedKind.FAMILIES:
         from rlcli.testing.subjects import names
 
         return [(name, path, _docstring(path)) for name, path in names("family").items()]
     from rlcli import registry
 
-    return [(name, path, _doc(kind.value, name)) for name, path in registry.names(kind.value).items()]
+    return [
+        (name, path, _doc(kind.value, name)) for name, path in registry.names(kind.value).items()
+    ]
 
 
 def _doc(kind: str, name: str) -> str:
@@ -122,5 +138,7 @@ def _home(path: Path) -> str:
     """The origin of a file: rlcli, an installed package, or the user's project."""
     from rlcli.project import installed_roots, is_built_in
 
-    package = next((name for name, root in installed_roots().items() if path.is_relative_to(root)), "project")
+    package = next(
+        (name for name, root in installed_roots().items() if path.is_relative_to(root)), "project"
+    )
     return "built-in" if is_built_in(path) else package

@@ -1,4 +1,5 @@
-"""The `rlcli` command: its verbs, its global options, and the exit code and message of every failure."""
+"""The `rlcli` command: its verbs, its global options,
+and the exit code and message of every failure."""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ VERBS = {
         "completion": "Install shell completion",
     },
 }
-"""Group → verb → description. `rlcli/cli/<verb>.py` has a function with the verb's name (or a Typer with several
-commands), and is imported when the verb is used."""
+"""Group → verb → description. `rlcli/cli/<verb>.py` has a function with the verb's name (or a Typer
+with several commands), and is imported when the verb is used."""
 
 LASTING = (*VERBS["Train"], "test", "convert", "eval", "generate", "chat")
 """Verbs that may run for a long time, during which garbage is collected."""
@@ -109,15 +110,20 @@ class Verbs(LazyVerbs):
     table = VERBS
 
 
-app = new_typer(name="rlcli", cls=Verbs, help="Train language models by reinforcement learning, from recipes.")
+app = new_typer(
+    name="rlcli", cls=Verbs, help="Train language models by reinforcement learning, from recipes."
+)
 
 
 @app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", "-v", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", "-v", help="Show the traceback of an error.")
+    ] = False,
     project: Annotated[
-        Path | None, typer.Option("--project", metavar="DIR", help="Folder of your components and recipes.")
+        Path | None,
+        typer.Option("--project", metavar="DIR", help="Folder of your components and recipes."),
     ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
@@ -156,7 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _in_order(arguments: list[str]) -> list[str]:
-    """The arguments with global options moved to where the parser expects them, and `help VERB` as `VERB --help`."""
+    """The arguments with global options moved to where the parser expects them,
+    and `help VERB` as `VERB --help`."""
     output.quiet = False
     verb = _verb(arguments)
     before: list[str] = []
@@ -173,7 +180,9 @@ def _in_order(arguments: list[str]) -> list[str]:
         elif name == "--project":
             before += [word, *([] if equals else itertools.islice(words, 1))]
         elif name in ("--color", "--no-color"):
-            os.environ["NO_COLOR" if name == "--no-color" or value == "never" else "FORCE_COLOR"] = "1"
+            os.environ[
+                "NO_COLOR" if name == "--no-color" or value == "never" else "FORCE_COLOR"
+            ] = "1"
         elif word in ("--quiet", "-q"):
             output.quiet = verb not in QUIET
             last += [] if output.quiet else ["--quiet"]
@@ -196,7 +205,12 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
             code = watch_fork()
             if code is not None:
                 return code
-        result = app(arguments, prog_name="rlcli", standalone_mode=False, obj={WHOLE_PROCESS: is_whole_process})
+        result = app(
+            arguments,
+            prog_name="rlcli",
+            standalone_mode=False,
+            obj={WHOLE_PROCESS: is_whole_process},
+        )
         return result if isinstance(result, int) else 0
     except (BrokenPipeError, OutputClosed, OutputFailed):
         raise
@@ -204,7 +218,9 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
         return _report(error, arguments)
     except typer.Exit as error:
         return error.exit_code
-    except SystemExit as error:  # not raised by rlcli: a component or a library wants to exit, perhaps with 0
+    except (
+        SystemExit
+    ) as error:  # not raised by rlcli: a component or a library wants to exit, perhaps with 0
         from rlcli.runtime.faults import fault
 
         return _report(fault(error), arguments)
@@ -213,12 +229,15 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
             print_talk("interrupted")
         return 130
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while Python 3.11 was creating a class
+        # Ctrl-C while Python 3.11 was creating a class
+        if isinstance(error.__cause__, KeyboardInterrupt):
             return 130
         if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
             return _report(as_usage_error(error, arguments), arguments)
         if isinstance(error, FileNotFoundError) and not _is_anywhere():
-            gone = ResourceError("the working directory was deleted", hint="cd to a folder that exists")
+            gone = ResourceError(
+                "the working directory was deleted", hint="cd to a folder that exists"
+            )
             return _report(gone, arguments)
         if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
             raise OutputFailed(error) from error
@@ -246,7 +265,8 @@ def _problems(error: RlcliError) -> list[dict[str, Any]]:
 
 
 def _closing_line(error: RecipeError | Errors, arguments: list[str]) -> str:
-    """`2 problems; nothing was started. List the keys: rlcli show train`; empty if there is nothing to add."""
+    """`2 problems; nothing was started. List the keys: rlcli show train`;
+    empty if there is nothing to add."""
     count = len(error.problems)
     clauses = [f"{count} problems"] if count > 1 else []
     clauses += ["nothing was started"] if _verb(arguments) in VERBS["Train"] else []
@@ -257,11 +277,14 @@ def _closing_line(error: RecipeError | Errors, arguments: list[str]) -> str:
 
 
 def _command_that_lists(wrong: list[str]) -> str:
-    """The command for the keys of the first section that the problems name; otherwise of the first one's block."""
+    """The command for the keys of the first section that the problems name;
+    otherwise of the first one's block."""
     from rlcli.recipe.schema import SECTIONS
 
     sections = "|".join(SECTIONS)
-    if section := re.search(rf"\b({sections})\.\w|^({sections}) (?:is|must be)\b", "\n".join(wrong), re.MULTILINE):
+    if section := re.search(
+        rf"\b({sections})\.\w|^({sections}) (?:is|must be)\b", "\n".join(wrong), re.MULTILINE
+    ):
         return f"rlcli show {section[1] or section[2]}"
     block = re.match(r"(?:unknown key )?(\w+)\.\w", wrong[0])
     return f"rlcli explain RECIPE {block[1]}" if block else "rlcli show SECTION"
@@ -293,7 +316,9 @@ def _crash(error: Exception, debug: bool) -> int:
         hint = f"this is a bug in rlcli; a report is in {_write_report(error)}"
     except OSError:
         hint = "this is a bug in rlcli; --debug before the verb shows where"
-    description = escape_control(f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")).rstrip(": ")
+    description = escape_control(
+        f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
+    ).rstrip(": ")
     print_error(RlcliError(f"unexpected {description}", hint=hint))
     return 1
 

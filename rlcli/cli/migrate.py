@@ -16,7 +16,9 @@ from rlcli.files import replace_file
 
 
 def migrate(
-    recipes: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recipes; layers and profiles too.")],
+    recipes: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Recipes; layers and profiles too.")
+    ],
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -33,19 +35,27 @@ def migrate(
             migration = migrated(text, str(path), below)
         except yaml.YAMLError as error:
             raise UsageError(f"not valid YAML: {error}", where=str(path), code="R07") from None
-        outcomes.append({"path": str(path), "changes": list(migration.changes), "text": migration.text})
+        outcomes.append(
+            {"path": str(path), "changes": list(migration.changes), "text": migration.text}
+        )
     for outcome in outcomes:  # only once all are readable
         if outcome["changes"] and not dry_run:
             _write(Path(str(outcome["path"])), str(outcome["text"]))
     if as_json:
-        print_json([outcome | {"written": bool(outcome["changes"]) and not dry_run} for outcome in outcomes])
+        print_json(
+            [
+                outcome | {"written": bool(outcome["changes"]) and not dry_run}
+                for outcome in outcomes
+            ]
+        )
         return
     for outcome in outcomes:
         _report(outcome, dry_run)
 
 
 def _read(path: Path) -> tuple[str, set[str]]:
-    """The text of a recipe, and the interfaces of the calls in the layers that it extends. Raises RecipeError."""
+    """The text of a recipe, and the interfaces of the calls in the layers that it extends.
+    Raises RecipeError."""
     from rlcli.recipe.parsing.layers import collect
     from rlcli.recipe.parsing.problems import Problems
     from rlcli.recipe.parsing.tree import at, keys_at, plain
@@ -54,7 +64,11 @@ def _read(path: Path) -> tuple[str, set[str]]:
     layers = collect(path, problems)
     problems.raise_if_any()
     trees = [layer.tree for layer in layers[:-1]]
-    kinds = [at(tree, ("graph", name, "interface", "type")) for tree in trees for name in keys_at(tree, ("graph",))]
+    kinds = [
+        at(tree, ("graph", name, "interface", "type"))
+        for tree in trees
+        for name in keys_at(tree, ("graph",))
+    ]
     return layers[-1].text, {str(plain(kind)) for kind in kinds if kind is not None}
 
 
@@ -65,7 +79,9 @@ def _write(path: Path, text: str) -> None:
         replace_file(file, text.encode())
         file.chmod(mode)
     except OSError as error:
-        raise ResourceError(f"not writable: {error.strerror or error}", where=str(path), code="F75") from None
+        raise ResourceError(
+            f"not writable: {error.strerror or error}", where=str(path), code="F75"
+        ) from None
 
 
 def _report(outcome: dict[str, object], dry_run: bool) -> None:

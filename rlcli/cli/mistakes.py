@@ -1,4 +1,5 @@
-"""Messages for mistakes on the command line: what is wrong, what was probably meant, an example that works."""
+"""Messages for mistakes on the command line: what is wrong, what was probably meant,
+an example that works."""
 
 from __future__ import annotations
 
@@ -16,13 +17,16 @@ def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
     names = list(verbs)
     near = _near(name, names)
     if near is None and path == "rlcli" and _is_recipe(name):
-        return UsageError(f"{name} is a recipe, not a verb", hint=f"rlcli train {name}, or rlcli plan {name}")
+        return UsageError(
+            f"{name} is a recipe, not a verb", hint=f"rlcli train {name}, or rlcli plan {name}"
+        )
     hint = f"did you mean {near}?" if near else f"{path} --help lists them"
     return UsageError(f"{path} has no verb {name!r}", hint=hint)
 
 
 def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
-    """The parser's error as ours, recognised by its class name, because typer brings its own copy of click."""
+    """The parser's error as ours, recognised by its class name,
+    because typer brings its own copy of click."""
     context = getattr(error, "ctx", None)
     command = context.command if context is not None else None
     path = context.command_path if context is not None else "rlcli"
@@ -38,7 +42,9 @@ def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
             return _bad_value(error, path)
         case "BadOptionUsage":
             needs = "takes no value" if "not take" in error.message else "needs a value"
-            return UsageError(f"{error.option_name} {needs}", hint=hint if context is not None else None)
+            return UsageError(
+                f"{error.option_name} {needs}", hint=hint if context is not None else None
+            )
     message = error.format_message().rstrip(".")
     if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
         return UsageError(f"{path} takes no further {extra[1]!r}", hint=hint)
@@ -47,7 +53,9 @@ def as_usage_error(error: Any, arguments: list[str]) -> UsageError:
     return UsageError(message, hint=f"{path} --help")
 
 
-def _unknown_option(path: str, option: str, command: Any, context: Any, arguments: list[str]) -> UsageError:
+def _unknown_option(
+    path: str, option: str, command: Any, context: Any, arguments: list[str]
+) -> UsageError:
     word = option.lstrip("-").replace("-", "_")
     if any("KEY=VALUE" in (parameter.metavar or "") for parameter in command.params):
         from rlcli.recipe.schema import SECTIONS
@@ -57,11 +65,19 @@ def _unknown_option(path: str, option: str, command: Any, context: Any, argument
         if key is not None:
             after = arguments[arguments.index(option) + 1 :] if option in arguments else []
             value = after[0] if after and not after[0].startswith("-") else "VALUE"
-            return UsageError(f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}")
-    options = [name for parameter in command.get_params(context) for name in parameter.opts if name.startswith("-")]
+            return UsageError(
+                f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}"
+            )
+    options = [
+        name
+        for parameter in command.get_params(context)
+        for name in parameter.opts
+        if name.startswith("-")
+    ]
     near = _near(option, options)
     return UsageError(
-        f"{path} has no option {option}", hint=f"did you mean {near}?" if near else f"{path} --help lists them"
+        f"{path} has no option {option}",
+        hint=f"did you mean {near}?" if near else f"{path} --help lists them",
     )
 
 
@@ -69,7 +85,11 @@ def _bad_value(error: Any, path: str) -> UsageError:
     parameter = error.param
     name = None
     if parameter is not None:
-        name = parameter.opts[-1] if parameter.param_type_name == "option" else argument_name(parameter)
+        name = (
+            parameter.opts[-1]
+            if parameter.param_type_name == "option"
+            else argument_name(parameter)
+        )
     value, _, rest = error.message.removeprefix("Value error, ").partition(" is not one of ")
     if rest:
         legal = [word.strip(" '.") for word in rest.split(",")]
@@ -86,7 +106,9 @@ def _number(parameter: Any, complaint: str) -> str:
     """`a whole number, at least 1`: which numbers a parameter takes."""
     kind = parameter if hasattr(parameter, "min") else getattr(parameter, "type", None)
     least, most = getattr(kind, "min", None), getattr(kind, "max", None)
-    words = ["a number" if "float" in complaint or "valid number" in complaint else "a whole number"]
+    words = [
+        "a number" if "float" in complaint or "valid number" in complaint else "a whole number"
+    ]
     words += [f"at least {least}"] if least is not None else []
     words += [f"at most {most}"] if most is not None else []
     return ", ".join(words)

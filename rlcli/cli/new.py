@@ -35,17 +35,22 @@ def new(
     kind: Annotated[
         NewKind,
         typer.Argument(
-            metavar="KIND", help="dataset, interface, reward, estimator, backend, recipe, family or project."
+            metavar="KIND",
+            help="dataset, interface, reward, estimator, backend, recipe, family or project.",
         ),
     ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name; of a project, its folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its name; of a project, its folder.")
+    ],
     like: Annotated[
-        str | None, typer.Option("--like", metavar="INTERFACE", help="Start from a copy of this interface.")
+        str | None,
+        typer.Option("--like", metavar="INTERFACE", help="Start from a copy of this interface."),
     ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a component, a recipe or a project: working files with a passing test. Nothing is overwritten.
+    """Create a component, a recipe or a project: working files with a passing test.
+    Nothing is overwritten.
 
     Example: rlcli new project my-project
     """
@@ -56,12 +61,21 @@ def new(
     (refuse_existing if dry_run else write)(scaffold)
     following = _following(scaffold)
     if as_json:
-        files = [{"path": _shown(file.path), "about": file.about, "text": file.text} for file in scaffold.files]
+        files = [
+            {"path": _shown(file.path), "about": file.about, "text": file.text}
+            for file in scaffold.files
+        ]
         print_json({"written": not dry_run, "files": files, "next": following})
         return
     print_talk(f"{'would write' if dry_run else 'wrote'} into {scaffold.root}:")
-    print_table(["file", "what it is"], [(_shown(file.path), file.about) for file in scaffold.files])
-    print_talk("nothing was written: --dry-run" if dry_run else f"then {scaffold.first_step}\nnext: {following}")
+    print_table(
+        ["file", "what it is"], [(_shown(file.path), file.about) for file in scaffold.files]
+    )
+    print_talk(
+        "nothing was written: --dry-run"
+        if dry_run
+        else f"then {scaffold.first_step}\nnext: {following}"
+    )
 
 
 def _planned(kind: NewKind, name: str, like: str | None) -> Scaffold:
@@ -70,7 +84,9 @@ def _planned(kind: NewKind, name: str, like: str | None) -> Scaffold:
     if kind is not NewKind.PROJECT:
         return plan(kind.value, name, _project(), like)
     if like is not None:
-        raise UsageError("--like copies an interface, not a project", hint=f"rlcli new project {name}")
+        raise UsageError(
+            "--like copies an interface, not a project", hint=f"rlcli new project {name}"
+        )
     return plan_project(Path(name))
 
 

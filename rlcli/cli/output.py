@@ -1,4 +1,5 @@
-"""Output of the verbs: data on stdout, as a table, as text or as JSON; progress and notes on stderr."""
+"""Output of the verbs: data on stdout, as a table, as text or as JSON;
+progress and notes on stderr."""
 
 from __future__ import annotations
 
@@ -13,14 +14,24 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
-from rlcli.errors import Errors, Problem, RecipeError, ResourceError, RlcliError, escape_control, in_signs_of, render
+from rlcli.errors import (
+    Errors,
+    Problem,
+    RecipeError,
+    ResourceError,
+    RlcliError,
+    escape_control,
+    in_signs_of,
+    render,
+)
 
 quiet = False
 """Whether to suppress all output that is neither an error nor the result."""
 
 
 class OutputClosed(Exception):
-    """Nobody reads our output any more. Not an OSError, because typer would turn that into exit code 1."""
+    """Nobody reads our output any more. Not an OSError,
+    because typer would turn that into exit code 1."""
 
 
 class OutputFailed(ResourceError):
@@ -53,14 +64,16 @@ def print_piece(text: str) -> None:
 
 
 def print_talk(text: str) -> None:
-    """Print a note on stderr, safe for a terminal, after all that is on stdout; nothing with `--quiet`."""
+    """Print a note on stderr, safe for a terminal, after all that is on stdout;
+    nothing with `--quiet`."""
     if not quiet:
         flush()
         _talk(escape_control(text))
 
 
 def print_error(error: RlcliError) -> None:
-    """Print an error on stderr, each hint on its own line, wrapped to the terminal, with ids and hints highlighted.
+    """Print an error on stderr, each hint on its own line, wrapped to the terminal, with ids and
+    hints highlighted.
 
     It is printed even if stdout cannot be written, which the next flush reports."""
     with contextlib.suppress(OutputClosed, OutputFailed):
@@ -81,15 +94,23 @@ def _error_lines(error: RlcliError | Problem, width: int) -> Iterator[str]:
     lines = render(error.code, error.what, error.where, None).splitlines()
     lines += escape_control(f"  hint: {error.hint}").splitlines() if error.hint else []
     for line in lines:
-        yield from wrapped(line, rest="    ", width=width).split("\n") if len(line) > width else [line]
+        yield from (
+            wrapped(line, rest="    ", width=width).split("\n") if len(line) > width else [line]
+        )
     if isinstance(error, Problem) and error.excerpt:
         yield error.excerpt
 
 
 def wrapped(text: str, first: str = "", rest: str = "", width: int = 79) -> str:
-    """The text in lines of at most `width` columns, unless a word is longer; `first` and `rest` begin the lines."""
+    """The text in lines of at most `width` columns, unless a word is longer; `first` and `rest`
+    begin the lines."""
     return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -104,24 +125,34 @@ def terminal_width() -> int:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, *, numbers: bool = False
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    *,
+    numbers: bool = False,
 ) -> None:
-    """Print a table that fits the terminal, 80 columns if there is none; the last column wraps. `numbers`: all columns
-    but the first hold numbers, and wrap between them only."""
+    """Print a table that fits the terminal, 80 columns if there is none; the last column wraps.
+    `numbers`: all columns but the first hold numbers, and wrap between them only."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     paper = io.StringIO()
-    console = Console(file=paper, highlight=False, soft_wrap=False, force_terminal=has_colour(sys.stdout))
+    console = Console(
+        file=paper, highlight=False, soft_wrap=False, force_terminal=has_colour(sys.stdout)
+    )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
     cells = [[escape_control(cell) for cell in row] for row in rows]
-    widths = _widths_of_numbers([columns, *cells], console.width) if numbers else [None] * len(columns)
+    widths = (
+        _widths_of_numbers([columns, *cells], console.width) if numbers else [None] * len(columns)
+    )
     for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
         is_last = index == len(columns) - 1 and not numbers
         is_whole = index == 0 and not numbers
-        table.add_column(column, no_wrap=is_whole, overflow="fold", ratio=1 if is_last else None, width=width)
+        table.add_column(
+            column, no_wrap=is_whole, overflow="fold", ratio=1 if is_last else None, width=width
+        )
     for row in cells:
         table.add_row(*map(Text, row))
     if title:
@@ -137,8 +168,8 @@ NARROWEST = 12
 
 
 def _widths_of_numbers(lines: Sequence[Sequence[str]], width: int) -> list[int | None]:
-    """The widths of a table's columns: as wide as they are if they fit; else those of numbers are as wide as their
-    longest word, and the first column has the rest."""
+    """The widths of a table's columns: as wide as they are if they fit; else those of numbers are
+    as wide as their longest word, and the first column has the rest."""
     natural = [max(map(len, column)) for column in zip(*lines, strict=True)]
     gaps = GAP * (len(natural) - 1)
     if sum(natural) + gaps <= width:
@@ -146,7 +177,8 @@ def _widths_of_numbers(lines: Sequence[Sequence[str]], width: int) -> list[int |
     least = [max(map(len, " ".join(column).split())) for column in zip(*lines, strict=True)]
     widths = [min(natural[0], max(NARROWEST, width - gaps - sum(least[1:]))), *least[1:]]
     spare = width - gaps - sum(widths)
-    for index, cells in enumerate(zip(*lines[1:], strict=True)):  # a wrapped number is harder to read than its heading
+    # a wrapped number is harder to read than its heading
+    for index, cells in enumerate(zip(*lines[1:], strict=True)):
         growth = max(0, min(spare, max(map(len, cells)) - widths[index]))
         widths[index] += growth
         spare -= growth
@@ -154,12 +186,15 @@ def _widths_of_numbers(lines: Sequence[Sequence[str]], width: int) -> list[int |
 
 
 def print_styled(*parts: tuple[str, str]) -> None:
-    """Print one line of (text, Rich style) parts on stdout, safe for a terminal; styled only where colours are on."""
+    """Print one line of (text, Rich style) parts on stdout, safe for a terminal;
+    styled only where colours are on."""
     from rich.console import Console
     from rich.text import Text
 
     paper = io.StringIO()
-    console = Console(file=paper, highlight=False, soft_wrap=True, force_terminal=has_colour(sys.stdout))
+    console = Console(
+        file=paper, highlight=False, soft_wrap=True, force_terminal=has_colour(sys.stdout)
+    )
     console.print(Text.assemble(*((escape_control(text), style) for text, style in parts)))
     write_text(paper.getvalue())
 
@@ -195,7 +230,8 @@ def open_closed_streams() -> None:
 
 
 def silence(*streams: TextIO) -> None:
-    """Redirect our streams (both, or those given) to /dev/null, so that Python can flush them at exit."""
+    """Redirect our streams (both, or those given) to /dev/null,
+    so that Python can flush them at exit."""
     for stream in streams or (sys.stdout, sys.stderr):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -213,7 +249,8 @@ def write_text(text: str) -> None:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether to use colours, by `NO_COLOR` and `FORCE_COLOR`; without them, on a terminal that supports colours."""
+    """Whether to use colours, by `NO_COLOR` and `FORCE_COLOR`; without them, on a terminal that
+    supports colours."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

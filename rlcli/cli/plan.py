@@ -1,4 +1,5 @@
-"""`rlcli plan`: devices, execution order, batch sizes, memory and disk, without running anything."""
+"""`rlcli plan`: devices, execution order, batch sizes, memory and disk,
+without running anything."""
 
 from __future__ import annotations
 
@@ -18,31 +19,53 @@ def plan(
     overrides: Overrides = None,
     with_: With = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", min=1, max=MAX_NODES, help="Plan for this many nodes.")
+        int | None,
+        typer.Option(
+            "--nodes", metavar="N", min=1, max=MAX_NODES, help="Plan for this many nodes."
+        ),
     ] = None,
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", metavar="N", min=1, max=MAX_DEVICES_PER_NODE, help="Plan for this many devices per node."
+            "--devices",
+            metavar="N",
+            min=1,
+            max=MAX_DEVICES_PER_NODE,
+            help="Plan for this many devices per node.",
         ),
     ] = None,
     device_memory: Annotated[
         float | None,
-        typer.Option("--device-memory", metavar="GIB", help="Report what fits on such a device, and what would help."),
+        typer.Option(
+            "--device-memory",
+            metavar="GIB",
+            help="Report what fits on such a device, and what would help.",
+        ),
     ] = None,
     graph: Annotated[
-        bool, typer.Option("--graph", help="Show what each call reads and makes, and the calls of a few steps in time.")
+        bool,
+        typer.Option(
+            "--graph",
+            help="Show what each call reads and makes, and the calls of a few steps in time.",
+        ),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 6 unless memory and disk are known to suffice.")
+        bool,
+        typer.Option(
+            "--strict", help="Exit with code 6 unless memory and disk are known to suffice."
+        ),
     ] = False,
-    commands: Annotated[bool, typer.Option("--commands", help="Print the command for each node instead.")] = False,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="Print the command for each node instead.")
+    ] = False,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="DIR", help="For --commands: folder of the run.")
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="For --commands: folder of the run."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who computes what on which devices, the batch arithmetic, memory and disk, without starting anything.
+    """Show who computes what on which devices, the batch arithmetic, memory and disk, without
+    starting anything.
 
     Example: rlcli plan ppo_math launch=local cluster.devices_per_node=2 --device-memory 80
     """
@@ -51,9 +74,13 @@ def plan(
     from rlcli.topology.report import make_plan, plan_json
 
     if strict and device_memory is None:
-        raise UsageError("--strict needs the memory of a device", hint="for example --device-memory 80")
+        raise UsageError(
+            "--strict needs the memory of a device", hint="for example --device-memory 80"
+        )
     if device_memory is not None and not 0 < device_memory < 1e6:
-        raise UsageError(f"--device-memory is {device_memory}; it must be a number of GiB", hint="for example 80")
+        raise UsageError(
+            f"--device-memory is {device_memory}; it must be a number of GiB", hint="for example 80"
+        )
     resolved = load(recipe, overrides, with_)
     topology_plan = make_plan(
         resolved, round(device_memory * GIB) if device_memory is not None else None, nodes, devices
@@ -64,9 +91,13 @@ def plan(
         from rlcli.launch.commands import command_lines, node_commands
         from rlcli.launch.interfaces import interface_of
 
-        started = node_commands(topology_plan.resolved, topology_plan.topology, recipe, tuple(with_ or ()), run_dir)
+        started = node_commands(
+            topology_plan.resolved, topology_plan.topology, recipe, tuple(with_ or ()), run_dir
+        )
         if as_json:
-            print_json(plan_json(topology_plan) | {"commands": [asdict(command) for command in started]})
+            print_json(
+                plan_json(topology_plan) | {"commands": [asdict(command) for command in started]}
+            )
         else:
             for line in command_lines(started, interface_of(topology_plan.recipe)):
                 print_text(line)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli.arguments import AsJson, RunsFolder, runs_and_metrics
-from rlcli.cli.output import has_colour, print_json, print_styled, print_talk, speaks_unicode, terminal_width
+from rlcli.cli.output import (
+    has_colour,
+    print_json,
+    print_styled,
+    print_talk,
+    speaks_unicode,
+    terminal_width,
+)
 from rlcli.errors import UsageError
 from rlcli.observe.run_search import RUNS, find_run, short_name
 
@@ -26,18 +33,22 @@ WIDEST = 100
 
 def plot(
     words: Annotated[
-        list[str], typer.Argument(metavar="RUN... [METRIC]...", help="Runs, then metrics: keys, their ends, or curves.")
+        list[str],
+        typer.Argument(
+            metavar="RUN... [METRIC]...", help="Runs, then metrics: keys, their ends, or curves."
+        ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.png", help="Write an image file instead.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.png", help="Write an image file instead."),
     ] = None,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Draw metrics of runs over their steps, in the terminal or as a picture.
 
-    A metric is a key of metrics.jsonl (actor/grad_norm), the end of one (grad_norm), or a curve: reward, kl, length,
-    loss, accuracy.
+    A metric is a key of metrics.jsonl (actor/grad_norm), the end of one (grad_norm), or a curve:
+    reward, kl, length, loss, accuracy.
 
     Example: rlcli plot runs/ppo_math/20260412-093011 reward kl -o curves.png
     """
@@ -49,7 +60,10 @@ def plot(
     if output is not None:
         write_picture(charts, output)
     if as_json:
-        documents = [{"metric": drawn.title, "lines": [asdict(line) for line in drawn.lines]} for drawn in charts]
+        documents = [
+            {"metric": drawn.title, "lines": [asdict(line) for line in drawn.lines]}
+            for drawn in charts
+        ]
         print_json({"charts": documents, "file": str(output) if output else None})
     elif output is None:
         print_charts(charts)
@@ -62,7 +76,9 @@ def print_charts(charts: Sequence[Chart]) -> None:
     for number, chart in enumerate(charts):
         if number:
             print_styled(("", ""))
-        for parts in chart_lines(chart, width, colours=has_colour(sys.stdout), unicode=speaks_unicode()):
+        for parts in chart_lines(
+            chart, width, colours=has_colour(sys.stdout), unicode=speaks_unicode()
+        ):
             print_styled(*parts)
 
 
@@ -93,7 +109,9 @@ def write_picture(charts: Sequence[Chart], file: Path) -> None:
     from rlcli.observe.chart_picture import draw_charts
 
     if file.suffix.lower() != ".png":
-        raise UsageError(f"{file} is not the name of a picture", hint=f"-o {file.with_suffix('.png')}")
+        raise UsageError(
+            f"{file} is not the name of a picture", hint=f"-o {file.with_suffix('.png')}"
+        )
     try:
         replace_file(file, draw_charts(charts, ", ".join(chart.title for chart in charts)))
     except OSError as error:

@@ -22,10 +22,13 @@ def resume(
     overrides: Overrides = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", metavar="RECIPE", help="Continue with this recipe instead of the run's own."),
+        typer.Option(
+            "--recipe", metavar="RECIPE", help="Continue with this recipe instead of the run's own."
+        ),
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Let changes alter how the rest of the run learns.")
+        bool,
+        typer.Option("--accept-changes", help="Let changes alter how the rest of the run learns."),
     ] = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -52,7 +55,9 @@ def resume(
     if is_parent:
         return supervise(context, quiet, as_json)
     with open_display(quiet=quiet) as display:
-        resumed = resume_run(folder, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes)
+        resumed = resume_run(
+            folder, overrides or (), display, recipe_file=recipe, accept_changes=accept_changes
+        )
     if resumed.longer and not as_json:
         print_text(f"run is complete ({resumed.step} steps). To train longer: {resumed.longer}")
         return 0
@@ -60,7 +65,8 @@ def resume(
 
 
 def _may_be_job(folder: Path, overrides: list[str], recipe: str | None) -> bool:
-    """Whether the run may be a job, without reading the recipe, which the working process reads anyway."""
+    """Whether the run may be a job, without reading the recipe,
+    which the working process reads anyway."""
     from rlcli.launch.slurm.jobs import Submission
 
     is_told = recipe is not None or any(override.startswith("launch") for override in overrides)
@@ -75,8 +81,11 @@ def _in_allocation(folder: Path, work: Callable[[], int]) -> int:
     return run_in_allocation(folder, work, resumed_recipe(folder, ()).launch.slurm.requeues)
 
 
-def _submit(folder: Path, overrides: list[str], recipe: str | None, accept_changes: bool) -> str | None:
-    """Submit the job that continues a run, and return its id; None if the run is not to be a job."""
+def _submit(
+    folder: Path, overrides: list[str], recipe: str | None, accept_changes: bool
+) -> str | None:
+    """Submit the job that continues a run, and return its id;
+    None if the run is not to be a job."""
     from rlcli.launch.resume import found_from_here, resumed_recipe
     from rlcli.launch.slurm.submit import submit_again
 

@@ -33,19 +33,34 @@ class Phase(StrEnum):
 def samples(
     run: RunName,
     step: Annotated[
-        list[int] | None, typer.Option("--step", metavar="N", help="Samples of this step; repeatable.")
+        list[int] | None,
+        typer.Option("--step", metavar="N", help="Samples of this step; repeatable."),
     ] = None,
-    phase: Annotated[Phase | None, typer.Option("--phase", help="From training or evaluation.")] = None,
-    row: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only samples of this row.")] = None,
+    phase: Annotated[
+        Phase | None, typer.Option("--phase", help="From training or evaluation.")
+    ] = None,
+    row: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Only samples of this row.")
+    ] = None,
     grep: Annotated[
-        str | None, typer.Option("--grep", metavar="REGEX", help="Only where prompt or response match.")
+        str | None,
+        typer.Option("--grep", metavar="REGEX", help="Only where prompt or response match."),
     ] = None,
-    worst: Annotated[int | None, typer.Option("--worst", metavar="N", min=1, help="The lowest rewards.")] = None,
-    best: Annotated[int | None, typer.Option("--best", metavar="N", min=1, help="The highest rewards.")] = None,
+    worst: Annotated[
+        int | None, typer.Option("--worst", metavar="N", min=1, help="The lowest rewards.")
+    ] = None,
+    best: Annotated[
+        int | None, typer.Option("--best", metavar="N", min=1, help="The highest rewards.")
+    ] = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only prompts answered differently at the first and the last step.")
+        bool,
+        typer.Option(
+            "--changed", help="Only prompts answered differently at the first and the last step."
+        ),
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most this many.")] = 5,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most this many.")
+    ] = 5,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
@@ -56,17 +71,29 @@ def samples(
 
     Example: rlcli samples runs/ppo_math/20260412-093011 --worst 3
     """
-    from rlcli.observe.samples import SampleSelection, by_reward, changed_between, iterate_samples, select_samples
+    from rlcli.observe.samples import (
+        SampleSelection,
+        by_reward,
+        changed_between,
+        iterate_samples,
+        select_samples,
+    )
 
     if sum((worst is not None, best is not None, changed)) > 1:
-        raise UsageError("--worst, --best and --changed exclude each other", hint="keep one of them")
-    selection = SampleSelection(tuple(step or ()), phase.value if phase else None, row, _pattern(grep))
+        raise UsageError(
+            "--worst, --best and --changed exclude each other", hint="keep one of them"
+        )
+    selection = SampleSelection(
+        tuple(step or ()), phase.value if phase else None, row, _pattern(grep)
+    )
     recorded = iterate_samples(_file(run, runs))
     if changed:
         pairs = changed_between(recorded, selection)
         left_out = len(pairs) - limit
         if as_json:
-            print_json({"changed": [{"before": asdict(a), "after": asdict(b)} for a, b in pairs[:limit]]})
+            print_json(
+                {"changed": [{"before": asdict(a), "after": asdict(b)} for a, b in pairs[:limit]]}
+            )
         for number, (before, after) in enumerate(() if as_json else pairs[:limit], start=1):
             _print_pair(number, before, after, full)
     else:
@@ -97,7 +124,9 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(text) if text is not None else None
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"--grep {text!r} is not a regular expression: {error}", hint="escape signs by \\") from None
+        raise UsageError(
+            f"--grep {text!r} is not a regular expression: {error}", hint="escape signs by \\"
+        ) from None
 
 
 def _nothing(selection: SampleSelection) -> str:

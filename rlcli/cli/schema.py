@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 
 def schema(
     subject: Annotated[
-        str | None, typer.Argument(metavar="[SECTION or COMPONENT]", help="Such as train.eval or ppo_actor.")
+        str | None,
+        typer.Argument(metavar="[SECTION or COMPONENT]", help="Such as train.eval or ppo_actor."),
     ] = None,
     install: Annotated[
-        bool, typer.Option("--install", help="Write it into the project, with a setting for VS Code.")
+        bool,
+        typer.Option("--install", help="Write it into the project, with a setting for VS Code."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --install: only say what would be written.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --install: say it in JSON; else it is JSON.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --install: only say what would be written.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --install: say it in JSON; else it is JSON.")
+    ] = False,
 ) -> None:
     """Print the JSON Schema of recipes, of a section, or of a component's arguments.
 
@@ -30,7 +36,9 @@ def schema(
     from rlcli.recipe.introspection.json_schema import schema_of
 
     if install and subject is not None:
-        raise UsageError("--install writes the schema of whole recipes", hint="rlcli schema --install")
+        raise UsageError(
+            "--install writes the schema of whole recipes", hint="rlcli schema --install"
+        )
     if dry_run and not install:
         raise UsageError("--dry-run goes with --install", hint="rlcli schema --install --dry-run")
     if install:

@@ -33,16 +33,23 @@ def show(
         list[str],
         typer.Argument(
             metavar="NAME [KEY=VALUE]...",
-            help="A recipe, a section such as train, a component: [interface|backend|dataset] NAME, or metrics [TEXT].",
+            help=(
+                "A recipe, a section such as train, a component: [interface|backend|dataset] "
+                "NAME, or metrics [TEXT]."
+            ),
         ),
     ],
     with_: With = None,
-    origins: Annotated[bool, typer.Option("--origins", help="For a recipe: show where each value is set.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="For a recipe: include all defaults.")] = False,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="For a recipe: show where each value is set.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="For a recipe: include all defaults.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all defaults.")] = False,
 ) -> None:
-    """Show a recipe with all its layers and references in place, the keys of a section, a component's options, or what
-    the metrics of runs mean.
+    """Show a recipe with all its layers and references in place, the keys of a section, a
+    component's options, or what the metrics of runs mean.
 
     Example: rlcli show ppo_math --origins
     """
@@ -53,7 +60,9 @@ def show(
     kind = KINDS.get(words[0].removesuffix("s"))
     if kind is not None and len(words) > 1:
         if len(words) > 2 or of_recipe:
-            raise UsageError(f"rlcli show {words[0]} takes one name", hint=f"rlcli show {words[0]} {words[1]}")
+            raise UsageError(
+                f"rlcli show {words[0]} takes one name", hint=f"rlcli show {words[0]} {words[1]}"
+            )
         _show_components([(kind, words[1])], as_json)
         return
     homes = _homes(words[0])
@@ -69,9 +78,16 @@ def _show_metrics(texts: Sequence[str], as_json: bool) -> None:
     """Print the metrics whose names contain one of some texts, or all of them."""
     from rlcli.recipe.introspection.metrics import all_metrics
 
-    metrics = [metric for metric in all_metrics() if not texts or any(text in metric.name for text in texts)]
+    metrics = [
+        metric
+        for metric in all_metrics()
+        if not texts or any(text in metric.name for text in texts)
+    ]
     if not metrics:
-        raise UsageError(f"no metric's name contains {' or '.join(texts)}", hint="rlcli show metrics lists all of them")
+        raise UsageError(
+            f"no metric's name contains {' or '.join(texts)}",
+            hint="rlcli show metrics lists all of them",
+        )
     if as_json:
         print_json({"metrics": [vars(metric) for metric in metrics]})
         return
@@ -87,9 +103,14 @@ def _show_section(name: str, as_json: bool) -> bool:
     from rlcli.recipe.schema import SECTIONS
 
     fields = fields_under(name) if name.split(".")[0] in SECTIONS else []
-    rows = [(key, field.type, None if field.required else str(field.default_text), field.doc) for key, field in fields]
+    rows = [
+        (key, field.type, None if field.required else str(field.default_text), field.doc)
+        for key, field in fields
+    ]
     if as_json and rows:
-        print_json({"section": name, "keys": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]})
+        print_json(
+            {"section": name, "keys": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]}
+        )
     elif rows:
         print_text(f"keys of {name}")
         _print_keys(rows)
@@ -102,7 +123,10 @@ _COLUMNS = ("name", "type", "default", "doc")
 def _print_keys(rows: Sequence[tuple[str, str, str | None, str]]) -> None:
     """Print each key with its type, its default (None: required) and its meaning."""
     for name, kind, default, doc in rows:
-        print_text(f"  {name}  {kind}" + (", required" if default is None else f" = {default}" if default else ""))
+        print_text(
+            f"  {name}  {kind}"
+            + (", required" if default is None else f" = {default}" if default else "")
+        )
         if doc:
             print_text(wrapped(doc, " " * 6, " " * 6))
 
@@ -115,7 +139,7 @@ def _homes(name: str) -> list[tuple[str, str]]:
     return [(kind, name) for kind in KINDS.values() if module_name(name) in registry.names(kind)]
 
 
-# -- components -------------------------------------------------------------------------------------------
+# -- components ------------------------------------------------------------------------------------
 
 
 def _show_components(homes: list[tuple[str, str]], as_json: bool) -> None:
@@ -134,7 +158,10 @@ def _print_component(signature: Signature) -> None:
     from rlcli.recipe.introspection.fields import arguments_in
     from rlcli.recipe.parsing.layers import shown
 
-    print_text(f"{signature.kind.removesuffix('s')} {signature.name} · {shown(signature.path)}:{signature.line}")
+    print_text(
+        f"{signature.kind.removesuffix('s')} {signature.name} · "
+        f"{shown(signature.path)}:{signature.line}"
+    )
     if signature.doc:
         print_text(wrapped(signature.doc))
     if signature.kind == "interfaces":
@@ -158,7 +185,9 @@ def _type_and_default(signature: Signature, argument: Argument) -> tuple[str, st
     from rlcli.recipe.introspection.fields import argument_type, default_text
 
     default = "" if argument.fields else default_text(argument)  # for a section, its fields follow
-    return argument_type(signature, argument), None if argument.required and not argument.fields else default
+    return argument_type(
+        signature, argument
+    ), None if argument.required and not argument.fields else default
 
 
 def _calls(signature: Signature) -> list[str]:
@@ -190,11 +219,17 @@ def _component_json(signature: Signature) -> dict[str, Any]:
     }
 
 
-# -- recipes ----------------------------------------------------------------------------------------------
+# -- recipes ---------------------------------------------------------------------------------------
 
 
 def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) -> None:
-    from rlcli.recipe.introspection.readable import COLUMN, by_label, defaults_left_out, what_is_set, with_origins
+    from rlcli.recipe.introspection.readable import (
+        COLUMN,
+        by_label,
+        defaults_left_out,
+        what_is_set,
+        with_origins,
+    )
     from rlcli.recipe.parsing.write import to_yaml
 
     if as_json:
@@ -207,7 +242,9 @@ def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) 
     recipe = resolved.to_json() if every else what_is_set(resolved)
     if origins:
         for layer in resolved.layers:
-            print_text(f"# layer {layer.label}" + (f"  {layer.file}" if layer.file != layer.label else ""))
+            print_text(
+                f"# layer {layer.label}" + (f"  {layer.file}" if layer.file != layer.label else "")
+            )
         for key, mark in resolved.removed.items():
             print_text(f"# removed {key}  {by_label(str(mark), resolved)}")
         lines = with_origins(resolved, recipe)
@@ -218,4 +255,7 @@ def _show_recipe(resolved: Resolved, origins: bool, every: bool, as_json: bool) 
     else:
         print_text(to_yaml(recipe).rstrip("\n"))
     if not every:
-        print_talk(f"{defaults_left_out(resolved)} defaults are not shown: --all, or rlcli explain RECIPE SECTION")
+        print_talk(
+            f"{defaults_left_out(resolved)} defaults are not shown: --all, or rlcli "
+            "explain RECIPE SECTION"
+        )

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli.arguments import AsJson, RunsFolder, overview_of
-from rlcli.cli.output import print_json, print_styled, print_table, print_talk, print_text, speaks_unicode
+from rlcli.cli.output import (
+    print_json,
+    print_styled,
+    print_table,
+    print_talk,
+    print_text,
+    speaks_unicode,
+)
 from rlcli.cli.units import age, count
 from rlcli.observe.run_search import RUNS, find_runs, short_name
 from rlcli.observe.series import clock_time, short, sparkline
@@ -27,9 +34,12 @@ CURVE_WIDTH = 40
 
 def status(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="One run, in detail: its folder or name; default: all.")
+        str | None,
+        typer.Argument(metavar="RUN", help="One run, in detail: its folder or name; default: all."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help=f"List more than the last {SHOWN} runs.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help=f"List more than the last {SHOWN} runs.")
+    ] = False,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -52,9 +62,16 @@ def status(
 
     folders = find_runs(runs)
     shown = folders if every else folders[:SHOWN]
-    overviews = with_jobs([overview for overview in map(read_overview, shown) if overview is not None])
+    overviews = with_jobs(
+        [overview for overview in map(read_overview, shown) if overview is not None]
+    )
     if as_json:
-        print_json({"runs": [as_document(overview) for overview in overviews], "left_out": len(folders) - len(shown)})
+        print_json(
+            {
+                "runs": [as_document(overview) for overview in overviews],
+                "left_out": len(folders) - len(shown),
+            }
+        )
     else:
         _print_all(overviews, len(folders) - len(shown), runs)
 
@@ -65,10 +82,21 @@ def _print_all(overviews: list[Overview], left_out: int, runs: Path) -> None:
         return
     rows = []
     for overview in overviews:
-        telling = f"{overview.telling[0]} {short(overview.telling[1])}" if overview.telling is not None else "-"
+        telling = (
+            f"{overview.telling[0]} {short(overview.telling[1])}"
+            if overview.telling is not None
+            else "-"
+        )
         old = f"{age(overview.age)} ago" if overview.age is not None else "-"
         rows.append(
-            (short_name(overview.folder, runs), overview.state, steps_of(overview), telling, _where(overview), old)
+            (
+                short_name(overview.folder, runs),
+                overview.state,
+                steps_of(overview),
+                telling,
+                _where(overview),
+                old,
+            )
         )
     print_table(["run", "state", "step", "last", "where", "updated"], rows)
     if left_out:
@@ -99,8 +127,14 @@ def _progress(overview: Overview) -> Progress:
 
 def _print_one(overview: Overview, progress: Progress, runs: Path) -> None:
     code = f", exit code {overview.exit_code}" if overview.exit_code else ""
-    style = {"running": "green", "done": "green", "failed": "red", "died": "red"}.get(overview.state, "yellow")
-    head = (short_name(overview.folder, runs), "bold"), ("  ", ""), (f"{overview.state}{code}", style)
+    style = {"running": "green", "done": "green", "failed": "red", "died": "red"}.get(
+        overview.state, "yellow"
+    )
+    head = (
+        (short_name(overview.folder, runs), "bold"),
+        ("  ", ""),
+        (f"{overview.state}{code}", style),
+    )
     print_styled(*head, (f"  step {steps_of(overview)}", ""))
     rows = _facts(overview, progress)
     width = max((len(name) for name, _ in rows), default=0)
@@ -123,28 +157,48 @@ def _facts(overview: Overview, progress: Progress) -> list[tuple[str, str]]:
         facts.append(("why", overview.message))
     if overview.job is not None:
         facts.append(
-            ("job", f"{overview.job}{f' on {overview.nodes}' if overview.nodes else ''}{_allocations(overview)}")
+            (
+                "job",
+                f"{overview.job}{f' on {overview.nodes}' if overview.nodes else ''}{_allocations(overview)}",
+            )
         )
     if overview.holder is not None:
-        others = f", supervisor {overview.holder.supervisor.pid}" if overview.holder.supervisor is not None else ""
+        others = (
+            f", supervisor {overview.holder.supervisor.pid}"
+            if overview.holder.supervisor is not None
+            else ""
+        )
         facts.append(("where", f"{_machine(overview)}, pid {overview.holder.owner.pid}{others}"))
     processes = read_processes(overview.folder)
     if processes:
-        facts.append(("processes", ", ".join(f"{name} {process.pid}" for name, process in processes)))
+        facts.append(
+            ("processes", ", ".join(f"{name} {process.pid}" for name, process in processes))
+        )
     if overview.started:
         old = f", last update {age(overview.age)} ago" if overview.age is not None else ""
         facts.append(("started", f"{overview.started}{old}"))
     for name, values in progress.telling_curves():
-        facts.append((name, f"{short(values[-1]):<8}{sparkline(values, CURVE_WIDTH, ascii_only=not speaks_unicode())}"))
+        facts.append(
+            (
+                name,
+                f"{short(values[-1]):<8}{sparkline(values, CURVE_WIDTH, ascii_only=not speaks_unicode())}",
+            )
+        )
     for name in EVALUATED:
         if values := progress.evaluated(name):
             before = f"{short(values[0])} -> " if len(values) > 1 else ""
             facts.append((f"held-out {name}", f"{before}{short(values[-1])}"))
     if progress.seconds_per_step is not None:
-        rate = f", {short(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second is not None else ""
+        rate = (
+            f", {short(progress.tokens_per_second)} tokens/s"
+            if progress.tokens_per_second is not None
+            else ""
+        )
         facts.append(("pace", f"{short(progress.seconds_per_step)} s per step{rate}"))
     if progress.restarts:
-        counts = ", ".join(f"{group} {number}" for group, number in sorted(progress.restarts.items()))
+        counts = ", ".join(
+            f"{group} {number}" for group, number in sorted(progress.restarts.items())
+        )
         facts.append(("started again", counts))
     if overview.is_under_way and progress.eta is not None:
         facts.append(("time left", clock_time(progress.eta)))
@@ -178,7 +232,11 @@ def _commands(overview: Overview, name: str) -> list[str]:
     if overview.is_under_way:
         return [f"follow it: rlcli attach {name}; stop it: rlcli stop {name}"]
     folder = shlex.quote(str(overview.folder))
-    return [] if overview.state == "done" else [f"look: rlcli logs {name}; continue: rlcli resume {folder}"]
+    return (
+        []
+        if overview.state == "done"
+        else [f"look: rlcli logs {name}; continue: rlcli resume {folder}"]
+    )
 
 
 def as_document(overview: Overview) -> dict[str, Any]:
@@ -217,5 +275,7 @@ def _details(overview: Overview, progress: Progress) -> dict[str, Any]:
         "supervisor": overview.holder.supervisor.pid
         if overview.holder is not None and overview.holder.supervisor
         else None,
-        "processes": [{"name": name, **asdict(process)} for name, process in read_processes(overview.folder)],
+        "processes": [
+            {"name": name, **asdict(process)} for name, process in read_processes(overview.folder)
+        ],
     }

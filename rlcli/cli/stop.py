@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 
 def stop(
     run: RunName,
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for the current step; its work is lost.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait for the current step; its work is lost.")
+    ] = False,
     grace: Annotated[
         float | None,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="After this, as --now [a minute and 3 steps]."),
+        typer.Option(
+            "--grace", metavar="SECONDS", min=0, help="After this, as --now [a minute and 3 steps]."
+        ),
     ] = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask it to stop after the current step.")] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Only ask it to stop after the current step.")
+    ] = False,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """Decides whether this process does the work, or watches one that does.
 
-`train` and `resume` have a supervisor. Other verbs that run components work in a fork, so that a component that calls
-`os._exit(0)` is not mistaken for completed work.
+`train` and `resume` have a supervisor. Other verbs that run components work in a fork, so that a
+component that calls `os._exit(0)` is not mistaken for completed work.
 """
 
 from __future__ import annotations
@@ -25,23 +25,28 @@ WATCHED = ("check", "tokens", "test", "eval", "generate")
 """Verbs that work in a fork."""
 
 _verdict: tuple[int, int] | None = None
-"""In such a fork: the descriptor for its exit code, and its process, because copies of it must not write there."""
+"""In such a fork: the descriptor for its exit code, and its process,
+because copies of it must not write there."""
 
 NoSupervisor = Annotated[
-    bool, typer.Option("--no-supervisor", help="Train in this process: no deadlines, no report if it dies.")
+    bool,
+    typer.Option(
+        "--no-supervisor", help="Train in this process: no deadlines, no report if it dies."
+    ),
 ]
 
 
 def is_to_supervise(context: typer.Context, no_supervisor: bool) -> bool:
-    """Whether a child of this process should do the work: not if this is that child, nor under a debugger, which would
-    follow the wrong process."""
+    """Whether a child of this process should do the work: not if this is that child, nor under a
+    debugger, which would follow the wrong process."""
     if lifeline.attach() or no_supervisor or sys.gettrace() is not None:
         return False
     return _is_whole_process(context)
 
 
 def keep_run_private(context: typer.Context) -> None:
-    """Give everything that the run writes from now on to its owner alone, if this process is only for this command."""
+    """Give everything that the run writes from now on to its owner alone, if this process is only
+    for this command."""
     if _is_whole_process(context):
         keep_private()
 
@@ -51,7 +56,8 @@ def _is_whole_process(context: typer.Context) -> bool:
 
 
 def supervise(context: typer.Context, quiet: bool, as_json: bool, in_job: bool = False) -> int:
-    """Run the command in a child. Returns its exit code; raises RlcliError if it did not end by itself."""
+    """Run the command in a child. Returns its exit code;
+    raises RlcliError if it did not end by itself."""
     from rlcli.launch import supervisor
 
     options = context.parent.params if context.parent is not None else {}
@@ -65,7 +71,8 @@ def supervise(context: typer.Context, quiet: bool, as_json: bool, in_job: bool =
 
 
 def watch_fork() -> int | None:
-    """Continue in a fork of this process. Returns None in the fork and, once it has ended, its exit code here.
+    """Continue in a fork of this process. Returns None in the fork and, once it has ended,
+    its exit code here.
 
     Raises WorkerError if it ended without `report_verdict`.
     """
@@ -92,8 +99,9 @@ def watch_fork() -> int | None:
 
 
 def _wait_for_signal(awaited: set[signal.Signals]) -> bool:
-    """Wait for one of these signals. Returns whether it is an interrupt that was sent to this process alone: the
-    terminal interrupts the fork too. Where a signal does not tell its sender, every interrupt counts as the terminal's.
+    """Wait for one of these signals. Returns whether it is an interrupt that was sent to this
+    process alone: the terminal interrupts the fork too. Where a signal does not tell its sender,
+    every interrupt counts as the terminal's.
     """
     if not hasattr(signal, "sigwaitinfo"):
         signal.sigwait(awaited)
@@ -103,15 +111,22 @@ def _wait_for_signal(awaited: set[signal.Signals]) -> bool:
 
 
 def _exit_code(code: int, verdict: int) -> int:
-    """The exit code of a fork that ended with `code` and may have written a verdict into this pipe."""
+    """The exit code of a fork that ended with `code` and may have written a verdict into this
+    pipe."""
     os.set_blocking(verdict, False)
     with contextlib.suppress(BlockingIOError):  # it is still open if a component has forked
         if os.read(verdict, 100) == b"%d\n" % code:
             return code
     if -code in STOP_SIGNALS:
         return 128 - code
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    hint = "a component may have called os._exit" if code >= 0 else "its last output may show in what"
+    how = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended with exit code {code}"
+    )
+    hint = (
+        "a component may have called os._exit" if code >= 0 else "its last output may show in what"
+    )
     raise WorkerError(f"the command {how}, before its work was done", hint=hint, code="F01")
 
 

@@ -14,23 +14,37 @@ from rlcli.cli.output import print_json
 
 def test(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="interface, backend, dataset, family, recipe, reward; or all.")
+        str,
+        typer.Argument(
+            metavar="KIND", help="interface, backend, dataset, family, recipe, reward; or all."
+        ),
     ],
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Its name; without one: all of that kind.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Its name; without one: all of that kind.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of the component, overrides of the recipe."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Arguments of the component, overrides of the recipe."
+        ),
     ] = None,
     keyword: Annotated[
-        str, typer.Option("-k", metavar="WORDS", help="Only checks whose names contain these words.")
+        str,
+        typer.Option("-k", metavar="WORDS", help="Only checks whose names contain these words."),
     ] = "",
-    exit_first: Annotated[bool, typer.Option("--exit-first", "-x", help="Stop at the first failure.")] = False,
+    exit_first: Annotated[
+        bool, typer.Option("--exit-first", "-x", help="Stop at the first failure.")
+    ] = False,
     check_seconds: Annotated[
-        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time limit of one check.")
+        float,
+        typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time limit of one check."),
     ] = 120.0,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of each failure.")] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the traceback of each failure.")
+    ] = False,
     junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too.")
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML too."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -49,7 +63,13 @@ def test(
         tested = run_checks(chosen, printer, Options(keyword, exit_first, junit, check_seconds))
     code = exit_code(tested)
     if as_json:
-        print_json({"ok": code == 0, "exit_code": code, "components": [component.as_json() for component in tested]})
+        print_json(
+            {
+                "ok": code == 0,
+                "exit_code": code,
+                "components": [component.as_json() for component in tested],
+            }
+        )
     else:
         printer.total(tested)
     return code

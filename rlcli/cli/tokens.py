@@ -1,4 +1,5 @@
-"""`rlcli tokens`: a row of a recipe's dataset as the model sees it, and which of its tokens are trained on."""
+"""`rlcli tokens`: a row of a recipe's dataset as the model sees it,
+and which of its tokens are trained on."""
 
 from __future__ import annotations
 
@@ -31,10 +32,17 @@ def tokens(
     with_: With = None,
     row: Annotated[int, typer.Option("--row", metavar="N", help="Which row, counted from 0.")] = 0,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", metavar="NAME", help="Which of the datasets; else the training one.")
+        str | None,
+        typer.Option(
+            "--dataset", metavar="NAME", help="Which of the datasets; else the training one."
+        ),
     ] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="One line for each token, with its id.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page.")] = None,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="One line for each token, with its id.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a row's tokens, and which of them are trained on.
@@ -71,7 +79,9 @@ def _known(resolved: Resolved, dataset: str) -> str:
 
 def _in_range(row: int, rows: int, dataset: str) -> int:
     if not 0 <= row < rows:
-        raise UsageError(f"dataset {dataset} has no row {row}", hint=f"its rows are 0 to {rows - 1}")
+        raise UsageError(
+            f"dataset {dataset} has no row {row}", hint=f"its rows are 0 to {rows - 1}"
+        )
     return row
 
 
@@ -80,7 +90,10 @@ def _counted(preview: Preview, sequences: Sequence[Sequence[Token]]) -> str:
     several = f" in {len(sequences)} sequences" if len(sequences) > 1 else ""
     if preview.trained is None:
         return f"{total} tokens · a prompt"
-    return f"{total} tokens{several} · {sum(token.trained for tokens in sequences for token in tokens)} trained"
+    return (
+        f"{total} tokens{several} · "
+        f"{sum(token.trained for tokens in sequences for token in tokens)} trained"
+    )
 
 
 def _what_follows(resolved: Resolved) -> str:
@@ -98,7 +111,9 @@ def _facts(preview: Preview) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _print_marked(title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
+def _print_marked(
+    title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str
+) -> None:
     """Print tokens coloured on a terminal, with marks elsewhere."""
     coloured = has_colour(sys.stdout)
     print_text(title)
@@ -113,13 +128,17 @@ def _print_marked(title: str, preview: Preview, sequences: Sequence[Sequence[Tok
         print_text(f"{name:<8}{value}")
     legend = "green is" if coloured else "▐ … ▌ is"
     if not follows:
-        print_talk(f"{legend} trained on, the rest is masked. --ids shows token ids, --html a page.")
+        print_talk(
+            f"{legend} trained on, the rest is masked. --ids shows token ids, --html a page."
+        )
 
 
 def _marked(tokens: Sequence[Token]) -> str:
     from rlcli.inspect.token_marks import runs
 
-    stretches = ((trained, "".join(token.shown for token in group)) for trained, group in runs(tokens))
+    stretches = (
+        (trained, "".join(token.shown for token in group)) for trained, group in runs(tokens)
+    )
     return "".join(f"▐{text}▌" if trained else text for trained, text in stretches)
 
 
@@ -128,7 +147,8 @@ def _coloured(tokens: Sequence[Token]) -> str:
 
 
 def _painted(text: str, codes: str) -> str:
-    """Text in a colour that ends with each line, or it would spread over the rest of the terminal's line."""
+    """Text in a colour that ends with each line, or it would spread over the rest of the terminal's
+    line."""
     return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" if line else "" for line in text.split("\n"))
 
 
@@ -138,12 +158,17 @@ def _print_ids(title: str, preview: Preview, sequences: Sequence[Sequence[Token]
         print_text(f"{'place':>6}{'id':>8}  trained  text")
         for position, token in enumerate(tokens):
             shown = token.shown.replace("\n", "")
-            print_text(f"{position:>6}{token.id:>8}  {'yes' if token.trained else '-':<7}  {shown!r}".rstrip())
+            print_text(
+                f"{position:>6}{token.id:>8}  "
+                f"{'yes' if token.trained else '-':<7}  {shown!r}".rstrip()
+            )
     for name, value in _facts(preview):
         print_text(f"{name:<8}{value}")
 
 
-def _write_page(file: Path, title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str) -> None:
+def _write_page(
+    file: Path, title: str, preview: Preview, sequences: Sequence[Sequence[Token]], follows: str
+) -> None:
     from rlcli.inspect.token_page import token_page
 
     try:
@@ -153,7 +178,9 @@ def _write_page(file: Path, title: str, preview: Preview, sequences: Sequence[Se
     print_text(f"wrote {file}")
 
 
-def _as_json(name: str, row: int, preview: Preview, sequences: Sequence[Sequence[Token]]) -> dict[str, Any]:
+def _as_json(
+    name: str, row: int, preview: Preview, sequences: Sequence[Sequence[Token]]
+) -> dict[str, Any]:
     return {
         "dataset": name,
         "row": row,
@@ -163,7 +190,10 @@ def _as_json(name: str, row: int, preview: Preview, sequences: Sequence[Sequence
         "answer": preview.metadata.get("answer"),
         "masked_by": preview.masked_by,
         "sequences": [
-            [{"id": t.id, "text": t.text, "trained": t.trained, "special": t.special} for t in tokens]
+            [
+                {"id": t.id, "text": t.text, "trained": t.trained, "special": t.special}
+                for t in tokens
+            ]
             for tokens in sequences
         ],
     }

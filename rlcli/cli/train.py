@@ -32,30 +32,46 @@ def train(
     overrides: Overrides = None,
     with_: With = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="DIR", help="Folder of the run [runs/<recipe>/<time>].")
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="Folder of the run [runs/<recipe>/<time>]."),
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option("--sweep", metavar="KEY=V,V", help="A run for each value; repeatable.", rich_help_panel=SWEEP),
+        typer.Option(
+            "--sweep",
+            metavar="KEY=V,V",
+            help="A run for each value; repeatable.",
+            rich_help_panel=SWEEP,
+        ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", metavar="N", min=1, help="Each run with N seeds.", rich_help_panel=SWEEP)
+        int | None,
+        typer.Option(
+            "--seeds", metavar="N", min=1, help="Each run with N seeds.", rich_help_panel=SWEEP
+        ),
     ] = None,
     at_once: Annotated[
         int | None,
-        typer.Option("--at-once", metavar="N", min=1, help="Runs at a time [by GPUs].", rich_help_panel=SWEEP),
+        typer.Option(
+            "--at-once", metavar="N", min=1, help="Runs at a time [by GPUs].", rich_help_panel=SWEEP
+        ),
     ] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Skip the checks of rows and rewards before training.")
+        bool,
+        typer.Option("--no-check", help="Skip the checks of rows and rewards before training."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With launch=slurm: print the batch script, and submit nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="With launch=slurm: print the batch script, and submit nothing."
+        ),
     ] = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
 ) -> int:
-    """Run a recipe: check it, run what it starts from, train, evaluate, save. With launch=slurm: submit it as a job.
+    """Run a recipe: check it, run what it starts from, train, evaluate, save. With launch=slurm:
+    submit it as a job.
 
     Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
     """
@@ -90,7 +106,9 @@ def train(
     return tell(finished, as_json)
 
 
-def _submit(resolved: Resolved, run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool) -> int:
+def _submit(
+    resolved: Resolved, run_dir: Path | None, dry_run: bool, no_check: bool, as_json: bool
+) -> int:
     from rlcli.launch.slurm.submit import planned, submit_run
 
     if dry_run:
@@ -128,21 +146,36 @@ def _sweep(
     log_dir = Path(base.recipe.log.dir).expanduser()
     folder = run_dir or fresh_folder(log_dir / base.recipe.name)
     open_sweep(folder, sweep)
-    print_talk(f"{len(sweep.runs)} runs -> {short_path(folder)}; rlcli status and rlcli attach show them")
+    print_talk(
+        f"{len(sweep.runs)} runs -> {short_path(folder)}; rlcli status and rlcli attach show them"
+    )
     goes_first = first_goes_alone(base, str(log_dir))
-    local = Local(sweep, folder, slots(base, at_once), print_talk, goes_first, is_checked=not no_check)
+    local = Local(
+        sweep, folder, slots(base, at_once), print_talk, goes_first, is_checked=not no_check
+    )
     with status_line() as look:
         code = local.run(look)
     overviews = local.overviews()
     if as_json:
-        shown = [{"name": run.name, "settings": run.settings} | (as_document(o) if o else {}) for run, o in overviews]
+        shown = [
+            {"name": run.name, "settings": run.settings} | (as_document(o) if o else {})
+            for run, o in overviews
+        ]
         print_json({"ok": code == 0, "exit_code": code, "sweep": str(folder), "runs": shown})
     else:
-        finished = [o.folder for _, o in overviews if o is not None and (o.folder / RESOLVED_RECIPE).is_file()]
+        finished = [
+            o.folder
+            for _, o in overviews
+            if o is not None and (o.folder / RESOLVED_RECIPE).is_file()
+        ]
         if finished:
             print_groups(groups_of(finished))
     name = short_path(folder)
-    print_talk(f"curves: rlcli compare {name}" if code == 0 else f"to continue: {again(Path(name), sys.argv[1:])}")
+    print_talk(
+        f"curves: rlcli compare {name}"
+        if code == 0
+        else f"to continue: {again(Path(name), sys.argv[1:])}"
+    )
     return code
 
 
@@ -186,5 +219,8 @@ def tell(finished: Finished, as_json: bool) -> int:
         print_report(outcome)
     if finished.exit_code:
         again = short_path(outcome.run_dir)
-        print_talk(f"stopped at step {finished.steps_done} of {finished.steps}. To continue: rlcli resume {again}")
+        print_talk(
+            f"stopped at step {finished.steps_done} of {finished.steps}. To "
+            f"continue: rlcli resume {again}"
+        )
     return finished.exit_code

@@ -16,7 +16,9 @@ def validate(
     recipe: RecipeName,
     overrides: Overrides = None,
     with_: With = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing if the recipe is valid.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing if the recipe is valid.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe, and those it starts from, without starting anything.

@@ -1,4 +1,5 @@
-"""Verbs as typer sees them: with rlcli's own help pages, its messages for unknown verbs, and imported when used."""
+"""Verbs as typer sees them: with rlcli's own help pages, its messages for unknown verbs, and
+imported when used."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        verbs = [(name, self.commands[name].get_short_help_str(WIDEST)) for name in self.list_commands(ctx)]
+        verbs = [
+            (name, self.commands[name].get_short_help_str(WIDEST))
+            for name in self.list_commands(ctx)
+        ]
         _show(page(self, ctx, [("", verbs)]))
 
 
@@ -47,17 +51,21 @@ class LazyVerbs(VerbGroup):
         return command_of(cmd_name) if cmd_name in self.list_commands(ctx) else None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _show(page(self, ctx, [(group, list(verbs.items())) for group, verbs in self.table.items()]))
+        _show(
+            page(self, ctx, [(group, list(verbs.items())) for group, verbs in self.table.items()])
+        )
 
 
 def _show(text: str) -> NoReturn:
-    """Print a page like all other output, and exit: the parser's own printing mishandles a closed pipe."""
+    """Print a page like all other output, and exit: the parser's own printing mishandles a closed
+    pipe."""
     write_text(text)
     raise typer.Exit
 
 
 def command_of(verb: str) -> Any:
-    """The command of a verb: `rlcli/cli/<verb>.py` has a function of that name, or a Typer with several commands."""
+    """The command of a verb: `rlcli/cli/<verb>.py` has a function of that name, or a Typer with
+    several commands."""
     module = importlib.import_module(f"rlcli.cli.{verb.replace('-', '_')}")
     definition = getattr(module, verb.replace("-", "_"))
     if not isinstance(definition, typer.Typer):

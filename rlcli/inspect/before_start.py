@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
 
 READ_WHOLE = 32 << 20
-"""Bytes. Of a larger dataset file only the first rows are read here; the workers read all of it anyway."""
+"""Bytes. Of a larger dataset file only the first rows are read here;
+the workers read all of it anyway."""
 FIRST_ROWS = 1000
 
 
 def check_before_start(
-    resolved: Resolved, run_dir: Path | None, runs_first: Sequence[Resolved], warn: Callable[[str], None] | None = None
+    resolved: Resolved,
+    run_dir: Path | None,
+    runs_first: Sequence[Resolved],
+    warn: Callable[[str], None] | None = None,
 ) -> None:
-    """Check the libraries, models, data, folders and disk of a recipe and of those that must run before it; with `warn`
-    also some of their rows. Loads no model and makes no folder. Raises RlcliError with all problems found."""
+    """Check the libraries, models, data, folders and disk of a recipe and of those that must run
+    before it; with `warn` also some of their rows. Loads no model and makes no folder. Raises
+    RlcliError with all problems found."""
     from rlcli.inspect.model_files import model_faults
     from rlcli.recipe.libraries import missing_here
 
@@ -45,20 +50,27 @@ def check_before_start(
             _look_at_rows(run, datasets, warn)
 
 
-def _look_at_rows(resolved: Resolved, datasets: dict[str, OpenDataset], warn: Callable[[str], None]) -> None:
+def _look_at_rows(
+    resolved: Resolved, datasets: dict[str, OpenDataset], warn: Callable[[str], None]
+) -> None:
     """Raise RlcliError if some rows show that the run would fail or learn nothing."""
     from rlcli.inspect.checklist import quick_checks
     from rlcli.inspect.findings import as_error
 
     findings = list(quick_checks(resolved, datasets))
-    raise_all(as_error(finding, "--no-check trains all the same") for finding in findings if finding.level == "FAIL")
+    raise_all(
+        as_error(finding, "--no-check trains all the same")
+        for finding in findings
+        if finding.level == "FAIL"
+    )
     for finding in findings:
         if finding.level == "warn":
             warn(f"{finding.about}: {finding.says}{f'; {finding.fix}' if finding.fix else ''}")
 
 
 def _open_datasets(resolved: Resolved) -> tuple[dict[str, OpenDataset], list[RlcliError]]:
-    """The datasets that can be read without torch and transformers, and their errors; the workers open the others."""
+    """The datasets that can be read without torch and transformers, and their errors; the workers
+    open the others."""
     from rlcli.checkpoint.light_tokenizer import NotLight
     from rlcli.inspect.rows import Tokenizers, is_light, open_dataset
     from rlcli.recipe.dataset_sizes import check_dataset_sizes
@@ -92,8 +104,14 @@ def _first_rows(dataset: str, args: dict[str, Any]) -> dict[str, Any]:
         is_large = isinstance(path, str) and os.stat(Path(path).expanduser()).st_size > READ_WHOLE
     except OSError:
         return {}
-    knows = any(argument.name == "max_rows" for argument in signature_of("datasets", dataset).arguments)
-    return {"max_rows": min(args.get("max_rows") or FIRST_ROWS, FIRST_ROWS)} if is_large and knows else {}
+    knows = any(
+        argument.name == "max_rows" for argument in signature_of("datasets", dataset).arguments
+    )
+    return (
+        {"max_rows": min(args.get("max_rows") or FIRST_ROWS, FIRST_ROWS)}
+        if is_large and knows
+        else {}
+    )
 
 
 def _with_place(resolved: Resolved, name: str, error: RlcliError) -> RlcliError:
@@ -104,20 +122,31 @@ def _with_place(resolved: Resolved, name: str, error: RlcliError) -> RlcliError:
     return DataError(error.what, where=str(location), hint=error.hint, code=error.code)
 
 
-def _folder_faults(resolved: Resolved, run_dir: Path | None, *, is_sized: bool) -> Iterator[RlcliError]:
-    """Check that the run has a folder of its own that can be made, and if its models' sizes can be believed, with
-    enough disk space for what it keeps."""
+def _folder_faults(
+    resolved: Resolved, run_dir: Path | None, *, is_sized: bool
+) -> Iterator[RlcliError]:
+    """Check that the run has a folder of its own that can be made, and if its models' sizes can be
+    believed, with enough disk space for what it keeps."""
     from rlcli.checkpoint.disk import check_free_space
     from rlcli.observe.run_directory import check_new_folder
     from rlcli.topology.report import make_plan
 
     log_dir = Path(resolved.recipe.log.dir).expanduser()
-    folder = run_dir.absolute() if run_dir is not None else log_dir.absolute() / resolved.recipe.name
+    folder = (
+        run_dir.absolute() if run_dir is not None else log_dir.absolute() / resolved.recipe.name
+    )
     for role, section in resolved.recipe.models.items():
         model = Path(section.path).expanduser() if section.path is not None else None
-        if run_dir is not None and model is not None and model.is_dir() and folder.is_relative_to(model.resolve()):
+        if (
+            run_dir is not None
+            and model is not None
+            and model.is_dir()
+            and folder.is_relative_to(model.resolve())
+        ):
             message = f"{folder} is in the folder of models.{role}.path, which is only read"
-            yield ResourceError(message, where="--run-dir", hint="choose another --run-dir", code="R69")
+            yield ResourceError(
+                message, where="--run-dir", hint="choose another --run-dir", code="R69"
+            )
     try:
         check_new_folder(folder, is_run=run_dir is not None)
         needed = make_plan(resolved).storage.needed if is_sized else None

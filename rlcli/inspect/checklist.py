@@ -65,7 +65,8 @@ class _Subject:
 
 
 def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
-    """Everything that can be checked without loading a model, on up to `rows` rows of each dataset."""
+    """Everything that can be checked without loading a model,
+    on up to `rows` rows of each dataset."""
     subject = _Subject(resolved)
     yield _check_recipe(resolved)
     libraries, variables = list(libraries_to_install(resolved)), list(variables_to_set(resolved))
@@ -92,7 +93,8 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
         yield from _check_tokenizer(subject, next(iter(datasets.values())).tokenizer)
     yield from _check_rows(subject, datasets, looked_at)
     components = [] if missing else list(_check_components(resolved))
-    if all(finding.level == "ok" for finding in components):  # otherwise the same fault would be reported again
+    # otherwise the same fault would be reported again
+    if all(finding.level == "ok" for finding in components):
         yield from _check_rewards(resolved, datasets, looked_at)
     yield from _check_held_out(resolved, datasets, looked_at)
     yield from components
@@ -100,15 +102,20 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     yield from _check_doubtful(resolved)
 
 
-def quick_checks(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: int = 50) -> Iterator[Finding]:
-    """What up to `rows` rows of already open datasets show: masks, ends, lengths, templates, rewards."""
+def quick_checks(
+    resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: int = 50
+) -> Iterator[Finding]:
+    """What up to `rows` rows of already open datasets show: masks, ends, lengths,
+    templates, rewards."""
     looked_at: Rows = {name: dataset.sample(rows) for name, dataset in datasets.items()}
     yield from _check_rows(_Subject(resolved), datasets, looked_at)
     yield from _check_rewards(resolved, datasets, looked_at)
     yield from _check_doubtful(resolved)
 
 
-def _check_rows(subject: _Subject, datasets: Mapping[str, OpenDataset], looked_at: Rows) -> Iterator[Finding]:
+def _check_rows(
+    subject: _Subject, datasets: Mapping[str, OpenDataset], looked_at: Rows
+) -> Iterator[Finding]:
     for name, opened in datasets.items():
         yield from _check_dataset(subject, opened, looked_at[name])
 
@@ -123,16 +130,19 @@ def _check_recipe(resolved: Resolved) -> Finding:
 
 
 def _check_components(resolved: Resolved) -> Iterator[Finding]:
-    """Whether each interface and backend accepts its arguments together, also in the recipes that run first."""
+    """Whether each interface and backend accepts its arguments together,
+    also in the recipes that run first."""
     from rlcli.recipe.warm_start import chain
 
     faults = [error for run in (*chain(resolved), resolved) for error in component_faults(run)]
     yield from (failure("arguments", error) for error in faults)
     if not faults:
-        yield Finding(level="ok", about="arguments", says="every interface and backend accepts its own")
+        yield Finding(
+            level="ok", about="arguments", says="every interface and backend accepts its own"
+        )
 
 
-# -- models ----------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
 def _check_models(subject: _Subject) -> Iterator[Finding]:
@@ -165,9 +175,15 @@ def _check_tokenizer(subject: _Subject, opened: OpenTokenizer) -> Iterator[Findi
     """Whether the embedding has a row for each token, and how padding and stop tokens are set."""
     recipe, role = subject.recipe, prompt_role(subject.recipe)
     yield _fits(subject, role, "tokenizer", opened)
-    others = {tokenizer_source(recipe, name): name for name, section in recipe.models.items() if section.has_weights}
+    others = {
+        tokenizer_source(recipe, name): name
+        for name, section in recipe.models.items()
+        if section.has_weights
+    }
     for source, name in others.items():
-        if source in (tokenizer_source(recipe, role), opened.source) or source.startswith("recipe:"):
+        if source in (tokenizer_source(recipe, role), opened.source) or source.startswith(
+            "recipe:"
+        ):
             continue
         try:
             yield _fits(subject, name, f"tokenizer {name}", open_tokenizer(source))
@@ -179,21 +195,34 @@ def _fits(subject: _Subject, role: str, about: str, opened: OpenTokenizer) -> Fi
     tokenizer, sizes = opened.tokenizer, subject.sizes(role)
     rows = None if isinstance(sizes, str) else sizes.vocabulary
     if rows is not None and len(tokenizer) > rows:
-        message = f"it has {grouped(len(tokenizer))} tokens, the embedding of {role} {grouped(rows)} rows"
-        return failure(about, ModelError(message, hint="use the tokenizer that the model was made with", code="F32"))
+        message = (
+            f"it has {grouped(len(tokenizer))} tokens, the embedding of {role} {grouped(rows)} rows"
+        )
+        return failure(
+            about,
+            ModelError(message, hint="use the tokenizer that the model was made with", code="F32"),
+        )
     says = f"{grouped(len(tokenizer))} tokens"
     if rows is not None:
         says += f", a row of the embedding for each ({grouped(rows)})"
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         says += "; pad is the end of sequence, which is harmless: nothing is padded"
-    details = [f"read by transformers, not by its file alone: {opened.heavy_because}"] if opened.heavy_because else []
+    details = (
+        [f"read by transformers, not by its file alone: {opened.heavy_because}"]
+        if opened.heavy_because
+        else []
+    )
     unheard = _unheard_stops(subject, role, tokenizer)
     if unheard:
         names = ", ".join(tokenizer.decode([id_]) for id_ in unheard)
         return Finding(
-            level="warn", about=about, says=f"generation_config.json stops at {names} too, this recipe does not",
-            details=details, fix=f"set generation.stop_token_ids={unheard}", code="F32",
-        )  # fmt: skip
+            level="warn",
+            about=about,
+            says=f"generation_config.json stops at {names} too, this recipe does not",
+            details=details,
+            fix=f"set generation.stop_token_ids={unheard}",
+            code="F32",
+        )
     return Finding(level="ok", about=about, says=says, details=details)
 
 
@@ -203,15 +232,18 @@ def _unheard_stops(subject: _Subject, role: str, tokenizer: Any) -> list[int]:
     file = Path(path).expanduser() / "generation_config.json" if path is not None else None
     if file is None or not file.is_file() or not _generates(subject.recipe.graph):
         return []
-    end = known_object(file).get("eos_token_id")  # a file that cannot be read is reported with the model
+    # a file that cannot be read is reported with the model
+    end = known_object(file).get("eos_token_id")
     ids = end if isinstance(end, list) else [end]
     return [id_ for id_ in ids if isinstance(id_, int) and id_ not in subject.stop_ids(tokenizer)]
 
 
-# -- rows ------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
-def _check_dataset(subject: _Subject, opened: OpenDataset, rows: Sequence[Preview]) -> Iterator[Finding]:
+def _check_dataset(
+    subject: _Subject, opened: OpenDataset, rows: Sequence[Preview]
+) -> Iterator[Finding]:
     tokenizer = opened.tokenizer.tokenizer
     limits = _limits(subject, opened.name, tokenizer)
     yield check_rows(opened, rows)
@@ -231,7 +263,9 @@ def _limits(subject: _Subject, dataset: str, tokenizer: Any) -> RowLimits:
     recipe, sizes = subject.recipe, subject.sizes(prompt_role(subject.recipe))
     is_trained_on = dataset == recipe.train.dataset
     is_held_out = dataset == recipe.train.eval.dataset
-    generates = (is_trained_on and _generates(recipe.graph)) or (is_held_out and _generates(recipe.train.eval.graph))
+    generates = (is_trained_on and _generates(recipe.graph)) or (
+        is_held_out and _generates(recipe.train.eval.graph)
+    )
     return RowLimits(
         stop_ids=subject.stop_ids(tokenizer),
         new_tokens=recipe.generation.build().max_new_tokens if generates else 0,
@@ -248,16 +282,20 @@ def _generates(graph: Mapping[str, Call]) -> bool:
     return any(call.call == "generate" for call in graph.values())
 
 
-def _check_held_out(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: Rows) -> Iterator[Finding]:
+def _check_held_out(
+    resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: Rows
+) -> Iterator[Finding]:
     train, held_out = resolved.recipe.train.dataset, resolved.recipe.train.eval.dataset
     if held_out is not None and held_out != train and {train, held_out} <= set(datasets):
         yield check_leak(datasets[train], datasets[held_out], rows)
 
 
-# -- rewards and devices ---------------------------------------------------------------------------------
+# -- rewards and devices ---------------------------------------------------------------------------
 
 
-def _check_rewards(resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: Rows) -> Iterator[Finding]:
+def _check_rewards(
+    resolved: Resolved, datasets: Mapping[str, OpenDataset], rows: Rows
+) -> Iterator[Finding]:
     """Each reward that needs no model, on the rows that it will receive."""
     recipe = resolved.recipe
     graphs = [(recipe.train.dataset, recipe.graph)]
@@ -284,12 +322,19 @@ def _check_devices(resolved: Resolved) -> Finding:
         return Finding(level="ok", about="devices", says="the recipe runs on the CPU")
     gpus = list_gpus()
     if not gpus:
-        fate = "this recipe would run on the CPU" if cluster.device == "auto" else "they run at start on the cluster"
+        fate = (
+            "this recipe would run on the CPU"
+            if cluster.device == "auto"
+            else "they run at start on the cluster"
+        )
         return Finding(level="skip", about="GPU checks", says=f"no GPU here; {fate}")
     says = f"{len(gpus)} x {gpus[0].name}, {gpus[0].free_gib:.1f} GiB free on the first"
     if len(gpus) < cluster.devices_per_node:
         return Finding(
-            level="warn", about="devices", says=f"{says}; the recipe wants {cluster.devices_per_node} per node",
-            fix=f"set cluster.devices_per_node={len(gpus)} to run it here", code="R50",
-        )  # fmt: skip
+            level="warn",
+            about="devices",
+            says=f"{says}; the recipe wants {cluster.devices_per_node} per node",
+            fix=f"set cluster.devices_per_node={len(gpus)} to run it here",
+            code="R50",
+        )
     return Finding(level="ok", about="devices", says=says)

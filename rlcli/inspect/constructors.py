@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
-    """Errors that interfaces and backends raise when they are made, about their arguments or what these name: some are
-    found no other way. Imports their files, and thus torch; datasets are opened when they are read."""
+    """Errors that interfaces and backends raise when they are made, about their arguments or what
+    these name: some are found no other way. Imports their files, and thus torch; datasets are
+    opened when they are read."""
     reported: set[str] = set()
     for path, kind, component in components_of(resolved.recipe):
         try:
             if kind == "interfaces":
-                registry.make_interface(ModelInterfaceAbstraction(component.type, component.args)).check_ready()
+                registry.make_interface(
+                    ModelInterfaceAbstraction(component.type, component.args)
+                ).check_ready()
             elif kind == "backends":
                 registry.make_backend(ModelBackendAbstraction(component.type, component.args))
         except RlcliError as error:
@@ -30,4 +33,6 @@ def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
                 reported.add(error.what)
                 named = [key for key in component.args if key in re.findall(r"\w+", error.what)]
                 location = resolved.origin((*path, "args", named[0]) if named else (*path, "type"))
-                yield type(error)(error.what, where=error.where or str(location), hint=error.hint, code=error.code)
+                yield type(error)(
+                    error.what, where=error.where or str(location), hint=error.hint, code=error.code
+                )

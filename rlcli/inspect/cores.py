@@ -1,4 +1,5 @@
-"""How many processor cores a run may use: in a container or a job often fewer than the machine has."""
+"""How many processor cores a run may use: in a container or a job often fewer than the machine
+has."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores(environment: Mapping[str, str] = os.environ) -> int:
-    """The smallest of: the cores in our affinity mask, the control group's CPU quota, and what Slurm gave the task."""
+    """The smallest of: the cores in our affinity mask, the control group's CPU quota, and what
+    Slurm gave the task."""
     limits = [float(allowed_cores()), *_quotas(Path("/proc/self/cgroup"), CGROUPS)]
     of_task = environment.get("SLURM_CPUS_PER_TASK", "")
     if of_task.isdecimal():
@@ -36,7 +38,8 @@ def _quotas(membership: Path, root: Path) -> Iterator[float]:
 
 
 def _limits_of(root: Path, group: str, quota: Callable[[Path], float]) -> Iterator[float]:
-    """Quotas of a group and its parents, as far as they are visible: in a container the outer ones are not."""
+    """Quotas of a group and its parents, as far as they are visible:
+    in a container the outer ones are not."""
     folder = root / group.lstrip("/")
     while folder == root or root in folder.parents:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):

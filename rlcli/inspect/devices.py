@@ -23,7 +23,9 @@ def list_gpus(timeout_s: float = 10.0) -> list[Gpu]:
     """The GPUs that nvidia-smi lists; none if it is missing, fails or takes too long."""
     command = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return read_gpus(answer.stdout) if answer.returncode == 0 else []

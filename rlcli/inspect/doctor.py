@@ -1,4 +1,5 @@
-"""`rlcli doctor`: what is installed, what this machine offers, what is missing and how to get it. Without torch."""
+"""`rlcli doctor`: what is installed, what this machine offers,
+what is missing and how to get it. Without torch."""
 
 from __future__ import annotations
 
@@ -32,8 +33,19 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 SLURM = ("sbatch", "srun", "squeue", "scancel", "sacct")
-VARIABLES = ("CUDA_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "RLCLI_", "SLURM_JOB", "TORCH", "TRANSFORMERS_")
-"""Prefixes of environment variables that may explain a problem. Their names are reported, never their values."""
+VARIABLES = (
+    "CUDA_",
+    "HF_",
+    "NCCL_",
+    "OMP_",
+    "PYTORCH_",
+    "RLCLI_",
+    "SLURM_JOB",
+    "TORCH",
+    "TRANSFORMERS_",
+)
+"""Prefixes of environment variables that may explain a problem. Their names are reported,
+never their values."""
 
 GIB = 1 << 30
 LITTLE_DISK = 10 * GIB
@@ -69,11 +81,14 @@ def variables() -> list[str]:
 def packages() -> dict[str, str | None]:
     """Every package that rlcli needs or can use → its version, None if it is not installed."""
     requirements = read_requirements()
-    every = [*requirements.needed, *(requirement for of in requirements.extras.values() for requirement in of)]
+    every = [
+        *requirements.needed,
+        *(requirement for of in requirements.extras.values() for requirement in of),
+    ]
     return {requirement.name: installed_version(requirement.name) for requirement in every}
 
 
-# -- packages --------------------------------------------------------------------------------------------
+# -- packages --------------------------------------------------------------------------------------
 
 
 def _check_python(requirements: Requirements) -> Finding:
@@ -83,7 +98,13 @@ def _check_python(requirements: Requirements) -> Finding:
     says = f"python {version} (wants {requirements.python}), rlcli {__version__}"
     if SpecifierSet(requirements.python).contains(version, prereleases=True):
         return Finding(level="ok", about="python", says=says)
-    return Finding(level="FAIL", about="python", says=says, fix="make an environment with a newer Python", exit_code=1)
+    return Finding(
+        level="FAIL",
+        about="python",
+        says=says,
+        fix="make an environment with a newer Python",
+        exit_code=1,
+    )
 
 
 def _check_needed(requirements: Requirements) -> Iterator[Finding]:
@@ -93,10 +114,17 @@ def _check_needed(requirements: Requirements) -> Iterator[Finding]:
         if version is not None and fits(requirement, version):
             good += 1
             continue
-        says = f"{version} is installed, rlcli wants {requirement.specifier}" if version else "is not installed"
+        says = (
+            f"{version} is installed, rlcli wants {requirement.specifier}"
+            if version
+            else "is not installed"
+        )
         fix = f"pip install '{requirement}'"
         yield Finding(level="FAIL", about=requirement.name, says=says, fix=fix, exit_code=1)
-    says = f"{good} of {len(requirements.needed)} packages that rlcli needs, in the versions that it wants"
+    says = (
+        f"{good} of {len(requirements.needed)} packages that rlcli needs, in the "
+        "versions that it wants"
+    )
     if good == len(requirements.needed):
         yield Finding(level="ok", about="packages", says=says)
 
@@ -105,17 +133,23 @@ def _check_torch(gpus: Sequence[Gpu]) -> Finding:
     version, build = installed_version("torch"), torch_build()
     if version is None or build is None:
         return Finding(level="skip", about="torch", says="no build to look at")
-    says = f"torch {version}, built for {build}; transformers {installed_version('transformers') or 'missing'}"
+    says = (
+        f"torch {version}, built for {build}; transformers "
+        f"{installed_version('transformers') or 'missing'}"
+    )
     if gpus and build == "cpu":
         return Finding(
-            level="warn", about="torch", says=f"{says}: it cannot use the GPUs of this machine",
+            level="warn",
+            about="torch",
+            says=f"{says}: it cannot use the GPUs of this machine",
             fix="install a CUDA build of torch: https://pytorch.org/get-started/locally",
-        )  # fmt: skip
+        )
     return Finding(level="ok", about="torch", says=says)
 
 
 def _users_of_libraries() -> dict[Requirement, list[str]]:
-    """Requirement → the components that declare it; those whose files cannot be read are left out."""
+    """Requirement → the components that declare it; those whose files cannot be read are left
+    out."""
     users: dict[Requirement, list[str]] = {}
     for kind in registry.KINDS:
         names: Collection[str] = ()
@@ -128,41 +162,76 @@ def _users_of_libraries() -> dict[Requirement, list[str]]:
     return users
 
 
-def _check_extras(requirements: Requirements, users: Mapping[Requirement, Sequence[str]]) -> Iterator[Finding]:
+def _check_extras(
+    requirements: Requirements, users: Mapping[Requirement, Sequence[str]]
+) -> Iterator[Finding]:
     """The extras of rlcli, and the additional requirements of the project's components."""
-    in_extras = {requirement.name for needed in requirements.extras.values() for requirement in needed}
-    others = {requirement.name: (requirement,) for requirement in users if requirement.name not in in_extras}
+    in_extras = {
+        requirement.name for needed in requirements.extras.values() for requirement in needed
+    }
+    others = {
+        requirement.name: (requirement,)
+        for requirement in users
+        if requirement.name not in in_extras
+    }
     for extra, needed in (*requirements.extras.items(), *others.items()):
         versions = {requirement: installed_version(requirement.name) for requirement in needed}
         missing = [requirement.name for requirement, version in versions.items() if version is None]
         fix = pip_command(needed[0])
         if missing:
-            of = [user for requirement, by in users.items() if requirement.name in missing for user in by]
-            says = f"{', '.join(missing)} not installed; {'only ' + ', '.join(of) if of else 'optional'}"
-            yield Finding(level="skip", about=extra, says=f"{says}{' needs it' if of else ''}", fix=fix)
+            of = [
+                user
+                for requirement, by in users.items()
+                if requirement.name in missing
+                for user in by
+            ]
+            says = (
+                f"{', '.join(missing)} not installed; "
+                f"{'only ' + ', '.join(of) if of else 'optional'}"
+            )
+            yield Finding(
+                level="skip", about=extra, says=f"{says}{' needs it' if of else ''}", fix=fix
+            )
             continue
-        shown = ", ".join(f"{requirement.name} {version}" for requirement, version in versions.items())
-        odd = [requirement for requirement, version in versions.items() if version and not fits(requirement, version)]
+        shown = ", ".join(
+            f"{requirement.name} {version}" for requirement, version in versions.items()
+        )
+        odd = [
+            requirement
+            for requirement, version in versions.items()
+            if version and not fits(requirement, version)
+        ]
         if odd:
             tested = ", ".join(map(str, odd))
-            yield Finding(level="warn", about=extra, says=f"{shown} installed; tested with {tested}", fix=fix)
+            yield Finding(
+                level="warn", about=extra, says=f"{shown} installed; tested with {tested}", fix=fix
+            )
         else:
             yield Finding(level="ok", about=extra, says=shown)
 
 
-# -- the machine -----------------------------------------------------------------------------------------
+# -- the machine -----------------------------------------------------------------------------------
 
 
 def _check_gpus(gpus: Sequence[Gpu]) -> Finding:
     if not gpus:
-        return Finding(level="skip", about="GPUs", says="none that nvidia-smi knows of; recipes run on the CPU")
+        return Finding(
+            level="skip", about="GPUs", says="none that nvidia-smi knows of; recipes run on the CPU"
+        )
     names = {gpu.name for gpu in gpus}
     least = min(gpu.free_gib for gpu in gpus)
-    says = f"{len(gpus)} x {', '.join(sorted(names))}, at least {least:.1f} GiB free each, driver {gpus[0].driver}"
+    says = (
+        f"{len(gpus)} x {', '.join(sorted(names))}, at least {least:.1f} GiB free each, "
+        f"driver {gpus[0].driver}"
+    )
     busy = [gpu for gpu in gpus if gpu.free_gib < 0.9 * gpu.total_gib]
     if busy:
-        details = [f"GPU {gpu.index}: {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free" for gpu in busy]
-        return Finding(level="warn", about="GPUs", says=f"{says}; {len(busy)} in use", details=details)
+        details = [
+            f"GPU {gpu.index}: {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free" for gpu in busy
+        ]
+        return Finding(
+            level="warn", about="GPUs", says=f"{says}; {len(busy)} in use", details=details
+        )
     return Finding(level="ok", about="GPUs", says=says)
 
 
@@ -177,7 +246,9 @@ def _check_memory() -> Finding:
     try:
         import psutil
     except ImportError:
-        return Finding(level="skip", about="memory", says="psutil, which would tell, is not installed")
+        return Finding(
+            level="skip", about="memory", says="psutil, which would tell, is not installed"
+        )
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
     limit = _first_numbers(Path("/sys/fs/cgroup/memory.max"))
@@ -186,7 +257,12 @@ def _check_memory() -> Finding:
         total, free = limit[0], min(free, limit[0] - (used[0] if used else 0))
     says = f"{_gib(free)} of {_gib(total)} available"
     if free < 2 * GIB:
-        return Finding(level="warn", about="memory", says=says, fix="end what else uses it; a small model takes 2 GiB")
+        return Finding(
+            level="warn",
+            about="memory",
+            says=says,
+            fix="end what else uses it; a small model takes 2 GiB",
+        )
     return Finding(level="ok", about="memory", says=says)
 
 
@@ -215,7 +291,10 @@ def _check_shared_memory(has_gpus: bool) -> Finding:
     if has_gpus and usage.free < LITTLE_SHARED_MEMORY:
         fix = "start the container with --shm-size=8g, or set NCCL_SHM_DISABLE=1"
         return Finding(
-            level="warn", about="/dev/shm", says=f"{says}: too little for ranks that share a machine", fix=fix
+            level="warn",
+            about="/dev/shm",
+            says=f"{says}: too little for ranks that share a machine",
+            fix=fix,
         )
     return Finding(level="ok", about="/dev/shm", says=says)
 
@@ -224,7 +303,9 @@ def _check_open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     says = f"{_limit(soft)} (may be raised to {_limit(hard)})" if soft != hard else _limit(soft)
     if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
-        return Finding(level="warn", about="open files", says=says, fix=f"ulimit -n {min(hard, 65536)}")
+        return Finding(
+            level="warn", about="open files", says=says, fix=f"ulimit -n {min(hard, 65536)}"
+        )
     return Finding(level="ok", about="open files", says=says)
 
 
@@ -236,14 +317,17 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
 
 
-# -- surroundings ----------------------------------------------------------------------------------------
+# -- surroundings ----------------------------------------------------------------------------------
 
 
 def _check_entry_points() -> Iterator[Finding]:
     """Installed packages whose components cannot be found."""
     for name, entry, folder in installed_entry_points():
         if folder is None:
-            fix = f'write {ENTRY_POINTS!r} entry points as name = "package"; then install {name} again'
+            fix = (
+                f'write {ENTRY_POINTS!r} entry points as name = "package"; '
+                f"then install {name} again"
+            )
             yield Finding(level="warn", about=name, says=misnamed(name, entry), fix=fix)
 
 
@@ -261,7 +345,13 @@ def _check_project() -> Iterator[Finding]:
     says = f"{project} with {count} component{'' if count == 1 else 's'}"
     if broken:
         fix = "rlcli ls shows each; only recipes that name them are affected"
-        yield Finding(level="warn", about="project", says=f"{says}, {len(broken)} broken", details=broken, fix=fix)
+        yield Finding(
+            level="warn",
+            about="project",
+            says=f"{says}, {len(broken)} broken",
+            details=broken,
+            fix=fix,
+        )
     else:
         yield Finding(level="ok", about="project", says=says)
 

@@ -28,6 +28,7 @@ def _samplers_left_behind(resolved: Resolved) -> Iterator[str]:
         if call.call == "generate" and call.model not in writers and source in writers:
             location = resolved.origin(("graph", name, "model"))
             yield (
-                f"{location}: each step {name} samples with the weights that {call.model} began with, while {source} "
-                f"is trained; graph.{writers[source][0]}.hooks.copy_to={call.model} has it follow"
+                f"{location}: each step {name} samples with the weights that {call.model} began "
+                f"with, while {source} is trained; "
+                f"graph.{writers[source][0]}.hooks.copy_to={call.model} has it follow"
             )

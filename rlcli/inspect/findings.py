@@ -1,4 +1,5 @@
-"""Results of checks: lines of ok, warn, FAIL and skip, each with its cause and what to do about it."""
+"""Results of checks: lines of ok, warn, FAIL and skip,
+each with its cause and what to do about it."""
 
 from __future__ import annotations
 
@@ -39,15 +40,22 @@ def failure(about: str, error: RlcliError) -> Finding:
     """An error as a line."""
     where = (error.where,) if error.where else ()
     return Finding(
-        level="FAIL", about=about, says=error.what.rstrip("."), details=where, fix=error.hint, code=error.code,
+        level="FAIL",
+        about=about,
+        says=error.what.rstrip("."),
+        details=where,
+        fix=error.hint,
+        code=error.code,
         exit_code=error.exit_code,
-    )  # fmt: skip
+    )
 
 
 def as_error(finding: Finding, way_out: str) -> RlcliError:
     """A failure as an error, for a command that then stops; `way_out`: how it could continue."""
     message = ": ".join(filter(None, [finding.about, finding.says, ", ".join(finding.details)]))
-    error = RlcliError(message, hint="; ".join(filter(None, [finding.fix, way_out])), code=finding.code)
+    error = RlcliError(
+        message, hint="; ".join(filter(None, [finding.fix, way_out])), code=finding.code
+    )
     error.exit_code = finding.exit_code
     return error
 

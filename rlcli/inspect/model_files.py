@@ -1,4 +1,5 @@
-"""Checks the files of a role's model before anything is loaded, for `rlcli train` and `rlcli check` alike."""
+"""Checks the files of a role's model before anything is loaded,
+for `rlcli train` and `rlcli check` alike."""
 
 from __future__ import annotations
 
@@ -22,34 +23,41 @@ NOT_FOLDERS = ("builtin:", "recipe:")
 
 
 def check_model_files(resolved: Resolved, role: str) -> None:
-    """Check that a role's folder is complete and harmless, and its tokenizer no larger than its embedding; also for a
-    model from the Hub that is already on this machine. Raises ModelError."""
+    """Check that a role's folder is complete and harmless, and its tokenizer no larger than its
+    embedding; also for a model from the Hub that is already on this machine. Raises ModelError."""
     for error in _faults_of_role(resolved, role):
         raise error
 
 
 def model_faults(resolved: Resolved) -> Iterator[RlcliError]:
-    """Everything that is wrong with the models of a recipe: those of its roles, and those that its interfaces load."""
+    """Everything that is wrong with the models of a recipe: those of its roles, and those that its
+    interfaces load."""
     for role in resolved.recipe.models:
         yield from _faults_of_role(resolved, role)
     yield from faults_beyond_roles(resolved)
 
 
 def faults_beyond_roles(resolved: Resolved) -> Iterator[RlcliError]:
-    """What is wrong with the models of a recipe apart from each role's own files: together they are too large, ranks
-    cannot share their heads, or an interface loads a model that is not whole."""
+    """What is wrong with the models of a recipe apart from each role's own files: together they are
+    too large, ranks cannot share their heads, or an interface loads a model that is not whole."""
     yield from _too_large(resolved)
     yield from _undivided_heads(resolved)
-    graphs = ((("graph",), resolved.recipe.graph), (("train", "eval", "graph"), resolved.recipe.train.eval.graph))
+    graphs = (
+        (("graph",), resolved.recipe.graph),
+        (("train", "eval", "graph"), resolved.recipe.train.eval.graph),
+    )
     for path, graph in graphs:
         for name, call in graph.items():
             source = model_of_call(call)
             if source is not None:
-                yield from _faults(resolved, source, (*path, name, "interface", "args", "path"), weights=True)
+                yield from _faults(
+                    resolved, source, (*path, name, "interface", "args", "path"), weights=True
+                )
 
 
 def local_folder(source: str | None) -> Path | None:
-    """Where a model is on this machine: its folder, or its part in the Hub's cache; None if it is not here."""
+    """Where a model is on this machine: its folder, or its part in the Hub's cache;
+    None if it is not here."""
     from rlcli.topology.configs import cached_folder
 
     if source is None or source.startswith(NOT_FOLDERS):
@@ -65,7 +73,9 @@ def _faults_of_role(resolved: Resolved, role: str) -> Iterator[RlcliError]:
     if section.path is not None:
         yield from _faults(resolved, section.path, ("models", role, "path"), weights=True)
     if section.tokenizer is not None:
-        yield from _faults(resolved, section.tokenizer, ("models", role, "tokenizer"), weights=False)
+        yield from _faults(
+            resolved, section.tokenizer, ("models", role, "tokenizer"), weights=False
+        )
     model, tokenizer = local_folder(section.path), local_folder(section.tokenizer or section.path)
     if model is not None and tokenizer is not None:
         try:
@@ -86,17 +96,22 @@ def _faults_of_scratch(resolved: Resolved, role: str, section: Role) -> Iterator
         rows = section.scratch.get("vocab_size")
         if isinstance(rows, int) and (tokens := vocabulary_of(section.tokenizer)) > rows:
             message = (
-                f"the tokenizer {section.tokenizer} has {tokens} tokens, the embedding of models.{role} {rows} rows"
+                f"the tokenizer {section.tokenizer} has {tokens} tokens, the embedding of "
+                f"models.{role} {rows} rows"
             )
             hint = "leave out vocab_size: a model from scratch gets a row for each token"
-            yield ModelError(message, where=str(resolved.origin((*path, "vocab_size"))), hint=hint, code="F32")
+            yield ModelError(
+                message, where=str(resolved.origin((*path, "vocab_size"))), hint=hint, code="F32"
+            )
     except ModelError as error:
         yield error
     except UnknownArchitecture:
         return  # only transformers can read that tokenizer
 
 
-def _faults(resolved: Resolved, source: str, path: TreePath, *, weights: bool) -> Iterator[ModelError]:
+def _faults(
+    resolved: Resolved, source: str, path: TreePath, *, weights: bool
+) -> Iterator[ModelError]:
     folder = local_folder(source)
     if folder is None:
         is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
@@ -105,22 +120,28 @@ def _faults(resolved: Resolved, source: str, path: TreePath, *, weights: bool) -
             hint = f"fetch it where there is a network: hf download {source}"
             yield ModelError(message, where=str(resolved.origin(path)), hint=hint)
         return
-    is_partial = weights and not Path(source).expanduser().is_dir() and not any(folder.glob("*.safetensors*"))
+    is_partial = (
+        weights
+        and not Path(source).expanduser().is_dir()
+        and not any(folder.glob("*.safetensors*"))
+    )
     try:
-        check_folder(folder, weights=weights and not is_partial)  # weights of a cached model may be fetched later
+        # weights of a cached model may be fetched later
+        check_folder(folder, weights=weights and not is_partial)
     except ModelError as error:
         yield _at(resolved, path, error)
 
 
 def _at(resolved: Resolved, path: TreePath, error: ModelError) -> ModelError:
-    """The error with the place of the recipe that names the model; the message includes the file at fault."""
+    """The error with the place of the recipe that names the model;
+    the message includes the file at fault."""
     message = f"{error.where}: {error.what}" if error.where else error.what
     return ModelError(message, where=str(resolved.origin(path)), hint=error.hint, code=error.code)
 
 
 def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
-    """Models whose weights alone exceed this machine's memory, if its devices use that memory: a role's share counts
-    once per rank here."""
+    """Models whose weights alone exceed this machine's memory, if its devices use that memory: a
+    role's share counts once per rank here."""
     from rlcli.topology.report import make_plan, parameters_of
 
     if not _is_on_cpu(resolved.recipe):
@@ -129,17 +150,25 @@ def _too_large(resolved: Resolved) -> Iterator[ResourceError]:
     plan = make_plan(resolved)
     shares = {role_memory.role: role_memory.resident.weights for role_memory in plan.memory.roles}
     for role, parameters in parameters_of(resolved.recipe, plan.sizes).items():
-        here = [rank for rank in plan.topology.placement(role).ranks if rank < resolved.recipe.cluster.devices_per_node]
+        here = [
+            rank
+            for rank in plan.topology.placement(role).ranks
+            if rank < resolved.recipe.cluster.devices_per_node
+        ]
         needed = len(here) * shares.get(role, 4 * parameters)
         if needed > memory:
             section = resolved.recipe.models[role]
-            key = next(key for key in ("scratch", "path", "init") if getattr(section, key) is not None)
+            key = next(
+                key for key in ("scratch", "path", "init") if getattr(section, key) is not None
+            )
             message = (
                 f"the weights of models.{role} take {needed / 2**30:,.0f} GiB; this machine has "
                 f"{memory / 2**30:,.0f} GiB of memory"
             )
             where = str(resolved.origin(("models", role, key)))
-            yield ResourceError(message, where=where, hint=f"rlcli plan {resolved.recipe.name} shows what it takes")
+            yield ResourceError(
+                message, where=where, hint=f"rlcli plan {resolved.recipe.name} shows what it takes"
+            )
 
 
 def memory_of_this_machine() -> int:
@@ -164,8 +193,15 @@ def _undivided_heads(resolved: Resolved) -> Iterator[ModelError]:
         for kind, heads in (("attention heads", sizes.heads), ("key-value heads", sizes.kv_heads)):
             if heads % ranks:
                 where = str(resolved.origin(("models", role, "mesh", "tp")))
-                fitting = [n for n in range(1, heads + 1) if sizes.heads % n == 0 and sizes.kv_heads % n == 0]
+                fitting = [
+                    n
+                    for n in range(1, heads + 1)
+                    if sizes.heads % n == 0 and sizes.kv_heads % n == 0
+                ]
                 hint = f"use a divisor of both: {', '.join(map(str, fitting))}"
-                message = f"the {heads} {kind} of models.{role} cannot be divided among {ranks} tensor-parallel ranks"
+                message = (
+                    f"the {heads} {kind} of models.{role} cannot be divided among "
+                    f"{ranks} tensor-parallel ranks"
+                )
                 yield ModelError(message, where=where, hint=hint, code="R49")
                 break

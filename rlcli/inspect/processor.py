@@ -20,7 +20,11 @@ def cpu_flags() -> set[str]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return set()
-    lines = (line.split(":", 1)[1] for line in text.splitlines() if line.startswith(("flags", "Features")))
+    lines = (
+        line.split(":", 1)[1]
+        for line in text.splitlines()
+        if line.startswith(("flags", "Features"))
+    )
     return set(next(lines, "").split())
 
 
@@ -33,8 +37,8 @@ def slow_dtypes(resolved: Resolved) -> Iterator[str]:
         if role.backend is not None and role.backend.args.get("dtype") == "bfloat16":
             location = resolved.origin(("models", name, "backend", "args", "dtype"))
             yield (
-                f"{location}: {name} computes in bfloat16, which this processor only emulates; float32 is 9 times "
-                f"faster at least, and what dtype=auto takes here"
+                f"{location}: {name} computes in bfloat16, which this processor only emulates; "
+                "float32 is 9 times faster at least, and what dtype=auto takes here"
             )
 
 

@@ -1,4 +1,5 @@
-"""Whether a reward accepts the answers that the rows call right, and no others; whether it scores rows at all."""
+"""Whether a reward accepts the answers that the rows call right, and no others;
+whether it scores rows at all."""
 
 from __future__ import annotations
 
@@ -48,13 +49,18 @@ def try_reward(name: str, call: Call, tokenizer: Any, rows: Sequence[Preview]) -
     """Let a reward score a few rows, each with its answer as the response."""
     about, tried = f"{name} reward", _spread(rows, FEW)
     try:
-        interface = registry.make_interface(ModelInterfaceAbstraction(call.interface.type, call.interface.args))
+        interface = registry.make_interface(
+            ModelInterfaceAbstraction(call.interface.type, call.interface.args)
+        )
         rewards = _rewards(interface, tokenizer, tried)
     except RlcliError as error:
         return failure(about, error)
     except Exception as error:  # whatever a user's reward raises
         return _failed(about, call, error)
-    says = f"{len(tried)} rows scored with their answers as responses, from {min(rewards):g} to {max(rewards):g}"
+    says = (
+        f"{len(tried)} rows scored with their answers as responses, from "
+        f"{min(rewards):g} to {max(rewards):g}"
+    )
     return Finding(level="ok", about=about, says=says)
 
 
@@ -64,9 +70,17 @@ def _rewards(interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview])
     from rlcli.api.data import SequenceSample
     from rlcli.api.model import Model
 
-    responses = [tokenizer(str(row.metadata.get("answer", "")), add_special_tokens=False).input_ids for row in rows]
+    responses = [
+        tokenizer(str(row.metadata.get("answer", "")), add_special_tokens=False).input_ids
+        for row in rows
+    ]
     prompts = [row.sequences[0] for row in rows]
-    tokens = [token for pair in zip(prompts, responses, strict=True) for sequence in pair for token in sequence]
+    tokens = [
+        token
+        for pair in zip(prompts, responses, strict=True)
+        for sequence in pair
+        for token in sequence
+    ]
     mask = [
         is_prompt
         for prompt, response in zip(prompts, responses, strict=True)
@@ -74,7 +88,9 @@ def _rewards(interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview])
     ]
     data = SequenceSample.from_default(
         ids=[row.id for row in rows],
-        seqlens=[len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)],
+        seqlens=[
+            len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)
+        ],
         data={SEQUENCES: torch.tensor(tokens), PROMPT_MASK: torch.tensor(mask)},
         metadata={key: [row.metadata.get(key) for row in rows] for key in rows[0].metadata},
     )
@@ -84,18 +100,28 @@ def _rewards(interface: ModelInterface, tokenizer: Any, rows: Sequence[Preview])
 
 
 def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
-    """Try the gold answer of each row in the common forms, that of another row, and an empty response."""
+    """Try the gold answer of each row in the common forms, that of another row,
+    and an empty response."""
     about = f"{name} reward"
     without = [row for row in rows if row.metadata.get("answer") is None]
     if without:
         return Finding(
-            level="FAIL", about=about, code="F31", exit_code=4, details=[location(row) for row in without[:3]],
-            says=f"{len(without)} of {len(rows)} rows looked at have no answer to compare a response with",
+            level="FAIL",
+            about=about,
+            code="F31",
+            exit_code=4,
+            details=[location(row) for row in without[:3]],
+            says=(
+                f"{len(without)} of {len(rows)} rows looked at have no answer to "
+                "compare a response with"
+            ),
             fix="take a dataset whose rows have answers, such as math_prompts",
-        )  # fmt: skip
+        )
     tried = _spread(rows, MOST)
     try:
-        interface: Any = registry.make_interface(ModelInterfaceAbstraction(call.interface.type, call.interface.args))
+        interface: Any = registry.make_interface(
+            ModelInterfaceAbstraction(call.interface.type, call.interface.args)
+        )
         return _judge(about, interface, tried)
     except RlcliError as error:
         return failure(about, error)
@@ -117,36 +143,63 @@ def _failed(about: str, call: Call, error: Exception) -> Finding:
 def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
     golds = [str(row.metadata["answer"]) for row in rows]
     wrong = [_another(golds, number) for number in range(len(golds))]
-    by_form = [_scores(interface, [form.replace("{answer}", gold) for gold in golds], rows) for form in ANSWER_FORMS]
+    by_form = [
+        _scores(interface, [form.replace("{answer}", gold) for gold in golds], rows)
+        for form in ANSWER_FORMS
+    ]
     nothing = _scores(interface, [""] * len(rows), rows)
-    accepted = [[_above(score, base) for score, base in zip(scores, nothing, strict=True)] for scores in by_form]
+    accepted = [
+        [_above(score, base) for score, base in zip(scores, nothing, strict=True)]
+        for scores in by_form
+    ]
     best = max(range(len(ANSWER_FORMS)), key=lambda form: sum(accepted[form]))
-    of_wrong = _scores(interface, [ANSWER_FORMS[best].replace("{answer}", text or "") for text in wrong], rows)
+    of_wrong = _scores(
+        interface, [ANSWER_FORMS[best].replace("{answer}", text or "") for text in wrong], rows
+    )
     refused = [row for number, row in enumerate(rows) if not any(ok[number] for ok in accepted)]
     of_gold = [
-        max((s for s in (scores[n] for scores in by_form) if s is not None), default=None) for n in range(len(rows))
+        max((s for s in (scores[n] for scores in by_form) if s is not None), default=None)
+        for n in range(len(rows))
     ]
-    believed = [n for n, text in enumerate(wrong) if text is not None and not _above(of_gold[n], of_wrong[n])]
+    believed = [
+        n
+        for n, text in enumerate(wrong)
+        if text is not None and not _above(of_gold[n], of_wrong[n])
+    ]
     says = f"gold answers accepted {len(rows) - len(refused)}/{len(rows)}"
     tried = sum(text is not None for text in wrong)
     says += f", wrong ones refused {tried - len(believed)}/{tried}" if tried else ""
     if refused:
-        details = [f"{location(row)}: {shortened(str(row.metadata['answer']), 60)}" for row in refused[:3]]
-        fix = "give the final answer alone in the rows, or set the reward's options: rlcli show shows them"
-        return Finding(level="FAIL", about=about, says=says, details=details, fix=fix, code="F51", exit_code=4)
+        details = [
+            f"{location(row)}: {shortened(str(row.metadata['answer']), 60)}" for row in refused[:3]
+        ]
+        fix = (
+            "give the final answer alone in the rows, or set the reward's "
+            "options: rlcli show shows them"
+        )
+        return Finding(
+            level="FAIL", about=about, says=says, details=details, fix=fix, code="F51", exit_code=4
+        )
     if believed:
         details = [
-            f"{location(rows[n])}: expected {shortened(golds[n], 40)}, accepted {shortened(wrong[n] or '', 40)}"
+            (
+                f"{location(rows[n])}: expected {shortened(golds[n], 40)}, accepted "
+                f"{shortened(wrong[n] or '', 40)}"
+            )
             for n in believed[:3]
         ]
-        details.append("the answers of other rows were tried; one value written in two ways is not a mistake")
+        details.append(
+            "the answers of other rows were tried; one value written in two ways is not a mistake"
+        )
         return Finding(level="warn", about=about, says=says, details=details, code="F51")
     forms = [form for form, ok in zip(ANSWER_FORMS, accepted, strict=True) if all(ok)]
     shown = " or ".join(form.replace("{answer}", "…").rstrip(".") for form in forms)
     return Finding(level="ok", about=about, says=f"{says}; written as {shown}" if shown else says)
 
 
-def _scores(interface: Any, responses: Sequence[str], rows: Sequence[Preview]) -> list[float | None]:
+def _scores(
+    interface: Any, responses: Sequence[str], rows: Sequence[Preview]
+) -> list[float | None]:
     return list(interface.score_texts(responses, [row.metadata["answer"] for row in rows]))
 
 

@@ -45,19 +45,31 @@ def check_rows(opened: OpenDataset, looked_at: Sequence[Preview]) -> Finding:
         says = f"a stream of {opened.type}; its first {count(len(opened), 'row')}"
     if len(looked_at) < len(opened):
         number = len(looked_at)
-        says += f", the first {number} looked at" if opened.is_drawn else f", {number} looked at, spread evenly"
+        says += (
+            f", the first {number} looked at"
+            if opened.is_drawn
+            else f", {number} looked at, spread evenly"
+        )
     bad = opened.survey.bad_rows if opened.survey else ()
     if not bad:
         return Finding(level="ok", about=opened.name, says=says, details=opened.notes)
     return Finding(
-        level="warn", about=opened.name, says=f"{says}; {count(len(bad), 'bad row')} skipped",
-        details=[*_some(bad), *opened.notes], fix="mend them, or leave bad_rows: skip", code="F31",
-    )  # fmt: skip
+        level="warn",
+        about=opened.name,
+        says=f"{says}; {count(len(bad), 'bad row')} skipped",
+        details=[*_some(bad), *opened.notes],
+        fix="mend them, or leave bad_rows: skip",
+        code="F31",
+    )
 
 
 def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
     """The share of tokens that is trained on; None for prompts alone."""
-    masks = [(row, [flag for mask in row.trained for flag in mask]) for row in rows if row.trained is not None]
+    masks = [
+        (row, [flag for mask in row.trained for flag in mask])
+        for row in rows
+        if row.trained is not None
+    ]
     if not masks:
         return None
     about = f"{name} loss mask"
@@ -67,61 +79,140 @@ def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
         fix = "give the rows an answer, or mend the dataset's mask; rlcli tokens shows a row"
         if len(nothing) == len(masks):
             return Finding(
-                level="FAIL", about=about, says=says, details=_places(nothing), fix=fix, code="F31", exit_code=4
+                level="FAIL",
+                about=about,
+                says=says,
+                details=_places(nothing),
+                fix=fix,
+                code="F31",
+                exit_code=4,
             )
-        return Finding(level="warn", about=about, says=says, details=_places(nothing), fix=fix, code="F31")
+        return Finding(
+            level="warn", about=about, says=says, details=_places(nothing), fix=fix, code="F31"
+        )
     if all(all(flags) for _, flags in masks):
         says = "every token is trained on, those of the prompts too"
-        return Finding(level="warn", about=about, says=says, fix="mask the prompts, unless you mean it", code="F31")
+        return Finding(
+            level="warn",
+            about=about,
+            says=says,
+            fix="mask the prompts, unless you mean it",
+            code="F31",
+        )
     trained, tokens = sum(sum(flags) for _, flags in masks), sum(len(flags) for _, flags in masks)
     says = f"{share(trained, tokens)} of the tokens are trained on"
     how = {row.masked_by for row, _ in masks}
-    return Finding(level="ok", about=about, says=f"{says}: {how.pop()}" if len(how) == 1 and None not in how else says)
+    return Finding(
+        level="ok",
+        about=about,
+        says=f"{says}: {how.pop()}" if len(how) == 1 and None not in how else says,
+    )
 
 
 def check_ends(name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits) -> Finding:
-    """One token at the beginning, if the tokenizer adds one; at the end one that stops generation, trained on."""
+    """One token at the beginning, if the tokenizer adds one;
+    at the end one that stops generation, trained on."""
     about, bos = f"{name} begin/end", tokenizer.bos_token_id
-    doubled = [row for row in rows if bos is not None and any(ids[:2] == [bos, bos] for ids in row.sequences)]
+    doubled = [
+        row
+        for row in rows
+        if bos is not None and any(ids[:2] == [bos, bos] for ids in row.sequences)
+    ]
     if doubled:
-        says = f"{len(doubled)} of {len(rows)} rows looked at begin with {_token(tokenizer, bos)} twice"
-        fix = "the template and the tokenizer both write it: take it out of the chat template or the text"
-        return Finding(level="FAIL", about=about, says=says, details=_places(doubled), fix=fix, code="F32", exit_code=4)
+        says = (
+            f"{len(doubled)} of {len(rows)} rows looked at begin with "
+            f"{_token(tokenizer, bos)} twice"
+        )
+        fix = (
+            "the template and the tokenizer both write it: take it out of the "
+            "chat template or the text"
+        )
+        return Finding(
+            level="FAIL",
+            about=about,
+            says=says,
+            details=_places(doubled),
+            fix=fix,
+            code="F32",
+            exit_code=4,
+        )
     adds_bos = bos is not None and list(tokenizer("a").input_ids)[:1] == [bos]
     without = [row for row in rows if any(ids[:1] != [bos] for ids in row.sequences)]
-    beginning = f"one {_token(tokenizer, bos)} in front" if len(without) < len(rows) else "nothing added in front"
+    beginning = (
+        f"one {_token(tokenizer, bos)} in front"
+        if len(without) < len(rows)
+        else "nothing added in front"
+    )
     if adds_bos and without:
-        says = f"{len(without)} of {len(rows)} rows looked at lack {_token(tokenizer, bos)}, which the tokenizer adds"
+        says = (
+            f"{len(without)} of {len(rows)} rows looked at lack {_token(tokenizer, bos)}, "
+            "which the tokenizer adds"
+        )
         fix = "write {{ bos_token }} into the chat template, unless the model was trained without"
-        return Finding(level="warn", about=about, says=says, details=_places(without), fix=fix, code="F32")
+        return Finding(
+            level="warn", about=about, says=says, details=_places(without), fix=fix, code="F32"
+        )
     return _check_stops(about, beginning, tokenizer, rows, limits)
 
 
-def _check_stops(about: str, beginning: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits) -> Finding:
+def _check_stops(
+    about: str, beginning: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits
+) -> Finding:
     stops = ", ".join(_token(tokenizer, stop) for stop in sorted(limits.stop_ids))
     answered = [row for row in rows if row.trained is not None]
     if not answered:
-        closed = [row for row in rows if any(ids[-1:] == [tokenizer.eos_token_id] for ids in row.sequences)]
+        closed = [
+            row
+            for row in rows
+            if any(ids[-1:] == [tokenizer.eos_token_id] for ids in row.sequences)
+        ]
         if closed:
-            says = f"{len(closed)} of {len(rows)} prompts looked at end with the end-of-sequence token"
+            says = (
+                f"{len(closed)} of {len(rows)} prompts looked at end with the end-of-sequence token"
+            )
             fix = "a response cannot follow the end: mend the template's generation prompt"
             return Finding(
-                level="FAIL", about=about, says=says, details=_places(closed), fix=fix, code="F32", exit_code=4
+                level="FAIL",
+                about=about,
+                says=says,
+                details=_places(closed),
+                fix=fix,
+                code="F32",
+                exit_code=4,
             )
         return Finding(level="ok", about=about, says=f"{beginning}; responses end with {stops}")
     endless = [row for row in answered if not _ends_with_trained(row, limits.stop_ids)]
     if endless:
-        says = f"{len(endless)} of {len(answered)} rows looked at do not train the stop token {stops} at their end"
+        says = (
+            f"{len(endless)} of {len(answered)} rows looked at do not train the stop "
+            f"token {stops} at their end"
+        )
         details = ["a model that never sees it there does not learn to stop", *_places(endless)]
         if len(endless) == len(answered):
             fix = "end the answers with it, or name their last token in generation.stop_token_ids"
-            return Finding(level="FAIL", about=about, says=says, details=details, fix=fix, code="F32", exit_code=4)
-        return Finding(level="warn", about=about, says=says, details=details, fix="do not cut answers", code="F32")
+            return Finding(
+                level="FAIL",
+                about=about,
+                says=says,
+                details=details,
+                fix=fix,
+                code="F32",
+                exit_code=4,
+            )
+        return Finding(
+            level="warn",
+            about=about,
+            says=says,
+            details=details,
+            fix="do not cut answers",
+            code="F32",
+        )
     return Finding(level="ok", about=about, says=f"{beginning}; the stop token {stops} is trained")
 
 
 def _ends_with_trained(row: Preview, stops: frozenset[int]) -> bool:
-    """Whether every sequence trains a stop token at its end; one token, such as a newline, may follow it."""
+    """Whether every sequence trains a stop token at its end; one token, such as a newline,
+    may follow it."""
     masks = row.trained or ()
     return all(
         any(token in stops and flag for token, flag in list(zip(ids, mask, strict=True))[-2:])
@@ -135,7 +226,8 @@ def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: RowLimit
     lengths = sorted(survey.lengths if survey else [max(map(len, row.sequences)) for row in rows])
     about = f"{opened.name} lengths"
     says = (
-        f"min {lengths[0]}, median {_quantile(lengths, 0.5)}, p99 {_quantile(lengths, 0.99)}, max {lengths[-1]} tokens"
+        f"min {lengths[0]}, median {_quantile(lengths, 0.5)}, p99 {_quantile(lengths, 0.99)}, "
+        f"max {lengths[-1]} tokens"
     )
     if survey:
         says += f"; max_length {survey.max_length}"
@@ -143,9 +235,13 @@ def check_lengths(opened: OpenDataset, rows: Sequence[Preview], limits: RowLimit
     if survey and survey.too_long:
         fate = {"drop": "dropped", "error": "refused"}.get(survey.overlong, "cut short")
         over = f"{count(survey.too_long, 'row')} ({share(survey.too_long, len(lengths))})"
-        long_rows = f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})"
+        long_rows = (
+            f"{over} longer than {survey.max_length} tokens: {fate} (overlong: {survey.overlong})"
+        )
         fix = f"raise datasets.{opened.name}.args.max_length to keep them"
-        findings = [Finding(level="warn", about=about, says=long_rows, details=[says], fix=fix, code="F30")]
+        findings = [
+            Finding(level="warn", about=about, says=long_rows, details=[says], fix=fix, code="F30")
+        ]
     lengths_read = [min(length, survey.max_length) if survey else length for length in lengths]
     return [*findings, *_check_room(about, lengths_read, limits)]
 
@@ -157,27 +253,42 @@ def _check_room(about: str, lengths: Sequence[int], limits: RowLimits) -> Iterab
     if limits.positions is not None and full_lengths[-1] > limits.positions:
         over = sum(length > limits.positions for length in full_lengths)
         yield Finding(
-            level="FAIL", about=about, code="F30", exit_code=4,
-            says=f"{count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the model's "
-            f"{grouped(limits.positions)} positions (max_position_embeddings)",
+            level="FAIL",
+            about=about,
+            code="F30",
+            exit_code=4,
+            says=(
+                f"{count(over, 'row')} ({share(over, len(full_lengths))}){follows} go beyond the "
+                f"model's {grouped(limits.positions)} positions (max_position_embeddings)"
+            ),
             fix="lower max_length" + (" or generation.max_new_tokens" if limits.new_tokens else ""),
-        )  # fmt: skip
+        )
     if limits.new_tokens and limits.cache is not None and full_lengths[-1] > limits.cache:
         yield Finding(
-            level="FAIL", about=about, code="F30", exit_code=4,
-            says=f"the longest row{follows} takes up to {grouped(full_lengths[-1])} tokens; the KV cache has room for "
-            f"{grouped(limits.cache)}",
+            level="FAIL",
+            about=about,
+            code="F30",
+            exit_code=4,
+            says=(
+                f"the longest row{follows} takes up to {grouped(full_lengths[-1])} tokens; the KV "
+                f"cache has room for {grouped(limits.cache)}"
+            ),
             fix="raise the backend's kv_cache_tokens, or lower generation.max_new_tokens",
-        )  # fmt: skip
+        )
     sample = full_lengths[-1] * limits.responses
     if sample > limits.microbatch:
         group = f", {limits.responses} responses together," if limits.responses > 1 else ""
         yield Finding(
-            level="FAIL", about=about, code="F30", exit_code=4,
-            says=f"the longest row{follows}{group} takes up to {grouped(sample)} tokens; a micro-batch holds "
-            f"{grouped(limits.microbatch)}",
+            level="FAIL",
+            about=about,
+            code="F30",
+            exit_code=4,
+            says=(
+                f"the longest row{follows}{group} takes up to {grouped(sample)} tokens; a "
+                f"micro-batch holds {grouped(limits.microbatch)}"
+            ),
             fix="raise train.max_tokens_per_microbatch, or shorten prompts and responses",
-        )  # fmt: skip
+        )
 
 
 def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | None:
@@ -191,14 +302,23 @@ def check_repeats(opened: OpenDataset, rows: Sequence[Preview]) -> Finding | Non
         first.setdefault(prompt, where)
     if not repeated:
         return None
-    says = f"{grouped(len(repeated))} of {count(len(prompts), 'prompt')} occur before in the dataset"
+    says = (
+        f"{grouped(len(repeated))} of {count(len(prompts), 'prompt')} occur before in the dataset"
+    )
     fix = "drop them, unless they should weigh more"
     return Finding(
-        level="warn", about=f"{opened.name} repeats", says=says, details=_some(repeated), fix=fix, code="F79"
+        level="warn",
+        about=f"{opened.name} repeats",
+        says=says,
+        details=_some(repeated),
+        fix=fix,
+        code="F79",
     )
 
 
-def check_leak(train: OpenDataset, held_out: OpenDataset, rows: dict[str, Sequence[Preview]]) -> Finding:
+def check_leak(
+    train: OpenDataset, held_out: OpenDataset, rows: dict[str, Sequence[Preview]]
+) -> Finding:
     """Held-out prompts that are trained on."""
     trained = {prompt: where for where, prompt in known_prompts(train, rows[train.name])}
     prompts = known_prompts(held_out, rows[held_out.name])
@@ -207,17 +327,28 @@ def check_leak(train: OpenDataset, held_out: OpenDataset, rows: dict[str, Sequen
     if not leaked:
         all_rows = len(prompts) == len(held_out) and len(trained) >= len(train)
         scope = "" if all_rows else ", as far as looked at"
-        return Finding(level="ok", about=about, says=f"{held_out.name} shares no prompt with {train.name}{scope}")
-    says = f"{grouped(len(leaked))} of {count(len(prompts), 'prompt')} of {held_out.name} are in {train.name} too"
+        return Finding(
+            level="ok",
+            about=about,
+            says=f"{held_out.name} shares no prompt with {train.name}{scope}",
+        )
+    says = (
+        f"{grouped(len(leaked))} of {count(len(prompts), 'prompt')} of {held_out.name} "
+        f"are in {train.name} too"
+    )
     fix = f"take them out of {train.name}; an evaluation on them flatters"
     return Finding(level="warn", about=about, says=says, details=_some(leaked), fix=fix, code="F79")
 
 
 def known_prompts(opened: OpenDataset, rows: Sequence[Preview]) -> list[tuple[str, str]]:
-    """(where it is, its words) of all rows that the dataset knows of, or else of those inspected."""
+    """(where it is, its words) of all rows that the dataset knows of,
+    or else of those inspected."""
     if opened.survey:
         return [(where, _plain(prompt)) for where, prompt in opened.survey.prompts]
-    return [(location(row), _plain(row.prompt if row.prompt is not None else str(row.sequences))) for row in rows]
+    return [
+        (location(row), _plain(row.prompt if row.prompt is not None else str(row.sequences)))
+        for row in rows
+    ]
 
 
 def _plain(prompt: str) -> str:

@@ -1,4 +1,5 @@
-"""Opens datasets and tokenizers for inspection: without torch and transformers, where they allow it."""
+"""Opens datasets and tokenizers for inspection: without torch and transformers,
+where they allow it."""
 
 from __future__ import annotations
 
@@ -70,38 +71,58 @@ class OpenDataset:
             raise
         except Exception as error:  # whatever a user's dataset raises
             raise DataError(
-                f"row {index} of dataset {self.name} cannot be read: {type(error).__name__}: {error}", code="F31"
+                (
+                    f"row {index} of dataset {self.name} cannot be read: "
+                    f"{type(error).__name__}: {error}"
+                ),
+                code="F31",
             ) from error
 
     @property
     def notes(self) -> Sequence[str]:
-        """Other facts about its rows, such as which were left out, or how much a mixture takes of each dataset."""
+        """Other facts about its rows, such as which were left out,
+        or how much a mixture takes of each dataset."""
         return tuple(getattr(self.dataset, "notes", ()))
 
     @property
     def is_drawn(self) -> bool:
-        """Whether its rows are drawn at random, one after another, so that the first are as good a sample as any."""
+        """Whether its rows are drawn at random, one after another,
+        so that the first are as good a sample as any."""
         return bool(getattr(self.dataset, "DRAWN", False))
 
     def sample(self, rows: int) -> list[Preview]:
-        """At most `rows` rows: the first of a dataset that draws them, else spread evenly over it."""
+        """At most `rows` rows: the first of a dataset that draws them,
+        else spread evenly over it."""
         rows = min(rows, len(self))
-        return [self.preview(number if self.is_drawn else number * len(self) // rows) for number in range(rows)]
+        return [
+            self.preview(number if self.is_drawn else number * len(self) // rows)
+            for number in range(rows)
+        ]
 
 
 def is_light(recipe: Recipe, name: str) -> bool:
-    """Whether a dataset, with those that it is made of, can be inspected without torch and transformers."""
-    parts = [registry.load("datasets", recipe.datasets[source].type) for source in with_sources(recipe.datasets, name)]
+    """Whether a dataset, with those that it is made of,
+    can be inspected without torch and transformers."""
+    parts = [
+        registry.load("datasets", recipe.datasets[source].type)
+        for source in with_sources(recipe.datasets, name)
+    ]
     return all(hasattr(dataset, "preview") for dataset in parts)
 
 
 def open_dataset(
-    resolved: Resolved, name: str, tokenizers: Tokenizers | None = None, overriding: Mapping[str, Any] | None = None
+    resolved: Resolved,
+    name: str,
+    tokenizers: Tokenizers | None = None,
+    overriding: Mapping[str, Any] | None = None,
 ) -> OpenDataset:
-    """A dataset as the recipe's run would open it, with `other` arguments instead of its own. Raises RlcliError."""
+    """A dataset as the recipe's run would open it, with `other` arguments instead of its own.
+    Raises RlcliError."""
     component = resolved.recipe.datasets[name]
     tokenizer = (tokenizers or Tokenizers(resolved)).open(light=is_light(resolved.recipe, name))
-    util = DatasetUtility(resolved.recipe.seed, 0, 1, tokenizer.tokenizer, resolved.recipe.described_datasets)
+    util = DatasetUtility(
+        resolved.recipe.seed, 0, 1, tokenizer.tokenizer, resolved.recipe.described_datasets
+    )
     try:
         with quiet("rlcli.datasets"):  # the report contains its warnings
             args = {**component.args, **(overriding or {})}
@@ -109,18 +130,30 @@ def open_dataset(
     except RlcliError:
         raise
     except Exception as error:  # whatever a user's dataset raises
-        message = f"dataset {name} ({component.type}) cannot be opened: {type(error).__name__}: {error}"
+        message = (
+            f"dataset {name} ({component.type}) cannot be opened: {type(error).__name__}: {error}"
+        )
         raise DataError(message, code="F31") from error
     if is_stream(dataset):
-        return OpenDataset(name, component.type, list(islice(dataset.rows_from(0, 0), FIRST)), tokenizer, None, True)
+        return OpenDataset(
+            name,
+            component.type,
+            list(islice(dataset.rows_from(0, 0), FIRST)),
+            tokenizer,
+            None,
+            True,
+        )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise DataError(f"dataset {name} ({component.type}) has no rows that can be asked for by number")
+        raise DataError(
+            f"dataset {name} ({component.type}) has no rows that can be asked for by number"
+        )
     survey = dataset.survey() if hasattr(dataset, "survey") else None
     return OpenDataset(name, component.type, dataset, tokenizer, survey)
 
 
 class Tokenizers:
-    """The tokenizer that the datasets of a recipe are read with, opened once in each way that they need."""
+    """The tokenizer that the datasets of a recipe are read with,
+    opened once in each way that they need."""
 
     def __init__(self, resolved: Resolved, only_light: bool = False):
         """`only_light`: raise NotLight where transformers would have to read one."""
@@ -151,8 +184,8 @@ def _tokenizer_source(resolved: Resolved, role: str) -> str:
 
 
 def open_tokenizer(source: str, *, light: bool = True, only_light: bool = False) -> OpenTokenizer:
-    """The tokenizer of a folder, a Hub id or a `builtin:<name>`. Raises ModelError; with `only_light` also NotLight,
-    where transformers would have to read it."""
+    """The tokenizer of a folder, a Hub id or a `builtin:<name>`. Raises ModelError; with
+    `only_light` also NotLight, where transformers would have to read it."""
     if source.startswith("builtin:"):
         return _builtin_tokenizer(source, light)
     from rlcli.api.model_folder import check_folder
@@ -166,7 +199,11 @@ def open_tokenizer(source: str, *, light: bool = True, only_light: bool = False)
     if not folder.is_dir() and only_light:
         raise NotLight("it is not on this machine yet")
     if not light or not folder.is_dir():
-        why = "the dataset may ask anything of it" if folder.is_dir() else "it is not on this machine yet"
+        why = (
+            "the dataset may ask anything of it"
+            if folder.is_dir()
+            else "it is not on this machine yet"
+        )
         return OpenTokenizer(load_tokenizer(source), source, why)
     check_folder(folder, weights=False)
     try:

@@ -16,8 +16,11 @@ MOST = 20
 """Rows that are rendered twice."""
 
 
-def check_template(name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits) -> Finding | None:
-    """The text of a prompt must begin the text of the prompt with its answer; what follows must stop generation."""
+def check_template(
+    name: str, tokenizer: Any, rows: Sequence[Preview], limits: RowLimits
+) -> Finding | None:
+    """The text of a prompt must begin the text of the prompt with its answer; what follows must
+    stop generation."""
     about = f"{name} template"
     has_template = bool(getattr(tokenizer, "chat_template", None))
     chats = [row for row in rows if row.chat and row.prompt is not None][:MOST]
@@ -29,10 +32,18 @@ def check_template(name: str, tokenizer: Any, rows: Sequence[Preview], limits: R
         rendered = [(row, *_both_ways(tokenizer, row)) for row in chats]
     except Exception as error:  # whatever a template raises, or makes jinja2 raise
         return Finding(
-            level="FAIL", about=about, says=f"the chat template cannot render an answer: {error}",
-            fix="mend the chat template", code="F32", exit_code=5,
-        )  # fmt: skip
-    broken = [(row, prompt, answered) for row, prompt, answered, _ in rendered if not answered.startswith(prompt)]
+            level="FAIL",
+            about=about,
+            says=f"the chat template cannot render an answer: {error}",
+            fix="mend the chat template",
+            code="F32",
+            exit_code=5,
+        )
+    broken = [
+        (row, prompt, answered)
+        for row, prompt, answered, _ in rendered
+        if not answered.startswith(prompt)
+    ]
     if broken:
         return _not_a_prefix(about, *broken[0], len(broken), len(chats))
     return _check_end(about, tokenizer, rendered, limits)
@@ -45,22 +56,36 @@ def _both_ways(tokenizer: Any, row: Preview) -> tuple[str, str, str]:
     messages.append({"role": "user", "content": row.prompt or ""})
     prompt = unmarked(conversation_text(tokenizer, messages, add_generation_prompt=True))
     turn = {"role": "assistant", "content": answer}
-    return prompt, unmarked(conversation_text(tokenizer, [*messages, turn], add_generation_prompt=False)), answer
+    return (
+        prompt,
+        unmarked(conversation_text(tokenizer, [*messages, turn], add_generation_prompt=False)),
+        answer,
+    )
 
 
-def _not_a_prefix(about: str, row: Preview, prompt: str, answered: str, broken: int, looked_at: int) -> Finding:
+def _not_a_prefix(
+    about: str, row: Preview, prompt: str, answered: str, broken: int, looked_at: int
+) -> Finding:
     pairs = zip(prompt, answered, strict=False)
-    shared = next((number for number, (left, right) in enumerate(pairs) if left != right), len(answered))
+    shared = next(
+        (number for number, (left, right) in enumerate(pairs) if left != right), len(answered)
+    )
     return Finding(
         level="warn",
         about=about,
-        says=f"the prompt is not a prefix of the prompt with its answer in {broken} of {looked_at} rows looked at",
+        says=(
+            f"the prompt is not a prefix of the prompt with its answer in {broken} of "
+            f"{looked_at} rows looked at"
+        ),
         details=[
             f"{location(row)}: after {shortened(prompt[:shared][-30:], 40)!r}",
             f"  prompt alone  {shortened(prompt[shared:], 60)!r}",
             f"  with answer   {shortened(answered[shared:], 60)!r}",
         ],
-        fix="a finished turn reads otherwise than what the model is asked to write: mend the chat template",
+        fix=(
+            "a finished turn reads otherwise than what the model is asked to write: "
+            "mend the chat template"
+        ),
         code="F32",
     )
 
@@ -75,9 +100,12 @@ def _check_end(
     start = rest.find(answer.strip())
     if start < 0:
         return Finding(
-            level="warn", about=about, says="the template does not render the answer as it is written",
-            details=[f"{location(row)}: {shortened(rest, 60)!r}"], code="F32",
-        )  # fmt: skip
+            level="warn",
+            about=about,
+            says="the template does not render the answer as it is written",
+            details=[f"{location(row)}: {shortened(rest, 60)!r}"],
+            code="F32",
+        )
     ending = rest[start + len(answer.strip()) :]
     ids = list(tokenizer(ending, add_special_tokens=False).input_ids) if ending else []
     first = next((id_ for id_ in ids if tokenizer.decode([id_]).strip()), None)
@@ -88,7 +116,10 @@ def _check_end(
     return Finding(
         level="warn",
         about=about,
-        says=f"the template ends an answer with {shortened(ending, 30)}, but responses stop at {stops} alone",
+        says=(
+            f"the template ends an answer with {shortened(ending, 30)}, but responses "
+            f"stop at {stops} alone"
+        ),
         details=["a chat model would write on behind its answer"],
         fix=f"set generation.stop_token_ids=[{first}]",
         code="F32",

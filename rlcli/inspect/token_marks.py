@@ -20,7 +20,8 @@ class Token:
 
     id: int
     text: str
-    """What it adds to the text; if several tokens form one character, the last of them has that character."""
+    """What it adds to the text; if several tokens form one character,
+    the last of them has that character."""
     trained: bool
     special: bool
     """A token with a special role, such as the end of sequence, rather than text."""
@@ -45,10 +46,14 @@ def tokens_of(preview: Preview, tokenizer: Any) -> list[list[Token]]:
 
 
 def _texts(ids: Sequence[int], tokenizer: Any) -> Iterator[str]:
-    """The text that each token adds. It depends on the preceding tokens: on spaces, and on bytes of one character."""
+    """The text that each token adds. It depends on the preceding tokens: on spaces,
+    and on bytes of one character."""
     start = shown = 0
     for position in range(len(ids)):
-        before, after = tokenizer.decode(list(ids[start:shown])), tokenizer.decode(list(ids[start : position + 1]))
+        before, after = (
+            tokenizer.decode(list(ids[start:shown])),
+            tokenizer.decode(list(ids[start : position + 1])),
+        )
         is_open = after.endswith(BROKEN) and position + 1 < len(ids) and position - shown < 4
         if is_open:
             yield ""

@@ -26,8 +26,11 @@ dt { font-weight: 600; float: left; clear: left; width: 6rem; } dd { margin-left
 """
 
 
-def token_page(title: str, facts: Sequence[tuple[str, str]], sequences: Sequence[Sequence[Token]], follows: str) -> str:
-    """The page. `facts`: (name, value) pairs for the top; `follows`: shown after a prompt that awaits a response."""
+def token_page(
+    title: str, facts: Sequence[tuple[str, str]], sequences: Sequence[Sequence[Token]], follows: str
+) -> str:
+    """The page. `facts`: (name, value) pairs for the top; `follows`: shown after a prompt that
+    awaits a response."""
     title, follows = _safe(title), _safe(follows)
     listed = "".join(f"<dt>{_safe(name)}</dt><dd>{_safe(value)}</dd>" for name, value in facts)
     parts = []
@@ -42,7 +45,10 @@ def token_page(title: str, facts: Sequence[tuple[str, str]], sequences: Sequence
         '<meta name="viewport" content="width=device-width">'
         f"<style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<dl>{listed}</dl>\n"
         + "\n".join(parts)
-        + "\n<p>Green is trained on, the rest is masked; blue tokens have a job of their own.</p></body></html>\n"
+        + (
+            "\n<p>Green is trained on, the rest is masked; blue tokens have a job of their "
+            "own.</p></body></html>\n"
+        )
     )
 
 
@@ -52,7 +58,9 @@ def _safe(text: str) -> str:
 
 
 def _span(token: Token) -> str:
-    names = [name for name, holds in (("trained", token.trained), ("special", token.special)) if holds]
+    names = [
+        name for name, holds in (("trained", token.trained), ("special", token.special)) if holds
+    ]
     kind = f' class="{" ".join(names)}"' if names else ""
     hint = f"{token.id}, trained on" if token.trained else f"{token.id}, masked"
     return f'<span{kind} title="{hint}">{escape(token.shown)}</span>'

@@ -33,8 +33,8 @@ class GeneratedAnswer:
 
 
 def load_alone(source: str, device: str = "auto", seed: int = 1, dtype: str = "auto") -> Model:
-    """The model of a folder or Hub id with its engine, in this process; `dtype`: its compute dtype. Raises ModelError,
-    ResourceError."""
+    """The model of a folder or Hub id with its engine, in this process; `dtype`: its compute dtype.
+    Raises ModelError, ResourceError."""
     import torch
 
     from rlcli.checkpoint.huggingface import load_tokenizer
@@ -64,13 +64,18 @@ class Answerer:
         return bool(self.tokenizer.chat_template)
 
     def tokens_of(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant's next message begins. Raises ModelError."""
+        """Tokens of a conversation, up to where the assistant's next message begins.
+        Raises ModelError."""
         from rlcli.api.chat_template import conversation_tokens
 
         if not self.chats:
             hint = "rlcli generate continues a text without one"
-            raise ModelError(f"the tokenizer of {self.source} has no chat template", hint=hint, code="F32")
-        return conversation_tokens(self.tokenizer, messages, add_generation_prompt=True, day=date.today())
+            raise ModelError(
+                f"the tokenizer of {self.source} has no chat template", hint=hint, code="F32"
+            )
+        return conversation_tokens(
+            self.tokenizer, messages, add_generation_prompt=True, day=date.today()
+        )
 
     def tokens_of_text(self, text: str) -> list[int]:
         """Tokens of a text to be continued, with those that the tokenizer prepends."""
@@ -82,11 +87,16 @@ class Answerer:
     ) -> list[list[GeneratedAnswer]]:
         """The responses to each prompt."""
         group, settings = settings.responses_per_prompt, self._fitting(prompts, settings)
-        generated = self._engine.generate(_batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group))
+        generated = self._engine.generate(
+            _batch(prompts), self.tokenizer, settings, self._seeds(len(prompts), group)
+        )
         responses = zip(generated.tokens, generated.logprobs, generated.ended.tolist(), strict=True)
         answers = [
             GeneratedAnswer(
-                self._text(tokens.tolist()), len(tokens), "stop" if ended else "length", float(logprobs.sum())
+                self._text(tokens.tolist()),
+                len(tokens),
+                "stop" if ended else "length",
+                float(logprobs.sum()),
             )
             for tokens, logprobs, ended in responses
         ]
@@ -95,10 +105,13 @@ class Answerer:
     def stream(
         self, prompt: Sequence[int], settings: GenerationHyperparameters, turn: int = 0
     ) -> Generator[str, None, None]:
-        """One response in pieces of text as they are sampled; another `turn` gives another response to a prompt."""
+        """One response in pieces of text as they are sampled;
+        another `turn` gives another response to a prompt."""
         settings = self._fitting([prompt], settings)
         shown, read, tokens = 0, 0, list[int]()
-        for _, token in self._engine.stream(_batch([prompt]), self.tokenizer, settings, self._seeds(1, 1, turn)):
+        for _, token in self._engine.stream(
+            _batch([prompt]), self.tokenizer, settings, self._seeds(1, 1, turn)
+        ):
             tokens.append(token)
             # A token may be part of a character, and its text may depend on the token before it.
             before, now = self._text(tokens[shown:read]), self._text(tokens[shown:])
@@ -112,7 +125,8 @@ class Answerer:
     def _fitting(
         self, prompts: Sequence[Sequence[int]], settings: GenerationHyperparameters
     ) -> GenerationHyperparameters:
-        """Limit responses to the model's positions. The engine refuses a prompt that leaves no room."""
+        """Limit responses to the model's positions. The engine refuses a prompt that leaves no
+        room."""
         positions = getattr(self._engine.lm.config, "max_position_embeddings", None)
         room = positions - max(map(len, prompts)) if positions else settings.max_new_tokens
         return replace(settings, max_new_tokens=max(1, min(room, settings.max_new_tokens)))
@@ -121,7 +135,11 @@ class Answerer:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _seeds(self, prompts: int, group: int, turn: int = 0) -> list[int]:
-        return [stable_seed(self.seed, turn, prompt, number) for prompt in range(prompts) for number in range(group)]
+        return [
+            stable_seed(self.seed, turn, prompt, number)
+            for prompt in range(prompts)
+            for number in range(group)
+        ]
 
 
 def _batch(prompts: Sequence[Sequence[int]]) -> SequenceSample:
@@ -132,5 +150,9 @@ def _batch(prompts: Sequence[Sequence[int]]) -> SequenceSample:
     return SequenceSample.from_default(
         ids=list(range(len(prompts))),
         seqlens=[len(prompt) for prompt in prompts],
-        data={PROMPTS: torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)},
+        data={
+            PROMPTS: torch.tensor(
+                [token for prompt in prompts for token in prompt], dtype=torch.int64
+            )
+        },
     )

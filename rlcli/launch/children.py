@@ -1,4 +1,5 @@
-"""Processes that a launcher starts on this machine: each leads its own session and ends with this process."""
+"""Processes that a launcher starts on this machine: each leads its own session and ends with this
+process."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ GONE_WITHIN = 10.0
 Process = subprocess.Popen[bytes]
 
 
-def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path | None) -> Process:
+def start_child(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path | None
+) -> Process:
     """Start a command that writes to its own log; `folder`: its working directory, if not ours."""
     with os.fdopen(private_file(log, os.O_APPEND), "wb") as file:
         return subprocess.Popen(
@@ -48,13 +51,20 @@ def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str
 
 
 def run_environment(ranks: int) -> dict[str, str]:
-    """Variables that divide the cores among this machine's ranks and let them find the same components."""
-    environment = {"OMP_NUM_THREADS": str(max(1, available_cores() // ranks)), **os.environ, "PYTHONSAFEPATH": "1"}
+    """Variables that divide the cores among this machine's ranks and let them find the same
+    components."""
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, available_cores() // ranks)),
+        **os.environ,
+        "PYTHONSAFEPATH": "1",
+    }
     project = current_project()
     if project is not None:
         environment[VARIABLE] = str(project)
     package_home = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [package_home, os.environ.get("PYTHONPATH")])
+    )
     return environment
 
 
@@ -74,8 +84,8 @@ def session_is_empty(process: Process) -> bool:
 
 
 class Members:
-    """The processes of a node other than its ranks: the agents of its servers, and those of its pools. One that dies is
-    replaced, up to `REPLACEMENTS` times."""
+    """The processes of a node other than its ranks: the agents of its servers, and those of its
+    pools. One that dies is replaced, up to `REPLACEMENTS` times."""
 
     def __init__(self, run_dir: Path, environment: Mapping[str, str], folder: Path | None = None):
         """`folder`: their working directory, if not ours."""
@@ -108,7 +118,11 @@ class Members:
         folder = self._folder_of(group, index)
         shutil.rmtree(folder, ignore_errors=True)  # from an earlier start of this run
         make_folder(folder)
-        return agent_command(folder) if group.kind == "server" else [*group.command, str(self._run_dir), str(index)]
+        return (
+            agent_command(folder)
+            if group.kind == "server"
+            else [*group.command, str(self._run_dir), str(index)]
+        )
 
     def _folder_of(self, group: Group, index: int) -> Path:
         return process_folder(self._run_dir, group.kind, group.name, index)
@@ -131,11 +145,13 @@ class Members:
                     end_session(process)
                     self._replace(who)
             for who, slot in self._slots.items():
-                if who[1] % self._commands[who][0].processes_of_each == 0:  # the others are restarted with it
+                # the others are restarted with it
+                if who[1] % self._commands[who][0].processes_of_each == 0:
                     self._note_servers(who, slot)
 
     def _note_servers(self, who: tuple[str, int], slot: ServerSlot) -> None:
-        """Note the servers that were started again there since the last look, at their client's request."""
+        """Note the servers that were started again there since the last look,
+        at their client's request."""
         serves = slot.serves
         while serves is not None and self._servers[who] < serves.starts - 1:
             self._servers[who] += 1

@@ -35,30 +35,58 @@ class NodeCommand:
 
 
 def node_commands(
-    resolved: Resolved, topology: Topology, recipe: str, with_: Sequence[str] = (), run_dir: Path | None = None
+    resolved: Resolved,
+    topology: Topology,
+    recipe: str,
+    with_: Sequence[str] = (),
+    run_dir: Path | None = None,
 ) -> list[NodeCommand]:
-    """One command for each node, the first of which starts the run; or one that submits it as a job. `recipe` and
-    `with_` are as the user gave them; `run_dir`: the folder that all nodes share, by default a new one."""
+    """One command for each node, the first of which starts the run; or one that submits it as a
+    job. `recipe` and `with_` are as the user gave them; `run_dir`: the folder that all nodes share,
+    by default a new one."""
     folder, project = Path.cwd(), current_project()
     run_dir = (run_dir or _new_folder(resolved)).absolute()
     is_job = topology.launch == "slurm"
     has_nodes = topology.nodes > 1 and not is_job
     layers = [word for layer in with_ for word in ("--with", place_of(layer, folder))]
-    overrides = [*resolved.overrides, *([BY_HAND] if has_nodes and BY_HAND not in resolved.overrides else [])]
+    overrides = [
+        *resolved.overrides,
+        *([BY_HAND] if has_nodes and BY_HAND not in resolved.overrides else []),
+    ]
     options = ["--run-dir", str(run_dir), *layers]
-    train = [sys.executable, "-P", "-m", "rlcli", "train", *options, "--", place_of(recipe, folder), *overrides]
+    train = [
+        sys.executable,
+        "-P",
+        "-m",
+        "rlcli",
+        "train",
+        *options,
+        "--",
+        place_of(recipe, folder),
+        *overrides,
+    ]
     first = f"cd {shlex.quote(str(folder))} && {_with_project(train, project)}"
     if is_job:
         everywhere = tuple(range(topology.world_size))
         count = f"{topology.nodes} node{'s' if topology.nodes > 1 else ''}"
-        return [NodeCommand(None, everywhere, first, f"submits one job, which starts them on {count}")]
-    (ranks,) = (group for group in process_groups(resolved.recipe, topology) if group.kind == "ranks")
+        return [
+            NodeCommand(None, everywhere, first, f"submits one job, which starts them on {count}")
+        ]
+    (ranks,) = (
+        group for group in process_groups(resolved.recipe, topology) if group.kind == "ranks"
+    )
     deadline = resolved.recipe.launch.startup_deadline
-    about = f"waits for the others, up to {deadline:g} s (launch.startup_deadline)" if has_nodes else "all there is"
+    about = (
+        f"waits for the others, up to {deadline:g} s (launch.startup_deadline)"
+        if has_nodes
+        else "all there is"
+    )
     commands = [NodeCommand(0, ranks.on_node(0), first, f"the master too; {about}")]
     for node in range(1, topology.nodes):
         command = _with_project(agent_command(run_dir, node), project)
-        commands.append(NodeCommand(node, ranks.on_node(node), command, "must see the same run folder"))
+        commands.append(
+            NodeCommand(node, ranks.on_node(node), command, "must see the same run folder")
+        )
     return commands
 
 
@@ -71,18 +99,33 @@ def command_lines(commands: Sequence[NodeCommand], interface: str) -> list[str]:
         where = "" if command.node is None else f"node {command.node}: "
         lines += [f"# {where}{ranks}; {command.about}", command.command, ""]
     if len(commands) > 1 and interface == LOOPBACK:
-        lines += ["# launch.interface is lo, so all nodes are on one machine; name that which connects yours", ""]
+        lines += [
+            (
+                "# launch.interface is lo, so all nodes are on one machine; name "
+                "that which connects yours"
+            ),
+            "",
+        ]
     return lines[:-1]
 
 
 def place_of(name: str, folder: Path) -> str:
     """The absolute path of a file; a name as it is."""
-    return next((str((folder / file).resolve()) for file in (name, f"{name}.yaml") if (folder / file).is_file()), name)
+    return next(
+        (
+            str((folder / file).resolve())
+            for file in (name, f"{name}.yaml")
+            if (folder / file).is_file()
+        ),
+        name,
+    )
 
 
 def _with_project(command: Sequence[str], project: Path | None) -> str:
     """Add the project to a command, so that it finds the same components."""
-    return shlex.join(["env", f"{VARIABLE}={project}", *command] if project is not None else command)
+    return shlex.join(
+        ["env", f"{VARIABLE}={project}", *command] if project is not None else command
+    )
 
 
 def _new_folder(resolved: Resolved) -> Path:

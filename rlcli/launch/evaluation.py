@@ -40,13 +40,15 @@ class Exam:
 
 
 def find_exam(named: str | None, run: Path | None) -> Exam:
-    """What `--dataset` names: a file of rows, a dataset, `{type: …, args: …}`, or `RECIPE`, with `#DATASET` if it is
-    not the one that the recipe evaluates on. None: the exam of the run.
+    """What `--dataset` names: a file of rows, a dataset, `{type: …, args: …}`, or `RECIPE`, with
+    `#DATASET` if it is not the one that the recipe evaluates on. None: the exam of the run.
 
     Raises UsageError, RecipeError; ProjectError if another user may have planted the run.
     """
     if named is None and run is None:
-        raise UsageError("which rows? --dataset names them", hint="give a .jsonl file, a dataset or a recipe")
+        raise UsageError(
+            "which rows? --dataset names them", hint="give a .jsonl file, a dataset or a recipe"
+        )
     if named is None:
         assert run is not None
         check_run_not_planted(run, "eval")
@@ -66,13 +68,17 @@ def exam_recipe(source: str, exam: Exam, overrides: Sequence[str]) -> Resolved:
     values |= {f"generation.{key}": value for key, value in exam.generation.items()}
     values |= _keys("graph.reward_inf.interface", exam.reward) if exam.reward is not None else {}
     set_by_hand = {text.partition("=")[0] for text in overrides}
-    ours = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items() if key not in set_by_hand]
+    ours = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+        if key not in set_by_hand
+    ]
     return load_recipe(LAYER, [*ours, *overrides])
 
 
 def check_exam(resolved: Resolved) -> None:
-    """Check what can be checked without loading the model: its files, the rows, and that these have what the reward
-    needs. Raises RlcliError."""
+    """Check what can be checked without loading the model: its files, the rows, and that these have
+    what the reward needs. Raises RlcliError."""
     from rlcli.inspect.before_start import check_before_start
     from rlcli.inspect.reward_checks import scores_texts
     from rlcli.inspect.rows import open_dataset
@@ -85,16 +91,23 @@ def check_exam(resolved: Resolved) -> None:
     without = [row for row in rows if row.metadata.get("answer") is None]
     if without:
         raise DataError(
-            f"{len(without)} of {len(rows)} rows looked at have no answer, which {call.interface.type} compares "
-            f"responses with; first, {without[0].id}",
+            (
+                f"{len(without)} of {len(rows)} rows looked at have no answer, which "
+                f"{call.interface.type} compares responses with; first, {without[0].id}"
+            ),
             where=without[0].where,
-            hint="take a dataset whose rows have answers, such as math_prompts, or another --reward",
+            hint=(
+                "take a dataset whose rows have answers, such as math_prompts, or another --reward"
+            ),
             code="F31",
         )
 
 
-def examine(resolved: Resolved, phase: Callable[[str], None], rows: int | None, shown: int) -> Evaluated:
-    """Have the recipe's workers answer at most the first `rows` rows, and read the responses to the first `shown`."""
+def examine(
+    resolved: Resolved, phase: Callable[[str], None], rows: int | None, shown: int
+) -> Evaluated:
+    """Have the recipe's workers answer at most the first `rows` rows,
+    and read the responses to the first `shown`."""
     from rlcli.launch.run import workers
     from rlcli.runtime.evaluation import evaluate_alone
     from rlcli.topology import plan_topology
@@ -126,8 +139,16 @@ def _exam_by_name(named: str) -> Exam:
     if recipe in recipes or Path(recipe).is_file() or Path(f"{recipe}.yaml").is_file():
         return _exam_of_recipe(recipe, dataset or None)
     close = close_to(named, [*datasets, *recipes])
-    hint = f"did you mean {close}?" if close else "give a .jsonl file, a dataset (rlcli ls) or a recipe"
-    raise UsageError(f"no rows {named!r}: neither a file, nor a dataset, nor a recipe", where="--dataset", hint=hint)
+    hint = (
+        f"did you mean {close}?"
+        if close
+        else "give a .jsonl file, a dataset (rlcli ls) or a recipe"
+    )
+    raise UsageError(
+        f"no rows {named!r}: neither a file, nor a dataset, nor a recipe",
+        where="--dataset",
+        hint=hint,
+    )
 
 
 def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
@@ -136,10 +157,17 @@ def _exam_of_recipe(named: str, dataset: str | None) -> Exam:
     recipe = load_recipe(named).recipe
     chosen = dataset or recipe.train.eval.dataset
     if chosen is None or chosen not in recipe.datasets:
-        message = f"recipe {recipe.name} " + (f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset")
-        raise UsageError(message, where="--dataset", hint=f"{named}#NAME names one: {', '.join(recipe.datasets)}")
+        message = f"recipe {recipe.name} " + (
+            f"has no dataset {chosen!r}" if chosen else "evaluates on no dataset"
+        )
+        raise UsageError(
+            message, where="--dataset", hint=f"{named}#NAME names one: {', '.join(recipe.datasets)}"
+        )
     generation = recipe.generation.build()
-    limits = {"max_new_tokens": generation.max_new_tokens, "stop_token_ids": list(generation.stop_token_ids)}
+    limits = {
+        "max_new_tokens": generation.max_new_tokens,
+        "stop_token_ids": list(generation.stop_token_ids),
+    }
     return Exam(recipe.datasets[chosen].model_dump(), _reward_of(recipe), limits)
 
 
@@ -159,7 +187,11 @@ def read_component(text: str, option: str) -> Component:
         component = yaml.safe_load(text) if text.lstrip().startswith("{") else {"type": text}
     except yaml.YAMLError:
         component = None
-    if not isinstance(component, dict) or "type" not in component or not isinstance(component.get("args") or {}, dict):
+    if (
+        not isinstance(component, dict)
+        or "type" not in component
+        or not isinstance(component.get("args") or {}, dict)
+    ):
         hint = "write '{type: NAME, args: {KEY: VALUE}}'"
         raise UsageError(f"{text[:80]!r} names no component", where=option, hint=hint)
     return component

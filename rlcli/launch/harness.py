@@ -13,8 +13,8 @@ INSTALL = "pip install 'rlcli[lm-eval]'"
 
 
 def run_tasks(source: str, tasks: Sequence[str], limit: int | None) -> dict[str, Any]:
-    """lm-eval's report for a model's folder or Hub id: `results` by task. `tasks` are its names, or your own YAML
-    files; at most `limit` examples of each.
+    """lm-eval's report for a model's folder or Hub id: `results` by task. `tasks` are its names, or
+    your own YAML files; at most `limit` examples of each.
 
     Raises ResourceError if lm-eval is not installed, UsageError for an unknown task.
     """
@@ -40,9 +40,13 @@ def _results(source: str, tasks: list[str | dict[str, Any]], limit: int | None) 
         hint = "lm-eval ls tasks lists them; a file of your own ends in .yaml"
         raise UsageError(f"lm-eval has no task {unknown[0]!r}", where="--tasks", hint=hint)
     report: Any = simple_evaluate(
-        EngineLM(load_alone(source)), tasks=tasks, limit=limit, task_manager=manager, log_samples=False,
+        EngineLM(load_alone(source)),
+        tasks=tasks,
+        limit=limit,
+        task_manager=manager,
+        log_samples=False,
         bootstrap_iters=1000,
-    )  # fmt: skip
+    )
     return dict(report["results"])
 
 
@@ -56,5 +60,9 @@ def _task(name: str) -> str | dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{name} cannot be read: {first_line(error)}", where="--tasks") from None
     if not isinstance(description, dict) or "task" not in description:
-        raise UsageError(f"{name} describes no task of lm-eval", where="--tasks", hint="it is a mapping with `task:`")
+        raise UsageError(
+            f"{name} describes no task of lm-eval",
+            where="--tasks",
+            hint="it is a mapping with `task:`",
+        )
     return description

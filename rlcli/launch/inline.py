@@ -1,4 +1,5 @@
-"""Everything in one process: requests to the worker are plain calls, so a debugger can follow them."""
+"""Everything in one process: requests to the worker are plain calls,
+so a debugger can follow them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class InlineLauncher:
             torch.set_num_threads(available_cores())
         members = Members(run_dir, run_environment(1))
         transport = InlineTransport(
-            lambda request: worker.handle(request), lifeline.waiting, lambda: look_after(members, transport)
+            lambda request: worker.handle(request),
+            lifeline.waiting,
+            lambda: look_after(members, transport),
         )
         device = pick_device(self._recipe.cluster.device, 0)
         worker = ModelWorker(self._recipe, self._topology, 0, device, {}, transport.report, run_dir)
@@ -55,7 +58,8 @@ class InlineLauncher:
 
 
 def look_after(members: Members, transport: InlineTransport) -> None:
-    """Report those that were started again. Raises WorkerError once one of them is no longer replaced."""
+    """Report those that were started again. Raises WorkerError once one of them is no longer
+    replaced."""
     for restart in members.new_restarts():
         transport.report(RESTARTED, restart.as_report(socket.gethostname()))
     check_members(members)
@@ -66,7 +70,9 @@ def check_members(members: Members) -> None:
     for death in members.deaths():
         name = f"{death.group}{death.index}"
         message = f"{name} {death}, {REPLACEMENTS + 1} times"
-        raise WorkerError(message, where=name, hint=f"see {members.log(death.group, death.index)}", code="F01")
+        raise WorkerError(
+            message, where=name, hint=f"see {members.log(death.group, death.index)}", code="F01"
+        )
 
 
 class InlineRunning:

@@ -23,7 +23,8 @@ def interface_of(recipe: Recipe) -> str:
 
 
 def _default_interface() -> str:
-    """The interface of the default route; without one, the first that has an address and is not the loopback."""
+    """The interface of the default route; without one, the first that has an address and is not the
+    loopback."""
     import psutil
 
     try:

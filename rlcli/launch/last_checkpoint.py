@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def last_checkpoint(
     run: RunDirectory, display: Display, rejected: dict[Path, ModelError] | None = None
 ) -> Start | None:
-    """The newest checkpoint that looks whole by names, sizes and the content of its state; None if there is none yet.
-    Its other files must be verified before they are loaded. `rejected`: those already found not to be whole; each newer
-    one is added, with a warning.
+    """The newest checkpoint that looks whole by names, sizes and the content of its state; None if
+    there is none yet. Its other files must be verified before they are loaded. `rejected`: those
+    already found not to be whole; each newer one is added, with a warning.
 
-    Raises NoWholeCheckpoint if checkpoints exist but none is whole, or F21 if one was committed and there is none now:
-    training progress must not be discarded silently.
+    Raises NoWholeCheckpoint if checkpoints exist but none is whole, or F21 if one was committed and
+    there is none now: training progress must not be discarded silently.
     """
     from rlcli.checkpoint.disk import check_writable
     from rlcli.runtime.checkpoints import RunState, Start
@@ -44,7 +44,9 @@ def last_checkpoint(
     if checkpoint is not None:
         last = run.record.step
         if last is not None and last > checkpoint.manifest.step and not rejected:
-            display.warning(f"[F21] {run.checkpoints}: the last checkpoint, of step {last}, is missing")
+            display.warning(
+                f"[F21] {run.checkpoints}: the last checkpoint, of step {last}, is missing"
+            )
         return Start(checkpoint.path, RunState.read(checkpoint.path))
     code, committed = "F21", last_committed(run)
     if rejected:
@@ -53,19 +55,28 @@ def last_checkpoint(
         message = f"step {committed} was committed, but there is no checkpoint now"
     elif run.record.is_lost:
         message = (
-            "there is no checkpoint, and committed.json, which says whether there was one, is gone or cannot be read"
+            "there is no checkpoint, and committed.json, which says whether there was one, is "
+            "gone or cannot be read"
         )
     else:
         return None
-    hint = f"put it back; or start over in a new folder: rlcli train {shlex.quote(str(run.resolved_recipe))}"
+    hint = (
+        "put it back; or start over in a new folder: rlcli train "
+        f"{shlex.quote(str(run.resolved_recipe))}"
+    )
     raise NoWholeCheckpoint(message, where=str(run.checkpoints), hint=hint, code=code)
 
 
 def verified_checkpoint(
-    start: Start | None, running: Running, recipe: Recipe, topology: Topology, run: RunDirectory, display: Display
+    start: Start | None,
+    running: Running,
+    recipe: Recipe,
+    topology: Topology,
+    run: RunDirectory,
+    display: Display,
 ) -> Start | None:
-    """The newest checkpoint that the ranks found to be whole, every byte of it; None if there is none yet. Raises
-    NoWholeCheckpoint."""
+    """The newest checkpoint that the ranks found to be whole, every byte of it; None if there is
+    none yet. Raises NoWholeCheckpoint."""
     from rlcli.runtime.checkpoints import verify_on_ranks
     from rlcli.runtime.ranks import Ranks
 
@@ -86,16 +97,24 @@ def verified_checkpoint(
 
 
 def last_committed(run: RunDirectory) -> int | None:
-    """The last step that was committed, wherever the checkpoints are now; None if there was none yet."""
+    """The last step that was committed, wherever the checkpoints are now;
+    None if there was none yet."""
     from rlcli.checkpoint.retention import latest_step
 
-    resumed = [step for entry in run.read_resumes() if isinstance(step := entry.get("step"), int) and step > 0]
+    resumed = [
+        step
+        for entry in run.read_resumes()
+        if isinstance(step := entry.get("step"), int) and step > 0
+    ]
     steps = [run.record.step, latest_step(run.checkpoints), *resumed]
     return max((step for step in steps if step is not None), default=None)
 
 
-def _newest_with_state(run: RunDirectory, rejected: dict[Path, ModelError]) -> CompleteCheckpoint | None:
-    """The newest checkpoint that is complete, and whose state, which is read here, is what was written."""
+def _newest_with_state(
+    run: RunDirectory, rejected: dict[Path, ModelError]
+) -> CompleteCheckpoint | None:
+    """The newest checkpoint that is complete, and whose state, which is read here,
+    is what was written."""
     from rlcli.checkpoint.verify import damaged_files, newest_complete
     from rlcli.runtime.checkpoints import STATE
 

@@ -40,7 +40,12 @@ class Restart(NamedTuple):
 
     def as_report(self, machine: str) -> dict[str, str]:
         """The content of a report RESTARTED; `machine`: where it happened."""
-        return {"group": self.group, "name": f"{self.group}{self.number}", "machine": machine, "how": self.how}
+        return {
+            "group": self.group,
+            "name": f"{self.group}{self.number}",
+            "machine": machine,
+            "how": self.how,
+        }
 
 
 class Running(Protocol):
@@ -51,18 +56,20 @@ class Running(Protocol):
         """The master's connection to the ranks."""
 
     def deaths(self) -> list[Death]:
-        """The processes that have ended and are not replaced, in the order in which this was noticed."""
+        """The processes that have ended and are not replaced,
+        in the order in which this was noticed."""
 
     def stop_signal(self) -> int | None:
         """A stop signal that a process on some node has received instead of this one."""
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
-        """End all processes: those that do not exit by themselves within `grace` seconds are killed. `show_stacks`:
-        first have ranks write their stacks to their logs."""
+        """End all processes: those that do not exit by themselves within `grace` seconds are
+        killed. `show_stacks`: first have ranks write their stacks to their logs."""
 
 
 class Launcher(Protocol):
     """Starts processes."""
 
     def start(self, groups: Sequence[Group], run_dir: Path) -> Running:
-        """Start all processes of a run, and wait until its ranks are up. Nothing is left behind if that fails."""
+        """Start all processes of a run, and wait until its ranks are up.
+        Nothing is left behind if that fails."""

@@ -1,4 +1,5 @@
-"""A supervised run's pipe to its supervisor: JSON lines about what it is doing, so that its end can be reported.
+"""A supervised run's pipe to its supervisor: JSON lines about what it is doing,
+so that its end can be reported.
 
     {"run": "/…/runs/ppo_math/20260412-093011", "warm_start": false, "max_restarts": 0}
                                                                         it works in this folder from here on
@@ -33,13 +34,15 @@ from rlcli.processes import ProcessRecord, die_with_parent, start_time
 VARIABLE = "RLCLI_SUPERVISOR"
 """Descriptor of the pipe, descriptor for stacks, process id of the supervisor."""
 SHOW_STACKS = getattr(signal, "SIGRTMIN", signal.SIGURG)
-"""Makes a supervised process write the stacks of its threads. Not every system has real-time signals; SIGURG is ignored
-by whoever does not expect it."""
+"""Makes a supervised process write the stacks of its threads. Not every system has real-time
+signals; SIGURG is ignored by whoever does not expect it."""
 DEBUGGERS = ("builtins.breakpoint", "pdb.Pdb")
-"""Audit events that reveal a debugger. Replacing sys.breakpointhook would add a frame to the user's stack."""
+"""Audit events that reveal a debugger. Replacing sys.breakpointhook would add a frame to the user's
+stack."""
 
 OUT_OF_THE_WAY = 128
-"""The pipe's descriptor is at least this, so that no component closes or writes to it by mistake."""
+"""The pipe's descriptor is at least this, so that no component closes or writes to it by
+mistake."""
 
 supervisor: ProcessRecord | None = None
 """The process that watches this one."""
@@ -49,7 +52,8 @@ _process: int | None = None
 
 
 def attach() -> bool:
-    """Whether this process is supervised; if so, tie it to its supervisor's lifetime, signals and requests."""
+    """Whether this process is supervised; if so, tie it to its supervisor's lifetime,
+    signals and requests."""
     global _line, _process, supervisor
     value = os.environ.pop(VARIABLE, None)
     if value is None:
@@ -70,7 +74,8 @@ def attach() -> bool:
 
 
 def report(**facts: Any) -> None:
-    """Send facts to the supervisor, if there is one. If a component has closed the pipe, nothing is sent."""
+    """Send facts to the supervisor, if there is one. If a component has closed the pipe,
+    nothing is sent."""
     if _line is not None and os.getpid() == _process:
         with contextlib.suppress(OSError):
             os.write(_line, (json.dumps(facts) + "\n").encode())
@@ -78,7 +83,8 @@ def report(**facts: Any) -> None:
 
 @contextmanager
 def waiting(activity: str, limit: float) -> Iterator[None]:
-    """Context of a call that may take `limit` seconds; the supervisor ends this process if it takes longer."""
+    """Context of a call that may take `limit` seconds; the supervisor ends this process if it takes
+    longer."""
     report(waiting=activity, limit=limit)
     try:
         yield

@@ -1,7 +1,9 @@
-"""One process per device on this machine, as one node or several; the master stays in the calling process.
+"""One process per device on this machine, as one node or several;
+the master stays in the calling process.
 
-Each node has an agent, which is torchrun (see `node`). Several nodes on one machine share no more than several machines
-do: each has its own temporary and working folder; all share the run's folder and reach each other by TCP.
+Each node has an agent, which is torchrun (see `node`). Several nodes on one machine share no more
+than several machines do: each has its own temporary and working folder; all share the run's folder
+and reach each other by TCP.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 
 class LocalLauncher:
-    """Starts all processes of a run on this machine, except nodes that are started by hand (`launch.by_hand`)."""
+    """Starts all processes of a run on this machine, except nodes that are started by hand
+    (`launch.by_hand`)."""
 
     def __init__(self, recipe: Recipe):
         self._recipe = recipe
@@ -102,7 +105,9 @@ class LocalRunning:
         self._own.close()
 
     def _have_ended(self) -> bool:
-        return not any(agent.poll() is None for agent in self._agents.values()) and not self._world.others(self._agents)
+        return not any(
+            agent.poll() is None for agent in self._agents.values()
+        ) and not self._world.others(self._agents)
 
     def _agent_exit(self, node: int) -> int | None:
         return self._agents[node].poll() if node in self._agents else None
@@ -111,7 +116,9 @@ class LocalRunning:
         """Record the processes."""
         records = self._world.records()
         ours = [record for record in records if record.node in self._nodes]
-        self._started = {record.pid: record.started for record in ours if record.started is not None}
+        self._started = {
+            record.pid: record.started for record in ours if record.started is not None
+        }
         write_records(self._run_dir / PROCESSES, records)
 
     def _end_stragglers(self) -> None:
@@ -126,6 +133,10 @@ class LocalRunning:
                     process.wait(GONE_WITHIN)
 
 
-def start_agent(run_dir: Path, node: int, environment: Mapping[str, str], folder: Path | None) -> Process:
+def start_agent(
+    run_dir: Path, node: int, environment: Mapping[str, str], folder: Path | None
+) -> Process:
     """Start the agent of a node, which leads its own session and ends with this process."""
-    return start_child(agent_command(run_dir, node), run_dir / "logs" / f"node{node}.log", environment, folder)
+    return start_child(
+        agent_command(run_dir, node), run_dir / "logs" / f"node{node}.log", environment, folder
+    )

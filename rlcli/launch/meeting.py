@@ -1,7 +1,9 @@
-"""The folder in which the processes of a run meet: it holds the master's sockets, or says where they are.
+"""The folder in which the processes of a run meet: it holds the master's sockets,
+or says where they are.
 
-The master removes it at the end. It holds a lock on a file in it, which the kernel releases however the master dies. By
-that lock, never by the name alone, the next run recognises an abandoned folder and removes it.
+The master removes it at the end. It holds a lock on a file in it, which the kernel releases however
+the master dies. By that lock, never by the name alone, the next run recognises an abandoned folder
+and removes it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class MeetingFolder:
 
 
 def remove_abandoned() -> None:
-    """Remove the folders of dead masters: those of this user, with a lock that nobody holds any more."""
+    """Remove the folders of dead masters: those of this user,
+    with a lock that nobody holds any more."""
     for parent in _places():
         for folder in parent.glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError), _lock_of_a_dead_master(folder):
@@ -62,7 +65,9 @@ def _make_folder() -> Path:
         except OSError as error:
             failures.append(f"{parent}: {error.strerror or error}")
     message = f"cannot make a private folder for the processes of the run ({'; '.join(failures)})"
-    raise ResourceError(message, hint="set TMPDIR to a short path that you may write to", code="F75")
+    raise ResourceError(
+        message, hint="set TMPDIR to a short path that you may write to", code="F75"
+    )
 
 
 def _hold(folder: Path) -> int:
@@ -76,7 +81,8 @@ def _hold(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _lock_of_a_dead_master(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder. Raises OSError if it belongs to another user, has no lock, or the lock is held."""
+    """Hold the lock of a folder. Raises OSError if it belongs to another user, has no lock,
+    or the lock is held."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(folder)

@@ -1,4 +1,5 @@
-"""Out-of-memory kills by the kernel: how they are detected, and what the memory plan had expected."""
+"""Out-of-memory kills by the kernel: how they are detected,
+and what the memory plan had expected."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ GIB = 2**30
 
 
 class MemoryKills:
-    """Whether the kernel has killed a process of our control group since this object was created."""
+    """Whether the kernel has killed a process of our control group since this object was
+    created."""
 
     def __init__(self) -> None:
         self._before = count_memory_kills()
@@ -35,10 +37,15 @@ class MemoryKills:
         return after > self._before if after is not None and self._before is not None else None
 
 
-def count_memory_kills(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Processes of our control group that the kernel killed because memory ran out; None if it does not count them."""
+def count_memory_kills(
+    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Processes of our control group that the kernel killed because memory ran out;
+    None if it does not count them."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        group = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+        group = next(
+            line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")
+        )
         for line in (root / group.lstrip("/") / "memory.events").read_text().splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
@@ -77,8 +84,8 @@ def write_estimate(run: RunDirectory, resolved: Resolved) -> None:
 
 
 def explain_kill(code: int, out_of_memory: bool | None, used: int, run_dir: Path | None) -> str:
-    """Text to add about a process that ended with this exit code, if memory may be the reason: what it held, and what
-    the plan had expected. Empty otherwise."""
+    """Text to add about a process that ended with this exit code, if memory may be the reason: what
+    it held, and what the plan had expected. Empty otherwise."""
     if -code != signal.SIGKILL or out_of_memory is False:
         return ""
     facts = [f"it held {used / GIB:.2f} GiB when last seen"] if used else []
@@ -87,7 +94,10 @@ def explain_kill(code: int, out_of_memory: bool | None, used: int, run_dir: Path
     if isinstance(size, int) and isinstance(percent, int):
         if estimate.get("device") == "cpu":
             where = f"{estimate.get('call')}, {estimate.get('phase')}"
-            facts.append(f"the memory plan has at most {size / GIB:.2f} GiB for it, within {percent} % ({where})")
+            facts.append(
+                f"the memory plan has at most {size / GIB:.2f} GiB for it, within "
+                f"{percent} % ({where})"
+            )
         else:
             facts.append("the memory plan is about the devices' memory, and not the host's")
     return f"; {'; '.join(facts)}" if facts else ""

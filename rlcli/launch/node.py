@@ -1,9 +1,10 @@
-"""The agent of one node: `python -P -m rlcli.launch.node RUN_DIR NODE`. It is torchrun, with three differences.
+"""The agent of one node: `python -P -m rlcli.launch.node RUN_DIR NODE`. It is torchrun,
+with three differences.
 
-Agents find each other through the run's store, where torchrun would open a port that accepts anything. Once a rank has
-died, the others are ended by SIGKILL: ranks ignore SIGTERM (see `worker_main`), and torchrun would wait half a minute
-for them. Finally, the agent sends the master heartbeats that say which ranks have ended, and how; it exits when it has
-lost the master.
+Agents find each other through the run's store, where torchrun would open a port that accepts
+anything. Once a rank has died, the others are ended by SIGKILL: ranks ignore SIGTERM (see
+`worker_main`), and torchrun would wait half a minute for them. Finally, the agent sends the master
+heartbeats that say which ranks have ended, and how; it exits when it has lost the master.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 SHARED_MEETING = "meeting"
 """Folder in the run's folder where the processes of several nodes meet."""
 BEGUN_WITHIN = 3600.0
-"""Seconds that an agent started by hand waits for the first node; the recipe may run others first."""
+"""Seconds that an agent started by hand waits for the first node;
+the recipe may run others first."""
 HEARD_WITHIN = 5.0
 """Seconds for the master to receive an agent's last report."""
 LOOK_SECONDS = 1.0
@@ -51,8 +53,8 @@ FAILED, LOST = 7, 8
 
 
 def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
-    """Run the ranks of a node. Returns the exit code. `reports_signals`: stop signals are reported to the master, which
-    handles them."""
+    """Run the ranks of a node. Returns the exit code. `reports_signals`: stop signals are reported
+    to the master, which handles them."""
     collect_rarely()
     limit = raise_limit()
     meeting = Path(os.environ.setdefault(MEETING, str(run_dir / SHARED_MEETING)))
@@ -74,7 +76,8 @@ def main(run_dir: Path, node: int, *, reports_signals: bool = False) -> int:
     threading.Thread(target=_watch, args=(pulse, members, used), daemon=True).start()
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    from rlcli.runtime.store import RunStore  # slow to import: this agent reports to the master first
+    # slow to import: this agent reports to the master first
+    from rlcli.runtime.store import RunStore
 
     store = RunStore(control, context)
     failed = _run_ranks(recipe, run_dir, PrefixStore("agents", store), node, used)
@@ -93,30 +96,42 @@ def agent_command(run_dir: Path, node: int) -> list[str]:
 
 def torchrun_arguments(run_dir: Path, nodes: int, devices_per_node: int, node: int) -> list[str]:
     return [
-        f"--nnodes={nodes}", f"--node-rank={node}", f"--nproc-per-node={devices_per_node}", "--max-restarts=0",
-        "--signals-to-handle=SIGQUIT", "--rdzv-backend=rlcli", f"--rdzv-id={run_dir.name}",
-        f"--log-dir={run_dir / 'logs' / 'torchrun' / f'node{node}'}", "-m", "rlcli.runtime.worker_main", str(run_dir),
-    ]  # fmt: skip
+        f"--nnodes={nodes}",
+        f"--node-rank={node}",
+        f"--nproc-per-node={devices_per_node}",
+        "--max-restarts=0",
+        "--signals-to-handle=SIGQUIT",
+        "--rdzv-backend=rlcli",
+        f"--rdzv-id={run_dir.name}",
+        f"--log-dir={run_dir / 'logs' / 'torchrun' / f'node{node}'}",
+        "-m",
+        "rlcli.runtime.worker_main",
+        str(run_dir),
+    ]
 
 
 def _prepare_environment(recipe: Recipe) -> None:
-    """Set the variables that ranks inherit. Cores are divided among them; variables already set are kept, except that
-    gloo listens on no other interface than the run's: it does not ask who connects."""
+    """Set the variables that ranks inherit. Cores are divided among them; variables already set are
+    kept, except that gloo listens on no other interface than the run's:
+    it does not ask who connects."""
     interface = interface_of(recipe)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     ours = {
         "OMP_NUM_THREADS": str(max(1, available_cores() // recipe.cluster.devices_per_node)),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "TORCH_GLOO_LAZY_INIT": "1",  # a rank connects to those it exchanges tensors with, not to all others
+        # a rank connects to those it exchanges tensors with, not to all others
+        "TORCH_GLOO_LAZY_INIT": "1",
         "NCCL_SOCKET_IFNAME": interface,
     }
     os.environ.update({name: value for name, value in ours.items() if name not in os.environ})
     os.environ.update({"PYTHONSAFEPATH": "1", AGENT: str(os.getpid())})
 
 
-def _run_ranks(recipe: Recipe, run_dir: Path, store: Store, node: int, used: Mapping[int, int]) -> dict[str, Any]:
-    """Run the ranks until all have ended. Returns an empty dict if they ended by themselves, else what the master must
-    know; `used`: pid → peak memory that was observed."""
+def _run_ranks(
+    recipe: Recipe, run_dir: Path, store: Store, node: int, used: Mapping[int, int]
+) -> dict[str, Any]:
+    """Run the ranks until all have ended. Returns an empty dict if they ended by themselves, else
+    what the master must know; `used`: pid → peak memory that was observed."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -131,7 +146,12 @@ def _run_ranks(recipe: Recipe, run_dir: Path, store: Store, node: int, used: Map
         print(error, file=sys.stderr, flush=True)
         rank, failure = error.get_first_failure()
         memory = used.get(failure.pid, 0)
-        return {"rank": rank, "exit": failure.exitcode, "out_of_memory": kills.happened(), "memory": memory}
+        return {
+            "rank": rank,
+            "exit": failure.exitcode,
+            "out_of_memory": kills.happened(),
+            "memory": memory,
+        }
     except Exception as error:  # torchrun's own
         traceback.print_exc()
         return {"failure": f"{type(error).__name__}: {error}"}
@@ -139,7 +159,8 @@ def _run_ranks(recipe: Recipe, run_dir: Path, store: Store, node: int, used: Map
 
 
 def _meet_in(store: Store, node: int, nodes: int) -> None:
-    """Make agents find each other through the run's store; each has the number that it was given."""
+    """Make agents find each other through the run's store;
+    each has the number that it was given."""
     from torch.distributed.elastic.rendezvous import (
         RendezvousHandler,
         RendezvousInfo,
@@ -182,14 +203,23 @@ def _meet_in(store: Store, node: int, nodes: int) -> None:
 
 
 def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
-    """Report each rank that has ended, including with exit code 0, which torchrun does not report, and the members.
-    Record how much memory each has `used`."""
+    """Report each rank that has ended, including with exit code 0, which torchrun does not report,
+    and the members. Record how much memory each has `used`."""
     import psutil
 
-    seen, gone, members_known, restarted = set[int](), set[int](), _records(members), list[Restart]()
+    seen, gone, members_known, restarted = (
+        set[int](),
+        set[int](),
+        _records(members),
+        list[Restart](),
+    )
     while True:
         time.sleep(LOOK_SECONDS)
-        alive = {process.pid for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE}
+        alive = {
+            process.pid
+            for process in psutil.Process().children()
+            if process.status() != psutil.STATUS_ZOMBIE
+        }
         seen |= alive
         used.update({pid: max(memory_in_use(pid), used.get(pid, 0)) for pid in alive})
         if seen - alive != gone:
@@ -208,7 +238,9 @@ def _watch(pulse: Pulse, members: Members, used: dict[int, int]) -> None:
 
 def _records(members: Members) -> dict[str, tuple[int, float | None]]:
     """Name → pid and start time."""
-    return {f"{name}{index}": (pid, start_time(pid)) for (name, index), pid in members.pids().items()}
+    return {
+        f"{name}{index}": (pid, start_time(pid)) for (name, index), pid in members.pids().items()
+    }
 
 
 def _end_here(why: str) -> None:

@@ -20,8 +20,9 @@ END_WITHIN = 10.0
 
 
 def adopt_orphans() -> list[psutil.Process]:
-    """Make every descendant whose parent dies from now on our child, where the system can (Linux). Returns the children
-    that we already have: those of the shell that became this process, as in `tensorboard & exec rlcli train`."""
+    """Make every descendant whose parent dies from now on our child, where the system can (Linux).
+    Returns the children that we already have: those of the shell that became this process, as in
+    `tensorboard & exec rlcli train`."""
     import psutil
 
     prctl = kernel_call("prctl")
@@ -31,7 +32,8 @@ def adopt_orphans() -> list[psutil.Process]:
 
 
 def reap_orphans(child: int) -> None:
-    """Reap orphans that have ended, as init would; the child itself is left to whoever waits for it."""
+    """Reap orphans that have ended, as init would; the child itself is left to whoever waits for
+    it."""
     if not hasattr(os, "waitid"):  # nor were any adopted
         return
     while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -41,7 +43,8 @@ def reap_orphans(child: int) -> None:
 
 
 def end_orphans(others: Sequence[psutil.Process]) -> None:
-    """End all remaining descendants, once the child is gone, except `others` that were there before it."""
+    """End all remaining descendants, once the child is gone,
+    except `others` that were there before it."""
     import psutil
 
     patience, end = LEAVE_WITHIN, time.monotonic() + END_WITHIN

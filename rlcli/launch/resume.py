@@ -65,8 +65,8 @@ def resume_run(
     recipe_file: str | None = None,
     accept_changes: bool = False,
 ) -> Resumed:
-    """Continue a run from its last verified checkpoint, or from its beginning if none was committed yet. Raises
-    RlcliError."""
+    """Continue a run from its last verified checkpoint, or from its beginning if none was committed
+    yet. Raises RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
     from rlcli.recipe.changes import longer
     from rlcli.recipe.libraries import missing_here
@@ -104,14 +104,21 @@ def resume_run(
             _write_down(run, now, changes, step, recipe_digest(step))
 
         begins = write_down if was_begun else None
-        finished = drive(recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=begins)
+        finished = drive(
+            recipe, run, display, stop, start=start, recipe_digest=recipe_digest, write_down=begins
+        )
         return Resumed(finished.began_after, changes, finished)
 
 
 def resumed_recipe(
-    run_dir: Path, overrides: Sequence[str], *, recipe_file: str | None = None, accept_changes: bool = False
+    run_dir: Path,
+    overrides: Sequence[str],
+    *,
+    recipe_file: str | None = None,
+    accept_changes: bool = False,
 ) -> Recipe:
-    """The recipe a run would continue with; the run is not touched. Raises RlcliError, as `resume_run` would."""
+    """The recipe a run would continue with; the run is not touched. Raises RlcliError, as
+    `resume_run` would."""
     from rlcli.observe.run_directory import RunDirectory
 
     named = found_from_here(recipe_file)
@@ -125,15 +132,17 @@ def resumed_recipe(
 
 
 def found_from_here(recipe_file: str | None) -> str | None:
-    """Absolute path of a recipe file, resolved in the user's folder and not in the run's; a name stays a name."""
+    """Absolute path of a recipe file, resolved in the user's folder and not in the run's;
+    a name stays a name."""
     candidates = [Path(recipe_file), Path(f"{recipe_file}.yaml")] if recipe_file else []
     return next((str(path.absolute()) for path in candidates if path.is_file()), recipe_file)
 
 
 @contextmanager
 def _in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
-    """Work in the folder that the run was started in, where its relative paths and its project are; then return. A run
-    that another user may have planted works in the user's current folder, in the project that was named.
+    """Work in the folder that the run was started in, where its relative paths and its project are;
+    then return. A run that another user may have planted works in the user's current folder, in the
+    project that was named.
     """
     environment = known_object(run.environment) if planted(run.environment) is None else {}
     folder, here = environment.get("working_directory"), Path.cwd()
@@ -142,7 +151,9 @@ def _in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[No
     names_project = isinstance(project, str) and project != "" and VARIABLE not in os.environ
     if names_project:
         marker = Path(str(project)).expanduser() / "pyproject.toml"
-        check_not_planted(marker, f"the code of project {project}", f"--project {project} resume {run.path}")
+        check_not_planted(
+            marker, f"the code of project {project}", f"--project {project} resume {run.path}"
+        )
     if isinstance(folder, str) and Path(folder).is_dir() and Path(folder) != here:
         say(f"working in {folder}, where the run was started")
         os.chdir(folder)
@@ -157,7 +168,8 @@ def _in_its_folder(run: RunDirectory, say: Callable[[str], None]) -> Iterator[No
 
 
 def _resolved_recipe(run: RunDirectory) -> Resolved:
-    """The run's resolved recipe. Raises ResourceError F72 if the run was killed before it was written, or lost it."""
+    """The run's resolved recipe. Raises ResourceError F72 if the run was killed before it was
+    written, or lost it."""
     if run.resolved_recipe.exists():
         _refuse_older_format(run)
         return _load(str(run.resolved_recipe), ())
@@ -165,12 +177,16 @@ def _resolved_recipe(run: RunDirectory) -> Resolved:
         message = f"{run.path} holds no run yet: it ended before it had written down its recipe"
         raise ResourceError(message, hint="remove the folder and start the run again", code="F72")
     message = "it is missing, and the run goes by it"
-    hint = f"put it back; {run.recipe} has what it was made of, and the checkpoints are left as they are"
+    hint = (
+        f"put it back; {run.recipe} has what it was made of, and the "
+        "checkpoints are left as they are"
+    )
     raise ResourceError(message, where=str(run.resolved_recipe), hint=hint, code="F72")
 
 
 def _refuse_older_format(run: RunDirectory) -> None:
-    """A run whose calls are others now has other states in its checkpoints. Raises UsageError F85."""
+    """A run whose calls are others now has other states in its checkpoints.
+    Raises UsageError F85."""
     from rlcli.recipe.migration import migrate
 
     try:
@@ -181,8 +197,14 @@ def _refuse_older_format(run: RunDirectory) -> None:
         changes = (error.what,)
     if changes:
         raise UsageError(
-            f"{run.path} was begun by an older rlcli, whose recipes had format 1. Now: {'; '.join(changes)}",
-            hint="finish it with that version, or migrate its recipe and start a new run from its models/",
+            (
+                f"{run.path} was begun by an older rlcli, whose recipes had format 1. "
+                f"Now: {'; '.join(changes)}"
+            ),
+            hint=(
+                "finish it with that version, or migrate its recipe and start a "
+                "new run from its models/"
+            ),
             code="F85",
         )
 
@@ -194,7 +216,8 @@ def _load(recipe: str, overrides: Sequence[str]) -> Resolved:
 
 
 def _accepted_changes(before: Recipe, now: Recipe, accept: bool) -> list[Change]:
-    """Changes to the run's recipe. Raises UsageError F84 for those that are forbidden, or that need to be accepted."""
+    """Changes to the run's recipe. Raises UsageError F84 for those that are forbidden,
+    or that need to be accepted."""
     from rlcli.recipe.changes import Kind, changes
 
     accepted = changes(before, now)
@@ -224,7 +247,9 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)
 
 
-def _say(before: Recipe, now: Recipe, changes: Sequence[Change], start: Start | None, display: Display) -> None:
+def _say(
+    before: Recipe, now: Recipe, changes: Sequence[Change], start: Start | None, display: Display
+) -> None:
     if start is None:
         display.note("no checkpoint was committed yet: starting from step 0")
     else:
@@ -232,8 +257,10 @@ def _say(before: Recipe, now: Recipe, changes: Sequence[Change], start: Start | 
         world = now.cluster.nodes * now.cluster.devices_per_node
         moved = f" (saved on {ranks} ranks, going on with {world})" if ranks != world else ""
         display.note(f"resuming after step {start.state.step}{moved}")
-        roles = ", ".join(f"{role} weights" + (" and optimizer" if role in now.trained_roles else "")
-                          for role in now.changing_roles)  # fmt: skip
+        roles = ", ".join(
+            f"{role} weights" + (" and optimizer" if role in now.trained_roles else "")
+            for role in now.changing_roles
+        )
         drawn = start.state.drawn
         display.note(f"  restored  {roles}, interfaces' state, place {drawn} in the training data")
     for change in changes:
@@ -257,7 +284,11 @@ def _first_digest(run: RunDirectory, recipe: Resolved) -> str:
 
 def _digest(before: str, changes: Sequence[Change], step: int) -> str:
     """Digest of the recipe that the run began with, and of each later change and its step."""
-    telling = [(change.key, change.now) for change in changes if change.key.split(".")[0] not in WITHOUT_EFFECT]
+    telling = [
+        (change.key, change.now)
+        for change in changes
+        if change.key.split(".")[0] not in WITHOUT_EFFECT
+    ]
     text = json.dumps(telling, sort_keys=True)
     return hashlib.sha256(f"{before} {step} {text}".encode()).hexdigest() if telling else before
 
@@ -277,17 +308,23 @@ def _was_begun(run: RunDirectory) -> bool:
     from rlcli.observe.run_record import read_status
 
     status = read_status(run.path) or {}
-    return status.get("state") != "submitted" or last_committed(run) is not None or run.metrics.exists()
+    return (
+        status.get("state") != "submitted"
+        or last_committed(run) is not None
+        or run.metrics.exists()
+    )
 
 
 def _with_starts(
     run: RunDirectory, now: Resolved, display: Display, stop: StopSignals
 ) -> tuple[Recipe, Finished | None]:
-    """Point roles that start from another recipe's result to the folder it was in. A run that was submitted before that
-    result existed produces it first, and is over if that is stopped."""
+    """Point roles that start from another recipe's result to the folder it was in. A run that was
+    submitted before that result existed produces it first, and is over if that is stopped."""
     starts = known_object(run.path / STARTS)
     models = {
-        name: role.model_copy(update={"path": starts[name]}) if role.warm_start and name in starts else role
+        name: role.model_copy(update={"path": starts[name]})
+        if role.warm_start and name in starts
+        else role
         for name, role in now.recipe.models.items()
     }
     recipe = now.recipe.model_copy(update={"models": models})

@@ -1,4 +1,5 @@
-"""Runs a resolved recipe: its warm starts first, then its workers and its master, then the results."""
+"""Runs a resolved recipe: its warm starts first, then its workers and its master,
+then the results."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli import __version__
-from rlcli.errors import DataError, HangError, ModelError, NoWholeCheckpoint, ResourceError, RlcliError, WorkerError
+from rlcli.errors import (
+    DataError,
+    HangError,
+    ModelError,
+    NoWholeCheckpoint,
+    ResourceError,
+    RlcliError,
+    WorkerError,
+)
 from rlcli.failpoints import check_failpoints
 from rlcli.inspect.before_start import check_before_start
 from rlcli.launch import lifeline
@@ -56,13 +65,19 @@ class Finished:
 
 
 def run_recipe(
-    resolved: Resolved, run_dir: Path | None, display: Display, command: Sequence[str] | None = None, *,
+    resolved: Resolved,
+    run_dir: Path | None,
+    display: Display,
+    command: Sequence[str] | None = None,
+    *,
     check_rows: bool = False,
-) -> Finished:  # fmt: skip
-    """Run a recipe, after the recipes that it starts from; `check_rows`: check some rows of each first. Raises
-    RlcliError."""
+) -> Finished:
+    """Run a recipe, after the recipes that it starts from; `check_rows`: check some rows of each
+    first. Raises RlcliError."""
     log_dir = str(Path(resolved.recipe.log.dir).expanduser())
-    check_before_start(resolved, run_dir, runs_first(resolved, log_dir), display.warning if check_rows else None)
+    check_before_start(
+        resolved, run_dir, runs_first(resolved, log_dir), display.warning if check_rows else None
+    )
     with StopSignals(display.warning) as stop:
         recipe, stopped = with_warm_starts(resolved, log_dir, display, stop)
         if stopped is not None:
@@ -71,8 +86,8 @@ def run_recipe(
 
 
 def prepare_run(resolved: Resolved, run_dir: Path) -> None:
-    """Create the folder of a run that a job will execute. Missing results of warm starts are produced in the job.
-    Raises RlcliError."""
+    """Create the folder of a run that a job will execute. Missing results of warm starts are
+    produced in the job. Raises RlcliError."""
     from rlcli.observe.run_directory import RunDirectory
 
     recipe, log_dir = resolved.recipe, str(Path(resolved.recipe.log.dir).expanduser())
@@ -95,7 +110,8 @@ def _with_results(resolved: Resolved, log_dir: str) -> Recipe:
 def with_warm_starts(
     resolved: Resolved, log_dir: str, display: Display, stop: StopSignals
 ) -> tuple[Recipe, Finished | None]:
-    """The recipe with `recipe:…` paths replaced by folders; recipes whose results are missing are run first."""
+    """The recipe with `recipe:…` paths replaced by folders;
+    recipes whose results are missing are run first."""
     from rlcli.recipe.warm_start import warm_starts
 
     models = dict(resolved.recipe.models)
@@ -103,8 +119,8 @@ def with_warm_starts(
         folder = find_result(start.source, log_dir, start.source_role)
         if folder is None:
             display.note(
-                f"{resolved.recipe.name} needs the model from {start.source.recipe.name}; training that first. "
-                f"To use an existing model: models.{start.role}.path=FOLDER"
+                f"{resolved.recipe.name} needs the model from {start.source.recipe.name}; training "
+                f"that first. To use an existing model: models.{start.role}.path=FOLDER"
             )
             source, stopped = with_warm_starts(start.source, log_dir, display, stop)
             finished = stopped or _run_first(start.source, source, log_dir, display, stop)
@@ -117,20 +133,31 @@ def with_warm_starts(
     return resolved.recipe.model_copy(update={"models": models}), None
 
 
-def _run_first(resolved: Resolved, recipe: Recipe, log_dir: str, display: Display, stop: StopSignals) -> Finished:
-    """Run a recipe whose result another one starts from, or continue a run of it that was interrupted."""
+def _run_first(
+    resolved: Resolved, recipe: Recipe, log_dir: str, display: Display, stop: StopSignals
+) -> Finished:
+    """Run a recipe whose result another one starts from,
+    or continue a run of it that was interrupted."""
     from rlcli.recipe.parsing.layers import shown
 
     title, folder = f"warm start {recipe.name}", find_interrupted(resolved, log_dir)
     if folder is not None and (interrupted := _reopened(folder, display)) is not None:
         run, start = interrupted
-        display.note(f"continuing {shown(run.path)}, which was interrupted, after step {start.state.step}")
+        display.note(
+            f"continuing {shown(run.path)}, which was interrupted, after step {start.state.step}"
+        )
         try:
             with run:
                 return drive(
-                    recipe, run, display, stop, recipe_digest=lambda step: digest(resolved), start=start, title=title,
+                    recipe,
+                    run,
+                    display,
+                    stop,
+                    recipe_digest=lambda step: digest(resolved),
+                    start=start,
+                    title=title,
                     write_down=run.note_resume,
-                )  # fmt: skip
+                )
         except NoWholeCheckpoint as error:
             display.warning(f"{error}\nstarting over in a new folder")
     command = ("rlcli", "train", shown(resolved.path))
@@ -138,7 +165,8 @@ def _run_first(resolved: Resolved, recipe: Recipe, log_dir: str, display: Displa
 
 
 def _reopened(folder: Path, display: Display) -> tuple[RunDirectory, Start] | None:
-    """An interrupted run and its last checkpoint; None if another process continues it, or no checkpoint is whole."""
+    """An interrupted run and its last checkpoint; None if another process continues it, or no
+    checkpoint is whole."""
     from rlcli.observe.run_directory import RunDirectory
 
     try:
@@ -172,19 +200,30 @@ def _run_one(
     with RunDirectory.create(run_dir, recipe.name, log_dir, command, lifeline.supervisor) as run:
         recipe_digest = digest(resolved)
         _write_down(run, resolved, recipe, recipe_digest)
-        return drive(recipe, run, display, stop, recipe_digest=lambda step: recipe_digest, title=title)
+        return drive(
+            recipe, run, display, stop, recipe_digest=lambda step: recipe_digest, title=title
+        )
 
 
 def drive(
-    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, *, recipe_digest: Callable[[int], str],
-    start: Start | None = None, title: str = STEP, write_down: Callable[[int], None] | None = None,
-) -> Finished:  # fmt: skip
-    """Run to the end, from a checkpoint if there is a `start`; workers that die are replaced while restarts are left.
+    recipe: Recipe,
+    run: RunDirectory,
+    display: Display,
+    stop: StopSignals,
+    *,
+    recipe_digest: Callable[[int], str],
+    start: Start | None = None,
+    title: str = STEP,
+    write_down: Callable[[int], None] | None = None,
+) -> Finished:
+    """Run to the end, from a checkpoint if there is a `start`; workers that die are replaced while
+    restarts are left.
 
-    The ranks verify the checkpoint first; if it is damaged, the run continues from an earlier one. `recipe_digest` says
-    the recipe's digest for the step that is continued from. `write_down` is called with that step once the workers are
-    up and have loaded data and state. If anything fails before that, a run that is being resumed stays as it was, its
-    status included, unless it is a job.
+    The ranks verify the checkpoint first; if it is damaged, the run continues from an earlier one.
+    `recipe_digest` says the recipe's digest for the step that is continued from. `write_down` is
+    called with that step once the workers are up and have loaded data and state. If anything fails
+    before that, a run that is being resumed stays as it was, its status included,
+    unless it is a job.
     """
     from rlcli.checkpoint.disk import explain_disk_errors
 
@@ -193,7 +232,10 @@ def drive(
     def begin(step: int) -> None:
         nonlocal has_begun
         if start is not None and not has_begun and (absent := run.absent_records()):
-            display.warning(f"  {' and '.join(absent)} of steps 1 to {step}: not there; the run continues without them")
+            display.warning(
+                f"  {' and '.join(absent)} of steps 1 to {step}: not there; the run "
+                "continues without them"
+            )
         for dropped in run.forget_after(step):
             say = display.warning if dropped.unreadable else display.note
             say(f"  {dropped}; the steps after {max(step, 0)} are repeated")
@@ -208,7 +250,9 @@ def drive(
     is_job = recipe.launch.type == "slurm"  # nobody is watching its terminal
     with _status_of_failures(run, lambda: has_begun or is_job):
         warm_start, restarts = title != STEP, recipe.launch.max_restarts
-        lifeline.report(run=str(run.path), begun=has_begun, warm_start=warm_start, max_restarts=restarts)
+        lifeline.report(
+            run=str(run.path), begun=has_begun, warm_start=warm_start, max_restarts=restarts
+        )
         check_failpoints()
         remove_abandoned()
         for attempt in range(restarts + 1):
@@ -217,16 +261,25 @@ def drive(
             except (WorkerError, HangError) as error:
                 if attempt == restarts or stop():
                     raise
-                display.warning(f"{error}\nstarting the workers again, restart {attempt + 1} of {restarts}")
+                display.warning(
+                    f"{error}\nstarting the workers again, restart {attempt + 1} of {restarts}"
+                )
             start = last_checkpoint(run, display)
     raise AssertionError("a run ends or raises")
 
 
 def _attempt(
-    recipe: Recipe, run: RunDirectory, display: Display, stop: StopSignals, recipe_digest: Callable[[int], str],
-    start: Start | None, title: str, begin: Callable[[int], None],
-) -> Finished:  # fmt: skip
-    """Start a run's workers and master and let them run to the end; `begin(step)` is called once they are ready."""
+    recipe: Recipe,
+    run: RunDirectory,
+    display: Display,
+    stop: StopSignals,
+    recipe_digest: Callable[[int], str],
+    start: Start | None,
+    title: str,
+    begin: Callable[[int], None],
+) -> Finished:
+    """Start a run's workers and master and let them run to the end;
+    `begin(step)` is called once they are ready."""
     from rlcli.observe.plot import plot_curves
     from rlcli.runtime.commits import RunIdentity
     from rlcli.runtime.master import MasterWorker, open_outputs
@@ -239,7 +292,9 @@ def _attempt(
         start = verified_checkpoint(start, running, recipe, topology, run, display)
         done = start.state.step if start is not None else 0
         identity = RunIdentity(run.run_id, recipe_digest(done), __version__)
-        master = MasterWorker(recipe, topology, running.transport, run, display, identity, start, stop, title)
+        master = MasterWorker(
+            recipe, topology, running.transport, run, display, identity, start, stop, title
+        )
         master.start()
         begin(start.state.step if start is not None else -1)
         with open_outputs(run, recipe.log.tensorboard, display.warning) as outputs:
@@ -254,8 +309,8 @@ def _attempt(
 
 
 def _write_down(run: RunDirectory, resolved: Resolved, recipe: Recipe, recipe_digest: str) -> None:
-    """Write the recipe as given and as resolved, and the origin of each value. Once the last file is written, the run
-    can be resumed."""
+    """Write the recipe as given and as resolved, and the origin of each value. Once the last file
+    is written, the run can be resumed."""
     for layer in resolved.layers:
         run.write_text(Path("recipe") / layer.label, layer.text)
     if resolved.overrides:
@@ -298,7 +353,9 @@ def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Runni
     except HangError as error:
         running.stop(0, show_stacks=True)
         if locations := where_ranks_are(run_dir / "logs", range(topology.world_size)):
-            raise HangError(error.what + locations, where=error.where, hint=error.hint, code=error.code) from error
+            raise HangError(
+                error.what + locations, where=error.where, hint=error.hint, code=error.code
+            ) from error
         raise
     except BaseException:
         running.stop(0)
@@ -307,9 +364,15 @@ def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Runni
 
 
 def _check_open_files(recipe: Recipe, topology: Topology) -> None:
-    """Raise the limit on open files for this process and those that it starts. Raises ResourceError F61 if it remains
-    too low for the run; agents on other nodes report their own."""
-    from rlcli.runtime.control import OF_A_PROCESS, needed_by_master, needed_by_rank, raise_limit, too_few
+    """Raise the limit on open files for this process and those that it starts. Raises ResourceError
+    F61 if it remains too low for the run; agents on other nodes report their own."""
+    from rlcli.runtime.control import (
+        OF_A_PROCESS,
+        needed_by_master,
+        needed_by_rank,
+        raise_limit,
+        too_few,
+    )
     from rlcli.runtime.ranks import lanes_of
 
     limit = raise_limit()
@@ -339,8 +402,8 @@ def launcher_of(recipe: Recipe, topology: Topology) -> Launcher:
 
 
 def outcome_of(recipe: Recipe, run: RunDirectory, seconds: float | None = None) -> RunOutcome:
-    """The results of a run that has ended. Files that cannot be read are left out, with a warning: other code has
-    written to them, and the models are not affected."""
+    """The results of a run that has ended. Files that cannot be read are left out, with a warning:
+    other code has written to them, and the models are not affected."""
     from rlcli.observe.metrics import read_metrics
     from rlcli.observe.report import RunOutcome
     from rlcli.observe.samples import changed_responses

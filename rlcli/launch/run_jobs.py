@@ -29,7 +29,8 @@ ALIVE_STATES = {"waiting": "waiting", "paused": "paused", "ending": "stopping"}
 
 
 def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
-    """The same runs, with the scheduler's view of their jobs. If it does not answer: a warning, and the files alone."""
+    """The same runs, with the scheduler's view of their jobs. If it does not answer: a warning, and
+    the files alone."""
     ids = {run.folder: job.job_id for run in runs if (job := Submission.read(run.folder))}
     open_ids = [ids[run.folder] for run in runs if run.folder in ids and run.state != "done"]
     try:
@@ -39,7 +40,9 @@ def with_jobs(runs: Sequence[Overview]) -> list[Overview]:
         log.warning("the states of jobs are those of their files: %s", error.what)
         jobs, is_known = {}, False
     return [
-        _joined(run, job_id, jobs.get(job_id), is_known) if (job_id := ids.get(run.folder)) is not None else run
+        _joined(run, job_id, jobs.get(job_id), is_known)
+        if (job_id := ids.get(run.folder)) is not None
+        else run
         for run in runs
     ]
 
@@ -68,8 +71,9 @@ class Look:
 
 
 def _joined(run: Overview, job_id: str, job: Job | None, is_known: bool) -> Overview:
-    """A run that is a job, as far as the scheduler knows it (`is_known`: it has answered), with the nodes that it has
-    or had last. While it waits it is nowhere: its files name the process that submitted it, or that it had before."""
+    """A run that is a job, as far as the scheduler knows it (`is_known`: it has answered), with the
+    nodes that it has or had last. While it waits it is nowhere: its files name the process that
+    submitted it, or that it had before."""
     overview = _with_state(run, job_id, job, is_known)
     if overview.state in WAITING:
         return replace(overview, holder=None, host=None)
@@ -78,31 +82,46 @@ def _joined(run: Overview, job_id: str, job: Job | None, is_known: bool) -> Over
 
 
 def _with_state(run: Overview, job_id: str, job: Job | None, is_known: bool) -> Overview:
-    """A live job says whether the run is waiting; a finished one, why a run ended that could not record it itself.
-    A job that the scheduler has forgotten is over."""
+    """A live job says whether the run is waiting; a finished one, why a run ended that could not
+    record it itself. A job that the scheduler has forgotten is over."""
     if job is None:
         if not is_known or not run.is_under_way:
             return replace(run, job=job_id)
-        forgotten = f"job {job_id} is not in the queue any more, and the run does not say how it ended"
+        forgotten = (
+            f"job {job_id} is not in the queue any more, and the run does not say how it ended"
+        )
         return replace(run, job=job_id, state=DIED, message=forgotten)
     state, why = run.state, run.message
     if job.is_alive:
         state = ALIVE_STATES.get(job.state, run.state if run.state in UNDER_WAY else "starting")
-        why = f"{job.reason}{f', starts {job.starts}' if job.starts else ''}" if job.state == "waiting" else None
+        why = (
+            f"{job.reason}{f', starts {job.starts}' if job.starts else ''}"
+            if job.state == "waiting"
+            else None
+        )
     elif run.state != "done" and job.state not in ("done", "failed", "unknown"):
         state = job.state
         why = "; ".join(filter(None, [f"its job ended: {job.slurm_state}", run.message]))
     elif run.state == "submitted":
         state = DIED
-        why = f"its job ended ({job.slurm_state}) before the run began: does its first node see this folder?"
+        why = (
+            f"its job ended ({job.slurm_state}) before the run began: does its "
+            "first node see this folder?"
+        )
     elif run.is_under_way:
-        state, why = DIED, f"its job is over ({job.slurm_state}), and the run does not say how it ended"
+        state, why = (
+            DIED,
+            f"its job is over ({job.slurm_state}), and the run does not say how it ended",
+        )
     return replace(run, job=job_id, state=state, message=why, nodes=job.nodes)
 
 
-def stop_job(run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]) -> bool:
-    """End a run's job: after the run's step or, if that takes longer than `seconds`, at once. A waiting job is removed
-    from the queue. Returns whether the run could finish its step. Raises SlurmError, ResourceError."""
+def stop_job(
+    run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]
+) -> bool:
+    """End a run's job: after the run's step or, if that takes longer than `seconds`, at once. A
+    waiting job is removed from the queue. Returns whether the run could finish its step. Raises
+    SlurmError, ResourceError."""
     assert run.job is not None
     if run.state in ("waiting", "paused") or at_once:
         return not _cancel(run, wait)

@@ -1,5 +1,6 @@
-"""The agent of one server: `python -P -m rlcli.launch.server FOLDER`. It runs what the client requests in that folder
-(see `server_slot`), one server at a time; the server ends with the agent, however the agent ends."""
+"""The agent of one server: `python -P -m rlcli.launch.server FOLDER`. It runs what the client
+requests in that folder (see `server_slot`), one server at a time; the server ends with the agent,
+however the agent ends."""
 
 from __future__ import annotations
 
@@ -59,11 +60,14 @@ class ServerAgent:
             self._server = None
 
     def _ended_peer(self, request: ServerRequest) -> ServerSlot | None:
-        """A process of the same server on another node that has ended, other than with one of the others."""
+        """A process of the same server on another node that has ended,
+        other than with one of the others."""
         if request.life != self._serves.life:  # it is about to be ended anyway
             return None
         peers = (ServerSlot(Path(folder)) for folder in request.peers)
-        return next((peer for peer in peers if peer.life == request.life and peer.ended_first), None)
+        return next(
+            (peer for peer in peers if peer.life == request.life and peer.ended_first), None
+        )
 
     def _start(self, request: ServerRequest) -> Serves:
         last = self._serves
@@ -72,7 +76,12 @@ class ServerAgent:
         port = free_port()
         command = [word.replace(PORT, str(port)) for word in request.command]
         self._server = ServerProcess(command, self._slot.log, request.environment)
-        return Serves(request.life, port, starts=last.starts + 1, before=last.how_it_ended if last.starts else "")
+        return Serves(
+            request.life,
+            port,
+            starts=last.starts + 1,
+            before=last.how_it_ended if last.starts else "",
+        )
 
     def _say(self, serves: Serves) -> None:
         self._serves = serves
@@ -80,7 +89,8 @@ class ServerAgent:
 
 
 def free_port() -> int:
-    """A port of this machine that is free now. If another process takes it before the server does, the server ends."""
+    """A port of this machine that is free now. If another process takes it before the server does,
+    the server ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

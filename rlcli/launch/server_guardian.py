@@ -1,7 +1,9 @@
-"""Guardian between a run and a server: its arguments are the server's command, its stdin is a pipe from the run.
+"""Guardian between a run and a server: its arguments are the server's command,
+its stdin is a pipe from the run.
 
-It adopts whatever the server leaves behind. Once the server has ended, or the run has closed the pipe for any reason,
-it ends everything that is left and exits as the server did. It imports nothing from rlcli, to stay small.
+It adopts whatever the server leaves behind. Once the server has ended, or the run has closed the
+pipe for any reason, it ends everything that is left and exits as the server did. It imports nothing
+from rlcli, to stay small.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ def end_all() -> None:
 
 
 def children() -> list[int]:
-    return [int(number) for number in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return [
+        int(number)
+        for number in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A server as a separate process: started, watched, and ended together with everything it has started.
+"""A server as a separate process: started, watched, and ended together with everything it has
+started.
 
-Libraries' servers start processes that outlive them, and a death signal reaches direct children only. So there is a
-guardian (`server_guardian.py`) between this process and the server.
+Libraries' servers start processes that outlive them, and a death signal reaches direct children
+only. So there is a guardian (`server_guardian.py`) between this process and the server.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ END_WITHIN = 10.0
 class ServerProcess:
     """A command that runs until it is stopped, or ends by itself."""
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
-        """`environment`: variables in addition to ours. The command's output is appended to `log`. Raises OSError."""
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ):
+        """`environment`: variables in addition to ours. The command's output is appended to `log`.
+        Raises OSError."""
         with os.fdopen(open_private(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
             self._guardian = subprocess.Popen(
                 [sys.executable, "-I", str(GUARDIAN), *command],
@@ -59,4 +63,8 @@ class ServerProcess:
 
 def _inherited() -> dict[str, str]:
     ours = (*OF_RANKS, *OF_OUR_PYTHON)
-    return {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(PREFIXES)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ours and not name.startswith(PREFIXES)
+    }

@@ -11,8 +11,8 @@ from rlcli.observe.run_logs import as_text
 from rlcli.observe.tail import last_lines
 
 STACK = re.compile(r'(?:Current thread|Thread) 0x[^\n]*\n((?:  File "[^\n]+\n)+)')
-"""Stack of a thread. The last one is the main thread's, which is the oldest; the current one is whichever thread
-handled the signal."""
+"""Stack of a thread. The last one is the main thread's, which is the oldest; the current one is
+whichever thread handled the signal."""
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 COLLECTIVE = re.compile(r"/torch/distributed/|/torch/_dynamo/|/deepspeed/comm/")
 """Files in which a rank waits for others."""
@@ -46,7 +46,8 @@ def _size(file: Path) -> int:
 
 
 def where_ranks_are(logs: Path, ranks: Sequence[int]) -> str:
-    """Text after an error: which ranks the others wait for, and where those are; empty if the stacks do not show it."""
+    """Text after an error: which ranks the others wait for, and where those are; empty if the
+    stacks do not show it."""
     waiting, elsewhere = [], []
     for rank in ranks:
         text = "\n".join(map(as_text, last_lines(logs / f"rank{rank}.log", LINES))) + "\n"
@@ -58,5 +59,9 @@ def where_ranks_are(logs: Path, ranks: Sequence[int]) -> str:
             elsewhere.append(f"rank {rank} is at {frames[0][0]}:{frames[0][1]} in {frames[0][2]}")
     if not waiting or not elsewhere:
         return ""
-    those = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {', '.join(map(str, waiting))} wait"
+    those = (
+        f"rank {waiting[0]} waits"
+        if len(waiting) == 1
+        else f"ranks {', '.join(map(str, waiting))} wait"
+    )
     return f"; {', '.join(elsewhere)}, while {those} in a collective"

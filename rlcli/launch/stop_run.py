@@ -1,6 +1,7 @@
 """Stops a run from outside: first like a Ctrl-C, then like a second Ctrl-C, finally by SIGKILL.
 
-Only processes that the run has recorded are signalled, each by number and start time, and only on their own machine.
+Only processes that the run has recorded are signalled, each by number and start time, and only on
+their own machine.
 """
 
 from __future__ import annotations
@@ -24,22 +25,26 @@ LOOK_SECONDS = 0.1
 APART = 0.5
 """Seconds between two signals of one kind, so that both arrive."""
 LEAVES_WITHIN = 5.0
-"""Seconds that a run gets to stop immediately before it is killed, and then its supervisor to clean up."""
+"""Seconds that a run gets to stop immediately before it is killed,
+and then its supervisor to clean up."""
 SHORTEST_GRACE = 60.0
 STEPS = 20
 """Number of last steps, the longest of which shows how long a step may take."""
 
 
 def grace_of(records: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds that a run gets to finish its step and save: three times the longest of its last steps, and a minute."""
+    """Seconds that a run gets to finish its step and save: three times the longest of its last
+    steps, and a minute."""
     parts = ("time/step", "time/eval", "time/checkpoint")
     took = [sum(number(record.get(key)) or 0.0 for key in parts) for record in records[-STEPS:]]
     return SHORTEST_GRACE + 3 * max(took, default=0.0)
 
 
-def stop_here(run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]) -> bool:
-    """End a run of this machine: after its step or, if that takes longer than `seconds`, at once. Returns whether it
-    could finish its step. Raises ResourceError."""
+def stop_here(
+    run: Overview, *, at_once: bool, seconds: float, wait: bool, say: Callable[[str], None]
+) -> bool:
+    """End a run of this machine: after its step or, if that takes longer than `seconds`, at once.
+    Returns whether it could finish its step. Raises ResourceError."""
     holder = ask_to_stop(run)
     if at_once:
         time.sleep(APART)
@@ -56,7 +61,8 @@ def stop_here(run: Overview, *, at_once: bool, seconds: float, wait: bool, say: 
 
 
 def ask_to_stop(run: Overview) -> Holder:
-    """Ask a run to stop after its step. Asking again sends no further signal. Returns the process to wait for.
+    """Ask a run to stop after its step. Asking again sends no further signal.
+    Returns the process to wait for.
 
     Raises ResourceError if it belongs to another machine or user, or did not record its process.
     """
@@ -78,8 +84,8 @@ def wait_for_end(run: Overview, holder: Holder, seconds: float) -> bool:
 
 
 def end_now(run: Overview, holder: Holder, say: Callable[[str], None]) -> None:
-    """End a run whatever it is doing, with all its recorded processes on this machine. Raises ResourceError if even
-    that fails."""
+    """End a run whatever it is doing, with all its recorded processes on this machine. Raises
+    ResourceError if even that fails."""
     if holder.is_alive():
         _signal_first(holder.processes, signal.SIGTERM)
     if not wait_for_end(run, holder, LEAVES_WITHIN):
@@ -105,14 +111,18 @@ def _reachable(run: Overview) -> Holder:
     holder, lock = run.holder, run.folder / LOCK
     if holder is None:
         hint = "stop it where it was started: Ctrl-C once"
-        raise ResourceError(f"{run.folder} does not say which process it is", where=str(lock), hint=hint, code="F72")
+        raise ResourceError(
+            f"{run.folder} does not say which process it is", where=str(lock), hint=hint, code="F72"
+        )
     if not holder.owner.is_here:
         host = holder.owner.host
         command = f"rlcli stop {shlex.quote(str(run.folder.absolute()))}"
         message = f"{run.folder} is running on {host}, which is another machine"
         raise ResourceError(message, hint=f"there: {command}")
     if lock.stat().st_uid != os.geteuid():
-        raise ResourceError(f"{run.folder} is another user's run", where=str(lock), hint="ask them", code="F75")
+        raise ResourceError(
+            f"{run.folder} is another user's run", where=str(lock), hint="ask them", code="F75"
+        )
     return holder
 
 

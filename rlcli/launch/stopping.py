@@ -1,8 +1,10 @@
-"""Stop signals: the first one ends the run after the current step, a second one ends it immediately.
+"""Stop signals: the first one ends the run after the current step,
+a second one ends it immediately.
 
-A supervised run (see `supervisor`) may get a signal twice: from whoever sends it to every process of a job or a
-terminal, and from its supervisor, which cannot know whether the run got it too. The supervisor uses a signal number of
-its own, so that both can be counted; the larger count is correct.
+A supervised run (see `supervisor`) may get a signal twice: from whoever sends it to every process
+of a job or a terminal, and from its supervisor, which cannot know whether the run got it too. The
+supervisor uses a signal number of its own, so that both can be counted;
+the larger count is correct.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from rlcli.errors import Stopped
 from rlcli.processes import STOP_SIGNALS
 
 REPEATED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals for which a second one does not count: the kernel, the shell and the terminal each send SIGHUP when a
-terminal closes, and schedulers warn more than once."""
+"""Signals for which a second one does not count: the kernel, the shell and the terminal each send
+SIGHUP when a terminal closes, and schedulers warn more than once."""
 
 
 _SPARE = (signal.SIGVTALRM, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS, signal.SIGTRAP)
@@ -31,7 +33,8 @@ _AS_SENT = {relay: number for number, relay in _PASSED_ON.items()}
 
 
 def passed_on(number: int) -> int:
-    """The signal with which a supervisor passes this one on: a real-time signal, where there are any."""
+    """The signal with which a supervisor passes this one on: a real-time signal,
+    where there are any."""
     return _PASSED_ON[signal.Signals(number)]
 
 
@@ -48,7 +51,8 @@ def heeded() -> list[signal.Signals]:
 
 
 class StopSignals:
-    """Context in which each of STOP_SIGNALS requests an orderly stop; `requested` is the first one received."""
+    """Context in which each of STOP_SIGNALS requests an orderly stop;
+    `requested` is the first one received."""
 
     def __init__(self, say: Callable[[str], None]):
         self.requested: signal.Signals | None = None
@@ -81,10 +85,16 @@ class StopSignals:
             signal.signal(passed_on(number), self._arrive_passed_on)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-            signal.signal(passed_on(number), signal.SIG_IGN)  # it may arrive after the run has ended: nothing to stop
+            # it may arrive after the run has ended: nothing to stop
+            signal.signal(passed_on(number), signal.SIG_IGN)
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         self._arrived[number] += 1
@@ -106,7 +116,9 @@ class StopSignals:
             signal.raise_signal(number)
         if self.requested is not None:
             self._is_ending = True
-            stopped = Stopped(f"stopped at once by {signal.Signals(number).name}; the step under way is lost")
+            stopped = Stopped(
+                f"stopped at once by {signal.Signals(number).name}; the step under way is lost"
+            )
             stopped.exit_code = 128 + number
             raise stopped
         self._request(signal.Signals(number))

@@ -1,9 +1,11 @@
-"""The light process that watches a run: it enforces deadlines, passes signals on and decides the exit code.
+"""The light process that watches a run: it enforces deadlines,
+passes signals on and decides the exit code.
 
-The run is a child with the same command line. It keeps the terminal and the process group, so keys, the live display
-and a debugger work as if there were no other process. Whatever happens to it (a component that calls os._exit(0), a
-crash, SIGKILL, a call that never returns), this process is still there to report it; it returns 0 only if the run's own
-status.json says that the run is done. Nothing heavy is imported here.
+The run is a child with the same command line. It keeps the terminal and the process group, so keys,
+the live display and a debugger work as if there were no other process. Whatever happens to it (a
+component that calls os._exit(0), a crash, SIGKILL, a call that never returns), this process is
+still there to report it; it returns 0 only if the run's own status.json says that the run is done.
+Nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -67,13 +69,16 @@ class Facts:
     verdict: int | None = None
 
     def take(self, line: bytes, now: float) -> None:
-        """Record the facts in a line. Anything else was written by other code that found the descriptor open."""
+        """Record the facts in a line. Anything else was written by other code that found the
+        descriptor open."""
         try:
             report = json.loads(line)
         except (ValueError, RecursionError):
             return
         types = get_type_hints(Facts)
-        if not isinstance(report, dict) or not all(_fits(value, types.get(name)) for name, value in report.items()):
+        if not isinstance(report, dict) or not all(
+            _fits(value, types.get(name)) for name, value in report.items()
+        ):
             return
         for name, value in report.items():
             setattr(self, name, value)
@@ -93,10 +98,11 @@ def _fits(value: object, kind: Any) -> bool:
 def supervise(resume: Callable[[str], Sequence[str]]) -> int:
     """Run this same command as a child process and wait for its end. Returns its exit code.
 
-    A run that dies or hangs is resumed up to `launch.max_restarts` times, by `rlcli <resume(folder)>`. A resumed run
-    that dies before it has begun is restarted by the same command, because its folder does not hold all of it yet.
-    Raises WorkerError if it ended without reporting how, HangError if one of its calls passed its deadline,
-    ResourceError if it could not record that it is done.
+    A run that dies or hangs is resumed up to `launch.max_restarts` times, by `rlcli
+    <resume(folder)>`. A resumed run that dies before it has begun is restarted by the same command,
+    because its folder does not hold all of it yet. Raises WorkerError if it ended without reporting
+    how, HangError if one of its calls passed its deadline, ResourceError if it could not record
+    that it is done.
     """
     others = adopt_orphans()
     command, restarts = sys.argv[1:], 0
@@ -106,7 +112,12 @@ def supervise(resume: Callable[[str], Sequence[str]]) -> int:
                 return _see_through(child, others)
             except (WorkerError, HangError) as error:
                 facts = child.facts
-                if not facts.run or facts.warm_start or child.signals or restarts == facts.max_restarts:
+                if (
+                    not facts.run
+                    or facts.warm_start
+                    or child.signals
+                    or restarts == facts.max_restarts
+                ):
                     raise
                 restarts += 1
                 again = f"{error}\nresuming the run, restart {restarts} of {facts.max_restarts}"
@@ -153,7 +164,8 @@ class _Child:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that it wakes us up
         for number in heeded():
             signal.signal(number, self._note_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded())  # those that a job has blocked until now
+        # those that a job has blocked until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded())
         self.process = subprocess.Popen(
             own_command(command),
             env={**os.environ, VARIABLE: f"{line}:{stacks.fileno()}:{os.getpid()}"},
@@ -162,7 +174,8 @@ class _Child:
         os.close(line)
 
     def follow(self) -> bool:
-        """Wait until it has ended. Returns True if it had to be ended because a call passed its deadline."""
+        """Wait until it has ended. Returns True if it had to be ended because a call passed its
+        deadline."""
         while self.process.poll() is None:
             self._pass_on_signals()
             select.select(self._listened_to, [], [], PASS_ON_AFTER if self._to_pass_on else TICK)
@@ -177,9 +190,12 @@ class _Child:
         return False
 
     def is_done(self) -> bool:
-        """Whether the requested run is done, according to a status.json that this child wrote, or found complete."""
+        """Whether the requested run is done, according to a status.json that this child wrote,
+        or found complete."""
         status = self.status() if not self.facts.warm_start else {}
-        return status.get("state") == "done" and (self.facts.over or status.get("pid") == self.process.pid)
+        return status.get("state") == "done" and (
+            self.facts.over or status.get("pid") == self.process.pid
+        )
 
     def status(self) -> dict[str, Any]:
         return (read_status(self.facts.run) or {}) if self.facts.run else {}
@@ -199,7 +215,8 @@ class _Child:
             self.process.send_signal(passed_on(self._to_pass_on.pop(0)[1]))
 
     def _listen(self) -> None:
-        """Read its reports. Time during which this process was suspended itself does not count against it."""
+        """Read its reports. Time during which this process was suspended itself does not count
+        against it."""
         now = time.monotonic()
         self.facts.since += self._pauses.since_last_look()
         for descriptor in list(self._listened_to):
@@ -220,7 +237,8 @@ class _Child:
         self._kill()
 
     def _kill(self) -> None:
-        """Kill it. If even SIGKILL does not end it, because its disk does not answer, it is left to the kernel."""
+        """Kill it. If even SIGKILL does not end it, because its disk does not answer,
+        it is left to the kernel."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(GONE_WITHIN)
@@ -252,12 +270,17 @@ def _stop_signal(code: int, signals: list[int]) -> int | None:
 
 
 def _ended(child: _Child) -> RlcliError:
-    """The error for a child that reported no exit code, or 0 although status.json does not say that the run is done."""
-    if child.facts.verdict == 0 and child.facts.waiting is None:  # during a call only a component can have said so
+    """The error for a child that reported no exit code, or 0 although status.json does not say that
+    the run is done."""
+    # during a call only a component can have said so
+    if child.facts.verdict == 0 and child.facts.waiting is None:
         message = "the run reports that it is done, but its status.json does not"
         again = f"make sure that the file can be written; {_hint(child)}"
         return ResourceError(message, where=child.facts.run, hint=again, code="F28")
-    code, during = child.process.returncode, f" during {child.facts.waiting}" if child.facts.waiting else ""
+    code, during = (
+        child.process.returncode,
+        f" during {child.facts.waiting}" if child.facts.waiting else "",
+    )
     if code < 0:
         is_memory = child.memory_kills.happened()
         folder = Path(child.facts.run) if child.facts.run else None
@@ -277,13 +300,18 @@ def _late(child: _Child) -> RlcliError:
 
 
 def _where(child: _Child) -> str | None:
-    """Location of the thread that crashed or handled the request, else of the main one, which comes last: the innermost
-    line in a component, if there is one."""
+    """Location of the thread that crashed or handled the request, else of the main one, which comes
+    last: the innermost line in a component, if there is one."""
     from rlcli.api.component import KINDS
     from rlcli.project import component_folders
 
-    threads = re.findall(r"^(Current t|T)hread .*\n((?:  File .*\n)+)", child.read_stacks(), re.MULTILINE)
-    frames = next((frames for kind, frames in threads if kind.startswith("C")), threads[-1][1] if threads else "")
+    threads = re.findall(
+        r"^(Current t|T)hread .*\n((?:  File .*\n)+)", child.read_stacks(), re.MULTILINE
+    )
+    frames = next(
+        (frames for kind, frames in threads if kind.startswith("C")),
+        threads[-1][1] if threads else "",
+    )
     places = re.findall(r'^  File "(.+)", line (\d+)', frames, re.MULTILINE)
     components = {str(folder) for kind in KINDS for folder in component_folders(kind)}
     innermost = (location for location in places if os.path.dirname(location[0]) in components)
@@ -294,13 +322,19 @@ def _where(child: _Child) -> str | None:
 def _hint(child: _Child) -> str:
     if not child.facts.run:
         return "nothing was trained yet; start it again"
-    stacks = f"{Path(child.facts.run) / STACKS_FILE} shows where it was; " if child.read_stacks() else ""
+    stacks = (
+        f"{Path(child.facts.run) / STACKS_FILE} shows where it was; " if child.read_stacks() else ""
+    )
     again = " and then this command again" if child.facts.warm_start else ""
-    return f"{stacks}rlcli resume {shlex.quote(child.facts.run)} continues from the last checkpoint{again}"
+    return (
+        f"{stacks}rlcli resume {shlex.quote(child.facts.run)} continues from the "
+        f"last checkpoint{again}"
+    )
 
 
 def _leave_behind(child: _Child, error: RlcliError) -> None:
-    """Do what the child no longer could: write the run's status and stacks, and restore the terminal."""
+    """Do what the child no longer could: write the run's status and stacks,
+    and restore the terminal."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h\n")  # the live display hides the cursor
     status = child.status()

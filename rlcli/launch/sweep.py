@@ -48,7 +48,9 @@ class Sweep:
     runs: tuple[SweepRun, ...]
 
     @classmethod
-    def from_here(cls, recipe: str, layers: Sequence[str], overrides: Sequence[str], runs: Sequence[SweepRun]) -> Sweep:
+    def from_here(
+        cls, recipe: str, layers: Sequence[str], overrides: Sequence[str], runs: Sequence[SweepRun]
+    ) -> Sweep:
         """A sweep of what the user named in the working directory."""
         places = [place_of(name, Path.cwd()) for name in (recipe, *layers)]
         return cls(places[0], tuple(places[1:]), tuple(overrides), tuple(runs))
@@ -61,8 +63,15 @@ class Sweep:
         """Read the sweep of a folder; None if there is none that can be read."""
         recorded = known_object(folder / SWEEP_FILE)
         try:
-            runs = tuple(SweepRun(str(run["name"]), _texts(run["settings"])) for run in recorded["runs"])
-            return cls(str(recorded["recipe"]), _texts(recorded["layers"]), _texts(recorded["overrides"]), runs)
+            runs = tuple(
+                SweepRun(str(run["name"]), _texts(run["settings"])) for run in recorded["runs"]
+            )
+            return cls(
+                str(recorded["recipe"]),
+                _texts(recorded["layers"]),
+                _texts(recorded["overrides"]),
+                runs,
+            )
         except (KeyError, TypeError):
             return None
 
@@ -87,8 +96,8 @@ class Local:
     _stopped_by: int | None = None
 
     def run(self, look: Callable[[str], None]) -> int:
-        """Run everything that is not done yet; `look` gets the current state. Returns the exit code: 0 if all are done,
-        else that of the first that is not."""
+        """Run everything that is not done yet; `look` gets the current state. Returns the exit
+        code: 0 if all are done, else that of the first that is not."""
         waiting = [run for run in self.sweep.runs if not self._is_done(run)]
         with self._forwarded_signals():
             while (waiting and self._stopped_by is None) or self._busy:
@@ -111,16 +120,23 @@ class Local:
         return overview is not None and overview.state == "done"
 
     def _may_start(self) -> bool:
-        return self._stopped_by is None and not (self.goes_first and self._busy and not self.exit_codes)
+        return self._stopped_by is None and not (
+            self.goes_first and self._busy and not self.exit_codes
+        )
 
     def _start(self, slot: int, run: SweepRun) -> None:
         log = private_file(self.folder / f"{run.name}.log", os.O_APPEND)
         try:
             process = subprocess.Popen(
-                own_command(self._arguments(run)), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env={**os.environ, **_project(), **self.slots[slot]}, process_group=0,  # a terminal's keys are for us
+                own_command(self._arguments(run)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # a terminal's keys are for us
+                env={**os.environ, **_project(), **self.slots[slot]},
+                process_group=0,
                 preexec_fn=functools.partial(_end_with, os.getpid()),
-            )  # fmt: skip
+            )
         finally:
             os.close(log)
         self._busy[slot] = run, process
@@ -131,7 +147,13 @@ class Local:
         if (folder / RESOLVED_RECIPE).is_file():
             return ["resume", "--quiet", "--", str(folder)]
         layers = [word for layer in self.sweep.layers for word in ("--with", layer)]
-        options = ["--quiet", *([] if self.is_checked else ["--no-check"]), "--run-dir", str(folder), *layers]
+        options = [
+            "--quiet",
+            *([] if self.is_checked else ["--no-check"]),
+            "--run-dir",
+            str(folder),
+            *layers,
+        ]
         return ["train", *options, "--", self.sweep.recipe, *self.sweep.overrides, *run.settings]
 
     def _collect(self) -> None:
@@ -144,7 +166,11 @@ class Local:
 
     def _ended(self, run: SweepRun, code: int) -> str:
         overview = read_overview(self.folder / run.name)
-        how = f"{overview.state} at step {overview.step}" if overview is not None else f"exit code {code}"
+        how = (
+            f"{overview.state} at step {overview.step}"
+            if overview is not None
+            else f"exit code {code}"
+        )
         where = f"; see {self.folder / run.name}.log" if code else ""
         return f"{run.name}  {how}{where}"
 
@@ -153,7 +179,11 @@ class Local:
         parts = []
         for run, _ in self._busy.values():
             overview = read_overview(self.folder / run.name)
-            parts.append(f"{run.name} step {overview.step}" if overview is not None else f"{run.name} is starting")
+            parts.append(
+                f"{run.name} step {overview.step}"
+                if overview is not None
+                else f"{run.name} is starting"
+            )
         over = len([run for run in self.sweep.runs if run.name in self.exit_codes])
         return f"{over} of {len(self.sweep.runs)} runs are over; {', '.join(parts)}"
 
@@ -163,7 +193,9 @@ class Local:
 
         def forward(number: int, frame: object) -> None:
             if self._stopped_by is None:
-                self.say(f"{signal.Signals(number).name}: the runs under way finish their step, and save")
+                self.say(
+                    f"{signal.Signals(number).name}: the runs under way finish their step, and save"
+                )
             self._stopped_by = number
             for _, process in self._busy.values():
                 process.send_signal(number)
@@ -177,23 +209,35 @@ class Local:
 
 
 def check_all(sweep: Sweep) -> None:
-    """Check that each run's recipe is valid before any run starts. Raises the RecipeError of the first that is not."""
+    """Check that each run's recipe is valid before any run starts. Raises the RecipeError of the
+    first that is not."""
     from rlcli.recipe.resolve import load_recipe
     from rlcli.recipe.warm_start import chain
 
     for number, run in enumerate(sweep.runs):
-        chain(load_recipe(sweep.recipe, [*sweep.overrides, *run.settings], sweep.layers, fresh=number == 0))
+        chain(
+            load_recipe(
+                sweep.recipe, [*sweep.overrides, *run.settings], sweep.layers, fresh=number == 0
+            )
+        )
 
 
 def open_sweep(folder: Path, sweep: Sweep) -> None:
-    """Create the folder of a sweep, or reuse one with the same runs. Raises ResourceError, UsageError."""
+    """Create the folder of a sweep, or reuse one with the same runs.
+    Raises ResourceError, UsageError."""
     recorded = Sweep.read(folder)
     if recorded is not None and recorded != sweep:
         message = f"{folder} holds another sweep"
-        raise UsageError(message, where="--run-dir", hint=f"{folder / SWEEP_FILE} says which; choose another folder")
+        raise UsageError(
+            message,
+            where="--run-dir",
+            hint=f"{folder / SWEEP_FILE} says which; choose another folder",
+        )
     try:
         if recorded is None and folder.is_dir() and any(folder.iterdir()):
-            raise ResourceError(f"{folder} is not empty", where="--run-dir", hint="choose another", code="F72")
+            raise ResourceError(
+                f"{folder} is not empty", where="--run-dir", hint="choose another", code="F72"
+            )
         make_folder(folder.absolute())
         sweep.write(folder)
     except OSError as error:
@@ -201,7 +245,8 @@ def open_sweep(folder: Path, sweep: Sweep) -> None:
 
 
 def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:
-    """One slot for each run that may run at once: by the GPUs that each needs, else one. Raises UsageError for more."""
+    """One slot for each run that may run at once: by the GPUs that each needs, else one. Raises
+    UsageError for more."""
     from rlcli.topology import plan_topology
 
     topology = plan_topology(resolved.recipe)
@@ -209,9 +254,13 @@ def slots(resolved: Resolved, at_once: int | None) -> list[dict[str, str]]:
     if topology.device == "cpu":
         count = at_once or 1
         threads = str(max(1, available_cores() // count // needed))
-        return [{} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}] * count
+        return [
+            {} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
+        ] * count
     devices = _visible_devices()
-    shares = [devices[start : start + needed] for start in range(0, len(devices) - needed + 1, needed)]
+    shares = [
+        devices[start : start + needed] for start in range(0, len(devices) - needed + 1, needed)
+    ]
     if at_once is not None and at_once > max(1, len(shares)):
         message = f"{at_once} runs at once need {at_once * needed} GPUs; there are {len(devices)}"
         raise UsageError(message, where="--at-once", hint=f"at most {max(1, len(shares))}")

@@ -29,9 +29,12 @@ class TrainedModel:
 
 
 @contextmanager
-def trained_model(named: str, role: str | None = None, step: int | None = None) -> Iterator[TrainedModel]:
-    """The model of a folder, a Hub id, a checkpoint or a run: a run's newest unless `step` is given, its actor unless
-    `role` is. Shards written by several ranks are combined in a temporary folder.
+def trained_model(
+    named: str, role: str | None = None, step: int | None = None
+) -> Iterator[TrainedModel]:
+    """The model of a folder, a Hub id, a checkpoint or a run: a run's newest unless `step` is
+    given, its actor unless `role` is. Shards written by several ranks are combined in a temporary
+    folder.
 
     Raises UsageError, ModelError.
     """
@@ -41,12 +44,18 @@ def trained_model(named: str, role: str | None = None, step: int | None = None) 
     path = Path(named).expanduser()
     if not path.exists() and HUB_ID.fullmatch(named):
         if role is not None or step is not None:
-            raise UsageError(f"{named} is a model of the Hub, of which neither --role nor --step can choose")
+            raise UsageError(
+                f"{named} is a model of the Hub, of which neither --role nor --step can choose"
+            )
         yield TrainedModel(named, named)
         return
     role_folder = find_role(path, role, step)
     check_digests(role_folder)
-    described = named if role_folder.step is None else f"{named}, {role_folder.role} of step {role_folder.step}"
+    described = (
+        named
+        if role_folder.step is None
+        else f"{named}, {role_folder.role} of step {role_folder.step}"
+    )
     run = path if (path / RESOLVED_RECIPE).is_file() else None
     with tempfile.TemporaryDirectory(prefix="rlcli-model-") as home:
         folder = role_folder.folder

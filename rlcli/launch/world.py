@@ -1,4 +1,5 @@
-"""The ranks of a run as the master sees them, whoever started them: their connection, and which have died."""
+"""The ranks of a run as the master sees them, whoever started them: their connection,
+and which have died."""
 
 from __future__ import annotations
 
@@ -51,12 +52,18 @@ class World:
     """All ranks of a run, and the agents of their nodes."""
 
     def __init__(
-        self, recipe: Recipe, ranks: Group, run_dir: Path, local_folder: Path | None,
-        agent_exit: Callable[[int], int | None], host_of: Callable[[int], str | None] = lambda node: None,
-    ):  # fmt: skip
-        """Listen to them. `local_folder`: a folder of this machine in which they meet if all are here; `agent_exit`:
-        the exit code of a node's agent, as far as its launcher knows it; it may raise an error about the node.
-        `host_of`: the name of a node's machine, where its launcher has one; otherwise it is what its agent reports."""
+        self,
+        recipe: Recipe,
+        ranks: Group,
+        run_dir: Path,
+        local_folder: Path | None,
+        agent_exit: Callable[[int], int | None],
+        host_of: Callable[[int], str | None] = lambda node: None,
+    ):
+        """Listen to them. `local_folder`: a folder of this machine in which they meet if all are
+        here; `agent_exit`: the exit code of a node's agent, as far as its launcher knows it; it may
+        raise an error about the node. `host_of`: the name of a node's machine, where its launcher
+        has one; otherwise it is what its agent reports."""
         from rlcli.runtime.transport import ZmqMaster
 
         self._ranks, self._logs = ranks, run_dir / "logs"
@@ -69,14 +76,17 @@ class World:
         self._deadline, self._by_hand = recipe.launch.startup_deadline, recipe.launch.by_hand
         self._interface = interface_of(recipe)
         host = address_of(self._interface) if self._has_nodes else None
-        self.meeting = run_dir / SHARED_MEETING if local_folder is None or self._has_nodes else local_folder
+        self.meeting = (
+            run_dir / SHARED_MEETING if local_folder is None or self._has_nodes else local_folder
+        )
         if self._has_nodes:
             shutil.rmtree(self.meeting, ignore_errors=True)
             self.meeting.mkdir(mode=0o700)
         self.transport = ZmqMaster(self.meeting, len(ranks.nodes), self._check_alive, host)
 
     def wait(self) -> None:
-        """Wait until all ranks are up. Raises HangError, WorkerError, and the error of a rank that cannot start."""
+        """Wait until all ranks are up. Raises HangError, WorkerError,
+        and the error of a rank that cannot start."""
         try:
             self.transport.wait_for_workers(self._deadline)
             self._is_up = True
@@ -84,12 +94,14 @@ class World:
             missing = sorted({*self._ranks.nodes} - {*self._agent_facts()})
             if not missing:
                 raise
-            message = f"the node has not come within {self._deadline:.0f} s (launch.startup_deadline)"
+            message = (
+                f"the node has not come within {self._deadline:.0f} s (launch.startup_deadline)"
+            )
             command = shlex.join(agent_command(self._logs.parent, missing[0]))
             hint = f"start it: {command}" if self._by_hand else f"see the logs in {self._logs}"
             raise HangError(message, where=self.name_of(missing[0]), hint=hint) from None
 
-    # -- who is alive ----------------------------------------------------------------------------------------
+    # -- who is alive ------------------------------------------------------------------------------
 
     def deaths(self) -> list[Death]:
         """The first rank that each agent reports, or all ranks of an agent that died itself."""
@@ -139,19 +151,29 @@ class World:
         if any(facts.keys() & {"rank", "failure"} for facts in self._agent_facts().values()):
             return None
         return next(
-            (facts["asked_to_stop"] for facts in self._agent_facts().values() if "asked_to_stop" in facts), None
+            (
+                facts["asked_to_stop"]
+                for facts in self._agent_facts().values()
+                if "asked_to_stop" in facts
+            ),
+            None,
         )
 
     def _agent_facts(self) -> dict[int, dict[str, Any]]:
         """Node → what its agent reports."""
-        return {node: facts for (kind, node), facts in sorted(self.transport.pulses.facts.items()) if kind == "node"}
+        return {
+            node: facts
+            for (kind, node), facts in sorted(self.transport.pulses.facts.items())
+            if kind == "node"
+        }
 
     def _has_finished(self, node: int) -> bool:
         return self.transport.has_let_go or bool(self._agent_facts().get(node, {}).get("is_over"))
 
     def _check_alive(self, patience: float) -> None:
-        """Raises WorkerError once a rank or an agent has ended, or an agent has been silent for longer than `patience`
-        seconds; ResourceError for a node that does not permit enough open files."""
+        """Raises WorkerError once a rank or an agent has ended, or an agent has been silent for
+        longer than `patience` seconds; ResourceError for a node that does not permit enough open
+        files."""
         self._report_restarts()
         self._check_open_files()
         gone = self._first_that_left()
@@ -160,8 +182,12 @@ class World:
         for node, facts in self._agent_facts().items():
             if "rank" in facts:
                 code, is_memory = facts["exit"], facts.get("out_of_memory")
-                explanation = explain_kill(code, is_memory, facts.get("memory", 0), self._logs.parent)
-                raise self._rank_error(node, facts["rank"], ended_how(code, is_memory) + explanation)
+                explanation = explain_kill(
+                    code, is_memory, facts.get("memory", 0), self._logs.parent
+                )
+                raise self._rank_error(
+                    node, facts["rank"], ended_how(code, is_memory) + explanation
+                )
             if "failure" in facts:
                 raise self._node_error(node, facts["failure"])
         for node in sorted({*self._ranks.nodes}):
@@ -169,7 +195,9 @@ class World:
             if code is not None and not self._has_finished(node):
                 raise self._node_error(node, f"its agent {ended_how(code)}")
         if gone is not None:
-            message = "ended with exit code 0 before the run was over: sys.exit or os._exit was called"
+            message = (
+                "ended with exit code 0 before the run was over: sys.exit or os._exit was called"
+            )
             raise self._rank_error(*gone, message)
         self._check_silence(patience)
 
@@ -194,7 +222,8 @@ class World:
                 raise self._node_error(node, f"its agent has not been heard for {seconds:.0f} s")
 
     def _first_that_left(self) -> tuple[int, int] | None:
-        """(node, rank) of a rank that has exited without being asked to; torchrun does not report exit code 0."""
+        """(node, rank) of a rank that has exited without being asked to;
+        torchrun does not report exit code 0."""
         if self.transport.has_let_go:
             return None
         ranks = {(self._ranks.nodes[rank], pid): rank for rank, pid in self.transport.pids.items()}
@@ -207,10 +236,12 @@ class World:
     def _await_report(self) -> None:
         """Wait for an agent to report a rank that failed."""
         end = time.monotonic() + REPORT_WITHIN
-        while time.monotonic() < end and not any("rank" in facts for facts in self._agent_facts().values()):
+        while time.monotonic() < end and not any(
+            "rank" in facts for facts in self._agent_facts().values()
+        ):
             time.sleep(0.05)
 
-    # -- reporting -------------------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------
 
     def _rank_error(self, node: int, rank: int, how: str) -> WorkerError:
         where = f"rank {rank} pid {self.transport.pids.get(rank, '?')}"
@@ -228,19 +259,29 @@ class World:
         hint = f"see the logs in {self._logs}"
         if any(TOO_MANY in line for line in lines):
             message += ": it had no descriptors left (ulimit -n)"
-            hint = f"others may have connected to its ports on {self._interface}, or a component leaks files; {hint}"
+            hint = (
+                f"others may have connected to its ports on {self._interface}, or a "
+                f"component leaks files; {hint}"
+            )
         if any(line.strip() for line in lines):
-            message = "\n".join([f"{message}; last lines of {log.name}:", *(f"  {line}" for line in lines)])
+            message = "\n".join(
+                [f"{message}; last lines of {log.name}:", *(f"  {line}" for line in lines)]
+            )
         return WorkerError(message, where=where, hint=hint, code="F01")
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def others(self, ours: Mapping[int, object]) -> set[int]:
         """The nodes whose agents have not reported that they are done, except ours."""
-        return {node for node, facts in self._agent_facts().items() if node not in ours and "is_over" not in facts}
+        return {
+            node
+            for node, facts in self._agent_facts().items()
+            if node not in ours and "is_over" not in facts
+        }
 
     def dismiss(self, ours: Mapping[int, object]) -> None:
-        """Tell the agents that the run has ended, and wait for those that we cannot end ourselves."""
+        """Tell the agents that the run has ended,
+        and wait for those that we cannot end ourselves."""
         self.transport.pulses.is_over = True
         end = time.monotonic() + LEAVE_WITHIN
         while time.monotonic() < end and not self._are_dismissed(self.others(ours)):
@@ -250,7 +291,8 @@ class World:
         return {("node", node) for node in nodes} <= self.transport.pulses.dismissed
 
     def ask_for_stacks(self, here: Mapping[int, float]) -> None:
-        """Have the ranks among this machine's processes (pid → start time) write their stacks to their logs."""
+        """Have the ranks among this machine's processes (pid → start time)
+        write their stacks to their logs."""
         asked = {rank: pid for rank, pid in self.transport.pids.items() if pid in here}
 
         def ask() -> None:
@@ -275,7 +317,8 @@ def write_for_workers(recipe: Recipe, run_dir: Path) -> None:
 
 
 def write_records(file: Path, records: list[ProcessEntry]) -> None:
-    """Record all processes of a run, so that they can be ended even if their launcher cannot do it."""
+    """Record all processes of a run, so that they can be ended even if their launcher cannot do
+    it."""
     entries = [record._asdict() for record in records]
     with os.fdopen(private_file(file, os.O_TRUNC), "w") as opened:
         opened.write(json.dumps(entries, indent=2) + "\n")

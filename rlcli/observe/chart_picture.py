@@ -1,4 +1,5 @@
-"""Charts as one PNG: a panel for each metric, a line for each run or group of runs, spread shown as a band."""
+"""Charts as one PNG: a panel for each metric, a line for each run or group of runs,
+spread shown as a band."""
 
 from __future__ import annotations
 
@@ -72,16 +73,25 @@ def _draw_line(axis: Axes, line: ChartLine, colour: str) -> None:
     if is_noisy:
         axis.plot(line.steps, line.values, color=colour, alpha=0.25, linewidth=0.9)
     marker = "." if len(line.values) < 12 else None
-    axis.plot(line.steps, smooth(line.values) if is_noisy else line.values, color=colour, marker=marker, linewidth=1.7)
+    axis.plot(
+        line.steps,
+        smooth(line.values) if is_noisy else line.values,
+        color=colour,
+        marker=marker,
+        linewidth=1.7,
+    )
 
 
 def _legend(figure, axes, colours: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
-    """Draw the legend below all panels. Labels come from files and are not parsed as mathematics."""
+    """Draw the legend below all panels. Labels come from files and are not parsed as
+    mathematics."""
     from matplotlib.lines import Line2D
 
     shown = list(colours.items())[:MOST_LABELS]
     handles = [Line2D([], [], color=colour, linewidth=2) for _, colour in shown]
     names = [label for label, _ in shown]
-    legend = figure.legend(handles, names, loc="outside lower left", fontsize=8, frameon=False, ncols=1)
+    legend = figure.legend(
+        handles, names, loc="outside lower left", fontsize=8, frameon=False, ncols=1
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -33,7 +33,8 @@ class Chart:
 
 
 def chart(metric: str, runs: Mapping[str, Records]) -> Chart:
-    """One line for each run that has the metric, as `metric_key` finds it. Raises UsageError if none has it."""
+    """One line for each run that has the metric, as `metric_key` finds it.
+    Raises UsageError if none has it."""
     lines = []
     for label, records in runs.items():
         key = metric_key(metric, _keys(records))
@@ -46,8 +47,8 @@ def chart(metric: str, runs: Mapping[str, Records]) -> Chart:
 
 
 def metric_key(metric: str, keys: Sequence[str]) -> str | None:
-    """The key that a metric refers to: a whole key, a curve (`reward`, `kl`), or the first key with that ending
-    (`grad_norm`)."""
+    """The key that a metric refers to: a whole key, a curve (`reward`, `kl`), or the first key with
+    that ending (`grad_norm`)."""
     if metric in keys:
         return metric
     if metric in NAMES and (key := find_key(keys, metric)) is not None:
@@ -61,7 +62,9 @@ def mean_of(label: str, lines: Sequence[ChartLine]) -> ChartLine:
     steps = sorted(set(by_step[0]).intersection(*by_step[1:]))
     columns = [[values[step] for values in by_step] for step in steps]
     means = [sum(column) / len(column) for column in columns]
-    return ChartLine(label, steps, means, [deviation(column) for column in columns] if len(lines) > 1 else None)
+    return ChartLine(
+        label, steps, means, [deviation(column) for column in columns] if len(lines) > 1 else None
+    )
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -16,9 +16,12 @@ from rlcli.observe.terminal import PatientStream, one_line, short_path
 
 
 class Display(Protocol):
-    """Receives events from the master. Leaving its context, also by an error, restores the terminal."""
+    """Receives events from the master. Leaving its context, also by an error,
+    restores the terminal."""
 
-    def start(self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step") -> None:
+    def start(
+        self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step"
+    ) -> None:
         """A run of `steps` steps begins (0: unknown); a second call begins the next run of a chain.
 
         The title precedes the step count: "step" or "warm start sft_math".
@@ -51,14 +54,22 @@ class Display(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
 def open_display(quiet: bool = False, stream: TextIO | None = None) -> Display:
-    """The live display if the stream (default stderr) is a terminal that can redraw, else plain lines."""
+    """The live display if the stream (default stderr) is a terminal that can redraw,
+    else plain lines."""
     stream = stream or sys.stderr
-    if quiet or not PatientStream(stream).isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+    if (
+        quiet
+        or not PatientStream(stream).isatty()
+        or os.environ.get("TERM", "") in ("", "dumb", "unknown")
+    ):
         return PlainDisplay(stream, quiet=quiet)
     from rlcli.observe.live import LiveDisplay
     from rlcli.observe.terminal import open_console
@@ -67,14 +78,17 @@ def open_display(quiet: bool = False, stream: TextIO | None = None) -> Display:
 
 
 class PlainDisplay:
-    """One line every few steps, for logs and pipes: about twenty lines per run, more if steps are slow."""
+    """One line every few steps, for logs and pipes: about twenty lines per run,
+    more if steps are slow."""
 
     LINES_PER_RUN = 20
     LONGEST_SILENCE = 30.0
     """Seconds without output after which a step gets an extra line."""
     SHORTEST_GAP = 1.0
 
-    def __init__(self, stream: TextIO, quiet: bool = False, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, stream: TextIO, quiet: bool = False, clock: Callable[[], float] = time.monotonic
+    ):
         """`quiet`: print warnings only."""
         self._stream = PatientStream(stream)
         self._quiet = quiet
@@ -83,7 +97,9 @@ class PlainDisplay:
         self._printed = (-float("inf"), 0)
         """Time at which the last line of a step was printed, and its step."""
 
-    def start(self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step") -> None:
+    def start(
+        self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step"
+    ) -> None:
         self._progress = Progress(one_line(title), steps, self._clock)
         self._printed = (-float("inf"), 0)
         self.note(f"run {run_name} -> {one_line(short_path(run_dir))}")
@@ -162,5 +178,9 @@ def step_line(progress: Progress) -> str:
 
 def evaluation_line(step: int, results: Mapping[str, float]) -> str:
     """`evaluation at step 100: accuracy 0.870  reward 0.870`, the most important first."""
-    names = sorted(results, key=lambda name: EVALUATED.index(name) if name in EVALUATED else len(EVALUATED))
-    return f"evaluation at step {step}: " + "  ".join(f"{name} {short(results[name])}" for name in names)
+    names = sorted(
+        results, key=lambda name: EVALUATED.index(name) if name in EVALUATED else len(EVALUATED)
+    )
+    return f"evaluation at step {step}: " + "  ".join(
+        f"{name} {short(results[name])}" for name in names
+    )

@@ -1,4 +1,5 @@
-"""The facts needed to repeat a run: versions, machine, commit. Nothing heavy is imported to collect them."""
+"""The facts needed to repeat a run: versions, machine, commit.
+Nothing heavy is imported to collect them."""
 
 from __future__ import annotations
 
@@ -14,12 +15,27 @@ import rlcli
 from rlcli.processes import allowed_cores
 from rlcli.registry.requirements import installed_version
 
-PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "safetensors", "numpy", "math-verify")
-VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES", "RLCLI_PROJECT", "SLURM_JOB_ID")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "math-verify",
+)
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "CUDA_VISIBLE_DEVICES",
+    "RLCLI_PROJECT",
+    "SLURM_JOB_ID",
+)
 
 
 def describe_environment() -> dict[str, Any]:
-    """Python, platform, versions, the few environment variables that matter, and the commits of the code."""
+    """Python, platform, versions, the few environment variables that matter,
+    and the commits of the code."""
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -37,7 +53,8 @@ def describe_environment() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """The commit of the checkout around a folder, and whether tracked files differ; None outside of one."""
+    """The commit of the checkout around a folder, and whether tracked files differ;
+    None outside of one."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if not commit:
         return None
@@ -46,8 +63,17 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """The output of git; None if there is no git, no repository, no permission, or no answer in time."""
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
+    """The output of git; None if there is no git, no repository, no permission,
+    or no answer in time."""
+    command = [
+        "git",
+        "--no-optional-locks",
+        "-c",
+        "core.fsmonitor=false",
+        "-C",
+        str(folder),
+        *arguments,
+    ]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,5 @@
-"""Results of any number of runs: those that differ only in their seed form a group, with a mean and a spread."""
+"""Results of any number of runs: those that differ only in their seed form a group,
+with a mean and a spread."""
 
 from __future__ import annotations
 
@@ -48,13 +49,16 @@ class RunGroup:
             if paces := sorted(series(records, "time/step")[1]):
                 values.setdefault(PACE, []).append(paces[len(paces) // 2])
         return {
-            name: Result(sum(measured) / len(measured), deviation(measured) if len(measured) > 1 else None)
+            name: Result(
+                sum(measured) / len(measured), deviation(measured) if len(measured) > 1 else None
+            )
             for name, measured in values.items()
         }
 
 
 def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
-    """The groups among these runs, in the order of the runs. Raises ResourceError F72, DataError F31."""
+    """The groups among these runs, in the order of the runs. Raises ResourceError F72,
+    DataError F31."""
     alike: dict[str, list[Path]] = {}
     for run in runs:
         alike.setdefault(_identity(run), []).append(run)
@@ -66,8 +70,13 @@ def groups_of(runs: Sequence[Path]) -> list[RunGroup]:
 
 
 def group_chart(metric: str, groups: Sequence[RunGroup]) -> Chart:
-    """A line for each group that has the metric, with its spread. Raises UsageError if none has it."""
-    every = {f"{group.label}\0{n}": records for group in groups for n, records in enumerate(group.records)}
+    """A line for each group that has the metric, with its spread.
+    Raises UsageError if none has it."""
+    every = {
+        f"{group.label}\0{n}": records
+        for group in groups
+        for n, records in enumerate(group.records)
+    }
     lines_of: dict[str, list[ChartLine]] = {}
     for line in chart(metric, every).lines:
         lines_of.setdefault(line.label.rpartition("\0")[0], []).append(line)
@@ -81,14 +90,17 @@ def _records(run: Path) -> list[dict[str, Any]]:
 
 
 def _identity(run: Path) -> str:
-    """The recipe as it ran, without what may differ within a group; comparable, as rlcli writes only one form."""
+    """The recipe as it ran, without what may differ within a group; comparable,
+    as rlcli writes only one form."""
     directory = RunDirectory.open(run)
     try:
         text = read_text(directory.resolved_recipe)
     except OSError as error:
         message = f"{run} has no recipe to compare: {error.strerror or error}"
         hint = "the run ended before it wrote its recipe"
-        raise ResourceError(message, where=str(directory.resolved_recipe), hint=hint, code="F72") from None
+        raise ResourceError(
+            message, where=str(directory.resolved_recipe), hint=hint, code="F72"
+        ) from None
     return "".join(text_of for key, text_of in _sections(text) if key not in WITHOUT_EFFECT)
 
 
@@ -105,14 +117,20 @@ def _sections(text: str) -> list[tuple[str, str]]:
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
-    """Labels: what was set for each run but not for all of them; names where that does not distinguish them."""
+    """Labels: what was set for each run but not for all of them; names where that does not
+    distinguish them."""
     settings = [_settings(run) for run in runs]
     common = set(settings[0]).intersection(*settings[1:]) if settings else set()
     labels = [" ".join(setting for setting in some if setting not in common) for some in settings]
     if len(set(labels)) == len(labels) and (all(labels) or len(labels) == 1):
         return [label or runs[0].parent.name for label in labels]
-    named = [f"{label} {'/'.join(run.parts[-2:])}".strip() for label, run in zip(labels, runs, strict=True)]
-    return [name if named.count(name) == 1 else str(run) for name, run in zip(named, runs, strict=True)]
+    named = [
+        f"{label} {'/'.join(run.parts[-2:])}".strip()
+        for label, run in zip(labels, runs, strict=True)
+    ]
+    return [
+        name if named.count(name) == 1 else str(run) for name, run in zip(named, runs, strict=True)
+    ]
 
 
 def _settings(run: Path) -> list[str]:
@@ -142,5 +160,8 @@ def as_document(group: RunGroup) -> dict[str, Any]:
         return value if value is not None and math.isfinite(value) else None
 
     results_by_name = group.results().items()
-    results = {name: {"mean": finite(result.mean), "spread": finite(result.spread)} for name, result in results_by_name}
+    results = {
+        name: {"mean": finite(result.mean), "spread": finite(result.spread)}
+        for name, result in results_by_name
+    }
     return {"label": group.label, "runs": [str(run) for run in group.runs], "results": results}

@@ -1,4 +1,5 @@
-"""Append-only files of one JSON object per line: in the file when `write` returns; reading errors name `file:line`."""
+"""Append-only files of one JSON object per line: in the file when `write` returns; reading errors
+name `file:line`."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ BLOCK = 1 << 16
 
 
 def encode(value: Mapping[str, Any]) -> str:
-    """One line of strict JSON. Characters that a terminal would act on become `\\uXXXX`, so that `cat` is safe."""
+    """One line of strict JSON. Characters that a terminal would act on become `\\uXXXX`,
+    so that `cat` is safe."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+    return (
+        text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+    )
 
 
 def _escape(character: str) -> str:
@@ -50,7 +54,8 @@ def is_nonfinite(value: Any) -> bool:
 class JsonLines:
     """Appends objects to a file, as whole lines only.
 
-    A failing disk does not stop training: lines that cannot be written wait in memory and are written later, in order.
+    A failing disk does not stop training: lines that cannot be written wait in memory and are
+    written later, in order.
     """
 
     def __init__(self, path: Path, warn: Warn = log.warning):
@@ -82,7 +87,9 @@ class JsonLines:
         error = self._catch_up()
         if error is not None and self._waiting_bytes > LARGEST_BACKLOG:
             message = f"{self.waiting} lines wait to be written: {error.strerror or error}"
-            raise ResourceError(message, where=str(self.path), hint="make room, then rlcli resume", code="F28")
+            raise ResourceError(
+                message, where=str(self.path), hint="make room, then rlcli resume", code="F28"
+            )
 
     def sync(self) -> None:
         """Sync every written line to disk. Raises OSError; a later call tries again."""
@@ -91,7 +98,8 @@ class JsonLines:
             raise error
         assert self._descriptor is not None
         try:
-            if self._is_doubtful:  # a file whose sync failed cannot be trusted any more, so it is rewritten
+            # a file whose sync failed cannot be trusted any more, so it is rewritten
+            if self._is_doubtful:
                 replace_file(self.path, self.path.read_bytes())
                 self._let_go()
                 self._open()
@@ -117,8 +125,10 @@ class JsonLines:
         except OSError as error:
             self._let_go()
             if not self._is_failing:
-                self._warn(f"{self.path.name} cannot be written now, its lines are kept: "
-                           f"{error.strerror or error} ({self.path})")  # fmt: skip
+                self._warn(
+                    f"{self.path.name} cannot be written now, its lines are kept: "
+                    f"{error.strerror or error} ({self.path})"
+                )
             self._is_failing = True
             return error
         if self._is_failing:
@@ -127,7 +137,8 @@ class JsonLines:
         return None
 
     def _open(self) -> None:
-        """Open the file after its last whole line: a writer that was killed may have left half a line."""
+        """Open the file after its last whole line: a writer that was killed may have left half a
+        line."""
         self._descriptor = open_private(self.path, os.O_RDWR | os.O_APPEND)
         self._end = _end_of_lines(self._descriptor)
         os.ftruncate(self._descriptor, self._end)
@@ -179,11 +190,15 @@ class Dropped:
         of = f" of step {self.steps[0]}" if len(self.steps) == 1 else ""
         of = f" of steps {self.steps[0]} to {self.steps[-1]}" if len(self.steps) > 1 else of
         unreadable = f", {self.unreadable} of them unreadable" if self.unreadable else ""
-        return f"{self.file}: {self.lines} line{'s' if self.lines != 1 else ''}{of} dropped{unreadable}"
+        return (
+            f"{self.file}: {self.lines} "
+            f"line{'s' if self.lines != 1 else ''}{of} dropped{unreadable}"
+        )
 
 
 def keep_until(path: Path, step: int) -> Dropped | None:
-    """Drop the lines of steps after `step`, and an unfinished last line; the others are kept byte for byte.
+    """Drop the lines of steps after `step`, and an unfinished last line;
+    the others are kept byte for byte.
 
     Returns what was dropped, if anything was.
     """
@@ -203,7 +218,12 @@ def keep_until(path: Path, step: int) -> Dropped | None:
         return None
     replace_file(path, b"".join(retained))
     readable = [int(dropped) for dropped in dropped_steps if math.isfinite(dropped)]
-    return Dropped(path.name, tuple(sorted(set(readable))), len(dropped_steps), len(dropped_steps) - len(readable))
+    return Dropped(
+        path.name,
+        tuple(sorted(set(readable))),
+        len(dropped_steps),
+        len(dropped_steps) - len(readable),
+    )
 
 
 def _step_of(line: bytes) -> float:
@@ -225,7 +245,9 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
             except json.JSONDecodeError as error:
                 if not line.endswith("\n"):
                     return
-                raise DataError(f"not JSON: {error.msg}", where=f"{path}:{number}", code="F31") from None
+                raise DataError(
+                    f"not JSON: {error.msg}", where=f"{path}:{number}", code="F31"
+                ) from None
             if not isinstance(value, dict):
                 raise DataError("not a JSON object", where=f"{path}:{number}", code="F31")
             yield value

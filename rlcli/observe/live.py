@@ -39,7 +39,9 @@ class LiveDisplay:
         self._phase = ""
         self._live: Live | None = None
 
-    def start(self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step") -> None:
+    def start(
+        self, run_name: str, run_dir: os.PathLike[str] | str, steps: int, title: str = "step"
+    ) -> None:
         self.stop()
         location = f"  ->  {one_line(short_path(run_dir))}"
         self._console.print(Text.assemble("run  ", (one_line(run_name), "bold"), location))
@@ -115,20 +117,30 @@ class LiveDisplay:
     def _progress_line(self, progress: Progress, width: int) -> Text:
         elapsed = clock_time(progress.elapsed)
         if not progress.steps:
-            return Text.assemble((f"{progress.title} {progress.done}", "bold"), f"  {elapsed} so far")
+            return Text.assemble(
+                (f"{progress.title} {progress.done}", "bold"), f"  {elapsed} so far"
+            )
         head = f"{progress.title} {progress.done:>{len(str(progress.steps))}}/{progress.steps}  "
         if progress.done >= progress.steps:
             tail = f"  took {elapsed}"
         else:
-            tail = f"  eta {clock_time(progress.eta)}" if progress.eta is not None else f"  {elapsed} so far"
+            tail = (
+                f"  eta {clock_time(progress.eta)}"
+                if progress.eta is not None
+                else f"  {elapsed} so far"
+            )
         room = max(0, width - cell_len(head) - len(tail))
         filled = min(room, room * progress.done // progress.steps)
         full, rest = ("━", "─") if self._unicode else ("#", "-")
-        return Text.assemble((head, "bold"), (full * filled, "green"), (rest * (room - filled), "dim"), tail)
+        return Text.assemble(
+            (head, "bold"), (full * filled, "green"), (rest * (room - filled), "dim"), tail
+        )
 
     def _curve_lines(self, progress: Progress, width: int) -> list[Text]:
         """Reward or loss, the main evaluation result, KL and length, as far as the run has them."""
-        lines = [self._curve_line(name, values, "", width) for name, values in progress.telling_curves()]
+        lines = [
+            self._curve_line(name, values, "", width) for name, values in progress.telling_curves()
+        ]
         evaluated = next((name for name in EVALUATED if progress.evaluated(name)), None)
         if evaluated is not None:
             values = progress.evaluated(evaluated)
@@ -148,7 +160,8 @@ class LiveDisplay:
         return line
 
     def _pace_lines(self, progress: Progress, width: int) -> list[Text]:
-        """Seconds per step, and below how they are spent: as many calls as fit on a line, the longest first."""
+        """Seconds per step, and below how they are spent: as many calls as fit on a line,
+        the longest first."""
         pace, rate = progress.seconds_per_step, progress.tokens_per_second
         if pace is None:
             return []
@@ -157,7 +170,9 @@ class LiveDisplay:
         dot = " · " if self._unicode else ", "
         text = ""
         for name, seconds in progress.calls:
-            timing = f"{dot if text else ''}{one_line(name)} {seconds:.{1 if seconds >= 10 else 2}f}"
+            timing = (
+                f"{dot if text else ''}{one_line(name)} {seconds:.{1 if seconds >= 10 else 2}f}"
+            )
             if len(text) + len(timing) > width - 2:
                 break
             text += timing

@@ -1,4 +1,5 @@
-"""The metrics of a run: one JSON object per step in metrics.jsonl, and the same values as TensorBoard scalars."""
+"""The metrics of a run: one JSON object per step in metrics.jsonl, and the same values as
+TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -14,20 +15,23 @@ from rlcli.observe.json_lines import JsonLines, Warn, is_nonfinite, plain_number
 log = logging.getLogger(__name__)
 
 NONFINITE = "nonfinite"
-"""JSON has no NaN: such a value is written as null, and this key holds the actual one: {"actor/loss": "nan"}."""
+"""JSON has no NaN: such a value is written as null, and this key holds the actual one:
+{"actor/loss": "nan"}."""
 
 
 class MetricsWriter:
-    """Writes the records of a run. Lines that cannot be written are kept and written later; TensorBoard's files are
-    abandoned with a warning."""
+    """Writes the records of a run. Lines that cannot be written are kept and written later;
+    TensorBoard's files are abandoned with a warning."""
 
     def __init__(self, path: Path, tensorboard: Path | None = None, warn: Warn = log.warning):
-        """`path`: the metrics.jsonl; `tensorboard`: the folder of the event files, None for none."""
+        """`path`: the metrics.jsonl; `tensorboard`: the folder of the event files,
+        None for none."""
         self.lines = JsonLines(path, warn)
         self._events = TensorBoardEvents(tensorboard, warn) if tensorboard is not None else None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append the record of one step: numbers by key (`<role>/<name>`, `time/<call>`, `eval/<name>`)."""
+        """Append the record of one step: numbers by key (`<role>/<name>`,
+        `time/<call>`, `eval/<name>`)."""
         numbers = {key: plain_number(value) for key, value in values.items() if key != "step"}
         nonfinite = {key: repr(value) for key, value in numbers.items() if is_nonfinite(value)}
         finite = {key: None if key in nonfinite else value for key, value in numbers.items()}
@@ -50,8 +54,8 @@ class MetricsWriter:
 class TensorBoardEvents:
     """TensorBoard scalars through tensorboardX.
 
-    Its `SummaryWriter` passes events to a thread through a bounded queue and waits forever once that thread
-    has died from a full disk, so events go to its file writer directly.
+    Its `SummaryWriter` passes events to a thread through a bounded queue and waits forever once
+    that thread has died from a full disk, so events go to its file writer directly.
     """
 
     def __init__(self, folder: Path, warn: Warn):
@@ -78,7 +82,9 @@ class TensorBoardEvents:
                 for key, value in numbers.items()
                 if isinstance(value, int | float)
             ]
-            self._writer.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
+            self._writer.write_event(
+                Event(wall_time=time.time(), step=step, summary=Summary(value=scalars))
+            )
             self._writer.flush()
         except Exception as error:
             self._give_up(error)
@@ -92,7 +98,8 @@ class TensorBoardEvents:
         self._writer = None
 
     def _give_up(self, error: Exception) -> None:
-        """Stop writing events: a failure in a third-party plotting library costs a warning, not the run."""
+        """Stop writing events: a failure in a third-party plotting library costs a warning,
+        not the run."""
         writer, self._writer = self._writer, None
         with contextlib.suppress(Exception):
             writer.close()

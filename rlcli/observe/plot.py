@@ -1,4 +1,5 @@
-"""The learning curve of a run as one PNG of four panels: reward, held-out accuracy, KL, response length."""
+"""The learning curve of a run as one PNG of four panels: reward, held-out accuracy, KL,
+response length."""
 
 from __future__ import annotations
 
@@ -41,8 +42,11 @@ class Panel:
     """Set, not measured: nothing to smooth."""
 
 
-def plot_curves(records: Sequence[Mapping[str, Any]], path: Path, title: str, warn: Warn = log.warning) -> Path | None:
-    """Draw up to four panels of a run's records into `path`; None if there is nothing to draw or it fails."""
+def plot_curves(
+    records: Sequence[Mapping[str, Any]], path: Path, title: str, warn: Warn = log.warning
+) -> Path | None:
+    """Draw up to four panels of a run's records into `path`;
+    None if there is nothing to draw or it fails."""
     panels = choose_panels(records)
     if not panels:
         return None
@@ -55,16 +59,23 @@ def plot_curves(records: Sequence[Mapping[str, Any]], path: Path, title: str, wa
 
 
 def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """The four most informative series of the run, those of reinforcement learning if it has rewards."""
+    """The four most informative series of the run, those of reinforcement learning if it has
+    rewards."""
     reward = Panel("Reward", *curve(records, "reward"))
     evaluations = [
-        Panel("Accuracy on held-out problems", *series(records, "eval/accuracy"), points=True, fraction=True),
+        Panel(
+            "Accuracy on held-out problems",
+            *series(records, "eval/accuracy"),
+            points=True,
+            fraction=True,
+        ),
         Panel("Reward on held-out problems", *series(records, "eval/reward"), points=True),
         Panel("Loss on held-out data", *series(records, "eval/loss"), points=True),
     ]
     evaluated = [panel for panel in evaluations if panel.values]
     measured = {
-        name: Panel(heading, *curve(records, name), exact=name == "learning rate") for name, heading in HEADINGS.items()
+        name: Panel(heading, *curve(records, name), exact=name == "learning rate")
+        for name, heading in HEADINGS.items()
     }
     if reward.values:
         panels = [
@@ -76,7 +87,13 @@ def choose_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
             measured["loss"],
         ]
     else:
-        panels = [measured["loss"], measured["accuracy"], *evaluated, measured["kl"], measured["length"]]
+        panels = [
+            measured["loss"],
+            measured["accuracy"],
+            *evaluated,
+            measured["kl"],
+            measured["length"],
+        ]
     panels += [measured["grad norm"], measured["learning rate"]]
     return [panel for panel in panels if panel.values][:4]
 
@@ -92,7 +109,8 @@ HEADINGS = {
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Centred moving mean over about a twelfth of the run, with the window truncated at both ends."""
+    """Centred moving mean over about a twelfth of the run,
+    with the window truncated at both ends."""
     reach = max(1, len(values) // 24)
     result = []
     for index in range(len(values)):
@@ -114,7 +132,10 @@ def _draw(panels: Sequence[Panel], title: str) -> bytes:
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold", parse_math=False)
     axes = figure.subplots(rows, columns, squeeze=False)
-    first, last = min(min(panel.steps) for panel in panels), max(max(panel.steps) for panel in panels)
+    first, last = (
+        min(min(panel.steps) for panel in panels),
+        max(max(panel.steps) for panel in panels),
+    )
     margin = max(1.0, (last - first) * 0.03)
     for position, axis in enumerate(axes.flat):
         if position < len(panels):
@@ -139,7 +160,15 @@ def _draw_panel(axis: Axes, panel: Panel, is_lowest: bool) -> None:
     if is_lowest:
         axis.set_xlabel("step", fontsize=9)
     if panel.points:
-        axis.plot(panel.steps, panel.values, color=ACCENT, marker="o", markersize=4, linewidth=1.5, clip_on=False)
+        axis.plot(
+            panel.steps,
+            panel.values,
+            color=ACCENT,
+            marker="o",
+            markersize=4,
+            linewidth=1.5,
+            clip_on=False,
+        )
         for index in sorted({0, len(panel.values) - 1}):
             step, value = panel.steps[index], panel.values[index]
             below = panel.fraction and value > 0.85

@@ -72,9 +72,13 @@ class Progress:
         return [results[name] for _, results in self.evaluations if name in results]
 
     def telling_curves(self) -> list[tuple[str, list[float]]]:
-        """Names and values of the curves to show: reward, KL and length if there are rewards, else the loss; staleness
-        if samples are made ahead of training."""
-        names = ("reward", "kl", "length") if self.curves["reward"] else ("loss", "accuracy", "kl", "length")
+        """Names and values of the curves to show: reward, KL and length if there are rewards, else
+        the loss; staleness if samples are made ahead of training."""
+        names = (
+            ("reward", "kl", "length")
+            if self.curves["reward"]
+            else ("loss", "accuracy", "kl", "length")
+        )
         names = (*names, "staleness")
         return [(name, self.curves[name]) for name in names if self.curves[name]]
 
@@ -102,7 +106,9 @@ class Progress:
         """Calls of the last step with their seconds, the longest first."""
         finite = [(key, value) for key, value in self.last.items() if math.isfinite(value)]
         times = [
-            (key[5:], value) for key, value in finite if key.startswith("time/") and not key.startswith(OF_THE_WHOLE)
+            (key[5:], value)
+            for key, value in finite
+            if key.startswith("time/") and not key.startswith(OF_THE_WHOLE)
         ]
         return sorted(times, key=lambda pair: -pair[1])
 

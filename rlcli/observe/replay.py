@@ -48,9 +48,13 @@ def evaluation_in(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Progress:
-    """The progress that a display would have after these records, the last of which was written at `until`."""
+    """The progress that a display would have after these records,
+    the last of which was written at `until`."""
     clock = Clock()
-    took = [sum(number(record.get(key)) or 0.0 for key in ("time/step", "time/eval")) for record in records]
+    took = [
+        sum(number(record.get(key)) or 0.0 for key in ("time/step", "time/eval"))
+        for record in records
+    ]
     clock.at = until - sum(took)
     progress = Progress("step", steps, clock)
     for record, seconds in zip(records, took, strict=True):
@@ -61,10 +65,13 @@ def replay(records: Sequence[Mapping[str, Any]], steps: int, until: float) -> Pr
 
 
 def follow(
-    folder: Path, display: Display, name: str, look: Callable[[Path], Overview | None] = read_overview
+    folder: Path,
+    display: Display,
+    name: str,
+    look: Callable[[Path], Overview | None] = read_overview,
 ) -> Overview:
-    """Show a run until it is over, from its files alone; `look` returns its state. Returns the final state. Raises
-    ResourceError F72."""
+    """Show a run until it is over, from its files alone; `look` returns its state. Returns the
+    final state. Raises ResourceError F72."""
     tail = Tail(folder / "metrics.jsonl")
     run = _known(look(folder), folder)
     records = records_of(tail.lines()[0])
@@ -72,7 +79,8 @@ def follow(
     display.start(name, folder, progress.steps)
     display.take_up(progress)
     while True:
-        run = _known(look(folder), folder)  # read before its metrics: a run that is over has written all of them
+        # read before its metrics: a run that is over has written all of them
+        run = _known(look(folder), folder)
         lines, is_new = tail.lines()
         if is_new:  # it was resumed and repeats steps
             progress = replay(records_of(lines), run.steps or 0, run.updated or time.time())

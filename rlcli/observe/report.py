@@ -1,4 +1,5 @@
-"""The closing report of a run on stdout: before and after, two answers compared, the commands to type next."""
+"""The closing report of a run on stdout: before and after, two answers compared,
+the commands to type next."""
 
 from __future__ import annotations
 
@@ -25,10 +26,15 @@ WIDTH = 80
 NARROW = 60
 """Width in columns below which the change from before to after is not printed."""
 EDGE = 5
-"""Steps at either end that a training curve is averaged over; a single step is too noisy to quote."""
+"""Steps at either end that a training curve is averaged over;
+a single step is too noisy to quote."""
 LONGEST_TEXT = 300
 
-LABELS = {"reward": "reward in training", "kl": "KL from the reference", "length": "response length"}
+LABELS = {
+    "reward": "reward in training",
+    "kl": "KL from the reference",
+    "length": "response length",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,8 @@ class MetricRow:
 
 
 def before_and_after(records: Sequence[Mapping[str, Any]]) -> list[MetricRow]:
-    """First and last value of each evaluation result, then the first and last EDGE steps of the training curves."""
+    """First and last value of each evaluation result, then the first and last EDGE steps of the
+    training curves."""
     keys = list(dict.fromkeys(key for record in records for key in record))
     rows = []
     for key in sorted((key for key in keys if key.startswith("eval/")), key=_telling):
@@ -120,14 +127,21 @@ def _telling(key: str) -> tuple[int, str]:
 def _table(rows: Sequence[MetricRow], console: Console) -> Table:
     fancy = console.is_terminal and speaks_unicode(console)
     narrow = console.width < NARROW
-    table = Table(box=box.SIMPLE_HEAD if fancy else None, pad_edge=False, padding=(0, 1 if narrow else 2))
+    table = Table(
+        box=box.SIMPLE_HEAD if fancy else None, pad_edge=False, padding=(0, 1 if narrow else 2)
+    )
     table.add_column("", overflow="fold")
     for heading in ("before", "after") if narrow else ("before", "after", "change"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         before = short(row.before) if row.before is not None else "-"
         change = _signed(row.after - row.before) if row.before is not None else ""
-        cells: list[str | Text] = [Text(one_line(row.label)), before, Text(short(row.after), style="bold"), change]
+        cells: list[str | Text] = [
+            Text(one_line(row.label)),
+            before,
+            Text(short(row.after), style="bold"),
+            change,
+        ]
         table.add_row(*cells[: len(table.columns)])
     return table
 
@@ -137,7 +151,8 @@ def _signed(change: float) -> str:
 
 
 def _print_sample(console: Console, before: SampleRecord, after: SampleRecord) -> None:
-    """Print the prompt and both answers, control characters escaped, long ones shortened in the middle."""
+    """Print the prompt and both answers, control characters escaped,
+    long ones shortened in the middle."""
     answer = f"  (answer: {one_line(before.answer)})" if before.answer else ""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim")

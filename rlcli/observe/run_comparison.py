@@ -67,7 +67,11 @@ def read_run(path: Path) -> Recorded:
 
 def code_differences(first: Recorded, second: Recorded) -> list[RecordedPair]:
     """Differences in versions and commits of the code."""
-    return [pair for pair in _pairs(first.environment, second.environment) if pair.name.split(".")[0] in CODE]
+    return [
+        pair
+        for pair in _pairs(first.environment, second.environment)
+        if pair.name.split(".")[0] in CODE
+    ]
 
 
 def environment_differences(first: Recorded, second: Recorded) -> list[RecordedPair]:
@@ -94,7 +98,9 @@ def recorded_recipe(run: Path) -> dict[str, Any]:
     try:
         text = read_regular(path, MAX_OBJECT).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{run} has no recipe to compare: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        message = (
+            f"{run} has no recipe to compare: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        )
         hint = "the run ended before it wrote its recipe"
         raise ResourceError(message, where=str(path), hint=hint, code="F72") from None
     tree = parse(text, str(path), problems)
@@ -122,7 +128,10 @@ def _results(run: RunDirectory) -> dict[str, float | int | str]:
     values_by_name["state"] = str(status.get("state"))
     values_by_name["steps"] = int(status.get("step") or 0)
     values_by_name |= {row.label: row.after for row in before_and_after(records)}
-    for label, key in (("seconds per step", "time/step"), ("tokens per second", "tokens_per_second")):
+    for label, key in (
+        ("seconds per step", "time/step"),
+        ("tokens per second", "tokens_per_second"),
+    ):
         _, values = series(records, key)
         if values:
             values_by_name[label] = sorted(values)[len(values) // 2]

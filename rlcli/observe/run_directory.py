@@ -21,7 +21,14 @@ from typing import Any, Literal
 
 from rlcli.api.run_folder import CHECKPOINTS, LOCK, LOGS, RESOLVED_RECIPE, STATUS
 from rlcli.errors import ResourceError, UsageError
-from rlcli.files import FOLDER_MODE, make_folder, not_writable, open_private, read_text, replace_file
+from rlcli.files import (
+    FOLDER_MODE,
+    make_folder,
+    not_writable,
+    open_private,
+    read_text,
+    replace_file,
+)
 from rlcli.observe.environment import describe_environment
 from rlcli.observe.json_lines import Dropped, keep_until
 from rlcli.observe.run_lock import RunLock
@@ -33,16 +40,24 @@ log = logging.getLogger(__name__)
 RunState = Literal["submitted", "starting", "running", "stopping", "done", "stopped", "failed"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
+RESERVED = {
+    "CON",
+    "PRN",
+    "AUX",
+    "NUL",
+    *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10)),
+}
 
 RESUMES = "resumes.jsonl"
 """File with one line for each time the run was resumed."""
 BEFORE_A_RUN = {LOCK, LOGS}
-"""Files that a fresh folder may contain: the lock, and the log files that a launcher opens first."""
+"""Files that a fresh folder may contain: the lock,
+and the log files that a launcher opens first."""
 
 
 def check_name(name: str, subject: str) -> str:
-    """Check a name that becomes part of a path: at most 64 letters, digits, `. _ -`, and no way out of its folder."""
+    """Check a name that becomes part of a path: at most 64 letters, digits, `. _ -`,
+    and no way out of its folder."""
     if not NAME.fullmatch(name) or name.endswith(".") or name.split(".")[0].upper() in RESERVED:
         hint = "use 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first, no dot last"
         raise UsageError(f"{name[:80]!r} cannot be the name of a {subject}", hint=hint, code="R68")
@@ -50,7 +65,8 @@ def check_name(name: str, subject: str) -> str:
 
 
 class RunDirectory:
-    """One run's folder. `create` makes and locks it; `open` is for processes other than the owner."""
+    """One run's folder. `create` makes and locks it;
+    `open` is for processes other than the owner."""
 
     def __init__(self, path: Path, run_id: str, lock: RunLock | None = None):
         self.path = path
@@ -85,15 +101,19 @@ class RunDirectory:
         command: Sequence[str] | None = None,
         supervisor: ProcessRecord | None = None,
     ) -> RunDirectory:
-        """Create the folder of a new run, hold its lock, and write README.md, environment.json and status.json.
+        """Create the folder of a new run, hold its lock, and write README.md,
+        environment.json and status.json.
 
-        Without a `path` it is `<log_dir>/<recipe_name>/<YYYYmmdd-HHMMSS>`, made unique. `command` repeats the run, by
-        default this process's own; `supervisor` watches this process. Raises ResourceError: F71 a live run holds the
-        folder, F72 the folder is in use, F75 it is not writable; UsageError R68 for an invalid name.
+        Without a `path` it is `<log_dir>/<recipe_name>/<YYYYmmdd-HHMMSS>`, made unique. `command`
+        repeats the run, by default this process's own; `supervisor` watches this process. Raises
+        ResourceError: F71 a live run holds the folder, F72 the folder is in use, F75 it is not
+        writable; UsageError R68 for an invalid name.
         """
         check_name(recipe_name, "recipe")
         try:
-            folder = fresh_folder(Path(log_dir) / recipe_name) if path is None else Path(path).absolute()
+            folder = (
+                fresh_folder(Path(log_dir) / recipe_name) if path is None else Path(path).absolute()
+            )
             make_folder(folder)
             if not (folder / LOCK).exists():
                 _refuse_used(folder)
@@ -114,7 +134,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """The folder of an existing run, without its lock. Raises ResourceError F72 if it is not a run's folder."""
+        """The folder of an existing run, without its lock.
+        Raises ResourceError F72 if it is not a run's folder."""
         folder = Path(path).absolute()
         status = read_status(folder)
         if status is None:
@@ -126,8 +147,8 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path | str, supervisor: ProcessRecord | None = None) -> RunDirectory:
-        """The folder of a run that has ended, with its lock, to continue it. Raises ResourceError: F71 it is still
-        running, F72 it is not a run's folder, F75 it is not writable."""
+        """The folder of a run that has ended, with its lock, to continue it. Raises ResourceError:
+        F71 it is still running, F72 it is not a run's folder, F75 it is not writable."""
         run = cls.open(path)
         try:
             run._lock = RunLock.acquire(run.path / LOCK, supervisor)
@@ -138,7 +159,8 @@ class RunDirectory:
         return run
 
     def forget_after(self, step: int) -> list[Dropped]:
-        """Remove the records of later steps from the metrics, the samples and the ledger: they are produced again.
+        """Remove the records of later steps from the metrics, the samples and the ledger:
+        they are produced again.
 
         Returns what was removed. Raises ResourceError F75.
         """
@@ -181,7 +203,8 @@ class RunDirectory:
         exit_code: int | None = None,
         message: str | None = None,
     ) -> None:
-        """Replace status.json, the authority on the run's state. A full disk costs a warning, not the run."""
+        """Replace status.json, the authority on the run's state. A full disk costs a warning,
+        not the run."""
         status = {
             "run_id": self.run_id,
             "state": state,
@@ -200,13 +223,17 @@ class RunDirectory:
             self._warned = False
         except OSError as error:
             if not self._warned:
-                log.warning("status.json is not written: %s (%s)", error.strerror or error, self.status)
+                log.warning(
+                    "status.json is not written: %s (%s)", error.strerror or error, self.status
+                )
             self._warned = True
 
     def write_failure(self, exit_code: int, message: str) -> None:
         """Record in status.json that the run failed, at the step it had reached."""
         status = read_status(self.path) or {}
-        self.write_status("failed", status.get("step", 0), status.get("steps"), exit_code, message[:2000])
+        self.write_status(
+            "failed", status.get("step", 0), status.get("steps"), exit_code, message[:2000]
+        )
 
     def note_resume(self, step: int, changes: Sequence[Mapping[str, Any]] = ()) -> None:
         """Record that the run is continued after a step, and with which changes of its recipe."""
@@ -220,7 +247,9 @@ class RunDirectory:
     def read_resumes(self) -> list[dict[str, Any]]:
         """The entries written each time that the run was resumed, as far as they can be read."""
         entries = []
-        for line in read_text(self.path / RESUMES).splitlines() if (self.path / RESUMES).is_file() else ():
+        for line in (
+            read_text(self.path / RESUMES).splitlines() if (self.path / RESUMES).is_file() else ()
+        ):
             with suppress(ValueError):
                 entries.append(json.loads(line))
         return [entry for entry in entries if isinstance(entry, dict)]
@@ -238,7 +267,8 @@ class RunDirectory:
         self.close()
 
     def _write_first_files(self, recipe_name: str, command: Sequence[str]) -> None:
-        replace_file(self.status, b"")  # detects a folder that is not writable before anything is started
+        # detects a folder that is not writable before anything is started
+        replace_file(self.status, b"")
         self.write_status("starting", 0, None)
         replace_file(self.environment, _json({"command": list(command), **describe_environment()}))
         self.write_text("README.md", _readme(recipe_name, self.run_id, self._started, command))
@@ -252,14 +282,16 @@ def _check_writable(folder: Path) -> None:
 
 
 def check_new_folder(folder: Path, *, is_run: bool) -> None:
-    """Check that a run can begin in a folder or (not `is_run`) in a new folder within it; creates nothing. Raises
-    ResourceError F71, F72 or F75."""
+    """Check that a run can begin in a folder or (not `is_run`) in a new folder within it; creates
+    nothing. Raises ResourceError F71, F72 or F75."""
     try:
         if is_run and folder.is_dir():
             if (folder / LOCK).exists():
                 RunLock.acquire(folder / LOCK).release()
             _refuse_used(folder)
-        above = next(ancestor for ancestor in (folder, *folder.parents) if os.path.lexists(ancestor))
+        above = next(
+            ancestor for ancestor in (folder, *folder.parents) if os.path.lexists(ancestor)
+        )
         if not above.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(above))
         if not os.access(above, os.W_OK | os.X_OK):
@@ -269,7 +301,8 @@ def check_new_folder(folder: Path, *, is_run: bool) -> None:
 
 
 def fresh_folder(parent: Path) -> Path:
-    """Create a new folder named by the local time; further runs of the same second get `-2`, `-3`, …"""
+    """Create a new folder named by the local time; further runs of the same second get `-2`,
+    `-3`, …"""
     make_folder(parent.absolute())
     while True:
         with suppress(FileExistsError):  # created by another process meanwhile
@@ -292,14 +325,20 @@ def _refuse_used(folder: Path) -> None:
     status = read_status(folder)
     run = f"holds a run ({status.get('state')} at step {status.get('step')})" if status else ""
     again = (
-        f"rlcli resume {shlex.quote(str(folder))} continues it" if status else "leave it out for a new folder per run"
+        f"rlcli resume {shlex.quote(str(folder))} continues it"
+        if status
+        else "leave it out for a new folder per run"
     )
     hint = f"choose another --run-dir; {again}"
-    raise ResourceError(f"{folder} {run or 'is not empty'}", where="--run-dir", hint=hint, code="F72")
+    raise ResourceError(
+        f"{folder} {run or 'is not empty'}", where="--run-dir", hint=hint, code="F72"
+    )
 
 
 def _not_writable(path: Path, error: OSError) -> ResourceError:
-    return not_writable(Path(error.filename or path), error, "choose a folder you may write to with --run-dir")
+    return not_writable(
+        Path(error.filename or path), error, "choose a folder you may write to with --run-dir"
+    )
 
 
 def _now() -> str:
@@ -320,8 +359,12 @@ def _readme(recipe_name: str, run_id: str, started: str, command: Sequence[str])
         elif not word.startswith("--run-dir="):
             arguments.append(word)
     is_module = Path(program).name == "__main__.py"
-    line = shlex.join([*(["python", "-m", "rlcli"] if is_module else [Path(program).name]), *arguments])
-    return README.format(recipe=recipe_name, run_id=run_id, started=started, folder=Path.cwd(), command=line)
+    line = shlex.join(
+        [*(["python", "-m", "rlcli"] if is_module else [Path(program).name]), *arguments]
+    )
+    return README.format(
+        recipe=recipe_name, run_id=run_id, started=started, folder=Path.cwd(), command=line
+    )
 
 
 README = """\

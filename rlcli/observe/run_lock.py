@@ -1,4 +1,5 @@
-"""One run per folder: an exclusive flock that the kernel frees when its owner dies, however it dies."""
+"""One run per folder: an exclusive flock that the kernel frees when its owner dies,
+however it dies."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LARGEST = 4096
 
 @dataclass(frozen=True)
 class Holder:
-    """The last process to take the lock of a run. Whether it still runs is determined from its processes."""
+    """The last process to take the lock of a run. Whether it still runs is determined from its
+    processes."""
 
     owner: ProcessRecord
     """The process in which the run's master runs."""
@@ -43,21 +45,27 @@ class Holder:
 
 
 class RunLock:
-    """Held from `acquire` to `release` or the end of the process. The file stays: unlinking it would race."""
+    """Held from `acquire` to `release` or the end of the process. The file stays:
+    unlinking it would race."""
 
     def __init__(self, descriptor: int):
         self._descriptor: int | None = descriptor
 
     @classmethod
     def acquire(cls, path: Path, supervisor: ProcessRecord | None = None) -> RunLock:
-        """Take the lock without waiting and record its holder. Raises ResourceError F71, which names a live holder."""
+        """Take the lock without waiting and record its holder. Raises ResourceError F71, which
+        names a live holder."""
         descriptor = open_private(path, os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             holder = read_holder(path)
-            owner = f"pid {holder.owner.pid} on {holder.owner.host}" if holder is not None else "another process"
+            owner = (
+                f"pid {holder.owner.pid} on {holder.owner.host}"
+                if holder is not None
+                else "another process"
+            )
             hint = "wait for it, stop it, or choose another --run-dir"
             message = f"{path.parent} is in use by {owner}"
             raise ResourceError(message, where=str(path), hint=hint, code="F71") from None
@@ -65,10 +73,15 @@ class RunLock:
             if error.errno not in NO_LOCKS_HERE:
                 os.close(descriptor)
                 raise
-            log.warning("%s: no locks on this file system; see to it that no other run uses it", path.parent)
+            log.warning(
+                "%s: no locks on this file system; see to it that no other run uses it", path.parent
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(
-            descriptor, json.dumps(asdict(Holder(ProcessRecord.of_this_process(), supervisor))).encode() + b"\n", 0
+            descriptor,
+            json.dumps(asdict(Holder(ProcessRecord.of_this_process(), supervisor))).encode()
+            + b"\n",
+            0,
         )
         return cls(descriptor)
 

@@ -12,7 +12,11 @@ from rlcli.api.run_folder import LOGS
 def run_logs(run: Path) -> dict[str, Path]:
     """Name → file: `rank0`, `rank1`, …, `node0`, …, `stacks`; ranks come first."""
     try:
-        names = [entry.name.removesuffix(".log") for entry in os.scandir(run / LOGS) if entry.name.endswith(".log")]
+        names = [
+            entry.name.removesuffix(".log")
+            for entry in os.scandir(run / LOGS)
+            if entry.name.endswith(".log")
+        ]
     except OSError:
         return {}
     return {name: run / LOGS / f"{name}.log" for name in sorted(names, key=_order)}

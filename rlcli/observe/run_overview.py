@@ -117,7 +117,8 @@ def is_asked_to_stop(folder: Path, holder: Holder) -> bool:
 
 
 def note_stop(folder: Path, holder: Holder) -> None:
-    """Record that this start of the run was asked to stop: asking again would end it at once. Raises OSError."""
+    """Record that this start of the run was asked to stop:
+    asking again would end it at once. Raises OSError."""
     replace_file(folder / STOP, (json.dumps(asdict(holder.owner)) + "\n").encode())
 
 
@@ -127,7 +128,11 @@ def read_processes(folder: Path) -> list[tuple[str, ProcessRecord]]:
         recorded = json.loads(read_regular(folder / PROCESSES, LARGEST_RECORDS))
     except (OSError, ValueError, RecursionError):
         return []
-    entries = [entry for entry in recorded if isinstance(entry, dict)] if isinstance(recorded, list) else []
+    entries = (
+        [entry for entry in recorded if isinstance(entry, dict)]
+        if isinstance(recorded, list)
+        else []
+    )
     processes = [(str(entry.get("name")), process_record(entry)) for entry in entries]
     return [(name, process) for name, process in processes if process is not None]
 

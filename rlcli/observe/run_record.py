@@ -1,6 +1,7 @@
 """The durable record of a run: the last committed step, and whether its models are complete.
 
-It is kept in committed.json, apart from status.json, which changes with every step and describes the current state.
+It is kept in committed.json, apart from status.json, which changes with every step and describes
+the current state.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Committed:
 
 
 class Record:
-    """Keeps committed.json up to date. Checkpoints are committed in threads other than the master's."""
+    """Keeps committed.json up to date. Checkpoints are committed in threads other than the
+    master's."""
 
     def __init__(self, folder: Path, run_id: str):
         self._file = folder / COMMITTED
@@ -67,20 +69,30 @@ def read_committed(folder: Path) -> Committed | None:
     if fields.keys() != Committed.__dataclass_fields__.keys():
         return None
     committed = Committed(**fields)
-    is_valid = isinstance(committed.run_id, str) and committed.run_id and isinstance(committed.is_done, bool)
+    is_valid = (
+        isinstance(committed.run_id, str)
+        and committed.run_id
+        and isinstance(committed.is_done, bool)
+    )
     return committed if is_valid and (committed.step is None or _is_count(committed.step)) else None
 
 
 def read_status(folder: Path | str) -> dict[str, Any] | None:
     """The content of status.json; None if the folder is not that of a run.
 
-    If that file is missing, unreadable or, as the others agree, another run's: a warning, and what the other files
-    say. Its `state` is then `done` or `unknown`.
+    If that file is missing, unreadable or, as the others agree, another run's: a warning, and what
+    the other files say. Its `state` is then `done` or `unknown`.
     """
     folder = Path(folder)
-    status, committed, named = known_object(folder / STATUS), read_committed(folder), _run_id_of_readme(folder)
+    status, committed, named = (
+        known_object(folder / STATUS),
+        read_committed(folder),
+        _run_id_of_readme(folder),
+    )
     is_whole = _is_status(status)
-    if is_whole and (committed is None or status["run_id"] == committed.run_id or named != committed.run_id):
+    if is_whole and (
+        committed is None or status["run_id"] == committed.run_id or named != committed.run_id
+    ):
         return status
     run_id = committed.run_id if committed else named
     if run_id is None:
@@ -90,7 +102,10 @@ def read_status(folder: Path | str) -> dict[str, Any] | None:
     state = "done" if is_done else "unknown"
     fault = "cannot be read" if os.path.lexists(folder / STATUS) else "is missing"
     fault = "is that of another run" if is_whole else fault
-    _warn_once(f"{folder / 'status.json'} {fault}; other files of the run say: {state}, step {step} is committed")
+    _warn_once(
+        f"{folder / 'status.json'} {fault}; other files of the run say: {state}, "
+        f"step {step} is committed"
+    )
     return {"run_id": run_id, "state": state, "step": step, "steps": step if is_done else None}
 
 

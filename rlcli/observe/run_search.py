@@ -24,12 +24,15 @@ class NoSuchRun(ResourceError):
 def find_runs(root: Path = RUNS) -> list[Path]:
     """The folders of all runs, the most recently active first."""
     active_folders = [(_last_active(folder), folder) for folder in _walk(root, DEPTH)]
-    return [folder for _, folder in sorted(active_folders, key=lambda entry: (-entry[0], str(entry[1])))]
+    return [
+        folder for _, folder in sorted(active_folders, key=lambda entry: (-entry[0], str(entry[1])))
+    ]
 
 
 def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | None = None) -> Path:
-    """The run that a name refers to: its folder, a unique end of its path (`20261122-202811`), or its recipe, which
-    means the newest run, or the only one that `is_meant`. Raises ResourceError F72 if there is none, or several."""
+    """The run that a name refers to: its folder, a unique end of its path (`20261122-202811`), or
+    its recipe, which means the newest run, or the only one that `is_meant`. Raises ResourceError
+    F72 if there is none, or several."""
     folder = Path(name.replace("\0", "")).expanduser()
     if folder.is_dir() and is_run(folder):
         return folder
@@ -42,7 +45,8 @@ def find_run(name: str, root: Path = RUNS, is_meant: Callable[[Path], bool] | No
     meant = [run for run in matches if is_meant(run)] if is_meant is not None else []
     if len(meant) > 1:
         raise _ambiguous(f"{len(meant)} runs of {name} come into question", meant)
-    matches = meant or matches or [folder] * folder.is_dir()  # whatever it is; opening it reports the problem
+    # whatever it is; opening it reports the problem
+    matches = meant or matches or [folder] * folder.is_dir()
     if not matches:
         raise NoSuchRun(f"there is no run {name!r}", hint=_hint(name, runs, root), code="F72")
     return matches[0]
@@ -62,7 +66,9 @@ def short_name(run: Path, root: Path = RUNS) -> str:
 
 
 def _ambiguous(message: str, runs: Sequence[Path]) -> ResourceError:
-    return ResourceError(message, hint=f"say which: {', '.join(str(run) for run in runs[:LISTED])}", code="F72")
+    return ResourceError(
+        message, hint=f"say which: {', '.join(str(run) for run in runs[:LISTED])}", code="F72"
+    )
 
 
 def _hint(name: str, runs: list[Path], root: Path) -> str:

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRecord:
-    """One prompt with one response. The texts come from the model: print them through `escape_control`."""
+    """One prompt with one response. The texts come from the model: print them through
+    `escape_control`."""
 
     step: int
     id: str | int
@@ -72,7 +73,12 @@ def iterate_samples(path: Path) -> Iterator[SampleRecord]:
             raise _not_a_sample(path, str(error)) from None
         texts = all(isinstance(getattr(record, name), str) for name in TEXTS)
         numbers = all(isinstance(getattr(record, name), int | float | None) for name in NUMBERS)
-        if not (texts and numbers and isinstance(record.step, int) and isinstance(record.answer, str | None)):
+        if not (
+            texts
+            and numbers
+            and isinstance(record.step, int)
+            and isinstance(record.answer, str | None)
+        ):
             raise _not_a_sample(path, "a field has the wrong type")
         yield record
 
@@ -91,7 +97,8 @@ class SampleSelection:
     """A selection of a file's samples."""
 
     steps: Sequence[int] = ()
-    """Only samples of these steps; empty: the last step, or any step if there is something to search for."""
+    """Only samples of these steps; empty: the last step,
+    or any step if there is something to search for."""
     phase: str | None = None
     id: str | None = None
     pattern: re.Pattern[str] | None = None
@@ -106,12 +113,16 @@ class SampleSelection:
         return any(self.pattern.search(text) for text in (sample.response, sample.prompt))
 
 
-def select_samples(samples: Iterable[SampleRecord], selection: SampleSelection) -> list[SampleRecord]:
+def select_samples(
+    samples: Iterable[SampleRecord], selection: SampleSelection
+) -> list[SampleRecord]:
     """The selected samples, in order."""
     looks_for = selection.id is not None or selection.pattern is not None
     selected: list[SampleRecord] = []
     for sample in samples:
-        if not selection.matches(sample) or (selection.steps and sample.step not in selection.steps):
+        if not selection.matches(sample) or (
+            selection.steps and sample.step not in selection.steps
+        ):
             continue
         if not selection.steps and not looks_for and selected and sample.step != selected[-1].step:
             selected.clear()
@@ -129,7 +140,8 @@ def by_reward(samples: Iterable[SampleRecord], count: int, *, best: bool) -> lis
 def changed_between(
     samples: Iterable[SampleRecord], selection: SampleSelection
 ) -> list[tuple[SampleRecord, SampleRecord]]:
-    """Responses to one prompt that differ between two steps: the first and the last, or the selected ones."""
+    """Responses to one prompt that differ between two steps: the first and the last,
+    or the selected ones."""
     seen: dict[tuple[str, str, int], list[SampleRecord]] = {}
     for sample in samples:
         if selection.matches(sample) and (not selection.steps or sample.step in selection.steps):
@@ -143,7 +155,8 @@ def changed_between(
 
 
 def changed_responses(path: Path) -> list[tuple[SampleRecord, SampleRecord]]:
-    """The same held-out prompts at the first evaluation and at the last, where the responses differ."""
+    """The same held-out prompts at the first evaluation and at the last,
+    where the responses differ."""
     evaluations: dict[int, list[SampleRecord]] = {}
     for record in read_samples(path) if path.exists() else ():
         if record.phase == "eval":

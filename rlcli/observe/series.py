@@ -1,4 +1,5 @@
-"""The most important metrics of a run, their names in the records, and how to format them briefly."""
+"""The most important metrics of a run, their names in the records,
+and how to format them briefly."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from typing import Any
 NAMES: dict[str, tuple[str, ...]] = {
     "reward": ("task_reward", "reward", "mean_reward", "reward_mean"),
     "kl": ("kl_to_reference", "ref_kl", "kl_ref", "reference_kl", "kl", "mean_kl"),
-    "length": ("response_length", "response_len", "response_tokens", "mean_response_length", "length"),
+    "length": (
+        "response_length",
+        "response_len",
+        "response_tokens",
+        "mean_response_length",
+        "length",
+    ),
     "staleness": ("staleness",),
     "loss": ("loss", "actor_loss", "policy_loss"),
     "accuracy": ("accuracy", "token_accuracy"),
@@ -24,7 +31,8 @@ SIDE_KEYS = ("time/", "eval/")
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#@"
 HUGE = 1e200
-"""Drawn instead of any larger value, so that sums and differences of a diverged curve stay finite."""
+"""Drawn instead of any larger value, so that sums and differences of a diverged curve stay
+finite."""
 
 
 def number(value: Any) -> float | None:
@@ -48,7 +56,9 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float],
     for position, record in enumerate(records):
         value = number(record.get(key))
         if value is not None and math.isfinite(value):
-            steps.append(number(record.get("step")) or float(position if "step" not in record else 0))
+            steps.append(
+                number(record.get("step")) or float(position if "step" not in record else 0)
+            )
             values.append(value)
     return steps, values
 
@@ -60,7 +70,8 @@ def curve(records: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float],
 
 
 def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
-    """A curve as one line of text, at most `width` wide; each character is the mean of its interval."""
+    """A curve as one line of text, at most `width` wide;
+    each character is the mean of its interval."""
     blocks = ASCII_BLOCKS if ascii_only else BLOCKS
     finite = [max(-HUGE, min(HUGE, value)) for value in values if math.isfinite(value)]
     if not finite or width < 1:

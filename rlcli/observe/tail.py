@@ -15,7 +15,8 @@ FIRST_LOOK, LARGEST_END = 1 << 16, 1 << 22
 
 
 class Tail:
-    """The whole lines of a growing file, each once. A file that was truncated or replaced is read from the start."""
+    """The whole lines of a growing file, each once. A file that was truncated or replaced is read
+    from the start."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -37,7 +38,8 @@ class Tail:
         return (lines[1:] if start else lines)[-count:] if count else []
 
     def lines(self) -> tuple[list[bytes], bool]:
-        """Lines added since the last call, and whether the file was restarted, so that earlier ones are void."""
+        """Lines added since the last call, and whether the file was restarted,
+        so that earlier ones are void."""
         before = self._file
         try:
             with open(open_regular(self.path), "rb") as file:

@@ -60,7 +60,8 @@ class PatientStream:
 
 
 def open_console(stream: TextIO, **options: Any) -> Console:
-    """A Rich console that prints text as it is: no markup, no emoji codes, no guessed highlighting."""
+    """A Rich console that prints text as it is: no markup, no emoji codes,
+    no guessed highlighting."""
     options = {"markup": False, "highlight": False, "emoji": False, **options}
     return Console(file=cast(TextIO, PatientStream(stream)), **options)
 
@@ -72,7 +73,11 @@ def speaks_unicode(console: Console) -> bool:
 def short_path(path: os.PathLike[str] | str) -> str:
     """The path relative to the working directory, if it is below it."""
     absolute = Path(os.path.abspath(path))
-    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+    return (
+        str(absolute.relative_to(Path.cwd()))
+        if absolute.is_relative_to(Path.cwd())
+        else str(absolute)
+    )
 
 
 def one_line(text: str) -> str:

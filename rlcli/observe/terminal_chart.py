@@ -35,7 +35,10 @@ def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> It
     """Title, canvas with axes, and a legend with the last value of each line."""
     room = max(LEAST_WIDTH, width - AXIS_WIDTH - 2)
     low, high = _bounds(chart.lines)
-    first, last = min(line.steps[0] for line in chart.lines), max(line.steps[-1] for line in chart.lines)
+    first, last = (
+        min(line.steps[0] for line in chart.lines),
+        max(line.steps[-1] for line in chart.lines),
+    )
     fine = unicode and (colours or len(chart.lines) == 1)
     yield ((chart.title, "bold"),)
     edge = "│" if unicode else "|"
@@ -48,10 +51,16 @@ def chart_lines(chart: Chart, width: int, *, colours: bool, unicode: bool) -> It
     yield ((f"{'':>{AXIS_WIDTH + 2}}{first:<{max(1, room - len(right))}g}{right}", "dim"),)
     for number, line in enumerate(chart.lines):
         mark = "━━" if fine else LETTERS[number % len(LETTERS)]
-        yield (f"{'':>{AXIS_WIDTH}}  ", ""), (mark, STYLES[number % len(STYLES)]), (_legend(line), "")
+        yield (
+            (f"{'':>{AXIS_WIDTH}}  ", ""),
+            (mark, STYLES[number % len(STYLES)]),
+            (_legend(line), ""),
+        )
 
 
-def _canvas(chart: Chart, steps: tuple[float, float], bounds: tuple[float, float], width: int) -> list[list[Cell]]:
+def _canvas(
+    chart: Chart, steps: tuple[float, float], bounds: tuple[float, float], width: int
+) -> list[list[Cell]]:
     """Rows of cells, the highest values first, with the dots of all lines."""
     cells = [[Cell() for _ in range(width)] for _ in range(HEIGHT)]
     for number, line in enumerate(chart.lines):
@@ -86,27 +95,41 @@ def _bounds(lines: Sequence[ChartLine]) -> tuple[float, float]:
 
 
 def _points(
-    line: ChartLine, steps: tuple[float, float], bounds: tuple[float, float], width: int, height: int
+    line: ChartLine,
+    steps: tuple[float, float],
+    bounds: tuple[float, float],
+    width: int,
+    height: int,
 ) -> Iterator[tuple[int, int]]:
-    """The dots of a line: joined, each column the mean of its steps; its spread is dotted above and below."""
+    """The dots of a line: joined, each column the mean of its steps;
+    its spread is dotted above and below."""
     middle = _columns(line.steps, line.values, steps, width)
     yield from _joined(middle, bounds, height)
     for sign in (-1, 1) if line.spread else ():
-        ends = [value + sign * reach for value, reach in zip(line.values, line.spread or (), strict=True)]
+        ends = [
+            value + sign * reach
+            for value, reach in zip(line.values, line.spread or (), strict=True)
+        ]
         dots = _joined(_columns(line.steps, ends, steps, width), bounds, height)
         yield from ((x, y) for x, y in dots if x % 4 == 0)
 
 
-def _columns(at: Sequence[float], values: Sequence[float], steps: tuple[float, float], width: int) -> dict[int, float]:
+def _columns(
+    at: Sequence[float], values: Sequence[float], steps: tuple[float, float], width: int
+) -> dict[int, float]:
     first, last = steps
     scale = (width - 1) / (last - first) if last > first else 0.0
     values_by_column: dict[int, list[float]] = {}
     for step, value in zip(at, values, strict=True):
-        values_by_column.setdefault(round((step - first) * scale), []).append(max(-HUGE, min(HUGE, value)))
+        values_by_column.setdefault(round((step - first) * scale), []).append(
+            max(-HUGE, min(HUGE, value))
+        )
     return {x: sum(some) / len(some) for x, some in values_by_column.items()}
 
 
-def _joined(columns: dict[int, float], bounds: tuple[float, float], height: int) -> Iterator[tuple[int, int]]:
+def _joined(
+    columns: dict[int, float], bounds: tuple[float, float], height: int
+) -> Iterator[tuple[int, int]]:
     """The dots between each column with a value and the next, without gaps at steep places."""
     low, high = bounds
     at, y = min(columns), 0
@@ -116,6 +139,8 @@ def _joined(columns: dict[int, float], bounds: tuple[float, float], height: int)
         for between in range(at + 1 if number else at, x + 1):
             share = (between - at) / (x - at) if x > at else 1.0
             before, y = y if number else end, round(begin + (end - begin) * share)
-            yield from ((between, dot) for dot in range(min(before, y), max(before, y) + 1) if dot != before)
+            yield from (
+                (between, dot) for dot in range(min(before, y), max(before, y) + 1) if dot != before
+            )
             yield between, y
         at, y = x, end

@@ -1,7 +1,8 @@
 """Advantage estimators: how much better each action of a finished response was than expected.
 
-`generalized` needs a critic, `relative` compares responses with each other. The latter combines a baseline, a scale and
-a credit, each chosen by name: a new baseline is a function here, and its name in `BASELINES` and `BaselineName`.
+`generalized` needs a critic, `relative` compares responses with each other. The latter combines a
+baseline, a scale and a credit, each chosen by name: a new baseline is a function here, and its name
+in `BASELINES` and `BaselineName`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from rlcli.ops.packing import action_owner
 from rlcli.ops.reduce import AllReduce, identity, masked_moments
 
 __all__ = [
-    "BASELINES", "SCALES", "BaselineName", "CreditName", "Outcomes", "ScaleName", "Trajectories", "generalized",
-    "relative",
+    "BASELINES", "SCALES", "BaselineName", "CreditName", "Outcomes", "ScaleName", "Trajectories",
+    "generalized", "relative",
 ]  # fmt: skip
 
 SCALE_EPS = 1e-6
 """Added to a standard deviation that advantages are divided by, as verl does; TRL adds 1e-4."""
 ROUNDING = 2.0**-23
-"""Rewards are float32: outcomes that differ by less than this share of the rewards that they add up are equal."""
+"""Rewards are float32: outcomes that differ by less than this share of the rewards that they add up
+are equal."""
 
 BaselineName = Literal["group", "leave_one_out", "batch", "none"]
 ScaleName = Literal["group", "batch", "none"]
@@ -35,10 +37,12 @@ CreditName = Literal["response", "to_go"]
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Finished responses: T tokens of N packed sequences, with A = T - N actions (action t chose token t + 1)."""
+    """Finished responses: T tokens of N packed sequences,
+    with A = T - N actions (action t chose token t + 1)."""
 
     rewards: torch.Tensor
-    """[A] reward of each action, including a KL penalty if it is part of the reward; 0 outside of responses."""
+    """[A] reward of each action, including a KL penalty if it is part of the reward;
+    0 outside of responses."""
     values: torch.Tensor
     """[T] value of the state after each token; zeros if there is no critic."""
     mask: torch.Tensor
@@ -51,9 +55,11 @@ class Trajectories:
     """[N] bool: whether the value of the last state stands for what would have followed."""
 
 
-def generalized(trajectories: Trajectories, *, discount: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation (`rlcli.ops.gae`): (advantages, returns), both [A] float32. It needs a critic,
-    unless `gae_lambda` is 1."""
+def generalized(
+    trajectories: Trajectories, *, discount: float, gae_lambda: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generalised advantage estimation (`rlcli.ops.gae`): (advantages, returns), both [A] float32.
+    It needs a critic, unless `gae_lambda` is 1."""
     t = trajectories
     return gae(t.rewards, t.values, t.seqlens, t.bootstrap, discount, gae_lambda)
 
@@ -66,17 +72,19 @@ def relative(
     scale: ScaleName = "group",
     credit: CreditName = "response",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each response earned compared with the others: (advantages, credits), both [A] float32; no critic.
+    """What each response earned compared with the others: (advantages, credits),
+    both [A] float32; no critic.
 
         outcome_i    = sum of the rewards of response i
         credit_{i,t} = outcome_i ("response"), or the sum of its rewards from action t on ("to_go")
         advantage    = (credit_{i,t} - baseline_i) / scale_i
 
-    GRPO (arXiv:2402.03300, section 4.1.2) is group over group, Dr.GRPO (arXiv:2503.20783, eq. 3) group over none, RLOO
-    (arXiv:2402.14740, eq. 8) leave_one_out over none. REINFORCE++ (arXiv:2501.03262) credits "to_go" without a
-    baseline, and normalises the advantages of all tokens afterwards. Standard deviations are unbiased; outcomes without
-    a spread, such as those of a group of one response, carry no information: divided by it, advantages are 0. A
-    sequence without an action is ignored.
+    GRPO (arXiv:2402.03300, section 4.1.2) is group over group, Dr.GRPO (arXiv:2503.20783, eq. 3)
+    group over none, RLOO (arXiv:2402.14740, eq. 8) leave_one_out over none. REINFORCE++
+    (arXiv:2501.03262) credits "to_go" without a baseline, and normalises the advantages of all
+    tokens afterwards. Standard deviations are unbiased; outcomes without a spread, such as those of
+    a group of one response, carry no information: divided by it, advantages are 0. A sequence
+    without an action is ignored.
     """
     t = trajectories
     owner, n_seqs = action_owner(t.seqlens, t.mask.device), len(t.seqlens)
@@ -94,7 +102,11 @@ def relative(
 def _to_go(t: Trajectories, earned: torch.Tensor) -> torch.Tensor:
     """[A] float64: the rewards of a response from each action on."""
     responses = earned.split([length - 1 for length in t.seqlens])
-    return torch.cat([rewards.flip(0).cumsum(0).flip(0) for rewards in responses]) if responses else earned
+    return (
+        torch.cat([rewards.flip(0).cumsum(0).flip(0) for rewards in responses])
+        if responses
+        else earned
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,8 @@ def group_mean(outcomes: Outcomes) -> torch.Tensor:
 
 
 def leave_one_out_mean(outcomes: Outcomes) -> torch.Tensor:
-    """[N] the mean of the *other* responses to the same prompt; for a single response, its own outcome."""
+    """[N] the mean of the *other* responses to the same prompt; for a single response,
+    its own outcome."""
     count, mean, _ = group_moments(outcomes.total, outcomes.group, outcomes.acted)
     n, mean = count[outcomes.group], mean[outcomes.group]
     others = (n * mean - outcomes.total) / (n - 1).clamp(min=1)
@@ -138,7 +151,8 @@ def no_baseline(outcomes: Outcomes) -> torch.Tensor:
 
 
 def group_std(outcomes: Outcomes) -> torch.Tensor:
-    """[N] the standard deviation of the responses to the same prompt; infinite where they earned the same."""
+    """[N] the standard deviation of the responses to the same prompt;
+    infinite where they earned the same."""
     count, _, variance = group_moments(outcomes.total, outcomes.group, outcomes.acted)
     _, gross, _ = group_moments(outcomes.gross, outcomes.group, outcomes.acted)
     unbiased = (variance * count / (count - 1).clamp(min=1)).sqrt()
@@ -146,11 +160,14 @@ def group_std(outcomes: Outcomes) -> torch.Tensor:
 
 
 def batch_std(outcomes: Outcomes) -> torch.Tensor:
-    """[N] the standard deviation of all responses, on all ranks; infinite if they earned the same."""
+    """[N] the standard deviation of all responses, on all ranks;
+    infinite if they earned the same."""
     count, _, variance = masked_moments(outcomes.total, outcomes.acted, outcomes.all_reduce)
     _, gross, _ = masked_moments(outcomes.gross, outcomes.acted, outcomes.all_reduce)
     unbiased = (variance * count / max(count - 1, 1.0)) ** 0.5
-    return torch.full_like(outcomes.total, unbiased + SCALE_EPS if unbiased > ROUNDING * gross else math.inf)
+    return torch.full_like(
+        outcomes.total, unbiased + SCALE_EPS if unbiased > ROUNDING * gross else math.inf
+    )
 
 
 def no_scale(outcomes: Outcomes) -> torch.Tensor:

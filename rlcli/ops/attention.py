@@ -1,6 +1,8 @@
-"""Causal attention over packed sequences, and over the slots of a KV cache, with windows and capped scores.
+"""Causal attention over packed sequences, and over the slots of a KV cache,
+with windows and capped scores.
 
-Shapes follow transformers: queries [B, H, T, D], keys and values [B, H_kv, T, D], result [B, T, H, D].
+Shapes follow transformers: queries [B, H, T, D], keys and values [B, H_kv, T, D], result [B, T,
+H, D].
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ class Scoring:
     window: int | None = None
     """Number of latest tokens that each token attends to, including itself; None for all."""
     softcap: float | None = None
-    """Scores s become softcap · tanh(s / softcap): Gemma 2, https://arxiv.org/abs/2408.00118, section 2."""
+    """Scores s become softcap · tanh(s / softcap): Gemma 2,
+    https://arxiv.org/abs/2408.00118, section 2."""
 
     def window_within(self, length: int) -> int | None:
-        """The window if it is shorter than a sequence of `length` tokens, else None: it would hide nothing."""
+        """The window if it is shorter than a sequence of `length` tokens, else None:
+        it would hide nothing."""
         return self.window if self.window is not None and self.window < length else None
 
 
@@ -43,14 +47,19 @@ class PackedAttention:
     def longest(self) -> int:
         return max(self.lengths, default=0)
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
         """B is 1: the sequences are concatenated along T."""
         narrow = _narrow_dtype(query)
-        if query.is_cuda and narrow is not None and scoring.softcap is None:  # torch's kernel does not cap scores
+        # torch's kernel does not cap scores
+        if query.is_cuda and narrow is not None and scoring.softcap is None:
             return self._varlen(query.to(narrow), key.to(narrow), value.to(narrow), scoring)
         return self._rectangles(query, key, value, scoring)
 
-    def _varlen(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    def _varlen(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
         from torch.nn.attention import varlen
 
         attend: Any = varlen.varlen_attn
@@ -59,7 +68,11 @@ class PackedAttention:
         window = scoring.window_within(self.longest)
         before = -1 if window is None else window - 1
         out: torch.Tensor = attend(
-            *packed, *bounds, scale=scoring.scale, window_size=(before, 0), enable_gqa=query.shape[1] != key.shape[1]
+            *packed,
+            *bounds,
+            scale=scoring.scale,
+            window_size=(before, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return out[None]
 
@@ -76,17 +89,23 @@ class PackedAttention:
         """
         layout = self._layout
         q, k, v = (
-            _GatheredRows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None) for x in (query, key, value)
+            _GatheredRows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None)
+            for x in (query, key, value)
         )
         rows, begin = [], 0
         for sequences, longest in layout.shapes:
             end = begin + sequences * longest
-            a, b, c = (x[begin:end].unflatten(0, (sequences, longest)).transpose(1, 2) for x in (q, k, v))
+            a, b, c = (
+                x[begin:end].unflatten(0, (sequences, longest)).transpose(1, 2) for x in (q, k, v)
+            )
             window = scoring.window_within(longest)
             mask = _band(longest, window, self.device) if window is not None else None
-            rows.append(_attend(a, b, c, mask, scoring).transpose(1, 2).flatten(0, 1))  # [sequences · longest, H, D]
+            # [sequences · longest, H, D]
+            rows.append(_attend(a, b, c, mask, scoring).transpose(1, 2).flatten(0, 1))
             begin = end
-        return _GatheredRows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[None]
+        return _GatheredRows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[
+            None
+        ]
 
     @cached_property
     def _layout(self) -> _Layout:
@@ -102,26 +121,44 @@ class PackedAttention:
             filled.append(real.flatten())
             offset += real.numel()
         return _Layout(
-            shapes, torch.cat(cells).to(self.device), torch.cat(filled).to(self.device), places.to(self.device)
+            shapes,
+            torch.cat(cells).to(self.device),
+            torch.cat(filled).to(self.device),
+            places.to(self.device),
         )
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scoring: Scoring,
 ) -> torch.Tensor:
-    """[B, H, T, D]. `mask` is True for the keys that a query sees; None: itself and those before it."""
+    """[B, H, T, D]. `mask` is True for the keys that a query sees; None:
+    itself and those before it."""
     if scoring.softcap is not None:
         return _attend_capped(query, key, value, mask, scoring.softcap, scoring.scale)
     grouped = query.shape[1] != key.shape[1]
     return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scoring.scale, enable_gqa=grouped
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scoring.scale,
+        enable_gqa=grouped,
     )
 
 
 def _attend_capped(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, softcap: float,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    softcap: float,
     scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The same with all scores in memory at once: torch has no kernel that caps them."""
     group = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
@@ -134,7 +171,8 @@ def _attend_capped(
 
 
 def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """[length, length] bool: whether the key is one of the `window` tokens that end with the query."""
+    """[length, length] bool: whether the key is one of the `window` tokens that end with the
+    query."""
     causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return causal if window is None else causal.triu(1 - window)
 
@@ -142,8 +180,8 @@ def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor
 def _narrow_dtype(query: torch.Tensor) -> torch.dtype | None:
     """The 16-bit dtype that attention computes in, if it does.
 
-    Under autocast, torch's own attention casts its inputs, which rotary embeddings have made float32 again; for kernels
-    unknown to autocast, they must be cast beforehand.
+    Under autocast, torch's own attention casts its inputs, which rotary embeddings have made
+    float32 again; for kernels unknown to autocast, they must be cast beforehand.
     """
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
@@ -165,14 +203,20 @@ class _Layout:
 
 
 class _GatheredRows(torch.autograd.Function):
-    """Rows of x [n, H, D] by index. Every row that matters is taken once, so the gradient is also a gather.
+    """Rows of x [n, H, D] by index. Every row that matters is taken once,
+    so the gradient is also a gather.
 
-    (The gradient of `index_select` itself adds up rows one by one, which takes several times as long on a CPU.)
+    (The gradient of `index_select` itself adds up rows one by one,
+    which takes several times as long on a CPU.)
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, counted: torch.Tensor | None
+        ctx: Any,
+        x: torch.Tensor,
+        index: torch.Tensor,
+        inverse: torch.Tensor,
+        counted: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.inverse, ctx.counted = inverse, counted
         return x.index_select(0, index)
@@ -193,7 +237,9 @@ class CachedAttention:
     """[B] int64: tokens in each row, including the new one."""
     longest: int
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
         window = scoring.window_within(self.longest)
         mask = self._filled if window is None else self._filled & self._recent(window)
         return _attend(query, key, value, mask, scoring).transpose(1, 2)
@@ -204,7 +250,8 @@ class CachedAttention:
         return (self._columns < self.filled[:, None])[:, None, None]
 
     def _recent(self, window: int) -> torch.Tensor:
-        """[B, 1, 1, longest] bool: one of the last `window` tokens of the row, or a slot after them."""
+        """[B, 1, 1, longest] bool: one of the last `window` tokens of the row,
+        or a slot after them."""
         return (self._columns >= self.filled[:, None] - window)[:, None, None]
 
     @cached_property

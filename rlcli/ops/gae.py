@@ -1,4 +1,5 @@
-"""Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16) on packed sequences."""
+"""Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16)
+on packed sequences."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def gae(
     """
     lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=values.device)
     n_tokens, n_seqs = int(lengths.sum()), lengths.numel()
-    if values.shape != (n_tokens,) or rewards.shape != (n_tokens - n_seqs,) or bootstrap.shape != (n_seqs,):
+    if (
+        values.shape != (n_tokens,)
+        or rewards.shape != (n_tokens - n_seqs,)
+        or bootstrap.shape != (n_seqs,)
+    ):
         raise ValueError(
             f"{n_seqs} sequences of {n_tokens} tokens need values [{n_tokens}], rewards "
             f"[{n_tokens - n_seqs}] and bootstrap [{n_seqs}], not {tuple(values.shape)}, "
@@ -59,10 +64,11 @@ def gae(
 
 
 def _discounted_suffix_sums(x: torch.Tensor, owner: torch.Tensor, decay: float) -> torch.Tensor:
-    """y_t = x_t + decay * y_{t+1} within runs of equal `owner`, in log2(longest run) vectorised passes.
+    """y_t = x_t + decay * y_{t+1} within runs of equal `owner`, in log2(longest run)
+    vectorised passes.
 
-    After the pass with a given `reach`, y_t covers the 2 * reach entries from t on; so one long sequence takes
-    as much work as many short ones, and nothing is padded.
+    After the pass with a given `reach`, y_t covers the 2 * reach entries from t on; so one long
+    sequence takes as much work as many short ones, and nothing is padded.
     """
     longest = int(torch.bincount(owner).max()) if owner.numel() else 0
     sums, reach = x, 1

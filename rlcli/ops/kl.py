@@ -15,15 +15,18 @@ KLEstimator = Literal["k1", "k2", "k3"]
 KLGradient = Literal["reverse", "naive"]
 
 MAX_EXPONENT = 20.0
-"""k3 exponentiates differences of log-probs up to this, so that a single outlier token cannot make it infinite."""
+"""k3 exponentiates differences of log-probs up to this, so that a single outlier token cannot make
+it infinite."""
 
 
-def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator = "k1") -> torch.Tensor:
-    """Per-token estimate of KL(policy || reference) at tokens that the policy sampled; same shape as the
-    inputs.
+def kl_estimate(
+    logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator = "k1"
+) -> torch.Tensor:
+    """Per-token estimate of KL(policy || reference) at tokens that the policy sampled;
+    same shape as the inputs.
 
-    With d = logprobs - ref_logprobs: k1 = d (unbiased, can be negative), k2 = d²/2 (biased, low variance),
-    k3 = exp(-d) - 1 + d (unbiased, never negative).
+    With d = logprobs - ref_logprobs: k1 = d (unbiased, can be negative), k2 = d²/2 (biased, low
+    variance), k3 = exp(-d) - 1 + d (unbiased, never negative).
     """
     difference = logprobs - ref_logprobs
     if estimator == "k1":
@@ -42,14 +45,15 @@ def kl_loss(
     estimator: KLEstimator,
     gradient: KLGradient = "reverse",
 ) -> torch.Tensor:
-    """A KL penalty to be minimised, for each token that the old policy sampled; same shape as the inputs. Gradients
-    flow to `logprobs`.
+    """A KL penalty to be minimised, for each token that the old policy sampled; same shape as the
+    inputs. Gradients flow to `logprobs`.
 
-    reverse: ratio * estimate, with the gradient ratio * (logprobs - ref_logprobs) ∇ logprobs, where ratio =
-    exp(logprobs - old_logprobs). Its expectation over the samples is the gradient of KL(policy || reference), whichever
-    estimator gives the value (DeepSeek-V3.2, arXiv:2512.02556, multiplies k3 by the ratio, which is equivalent).
-    naive: the estimate, with its own gradient. At the old policy, its expectation is 0 for k1, and for k3 the gradient
-    of the *forward* KL(reference || policy): estimators are only unbiased in value (arXiv:2506.09477).
+    reverse: ratio * estimate, with the gradient ratio * (logprobs - ref_logprobs) ∇ logprobs, where
+    ratio = exp(logprobs - old_logprobs). Its expectation over the samples is the gradient of
+    KL(policy || reference), whichever estimator gives the value (DeepSeek-V3.2, arXiv:2512.02556,
+    multiplies k3 by the ratio, which is equivalent). naive: the estimate, with its own gradient. At
+    the old policy, its expectation is 0 for k1, and for k3 the gradient of the *forward*
+    KL(reference || policy): estimators are only unbiased in value (arXiv:2506.09477).
     """
     value = kl_estimate(logprobs, ref_logprobs, estimator)
     if gradient == "naive":
@@ -59,18 +63,22 @@ def kl_loss(
     return ratio * (carrier + (value - carrier).detach())
 
 
-def kl_of_policy(logprobs: torch.Tensor, sampled_logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """KL(policy || reference) for each token that another policy sampled, in nats; same shape as the inputs, without a
-    gradient.
+def kl_of_policy(
+    logprobs: torch.Tensor, sampled_logprobs: torch.Tensor, ref_logprobs: torch.Tensor
+) -> torch.Tensor:
+    """KL(policy || reference) for each token that another policy sampled, in nats; same shape as
+    the inputs, without a gradient.
 
-    ratio * k3, where ratio = exp(logprobs - sampled_logprobs): over the tokens that the sampling policy may choose, its
-    expectation is the KL of the policy itself. What a token follows was still chosen by the sampling policy.
+    ratio * k3, where ratio = exp(logprobs - sampled_logprobs): over the tokens that the sampling
+    policy may choose, its expectation is the KL of the policy itself. What a token follows was
+    still chosen by the sampling policy.
     """
     return _ratio(logprobs, sampled_logprobs) * kl_estimate(logprobs.detach(), ref_logprobs, "k3")
 
 
 def _ratio(logprobs: torch.Tensor, sampled_logprobs: torch.Tensor) -> torch.Tensor:
-    """How much more probable a token is under the policy than under the one that sampled it; without a gradient."""
+    """How much more probable a token is under the policy than under the one that sampled it;
+    without a gradient."""
     return (logprobs - sampled_logprobs).detach().clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()
 
 
@@ -117,9 +125,9 @@ class AdaptiveKLController:
         self.horizon = horizon
 
     def update(self, kl: float, n_steps: int) -> None:
-        """`kl`: the true KL of this batch, summed over a response and averaged over responses, in nats (never
-        multiplied by the coefficient); `n_steps`: the responses in the batch, over all ranks. Call once per
-        step. A `kl` that is not finite changes nothing.
+        """`kl`: the true KL of this batch, summed over a response and averaged over responses, in
+        nats (never multiplied by the coefficient); `n_steps`: the responses in the batch, over all
+        ranks. Call once per step. A `kl` that is not finite changes nothing.
         """
         if not math.isfinite(kl):
             return
@@ -130,5 +138,6 @@ class AdaptiveKLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the coefficient; the state of a fixed controller has none, so the recipe's is kept."""
+        """Restore the coefficient; the state of a fixed controller has none,
+        so the recipe's is kept."""
         self.coef = state.get("coef", self.coef)

@@ -1,8 +1,9 @@
 """Log-probs and entropies of tokens without ever holding [tokens, vocab].
 
-The head's matrix product, softmax and gather run over chunks of tokens; the backward pass recomputes each
-chunk. Memory is [chunk, vocab] instead of [tokens, vocab]. The head may be sharded over ranks by vocabulary rows: a
-chunk then costs two all-reduces of vectors, and the backward pass one of the hidden states' gradient.
+The head's matrix product, softmax and gather run over chunks of tokens; the backward pass
+recomputes each chunk. Memory is [chunk, vocab] instead of [tokens, vocab]. The head may be sharded
+over ranks by vocabulary rows: a chunk then costs two all-reduces of vectors, and the backward pass
+one of the hidden states' gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ CHUNK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class OutputHead:
-    """How hidden states become logits: softcap · tanh(scale · (h Wᵀ + b) / softcap) / temperature."""
+    """How hidden states become logits: softcap · tanh(scale · (h Wᵀ + b) / softcap)
+    / temperature."""
 
     weight: torch.Tensor
     """[V, H], or the rows of it that `shard` describes"""
@@ -58,27 +60,38 @@ def token_scores(
     dtype: torch.dtype = torch.float32,
     chunk: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-prob of `tokens` [n] under `head` applied to `hidden` [n, H], and the entropy of each distribution.
+    """Log-prob of `tokens` [n] under `head` applied to `hidden` [n, H],
+    and the entropy of each distribution.
 
-    Both are [n] float32 and differentiable in the hidden states and in the head's weight and bias. The product runs
-    in `dtype`, softmax in float32. `chunk` is the number of tokens whose logits are held at once.
+    Both are [n] float32 and differentiable in the hidden states and in the head's weight and bias.
+    The product runs in `dtype`, softmax in float32. `chunk` is the number of tokens whose logits
+    are held at once.
 
-    With a sharded head, every rank of its group calls this with the same hidden states and tokens, and gets the same
-    scores, the whole gradient of the hidden states, and the gradient of its own rows. The loss must be the same
-    function of the scores on every rank.
+    With a sharded head, every rank of its group calls this with the same hidden states and tokens,
+    and gets the same scores, the whole gradient of the hidden states, and the gradient of its own
+    rows. The loss must be the same function of the scores on every rank.
     """
     width = head.weight.shape[0] if head.shard is None else head.shard.typical_rows
     rows = chunk or max(1, CHUNK_ELEMENTS // width)
-    logprobs, entropies = _TokenScores.apply(hidden, head.weight, head.bias, tokens, head, entropy, dtype, rows)
+    logprobs, entropies = _TokenScores.apply(
+        hidden, head.weight, head.bias, tokens, head, entropy, dtype, rows
+    )
     return logprobs, entropies if entropy else None
 
 
 class _TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor,
-        head: OutputHead, entropy: bool, dtype: torch.dtype, rows: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        tokens: torch.Tensor,
+        head: OutputHead,
+        entropy: bool,
+        dtype: torch.dtype,
+        rows: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.zeros(len(tokens), device=hidden.device)
         normalizers = torch.empty(len(tokens), device=hidden.device)
@@ -97,12 +110,16 @@ class _TokenScores(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None) -> Any:
+    def backward(
+        ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None
+    ) -> Any:
         hidden, weight, bias, tokens, normalizers, entropies = ctx.saved_tensors
         head, dtype, rows = ctx.settings
         cast = _cast(head, weight, bias, dtype)
         grad_hidden = torch.zeros_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_weight = (
+            torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        )
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
         for begin in range(0, len(tokens), rows):
             chunk = slice(begin, begin + rows)
@@ -127,14 +144,19 @@ class _TokenScores(torch.autograd.Function):
             grad_hidden,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
-            None, None, None, None, None,
-        )  # fmt: skip
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _statistics(
     head: OutputHead, logits: torch.Tensor, tokens: torch.Tensor, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log Σ exp, the logit of each token and, if requested, Σ p · logit: [n] each, over the whole vocabulary."""
+    """Log Σ exp, the logit of each token and, if requested, Σ p · logit: [n] each,
+    over the whole vocabulary."""
     normalizers = logits.logsumexp(-1)
     expected = (logits.softmax(-1) * logits).sum(-1) if entropy else torch.zeros_like(normalizers)
     if head.shard is None:
@@ -142,7 +164,9 @@ def _statistics(
     return head.shard.combine(normalizers, head.shard.select(logits, tokens), expected)
 
 
-def _add_at(grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, shard: VocabularyShard | None) -> None:
+def _add_at(
+    grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, shard: VocabularyShard | None
+) -> None:
     """Add `values` [n] to `grad` [n, V or own rows] at `tokens`."""
     if shard is None:
         grad.scatter_add_(1, tokens[:, None], values[:, None].to(grad.dtype))
@@ -150,7 +174,9 @@ def _add_at(grad: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, shar
         shard.add_at(grad, tokens, values)
 
 
-def _cast(head: OutputHead, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> OutputHead:
+def _cast(
+    head: OutputHead, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> OutputHead:
     """The head with its weight in the product's dtype, cast once instead of once per chunk."""
     return replace(head, weight=weight.to(dtype), bias=bias)
 

@@ -31,13 +31,17 @@ def ppo_critic_loss(
         clipped = old_values + clip(values - old_values, -value_eps_clip, value_eps_clip)
         loss    = 0.5 * max(error(values - returns), error(clipped - returns))
 
-    where `error` is the square ("mse") or twice Huber's function with delta 10 ("huber", the same near 0).
-    Returns the sum over `mask` and the sum of `value_clip_fraction`: tokens whose gradient the clip cut off.
+    where `error` is the square ("mse") or twice Huber's function with delta 10 ("huber", the same
+    near 0). Returns the sum over `mask` and the sum of `value_clip_fraction`: tokens whose gradient
+    the clip cut off.
     """
     values, old_values, returns = values[mask], old_values[mask], returns[mask]
     change = values - old_values
-    near = change.abs() <= value_eps_clip  # here `old_values + change` would differ from `values` only by rounding
-    clipped_values = torch.where(near, values, old_values + change.clamp(-value_eps_clip, value_eps_clip))
+    # here `old_values + change` would differ from `values` only by rounding
+    near = change.abs() <= value_eps_clip
+    clipped_values = torch.where(
+        near, values, old_values + change.clamp(-value_eps_clip, value_eps_clip)
+    )
     unclipped = _value_error(values, returns, loss)
     clipped = _value_error(clipped_values, returns, loss)
     with torch.no_grad():

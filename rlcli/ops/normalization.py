@@ -1,4 +1,5 @@
-"""Normalisation over a batch, over groups, and over the history of a run. All statistics in float64."""
+"""Normalisation over a batch, over groups, and over the history of a run.
+All statistics in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def masked_normalize(
 def group_moments(
     x: torch.Tensor, group: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(count, mean, biased variance) of each group's entries that `mask` keeps, [groups] float64; x, group (int64, from
+    """(count, mean, biased variance) of each group's entries that `mask` keeps, [groups] float64;
+    x, group (int64, from
     0) and mask are all [n]. A group without entries has (0, 0, 0). Groups never span ranks."""
     counted, owner = x[mask].to(torch.float64), group[mask]
     n_groups = int(group.max()) + 1 if group.numel() else 0
@@ -45,7 +47,8 @@ def group_moments(
 def group_normalize(
     x: torch.Tensor, group: torch.Tensor, mask: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:
-    """`masked_normalize` within each group of entries; x, group (int64, from 0) and mask are all [n].
+    """`masked_normalize` within each group of entries; x, group (int64, from 0)
+    and mask are all [n].
 
     A group with a single entry becomes 0: it has nothing to be compared with.
     """
@@ -53,23 +56,29 @@ def group_normalize(
     _, mean, variance = group_moments(x, group, keep)
     owner = group[keep]
     result = torch.zeros_like(x, dtype=torch.float32)
-    result[keep] = ((x[keep].to(torch.float64) - mean[owner]) / (variance.sqrt()[owner] + eps)).to(torch.float32)
+    result[keep] = ((x[keep].to(torch.float64) - mean[owner]) / (variance.sqrt()[owner] + eps)).to(
+        torch.float32
+    )
     return result
 
 
 class RunningMeanStd:
     """Mean and standard deviation of everything seen so far, for value normalisation.
 
-    "exp": exponential moving average with factor `beta` per update, corrected for its start at zero.
-    "ma": plain average over all entries. Before the first update, neither normalises anything.
+    "exp": exponential moving average with factor `beta` per update, corrected for its start at
+    zero. "ma": plain average over all entries. Before the first update,
+    neither normalises anything.
     """
 
     VARIANCE_FLOOR = 1e-2
-    """A smaller variance would amplify noise: the standard deviation is never taken to be below 0.1."""
+    """A smaller variance would amplify noise: the standard deviation is never taken to be below
+    0.1."""
     CLIP = 5.0
     """Normalised targets are clipped to ± this."""
 
-    def __init__(self, kind: Literal["exp", "ma"] = "exp", beta: float = 0.99995, eps: float = 1e-5):
+    def __init__(
+        self, kind: Literal["exp", "ma"] = "exp", beta: float = 0.99995, eps: float = 1e-5
+    ):
         if kind not in ("exp", "ma"):
             raise ValueError(f"unknown running average {kind!r}; choose exp or ma")
         self.kind = kind
@@ -90,10 +99,13 @@ class RunningMeanStd:
         variance = self._mean_square / self._weight - self.mean**2
         return (max(variance, self.VARIANCE_FLOOR) + self.eps) ** 0.5
 
-    def update(self, x: torch.Tensor, mask: torch.Tensor | None = None, all_reduce: AllReduce = identity) -> None:
+    def update(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, all_reduce: AllReduce = identity
+    ) -> None:
         """Include the entries that `mask` keeps, on all ranks together.
 
-        If none is kept, or one is NaN or infinite, nothing changes: such a value would stay in the statistics forever.
+        If none is kept, or one is NaN or infinite, nothing changes: such a value would stay in the
+        statistics forever.
         """
         count, mean, variance = masked_moments(x, mask, all_reduce)
         if count == 0 or not (math.isfinite(mean) and math.isfinite(variance)):
@@ -104,8 +116,8 @@ class RunningMeanStd:
         self._weight = old * self._weight + new
 
     def normalize(self, x: torch.Tensor, clip: bool = True) -> torch.Tensor:
-        """(x - mean) / std as float32, clipped to ± CLIP unless `clip` is off (then `denormalize` is its exact
-        inverse)."""
+        """(x - mean) / std as float32, clipped to ± CLIP unless `clip` is off (then `denormalize`
+        is its exact inverse)."""
         normalized = (x.to(torch.float64) - self.mean) / self.std
         return (normalized.clamp(-self.CLIP, self.CLIP) if clip else normalized).to(torch.float32)
 
@@ -117,4 +129,8 @@ class RunningMeanStd:
         return {"mean": self._mean, "mean_square": self._mean_square, "weight": self._weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._mean, self._mean_square, self._weight = state["mean"], state["mean_square"], state["weight"]
+        self._mean, self._mean_square, self._weight = (
+            state["mean"],
+            state["mean_square"],
+            state["weight"],
+        )

@@ -1,4 +1,5 @@
-"""Index arithmetic of packed sequences: [T] tokens of N sequences, concatenated; `lengths` has N entries."""
+"""Index arithmetic of packed sequences: [T] tokens of N sequences, concatenated;
+`lengths` has N entries."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def all_but_last(lengths: Sequence[int], device: torch.device | None = None) -> 
 
 
 def action_owner(lengths: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
-    """[T − N] int64: the sequence that each action belongs to. Action t of a sequence chose its token t + 1."""
+    """[T − N] int64: the sequence that each action belongs to.
+    Action t of a sequence chose its token t + 1."""
     actions = torch.tensor(list(lengths), dtype=torch.int64) - 1
     return torch.repeat_interleave(torch.arange(len(actions)), actions).to(device)
 
@@ -38,8 +40,8 @@ def action_owner(lengths: Sequence[int], device: torch.device | None = None) -> 
 def rectangles(lengths: Sequence[int], growth: float = 1.5) -> list[tuple[list[int], int]]:
     """Groups of sequences of similar length, as (sequence numbers, longest length).
 
-    Within a group no sequence is shorter than the longest divided by `growth` (groups of sequences of at most
-    8 tokens are not split), so padding a group to a rectangle wastes little.
+    Within a group no sequence is shorter than the longest divided by `growth` (groups of sequences
+    of at most 8 tokens are not split), so padding a group to a rectangle wastes little.
     """
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     groups: list[tuple[list[int], int]] = []

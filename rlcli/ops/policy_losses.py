@@ -1,10 +1,12 @@
 """Policy losses by name, and the weight that each action has in their sum.
 
-A new loss is a function here, and its name in `POLICY_LOSSES` and `PolicyLossName`; its keyword-only parameters are its
-settings. What all losses share is outside of it: `behaviour_weights`, the entropy bonus, and the `LOSS_AGGREGATIONS`,
-which determine whether each token or each response counts equally.
+A new loss is a function here, and its name in `POLICY_LOSSES` and `PolicyLossName`; its
+keyword-only parameters are its settings. What all losses share is outside of it:
+`behaviour_weights`, the entropy bonus, and the `LOSS_AGGREGATIONS`, which determine whether each
+token or each response counts equally.
 
-Actions outside `mask` are never read: their entries may be NaN or Inf, and they receive no gradient.
+Actions outside `mask` are never read: their entries may be NaN or Inf,
+and they receive no gradient.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ import torch
 from rlcli.ops.packing import action_owner
 
 __all__ = [
-    "LOSS_AGGREGATIONS", "POLICY_LOSSES", "Actions", "BehaviourWeightMode", "LossAggregationName", "PolicyLossName",
+    "LOSS_AGGREGATIONS",
+    "POLICY_LOSSES",
+    "Actions",
+    "BehaviourWeightMode",
+    "LossAggregationName",
+    "PolicyLossName",
     "behaviour_weights",
-]  # fmt: skip
+]
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this before `exp`, so that a single outlier token cannot make the loss infinite."""
+"""Log-ratios are clamped to ± this before `exp`, so that a single outlier token cannot make the
+loss infinite."""
 
 PolicyLossName = Literal["ppo", "gspo", "cispo", "sequence"]
 LossAggregationName = Literal["token", "sequence", "constant"]
@@ -32,7 +40,8 @@ BehaviourWeightMode = Literal["mask", "truncate"]
 
 @dataclass(frozen=True)
 class Actions:
-    """The input of a policy loss: A = T - N actions of N whole sequences, packed; M of them are trained on."""
+    """The input of a policy loss: A = T - N actions of N whole sequences, packed;
+    M of them are trained on."""
 
     logprobs: torch.Tensor
     """[A] log-probs of the policy that is trained, with their gradient."""
@@ -52,16 +61,20 @@ class Actions:
 
 
 PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
-"""(actions, settings by keyword) → the loss of each trained action, [M] with its gradient, and stats, each summed over
-the M actions: `importance_ratio`, `approx_kl` (k1 from the old to the new policy), and the tokens whose gradient a clip
-cut off."""
+"""(actions, settings by keyword) → the loss of each trained action, [M] with its gradient, and
+stats, each summed over the M actions: `importance_ratio`, `approx_kl` (k1 from the old to the new
+policy), and the tokens whose gradient a clip cut off."""
 
 
 def clipped(
-    actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None, c_clip: float | None = None
+    actions: Actions,
+    *,
+    eps_clip: float,
+    eps_clip_high: float | None = None,
+    c_clip: float | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """PPO's clipped loss (arXiv:1707.06347 eq. 7), with clip-higher (DAPO, arXiv:2503.14476 eq. 8) and dual clip
-    (arXiv:1912.09729 eq. 5).
+    """PPO's clipped loss (arXiv:1707.06347 eq. 7), with clip-higher (DAPO, arXiv:2503.14476 eq. 8)
+    and dual clip (arXiv:1912.09729 eq. 5).
 
     ratio = exp(logprobs - old_logprobs)
     loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip_high))
@@ -82,13 +95,14 @@ def clipped(
 def mean_clipped(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """GSPO (arXiv:2507.18071 eq. 5 to 7): one ratio for all trained actions of a sequence, which are clipped as one.
+    """GSPO (arXiv:2507.18071 eq. 5 to 7): one ratio for all trained actions of a sequence, which
+    are clipped as one.
 
         ratio = exp(mean over the sequence of (logprobs - old_logprobs))
         loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip_high))
 
-    With equal advantages in a sequence and the aggregation "sequence", this is the paper's objective, whose clips are
-    3e-4 and 4e-4.
+    With equal advantages in a sequence and the aggregation "sequence", this is the paper's
+    objective, whose clips are 3e-4 and 4e-4.
     """
     total, owner, counts = _by_sequence(actions)
     return _clipped_as_one(actions, (total / counts.clamp(min=1))[owner], eps_clip, eps_clip_high)
@@ -97,14 +111,14 @@ def mean_clipped(
 def product_clipped(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """A whole sequence as one action, whose ratio is the product of its tokens' ratios: RLOO as a bandit
-    (arXiv:2402.14740, section 3), with PPO's clip.
+    """A whole sequence as one action, whose ratio is the product of its tokens' ratios: RLOO as a
+    bandit (arXiv:2402.14740, section 3), with PPO's clip.
 
         ratio = exp(sum over the sequence of (logprobs - old_logprobs))
         loss  = max(-A * ratio, -A * clip(ratio, 1 - eps_clip, 1 + eps_clip_high))
 
-    Its loss is spread evenly over its actions, which therefore add up to that of the sequence: with the aggregation
-    "constant" and a constant of 1, the loss is the mean over the responses.
+    Its loss is spread evenly over its actions, which therefore add up to that of the sequence: with
+    the aggregation "constant" and a constant of 1, the loss is the mean over the responses.
     """
     total, owner, counts = _by_sequence(actions)
     loss, stats = _clipped_as_one(actions, total[owner], eps_clip, eps_clip_high)
@@ -114,12 +128,14 @@ def product_clipped(
 def clipped_weights(
     actions: Actions, *, eps_clip: float, eps_clip_high: float | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """CISPO (arXiv:2506.13585 eq. 4 and 5): the clipped ratio only weights a token, which always keeps its gradient.
+    """CISPO (arXiv:2506.13585 eq. 4 and 5): the clipped ratio only weights a token, which always
+    keeps its gradient.
 
         weight = clip(ratio, 1 - eps_clip, 1 + eps_clip_high), without a gradient
         loss   = -weight * A * logprobs
 
-    The paper sets no lower bound: `eps_clip` of 1 or more. `clip_fraction` counts the tokens whose weight was clipped.
+    The paper sets no lower bound: `eps_clip` of 1 or more. `clip_fraction` counts the tokens whose
+    weight was clipped.
     """
     log_ratio = _bounded(actions.log_ratio)
     ratio = log_ratio.exp()
@@ -130,7 +146,8 @@ def clipped_weights(
 
 
 def _by_sequence(actions: Actions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(sum of the log-ratios of each sequence [N], sequence of each trained action [M], their counts [N])."""
+    """(sum of the log-ratios of each sequence [N], sequence of each trained action [M],
+    their counts [N])."""
     owner, counts = _trained(actions.mask, actions.seqlens)
     log_ratio = actions.log_ratio
     zeros = torch.zeros(len(counts), dtype=log_ratio.dtype, device=log_ratio.device)
@@ -142,7 +159,9 @@ def _clipped_as_one(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """PPO's clipped loss of actions that share the log-ratios [M] of their sequences."""
     ratio = _bounded(log_ratio).exp()
-    loss, beyond = _clipped_objective(ratio, actions.advantages[actions.mask], eps_clip, eps_clip_high)
+    loss, beyond = _clipped_objective(
+        ratio, actions.advantages[actions.mask], eps_clip, eps_clip_high
+    )
     return loss, _stats(ratio, actions.log_ratio, clip_fraction=beyond)
 
 
@@ -165,7 +184,9 @@ def _bounded(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _stats(ratio: torch.Tensor, log_ratio: torch.Tensor, **shares: torch.Tensor) -> dict[str, torch.Tensor]:
+def _stats(
+    ratio: torch.Tensor, log_ratio: torch.Tensor, **shares: torch.Tensor
+) -> dict[str, torch.Tensor]:
     counts = {name: flags.sum().float() for name, flags in shares.items()}
     return {"importance_ratio": ratio.sum(), "approx_kl": -log_ratio.sum(), **counts}
 
@@ -179,8 +200,8 @@ POLICY_LOSSES: Mapping[PolicyLossName, PolicyLoss] = {
 
 
 LossAggregation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""(mask [A], N lengths in tokens, settings by keyword) → the weight of each trained action in the loss, [M], and the
-total weight, by which the sum over all micro-batches and ranks is divided."""
+"""(mask [A], N lengths in tokens, settings by keyword) → the weight of each trained action in the
+loss, [M], and the total weight, by which the sum over all micro-batches and ranks is divided."""
 
 
 def token_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -189,8 +210,8 @@ def token_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor
 
 
 def sequence_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every response counts equally, as the mean of its tokens (GRPO as published). One without tokens to train on does
-    not count."""
+    """Every response counts equally, as the mean of its tokens (GRPO as published). One without
+    tokens to train on does not count."""
     owner, counts = _trained(mask, seqlens)
     return counts.clamp(min=1).to(torch.float32).reciprocal()[owner], counts.count_nonzero()
 
@@ -198,8 +219,9 @@ def sequence_mean(mask: torch.Tensor, seqlens: Sequence[int]) -> tuple[torch.Ten
 def constant_mean(
     mask: torch.Tensor, seqlens: Sequence[int], *, loss_constant: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every token counts equally, and every response as `loss_constant` tokens (Dr.GRPO, arXiv:2503.20783): neither
-    their lengths nor how many of them are masked affects the weight of a token."""
+    """Every token counts equally, and every response as `loss_constant` tokens (Dr.GRPO,
+    arXiv:2503.20783): neither their lengths nor how many of them are masked affects the weight of a
+    token."""
     shares = torch.full_like(mask[mask], 1 / loss_constant, dtype=torch.float32)
     return shares, torch.tensor(len(seqlens), device=mask.device)
 
@@ -224,12 +246,13 @@ def behaviour_weights(
     cap: float | None = None,
     mode: BehaviourWeightMode = "mask",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of the decoupled PPO loss (arXiv:2110.00641): exp(proximal - behaviour); all tensors [n].
+    """Weights of the decoupled PPO loss (arXiv:2110.00641): exp(proximal - behaviour);
+    all tensors [n].
 
-    Returns (weights, kept mask). A `cap` applies to weights above it: with the mode "mask", their tokens leave the
-    mask, and so both the sum and the count that it is divided by, so that dropping them does not shrink the update of
-    the others. With "truncate", they become the cap itself, which is truncated importance sampling. Weights outside the
-    mask are 0.
+    Returns (weights, kept mask). A `cap` applies to weights above it: with the mode "mask", their
+    tokens leave the mask, and so both the sum and the count that it is divided by, so that dropping
+    them does not shrink the update of the others. With "truncate", they become the cap itself,
+    which is truncated importance sampling. Weights outside the mask are 0.
     """
     log_weights = torch.where(mask, proximal_logprobs - behaviour_logprobs, 0.0)
     weights = _bounded(log_weights).exp().detach()

@@ -1,7 +1,8 @@
 """Losses that compare two sequences, by name, and the weight of each pair.
 
-A new loss is a function here, and its name in `PREFERENCE_LOSSES` and `PreferenceLossName`; its keyword-only parameters
-are its settings. Sequences are ordered as chosen 0, rejected 0, chosen 1, rejected 1, …: 2 P of them make P pairs.
+A new loss is a function here, and its name in `PREFERENCE_LOSSES` and `PreferenceLossName`; its
+keyword-only parameters are its settings. Sequences are ordered as chosen 0, rejected 0, chosen 1,
+rejected 1, …: 2 P of them make P pairs.
 
 Tokens outside a mask are never read: their entries may be NaN or Inf, and they receive no gradient.
 """
@@ -17,23 +18,31 @@ import torch.nn.functional as F
 from rlcli.ops.packing import action_owner
 
 __all__ = [
-    "PAIR_AGGREGATIONS", "PREFERENCE_LOSSES", "PairAggregationName", "PreferenceLossName", "bradley_terry",
-    "chosen_and_rejected", "sequence_sums",
-]  # fmt: skip
+    "PAIR_AGGREGATIONS",
+    "PREFERENCE_LOSSES",
+    "PairAggregationName",
+    "PreferenceLossName",
+    "bradley_terry",
+    "chosen_and_rejected",
+    "sequence_sums",
+]
 
 PreferenceLossName = Literal["sigmoid", "ipo", "hinge", "robust"]
 PairAggregationName = Literal["pair", "prompt"]
 
 PreferenceLoss = Callable[..., torch.Tensor]
-"""(lead [P], settings by keyword) → the loss of each pair, [P]. The lead is that of the chosen sequence over the
-rejected one: the difference of their log-probs, each minus the reference's if there is one."""
+"""(lead [P], settings by keyword) → the loss of each pair, [P]. The lead is that of the chosen
+sequence over the rejected one: the difference of their log-probs,
+each minus the reference's if there is one."""
 
 
-def sigmoid(lead: torch.Tensor, *, beta: float, label_smoothing: float = 0.0, gamma: float = 0.0) -> torch.Tensor:
+def sigmoid(
+    lead: torch.Tensor, *, beta: float, label_smoothing: float = 0.0, gamma: float = 0.0
+) -> torch.Tensor:
     """DPO (arXiv:2305.18290 eq. 7): -log σ(z), z = beta * lead - gamma.
 
-    `gamma` is SimPO's target margin (arXiv:2405.14734 eq. 6). With `label_smoothing` ε, the share of pairs that are
-    labelled the wrong way round, it is cDPO: -(1 - ε) log σ(z) - ε log σ(-z).
+    `gamma` is SimPO's target margin (arXiv:2405.14734 eq. 6). With `label_smoothing` ε, the share
+    of pairs that are labelled the wrong way round, it is cDPO: -(1 - ε) log σ(z) - ε log σ(-z).
     """
     z = beta * lead - gamma
     loss = -F.logsigmoid(z)
@@ -43,7 +52,8 @@ def sigmoid(lead: torch.Tensor, *, beta: float, label_smoothing: float = 0.0, ga
 
 
 def robust(lead: torch.Tensor, *, beta: float, label_smoothing: float = 0.0) -> torch.Tensor:
-    """Robust DPO (arXiv:2403.00409 eq. 12): DPO's loss without the bias from a share ε of flipped labels.
+    """Robust DPO (arXiv:2403.00409 eq. 12): DPO's loss without the bias from a share ε of flipped
+    labels.
 
     (-(1 - ε) log σ(z) + ε log σ(-z)) / (1 - 2 ε), z = beta * lead
     """
@@ -63,19 +73,26 @@ def hinge(lead: torch.Tensor, *, beta: float) -> torch.Tensor:
 
 
 PREFERENCE_LOSSES: Mapping[PreferenceLossName, PreferenceLoss] = {
-    "sigmoid": sigmoid, "ipo": ipo, "hinge": hinge, "robust": robust,
-}  # fmt: skip
+    "sigmoid": sigmoid,
+    "ipo": ipo,
+    "hinge": hinge,
+    "robust": robust,
+}
 
 
 def bradley_terry(
-    chosen: torch.Tensor, rejected: torch.Tensor, margins: torch.Tensor | None = None, centering: float = 0.0
+    chosen: torch.Tensor,
+    rejected: torch.Tensor,
+    margins: torch.Tensor | None = None,
+    centering: float = 0.0,
 ) -> torch.Tensor:
     """Loss of a reward model on pairs of scores; all tensors [P].
 
         -log σ(chosen - rejected - margin) + centering * (chosen + rejected)²
 
-    The first term is the likelihood of the Bradley-Terry model, with a margin as in arXiv:2307.09288 eq. 2. It does not
-    determine the scores' offset: the second pulls their mean to 0 (arXiv:2312.09244, section 2).
+    The first term is the likelihood of the Bradley-Terry model, with a margin as in
+    arXiv:2307.09288 eq. 2. It does not determine the scores' offset: the second pulls their mean to
+    0 (arXiv:2312.09244, section 2).
     """
     lead = chosen - rejected
     loss = -F.logsigmoid(lead if margins is None else lead - margins)
@@ -87,16 +104,22 @@ def chosen_and_rejected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return rows[0::2], rows[1::2]
 
 
-def sequence_sums(actions: torch.Tensor, mask: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
-    """[T - N] numbers of actions → [N]: for each of N sequences, the sum of those that `mask` keeps."""
+def sequence_sums(
+    actions: torch.Tensor, mask: torch.Tensor, seqlens: Sequence[int]
+) -> torch.Tensor:
+    """[T - N] numbers of actions → [N]: for each of N sequences,
+    the sum of those that `mask` keeps."""
     counted = actions[mask]
     owner = action_owner(seqlens, mask.device)[mask]
-    return torch.zeros(len(seqlens), dtype=counted.dtype, device=counted.device).index_add(0, owner, counted)
+    return torch.zeros(len(seqlens), dtype=counted.dtype, device=counted.device).index_add(
+        0, owner, counted
+    )
 
 
 PairAggregation = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
-"""(pairs of each prompt, which of the P pairs count, [P] bool) → the weight of each pair in the loss, [P]. Their sum is
-the total weight, by which the sum over all micro-batches and ranks is divided."""
+"""(pairs of each prompt, which of the P pairs count, [P] bool) → the weight of each pair in the
+loss, [P]. Their sum is the total weight, by which the sum over all micro-batches and ranks is
+divided."""
 
 
 def every_pair(pairs: Sequence[int], counted: torch.Tensor) -> torch.Tensor:
@@ -106,10 +129,17 @@ def every_pair(pairs: Sequence[int], counted: torch.Tensor) -> torch.Tensor:
 
 def every_prompt(pairs: Sequence[int], counted: torch.Tensor) -> torch.Tensor:
     """Every prompt counts equally, as the mean of its pairs (arXiv:2203.02155 eq. 1)."""
-    prompt = torch.repeat_interleave(torch.arange(len(pairs)), torch.tensor(list(pairs), dtype=torch.int64))
+    prompt = torch.repeat_interleave(
+        torch.arange(len(pairs)), torch.tensor(list(pairs), dtype=torch.int64)
+    )
     owner = prompt.to(counted.device)
-    pairs_of_prompt = torch.zeros(len(pairs), device=counted.device).index_add(0, owner, counted.to(torch.float32))
+    pairs_of_prompt = torch.zeros(len(pairs), device=counted.device).index_add(
+        0, owner, counted.to(torch.float32)
+    )
     return counted / pairs_of_prompt.clamp(min=1)[owner]
 
 
-PAIR_AGGREGATIONS: Mapping[PairAggregationName, PairAggregation] = {"pair": every_pair, "prompt": every_prompt}
+PAIR_AGGREGATIONS: Mapping[PairAggregationName, PairAggregation] = {
+    "pair": every_pair,
+    "prompt": every_prompt,
+}

@@ -1,7 +1,7 @@
 """Sums that may span ranks.
 
-Every statistic in `rlcli.ops` that must be the same on all data-parallel ranks takes an `all_reduce`: a
-function that sums a tensor over the ranks. On a single rank it is `identity`.
+Every statistic in `rlcli.ops` that must be the same on all data-parallel ranks takes an
+`all_reduce`: a function that sums a tensor over the ranks. On a single rank it is `identity`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ def identity(value: torch.Tensor) -> torch.Tensor:
 def masked_moments(
     x: torch.Tensor, mask: torch.Tensor | None = None, all_reduce: AllReduce = identity
 ) -> tuple[float, float, float]:
-    """(count, mean, biased variance) of the entries of `x` that `mask` keeps, over all ranks, in float64.
+    """(count, mean, biased variance) of the entries of `x` that `mask` keeps, over all ranks,
+    in float64.
 
-    The variance is a mean of squared deviations (two passes), so a large mean causes no cancellation. Entries
-    that the mask leaves out are never read: they may be NaN or Inf. If nothing is kept, the result is (0, 0,
-    0).
+    The variance is a mean of squared deviations (two passes), so a large mean causes no
+    cancellation. Entries that the mask leaves out are never read: they may be NaN or Inf. If
+    nothing is kept, the result is (0, 0, 0).
     """
     counted = (x if mask is None else x[mask]).detach().to(torch.float64)
     total = all_reduce(torch.stack([torch.ones_like(counted).sum(), counted.sum()]))

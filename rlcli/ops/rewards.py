@@ -10,7 +10,8 @@ __all__ = ["action_mask", "overlong_penalties", "shape_scores", "token_rewards"]
 
 
 def action_mask(prompt_mask: torch.Tensor, seqlens: Sequence[int]) -> torch.Tensor:
-    """[T - N] bool: the actions that chose a response token, from prompt_mask [T] (True on prompt tokens).
+    """[T - N] bool: the actions that chose a response token,
+    from prompt_mask [T] (True on prompt tokens).
 
     Action t of a sequence chose its token t + 1.
     """
@@ -36,17 +37,19 @@ def shape_scores(
     clip: float = 20.0,
     mask_no_eos_with_zero: bool = False,
 ) -> torch.Tensor:
-    """Task scores [N] as used by the algorithm: (score - bias) * scaling, then clipped to ± clip, then, with
-    `mask_no_eos_with_zero`, 0 for responses that were cut off (`no_eos`, [N] bool).
+    """Task scores [N] as used by the algorithm: (score - bias) * scaling, then clipped to ± clip,
+    then, with `mask_no_eos_with_zero`, 0 for responses that were cut off (`no_eos`, [N] bool).
     """
     shaped = ((scores.to(torch.float32) - bias) * scaling).clamp(-clip, clip)
     return torch.where(no_eos, 0.0, shaped) if mask_no_eos_with_zero else shaped
 
 
 def overlong_penalties(lengths: torch.Tensor, limit: int, buffer: int) -> torch.Tensor:
-    """[N] from 0 to -1, float32: DAPO's soft punishment (arXiv:2503.14476, eq. 13) of responses of `lengths` tokens.
+    """[N] from 0 to -1, float32: DAPO's soft punishment (arXiv:2503.14476, eq. 13) of responses of
+    `lengths` tokens.
 
-    0 up to limit - buffer tokens; then it falls by 1 / buffer per token, down to -1 at and beyond the limit.
+    0 up to limit - buffer tokens; then it falls by 1 / buffer per token,
+    down to -1 at and beyond the limit.
     """
     beyond = (lengths.to(torch.float32) - (limit - buffer)) / buffer
     return -beyond.clamp(0, 1)
@@ -60,8 +63,8 @@ def token_rewards(
     kl_coef: float,
     dense: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reward of each action, [T - N] float32: -kl_coef * kl, plus the score on the last action of its
-    sequence.
+    """Reward of each action, [T - N] float32: -kl_coef * kl,
+    plus the score on the last action of its sequence.
 
     Args:
         scores: [N], shaped task scores.
@@ -82,13 +85,17 @@ def token_rewards(
 
 
 def dense_rewards(
-    state_scores: torch.Tensor, seqlens: Sequence[int], delta: bool, scaling: float = 1.0, clip: float = 20.0
+    state_scores: torch.Tensor,
+    seqlens: Sequence[int],
+    delta: bool,
+    scaling: float = 1.0,
+    clip: float = 20.0,
 ) -> torch.Tensor:
     """Rewards per action, [T - N], from a score after each token, [T].
 
-    With `delta`, an action earns the change that it made, (score after it - score before it) * scaling, so that
-    the rewards of a response add up to its final score minus the prompt's; without it, the score after it.
-    Clipped to ± clip.
+    With `delta`, an action earns the change that it made, (score after it - score before it) *
+    scaling, so that the rewards of a response add up to its final score minus the prompt's; without
+    it, the score after it. Clipped to ± clip.
     """
     after = drop_first(state_scores, seqlens).to(torch.float32)
     earned = after - drop_last(state_scores, seqlens) if delta else after
@@ -98,7 +105,9 @@ def dense_rewards(
 def _all_but(x: torch.Tensor, seqlens: Sequence[int], *, first: bool) -> torch.Tensor:
     lengths = torch.as_tensor(list(seqlens), dtype=torch.long, device=x.device)
     if int(lengths.sum()) != x.shape[0]:
-        raise ValueError(f"sequences of {int(lengths.sum())} tokens in all cannot describe {x.shape[0]} entries")
+        raise ValueError(
+            f"sequences of {int(lengths.sum())} tokens in all cannot describe {x.shape[0]} entries"
+        )
     ends = lengths.cumsum(0)
     keep = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
     keep[ends - lengths if first else ends - 1] = False

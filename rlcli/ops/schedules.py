@@ -19,13 +19,15 @@ def learning_rate(
 ) -> float:
     """The learning rate of training step `step` (from 0); above 0 at every step if `peak` is.
 
-    It rises linearly over `warmup_steps`, reaching `peak` at step `warmup_steps`, then follows `schedule` (constant,
-    linear or cosine) down towards `floor · peak`. Both ends are one step outside the run: the rate would be 0 one step
-    before the first, and `floor · peak` at step `total_steps`, one after the last. So no step is wasted at a rate of 0,
+    It rises linearly over `warmup_steps`, reaching `peak` at step `warmup_steps`, then follows
+    `schedule` (constant, linear or cosine) down towards `floor · peak`. Both ends are one step
+    outside the run: the rate would be 0 one step before the first, and `floor · peak` at step
+    `total_steps`, one after the last. So no step is wasted at a rate of 0,
     and a run of n steps learns n times.
 
-    The decay is that of torch's LinearLR and CosineAnnealingLR over `total_steps`, and of transformers' linear and
-    cosine schedules. The warm-up differs from transformers and Megatron, whose first step has rate 0.
+    The decay is that of torch's LinearLR and CosineAnnealingLR over `total_steps`, and of
+    transformers' linear and cosine schedules. The warm-up differs from transformers and Megatron,
+    whose first step has rate 0.
     """
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
@@ -35,7 +37,8 @@ def learning_rate(
     if schedule == "linear":
         shape = left
     elif schedule == "cosine":
-        shape = math.sin(math.pi / 2 * left) ** 2  # (1 + cos(π · (1 - left))) / 2, without cancellation near the end
+        # (1 + cos(π · (1 - left))) / 2, without cancellation near the end
+        shape = math.sin(math.pi / 2 * left) ** 2
     else:
         raise ValueError(f"schedule is {schedule!r}; it must be constant, linear or cosine")
     return peak * (floor + (1 - floor) * shape)

@@ -23,12 +23,16 @@ def options(annotation: Any) -> Iterator[Any]:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a type is, or may be; None for a plain value, a list, or sections by name."""
-    return next((o for o in options(annotation) if isinstance(o, type) and issubclass(o, BaseModel)), None)
+    """The section that a type is, or may be; None for a plain value, a list,
+    or sections by name."""
+    return next(
+        (o for o in options(annotation) if isinstance(o, type) and issubclass(o, BaseModel)), None
+    )
 
 
 def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys of a section. A component's argument is stored under another name, with its own as the alias."""
+    """The keys of a section. A component's argument is stored under another name,
+    with its own as the alias."""
     return {field.alias or name: field for name, field in section.model_fields.items()}
 
 

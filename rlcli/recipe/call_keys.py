@@ -1,7 +1,9 @@
-"""Keys of calls that do not list any: those their interfaces declare, given the call's arguments and renames.
+"""Keys of calls that do not list any: those their interfaces declare,
+given the call's arguments and renames.
 
-`outputs` are the keys of WRITES that apply with these arguments. `inputs` are those of READS, and of its `KEY if given`
-those available: from the dataset, or from a call that does not wait for this one.
+`outputs` are the keys of WRITES that apply with these arguments. `inputs` are those of READS, and
+of its `KEY if given` those available: from the dataset, or from a call that does not wait for this
+one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
 from rlcli.recipe.components import dataset_keys, declared, declared_of_call
 from rlcli.recipe.graph import producers, waits_for
-from rlcli.recipe.parsing.tree import Entry, Node, Path, at, default_mark, node_of, plain, with_entry
+from rlcli.recipe.parsing.tree import (
+    Entry,
+    Node,
+    Path,
+    at,
+    default_mark,
+    node_of,
+    plain,
+    with_entry,
+)
 from rlcli.recipe.parsing.tree import Mapping as Tree
 from rlcli.recipe.schema import Call, Recipe
 from rlcli.recipe.validation.unresolved import Unresolved
@@ -23,28 +34,32 @@ DECLARED_IN: Mapping[Field, Literal["READS", "WRITES"]] = {"inputs": "READS", "o
 
 
 def keys_of(field: Field, call: Call) -> DeclaredKeys | None:
-    """The keys a call's interface declares, given the call's arguments; None if it declares none."""
+    """The keys a call's interface declares, given the call's arguments;
+    None if it declares none."""
     if field == "outputs" and call.call in RETURN_NUMBERS:
         return DeclaredKeys((), ())
     return declared_of_call(DECLARED_IN[field], call)
 
 
 def made_by(call: Node | None) -> list[str]:
-    """The batch keys that a call makes, or may make, as written in a layer: references are not followed."""
+    """The batch keys that a call makes, or may make, as written in a layer:
+    references are not followed."""
     written: Any = plain(call) if isinstance(call, Tree) else {}
     kind = written["interface"].get("type") if isinstance(written.get("interface"), dict) else None
     keys, renamed = written.get("outputs"), written.get("output_key_remap")
     if not isinstance(keys, list):
         declaration = declared("interfaces", kind, "WRITES") if isinstance(kind, str) else None
-        entries = declaration.get(str(written.get("call"))) if isinstance(declaration, dict) else None
+        entries = (
+            declaration.get(str(written.get("call"))) if isinstance(declaration, dict) else None
+        )
         keys = [str(entry).partition(" ")[0] for entry in entries or ()]
     named = [key for key in keys if isinstance(key, str)]
     return [str(renamed.get(key, key)) if isinstance(renamed, dict) else key for key in named]
 
 
 def with_declared_keys(calls: Mapping[str, Call], brought: Collection[str]) -> dict[str, Call]:
-    """The calls, each with the keys that it lists or, if it lists none, those of its interface. `brought`: keys of the
-    dataset's rows."""
+    """The calls, each with the keys that it lists or, if it lists none, those of its interface.
+    `brought`: keys of the dataset's rows."""
     calls = {name: _listing(call, outputs=_needed("outputs", call)) for name, call in calls.items()}
     silent = [name for name, call in calls.items() if "inputs" not in call.model_fields_set]
     calls |= {name: _listing(calls[name], inputs=_needed("inputs", calls[name])) for name in silent}
@@ -55,7 +70,9 @@ def with_declared_keys(calls: Mapping[str, Call], brought: Collection[str]) -> d
 
 
 def _listing(call: Call, **fields: list[str]) -> Call:
-    return call.model_copy(update={name: keys for name, keys in fields.items() if name not in call.model_fields_set})
+    return call.model_copy(
+        update={name: keys for name, keys in fields.items() if name not in call.model_fields_set}
+    )
 
 
 def _needed(field: Field, call: Call) -> list[str]:
@@ -102,7 +119,7 @@ def _waits(call: str, earlier: str, waits: Mapping[str, Collection[str]]) -> boo
     return earlier in seen
 
 
-# -- in a recipe ----------------------------------------------------------------------------------------------
+# -- in a recipe -----------------------------------------------------------------------------------
 
 
 def graphs_of(recipe: Recipe) -> Iterator[tuple[Path, Mapping[str, Call], str | None]]:
@@ -119,7 +136,8 @@ def calls_of(recipe: Recipe) -> Iterator[tuple[Path, Call]]:
 
 
 def with_keys_of_calls(recipe: Recipe, tree: Tree, unresolved: Unresolved) -> tuple[Recipe, Tree]:
-    """The recipe and its tree, with every call's keys filled in. Keys derived from doubtful values are doubtful."""
+    """The recipe and its tree, with every call's keys filled in.
+    Keys derived from doubtful values are doubtful."""
     graphs: list[dict[str, Call]] = []
     for path, calls, dataset in graphs_of(recipe):
         brought = dataset_keys(recipe.datasets, dataset)
@@ -137,7 +155,9 @@ def with_keys_of_calls(recipe: Recipe, tree: Tree, unresolved: Unresolved) -> tu
 
 def _judge(path: Path, field: Field, tree: Tree, unresolved: Unresolved) -> None:
     basis = ["call", "interface", "input_key_remap" if field == "inputs" else "output_key_remap"]
-    if unresolved.about_absence(tree, (*path, field)) or any(unresolved.about_part((*path, key)) for key in basis):
+    if unresolved.about_absence(tree, (*path, field)) or any(
+        unresolved.about_part((*path, key)) for key in basis
+    ):
         unresolved.values.add((*path, field))
 
 

@@ -1,11 +1,13 @@
-"""Recipe changes allowed on resume: each key is safe, alters the experiment, or makes it a different one.
+"""Recipe changes allowed on resume: each key is safe, alters the experiment,
+or makes it a different one.
 
 A backend classifies its own arguments, in literals of its class:
 
     ON_RESUME: ClassVar[dict[str, str]] = {"gradient_checkpointing": "safe"}
     FOLLOWS_LENGTH: ClassVar[dict[str, str]] = {"schedule": "constant"}
 
-The second names arguments that make the steps depend on the length of the run, unless they have the given value.
+The second names arguments that make the steps depend on the length of the run,
+unless they have the given value.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ class Kind(Enum):
     """Effect of a change on a half-finished run."""
 
     SAFE = "safe"
-    """How, where and how long to train: the remaining steps compute what they would have computed."""
+    """How, where and how long to train: the remaining steps compute what they would have
+    computed."""
     ALTERS = "alters"
-    """The remaining steps learn differently. Sometimes intended, so it must be requested explicitly."""
+    """The remaining steps learn differently. Sometimes intended,
+    so it must be requested explicitly."""
     FORBIDDEN = "forbidden"
     """The saved state does not belong to such a run."""
 
@@ -66,12 +70,14 @@ RULES: dict[str, Kind] = {
 
 
 LENGTH = ("train.steps", "train.epochs")
-"""Safe to change unless a backend depends on the length, such as by a learning rate decaying over it, which jumps."""
+"""Safe to change unless a backend depends on the length, such as by a learning rate decaying over
+it, which jumps."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value differs from that at the start of the run; None: absent before, or absent now."""
+    """A key whose value differs from that at the start of the run; None: absent before,
+    or absent now."""
 
     key: str
     before: Any
@@ -92,7 +98,11 @@ def changes(before: Recipe, now: Recipe) -> list[Change]:
 
 def follows_length(recipe: Recipe) -> bool:
     """Whether a run of a different length would have learned differently from the start."""
-    return any(_follows_length(model.backend) for model in recipe.models.values() if model.backend is not None)
+    return any(
+        _follows_length(model.backend)
+        for model in recipe.models.values()
+        if model.backend is not None
+    )
 
 
 def longer(run: str, recipe: Recipe) -> str:
@@ -107,11 +117,15 @@ def _kind(path: Path, now: Recipe, follows: bool) -> Kind:
 
 def _follows_length(backend: Component) -> bool:
     steady = declared("backends", backend.type, "FOLLOWS_LENGTH") or {}
-    return any(argument_of("backends", backend.type, backend.args, name) != value for name, value in steady.items())
+    return any(
+        argument_of("backends", backend.type, backend.args, name) != value
+        for name, value in steady.items()
+    )
 
 
 def kind_of_change(path: Path, recipe: Recipe) -> Kind:
-    """Decided by the backend for its own arguments, otherwise by the longest rule that is a prefix of the path."""
+    """Decided by the backend for its own arguments, otherwise by the longest rule that is a prefix
+    of the path."""
     match path:
         case ("models", str(role), "backend", "args", argument, *_) if role in recipe.models:
             backend = recipe.models[role].backend
@@ -123,5 +137,8 @@ def kind_of_change(path: Path, recipe: Recipe) -> Kind:
 
 
 def _values(recipe: Recipe) -> dict[Path, Any]:
-    """The values of a recipe. An empty dict says nothing: missing keys are listed by the other recipe."""
-    return {path: value for path, value in plain_leaves(recipe.model_dump(mode="json")) if value != {}}
+    """The values of a recipe. An empty dict says nothing:
+    missing keys are listed by the other recipe."""
+    return {
+        path: value for path, value in plain_leaves(recipe.model_dump(mode="json")) if value != {}
+    }

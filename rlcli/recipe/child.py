@@ -17,7 +17,8 @@ from rlcli.recipe.schema import NAME_PATTERN
 
 
 def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
-    """The text of a child at `path` that resolves to the same as `parent` with its overrides and profiles.
+    """The text of a child at `path` that resolves to the same as `parent` with its overrides and
+    profiles.
 
     Raises UsageError R68 for an invalid recipe name, R55 if the parent cannot be named from there.
     """
@@ -40,36 +41,50 @@ def child_of(parent: Resolved, path: Path, profiles: Sequence[str] = ()) -> str:
 
 
 def write_child(path: Path, text: str) -> None:
-    """Create the file. Raises UsageError if it exists already, ResourceError F75 if it cannot be written."""
+    """Create the file. Raises UsageError if it exists already,
+    ResourceError F75 if it cannot be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} exists; nothing is overwritten", hint="choose another name", code="R68") from None
+        raise UsageError(
+            f"{path} exists; nothing is overwritten", hint="choose another name", code="R68"
+        ) from None
     except FileNotFoundError:
-        raise UsageError(f"no such folder: {path.parent}", hint=f"mkdir -p {path.parent}", code="R68") from None
+        raise UsageError(
+            f"no such folder: {path.parent}", hint=f"mkdir -p {path.parent}", code="R68"
+        ) from None
     except OSError as error:
-        raise ResourceError(f"not writable: {error.strerror or error}", where=str(path), code="F75") from None
+        raise ResourceError(
+            f"not writable: {error.strerror or error}", where=str(path), code="F75"
+        ) from None
 
 
 def check_name(path: Path) -> None:
-    """Refuse a file that would not be found as a recipe, or whose runs could not be named after it."""
+    """Refuse a file that would not be found as a recipe,
+    or whose runs could not be named after it."""
     if path.suffix != ".yaml" or not re.fullmatch(NAME_PATTERN, path.stem):
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem if path.suffix in (".yaml", ".yml") else path.name).strip(
-            "-._"
-        )
+        stem = re.sub(
+            r"[^A-Za-z0-9._-]+", "-", path.stem if path.suffix in (".yaml", ".yml") else path.name
+        ).strip("-._")
         better = path.with_name((stem[:64] or "mine") + ".yaml")
         message = (
-            f"{path.name!r} is not a valid name for a recipe: use up to 64 letters, digits, '.', '_' or '-', then .yaml"
+            f"{path.name!r} is not a valid name for a recipe: use up to 64 letters, digits, '.', "
+            "'_' or '-', then .yaml"
         )
         raise UsageError(message, hint=f"for example {better}", code="R68")
 
 
 def name_from(child: Path, parent: Path) -> str:
-    """The parent's name for the child's `extends:`: its recipe name, or a path relative to the child."""
+    """The parent's name for the child's `extends:`: its recipe name,
+    or a path relative to the child."""
     real, folder = parent.resolve(), child.absolute().parent
     names = [name for name, path in recipe_names().items() if path.resolve() == real]
-    beside = [real.relative_to(folder.resolve()).as_posix()] if real.is_relative_to(folder.resolve()) else []
+    beside = (
+        [real.relative_to(folder.resolve()).as_posix()]
+        if real.is_relative_to(folder.resolve())
+        else []
+    )
     for name in (*names, *beside):
         if _first_of(name, child).resolve() == real:
             return name
@@ -82,17 +97,24 @@ def name_from(child: Path, parent: Path) -> str:
 def _first_of(name: str, child: Path) -> Path:
     """The file that `extends: name` resolves to in the child, as if the child existed already."""
     folder = child.absolute().parent
-    candidates = [root / text for root in (folder, *recipe_roots()) for text in (name, f"{name}.yaml")]
+    candidates = [
+        root / text for root in (folder, *recipe_roots()) for text in (name, f"{name}.yaml")
+    ]
     return next((path for path in candidates if path.is_file() or path == child.absolute()), child)
 
 
 def _description(parent: Resolved) -> list[str]:
-    """The comment lines at the top of the parent: what it does, and what it needs, unless that may have changed."""
+    """The comment lines at the top of the parent: what it does, and what it needs,
+    unless that may have changed."""
     layer: Layer = next(layer for layer in parent.layers if layer.path == parent.path)
     has_changed = parent.overrides or parent.profiles
     lines = []
     for line in layer.text.splitlines()[:2]:
-        if not line.startswith("#") or "$schema" in line or (line.startswith("# Needs:") and has_changed):
+        if (
+            not line.startswith("#")
+            or "$schema" in line
+            or (line.startswith("# Needs:") and has_changed)
+        ):
             break
         lines.append(line.rstrip())
     return lines or [f"# As {layer.path.stem}, with what is written below."]

@@ -1,4 +1,5 @@
-"""Checks the components that a recipe names, and their arguments, against the signatures in their source."""
+"""Checks the components that a recipe names, and their arguments,
+against the signatures in their source."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ T = TypeVar("T")
 
 
 def with_backends(tree: Mapping, unresolved: Unresolved | None = None) -> Mapping:
-    """Give every role without a backend in any layer its default one; a doubtful guess is recorded."""
+    """Give every role without a backend in any layer its default one;
+    a doubtful guess is recorded."""
     for name in keys_at(tree, ("models",)):
         role, rollout = at(tree, ("models", name)), at(tree, ("models", name, "rollout"))
         if isinstance(role, Mapping) and _names_no_backend(role):
@@ -49,7 +51,9 @@ def with_backends(tree: Mapping, unresolved: Unresolved | None = None) -> Mappin
                 unresolved.values.add(("models", name, "backend", "type"))
             tree = _with_backend(tree, ("models", name, "backend"), kind)
         if isinstance(rollout, Mapping) and _names_no_backend(rollout):
-            tree = _with_backend(tree, ("models", name, "rollout", "backend"), default_backends.UNTRAINED)
+            tree = _with_backend(
+                tree, ("models", name, "rollout", "backend"), default_backends.UNTRAINED
+            )
     return tree
 
 
@@ -57,7 +61,9 @@ def _with_backend(tree: Mapping, path: Path, kind: str) -> Mapping:
     node, mark = at(tree, path), default_mark()
     backend = node if isinstance(node, Mapping) else Mapping({}, mark)
     typed = {"type": Entry(mark, node_of(kind, mark))}
-    return with_entry(tree, path, Entry(backend.mark, replace(backend, entries={**typed, **backend.entries})))
+    return with_entry(
+        tree, path, Entry(backend.mark, replace(backend, entries={**typed, **backend.entries}))
+    )
 
 
 def _names_no_backend(section: Mapping) -> bool:
@@ -71,11 +77,21 @@ def _default_backend(tree: Mapping, name: str, role: Mapping) -> str:
     weights = (role.get(key) for key in WEIGHTS)
     settings = at(role, ("backend", "args"))
     is_set_up = isinstance(settings, Mapping) and bool(settings.entries)
-    if not is_set_up and all(node is None or (isinstance(node, Scalar) and node.value is None) for node in weights):
+    if not is_set_up and all(
+        node is None or (isinstance(node, Scalar) and node.value is None) for node in weights
+    ):
         return default_backends.WEIGHTLESS
     graph = tree.get("graph")
-    calls = [plain(entry.node) for entry in graph.entries.values()] if isinstance(graph, Mapping) else []
-    trains = [call.get("model") for call in calls if isinstance(call, dict) and call.get("call") == "train_step"]
+    calls = (
+        [plain(entry.node) for entry in graph.entries.values()]
+        if isinstance(graph, Mapping)
+        else []
+    )
+    trains = [
+        call.get("model")
+        for call in calls
+        if isinstance(call, dict) and call.get("call") == "train_step"
+    ]
     return default_backends.TRAINED if name in trains else default_backends.UNTRAINED
 
 
@@ -83,7 +99,9 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Un
     """Whether everything that the guess of a role's backend depends on was understood."""
     if guess == default_backends.WEIGHTLESS:
         misspelt = any(key not in Role.model_fields for key in role.entries)
-        return not misspelt and not any(unresolved.about_part(("models", name, key)) for key in WEIGHTS)
+        return not misspelt and not any(
+            unresolved.about_part(("models", name, key)) for key in WEIGHTS
+        )
     if guess == default_backends.TRAINED:
         return True
     graph, models = tree.get("graph"), tree.get("models")
@@ -91,7 +109,8 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Un
         return False
     calls = [call for call in plain(graph).values() if isinstance(call, dict)]
     legal = get_args(Call.model_fields["call"].annotation)
-    knows = all(str(call.get("model")) in models.entries for call in calls)  # a misspelt role may stand for any
+    # a misspelt role may stand for any
+    knows = all(str(call.get("model")) in models.entries for call in calls)
     return knows and all(call.get("call") in legal for call in calls if call.get("model") == name)
 
 
@@ -105,7 +124,8 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
             continue  # the schema reports what is wrong
         if name.value is None and kind != "backends":
             continue
-        if not isinstance(name.value, str) and name.text:  # `type: null` names the backend of that name
+        # `type: null` names the backend of that name
+        if not isinstance(name.value, str) and name.text:
             name = Scalar(name.text, name.mark, name.text, plain=False)
             result = with_value(result, (*path, "type"), name)
         if unresolved.about((*path, "type")):
@@ -132,8 +152,14 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
         args = without_removed(model, args, problems, prefix=(*path, "args"))
         args = _without_training(args, legal, path, name, problems)
         unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
-        legal = tuple(dict.fromkeys([*legal, *(argument for mark in unknown for argument in takers[mark].legal)]))
-        checked = check_against(model, args, problems, unresolved, prefix=(*path, "args"), legal=legal)
+        legal = tuple(
+            dict.fromkeys(
+                [*legal, *(argument for mark in unknown for argument in takers[mark].legal)]
+            )
+        )
+        checked = check_against(
+            model, args, problems, unresolved, prefix=(*path, "args"), legal=legal
+        )
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
     return cast(Mapping, result)
@@ -141,10 +167,17 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
 
 def _is_replaced(name: Scalar, problems: Problems) -> bool:
     """Whether an interface existed in an older format only, which is reported."""
-    by = replaced_interfaces().get(str(name.value)) if known_signature("interfaces", str(name.value)) is None else None
+    by = (
+        replaced_interfaces().get(str(name.value))
+        if known_signature("interfaces", str(name.value)) is None
+        else None
+    )
     if by is None:
         return False
-    message = f"the interface {name.value} is now {by['by']}, with a call of {by['prepared_by']} before it"
+    message = (
+        f"the interface {name.value} is now {by['by']}, with a call of "
+        f"{by['prepared_by']} before it"
+    )
     problems.add("R70", message, name.mark, "rlcli migrate FILE rewrites the recipe")
     return True
 
@@ -152,8 +185,8 @@ def _is_replaced(name: Scalar, problems: Problems) -> bool:
 def _without_training(
     args: Mapping, legal: ReadCollection[str], path: Path, backend: Scalar, problems: Problems
 ) -> Mapping:
-    """Drop the settings of a role that only make sense while a call trains it, if null removed that call; they are
-    reported as one problem."""
+    """Drop the settings of a role that only make sense while a call trains it, if null removed that
+    call; they are reported as one problem."""
     unknown = [entry for key, entry in args.entries.items() if key not in legal]
     if path[0] != "models" or not backend.mark.is_default or not unknown:
         return args
@@ -163,14 +196,22 @@ def _without_training(
             names = ", ".join(key for key in args.entries if key not in legal)
             why = f"no call trains {role}, for {call} is removed {place_of(mark)}"
             message = f"{why}: its backend is {backend.value}, which takes no {names}"
-            problems.add("R71", message, unknown[0].key, f"models.{role}.backend=null takes its settings away")
-            return replace(args, entries={key: entry for key, entry in args.entries.items() if key in legal})
+            problems.add(
+                "R71",
+                message,
+                unknown[0].key,
+                f"models.{role}.backend=null takes its settings away",
+            )
+            return replace(
+                args, entries={key: entry for key, entry in args.entries.items() if key in legal}
+            )
     return args
 
 
 @dataclass
 class _Takers:
-    """The components that receive the arguments written at one place: several, if `${…}` passes them on."""
+    """The components that receive the arguments written at one place: several,
+    if `${…}` passes them on."""
 
     number: int = 0
     legal: dict[str, None] = field(default_factory=dict)
@@ -199,18 +240,27 @@ def _takers(tree: Mapping) -> dict[Mark, _Takers]:
 def _legal(kind: str, name: str) -> tuple[str, ...] | None:
     """The arguments of a component; None if it is unknown, and may stand for any of its kind."""
     signature = known_signature(kind, name)
-    return tuple(argument.name for argument in signature.arguments) if signature is not None else None
+    return (
+        tuple(argument.name for argument in signature.arguments) if signature is not None else None
+    )
 
 
 def _own(args: Mapping, legal: ReadCollection[str], takers: ReadMapping[Mark, _Takers]) -> Mapping:
-    """Of arguments passed to several components, those that this one accepts. One that no component accepts stays, to
-    be refused."""
-    others = {key for key, entry in args.entries.items() if key not in legal and key in takers[entry.key].legal}
-    return replace(args, entries={key: entry for key, entry in args.entries.items() if key not in others})
+    """Of arguments passed to several components, those that this one accepts. One that no component
+    accepts stays, to be refused."""
+    others = {
+        key
+        for key, entry in args.entries.items()
+        if key not in legal and key in takers[entry.key].legal
+    }
+    return replace(
+        args, entries={key: entry for key, entry in args.entries.items() if key not in others}
+    )
 
 
 def _read(read: Callable[[], T], name: Scalar, problems: Problems) -> T | None:
-    """What is read from the file of a component; None, with its fault reported where the recipe names the component."""
+    """What is read from the file of a component; None, with its fault reported where the recipe
+    names the component."""
     try:
         return read()
     except (UnknownComponent, ProjectError) as error:
@@ -221,7 +271,8 @@ def _read(read: Callable[[], T], name: Scalar, problems: Problems) -> T | None:
 
 @cache
 def signature_of(kind: str, name: str) -> registry.Signature:
-    """A component's signature. It is kept without looking whether files have changed, until `cache_clear`."""
+    """A component's signature. It is kept without looking whether files have changed,
+    until `cache_clear`."""
     return registry.signature(kind, name)
 
 
@@ -236,7 +287,9 @@ def known_signature(kind: str, name: str) -> registry.Signature | None:
 def lacks_method(interface: str, method: str) -> bool:
     """Whether an interface is known not to have a method."""
     signature = known_signature("interfaces", interface)
-    return signature is not None and method not in signature.methods and not signature.has_unread_bases
+    return (
+        signature is not None and method not in signature.methods and not signature.has_unread_bases
+    )
 
 
 def has_method(kind: str, component: str, method: str) -> bool:
@@ -246,16 +299,20 @@ def has_method(kind: str, component: str, method: str) -> bool:
 
 
 def declared(kind: str, component: str, constant: str) -> Any:
-    """A literal declared in a component's class, such as a dataset's KEYS; None if there is none."""
+    """A literal declared in a component's class, such as a dataset's KEYS;
+    None if there is none."""
     signature = known_signature(kind, component)
     return signature.constants.get(constant) if signature is not None else None
 
 
 def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
-    """What the call's interface declares in a constant such as READS for its method and arguments; None: nothing."""
+    """What the call's interface declares in a constant such as READS for its method and arguments;
+    None: nothing."""
     declaration = declared("interfaces", call.interface.type, constant)
     entries = declaration.get(call.call) if isinstance(declaration, dict) else None
-    if not isinstance(entries, tuple | list) or not all(isinstance(entry, str) for entry in entries):
+    if not isinstance(entries, tuple | list) or not all(
+        isinstance(entry, str) for entry in entries
+    ):
         return None
 
     def argument(name: str) -> Any:
@@ -271,7 +328,8 @@ def declared_of_call(constant: str, call: Call) -> DeclaredKeys | None:
 
 
 def replaced_interfaces() -> dict[str, ReadMapping[str, Any]]:
-    """Interface of an older format → what replaces it: the interface `by`, and what its `REPLACES` says."""
+    """Interface of an older format → what replaces it: the interface `by`,
+    and what its `REPLACES` says."""
     return {
         older: {"by": name, **how}
         for name in registry.names("interfaces")
@@ -282,15 +340,18 @@ def replaced_interfaces() -> dict[str, ReadMapping[str, Any]]:
 def dataset_keys(
     datasets: ReadMapping[str, Component], name: str | None, asking: tuple[str, ...] = ()
 ) -> tuple[str, ...] | None:
-    """The keys in the rows of one of a recipe's datasets, given its arguments: the tuple `KEYS` in its class, or the
-    keys of the datasets named by its argument `KEYS_OF`; None if not declared. `asking`: datasets made of this one."""
+    """The keys in the rows of one of a recipe's datasets, given its arguments: the tuple `KEYS` in
+    its class, or the keys of the datasets named by its argument `KEYS_OF`; None if not declared.
+    `asking`: datasets made of this one."""
     if name is None or name in asking:
         return None
     dataset = datasets.get(name, Component(type=name))
     entries = declared("datasets", dataset.type, "KEYS")
     if isinstance(entries, tuple | list):
         try:
-            return declared_keys(entries, lambda key: argument_of("datasets", dataset.type, dataset.args, key)).needed
+            return declared_keys(
+                entries, lambda key: argument_of("datasets", dataset.type, dataset.args, key)
+            ).needed
         except (ValueError, TypeError):
             return None  # `rlcli test dataset` reports it
     argument = declared("datasets", dataset.type, "KEYS_OF")
@@ -315,14 +376,16 @@ def with_sources(datasets: ReadMapping[str, Component], name: str) -> tuple[str,
 
 
 def sources_of(dataset: Component) -> tuple[str, ...]:
-    """The datasets of the recipe that this one is made of: the keys of its mapping argument named by `KEYS_OF`."""
+    """The datasets of the recipe that this one is made of:
+    the keys of its mapping argument named by `KEYS_OF`."""
     argument = declared("datasets", dataset.type, "KEYS_OF")
     named = dataset.args.get(argument) if argument else None
     return tuple(map(str, named)) if isinstance(named, dict) else ()
 
 
 def argument_of(kind: str, component: str, args: ReadMapping[str, Any], name: str) -> Any:
-    """The value of a component's argument: given, or its default; None if there is no such argument."""
+    """The value of a component's argument: given, or its default;
+    None if there is no such argument."""
     if name in args:
         return args[name]
     argument = argument_named(kind, component, name)

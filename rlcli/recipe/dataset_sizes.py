@@ -9,9 +9,14 @@ from rlcli.recipe.schema import Recipe
 
 
 def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int | None]) -> None:
-    """`rows_of`: dataset → its number of rows, None for a stream, where it is unknown. Raises DataError for a dataset
-    without rows, or with too few for a step, UsageError R49 for a stream where the number must be known."""
-    batch, train, held_out = recipe.train.prompts_per_step, recipe.train.dataset, recipe.train.eval.dataset
+    """`rows_of`: dataset → its number of rows, None for a stream, where it is unknown. Raises
+    DataError for a dataset without rows, or with too few for a step, UsageError R49 for a stream
+    where the number must be known."""
+    batch, train, held_out = (
+        recipe.train.prompts_per_step,
+        recipe.train.dataset,
+        recipe.train.eval.dataset,
+    )
     for name in (train, held_out):
         if name is not None and rows_of.get(name) == 0:
             raise DataError(f"dataset {name} has no rows", code="F80")
@@ -19,7 +24,10 @@ def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int | None]) -> No
     rows = rows_of.get(train)
     if rows is not None and rows < batch and not recipe.takes_each_row_once:
         raise DataError(
-            f"dataset {train} has {rows} rows, fewer than one step takes: prompts_per_step is {batch}",
+            (
+                f"dataset {train} has {rows} rows, fewer than one step takes: "
+                f"prompts_per_step is {batch}"
+            ),
             hint="lower train.prompts_per_step",
             code="F80",
         )

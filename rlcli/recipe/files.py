@@ -26,12 +26,16 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence[Layer]) -> Recipe:
-    """The recipe with its paths resolved for the working directory: looked up there, otherwise next to the layer
-    that names them. Raises DataError, ModelError or ResourceError that lists all missing files."""
+    """The recipe with its paths resolved for the working directory: looked up there, otherwise next
+    to the layer that names them. Raises DataError, ModelError or ResourceError that lists all
+    missing files."""
     finder = _Finder(tree, path, layers)
     data: Any = recipe.model_dump()
     missing: list[RlcliError] = []
-    searches = [(tree_path, finder.file) for tree_path in (*_dataset_files(recipe), *_interface_files(recipe))]
+    searches = [
+        (tree_path, finder.file)
+        for tree_path in (*_dataset_files(recipe), *_interface_files(recipe))
+    ]
     searches += [(tree_path, finder.model_folder) for tree_path in _model_folders(recipe)]
     searches += [(tree_path, finder.of_backend) for tree_path in _backend_files(recipe)]
     for tree_path, find in searches:
@@ -47,7 +51,12 @@ def with_found_files(recipe: Recipe, tree: Mapping, path: Path, layers: Sequence
 def for_any_folder(recipe: Recipe) -> Recipe:
     """The same, for processes that may run in another folder: paths of found files are absolute."""
     data: Any = recipe.model_dump()
-    named = (*_dataset_files(recipe), *_interface_files(recipe), *_model_folders(recipe), *_backend_files(recipe))
+    named = (
+        *_dataset_files(recipe),
+        *_interface_files(recipe),
+        *_model_folders(recipe),
+        *_backend_files(recipe),
+    )
     for tree_path in named:
         section = reduce(getitem, tree_path[:-1], data)
         text = section[tree_path[-1]]
@@ -93,7 +102,8 @@ def _backend_files(recipe: Recipe) -> Iterator[TreePath]:
 
 
 def model_of_call(call: Call) -> str | None:
-    """The model that an interface loads itself: its argument `path`, unless its class lists that in `FILES`."""
+    """The model that an interface loads itself: its argument `path`,
+    unless its class lists that in `FILES`."""
     path = call.interface.args.get("path")
     return path if isinstance(path, str) and "path" not in _file_arguments(call) else None
 
@@ -119,7 +129,9 @@ class _Finder:
             raise DataError(message, where=str(self.mark(tree_path)), hint=hint, code="F81")
         if not Path(file).is_file() and not Path(file).is_dir():
             raise DataError(
-                f"{dotted(tree_path)}: {text} is not an ordinary file", where=str(self.mark(tree_path)), code="F81"
+                f"{dotted(tree_path)}: {text} is not an ordinary file",
+                where=str(self.mark(tree_path)),
+                code="F81",
             )
         return file
 
@@ -130,10 +142,16 @@ class _Finder:
             return text
         folder = self.look(tree_path, text)
         if folder is not None:
-            expected = ("tokenizer.json", "tokenizer_config.json") if tree_path[-1] == "tokenizer" else ("config.json",)
+            expected = (
+                ("tokenizer.json", "tokenizer_config.json")
+                if tree_path[-1] == "tokenizer"
+                else ("config.json",)
+            )
             if not any((Path(folder) / name).is_file() for name in expected):
                 message = f"{dotted(tree_path)}: {text} holds no {' or '.join(expected)}"
-                raise ModelError(message, where=where, hint="give the folder that save_pretrained wrote")
+                raise ModelError(
+                    message, where=where, hint="give the folder that save_pretrained wrote"
+                )
             return folder
         if _HUB_ID.fullmatch(text):
             return text
@@ -144,12 +162,14 @@ class _Finder:
         file = self.look(tree_path, text)
         if file is None:
             message = f"{dotted(tree_path)}: there is no {text}"
-            raise ResourceError(message, where=str(self.mark(tree_path)), hint=self.looked(tree_path))
+            raise ResourceError(
+                message, where=str(self.mark(tree_path)), hint=self.looked(tree_path)
+            )
         return file
 
     def look(self, tree_path: TreePath, text: str) -> str | None:
-        """The path relative to the working directory, or None. Links are not resolved: the Python of a virtual
-        environment is one, and resolved it would be a different Python."""
+        """The path relative to the working directory, or None. Links are not resolved: the Python
+        of a virtual environment is one, and resolved it would be a different Python."""
         try:
             if Path(text).expanduser().exists():
                 return str(Path(text).expanduser())
@@ -164,7 +184,9 @@ class _Finder:
     def folder(self, tree_path: TreePath) -> Path:
         """The folder of the layer that names the file."""
         file = self.mark(tree_path).file
-        return next((layer.path.parent for layer in self.layers if layer.file == file), self.path.parent)
+        return next(
+            (layer.path.parent for layer in self.layers if layer.file == file), self.path.parent
+        )
 
     def mark(self, tree_path: TreePath) -> Mark:
         return nearest(self.tree, tree_path).mark
@@ -173,6 +195,10 @@ class _Finder:
 def _check_builtin(name: str, key: str, where: str) -> None:
     if has_method("datasets", name, "make_tokenizer"):
         return
-    able = [dataset for dataset in registry.names("datasets") if has_method("datasets", dataset, "make_tokenizer")]
+    able = [
+        dataset
+        for dataset in registry.names("datasets")
+        if has_method("datasets", dataset, "make_tokenizer")
+    ]
     hint = f"there is {', '.join(BUILTIN + dataset for dataset in able) or 'none'}"
     raise ModelError(f"{key}: no built-in tokenizer is named {name!r}", where=where, hint=hint)

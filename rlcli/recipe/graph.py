@@ -36,7 +36,8 @@ def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
         output_key_remap=call.output_key_remap,
         mb_spec=MicroBatchSpec(
             n_mbs=call.microbatches or recipe.train.microbatches,
-            max_tokens_per_mb=call.max_tokens_per_microbatch or recipe.train.max_tokens_per_microbatch,
+            max_tokens_per_mb=call.max_tokens_per_microbatch
+            or recipe.train.max_tokens_per_microbatch,
         ),
         post_hooks=_hooks(call.hooks),
         drops=reasons_to_drop(call),
@@ -45,7 +46,11 @@ def _mfc(name: str, call: Call, recipe: Recipe) -> MFCDef:
 
 
 def _hooks(hooks: Hooks) -> tuple[Hook, ...]:
-    copy = (ParamReallocHook(target=hooks.copy_to, eta=hooks.eta),) if hooks.copy_to is not None else ()
+    copy = (
+        (ParamReallocHook(target=hooks.copy_to, eta=hooks.eta),)
+        if hooks.copy_to is not None
+        else ()
+    )
     return (*copy, OffloadHook()) if hooks.offload else copy
 
 
@@ -88,12 +93,15 @@ def producers(calls: Mapping[str, Call]) -> dict[str, list[str]]:
 def waits_for(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     """Call → the calls whose outputs it reads."""
     makers = producers(calls)
-    return {name: {maker for key in call.inputs for maker in makers.get(key, ())} for name, call in calls.items()}
+    return {
+        name: {maker for key in call.inputs for maker in makers.get(key, ())}
+        for name, call in calls.items()
+    }
 
 
 def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
-    """Call → the calls that run before it: those whose outputs it reads and, where calls drop samples, before training
-    all that select its batch."""
+    """Call → the calls that run before it: those whose outputs it reads and, where calls drop
+    samples, before training all that select its batch."""
     after = waits_for(calls)
     if not any(reasons_to_drop(call) for call in calls.values()):
         return after
@@ -104,7 +112,10 @@ def runs_after(calls: Mapping[str, Call]) -> dict[str, set[str]]:
     }
     while late_readers := {name for name, before in after.items() if before & late} - late:
         late |= late_readers
-    return {name: before | (set(calls) - late if name in late else set()) for name, before in after.items()}
+    return {
+        name: before | (set(calls) - late if name in late else set())
+        for name, before in after.items()
+    }
 
 
 def stages(calls: Mapping[str, Call]) -> list[list[str]]:
@@ -119,13 +130,17 @@ def stages(calls: Mapping[str, Call]) -> list[list[str]]:
     return result
 
 
-def graph_problems(calls: Mapping[str, Call], dataset_keys: Collection[str] | None) -> list[GraphProblem]:
+def graph_problems(
+    calls: Mapping[str, Call], dataset_keys: Collection[str] | None
+) -> list[GraphProblem]:
     """Every reason why the calls cannot run. `dataset_keys`: None if any key may be provided."""
     problems: list[GraphProblem] = []
     made_by = producers(calls)
     for key, makers in made_by.items():
         for second in makers[1:]:
-            problems.append(GraphProblem(f"both {makers[0]} and {second} produce {key}", second, key))
+            problems.append(
+                GraphProblem(f"both {makers[0]} and {second} produce {key}", second, key)
+            )
     for name, call in calls.items():
         for key in call.inputs:
             if dataset_keys is not None and key not in made_by and key not in dataset_keys:
@@ -135,5 +150,7 @@ def graph_problems(calls: Mapping[str, Call], dataset_keys: Collection[str] | No
         graphlib.TopologicalSorter(waits_for(calls)).prepare()
     except graphlib.CycleError as error:
         cycle = list(error.args[1])
-        problems.append(GraphProblem("the calls wait for each other: " + " → ".join(cycle), cycle[0]))
+        problems.append(
+            GraphProblem("the calls wait for each other: " + " → ".join(cycle), cycle[0])
+        )
     return problems

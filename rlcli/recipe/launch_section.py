@@ -32,13 +32,15 @@ class Container(Section):
     """Container for the processes on each node; the supervisor and the master run outside it."""
 
     engine: Literal["none", "pyxis", "apptainer"] = "none"
-    """pyxis: srun's `--container-image`; apptainer: `apptainer exec`. The run's folder is mounted at the same path."""
+    """pyxis: srun's `--container-image`; apptainer: `apptainer exec`. The run's folder is mounted
+    at the same path."""
     image: str | None = None
     """The image, in the engine's notation."""
     mounts: list[str] = Field(default_factory=list)
     """Further folders that the processes need, in the engine's notation (`/data:/data`)."""
     python: str | None = None
-    """The Python in the container that has rlcli; null: the path of the current one, which must then be mounted."""
+    """The Python in the container that has rlcli; null: the path of the current one, which must
+    then be mounted."""
     options: list[str] = Field(default_factory=list)
     """Further arguments for srun (pyxis) or `apptainer exec`, one per item."""
 
@@ -55,7 +57,8 @@ class Nodes(Section):
     reservation: Word | None = None
     """Reservation to use."""
     gres: Word | None = None
-    """Devices per node (`gpu:h100:8`); null: cluster.devices_per_node GPUs, unless device is cpu."""
+    """Devices per node (`gpu:h100:8`); null: cluster.devices_per_node GPUs,
+    unless device is cpu."""
     constraint: Word | None = None
     """Features required of the nodes (`a100|h100`)."""
     nodelist: Word | None = None
@@ -77,11 +80,12 @@ class Slurm(Nodes):
     """Resources that a job requests from Slurm. Null leaves the choice to the cluster."""
 
     time: Annotated[str, StringConstraints(pattern=TIME)] | None = None
-    """Time limit of each start: `90m`, `8h`, `2d`, or in Slurm's notation; null: the partition's limit."""
+    """Time limit of each start: `90m`, `8h`, `2d`, or in Slurm's notation; null:
+    the partition's limit."""
     parts: list[JobPart] = Field(default_factory=list)
-    """Parts of a heterogeneous job, whose nodes differ: `[{nodes: 2}, {nodes: 1, partition: infer}]`. A part takes its
-    number of nodes and, if they differ from the job's, any key from partition to cpus_per_task (`rlcli show
-    launch.slurm.parts`)."""
+    """Parts of a heterogeneous job, whose nodes differ: `[{nodes: 2}, {nodes: 1, partition:
+    infer}]`. A part takes its number of nodes and, if they differ from the job's, any key from
+    partition to cpus_per_task (`rlcli show launch.slurm.parts`)."""
     mail_type: Word | None = None
     """When to send mail (`END,FAIL`)."""
     mail_user: Word | None = None
@@ -89,31 +93,35 @@ class Slurm(Nodes):
     dependency: Word | None = None
     """Jobs to wait for (`afterok:123`)."""
     options: dict[OptionName, Text | int | bool] = Field(default_factory=dict)
-    """Any other sbatch option by its long name: `{mem: 0, exclusive: true, comment: a trial}`; false: omit it."""
+    """Any other sbatch option by its long name: `{mem: 0, exclusive: true, comment:
+    a trial}`; false: omit it."""
     container: Container = Container()
     """Container for the processes on each node."""
     modules: list[Word] = Field(default_factory=list)
     """Environment modules to load (`cuda/12.8`)."""
     setup: list[Line] = Field(default_factory=list)
-    """Lines of bash to run on the job's first node before the run; the other nodes inherit the variables."""
+    """Lines of bash to run on the job's first node before the run;
+    the other nodes inherit the variables."""
     template: str | None = None
     """A Jinja2 template that replaces rlcli's own for the batch script."""
     requeues: NotNegative = 3
-    """How often a job may be requeued in a row without a newer checkpoint; after that the run ends."""
+    """How often a job may be requeued in a row without a newer checkpoint;
+    after that the run ends."""
 
 
 class LaunchSection(Section):
     """How the workers are started."""
 
     type: Literal["inline", "local", "slurm"] = "inline"
-    """inline: in one process, one device; local: one process per device on this machine, by torchrun. With several
-    cluster.nodes, local starts that many nodes on this machine, each with its own temporary and working folder.
-    slurm: as a job, with an agent on each node."""
+    """inline: in one process, one device; local: one process per device on this machine, by
+    torchrun. With several cluster.nodes, local starts that many nodes on this machine, each with
+    its own temporary and working folder. slurm: as a job, with an agent on each node."""
     by_hand: bool = False
-    """Start only the first node, and wait for the others: `rlcli plan --commands` prints the commands to start them."""
+    """Start only the first node, and wait for the others: `rlcli plan --commands` prints the
+    commands to start them."""
     interface: str | None = None
-    """Network interface through which several nodes reach each other; null: lo if they are all on this machine, or, for
-    a job on several nodes, each node's default route."""
+    """Network interface through which several nodes reach each other; null: lo if they are all on
+    this machine, or, for a job on several nodes, each node's default route."""
     max_restarts: NotNegative = 0
     """Restarts from the last checkpoint after a process of the run has died or hung."""
     startup_deadline: Seconds = 600.0

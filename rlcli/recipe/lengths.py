@@ -29,15 +29,17 @@ def generation_of(recipe: Recipe, call: Call) -> Mapping[str, Any]:
 
 
 def written_beyond(call: Call) -> tuple[int, int] | None:
-    """(prompt overhead in tokens, tokens generated after it) for a call whose engine generates although the call is not
-    `generate` (GENERATES); None for any other."""
+    """(prompt overhead in tokens, tokens generated after it) for a call whose engine generates
+    although the call is not `generate` (GENERATES); None for any other."""
     declaration = declared("interfaces", call.interface.type, "GENERATES")
     parts = declaration.get(call.call) if isinstance(declaration, dict) else None
     if not isinstance(parts, dict):
         return None
 
     def tokens(segment: str) -> int:
-        terms = (argument(term) if isinstance(term, str) else term for term in parts.get(segment, ()))
+        terms = (
+            argument(term) if isinstance(term, str) else term for term in parts.get(segment, ())
+        )
         return sum(term for term in terms if isinstance(term, int))
 
     def argument(name: str) -> Any:
@@ -53,9 +55,13 @@ def responses_of(recipe: Recipe, call: Call) -> int:
 
 
 def kept_together(recipe: Recipe, responses: int) -> int:
-    """How many of a prompt's responses must fit into one micro-batch: all of them, unless every interface that runs a
-    model on them allows groups to be cut (`CUT`)."""
-    calls = [call for call in recipe.graph.values() if call.call != "generate" and runs_a_model(recipe, call)]
+    """How many of a prompt's responses must fit into one micro-batch: all of them, unless every
+    interface that runs a model on them allows groups to be cut (`CUT`)."""
+    calls = [
+        call
+        for call in recipe.graph.values()
+        if call.call != "generate" and runs_a_model(recipe, call)
+    ]
     return max((responses if keeps_groups(call) else 1 for call in calls), default=1)
 
 
@@ -71,8 +77,8 @@ def runs_a_model(recipe: Recipe, call: Call) -> bool:
 
 
 def limit_of_rows(dataset: Component) -> int | None:
-    """Tokens of the longest row, if set in the recipe (`max_length`) or declared by the dataset's class (LONGEST); a
-    default that was not chosen says nothing about the rows."""
+    """Tokens of the longest row, if set in the recipe (`max_length`) or declared by the dataset's
+    class (LONGEST); a default that was not chosen says nothing about the rows."""
     limit = dataset.args.get("max_length")
     if limit is None:
         limit = declared("datasets", dataset.type, "LONGEST")
@@ -80,18 +86,23 @@ def limit_of_rows(dataset: Component) -> int | None:
 
 
 def sequences_of_row(datasets: Mapping[str, Component], name: str) -> int:
-    """Maximum number of sequences in a row of one of a recipe's datasets: two per pair, where the dataset's class names
-    the argument with the number of pairs (PAIRS); otherwise one."""
+    """Maximum number of sequences in a row of one of a recipe's datasets: two per pair, where the
+    dataset's class names the argument with the number of pairs (PAIRS); otherwise one."""
     most = 1
     for dataset in (datasets[source] for source in with_sources(datasets, name)):
         argument = declared("datasets", dataset.type, "PAIRS")
-        pairs = argument_of("datasets", dataset.type, dataset.args, argument) if isinstance(argument, str) else None
+        pairs = (
+            argument_of("datasets", dataset.type, dataset.args, argument)
+            if isinstance(argument, str)
+            else None
+        )
         most = max(most, 2 * pairs if isinstance(pairs, int) else 1)
     return most
 
 
 def cache_of(recipe: Recipe, role: str) -> int | None:
-    """Capacity of a role's KV cache in tokens; None if its backend sets no limit, or has no such argument."""
+    """Capacity of a role's KV cache in tokens; None if its backend sets no limit,
+    or has no such argument."""
     section = recipe.models.get(role)
     if section is None or section.backend is None:
         return None
@@ -102,8 +113,9 @@ def cache_of(recipe: Recipe, role: str) -> int | None:
 def positions_of(
     recipe: Recipe, role: str, positions_by_role: Mapping[str, int] | None = None
 ) -> tuple[int, str] | None:
-    """The number of positions of a role's model, and the role whose weights determine it; None if unknown here: the
-    model is on the Hub, or is the result of another recipe and not among `known`."""
+    """The number of positions of a role's model, and the role whose weights determine it; None if
+    unknown here: the model is on the Hub, or is the result of another recipe and not among
+    `known`."""
     if role not in recipe.models or not recipe.models[role].has_weights:
         return None
     role = weights_origin(recipe, role)
@@ -112,7 +124,9 @@ def positions_of(
     section = recipe.models[role]
     config: Any = section.scratch
     if config is None and section.path is not None and section.warm_start is None:
-        config = known_object(os.path.join(os.path.expanduser(section.path), "config.json"), MAX_CONFIG_BYTES)
+        config = known_object(
+            os.path.join(os.path.expanduser(section.path), "config.json"), MAX_CONFIG_BYTES
+        )
     inner = config.get("text_config") if isinstance(config, dict) else None
     for settings in (inner, config):
         positions = settings.get("max_position_embeddings") if isinstance(settings, dict) else None

@@ -1,5 +1,5 @@
-"""What a recipe's components require of this machine: optional libraries, which are not imported here, and variables of
-the environment."""
+"""What a recipe's components require of this machine: optional libraries, which are not imported
+here, and variables of the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def missing_here(resolved: Resolved) -> Iterator[ResourceError]:
 
 
 def variables_to_set(resolved: Resolved) -> Iterator[ResourceError]:
-    """An error for each variable that an argument named in a component's `VARIABLES` names, at the first place."""
+    """An error for each variable that an argument named in a component's `VARIABLES` names,
+    at the first place."""
     reported: set[tuple[str, str]] = set()
     for path, kind, component in components_of(resolved.recipe):
         for argument in declared(kind, component.type, "VARIABLES") or ():

@@ -17,7 +17,8 @@ DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")
 
 
 class DevicesError(ValueError):
-    """Impossible devices or mesh; `key`: which key of the role is at fault, `missing`: devices that do not exist."""
+    """Impossible devices or mesh; `key`: which key of the role is at fault, `missing`:
+    devices that do not exist."""
 
     def __init__(self, message: str, key: str, missing: bool = False, hint: str | None = None):
         super().__init__(message)
@@ -47,10 +48,14 @@ class Mesh:
 
 
 def world_of(cluster: Cluster) -> int:
-    """Number of devices in the whole cluster. Raises DevicesError if there are more than MAX_WORLD."""
+    """Number of devices in the whole cluster. Raises DevicesError if there are more than
+    MAX_WORLD."""
     world = cluster.nodes * cluster.devices_per_node
     if world > MAX_WORLD:
-        message = f"the cluster has {cluster.nodes} x {cluster.devices_per_node} = {world} devices; at most {MAX_WORLD}"
+        message = (
+            f"the cluster has {cluster.nodes} x {cluster.devices_per_node} = {world} "
+            f"devices; at most {MAX_WORLD}"
+        )
         raise DevicesError(message, "cluster")
     return world
 
@@ -63,11 +68,20 @@ def devices_of(role: str, devices: str | None, world: int) -> tuple[int, ...]:
     for span in devices.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", span)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise DevicesError(f"devices of {role} are {devices!r}; write ranks such as 0-3,5", "devices")
+            raise DevicesError(
+                f"devices of {role} are {devices!r}; write ranks such as 0-3,5", "devices"
+            )
         last = int(match[2] or match[1])
         if last >= world:
-            message = f"{role} is to use rank {last}, but the cluster has {world} device{'s' if world > 1 else ''}"
-            raise DevicesError(f"{message} (0-{world - 1})" if world > 1 else f"{message} (0)", "devices", missing=True)
+            message = (
+                f"{role} is to use rank {last}, but the cluster has {world} "
+                f"device{'s' if world > 1 else ''}"
+            )
+            raise DevicesError(
+                f"{message} (0-{world - 1})" if world > 1 else f"{message} (0)",
+                "devices",
+                missing=True,
+            )
         ranks |= set(range(int(match[1]), last + 1))
     return tuple(sorted(ranks))
 
@@ -85,12 +99,15 @@ def mesh_of(role: str, mesh: MeshSection, devices: int) -> Mesh:
         message = f"the mesh of {role} ({shape} = {product}) does not fit its {devices} {word}"
         raise DevicesError(message, "mesh", hint=_fitting(mesh, devices))
     if (dp * mesh.cp) % mesh.ep:
-        raise DevicesError(f"ep {mesh.ep} of {role} does not divide its dp {dp} x cp {mesh.cp}", "mesh")
+        raise DevicesError(
+            f"ep {mesh.ep} of {role} does not divide its dp {dp} x cp {mesh.cp}", "mesh"
+        )
     return result
 
 
 def _fitting(mesh: MeshSection, devices: int) -> str:
-    """The nearest mesh that fits: another data-parallel size, or another size of the dimension that does not divide."""
+    """The nearest mesh that fits: another data-parallel size, or another size of the dimension that
+    does not divide."""
     inner = mesh.tp * mesh.pp * mesh.cp
     if devices % inner == 0:
         return f"use dp {devices // inner}, or leave dp out"

@@ -1,7 +1,9 @@
-"""Rewrites a recipe of an older format as one of today's, in place: comments, order and layout stay as they are.
+"""Rewrites a recipe of an older format as one of today's, in place: comments,
+order and layout stay as they are.
 
-Format 2 made what prepares a batch for training a call of the graph. Until then the calls that train had its arguments,
-and some interfaces existed in variants that are settings now. Interfaces declare both: `PREPARED_BY` and `REPLACES`.
+Format 2 made what prepares a batch for training a call of the graph. Until then the calls that
+train had its arguments, and some interfaces existed in variants that are settings now. Interfaces
+declare both: `PREPARED_BY` and `REPLACES`.
 """
 
 from __future__ import annotations
@@ -36,15 +38,17 @@ class Migration:
 
 
 def migrate(text: str, file: str = "the recipe", below: Collection[str] = ()) -> Migration:
-    """The recipe in today's format. `file`: its name in errors; `below`: the interfaces of the calls in the layers that
-    it extends. Raises UsageError R71 for what has no single meaning today, and yaml.YAMLError if the text is not valid
-    YAML."""
+    """The recipe in today's format. `file`: its name in errors; `below`: the interfaces of the
+    calls in the layers that it extends. Raises UsageError R71 for what has no single meaning today,
+    and yaml.YAMLError if the text is not valid YAML."""
     migration = _Rewriting(text, file, frozenset(below)).migration()
     try:
         yaml.compose(migration.text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         message = f"cannot be rewritten automatically: {error}"
-        raise UsageError(message, where=file, hint="write aliases out, then migrate", code="R71") from error
+        raise UsageError(
+            message, where=file, hint="write aliases out, then migrate", code="R71"
+        ) from error
     return migration
 
 
@@ -112,7 +116,9 @@ class _Rewriting:
             return Migration(self.text)
         replaced = replaced_interfaces()
         calls = list(_calls(root, "graph", replaced))
-        eval_calls = list(_calls(_section(_section(root, "train"), "eval"), "train.eval.graph", replaced))
+        eval_calls = list(
+            _calls(_section(_section(root, "train"), "eval"), "train.eval.graph", replaced)
+        )
         self._insert_preparation(calls, eval_calls, root)
         for call in (*calls, *eval_calls):
             if call.replacement is not None:
@@ -123,10 +129,13 @@ class _Rewriting:
             self._edit_entries(node, changed)
         return Migration(_edited(self.text, self.edits), tuple(self.changes))
 
-    # -- the call that prepares batches -------------------------------------------------------------------------------
+    # -- the call that prepares batches ------------------------------------------------------------
 
-    def _insert_preparation(self, calls: list[_Call], eval_calls: list[_Call], root: Fields) -> None:
-        """Insert the call that prepares batches before the first that needs it, and take its arguments from others."""
+    def _insert_preparation(
+        self, calls: list[_Call], eval_calls: list[_Call], root: Fields
+    ) -> None:
+        """Insert the call that prepares batches before the first that needs it, and take its
+        arguments from others."""
         holding = [call for call in calls if call.prepared_by is not None]
         needing = [call for call in holding if call.trains]
         if not needing:
@@ -147,24 +156,36 @@ class _Rewriting:
         if renamed:
             fields["input_key_remap"] = _braces(renamed)
         self._insert_before(first.key, f"{name}: {_braces(fields)}")
-        readers = " and ".join(call.name for call in needing) + (" learn" if len(needing) > 1 else " learns")
+        readers = " and ".join(call.name for call in needing) + (
+            " learn" if len(needing) > 1 else " learns"
+        )
         self.changes.append(f"graph.{name} is new: it computes once what {readers} from")
         for call in (*holding, *eval_calls):
             self._take_arguments(call, kind, f"graph.{name}", holding)
 
     def _arguments(self, kind: str, holding: list[_Call], needing: list[_Call]) -> str:
-        """The arguments of the new call as text: a reference that all calls share, or those that they have."""
-        texts = dict.fromkeys(_flow(call.args) for call in needing if isinstance(call.args, yaml.ScalarNode))
+        """The arguments of the new call as text: a reference that all calls share,
+        or those that they have."""
+        texts = dict.fromkeys(
+            _flow(call.args) for call in needing if isinstance(call.args, yaml.ScalarNode)
+        )
         references = [text for text in texts if text not in ("", "null")]
         sources = needing if references else holding
-        nodes = [(call, name, node) for call in sources for name, (_, node) in _fields(call.args).items()]
-        nodes = [entry for entry in nodes if argument_named("interfaces", kind, entry[1]) is not None]
+        nodes = [
+            (call, name, node) for call in sources for name, (_, node) in _fields(call.args).items()
+        ]
+        nodes = [
+            entry for entry in nodes if argument_named("interfaces", kind, entry[1]) is not None
+        ]
         names = list(dict.fromkeys(name for _, name, _ in nodes))
         if references and (len(references) > 1 or names):
             message = (
-                f"calls have different arguments for what {kind} computes once: {', '.join([*references, *names])}"
+                f"calls have different arguments for what {kind} computes once: "
+                f"{', '.join([*references, *names])}"
             )
-            raise self._refusal(message, needing[0].key, "give all of them the same block, then migrate")
+            raise self._refusal(
+                message, needing[0].key, "give all of them the same block, then migrate"
+            )
         if references:
             return references[0]
         for name in names:
@@ -173,41 +194,67 @@ class _Rewriting:
         first = {name: node for _, name, node in reversed(nodes)}
         return _braces({name: _flow(first[name]) for name in names})
 
-    def _check_agreement(self, kind: str, name: str, written: dict[str, yaml.Node], needing: list[str]) -> None:
-        """Refuse an argument that calls have with different values. A call that trains means the default of what it
-        does not set."""
+    def _check_agreement(
+        self, kind: str, name: str, written: dict[str, yaml.Node], needing: list[str]
+    ) -> None:
+        """Refuse an argument that calls have with different values. A call that trains means the
+        default of what it does not set."""
         argument = argument_named("interfaces", kind, name)
         assert argument is not None
         unset = {call: argument.default for call in needing if call not in written}
         values = {call: yaml.safe_load(_flow(node)) for call, node in written.items()}
         if len({repr(value) for value in (*values.values(), *unset.values())}) > 1:
-            listed = [f"{value!r} in {call} ({self._place(written[call])})" for call, value in values.items()]
+            listed = [
+                f"{value!r} in {call} ({self._place(written[call])})"
+                for call, value in values.items()
+            ]
             listed += [f"{value!r} in {call} (the default)" for call, value in unset.items()]
             message = f"{name} is {' and '.join(listed)}, but all learn from what it decides"
-            raise self._refusal(message, [*written.values()][-1], f"set {name} to the same value for all, then migrate")
+            raise self._refusal(
+                message,
+                [*written.values()][-1],
+                f"set {name} to the same value for all, then migrate",
+            )
 
     def _renamed_inputs(self, kind: str, needing: list[_Call]) -> dict[str, str]:
-        """The renames that the new call needs. Lists of inputs are removed: they name what the calls read before."""
+        """The renames that the new call needs. Lists of inputs are removed: they name what the
+        calls read before."""
         renamed: dict[str, str] = {}
         for call in needing:
             remap = call.fields["input_key_remap"][1] if "input_key_remap" in call.fields else None
             meanings = {key: str(node.value) for key, (_, node) in _fields(remap).items()}
-            renamed |= {key: meaning for key, meaning in meanings.items() if meaning in read_by(kind)}
-            unread = {key for key, meaning in meanings.items() if meaning not in read_by(call.new_kind)}
+            renamed |= {
+                key: meaning for key, meaning in meanings.items() if meaning in read_by(kind)
+            }
+            unread = {
+                key for key, meaning in meanings.items() if meaning not in read_by(call.new_kind)
+            }
             if unread and isinstance(remap, yaml.MappingNode):
                 self._change(remap).removed |= unread
             if "inputs" in call.fields and isinstance(call.node, yaml.MappingNode):
                 self._change(call.node).removed.add("inputs")
-                self.changes.append(f"{call.path} does not list its inputs: they are those of its interface")
+                self.changes.append(
+                    f"{call.path} does not list its inputs: they are those of its interface"
+                )
         return renamed
 
     def _take_arguments(self, call: _Call, kind: str, new_call: str, holding: list[_Call]) -> None:
-        """Remove the arguments that a call does not have any more; the new call has those that are its own."""
+        """Remove the arguments that a call does not have any more;
+        the new call has those that are its own."""
         if call.prepared_by is None or not isinstance(call.args, yaml.MappingNode):
             return
-        foreign = [name for name in _fields(call.args) if argument_named("interfaces", call.new_kind, name) is None]
+        foreign = [
+            name
+            for name in _fields(call.args)
+            if argument_named("interfaces", call.new_kind, name) is None
+        ]
         moved = [name for name in foreign if argument_named("interfaces", kind, name) is not None]
-        taken = {name for other in holding for name in foreign if argument_named("interfaces", other.new_kind, name)}
+        taken = {
+            name
+            for other in holding
+            for name in foreign
+            if argument_named("interfaces", other.new_kind, name)
+        }
         if moved:
             verb = "is an argument" if len(moved) == 1 else "are arguments"
             self.changes.append(f"{', '.join(moved)} of {call.path} {verb} of {new_call}")
@@ -223,10 +270,11 @@ class _Rewriting:
                 message = f"{name} of {call.path} has another meaning now"
                 raise self._refusal(message, key, f"{advice}, then migrate")
 
-    # -- interfaces that existed in format 1 --------------------------------------------------------------------------
+    # -- interfaces that existed in format 1 -------------------------------------------------------
 
     def _replace_interface(self, call: _Call, replacement: Mapping[str, Any], root: Fields) -> None:
-        """Name today's interface, and set what was the default of the other, unless a layer below decides it."""
+        """Name today's interface, and set what was the default of the other,
+        unless a layer below decides it."""
         key, name = call.interface["type"]
         self.changes.append(f"{call.path}: {call.kind} is now {call.new_kind}")
         defaults = {argument: str(value) for argument, value in replacement["args"].items()}
@@ -247,23 +295,33 @@ class _Rewriting:
 
     def _add_missing(self, args: yaml.MappingNode, defaults: Mapping[str, str], kind: str) -> None:
         changed = self._change(args)
-        missing = {name: text for name, text in defaults.items() if name not in {*_fields(args), *changed.added}}
+        missing = {
+            name: text
+            for name, text in defaults.items()
+            if name not in {*_fields(args), *changed.added}
+        }
         changed.added |= missing
-        self.changes += [f"{name}: {text} is set, which was the default of {kind}" for name, text in missing.items()]
+        self.changes += [
+            f"{name}: {text} is set, which was the default of {kind}"
+            for name, text in missing.items()
+        ]
 
-    # -- edits --------------------------------------------------------------------------------------------------------
+    # -- edits -------------------------------------------------------------------------------------
 
     def _set_format(self, root: Fields) -> None:
         if "format" in root:
             self._replace(root["format"][1], str(FORMAT))
         else:
-            self._insert_before(next(iter(root.values()))[0], f"format: {FORMAT}", below_comments=True)
+            self._insert_before(
+                next(iter(root.values()))[0], f"format: {FORMAT}", below_comments=True
+            )
 
     def _change(self, node: yaml.MappingNode) -> _Changed:
         return self.changed.setdefault(node, _Changed())
 
     def _insert_before(self, key: yaml.Node, entry: str, below_comments: bool = False) -> None:
-        """A new entry of a mapping, before that of `key`: on a line of its own, unless several share the line."""
+        """A new entry of a mapping, before that of `key`: on a line of its own,
+        unless several share the line."""
         start = key.start_mark.index
         line = self._line_start(start)
         indent = self.text[line:start]
@@ -278,8 +336,11 @@ class _Rewriting:
         self.edits.append((node.start_mark.index, self._end(node), text))
 
     def _edit_entries(self, node: yaml.MappingNode, changed: _Changed) -> None:
-        """Remove entries of a mapping with their comments, and add others before those that remain."""
-        entries = [(key, key.value in changed.removed, self._end(value)) for key, value in node.value]
+        """Remove entries of a mapping with their comments,
+        and add others before those that remain."""
+        entries = [
+            (key, key.value in changed.removed, self._end(value)) for key, value in node.value
+        ]
         remaining = [key for key, is_removed, _ in entries if not is_removed]
         if not changed.added and len(remaining) == len(entries):
             return
@@ -289,9 +350,13 @@ class _Rewriting:
         for position, (key, is_removed, end) in enumerate(entries):
             if is_removed and not node.flow_style:
                 following = self.text.find("\n", end)
-                self.edits.append((self._line_start(key.start_mark.index), following + 1 or len(self.text), ""))
+                self.edits.append(
+                    (self._line_start(key.start_mark.index), following + 1 or len(self.text), "")
+                )
             elif is_removed and any(key in remaining for key, *_ in entries[position:]):
-                self.edits.append((key.start_mark.index, entries[position + 1][0].start_mark.index, ""))
+                self.edits.append(
+                    (key.start_mark.index, entries[position + 1][0].start_mark.index, "")
+                )
             elif is_removed:  # with the comma before it
                 self.edits.append((entries[position - 1][2], end, ""))
         for name, text in changed.added.items():
@@ -337,7 +402,11 @@ def _section(fields: Fields, name: str) -> Fields:
 
 
 def _fields(node: yaml.Node | None) -> Fields:
-    return {str(key.value): (key, value) for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
+    return (
+        {str(key.value): (key, value) for key, value in node.value}
+        if isinstance(node, yaml.MappingNode)
+        else {}
+    )
 
 
 def _resolved(args: yaml.Node | None, root: Fields) -> yaml.Node | None:
@@ -359,7 +428,11 @@ def _flow(node: yaml.Node) -> str:
         return _braces({str(key.value): _flow(value) for key, value in node.value})
     if isinstance(node, yaml.SequenceNode):
         return "[" + ", ".join(map(_flow, node.value)) + "]"
-    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None and not UNSAFE_IN_FLOW.search(node.value)
+    is_plain = (
+        isinstance(node, yaml.ScalarNode)
+        and node.style is None
+        and not UNSAFE_IN_FLOW.search(node.value)
+    )
     return str(node.value) if is_plain else json.dumps(node.value, ensure_ascii=False)
 
 

@@ -1,7 +1,8 @@
 """Adds the calls that compute what training reads, where a graph has none.
 
-An interface names in `PREPARED_BY` the one that prepares its batches. Recipes from before that was a call of the graph
-give its arguments to the calls that train: they mean one call, with these arguments, so those must agree.
+An interface names in `PREPARED_BY` the one that prepares its batches. Recipes from before that was
+a call of the graph give its arguments to the calls that train: they mean one call, with these
+arguments, so those must agree.
 """
 
 from __future__ import annotations
@@ -12,39 +13,64 @@ from typing import cast
 from rlcli.recipe.call_keys import made_by
 from rlcli.recipe.components import argument_named, declared
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Entry, Mapping, Node, at, default_mark, node_of, plain, with_entry, with_value
+from rlcli.recipe.parsing.tree import (
+    Entry,
+    Mapping,
+    Node,
+    at,
+    default_mark,
+    node_of,
+    plain,
+    with_entry,
+    with_value,
+)
 
 GRAPH = ("graph",)
 
 
 def with_preparation(tree: Mapping, problems: Problems) -> Mapping:
-    """The tree, with a call for each interface that prepares batches and is missing from the graph."""
+    """The tree, with a call for each interface that prepares batches and is missing from the
+    graph."""
     graph = at(tree, GRAPH)
     for kind, prepared in missing_preparations(graph).items():
         assert isinstance(graph, Mapping)
-        holding = [name for name, entry in graph.entries.items() if kind in _preparing(entry.node).values()]
+        holding = [
+            name for name, entry in graph.entries.items() if kind in _preparing(entry.node).values()
+        ]
         _check_agreement(kind, graph, holding, prepared, problems)
         call = _preparing_call(kind, graph, holding, prepared[0])
         renamed = _renamed_inputs(kind, graph, prepared)
         if renamed is not None:
             call = replace(call, node=with_entry(call.node, ("input_key_remap",), renamed))
-        entries = {name: _without_moved(entry, kind, graph, holding) for name, entry in graph.entries.items()}
+        entries = {
+            name: _without_moved(entry, kind, graph, holding)
+            for name, entry in graph.entries.items()
+        }
         entries |= {name: _with_inputs_of_today(entries[name]) for name in prepared}
-        graph = replace(graph, entries=_inserted(entries, _free_name(kind, graph), call, before=prepared[0]))
+        graph = replace(
+            graph, entries=_inserted(entries, _free_name(kind, graph), call, before=prepared[0])
+        )
         tree = cast(Mapping, with_value(tree, GRAPH, graph))
     return tree
 
 
 def missing_preparations(graph: Node | None) -> dict[str, list[str]]:
-    """Interface that prepares batches, without a call that makes what it writes → the calls that need one."""
-    calls = {name: entry.node for name, entry in graph.entries.items()} if isinstance(graph, Mapping) else {}
+    """Interface that prepares batches, without a call that makes what it writes → the calls that
+    need one."""
+    calls = (
+        {name: entry.node for name, entry in graph.entries.items()}
+        if isinstance(graph, Mapping)
+        else {}
+    )
     needing: dict[str, list[str]] = {}
     for name, call in calls.items():
         kind = prepared_by(call)
         if kind is not None:
             needing.setdefault(kind, []).append(name)
     produced = {key for call in calls.values() for key in made_by(call)}
-    return {kind: names for kind, names in needing.items() if produced.isdisjoint(always_written(kind))}
+    return {
+        kind: names for kind, names in needing.items() if produced.isdisjoint(always_written(kind))
+    }
 
 
 def prepared_by(call: Node) -> str | None:
@@ -82,9 +108,16 @@ def _preparing_call(kind: str, graph: Mapping, holding: list[str], first: str) -
     arguments: dict[str, Entry] = {}
     for name in holding:
         arguments = {**_args(graph.entries[name].node), **arguments}
-    taken = {key: entry for key, entry in arguments.items() if argument_named("interfaces", kind, key) is not None}
+    taken = {
+        key: entry
+        for key, entry in arguments.items()
+        if argument_named("interfaces", kind, key) is not None
+    }
     role = at(graph.entries[first].node, ("model",)) or node_of(None, mark)
-    interface = {"type": Entry(mark, node_of(kind, mark)), "args": Entry(mark, Mapping(taken, mark))}
+    interface = {
+        "type": Entry(mark, node_of(kind, mark)),
+        "args": Entry(mark, Mapping(taken, mark)),
+    }
     call = {
         "model": Entry(mark, role),
         "call": Entry(mark, node_of("inference", mark)),
@@ -107,11 +140,13 @@ def _renamed_inputs(kind: str, graph: Mapping, prepared: list[str]) -> Entry | N
 
 
 def _without_moved(entry: Entry, kind: str, graph: Mapping, holding: list[str]) -> Entry:
-    """A call without the arguments that are now those of the call that prepares its batches, and without those that it
-    only had because other calls have them."""
+    """A call without the arguments that are now those of the call that prepares its batches, and
+    without those that it only had because other calls have them."""
     args = at(entry.node, ("interface", "args"))
     interface = _interface(entry.node)
-    if not isinstance(args, Mapping) or interface not in {_interface(graph.entries[name].node) for name in holding}:
+    if not isinstance(args, Mapping) or interface not in {
+        _interface(graph.entries[name].node) for name in holding
+    }:
         return entry
     takers = {kind, *(_interface(graph.entries[name].node) for name in holding)}
     remaining = {
@@ -120,18 +155,23 @@ def _without_moved(entry: Entry, kind: str, graph: Mapping, holding: list[str]) 
         if argument_named("interfaces", interface, key) is not None
         or all(argument_named("interfaces", taker, key) is None for taker in takers)
     }
-    return replace(entry, node=with_value(entry.node, ("interface", "args"), replace(args, entries=remaining)))
+    return replace(
+        entry, node=with_value(entry.node, ("interface", "args"), replace(args, entries=remaining))
+    )
 
 
 def _with_inputs_of_today(entry: Entry) -> Entry:
-    """A call that lists no inputs, and renames none that its interface does not read: it listed what it read before."""
+    """A call that lists no inputs, and renames none that its interface does not read: it listed
+    what it read before."""
     node = entry.node
     assert isinstance(node, Mapping)
     entries = {key: value for key, value in node.entries.items() if key != "inputs"}
     remap = entries.get("input_key_remap")
     if remap is not None and isinstance(remap.node, Mapping):
         names = read_by(_interface(node))
-        remaining = {key: value for key, value in remap.node.entries.items() if plain(value.node) in names}
+        remaining = {
+            key: value for key, value in remap.node.entries.items() if plain(value.node) in names
+        }
         entries["input_key_remap"] = replace(remap, node=replace(remap.node, entries=remaining))
     return replace(entry, node=replace(node, entries=entries))
 
@@ -141,9 +181,11 @@ def _args(call: Node) -> dict[str, Entry]:
     return args.entries if isinstance(args, Mapping) else {}
 
 
-def _check_agreement(kind: str, graph: Mapping, holding: list[str], prepared: list[str], problems: Problems) -> None:
-    """Report arguments that calls hold with different values, though what they decide is computed once. A call that
-    trains means the default of what it does not set."""
+def _check_agreement(
+    kind: str, graph: Mapping, holding: list[str], prepared: list[str], problems: Problems
+) -> None:
+    """Report arguments that calls hold with different values, though what they decide is computed
+    once. A call that trains means the default of what it does not set."""
     calls = {name: graph.entries[name].node for name in holding}
     arguments = dict.fromkeys(argument for call in calls.values() for argument in _args(call))
     for argument in arguments:
@@ -151,14 +193,29 @@ def _check_agreement(kind: str, graph: Mapping, holding: list[str], prepared: li
         if signature is None:
             continue
         entries = {name: _args(call).get(argument) for name, call in calls.items()}
-        entries = {name: entry for name, entry in entries.items() if entry is not None or name in prepared}
-        values = {name: plain(entry.node) if entry else signature.default for name, entry in entries.items()}
+        entries = {
+            name: entry for name, entry in entries.items() if entry is not None or name in prepared
+        }
+        values = {
+            name: plain(entry.node) if entry else signature.default
+            for name, entry in entries.items()
+        }
         if len({repr(value) for value in values.values()}) > 1:
-            places = {name: entry.node.mark if entry else "the default" for name, entry in entries.items()}
-            listed = " and ".join(f"{values[name]!r} in {name} ({places[name]})" for name in entries)
+            places = {
+                name: entry.node.mark if entry else "the default" for name, entry in entries.items()
+            }
+            listed = " and ".join(
+                f"{values[name]!r} in {name} ({places[name]})" for name in entries
+            )
             last = next(entry for entry in reversed(entries.values()) if entry is not None)
             problem = f"{argument} is {listed}, but all learn from what it decides"
-            problems.add("R71", problem, last.node.mark, f"set {argument} to the same value for all", same=argument)
+            problems.add(
+                "R71",
+                problem,
+                last.node.mark,
+                f"set {argument} to the same value for all",
+                same=argument,
+            )
 
 
 def _free_name(kind: str, graph: Mapping) -> str:

@@ -25,7 +25,8 @@ class PromptFormat:
 
 
 def prompt_format(recipe: Recipe) -> PromptFormat:
-    """The format of the rows that a recipe trains on. Of several datasets that are mixed, the first one's."""
+    """The format of the rows that a recipe trains on. Of several datasets that are mixed,
+    the first one's."""
     dataset = recipe.datasets[recipe.train.dataset]
     while (sources := sources_of(dataset)) and sources[0] in recipe.datasets:
         dataset = recipe.datasets[sources[0]]
@@ -33,7 +34,11 @@ def prompt_format(recipe: Recipe) -> PromptFormat:
     def argument(name: str) -> object:
         return argument_of("datasets", dataset.type, dataset.args, name)
 
-    written, template, system = declared("datasets", dataset.type, "PROMPT"), argument("template"), argument("system")
+    written, template, system = (
+        declared("datasets", dataset.type, "PROMPT"),
+        argument("template"),
+        argument("system"),
+    )
     if written is not None:
         return PromptFormat(str(written), chat=False)
     chat = argument("chat")

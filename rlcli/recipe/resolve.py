@@ -1,4 +1,5 @@
-"""`load_recipe`: from a file and overrides to one validated recipe in which every value knows its origin."""
+"""`load_recipe`: from a file and overrides to one validated recipe in which every value knows its
+origin."""
 
 from __future__ import annotations
 
@@ -96,9 +97,14 @@ class Resolved:
         return written or self._derived(path)
 
     def _derived(self, path: tuple[str | int, ...]) -> list[Setting]:
-        """The place of a value that was written for another key, such as an argument of the call that computes it."""
+        """The place of a value that was written for another key, such as an argument of the call
+        that computes it."""
         node = at(self.tree, path)
-        return [Setting(node.mark, plain(node))] if node is not None and not node.mark.is_default else []
+        return (
+            [Setting(node.mark, plain(node))]
+            if node is not None and not node.mark.is_default
+            else []
+        )
 
     def _history(self, path: tuple[str | int, ...], seen: frozenset[str]) -> list[Setting]:
         settings: list[Setting] = []
@@ -112,7 +118,9 @@ class Resolved:
                 holder, rest = _holder_on_the_way(tree, path)
                 reference = whole_reference(holder)
                 if isinstance(holder, Scalar) and holder.value is None:
-                    settings.append(Setting(holder.mark, None, removes=dotted(path[: len(path) - len(rest)])))
+                    settings.append(
+                        Setting(holder.mark, None, removes=dotted(path[: len(path) - len(rest)]))
+                    )
             if reference is not None and not reference.startswith("env:"):
                 target = (*reference.split("."), *rest)
                 if dotted(target) not in seen:
@@ -131,8 +139,8 @@ class Resolved:
 
     @cached_property
     def origins(self) -> dict[str, str]:
-        """Key → `file:line:col` or `command line`, for every value set by a layer; `default` and what chose it, for
-        derived values."""
+        """Key → `file:line:col` or `command line`, for every value set by a layer; `default` and
+        what chose it, for derived values."""
         return {dotted(path): str(node.mark) for path, node in leaves(self.tree) if path}
 
     @property
@@ -143,7 +151,9 @@ class Resolved:
     @cached_property
     def removed(self) -> dict[str, Mark]:
         """Key → where a null removes it, for entries under user-defined names and for blocks."""
-        taken = {path: node.mark for path, node in nodes(self.written) if removed_at(self.written, path)}
+        taken = {
+            path: node.mark for path, node in nodes(self.written) if removed_at(self.written, path)
+        }
         return {dotted(path): mark for path, mark in taken.items() if is_entry(path)}
 
     def to_json(self) -> dict[str, Any]:
@@ -159,8 +169,11 @@ def _path(key: str | tuple[str | int, ...]) -> tuple[str | int, ...]:
     return tuple(key.split(".")) if isinstance(key, str) else key
 
 
-def _holder_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[Node, tuple[str | int, ...]]:
-    """The nearest node above a path, which may be a reference or null, and the rest of the path below it."""
+def _holder_on_the_way(
+    tree: Node, path: tuple[str | int, ...]
+) -> tuple[Node, tuple[str | int, ...]]:
+    """The nearest node above a path, which may be a reference or null,
+    and the rest of the path below it."""
     for depth in range(len(path) - 1, 0, -1):
         node = at(tree, path[:depth])
         if node is not None:
@@ -170,14 +183,18 @@ def _holder_on_the_way(tree: Node, path: tuple[str | int, ...]) -> tuple[Node, t
 
 @search_paths_kept()
 def load_recipe(
-    recipe: str | Path, overrides: Sequence[str] = (), profiles: Sequence[str] = (), fresh: bool = True
+    recipe: str | Path,
+    overrides: Sequence[str] = (),
+    profiles: Sequence[str] = (),
+    fresh: bool = True,
 ) -> Resolved:
-    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all problems: if one of
-    them leaves something open, the rest is checked around it.
+    """Read, merge, resolve and check a recipe, by path or by name. Raises RecipeError with all
+    problems: if one of them leaves something open, the rest is checked around it.
 
-    `profiles` are layers applied on top of the recipe's own (`--with`), each a file or a name in `recipes/profiles`;
-    overrides come on top of them. Neither applies to a recipe that this one starts from (`path:
-    recipe:sft_math#actor`): that is a separate experiment, whose result can be reused. `fresh`: reread components.
+    `profiles` are layers applied on top of the recipe's own (`--with`), each a file or a name in
+    `recipes/profiles`; overrides come on top of them. Neither applies to a recipe that this one
+    starts from (`path: recipe:sft_math#actor`): that is a separate experiment, whose result can be
+    reused. `fresh`: reread components.
     """
     if fresh:
         signature_of.cache_clear()
@@ -191,9 +208,14 @@ def load_recipe(
 
 
 def resolve_layers(
-    path: Path, layers: Sequence[Layer], overrides: Sequence[str], profiles: Sequence[str], problems: Problems
+    path: Path,
+    layers: Sequence[Layer],
+    overrides: Sequence[str],
+    profiles: Sequence[str],
+    problems: Problems,
 ) -> Resolved:
-    """Resolve layers that have been read. Raises RecipeError with all problems, including known ones."""
+    """Resolve layers that have been read. Raises RecipeError with all problems,
+    including known ones."""
     override_trees = parse_overrides(overrides, problems)
     if problems.is_cut_off:
         problems.raise_if_any()
@@ -225,14 +247,17 @@ def resolve_layers(
         problems=problems,
     )
     try:
-        return replace(resolved, recipe=with_found_files(resolved.recipe, resolved.tree, path, layers))
+        return replace(
+            resolved, recipe=with_found_files(resolved.recipe, resolved.tree, path, layers)
+        )
     except RlcliError as error:
         raise_all([error, *_missing_of_sources(resolved)])
         raise
 
 
 def _missing_of_sources(resolved: Resolved) -> list[RlcliError]:
-    """What the recipes that this one starts from lack: reported together with its own missing files."""
+    """What the recipes that this one starts from lack:
+    reported together with its own missing files."""
     from rlcli.recipe.warm_start import warm_starts
 
     try:
@@ -256,7 +281,11 @@ def _refuse_absurd_counts(tree: Mapping, problems: Problems) -> None:
     for path in (("models",), ("datasets",), *GRAPHS):
         names = keys_at(tree, path)
         if len(names) > MAX_NAMES:
-            problems.add("R35", f"{dotted(path)} holds {len(names)} names; at most {MAX_NAMES}", key_mark(tree, path))
+            problems.add(
+                "R35",
+                f"{dotted(path)} holds {len(names)} names; at most {MAX_NAMES}",
+                key_mark(tree, path),
+            )
             problems.is_cut_off = True
 
 
@@ -275,8 +304,8 @@ def _merged(
 
 
 def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
-    """Blocks that every layer defining them also refers to: if nothing refers to one in the end, a later layer replaced
-    the reference, and the block no longer matters."""
+    """Blocks that every layer defining them also refers to: if nothing refers to one in the end, a
+    later layer replaced the reference, and the block no longer matters."""
     referred = [referenced_blocks(layer) for layer in layers]
     pairs = list(zip(layers, referred, strict=True))
 
@@ -286,7 +315,9 @@ def _orphaned_blocks(layers: Sequence[Mapping]) -> set[str]:
     return set(filter(is_orphaned, set().union(*referred)))
 
 
-def _laid_over(path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems) -> Mapping:
+def _laid_over(
+    path: Path, layers: Sequence[Layer], override_trees: Sequence[Mapping], problems: Problems
+) -> Mapping:
     """All layers merged, references as written."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "recipe"
     name = Scalar(stem, default_mark(), stem, plain=False)

@@ -7,8 +7,9 @@ from rlcli.recipe.schema import Recipe
 
 
 def weights_origin(recipe: Recipe, role: str) -> str:
-    """The role whose weights a role starts from: itself, or the end of its chain of `init`, which in a recipe that is
-    still being checked may lead in a circle or to a role that does not exist."""
+    """The role whose weights a role starts from: itself, or the end of its chain of `init`, which
+    in a recipe that is still being checked may lead in a circle or to a role that does not
+    exist."""
     seen: list[str] = []
     while (source := recipe.models[role].init) in recipe.models and source not in seen:
         assert source is not None
@@ -18,15 +19,23 @@ def weights_origin(recipe: Recipe, role: str) -> str:
 
 
 def mirrored_roles(recipe: Recipe) -> dict[str, str]:
-    """Role → the trained role whose weights it has between any two steps: it starts with them, and takes them over
-    whole whenever they have changed."""
+    """Role → the trained role whose weights it has between any two steps: it starts with them, and
+    takes them over whole whenever they have changed."""
     mirrored: dict[str, str] = {}
     for role in recipe.changing_roles:
         sources = {call.model for call in recipe.graph.values() if call.hooks.copy_to == role}
         for source in sources if len(sources) == 1 else ():
-            updates = [call for call in recipe.graph.values() if (call.model, call.call) == (source, "train_step")]
+            updates = [
+                call
+                for call in recipe.graph.values()
+                if (call.model, call.call) == (source, "train_step")
+            ]
             is_copied = all((call.hooks.copy_to, call.hooks.eta) == (role, 1) for call in updates)
-            if updates and is_copied and weights_origin(recipe, role) == weights_origin(recipe, source):
+            if (
+                updates
+                and is_copied
+                and weights_origin(recipe, role) == weights_origin(recipe, source)
+            ):
                 mirrored[role] = source
     return mirrored
 
@@ -38,19 +47,22 @@ def stored_roles(recipe: Recipe) -> tuple[str, ...]:
 
 
 def tokenizer_role(recipe: Recipe, role: str) -> str:
-    """The role that provides a role's tokenizer: itself, the origin of its weights or, if neither has one, the first
-    role that does. Raises ModelError if none has."""
+    """The role that provides a role's tokenizer: itself, the origin of its weights or, if neither
+    has one, the first role that does. Raises ModelError if none has."""
     for name in (role, weights_origin(recipe, role)):
         if recipe.models[name].tokenizer or recipe.models[name].path:
             return name
-    provider = next((name for name, section in recipe.models.items() if section.tokenizer or section.path), None)
+    provider = next(
+        (name for name, section in recipe.models.items() if section.tokenizer or section.path), None
+    )
     if provider is None:
         raise ModelError(f"role {role} has no tokenizer", hint=f"set models.{role}.tokenizer")
     return provider
 
 
 def tokenizer_source(recipe: Recipe, role: str) -> str:
-    """`builtin:<name>`, a folder, a Hub id, or the `recipe:…` whose result a role starts from. Raises ModelError."""
+    """`builtin:<name>`, a folder, a Hub id, or the `recipe:…` whose result a role starts from.
+    Raises ModelError."""
     section = recipe.models[tokenizer_role(recipe, role)]
     source = section.tokenizer or section.path
     assert source is not None
@@ -59,5 +71,7 @@ def tokenizer_source(recipe: Recipe, role: str) -> str:
 
 def prompt_role(recipe: Recipe) -> str:
     """The role whose tokenizer reads the datasets: that of the graph's first call with weights."""
-    with_weights = [call.model for call in recipe.graph.values() if recipe.models[call.model].has_weights]
+    with_weights = [
+        call.model for call in recipe.graph.values() if recipe.models[call.model].has_weights
+    ]
     return with_weights[0] if with_weights else next(iter(recipe.models))

@@ -1,4 +1,5 @@
-"""Expands `models.<role>.rollout` into the role `<role>_rollout`, which follows the role and generates in its place."""
+"""Expands `models.<role>.rollout` into the role `<role>_rollout`, which follows the role and
+generates in its place."""
 
 from __future__ import annotations
 
@@ -26,10 +27,14 @@ from rlcli.recipe.validation.unresolved import Unresolved
 _SUFFIX = "_rollout"
 
 
-def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, unresolved: Unresolved) -> tuple[Recipe, Mapping]:
-    """The recipe and its tree, with each rollout expanded to a role, calls moved to it and a weight copy.
+def with_rollouts(
+    recipe: Recipe, tree: Mapping, problems: Problems, unresolved: Unresolved
+) -> tuple[Recipe, Mapping]:
+    """The recipe and its tree, with each rollout expanded to a role,
+    calls moved to it and a weight copy.
 
-    An impossible rollout is reported and left out; what follows from something doubtful is doubtful.
+    An impossible rollout is reported and left out;
+    what follows from something doubtful is doubtful.
     """
     spelt_out = tree
     for name, role in recipe.models.items():
@@ -37,12 +42,16 @@ def with_rollouts(recipe: Recipe, tree: Mapping, problems: Problems, unresolved:
         if role.rollout is None:
             continue
         if problem := _refusal(recipe, name):
-            problems.add("R71", *problem[:1], key_mark(tree, path) or nearest(tree, path).mark, problem[1])
+            problems.add(
+                "R71", *problem[:1], key_mark(tree, path) or nearest(tree, path).mark, problem[1]
+            )
             unresolved.values |= {("models",), ("graph",), ("train", "eval", "graph")}
             continue
         spelt_out = _spelt_out(recipe, spelt_out, name)
         for doubtful in (unresolved.values, unresolved.lacking):
-            doubtful |= {("models", _follower(name), *inner[3:]) for inner in doubtful if inner[:3] == path}
+            doubtful |= {
+                ("models", _follower(name), *inner[3:]) for inner in doubtful if inner[:3] == path
+            }
     if spelt_out is tree:
         return recipe, tree
     spelt_out = _others_elsewhere(recipe, spelt_out)
@@ -77,14 +86,20 @@ def _refusal(recipe: Recipe, role: str) -> tuple[str, str] | None:
     """What is wrong with a role's rollout, and a hint."""
     removal = f"models.{role}.rollout=null removes it"
     if _follower(role) in recipe.models:
-        return f"the rollout of {role} is the role {_follower(role)}, which models has already", "rename that role"
+        return (
+            f"the rollout of {role} is the role {_follower(role)}, which models has already",
+            "rename that role",
+        )
     for kind, verb in (("generate", "generates with"), ("train_step", "trains")):
         if not any(_calls(recipe, role, kind)):
             return f"no call {verb} {role}, so a rollout of it has nothing to do", removal
     for *_, name in _calls(recipe, role, "train_step"):
         follower = recipe.graph[str(name)].hooks.copy_to
         if follower is not None:
-            message = f"{name} copies its weights to {follower} (copy_to), so it cannot also copy them to a rollout"
+            message = (
+                f"{name} copies its weights to {follower} (copy_to), so it cannot also "
+                "copy them to a rollout"
+            )
             return message, removal
     return None
 
@@ -95,12 +110,22 @@ def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
     mark = default_mark(f"models.{role}.rollout")
     rollout = section.entries["rollout"]
     assert isinstance(rollout.node, Mapping)
-    settings = {key: entry for key, entry in section.entries.items() if key in ("devices", "tokenizer")}
-    entries: dict[str, Entry] = {"init": Entry(mark, node_of(role, mark)), **settings, **rollout.node.entries}
+    settings = {
+        key: entry for key, entry in section.entries.items() if key in ("devices", "tokenizer")
+    }
+    entries: dict[str, Entry] = {
+        "init": Entry(mark, node_of(role, mark)),
+        **settings,
+        **rollout.node.entries,
+    }
     rest = {key: entry for key, entry in section.entries.items() if key != "rollout"}
     key = key_mark(tree, ("models", role)) or mark
     tree = with_entry(tree, ("models", role), Entry(key, replace(section, entries=rest)))
-    tree = with_entry(tree, ("models", _follower(role)), Entry(rollout.key, replace(rollout.node, entries=entries)))
+    tree = with_entry(
+        tree,
+        ("models", _follower(role)),
+        Entry(rollout.key, replace(rollout.node, entries=entries)),
+    )
     follower = Entry(mark, node_of(_follower(role), mark))
     for path in _calls(recipe, role, "generate"):
         tree = with_entry(tree, (*path, "model"), follower)
@@ -111,10 +136,19 @@ def _spelt_out(recipe: Recipe, tree: Mapping, role: str) -> Mapping:
 
 def _others_elsewhere(recipe: Recipe, tree: Mapping) -> Mapping:
     """Give roles without their own devices those not used by rollouts."""
-    named = {name: role.rollout.devices for name, role in recipe.models.items() if role.rollout is not None}
+    named = {
+        name: role.rollout.devices
+        for name, role in recipe.models.items()
+        if role.rollout is not None
+    }
     try:
         world = world_of(recipe.cluster)
-        taken = {rank for name, devices in named.items() if devices for rank in devices_of(name, devices, world)}
+        taken = {
+            rank
+            for name, devices in named.items()
+            if devices
+            for rank in devices_of(name, devices, world)
+        }
     except DevicesError:  # reported by the device checks
         return tree
     left = ",".join(str(rank) for rank in range(world) if rank not in taken)

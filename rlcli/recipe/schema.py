@@ -1,4 +1,5 @@
-"""The sections of a recipe, with documentation for every key. Unknown keys are refused, types are strict."""
+"""The sections of a recipe, with documentation for every key. Unknown keys are refused,
+types are strict."""
 
 from __future__ import annotations
 
@@ -52,14 +53,16 @@ class MeshSection(Section):
 
 
 class Rollout(Section):
-    """A copy of a role that generates in its place, and receives its weights after each of its training steps."""
+    """A copy of a role that generates in its place, and receives its weights after each of its
+    training steps."""
 
     backend: Component | None = None
     """Backend that runs it; null: inference."""
     mesh: MeshSection = MeshSection()
     """How its devices share the work."""
     devices: str | None = None
-    """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their own get the rest."""
+    """Ranks that hold it, such as `4-7`; null: those of the role. Roles without devices of their
+    own get the rest."""
 
 
 WEIGHTS = ("path", "init", "scratch")
@@ -67,11 +70,12 @@ WEIGHTS = ("path", "init", "scratch")
 
 
 class Role(Section):
-    """A model: its backend, and its weights from exactly one of path, init and scratch (or none at all)."""
+    """A model: its backend, and its weights from exactly one of path,
+    init and scratch (or none at all)."""
 
     path: str | None = None
-    """A folder, the id of a model on the Hub (`owner/name`), or `recipe:<name or path>#<role>`: the result of
-    another recipe, which is run first if it has no result yet."""
+    """A folder, the id of a model on the Hub (`owner/name`), or `recipe:<name or path>#<role>`: the
+    result of another recipe, which is run first if it has no result yet."""
     init: str | None = None
     """Name of another role whose initial weights this one shares."""
     scratch: dict[str, Any] | None = None
@@ -81,13 +85,16 @@ class Role(Section):
     head: Literal["lm", "value"] = "lm"
     """What the model predicts: the next token, or one value per token (a critic)."""
     backend: Component | None = None
-    """Backend that runs the model; null: fsdp if a call trains it, inference if not, `null` without weights."""
+    """Backend that runs the model; null: fsdp if a call trains it, inference if not,
+    `null` without weights."""
     mesh: MeshSection = MeshSection()
     """How its devices share the work."""
     devices: str | None = None
-    """Ranks that hold the role, such as `0-3,5`; null: all in the cluster that are not reserved for a rollout."""
+    """Ranks that hold the role, such as `0-3,5`; null: all in the cluster that are not reserved for
+    a rollout."""
     rollout: Rollout | None = None
-    """Generate with a copy of the role, on its own devices and backend; the copy is the role `<role>_rollout`."""
+    """Generate with a copy of the role, on its own devices and backend; the copy is the role
+    `<role>_rollout`."""
 
     @property
     def has_weights(self) -> bool:
@@ -107,12 +114,14 @@ class Hooks(Section):
     """What happens to weights after a call."""
 
     copy_to: str | None = None
-    """Role that receives the weights of the call's role, such as a reference that follows the actor."""
+    """Role that receives the weights of the call's role,
+    such as a reference that follows the actor."""
     eta: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """With `copy_to`: target = eta * source + (1 - eta) * target; below 1 an exponential moving average."""
+    """With `copy_to`: target = eta * source + (1 - eta) * target;
+    below 1 an exponential moving average."""
     offload: bool = False
-    """Keep the weights of the call's role in host memory until its next call, and its optimizer's state until its next
-    training step, so that roles can take turns on a device."""
+    """Keep the weights of the call's role in host memory until its next call, and its optimizer's
+    state until its next training step, so that roles can take turns on a device."""
 
 
 class Call(Section):
@@ -125,9 +134,11 @@ class Call(Section):
     interface: Component
     """What the role does in this call."""
     inputs: Keys = Field(default_factory=list)
-    """Batch keys that it reads; default: those its interface declares (READS) that are available."""
+    """Batch keys that it reads; default: those its interface declares (READS)
+    that are available."""
     outputs: Keys = Field(default_factory=list)
-    """Keys that it adds to the batch, under the interface's names; default: those it declares (WRITES)."""
+    """Keys that it adds to the batch, under the interface's names; default:
+    those it declares (WRITES)."""
     input_key_remap: dict[str, str] = Field(default_factory=dict)
     """Name in the batch → name that the interface reads."""
     output_key_remap: dict[str, str] = Field(default_factory=dict)
@@ -152,8 +163,8 @@ class Eval(Section):
     at_end: bool = True
     """Evaluate after the last step."""
     graph: dict[Label, Call] = Field(default_factory=dict)
-    """Calls, written as in the graph: `rewards` are reported as eval/reward, `solved` as eval/accuracy, and the stats
-    of an `evaluate` call as eval/<stat>."""
+    """Calls, written as in the graph: `rewards` are reported as eval/reward, `solved` as
+    eval/accuracy, and the stats of an `evaluate` call as eval/<stat>."""
 
 
 class Train(Section):
@@ -170,17 +181,20 @@ class Train(Section):
     shuffle: bool = True
     """Shuffle the rows anew in each epoch, determined by the seed."""
     prompts_per_draw: Positive | None = None
-    """Where calls drop prompts: the number drawn at a time until the step has its prompts; any surplus starts the next
-    step. null: as many as the step lacks. With max_staleness: the number sampled at a time; null: as many as a step
-    takes."""
+    """Where calls drop prompts: the number drawn at a time until the step has its prompts; any
+    surplus starts the next step. null: as many as the step lacks. With max_staleness: the number
+    sampled at a time; null: as many as a step takes."""
     max_redraws: NotNegative = 10
-    """Where calls drop prompts: how often a step may draw replacements; beyond that the run ends."""
+    """Where calls drop prompts: how often a step may draw replacements;
+    beyond that the run ends."""
     max_staleness: Annotated[int, Field(ge=0, le=MAX_STALENESS)] = 0
-    """Number of training steps that generation may lag behind; 0 is synchronous. It is a bound that is reached: once
-    generation is that far ahead, every sample is that old, unless `take_first` is freshest."""
+    """Number of training steps that generation may lag behind; 0 is synchronous. It is a bound that
+    is reached: once generation is that far ahead, every sample is that old,
+    unless `take_first` is freshest."""
     take_first: Literal["oldest", "freshest"] = "oldest"
-    """With max_staleness: which finished samples a step takes first. oldest: none is wasted. freshest: those of the
-    newest weights; others that become too stale meanwhile are generated again, and counted as expired."""
+    """With max_staleness: which finished samples a step takes first. oldest: none is wasted.
+    freshest: those of the newest weights; others that become too stale meanwhile are generated
+    again, and counted as expired."""
     microbatches: Positive = 1
     """Minimum number of micro-batches per optimizer step and rank."""
     max_tokens_per_microbatch: Positive = 16384
@@ -208,8 +222,8 @@ class Checkpoint(Section):
     save: bool = True
     """Write the trained models at the end, as folders that transformers can load."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type in those folders; auto: that of the weights the role started with. Checkpoints are always exact,
-    whatever this is set to."""
+    """Data type in those folders; auto: that of the weights the role started with. Checkpoints are
+    always exact, whatever this is set to."""
     roles: list[str] | None = None
     """Roles to save; null: all trained ones."""
     every_steps: Positive | None = None
@@ -238,7 +252,13 @@ class Checkpoint(Section):
     @property
     def is_written(self) -> bool:
         """Whether the run writes any checkpoints."""
-        return bool(self.every_steps or self.every_epochs or self.every_seconds or self.at_end or self.on_stop)
+        return bool(
+            self.every_steps
+            or self.every_epochs
+            or self.every_seconds
+            or self.at_end
+            or self.on_stop
+        )
 
 
 class Log(Section):
@@ -323,30 +343,39 @@ class Recipe(Section):
 
     @property
     def used_datasets(self) -> tuple[str, ...]:
-        """Datasets that a run takes rows from directly; the others are parts of these, or unused."""
+        """Datasets that a run takes rows from directly; the others are parts of these,
+        or unused."""
         used = (self.train.dataset, self.train.eval.dataset)
         return tuple(dict.fromkeys(name for name in used if name is not None))
 
     @property
     def described_datasets(self) -> dict[str, DatasetAbstraction]:
         """All datasets, in the registry's form."""
-        return {name: DatasetAbstraction(dataset.type, dataset.args) for name, dataset in self.datasets.items()}
+        return {
+            name: DatasetAbstraction(dataset.type, dataset.args)
+            for name, dataset in self.datasets.items()
+        }
 
     @property
     def trained_roles(self) -> tuple[str, ...]:
         """Roles trained by some call, in graph order."""
-        return tuple(dict.fromkeys(call.model for call in self.graph.values() if call.call == "train_step"))
+        return tuple(
+            dict.fromkeys(call.model for call in self.graph.values() if call.call == "train_step")
+        )
 
     @property
     def takes_each_row_once(self) -> bool:
-        """Whether the last step of an epoch uses only the rows that are left, because nothing is trained. A training
-        run fills it with rows of the next epoch, so that all its steps weigh the same."""
+        """Whether the last step of an epoch uses only the rows that are left, because nothing is
+        trained. A training run fills it with rows of the next epoch,
+        so that all its steps weigh the same."""
         return self.train.epochs is not None and not self.trained_roles
 
     @property
     def changing_roles(self) -> tuple[str, ...]:
         """Roles whose weights change during a run: trained roles, and those that follow one."""
-        followers = [call.hooks.copy_to for call in self.graph.values() if call.hooks.copy_to is not None]
+        followers = [
+            call.hooks.copy_to for call in self.graph.values() if call.hooks.copy_to is not None
+        ]
         return tuple(dict.fromkeys([*self.trained_roles, *followers]))
 
     @property

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST = 10**9
-"""No run has more steps, tokens in a micro-batch or seconds (thirty years): whoever writes more has made a mistake."""
+"""No run has more steps, tokens in a micro-batch or seconds (thirty years):
+whoever writes more has made a mistake."""
 
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=MOST)]
@@ -20,4 +21,5 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     documented_in: ClassVar[type | None] = None
-    """The class with the fields' docstrings, if it is another one; `rlcli.recipe.introspection.docs` reads them."""
+    """The class with the fields' docstrings, if it is another one;
+    `rlcli.recipe.introspection.docs` reads them."""

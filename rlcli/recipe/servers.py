@@ -29,17 +29,27 @@ class PlacedServer:
 
 def servers_of_a_rank(role: Role) -> int:
     """How many servers the run starts for each rank of a role."""
-    count = registry.load_declared("backends", role.backend.type, "SERVERS") if role.backend is not None else None
+    count = (
+        registry.load_declared("backends", role.backend.type, "SERVERS")
+        if role.backend is not None
+        else None
+    )
     return int(count(role.backend.args)) if count is not None and role.backend is not None else 0
 
 
 def nodes_of_a_server(backend: Component | None) -> int:
     """Over how many nodes each server of a role is spread."""
-    count = registry.load_declared("backends", backend.type, "SERVER_NODES") if backend is not None else None
+    count = (
+        registry.load_declared("backends", backend.type, "SERVER_NODES")
+        if backend is not None
+        else None
+    )
     return int(count(backend.args)) if count is not None and backend is not None else 1
 
 
-def placed_servers(backend: Component | None, ranks: Sequence[int], devices_per_node: int) -> list[PlacedServer]:
+def placed_servers(
+    backend: Component | None, ranks: Sequence[int], devices_per_node: int
+) -> list[PlacedServer]:
     """The servers of a role with these ranks, in the order of its ranks."""
     if backend is None or declared("backends", backend.type, "SERVER_DEVICES") is None:
         return []
@@ -55,4 +65,6 @@ def placed_servers(backend: Component | None, ranks: Sequence[int], devices_per_
 
 def servers_on(servers: Sequence[PlacedServer]) -> Counter[tuple[int, int]]:
     """(node, device) → how many servers compute on it."""
-    return Counter((node, device) for server in servers for node in server.nodes for device in server.devices)
+    return Counter(
+        (node, device) for server in servers for node in server.nodes for device in server.devices
+    )

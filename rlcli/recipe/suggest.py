@@ -1,4 +1,5 @@
-"""Suggestions for a wrong name: the nearest one, the same one elsewhere, or another framework's word."""
+"""Suggestions for a wrong name: the nearest one, the same one elsewhere,
+or another framework's word."""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ from pydantic import BaseModel
 from rlcli.recipe.annotations import named_section_of, section_of
 from rlcli.recipe.synonyms import called_here, translated
 
-LOOKALIKES = dict(zip("аеорсухіјѕԁӏһԛԝьΑΒΕΖΗΙΚΜΝΟΡΤΥΧοαι", "aeopcyxijsdlhqwbABEZHIKMNOPTYXoai", strict=True))
+LOOKALIKES = dict(
+    zip("аеорсухіјѕԁӏһԛԝьΑΒΕΖΗΙΚΜΝΟΡΤΥΧοαι", "aeopcyxijsdlhqwbABEZHIKMNOPTYXoai", strict=True)
+)
 """Cyrillic and Greek letters that look like Latin ones."""
 
 A_SLIP = 0.85
-"""Words at least this similar count as a typo of each other, even if the word has a meaning elsewhere."""
+"""Words at least this similar count as a typo of each other,
+even if the word has a meaning elsewhere."""
 
 
 def close_to(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -37,7 +41,8 @@ def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) 
 
 
 def lookalike(word: str) -> tuple[str, str] | None:
-    """(the word in Latin letters, the foreign characters as U+XXXX), or None if all letters are Latin."""
+    """(the word in Latin letters, the foreign characters as U+XXXX),
+    or None if all letters are Latin."""
     if word.isascii():
         return None
     latin = "".join(LOOKALIKES.get(c, c) for c in unicodedata.normalize("NFKC", word))
@@ -53,8 +58,9 @@ def suggest_key(
     roles: Iterable[str] = (),
     written: Sequence[str] = (),
 ) -> tuple[str, str | None]:
-    """(message id, hint) for an unknown key below the keys `above`: R43 if it belongs elsewhere, else R42.
-    `words`: other frameworks' names for interface arguments; `written`: where else a key of that name is written."""
+    """(message id, hint) for an unknown key below the keys `above`: R43 if it belongs elsewhere,
+    else R42. `words`: other frameworks' names for interface arguments; `written`: where else a key
+    of that name is written."""
     names, foreign = list(legal), [*map(str, above), key]
     if (latin := lookalike(key)) is not None:
         target = close_to(latin[0], names) or latin[0]

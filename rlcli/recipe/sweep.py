@@ -1,4 +1,5 @@
-"""A sweep: runs of one recipe that differ in a few values and in their seeds. Plain data, for whatever starts them."""
+"""A sweep: runs of one recipe that differ in a few values and in their seeds. Plain data, for
+whatever starts them."""
 
 from __future__ import annotations
 
@@ -27,23 +28,33 @@ class SweepRun:
 
 
 def sweep_runs(swept: Sequence[str], seeds: int | None, first_seed: int) -> list[SweepRun]:
-    """The runs for every combination of the values (`KEY=VALUE,VALUE…`, one per key), each with `seeds` seeds starting
-    at `first_seed`. The last key varies first. Raises UsageError."""
+    """The runs for every combination of the values (`KEY=VALUE,VALUE…`, one per key), each with
+    `seeds` seeds starting at `first_seed`. The last key varies first. Raises UsageError."""
     axes = [_axis(text) for text in swept]
     if seeds is not None:
         axes.append(("seed", [str(first_seed + number) for number in range(seeds)]))
     keys = [key for key, _ in axes]
     for key in keys:
         if keys.count(key) > 1:
-            hint = "drop --seeds, which sets it too" if key == "seed" else f"--sweep {key}=VALUE,VALUE,VALUE"
+            hint = (
+                "drop --seeds, which sets it too"
+                if key == "seed"
+                else f"--sweep {key}=VALUE,VALUE,VALUE"
+            )
             raise UsageError(f"{key} is swept twice", hint=hint)
     count = math.prod(len(values) for _, values in axes)
     if count > MOST_RUNS:
-        raise UsageError(f"this sweep has {count} runs, more than {MOST_RUNS}", hint="sweep fewer values at a time")
+        raise UsageError(
+            f"this sweep has {count} runs, more than {MOST_RUNS}",
+            hint="sweep fewer values at a time",
+        )
     combinations = itertools.product(*(values for _, values in axes))
     width = len(str(count))
     return [
-        SweepRun(_name(number, width, keys, values), tuple(f"{k}={v}" for k, v in zip(keys, values, strict=True)))
+        SweepRun(
+            _name(number, width, keys, values),
+            tuple(f"{k}={v}" for k, v in zip(keys, values, strict=True)),
+        )
         for number, values in enumerate(combinations, start=1)
     ]
 
@@ -53,10 +64,14 @@ def _axis(text: str) -> tuple[str, list[str]]:
     key, equals, listed = text.partition("=")
     values = [value.strip() for value in _split(listed)]
     if not equals or not key.strip() or "" in values:
-        raise UsageError(f"--sweep {text!r} is not KEY=VALUE,VALUE", hint="for example --sweep ppo.kl_ctl=0.01,0.1")
+        raise UsageError(
+            f"--sweep {text!r} is not KEY=VALUE,VALUE",
+            hint="for example --sweep ppo.kl_ctl=0.01,0.1",
+        )
     if len(set(values)) < len(values):
         raise UsageError(
-            f"--sweep {key} has a value twice: {listed}", hint="--seeds N repeats each run with other seeds"
+            f"--sweep {key} has a value twice: {listed}",
+            hint="--seeds N repeats each run with other seeds",
         )
     return key.strip(), values
 

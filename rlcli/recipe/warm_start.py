@@ -1,4 +1,5 @@
-"""`path: recipe:sft_math#actor`: recipes whose results a recipe starts from, and the order in which they run."""
+"""`path: recipe:sft_math#actor`: recipes whose results a recipe starts from,
+and the order in which they run."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class WarmStart:
 
 
 def warm_starts(resolved: Resolved) -> list[WarmStart]:
-    """The warm starts of the recipe itself. Raises RecipeError if it names a recipe or role that does not exist.
+    """The warm starts of the recipe itself. Raises RecipeError if it names a recipe or role that
+    does not exist.
 
     The other recipe is loaded as it is: neither profiles nor overrides of this one apply to it.
     """
@@ -39,14 +41,17 @@ def warm_starts(resolved: Resolved) -> list[WarmStart]:
         source = load_recipe(_find(resolved, name, recipe), fresh=False)
         if source_role not in source.recipe.saved_roles:
             saved = ", ".join(source.recipe.saved_roles) or "nothing"
-            raise _error(resolved, name, f"{recipe} saves no role {source_role!r}", f"it saves {saved}")
+            raise _error(
+                resolved, name, f"{recipe} saves no role {source_role!r}", f"it saves {saved}"
+            )
         starts.append(WarmStart(name, source, source_role))
     _check_lengths(resolved, starts)
     return starts
 
 
 def _check_lengths(resolved: Resolved, starts: list[WarmStart]) -> None:
-    """Sequences must fit into the models produced by other recipes, whose sizes are known only now."""
+    """Sequences must fit into the models produced by other recipes,
+    whose sizes are known only now."""
     limits = {start.role: positions_of(start.source.recipe, start.source_role) for start in starts}
     positions = {role: limit[0] for role, limit in limits.items() if limit is not None}
     if positions:
@@ -68,7 +73,9 @@ def _visit(resolved: Resolved, opened: list[Resolved], order: list[Resolved]) ->
         circle = [*opened[paths.index(resolved.path.resolve()) :], resolved]
         names = " → ".join(step.recipe.name for step in circle)
         role = next(name for name, role in opened[-1].recipe.models.items() if role.warm_start)
-        raise _error(opened[-1], role, f"the recipes start from each other: {names}", None, code="R52")
+        raise _error(
+            opened[-1], role, f"the recipes start from each other: {names}", None, code="R52"
+        )
     if any(done.path.resolve() == resolved.path.resolve() for done in order):
         return
     for start in warm_starts(resolved):
@@ -88,7 +95,9 @@ def _find(resolved: Resolved, role: str, recipe: str) -> Path:
     return file
 
 
-def _error(resolved: Resolved, role: str, message: str, hint: str | None, code: str = "R51") -> RecipeError:
+def _error(
+    resolved: Resolved, role: str, message: str, hint: str | None, code: str = "R51"
+) -> RecipeError:
     mark = resolved.origin(("models", role, "path"))
     problems = _problems_of(resolved)
     problems.add(code, message, mark, hint)

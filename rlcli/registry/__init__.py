@@ -1,7 +1,7 @@
 """Components by name: one component, one file, one name.
 
-`interface: {type: grpo}` is `interfaces/grpo.py`. Names come from reading folders, arguments from reading source text;
-a component's file is imported only when a run needs the class.
+`interface: {type: grpo}` is `interfaces/grpo.py`. Names come from reading folders, arguments from
+reading source text; a component's file is imported only when a run needs the class.
 """
 
 from rlcli.api.component import KINDS, register_backend, register_dataset, register_interface

@@ -1,4 +1,5 @@
-"""Checks a recipe's `args:` against a component's signature, and builds the objects they describe."""
+"""Checks a recipe's `args:` against a component's signature,
+and builds the objects they describe."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ _CONTAINERS: dict[str, Any] = {
     **dict.fromkeys(("frozenset", "typing.FrozenSet"), frozenset),
 }
 for _module in ("collections.abc", "typing"):
-    _CONTAINERS.update(dict.fromkeys((f"{_module}.{name}" for name in ("Mapping", "MutableMapping")), dict))
+    _CONTAINERS.update(
+        dict.fromkeys((f"{_module}.{name}" for name in ("Mapping", "MutableMapping")), dict)
+    )
     _sequences = ("Sequence", "MutableSequence", "Iterable", "Collection")
     _CONTAINERS.update(dict.fromkeys((f"{_module}.{name}" for name in _sequences), list))
 _WRAPPERS = ("typing.Annotated", "typing.Final", "dataclasses.InitVar", "typing.Required")
@@ -77,8 +80,11 @@ class ArgumentsModel(BaseModel):
         return self
 
 
-def arguments_model(name: str, arguments: Sequence[Argument], limits: Limits | None = None) -> type[BaseModel]:
-    """The pydantic model of a component's arguments, with numbers bounded by `limits` (`rlcli.api.limits`)."""
+def arguments_model(
+    name: str, arguments: Sequence[Argument], limits: Limits | None = None
+) -> type[BaseModel]:
+    """The pydantic model of a component's arguments, with numbers bounded by `limits`
+    (`rlcli.api.limits`)."""
     return _model(name, arguments, ArgumentsModel, limits)
 
 
@@ -87,14 +93,23 @@ def validated(kind: str, name: str, args: Mapping[str, Any]) -> BaseModel:
     try:
         return signature(kind, name).model(only=args).model_validate(dict(args))
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
+        lines = [
+            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
+            for detail in error.errors(include_url=False)
+        ]
         if any(detail["type"] == "extra_forbidden" for detail in error.errors(include_url=False)):
-            lines.append(f"it takes {', '.join(argument.name for argument in signature(kind, name).arguments)}")
-        raise UsageError(f"{kind.removesuffix('s')} {name}: {'; '.join(lines)}", code="R42") from error
+            lines.append(
+                "it takes "
+                f"{', '.join(argument.name for argument in signature(kind, name).arguments)}"
+            )
+        raise UsageError(
+            f"{kind.removesuffix('s')} {name}: {'; '.join(lines)}", code="R42"
+        ) from error
 
 
 def construct(value: Any, owner: str = "args") -> Any:
-    """Replace each nested model by its real dataclass; the outermost becomes a dict of keyword arguments.
+    """Replace each nested model by its real dataclass;
+    the outermost becomes a dict of keyword arguments.
 
     Only values given in the recipe are passed on, so that defaults remain those of the classes.
     """
@@ -121,15 +136,26 @@ def _instance(home: tuple[str, str], values: dict[str, Any], owner: str) -> Any:
 
 
 def _model(
-    name: str, arguments: Sequence[Argument], base: type[ArgumentsModel], limits: Limits | None = None
+    name: str,
+    arguments: Sequence[Argument],
+    base: type[ArgumentsModel],
+    limits: Limits | None = None,
 ) -> type[ArgumentsModel]:
     fields: dict[str, Any] = {}
     for argument in arguments:
-        default: Any = ... if argument.required else None if argument.default is COMPUTED else argument.default
-        computed: dict[str, Any] | None = {"default": argument.default_text} if argument.default is COMPUTED else None
+        default: Any = (
+            ... if argument.required else None if argument.default is COMPUTED else argument.default
+        )
+        computed: dict[str, Any] | None = (
+            {"default": argument.default_text} if argument.default is COMPUTED else None
+        )
         bounds: Any = (limits or {}).get(argument.name, {})
         info = Field(
-            default, alias=argument.name, description=argument.doc or None, json_schema_extra=computed, **bounds
+            default,
+            alias=argument.name,
+            description=argument.doc or None,
+            json_schema_extra=computed,
+            **bounds,
         )
         # An alias, because a field may have the name of a pydantic method (copy, json, schema).
         fields[f"arg_{argument.name}"] = (type_of_argument(argument), info)
@@ -148,12 +174,15 @@ def type_of_argument(argument: Argument) -> Any:
     presets = argument.presets
     if not presets:
         return kind
-    return Annotated[kind, BeforeValidator(lambda value: {**presets, **value} if isinstance(value, dict) else value)]
+    return Annotated[
+        kind,
+        BeforeValidator(lambda value: {**presets, **value} if isinstance(value, dict) else value),
+    ]
 
 
 def _type(module: Module, node: ast.expr, fields: Sequence[Argument] = ()) -> Any:
-    """The type that pydantic checks an annotation with. `fields`: those of the dataclass it names, with the defaults
-    they have here."""
+    """The type that pydantic checks an annotation with. `fields`: those of the dataclass it names,
+    with the defaults they have here."""
     match node:
         case ast.Constant(value=None):
             return None
@@ -190,7 +219,10 @@ def _generic(module: Module, node: ast.expr, head: str, items: list[ast.expr]) -
     container = _CONTAINERS.get(head)
     if container is None:
         return _unwritable(ast.unparse(node))
-    inner = [... if isinstance(item, ast.Constant) and item.value is ... else _type(module, item) for item in items]
+    inner = [
+        ... if isinstance(item, ast.Constant) and item.value is ... else _type(module, item)
+        for item in items
+    ]
     return container[tuple(inner)]
 
 
@@ -214,11 +246,14 @@ def _local_alias(module: Module, node: ast.expr) -> Definition | None:
 
 
 def _unwritable(annotation: str) -> Any:
-    """A type that YAML cannot express: the field keeps its default, and a recipe that sets it gets an error."""
+    """A type that YAML cannot express: the field keeps its default,
+    and a recipe that sets it gets an error."""
 
     def refuse(value: Any) -> Any:
         raise PydanticCustomError(
-            "unwritable", "a value of type {type} cannot be written in a recipe", {"type": annotation}
+            "unwritable",
+            "a value of type {type} cannot be written in a recipe",
+            {"type": annotation},
         )
 
     validator: Callable[[Any], Any] = refuse

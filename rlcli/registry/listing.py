@@ -15,9 +15,11 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
 def names(kind: str) -> dict[str, Path]:
-    """The components of a kind and their files, sorted; files and subfolders that start with `_` are shared code.
+    """The components of a kind and their files, sorted; files and subfolders that start with `_`
+    are shared code.
 
-    Raises ProjectError where two have the same name, or one that of a subfolder, which its module would hide.
+    Raises ProjectError where two have the same name, or one that of a subfolder,
+    which its module would hide.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of component; the kinds are {', '.join(KINDS)}")
@@ -31,11 +33,15 @@ def names(kind: str) -> dict[str, Path]:
             if path.stem in files:
                 raise ProjectError(
                     f"two {kind} are named {path.stem!r}: {files[path.stem]} and {path}",
-                    hint="rename yours; if both are built in, one is installed and one is this checkout: "
-                    "`pip install -e .` makes them one",
+                    hint=(
+                        "rename yours; if both are built in, one is installed and one is this "
+                        "checkout: `pip install -e .` makes them one"
+                    ),
                 )
             if path.stem in subfolders:
-                problem = f"a component named {path.stem!r} would hide the folder {subfolders[path.stem]}"
+                problem = (
+                    f"a component named {path.stem!r} would hide the folder {subfolders[path.stem]}"
+                )
                 raise ProjectError(problem, where=str(path), hint="rename the file")
             files[path.stem] = path
     return dict(sorted(files.items()))
@@ -66,7 +72,9 @@ def _installed(kind: str, name: str) -> Path:
     path = module_place(name)
     if path is None or not path.is_file():
         hint = f"install its package; the {kind} that need no dots are {', '.join(names(kind))}"
-        raise UnknownComponent(f"no {kind.removesuffix('s')} is named {name!r}: there is no such module", hint=hint)
+        raise UnknownComponent(
+            f"no {kind.removesuffix('s')} is named {name!r}: there is no such module", hint=hint
+        )
     return path
 
 
@@ -74,13 +82,20 @@ def _unknown(kind: str, name: str, files: dict[str, Path]) -> UnknownComponent:
     singular = kind.removesuffix("s")
     article = "an" if singular[0] in "aeiou" else "a"
     folders = search_path(kind)
-    listed = f"the {kind} are {', '.join(files) or 'none'}; searched {', '.join(folders) or 'no folder'}"
-    misnamed = [str(Path(folder) / f"{name}.py") for folder in folders if _has_file(Path(folder), f"{name}.py")]
+    listed = (
+        f"the {kind} are {', '.join(files) or 'none'}; searched {', '.join(folders) or 'no folder'}"
+    )
+    misnamed = [
+        str(Path(folder) / f"{name}.py")
+        for folder in folders
+        if _has_file(Path(folder), f"{name}.py")
+    ]
     if misnamed or not NAME.fullmatch(name):
         rule = f"{article} {singular}'s name is a lower-case letter, then letters, digits, _ or -"
         if misnamed:
             return UnknownComponent(
-                f"{misnamed[0]} cannot be {article} {singular}: {rule}; its file uses _ for -", hint=listed
+                f"{misnamed[0]} cannot be {article} {singular}: {rule}; its file uses _ for -",
+                hint=listed,
             )
         return UnknownComponent(f"{name!r} cannot name {article} {singular}: {rule}", hint=listed)
     close = difflib.get_close_matches(module_name(name), files, n=1, cutoff=0.5)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def load(kind: str, name: str) -> type:
-    """The class of a component. Imports only its file. Raises ResourceError if a library that it requires is not
-    installed."""
+    """The class of a component. Imports only its file. Raises ResourceError if a library that it
+    requires is not installed."""
     path = path_of(kind, name)
     try:
         for error in missing_libraries(signature(kind, name)):
@@ -34,7 +34,9 @@ def load(kind: str, name: str) -> type:
             raise
         # importing the file gives a better error
     _import_file(kind, path, module_of(kind, name))
-    classes_by_name = {key: cls for key, cls in registered(kind).items() if module_name(key) == module_name(name)}
+    classes_by_name = {
+        key: cls for key, cls in registered(kind).items() if module_name(key) == module_name(name)
+    }
     classes = list(dict.fromkeys(classes_by_name.values()))
     if not classes:
         raise ProjectError(
@@ -44,29 +46,41 @@ def load(kind: str, name: str) -> type:
         )
     if len(classes) > 1:
         raise ProjectError(
-            f"the file registers {', '.join(map(repr, classes_by_name))}; it must register one class", where=str(path)
+            (
+                f"the file registers {', '.join(map(repr, classes_by_name))}; it "
+                "must register one class"
+            ),
+            where=str(path),
         )
     return classes[0]
 
 
 def load_declared(kind: str, name: str, constant: str) -> Any:
-    """The object a component's class names in a literal, `_file.attribute` of a sibling file; None if it names none.
+    """The object a component's class names in a literal, `_file.attribute` of a sibling file; None
+    if it names none.
 
-    Imports that file, not the component's. Raises ProjectError if there is no such file or attribute.
+    Imports that file, not the component's. Raises ProjectError if there is no such file or
+    attribute.
     """
     described = signature(kind, name)
     target = described.constants.get(constant)
     if target is None:
         return None
     file, _, attribute = str(target).rpartition(".")
-    path = next((p for p in (Path(folder) / f"{file}.py" for folder in search_path(kind)) if p.is_file()), None)
+    path = next(
+        (p for p in (Path(folder) / f"{file}.py" for folder in search_path(kind)) if p.is_file()),
+        None,
+    )
     if path is not None and file.isidentifier():
         _import_file(kind, path, f"rlcli.{kind}.{file}")
         declared = getattr(sys.modules[f"rlcli.{kind}.{file}"], attribute, None)
         if declared is not None:
             return declared
     raise ProjectError(
-        f"{constant} of {described.class_name} is {target!r}; there is no such {'attribute' if path else 'file'}",
+        (
+            f"{constant} of {described.class_name} is {target!r}; there is no such "
+            f"{'attribute' if path else 'file'}"
+        ),
         where=f"{described.path}:{described.line}",
         hint=f"it names what a file in {kind}/ defines, such as _my_file.MyClass",
     )
@@ -100,7 +114,8 @@ def _make(kind: str, name: str, args: Mapping[str, Any], **context: Any) -> Any:
 
 
 def _import_file(kind: str, path: Path, name: str) -> None:
-    """Import a component's file as the module `name`: through its kind's package, or as an installed module."""
+    """Import a component's file as the module `name`: through its kind's package, or as an
+    installed module."""
     door = importlib.import_module(f"rlcli.{kind}")
     folders = search_path(kind)
     if list(door.__path__) != folders:  # the project became known after the package was imported
@@ -108,7 +123,11 @@ def _import_file(kind: str, path: Path, name: str) -> None:
         importlib.invalidate_caches()
     loaded = sys.modules.get(name)
     if loaded is not None and Path(str(loaded.__file__)).resolve() != path.resolve():
-        raise ProjectError(f"this process already uses {loaded.__file__}", where=str(path), hint="start a new process")
+        raise ProjectError(
+            f"this process already uses {loaded.__file__}",
+            where=str(path),
+            hint="start a new process",
+        )
     try:
         importlib.import_module(name)
     except RlcliError as error:
@@ -123,7 +142,9 @@ def _broken(path: Path, error: Exception) -> ProjectError:
     report = traceback.TracebackException.from_exception(error)
     report.stack = traceback.StackSummary.from_list(_frames_from(path, error))
     text = "".join(report.format()).rstrip()
-    return ProjectError(f"the file cannot be imported\n{text}", where=_place(path, report.stack, error))
+    return ProjectError(
+        f"the file cannot be imported\n{text}", where=_place(path, report.stack, error)
+    )
 
 
 def _frames_from(path: Path, error: Exception) -> list[traceback.FrameSummary]:

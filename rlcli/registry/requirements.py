@@ -1,4 +1,5 @@
-"""Requirements of rlcli and its components, as declared, and which of them are installed. Imports none of them.
+"""Requirements of rlcli and its components, as declared, and which of them are installed.
+Imports none of them.
 
 A component names the distributions that it needs in addition to rlcli's, by their pip names:
 
@@ -44,9 +45,14 @@ def read_requirements() -> Requirements:
     from packaging.requirements import Requirement
 
     if is_project(PACKAGE.parent):
-        project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))[
+            "project"
+        ]
         needed = tuple(map(Requirement, project["dependencies"]))
-        extras = {name: tuple(map(Requirement, of)) for name, of in project["optional-dependencies"].items()}
+        extras = {
+            name: tuple(map(Requirement, of))
+            for name, of in project["optional-dependencies"].items()
+        }
         return Requirements(project["requires-python"], needed, _useful(extras))
     package = metadata.metadata("rlcli")
     every = [Requirement(line) for line in package.get_all("Requires-Dist") or []]
@@ -83,7 +89,8 @@ def installed_version(package: str) -> str | None:
 
 
 def required(component: Signature) -> tuple[Requirement, ...]:
-    """The requirements a component declares in REQUIRES. Raises ProjectError if they are invalid."""
+    """The requirements a component declares in REQUIRES.
+    Raises ProjectError if they are invalid."""
     declared = component.constants.get("REQUIRES", ())
     if not declared:
         return ()
@@ -95,26 +102,34 @@ def required(component: Signature) -> tuple[Requirement, ...]:
         return tuple(map(Requirement, declared))
     except (InvalidRequirement, TypeError) as error:
         raise ProjectError(
-            f"REQUIRES of {component.class_name} is {declared!r}; it must be a tuple of distributions",
+            (
+                f"REQUIRES of {component.class_name} is {declared!r}; it must be a "
+                "tuple of distributions"
+            ),
             where=f"{component.path}:{component.line}",
             hint='for example ("deepspeed",) or ("vllm>=0.11",)',
         ) from error
 
 
 def missing_libraries(component: Signature) -> Iterator[ResourceError]:
-    """An error for each required distribution that is not installed, or whose version is not allowed; its hint is the
-    command that installs it."""
+    """An error for each required distribution that is not installed, or whose version is not
+    allowed; its hint is the command that installs it."""
     for requirement in required(component):
         version = installed_version(requirement.name)
         if version is not None and fits(requirement, version):
             continue
         state = "is not installed" if version is None else f"is installed in version {version}"
         subject = f"{component.kind.removesuffix('s')} {component.name}"
-        yield ResourceError(f"{subject} needs {requirement}, which {state}", hint=pip_command(requirement), code="R75")
+        yield ResourceError(
+            f"{subject} needs {requirement}, which {state}",
+            hint=pip_command(requirement),
+            code="R75",
+        )
 
 
 def pip_command(requirement: Requirement) -> str:
-    """The command that installs a requirement: rlcli's extra with it, in known-good versions, or else itself."""
+    """The command that installs a requirement: rlcli's extra with it, in known-good versions,
+    or else itself."""
     extras = read_requirements().extras
     names = {extra: {pinned.name for pinned in group} for extra, group in extras.items()}
     extra = next((extra for extra, group in names.items() if requirement.name in group), None)
@@ -130,7 +145,10 @@ def torch_build() -> str | None:
         text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     except OSError:
         return None
-    builds = {name: re.search(rf"^{name}\b[^=\n]*= *'([^']+)'", text, re.MULTILINE) for name in ("cuda", "hip")}
+    builds = {
+        name: re.search(rf"^{name}\b[^=\n]*= *'([^']+)'", text, re.MULTILINE)
+        for name in ("cuda", "hip")
+    }
     if builds["cuda"]:
         return f"cuda {builds['cuda'][1]}"
     return f"rocm {builds['hip'][1]}" if builds["hip"] else "cpu"

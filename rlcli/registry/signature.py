@@ -1,7 +1,7 @@
 """A component's arguments and methods, read from its source without importing it.
 
-This lets `rlcli validate`, `show` and `ls` check and explain the arguments of a component that needs torch, a GPU or
-a library that is not installed.
+This lets `rlcli validate`, `show` and `ls` check and explain the arguments of a component that
+needs torch, a GPU or a library that is not installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from rlcli.api.limits import BOUNDS, Limits
 from rlcli.errors import ProjectError
 from rlcli.registry.class_fields import Argument, arguments_of, class_named, lineage
 from rlcli.registry.listing import module_of, path_of
-from rlcli.registry.source import Definition, Module, dotted, kept_while_unchanged, read_module, top_level
+from rlcli.registry.source import (
+    Definition,
+    Module,
+    dotted,
+    kept_while_unchanged,
+    read_module,
+    top_level,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -48,12 +55,16 @@ class Signature:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Class literals that are not arguments: `KEYS: ClassVar[tuple[str, ...]] = (...)`."""
 
-    _models: dict[tuple[str, ...], type[BaseModel]] = field(default_factory=dict, repr=False, compare=False)
-    """Cache of `model`: each takes milliseconds, and contracts build a component thousands of times."""
+    _models: dict[tuple[str, ...], type[BaseModel]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Cache of `model`: each takes milliseconds, and contracts build a component thousands of
+    times."""
 
     def model(self, only: Collection[str] | None = None) -> type[BaseModel]:
-        """A pydantic model of the arguments: unknown keys are refused, no value is converted to another type. `only`:
-        limit it to these and the required ones, which is all that is needed to check them."""
+        """A pydantic model of the arguments: unknown keys are refused, no value is converted to
+        another type. `only`: limit it to these and the required ones,
+        which is all that is needed to check them."""
         from rlcli.registry.arguments import arguments_model
 
         arguments = [a for a in self.arguments if only is None or a.required or a.name in only]
@@ -68,8 +79,15 @@ class Signature:
         limits = self.constants.get("LIMITS", {})
         for name, bounds in limits.items() if isinstance(limits, dict) else ():
             if not isinstance(bounds, dict) or not set(bounds) <= set(BOUNDS):
-                message = f"LIMITS of {self.class_name} gives {name} {bounds!r}; bounds are {', '.join(BOUNDS)}"
-                raise ProjectError(message, where=f"{self.path}:{self.line}", hint="for example {'ge': 1, 'le': 10}")
+                message = (
+                    f"LIMITS of {self.class_name} gives {name} {bounds!r}; bounds "
+                    f"are {', '.join(BOUNDS)}"
+                )
+                raise ProjectError(
+                    message,
+                    where=f"{self.path}:{self.line}",
+                    hint="for example {'ge': 1, 'le': 10}",
+                )
         return limits if isinstance(limits, dict) else {}
 
 
@@ -107,7 +125,7 @@ def signature(kind: str, name: str) -> Signature:
     )
 
 
-# -- the class -------------------------------------------------------------------------------------------
+# -- the class -------------------------------------------------------------------------------------
 
 
 def _registered_class(kind: str, module: Module) -> Definition:
@@ -124,7 +142,9 @@ def _registered_class(kind: str, module: Module) -> Definition:
             definitions.append(definition)
     classes = {(definition.module.name, definition.name): definition for definition in definitions}
     if len(classes) > 1:
-        raise ProjectError("the file registers several classes; it must register one", where=str(module.path))
+        raise ProjectError(
+            "the file registers several classes; it must register one", where=str(module.path)
+        )
     if not classes:
         others = f"registers {', '.join(map(repr, misnamed))}, not {module.path.stem!r}"
         fault = others if misnamed else "registers no class"
@@ -143,15 +163,21 @@ def _registrations(module: Module, registrar: str) -> Iterator[tuple[str, ast.ex
             for decorator in statement.decorator_list:
                 if name := _registered_name(module, decorator, registrar):
                     yield name, ast.Name(statement.name)
-        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.Import | ast.ImportFrom):
+        elif not isinstance(
+            statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.Import | ast.ImportFrom
+        ):
             yield from _registering_calls(module, statement, registrar)
 
 
-def _registering_calls(module: Module, statement: ast.stmt, registrar: str) -> Iterator[tuple[str, ast.expr]]:
+def _registering_calls(
+    module: Module, statement: ast.stmt, registrar: str
+) -> Iterator[tuple[str, ast.expr]]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and (name := _registered_name(module, node, registrar)):
             target = (
-                node.args[1] if len(node.args) > 1 else next((k.value for k in node.keywords if k.arg == "cls"), None)
+                node.args[1]
+                if len(node.args) > 1
+                else next((k.value for k in node.keywords if k.arg == "cls"), None)
             )
             if target is not None:
                 yield name, target
@@ -160,13 +186,17 @@ def _registering_calls(module: Module, statement: ast.stmt, registrar: str) -> I
 def _registered_name(module: Module, node: ast.expr, registrar: str) -> str | None:
     if not isinstance(node, ast.Call) or not (dotted(module, node.func) or "").endswith(registrar):
         return None
-    value = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
+    value = (
+        node.args[0]
+        if node.args
+        else next((k.value for k in node.keywords if k.arg == "name"), None)
+    )
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 
 def _check_parameters(definitions: Iterable[Definition]) -> None:
-    """Each method of an interface takes `(model, data, mb_spec)`, under any names; the last may be omitted.
-    Raises ProjectError."""
+    """Each method of an interface takes `(model, data, mb_spec)`, under any names; the last may be
+    omitted. Raises ProjectError."""
     seen: set[str] = set()
     for definition in definitions:
         assert isinstance(definition.node, ast.ClassDef)
@@ -183,9 +213,13 @@ def _check_parameters(definitions: Iterable[Definition]) -> None:
                 if of is None
             ]
             if required or needed > 3 or (len(names) < 2 and node.args.vararg is None):
-                message = f"{node.name} of {definition.name} takes ({', '.join([*names, *required])})"
+                message = (
+                    f"{node.name} of {definition.name} takes ({', '.join([*names, *required])})"
+                )
                 where = f"{definition.module.path}:{node.lineno}"
-                raise ProjectError(message, where=where, hint="it is called with (model, data, mb_spec)")
+                raise ProjectError(
+                    message, where=where, hint="it is called with (model, data, mb_spec)"
+                )
 
 
 def _is_contract(definition: Definition) -> bool:
@@ -206,7 +240,9 @@ def _constants(definition: Definition) -> Iterator[tuple[str, Any]]:
     assert isinstance(definition.node, ast.ClassDef)
     for statement in definition.node.body:
         match statement:
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value):
+            case ast.AnnAssign(
+                target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value
+            ):
                 head = annotation.value if isinstance(annotation, ast.Subscript) else annotation
                 if dotted(definition.module, head) != "typing.ClassVar":
                     continue
@@ -221,9 +257,12 @@ def _constants(definition: Definition) -> Iterator[tuple[str, Any]]:
 
 
 def _merged(constants: Iterable[Iterable[tuple[str, Any]]]) -> dict[str, Any]:
-    """Merge those of a class and its bases, the most distant first; a mapping adds to the inherited one."""
+    """Merge those of a class and its bases, the most distant first;
+    a mapping adds to the inherited one."""
     merged: dict[str, Any] = {}
     for name, value in itertools.chain.from_iterable(constants):
         inherited = merged.get(name)
-        merged[name] = inherited | value if isinstance(inherited, dict) and isinstance(value, dict) else value
+        merged[name] = (
+            inherited | value if isinstance(inherited, dict) and isinstance(value, dict) else value
+        )
     return merged

@@ -1,4 +1,5 @@
-"""Reads Python source without running it: what a module binds, and where a name is really defined."""
+"""Reads Python source without running it: what a module binds,
+and where a name is really defined."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from rlcli.errors import ProjectError
-from rlcli.project import FOLDERS, PACKAGE, component_folders, module_place, search_path, search_paths_kept
+from rlcli.project import (
+    FOLDERS,
+    PACKAGE,
+    component_folders,
+    module_place,
+    search_path,
+    search_paths_kept,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +37,8 @@ _READ: ContextVar[dict[Path, State]] = ContextVar("_READ")
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """One source file: its classes, its aliases (`Names = list[str]`) and the origins of its imports."""
+    """One source file: its classes, its aliases (`Names = list[str]`)
+    and the origins of its imports."""
 
     name: str
     path: Path
@@ -63,7 +72,11 @@ def _read_module(name: str, path: Path, mtime: int, size: int) -> Module:
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte, an unknown encoding
-        where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(path)
+        where = (
+            f"{path}:{error.lineno}"
+            if isinstance(error, SyntaxError) and error.lineno
+            else str(path)
+        )
         raise ProjectError(f"not valid Python: {error}", where=where) from error
     module = Module(name, path, tree)
     for statement in top_level(tree.body):
@@ -72,8 +85,9 @@ def _read_module(name: str, path: Path, mtime: int, size: int) -> Module:
 
 
 def kept_while_unchanged(function: Callable[P, T]) -> Callable[P, T]:
-    """Cache a function of names that reads source: a result is kept as long as neither a file that was read nor a
-    folder of components has changed. Contracts build the same component hundreds of times."""
+    """Cache a function of names that reads source: a result is kept as long as neither a file that
+    was read nor a folder of components has changed. Contracts build the same component hundreds of
+    times."""
     results: dict[object, tuple[dict[Path, State], T]] = {}
 
     @functools.wraps(function)
@@ -106,7 +120,8 @@ def _state(path: Path) -> State:
 
 
 def dotted(module: Module, node: ast.expr) -> str | None:
-    """The full name that `Name` or `a.b.Name` stands for in a module; None for any other expression."""
+    """The full name that `Name` or `a.b.Name` stands for in a module;
+    None for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.insert(0, node.attr)
@@ -167,7 +182,9 @@ def top_level(body: list[ast.stmt]) -> list[ast.stmt]:
             statements += top_level(statement.body + statement.orelse)
         elif isinstance(statement, ast.Try):
             handlers = [line for handler in statement.handlers for line in handler.body]
-            statements += top_level(statement.body + handlers + statement.orelse + statement.finalbody)
+            statements += top_level(
+                statement.body + handlers + statement.orelse + statement.finalbody
+            )
         else:
             statements.append(statement)
     return statements

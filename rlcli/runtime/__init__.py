@@ -1,1 +1,2 @@
-"""Running a recipe: one master worker decides what runs when; model workers hold the models and tensors."""
+"""Running a recipe: one master worker decides what runs when;
+model workers hold the models and tensors."""

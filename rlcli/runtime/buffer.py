@@ -1,5 +1,5 @@
-"""Tracks who holds what: for every sample its sequence lengths, its metadata and the ranks that hold each key; and
-decides which rank of a role works on which samples.
+"""Tracks who holds what: for every sample its sequence lengths, its metadata and the ranks that
+hold each key; and decides which rank of a role works on which samples.
 
 Metadata only; tensors stay with the workers.
 """
@@ -30,12 +30,14 @@ Traits = tuple["torch.dtype | None", tuple[int, ...] | None]
 
 
 MOST_SHARED = 2**16
-"""Values cached for sharing; the cache is cleared when more accumulate, as with many ranks in a long run."""
+"""Values cached for sharing; the cache is cleared when more accumulate,
+as with many ranks in a long run."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One key of one sample. There may be a million of these, so equal values are stored once and shared."""
+    """One key of one sample. There may be a million of these,
+    so equal values are stored once and shared."""
 
     lengths: array[int]
     """Lengths of its sequences."""
@@ -51,8 +53,8 @@ class Transfer:
     source: int
     target: int
     description: SequenceSample
-    """Describes these samples and this key only: what the receiver needs to allocate memory. Includes the samples'
-    metadata if it has none of it yet."""
+    """Describes these samples and this key only: what the receiver needs to allocate memory.
+    Includes the samples' metadata if it has none of it yet."""
 
     @property
     def key(self) -> str:
@@ -64,7 +66,11 @@ class Transfer:
         return [str(id_) for id_ in self.description.ids]
 
     def as_json(self) -> Fields:
-        return {"source": self.source, "target": self.target, "description": self.description.as_json()}
+        return {
+            "source": self.source,
+            "target": self.target,
+            "description": self.description.as_json(),
+        }
 
     @staticmethod
     def from_json(fields: Fields) -> Transfer:
@@ -96,7 +102,9 @@ class Buffer:
     def add(self, rank: int, batch: SequenceSample) -> None:
         """Record that `rank` now holds all keys of `batch`, which is a description."""
         alone = self._once(frozenset({rank}))
-        traits = {key: self._once((batch.dtypes[key], batch.trailing_shapes[key])) for key in batch.keys}
+        traits = {
+            key: self._once((batch.dtypes[key], batch.trailing_shapes[key])) for key in batch.keys
+        }
         for number, id_ in enumerate(map(str, batch.ids)):
             entries = self._entries[id_]
             self._metadata[id_] |= {name: values[number] for name, values in batch.metadata.items()}
@@ -121,10 +129,13 @@ class Buffer:
     def holders(self, id_: str, keys: Sequence[str]) -> set[int]:
         """The ranks that hold all of these keys of a sample."""
         entries = self._entries[id_]
-        return set.intersection(*(set(entries[key].ranks) if key in entries else set() for key in keys))
+        return set.intersection(
+            *(set(entries[key].ranks) if key in entries else set() for key in keys)
+        )
 
     def shared_out(self, ids: Sequence[str]) -> dict[int, dict[str, list[str]]]:
-        """Rank → sample → keys: each key of these samples once, assigned to a rank that holds it."""
+        """Rank → sample → keys: each key of these samples once,
+        assigned to a rank that holds it."""
         assigned: dict[int, dict[str, list[str]]] = {}
         for id_ in ids:
             for key, entry in self._entries[id_].items():
@@ -141,16 +152,20 @@ class Buffer:
         return sum(self.sequence_lengths([id_], key)) or 1
 
     def description(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
-        """These keys of these samples, at least one, without metadata. Raises ValueError if dtypes or shapes differ
-        between the samples."""
+        """These keys of these samples, at least one, without metadata. Raises ValueError if dtypes
+        or shapes differ between the samples."""
         entries = {key: [self._entries[id_][key] for id_ in ids] for key in keys}
         traits = {key: {entry.traits for entry in of_key} for key, of_key in entries.items()}
-        unlike = [f"{key}: {sorted(map(str, kinds))}" for key, kinds in traits.items() if len(kinds) > 1]
+        unlike = [
+            f"{key}: {sorted(map(str, kinds))}" for key, kinds in traits.items() if len(kinds) > 1
+        ]
         if unlike:
             raise ValueError(f"samples that were made in unlike ways: {'; '.join(unlike)}")
         return SequenceSample(
             ids=list(ids),
-            seqlens={key: [entry.lengths.tolist() for entry in of_key] for key, of_key in entries.items()},
+            seqlens={
+                key: [entry.lengths.tolist() for entry in of_key] for key, of_key in entries.items()
+            },
             dtypes={key: dtype for key, ((dtype, _),) in traits.items()},
             trailing_shapes={key: shape for key, ((_, shape),) in traits.items()},
         )
@@ -166,14 +181,19 @@ class Buffer:
         return [self._metadata[id_][name] for id_ in ids if name in self._metadata[id_]]
 
     def transfers(self, shares: dict[int, list[str]], keys: Sequence[str]) -> list[Transfer]:
-        """The transfers after which every rank holds `keys` of its share; none where it already does.
+        """The transfers after which every rank holds `keys` of its share;
+        none where it already does.
 
-        The order is the same for all ranks, and each rank works through it in that order, so no two can wait for each
-        other. Among several holders, the one that has sent least sends.
+        The order is the same for all ranks, and each rank works through it in that order, so no two
+        can wait for each other. Among several holders, the one that has sent least sends.
         """
         plan: list[Transfer] = []
         for target, ids in sorted(shares.items()):
-            strangers = {id_ for id_ in ids if all(target not in entry.ranks for entry in self._entries[id_].values())}
+            strangers = {
+                id_
+                for id_ in ids
+                if all(target not in entry.ranks for entry in self._entries[id_].values())
+            }
             for key in keys:
                 by_holders: dict[tuple[int, ...], list[str]] = {}
                 for id_ in ids:
@@ -210,8 +230,9 @@ class Buffer:
 
 
 def shares(items: Sequence[Item], loads: Sequence[int], parts: int) -> list[list[Item]]:
-    """Contiguous shares, each cut where the sum of the loads before it is closest to its target. Roles on equal meshes
-    get equal shares; some are empty if items are few or one of them outweighs the others."""
+    """Contiguous shares, each cut where the sum of the loads before it is closest to its target.
+    Roles on equal meshes get equal shares; some are empty if items are few or one of them outweighs
+    the others."""
     sums = [0, *accumulate(loads)]
     cuts = [0]
     for number in range(1, parts):
@@ -222,7 +243,9 @@ def shares(items: Sequence[Item], loads: Sequence[int], parts: int) -> list[list
     return [list(items[a:b]) for a, b in pairwise([*cuts, len(items)])]
 
 
-def share_by_rank(items: Sequence[Item], loads: Sequence[int], placement: RolePlacement) -> dict[int, list[Item]]:
+def share_by_rank(
+    items: Sequence[Item], loads: Sequence[int], placement: RolePlacement
+) -> dict[int, list[Item]]:
     """Rank → its share; ranks of one data-parallel replica get the same share."""
     replica = len(placement.ranks) // placement.mesh.dp
     parts = shares(items, loads, placement.mesh.dp)

@@ -1,4 +1,5 @@
-"""Sends calls of the graph to the workers of their roles: who computes which samples, and what is transferred first."""
+"""Sends calls of the graph to the workers of their roles: who computes which samples, and what is
+transferred first."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ ASPECTS: Mapping[str, tuple[str, ...]] = {
 
 
 def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
-    """Role whose weights change → by how much its version grows in a training step. A role that follows another grows
-    with it."""
+    """Role whose weights change → by how much its version grows in a training step. A role that
+    follows another grows with it."""
     trained = Counter(mfc.model_name for mfc in graph if mfc.is_train)
     for mfc in graph:
         hook = copy_hook(mfc)
@@ -57,7 +58,8 @@ class PreparedCall:
 
 @dataclass(eq=False)
 class Arrival:
-    """Transfers that are under way. Their targets count as holders from the moment they are planned."""
+    """Transfers that are under way. Their targets count as holders from the moment they are
+    planned."""
 
     samples: Mapping[int, set[str]]
     """Rank → the samples of which it is sent something."""
@@ -84,7 +86,9 @@ class WeightCopy:
 class Calls:
     """The requests that loading rows, calls, copies and clearing take. `flow` decides when."""
 
-    def __init__(self, recipe: Recipe, topology: Topology, ranks: Ranks, phase: Callable[[str], None]):
+    def __init__(
+        self, recipe: Recipe, topology: Topology, ranks: Ranks, phase: Callable[[str], None]
+    ):
         self.buffer = Buffer()
         self.turns, self.are_busy = ranks.turns, ranks.are_busy
         self.times = StepTimes(topology.groups)
@@ -100,17 +104,19 @@ class Calls:
         self._names: dict[str, str] = {}
         """Sample → its dataset's name for it."""
 
-    # -- a call, in the order in which these are used ---------------------------------------------------------
+    # -- a call, in the order in which these are used ----------------------------------------------
 
     def ranks_of(self, mfc: MFCDef) -> tuple[int, ...]:
         """The ranks that a call keeps busy: none if it runs in a pool."""
-        return () if mfc.model_name in self._pooled else self._topology.placement(mfc.model_name).ranks
+        return (
+            () if mfc.model_name in self._pooled else self._topology.placement(mfc.model_name).ranks
+        )
 
     def prepare(
         self, mfc: MFCDef, ids: Sequence[str], number: int, ages: Mapping[str, int] | None = None
     ) -> PreparedCall:
-        """Assign samples, at least one, to the ranks of a call. The samples of a training step are a batch, in its
-        order; `ages` are their staleness, None if none is generated ahead."""
+        """Assign samples, at least one, to the ranks of a call. The samples of a training step are
+        a batch, in its order; `ages` are their staleness, None if none is generated ahead."""
         placement = self._topology.placement(mfc.model_name)
         shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
         moves = self.buffer.transfers(shares, mfc.input_keys)
@@ -131,8 +137,8 @@ class Calls:
         return PreparedCall(mfc, placement, moves, requests)
 
     async def move(self, call: PreparedCall) -> None:
-        """Have inputs that its ranks lack transferred to them; wait for these, and for those that are on their way for
-        other calls, which are not sent twice."""
+        """Have inputs that its ranks lack transferred to them; wait for these, and for those that
+        are on their way for other calls, which are not sent twice."""
         earlier = [arrival for arrival in self._arrivals if arrival.concerns(call)]
         if call.moves:
             await self._transfer(call.moves)
@@ -158,7 +164,9 @@ class Calls:
         """Send it to its ranks."""
         role = call.mfc.model_name
         self._phase(call.mfc.name)
-        return self._ranks.ask("run_call", call.requests, lane=pool_name(role) if role in self._pooled else COMPUTE)
+        return self._ranks.ask(
+            "run_call", call.requests, lane=pool_name(role) if role in self._pooled else COMPUTE
+        )
 
     def take_in(self, call: PreparedCall, answers: Answers) -> Answered:
         """Note which samples now have which outputs; returns the rest of the answers."""
@@ -167,14 +175,18 @@ class Calls:
         for rank in call.placement.ranks:
             if answers[rank]["batch"] is not None:
                 self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
-        return Answered.of(call.mfc, call.placement, answers, self._updates.get(call.mfc.model_name, 0))
+        return Answered.of(
+            call.mfc, call.placement, answers, self._updates.get(call.mfc.model_name, 0)
+        )
 
     def copy_after(self, mfc: MFCDef) -> WeightCopy | None:
         """The copy of weights after a call."""
         hook = copy_hook(mfc)
         if hook is None:
             return None
-        sources, followers = (self._topology.placement(role).ranks for role in (mfc.model_name, hook.target))
+        sources, followers = (
+            self._topology.placement(role).ranks for role in (mfc.model_name, hook.target)
+        )
         return WeightCopy(tuple(sorted({*sources, *followers})), sources, followers, mfc.name)
 
     def copy(self, copy: WeightCopy) -> Awaitable[Answers]:
@@ -186,15 +198,16 @@ class Calls:
         self.times.count_work({rank: answer["seconds"] for rank, answer in answers.items()})
         return max(float(answers[rank]["seconds"]) for rank in copy.followers)
 
-    # -- samples ---------------------------------------------------------------------------------------------
+    # -- samples -----------------------------------------------------------------------------------
 
     async def load(
         self, graph: Sequence[MFCDef], dataset: str, rows: Sequence[tuple[str, int, int]]
     ) -> tuple[list[str], int]:
-        """Have the workers of the graph's first call load the rows that they will work on: (id, row, attempt).
+        """Have the workers of the graph's first call load the rows that they will work on:
+        (id, row, attempt).
 
-        A stream is read only by the first of them. Returns the ids of rows that are missing because it ended before
-        them, of which nothing is kept, and its number of rows.
+        A stream is read only by the first of them. Returns the ids of rows that are missing because
+        it ended before them, of which nothing is kept, and its number of rows.
         """
         ids, shares = [id_ for id_, _, _ in rows], self._equal_shares(graph, rows)
         if dataset in self.streams:
@@ -208,8 +221,8 @@ class Calls:
         return missing, max(answer["length"] or 0 for answer in answers)
 
     async def restore(self, graph: Sequence[MFCDef], folder: str, names: Mapping[str, str]) -> None:
-        """Have the workers of the graph's first call load finished samples from a checkpoint. `names`: sample → its
-        dataset's name for it."""
+        """Have the workers of the graph's first call load finished samples from a checkpoint.
+        `names`: sample → its dataset's name for it."""
         shares = self._equal_shares(graph, list(names))
         requests = {rank: {"folder": folder, "ids": share} for rank, share in shares.items()}
         await self._load("load_samples", list(names), requests)
@@ -218,9 +231,15 @@ class Calls:
     def _equal_shares(self, graph: Sequence[MFCDef], items: Sequence[T]) -> dict[int, list[T]]:
         """Rank of the graph's first call → its share, if it has one."""
         placement = self._topology.placement(graph[0].model_name)
-        return {rank: share for rank, share in share_by_rank(items, [1] * len(items), placement).items() if share}
+        return {
+            rank: share
+            for rank, share in share_by_rank(items, [1] * len(items), placement).items()
+            if share
+        }
 
-    async def _load(self, op: str, ids: Sequence[str], requests: Mapping[int, Fields]) -> list[Mapping[str, Any]]:
+    async def _load(
+        self, op: str, ids: Sequence[str], requests: Mapping[int, Fields]
+    ) -> list[Mapping[str, Any]]:
         self.buffer.expect(ids)
         answers = await self._ranks.ask(op, requests)
         for rank, answer in answers.items():
@@ -233,8 +252,8 @@ class Calls:
         return {id_: self._names[id_] for id_ in ids}
 
     def describe(self, ids: Sequence[str]) -> Awaitable[list[Fields]]:
-        """Ask, at once, for the responses to these prompts: await the fields of a `SampleRecord`, except step and
-        phase, for each."""
+        """Ask, at once, for the responses to these prompts: await the fields of a `SampleRecord`,
+        except step and phase, for each."""
         requests: dict[int, dict[str, dict[str, list[str]]]] = {}
         for id_ in ids:
             for aspect, keys in ASPECTS.items():
@@ -252,19 +271,30 @@ class Calls:
         if by_rank:
             self._ranks.tell("clear", {rank: {"ids": of_rank} for rank, of_rank in by_rank.items()})
 
-    def _evaluation_batches(self, mfc: MFCDef, shares: Mapping[int, list[str]]) -> dict[int, list[list[int]]]:
-        """Rank → its batches under the token cap; the same number on every rank, because all take part in each."""
+    def _evaluation_batches(
+        self, mfc: MFCDef, shares: Mapping[int, list[str]]
+    ) -> dict[int, list[list[int]]]:
+        """Rank → its batches under the token cap; the same number on every rank,
+        because all take part in each."""
         parts = {
-            rank: self.buffer.description(ids, mfc.input_keys).split_to_micro_batches(mfc.mb_spec)[1] if ids else []
+            rank: self.buffer.description(ids, mfc.input_keys).split_to_micro_batches(mfc.mb_spec)[
+                1
+            ]
+            if ids
+            else []
             for rank, ids in shares.items()
         }
         most = max(len(groups) for groups in parts.values())
-        return {rank: [*groups, *[[] for _ in range(most - len(groups))]] for rank, groups in parts.items()}
+        return {
+            rank: [*groups, *[[] for _ in range(most - len(groups))]]
+            for rank, groups in parts.items()
+        }
 
 
 async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | None) -> list[Fields]:
-    """A line for each response, of which ranks describe different aspects; one that is not described for every response
-    of a sample is None. `names`: sample → its dataset's name for it."""
+    """A line for each response, of which ranks describe different aspects; one that is not
+    described for every response of a sample is None. `names`:
+    sample → its dataset's name for it."""
     described: dict[str, dict[str, list[Any]]] = {id_: {} for id_ in names}
     for answer in (await answering).values() if answering is not None else ():
         for id_, aspects in answer.items():
@@ -274,7 +304,10 @@ async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | No
         texts = aspects.get("text", [])
         unknown = [None] * len(texts)
         columns = {aspect: aspects.get(aspect, unknown) for aspect in ASPECTS if aspect != "text"}
-        complete = {aspect: values if len(values) == len(texts) else unknown for aspect, values in columns.items()}
+        complete = {
+            aspect: values if len(values) == len(texts) else unknown
+            for aspect, values in columns.items()
+        }
         for number, text in enumerate(texts):
             values = {aspect: of_sample[number] for aspect, of_sample in complete.items()}
             lines.append({"id": names[id_], "number": number, **text, **values})

@@ -1,4 +1,5 @@
-"""The master's side of checkpoints: when one is due, how it is committed, what a run resumes from."""
+"""The master's side of checkpoints: when one is due, how it is committed,
+what a run resumes from."""
 
 from __future__ import annotations
 
@@ -41,14 +42,16 @@ SLOWEST = 50e6
 
 @dataclass(frozen=True)
 class RunState:
-    """What the master must remember between two steps. Everything else follows from the recipe and the step."""
+    """What the master must remember between two steps. Everything else follows from the recipe and
+    the step."""
 
     step: int
     """Completed steps."""
     samples: int
     """Samples that these steps trained on."""
     drawn: int
-    """Rows of the training dataset that were drawn, including dropped ones: the position in its order."""
+    """Rows of the training dataset that were drawn, including dropped ones:
+    the position in its order."""
     datasets: Mapping[str, str]
     """Digest of each dataset."""
     versions: Mapping[str, Any] = field(default_factory=dict)
@@ -60,18 +63,22 @@ class RunState:
     used: Mapping[str, int] = field(default_factory=dict)
     """Dataset that the training dataset is made of → number of its samples that were trained on."""
     returned: list[tuple[int, int, int]] = field(default_factory=list)
-    """(epoch, row, attempt) of the samples that were given back or were in progress: they are drawn next."""
+    """(epoch, row, attempt) of the samples that were given back or were in progress:
+    they are drawn next."""
     tokens: int = 0
     """Tokens of the samples trained on."""
     pass_rows: int | None = None
-    """Rows of a pass over the training dataset; None for a stream whose end has not been reached."""
+    """Rows of a pass over the training dataset;
+    None for a stream whose end has not been reached."""
     ready: list[dict[str, Any]] = field(default_factory=list)
-    """Samples generated ahead of training, and their names. Their tensors are in the ranks' files."""
+    """Samples generated ahead of training, and their names.
+    Their tensors are in the ranks' files."""
     format: int = FORMAT
 
     @classmethod
     def read(cls, folder: Path) -> RunState:
-        """Read the state of a verified checkpoint. Raises ModelError F85 if a newer rlcli wrote it."""
+        """Read the state of a verified checkpoint. Raises ModelError F85 if a newer rlcli wrote
+        it."""
         fields = json.loads((folder / STATE).read_text(encoding="utf-8"))
         if fields.get("format") == 1:  # from a run that could not drop samples
             fields |= {"format": 2, "drawn": fields["samples"]}
@@ -99,7 +106,10 @@ class Start:
         before, now = self.state.datasets.get(name), digests.get(name)
         if before is not None and before != now:
             raise DataError(
-                f"dataset {name} is not what it was at step {self.state.step}: {before[:12]} then, {str(now)[:12]} now",
+                (
+                    f"dataset {name} is not what it was at step {self.state.step}: {before[:12]} "
+                    f"then, {str(now)[:12]} now"
+                ),
                 hint="put the old data back, or start a new run from models/",
                 code="F65",
             )
@@ -110,11 +120,15 @@ class Start:
             return
         done, epochs = self.state.step, recipe.train.epochs
         planned = (
-            f"train.steps is {steps}" if recipe.train.steps is not None else f"train.epochs={epochs} is {steps} steps"
+            f"train.steps is {steps}"
+            if recipe.train.steps is not None
+            else f"train.epochs={epochs} is {steps} steps"
         )
         raise UsageError(
             f"{planned}, but the run has done {done} steps",
-            hint=f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more continues it",
+            hint=(
+                f"rlcli ckpt ls shows what it has kept; train.steps of {done} or more continues it"
+            ),
             code="F84",
         )
 
@@ -148,10 +162,18 @@ class Schedule:
 
 
 class Checkpoints:
-    """Has the workers write checkpoints, makes sure that they are committed, and reports the outcome."""
+    """Has the workers write checkpoints, makes sure that they are committed,
+    and reports the outcome."""
 
-    def __init__(self, run: RunDirectory, identity: RunIdentity, recipe: Recipe, topology: Topology, ranks: Ranks,
-                 display: Display):  # fmt: skip
+    def __init__(
+        self,
+        run: RunDirectory,
+        identity: RunIdentity,
+        recipe: Recipe,
+        topology: Topology,
+        ranks: Ranks,
+        display: Display,
+    ):
         folder = self.folder = run.checkpoints
         self._identity = identity
         self._recipe = recipe
@@ -159,7 +181,11 @@ class Checkpoints:
         self._ranks = ranks
         self._display = display
         self._commits = Commits(
-            folder, identity, recipe.checkpoint, topology.world_size, lambda step: run.record.update(step=step)
+            folder,
+            identity,
+            recipe.checkpoint,
+            topology.world_size,
+            lambda step: run.record.update(step=step),
         )
         self._failed = 0
         self._size = 0
@@ -176,8 +202,8 @@ class Checkpoints:
         self._commits.committed = step
 
     def check_room(self, size: int) -> None:
-        """Check before the run that the disk has room for all checkpoints of `size` bytes that it may have to hold at
-        once, in addition to the existing ones. Raises ResourceError F28."""
+        """Check before the run that the disk has room for all checkpoints of `size` bytes that it
+        may have to hold at once, in addition to the existing ones. Raises ResourceError F28."""
         settings, self._size = self._recipe.checkpoint, size
         if settings.at_end or settings.on_stop or settings.every_steps or settings.every_epochs:
             most_kept = settings.keep_last + settings.keep_best
@@ -192,10 +218,12 @@ class Checkpoints:
         sync: Callable[[], None],
         samples: Mapping[int, dict[str, list[str]]] | None = None,
     ) -> None:
-        """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when this returns.
+        """Begin the checkpoint of a step. Without `checkpoint.asynchronous` it is committed when
+        this returns.
 
-        `samples`: rank → the part of the finished samples that it writes, as sample → keys. `sync` flushes the lines of
-        the steps up to this one to disk, or raises ResourceError: a run that resumes here keeps them.
+        `samples`: rank → the part of the finished samples that it writes, as sample → keys. `sync`
+        flushes the lines of the steps up to this one to disk, or raises ResourceError: a run that
+        resumes here keeps them.
         """
         await self.settle(wait=True)
         self._display.phase("copying a checkpoint")
@@ -205,20 +233,33 @@ class Checkpoints:
         except ResourceError as error:
             self._count_failure(state.step, error)
             return
-        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        numbers = {
+            name: float(value) for name, value in metrics.items() if isinstance(value, int | float)
+        }
         self._commits.begin(state.step, folder, numbers)
         requests = {
-            rank: {"folder": str(folder), "step": state.step, "samples": (samples or {}).get(rank, {})}
+            rank: {
+                "folder": str(folder),
+                "step": state.step,
+                "samples": (samples or {}).get(rank, {}),
+            }
             for rank in range(self._topology.world_size)
         }
         answers = await self._ranks.ask("checkpoint", requests)
-        contents = asdict(state) | {aspect: _merged(answers, aspect) for aspect in ("versions", "interfaces")}
+        contents = asdict(state) | {
+            aspect: _merged(answers, aspect) for aspect in ("versions", "interfaces")
+        }
         try:
-            self._commits.add(state.step, MASTER, seal(folder, [write_json(folder / STATE, contents)]))
+            self._commits.add(
+                state.step, MASTER, seal(folder, [write_json(folder / STATE, contents)])
+            )
         except (OSError, ResourceError) as error:
             self._commits.add(state.step, MASTER, failure=disk_failure(error, folder))
         except ValueError as error:  # JSON has no NaN
-            message = f"the state of step {state.step} holds a number that is not finite; no checkpoint is written"
+            message = (
+                f"the state of step {state.step} holds a number that is not "
+                "finite; no checkpoint is written"
+            )
             raise NumericError(
                 message, hint="the state is what the interfaces' state_dict() say", code="F35"
             ) from error
@@ -226,10 +267,12 @@ class Checkpoints:
             await self.settle(wait=True)
 
     async def settle(self, wait: bool = False) -> None:
-        """Report what became of checkpoints; `wait` until none is being written. Raises errors from their threads, and
-        ResourceError once too many could not be written."""
+        """Report what became of checkpoints; `wait` until none is being written. Raises errors from
+        their threads, and ResourceError once too many could not be written."""
         while wait and self._commits.writing is not None:
-            await self._ranks.next_report(f"the files of the checkpoint of step {self._commits.writing}")
+            await self._ranks.next_report(
+                f"the files of the checkpoint of step {self._commits.writing}"
+            )
         for outcome in self._commits.outcomes():
             if isinstance(outcome.error, ResourceError):
                 self._count_failure(outcome.step, outcome.error)
@@ -241,15 +284,17 @@ class Checkpoints:
                 self._display.warning(warning)
 
     async def settle_at_error(self, patience: float) -> None:
-        """Before an error ends the run: commit the checkpoint whose files are complete, or will be within `patience`
-        seconds. Raises nothing: the run ends with the original error."""
+        """Before an error ends the run: commit the checkpoint whose files are complete, or will be
+        within `patience` seconds. Raises nothing: the run ends with the original error."""
         self._ranks.cancel()
         if self._commits.waits_for_ranks:
             self._display.phase("finishing a checkpoint")
         end = time.monotonic() + patience
         while self._commits.waits_for_ranks:
             try:
-                await self._ranks.next_report("the files of a checkpoint", max(0.0, end - time.monotonic()))
+                await self._ranks.next_report(
+                    "the files of a checkpoint", max(0.0, end - time.monotonic())
+                )
             except (WorkerError, HangError):
                 break
             except RlcliError:  # from another rank that hit the same error
@@ -257,9 +302,13 @@ class Checkpoints:
         lost = self._commits.give_up()
         for outcome in self._commits.outcomes():
             if outcome.error is not None:
-                self._display.warning(f"the checkpoint of step {outcome.step} was not committed: {outcome.error}")
+                self._display.warning(
+                    f"the checkpoint of step {outcome.step} was not committed: {outcome.error}"
+                )
         if lost is not None:
-            self._display.warning(f"the checkpoint of step {lost} was not committed: its files are not complete")
+            self._display.warning(
+                f"the checkpoint of step {lost} was not committed: its files are not complete"
+            )
         if self.committed is not None:
             self._display.note(f"the last checkpoint is that of step {self.committed}")
 
@@ -268,7 +317,9 @@ class Checkpoints:
         failure = report.failure.as_error() if report.failure is not None else None
         if isinstance(failure, ResourceError):
             message = f"rank {report.rank}: {failure.what}"
-            failure = ResourceError(message, where=failure.where, hint=failure.hint, code=failure.code)
+            failure = ResourceError(
+                message, where=failure.where, hint=failure.hint, code=failure.code
+            )
         files = [FileDigest(**digest) for digest in report.value["files"]]
         self._commits.add(report.value["step"], report.rank, files, failure)
 
@@ -277,22 +328,32 @@ class Checkpoints:
         limit = self._recipe.checkpoint.max_failed_saves
         message = f"the checkpoint of step {step} could not be written: {why.what}"
         if self._failed > limit:
-            last = f"the last one is of step {self.committed}" if self.committed is not None else "there is none"
-            raise ResourceError(f"{message}; {last}", where=str(self.folder), hint=why.hint, code=why.code)
+            last = (
+                f"the last one is of step {self.committed}"
+                if self.committed is not None
+                else "there is none"
+            )
+            raise ResourceError(
+                f"{message}; {last}", where=str(self.folder), hint=why.hint, code=why.code
+            )
         self._display.warning(f"[{why.code}] {message} ({self._failed} of {limit})")
 
 
 def _merged(answers: Answers, aspect: str) -> dict[str, Any]:
-    """What ranks answer by name, for each name that of the lowest rank: it is the same on all of them."""
+    """What ranks answer by name, for each name that of the lowest rank:
+    it is the same on all of them."""
     merged: dict[str, Any] = {}
     for rank in sorted(answers, reverse=True):
         merged |= answers[rank][aspect]
     return merged
 
 
-async def verify_on_ranks(checkpoint: Path, ranks: Ranks, world_size: int, deadline: float) -> list[ModelError]:
-    """What is wrong with the files of a checkpoint, before anything of it is loaded. Each rank reads a share of them.
-    `deadline`: seconds that they may take in addition to the time for reading."""
+async def verify_on_ranks(
+    checkpoint: Path, ranks: Ranks, world_size: int, deadline: float
+) -> list[ModelError]:
+    """What is wrong with the files of a checkpoint, before anything of it is loaded. Each rank
+    reads a share of them. `deadline`: seconds that they may take in addition to the time for
+    reading."""
     manifest = read_manifest(checkpoint)
     shares = shared_out(manifest.files.values(), world_size)
     asked = {
@@ -305,8 +366,9 @@ async def verify_on_ranks(checkpoint: Path, ranks: Ranks, world_size: int, deadl
 
 
 def shared_out(files: Iterable[FileDigest], world_size: int) -> list[list[FileDigest]]:
-    """The files that each rank verifies: those that a rank of its number wrote, which it reads next if the layout is
-    the same; the others go to whoever has least to read. So every byte is read once."""
+    """The files that each rank verifies: those that a rank of its number wrote, which it reads next
+    if the layout is the same; the others go to whoever has least to read.
+    So every byte is read once."""
     shares: list[list[FileDigest]] = [[] for _ in range(world_size)]
     sizes = [0] * world_size
     unassigned = []

@@ -53,13 +53,20 @@ class _Begun:
 
 
 class Commits:
-    """Collects the parts of one checkpoint after the other; the thread that adds the last part commits it.
+    """Collects the parts of one checkpoint after the other;
+    the thread that adds the last part commits it.
 
-    Training continues meanwhile, so nothing is raised or printed here: `outcomes` are for the master's own thread.
+    Training continues meanwhile, so nothing is raised or printed here: `outcomes` are for the
+    master's own thread.
     """
 
     def __init__(
-        self, folder: Path, identity: RunIdentity, settings: Checkpoint, world_size: int, note: Callable[[int], None]
+        self,
+        folder: Path,
+        identity: RunIdentity,
+        settings: Checkpoint,
+        world_size: int,
+        note: Callable[[int], None],
     ):
         """`note` records outside the folder that a step is committed; it may raise OSError."""
         self.committed: int | None = None
@@ -91,9 +98,15 @@ class Commits:
         with self._changed:
             self._begun = _Begun(step, folder, metrics, {MASTER, *range(self._world_size)})
 
-    def add(self, step: int, writer: int, files: Sequence[FileDigest] = (), failure: Exception | None = None) -> None:
-        """A writer's part of the checkpoint of a step is on disk, or has failed; after the last one the checkpoint is
-        committed.
+    def add(
+        self,
+        step: int,
+        writer: int,
+        files: Sequence[FileDigest] = (),
+        failure: Exception | None = None,
+    ) -> None:
+        """A writer's part of the checkpoint of a step is on disk, or has failed; after the last one
+        the checkpoint is committed.
 
         Parts of a checkpoint that was given up are ignored.
         """
@@ -107,7 +120,8 @@ class Commits:
             if begun.missing:
                 return
         try:
-            outcome = self._end(begun)  # without the lock: nobody waits while old checkpoints are deleted
+            # without the lock: nobody waits while old checkpoints are deleted
+            outcome = self._end(begun)
             with self._changed:
                 self._outcomes.append(outcome)
         finally:
@@ -122,10 +136,12 @@ class Commits:
         return outcomes
 
     def give_up(self) -> int | None:
-        """Commit nothing more and leave unfinished files in their temporary folder; returns their step. Waits for a
-        commit that another thread has begun."""
+        """Commit nothing more and leave unfinished files in their temporary folder; returns their
+        step. Waits for a commit that another thread has begun."""
         with self._changed:
-            self._changed.wait_for(lambda: self._begun is None or bool(self._begun.missing), LONGEST_COMMIT)
+            self._changed.wait_for(
+                lambda: self._begun is None or bool(self._begun.missing), LONGEST_COMMIT
+            )
             given_up, self._begun = self._begun, None
         return given_up.step if given_up is not None else None
 
@@ -133,14 +149,20 @@ class Commits:
         if begun.failures:
             abandon(begun.folder)
             # an error that ends the run takes precedence over a disk that failed once
-            return Outcome(begun.step, min(begun.failures, key=lambda error: isinstance(error, ResourceError)))
+            return Outcome(
+                begun.step, min(begun.failures, key=lambda error: isinstance(error, ResourceError))
+            )
         try:
             committed = self._commit(begun)
         except Exception as error:
             abandon(begun.folder)
             return Outcome(begun.step, error)
         self.committed = begun.step
-        warnings = [*self._write_down(begun.step), *self._prune(committed), *self._mention_strangers()]
+        warnings = [
+            *self._write_down(begun.step),
+            *self._prune(committed),
+            *self._mention_strangers(),
+        ]
         return Outcome(begun.step, warnings=tuple(warnings))
 
     def _commit(self, begun: _Begun) -> Path:
@@ -165,7 +187,11 @@ class Commits:
     def _prune(self, committed: Path) -> list[str]:
         """Delete older checkpoints; returns warnings."""
         settings = self._settings
-        best = Best(settings.best_metric, settings.best_is, settings.keep_best) if settings.keep_best else None
+        best = (
+            Best(settings.best_metric, settings.best_is, settings.keep_best)
+            if settings.keep_best
+            else None
+        )
         try:
             prune(
                 self._folder,
@@ -182,10 +208,18 @@ class Commits:
         """Mention each only once."""
         try:
             unmentioned = [
-                path for path in strangers(self._folder, self._identity.run_id) if path not in self._mentioned
+                path
+                for path in strangers(self._folder, self._identity.run_id)
+                if path not in self._mentioned
             ]
         except ResourceError:
             return []
         self._mentioned.update(unmentioned)
-        names = ", ".join(path.name for path in unmentioned[:5]) + (" …" if len(unmentioned) > 5 else "")
-        return [f"kept in {self._folder}, as these may not be checkpoints of this run: {names}"] if unmentioned else []
+        names = ", ".join(path.name for path in unmentioned[:5]) + (
+            " …" if len(unmentioned) > 5 else ""
+        )
+        return (
+            [f"kept in {self._folder}, as these may not be checkpoints of this run: {names}"]
+            if unmentioned
+            else []
+        )

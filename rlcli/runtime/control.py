@@ -1,15 +1,17 @@
-"""Connections between the master and the processes of a run: who may connect, where, and how many there may be.
+"""Connections between the master and the processes of a run: who may connect, where,
+and how many there may be.
 
-There are three sockets: for requests and replies, for heartbeats, and for the store through which ranks find each other
-(see `pulse` and `store`). On one node they are Unix sockets in a folder that only its owner may enter; between nodes
-they use TCP on one interface. Either way a peer must know the master's CURVE key, generated for this run, to be
-understood at all, and must prove that it has the run's client key before the master keeps more than one frame of it.
-Addresses, keys and token reach the processes in a file that only their owner can read, never through a command line or
-the environment.
+There are three sockets: for requests and replies, for heartbeats, and for the store through which
+ranks find each other (see `pulse` and `store`). On one node they are Unix sockets in a folder that
+only its owner may enter; between nodes they use TCP on one interface. Either way a peer must know
+the master's CURVE key, generated for this run, to be understood at all, and must prove that it has
+the run's client key before the master keeps more than one frame of it. Addresses, keys and token
+reach the processes in a file that only their owner can read,
+never through a command line or the environment.
 
-Every connection takes a descriptor. The limit on open files is raised as far as the system permits, and compared with
-what a run needs before it starts: a process that has none left fails in odd ways. ZeroMQ stops accepting connections,
-and gloo aborts.
+Every connection takes a descriptor. The limit on open files is raised as far as the system permits,
+and compared with what a run needs before it starts: a process that has none left fails in odd ways.
+ZeroMQ stops accepting connections, and gloo aborts.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from rlcli.runtime.messages import FRAME
 
 CONTROL_FILE = "control.json"
 SOCKET = "control"
-"""Name of the Unix socket for requests; `launch.meeting` keeps its path within the length limit of socket addresses."""
+"""Name of the Unix socket for requests; `launch.meeting` keeps its path within the length limit of
+socket addresses."""
 PULSES = "pulses"
 """Name of the Unix socket for heartbeats."""
 STORE = "store"
@@ -45,16 +48,18 @@ ZAP = "inproc://zeromq.zap.01"
 """Where libzmq asks whether a client's key is one of ours."""
 
 HIGHEST = 1 << 20
-"""The limit is not raised beyond this. Some systems allow a thousand million, and programs that close every descriptor
-that they might have would then take minutes."""
+"""The limit is not raised beyond this. Some systems allow a thousand million, and programs that
+close every descriptor that they might have would then take minutes."""
 OF_A_PROCESS = 96
-"""Descriptors of a process apart from its connections: files, libraries, devices, and whatever a component opens."""
+"""Descriptors of a process apart from its connections: files, libraries, devices, and whatever a
+component opens."""
 OF_A_CONNECTED_AGENT = 2
 """Connections of an agent to the master: heartbeats, store."""
 OF_A_CONNECTED_RANK = 4
 """Connections of a rank to the master: requests, heartbeats, store, and a report now and then."""
 PER_PEER = 2
-"""Connections between two ranks: one of the compute group, one of the data lane. Both are made when first used."""
+"""Connections between two ranks: one of the compute group, one of the data lane.
+Both are made when first used."""
 SPARE = 8
 """With fewer descriptors left, a process counts as having none."""
 TOO_MANY = os.strerror(errno.EMFILE)
@@ -82,7 +87,8 @@ class Control:
 
     @property
     def is_remote(self) -> bool:
-        """Whether there are processes on other nodes, which do not automatically end with the master."""
+        """Whether there are processes on other nodes,
+        which do not automatically end with the master."""
         return self.requests.startswith("tcp://")
 
     @classmethod
@@ -92,18 +98,23 @@ class Control:
 
     @classmethod
     def wait_for(cls, folder: Path, deadline: float) -> Control:
-        """The control data of a master that may not have started yet. Raises HangError after `deadline` seconds."""
+        """The control data of a master that may not have started yet. Raises HangError after
+        `deadline` seconds."""
         end = time.monotonic() + deadline
         while not (folder / CONTROL_FILE).is_file():
             if time.monotonic() > end:
                 message = f"no run has begun in {folder.parent} within {deadline:.0f} s"
-                raise HangError(message, hint="start its first node; both must see the same run folder")
+                raise HangError(
+                    message, hint="start its first node; both must see the same run folder"
+                )
             time.sleep(0.2)
         return cls.read(folder)
 
     def write(self, folder: Path) -> None:
         """Write the file atomically, so that nobody reads half of it."""
-        replace_file(folder / CONTROL_FILE, json.dumps(asdict(self) | {"token": self.token.hex()}).encode())
+        replace_file(
+            folder / CONTROL_FILE, json.dumps(asdict(self) | {"token": self.token.hex()}).encode()
+        )
 
     def connect(self, context: Any, address: str) -> Any:
         """A socket of a process of the run."""
@@ -133,14 +144,18 @@ class Listening:
 
 
 def listen(context: Any, folder: Path, host: str | None) -> Listening:
-    """Open the master's sockets: in the folder, or on the host's address. The folder gets what a process must know.
+    """Open the master's sockets: in the folder, or on the host's address. The folder gets what a
+    process must know.
 
-    Raises ResourceError if this ZeroMQ was built without CURVE or the address cannot be listened on.
+    Raises ResourceError if this ZeroMQ was built without CURVE or the address cannot be listened
+    on.
     """
     zmq = zeromq()
 
     if not zmq.has("curve"):
-        raise ResourceError("this pyzmq was built without CURVE", hint="pip install --force-reinstall pyzmq")
+        raise ResourceError(
+            "this pyzmq was built without CURVE", hint="pip install --force-reinstall pyzmq"
+        )
     public, secret = zmq.curve_keypair()
     doorkeeper = context.socket(zmq.REP)
     doorkeeper.setsockopt(zmq.LINGER, 0)
@@ -159,10 +174,14 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
         for socket in sockets:
             socket.close()
         message = f"cannot listen on {host or folder}: {error}"
-        raise ResourceError(message, hint="launch.interface names the network interface", code="F58") from error
+        raise ResourceError(
+            message, hint="launch.interface names the network interface", code="F58"
+        ) from error
     client, client_secret = (key.decode() for key in zmq.curve_keypair())
     requests, pulses, store = addresses
-    control = Control(requests, pulses, store, public.decode(), client, client_secret, secrets.token_bytes(32))
+    control = Control(
+        requests, pulses, store, public.decode(), client, client_secret, secrets.token_bytes(32)
+    )
     control.write(folder)
     return Listening(sockets[1], sockets[2], sockets[3], doorkeeper, control)
 
@@ -173,7 +192,11 @@ def answer_doorkeeper(listening: Listening) -> None:
 
     version, sequence, _, _, _, mechanism, *credentials = listening.doorkeeper.recv_multipart()
     ours = zmq.utils.z85.decode(listening.control.client.encode())
-    is_ours = mechanism == b"CURVE" and len(credentials) == 1 and hmac.compare_digest(credentials[0], ours)
+    is_ours = (
+        mechanism == b"CURVE"
+        and len(credentials) == 1
+        and hmac.compare_digest(credentials[0], ours)
+    )
     verdict = (b"200", b"OK") if is_ours else (b"400", b"unknown key")
     listening.doorkeeper.send_multipart([version, sequence, *verdict, b"", b""])
 
@@ -197,7 +220,8 @@ def zeromq() -> Any:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of this process, and of those that it will start, to the hard limit. Returns the limit."""
+    """Raise the soft limit of this process, and of those that it will start, to the hard limit.
+    Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = HIGHEST if hard == resource.RLIM_INFINITY else min(hard, HIGHEST)
     if soft == resource.RLIM_INFINITY or soft >= allowed:
@@ -219,7 +243,8 @@ def has_none_left() -> bool:
 
 
 def needed_by_master(nodes: int, world_size: int, lanes: int) -> int:
-    """Descriptors of the master of a run whose ranks are other processes, with this many lanes in all."""
+    """Descriptors of the master of a run whose ranks are other processes,
+    with this many lanes in all."""
     return OF_A_PROCESS + OF_A_CONNECTED_AGENT * nodes + OF_A_CONNECTED_RANK * world_size + lanes
 
 
@@ -231,7 +256,10 @@ def needed_by_rank(world_size: int) -> int:
 def too_few(limit: int, needed: int, who: str, where: str | None = None) -> ResourceError:
     """The error for a process that may not open as many files as it needs."""
     message = f"{who} may open {limit} files (ulimit -n), and needs {needed} in this run"
-    hint = f"raise the hard limit there to at least {needed}: /etc/security/limits.conf, or LimitNOFILE= of a service"
+    hint = (
+        f"raise the hard limit there to at least {needed}: /etc/security/limits.conf, or "
+        "LimitNOFILE= of a service"
+    )
     return ResourceError(message, where=where, hint=hint, code="F61")
 
 

@@ -1,7 +1,8 @@
-"""The tensors that a rank holds, and their way to other ranks: point to point, as raw bytes, so every dtype arrives
-unchanged.
+"""The tensors that a rank holds, and their way to other ranks: point to point, as raw bytes, so
+every dtype arrives unchanged.
 
-They move in a thread and over a process group of their own, so that a rank can send while it computes.
+They move in a thread and over a process group of their own,
+so that a rank can send while it computes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class DataLane:
         self._group = dist.new_group(backend="gloo", timeout=timeout)
 
     def handle(self, request: Request) -> Fields:
-        """This rank's part of a plan, whose order is the same for all ranks: no cycle of waiting ranks can form."""
+        """This rank's part of a plan, whose order is the same for all ranks:
+        no cycle of waiting ranks can form."""
         began = time.perf_counter()
         for fields in request.args.get("transfers", ()):
             transfer = Transfer.from_json(fields)
@@ -58,7 +60,10 @@ class DataLane:
             dist.recv(raw, transfer.source, group=self._group)
         tensor = raw.view(dtype).view(rows, *shape).to(self._device)
         return SequenceSample(
-            ids=list(described.ids), seqlens=described.seqlens, data={key: tensor}, metadata=described.metadata
+            ids=list(described.ids),
+            seqlens=described.seqlens,
+            data={key: tensor},
+            metadata=described.metadata,
         )
 
 
@@ -68,8 +73,8 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class SampleStore:
-    """Samples of batch size 1. Tensors are never written to once they are in here, so they may be read without a lock;
-    the lock guards which keys a sample has."""
+    """Samples of batch size 1. Tensors are never written to once they are in here, so they may be
+    read without a lock; the lock guards which keys a sample has."""
 
     def __init__(self) -> None:
         self._samples: dict[str, SequenceSample] = {}
@@ -108,7 +113,8 @@ class SampleStore:
 def describe_samples(
     store: SampleStore, tokenizer: Any, aspects: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, list[Any]]]:
-    """Aspects of the responses of some samples for people to read: sample → aspect → a value for each response."""
+    """Aspects of the responses of some samples for people to read:
+    sample → aspect → a value for each response."""
     return {
         id_: {aspect: DESCRIBED[aspect](store.sample(id_), tokenizer) for aspect in of_sample}
         for id_, of_sample in aspects.items()
@@ -141,10 +147,15 @@ def _logprobs(sample: SequenceSample, tokenizer: Any) -> list[float]:
     """The log-prob of each response: the sum over its tokens."""
     per_action = sample.data[SAMPLED_LOGPROBS].double().split(sample.flat_seqlens(SAMPLED_LOGPROBS))
     masks = sample.data[PROMPT_MASK].split(sample.flat_seqlens(SEQUENCES))
-    return [float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)]
+    return [
+        float(logprobs[~mask[1:]].sum()) for logprobs, mask in zip(per_action, masks, strict=True)
+    ]
 
 
 DESCRIBED: Mapping[str, Callable[[SequenceSample, Any], list[Any]]] = {
-    "text": _texts, "reward": _rewards, "finish": _finishes, "logprob": _logprobs,
-}  # fmt: skip
+    "text": _texts,
+    "reward": _rewards,
+    "finish": _finishes,
+    "logprob": _logprobs,
+}
 """Aspects that can be described of samples with the keys that `calls.ASPECTS` names."""

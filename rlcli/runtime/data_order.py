@@ -1,7 +1,8 @@
-"""The rows of datasets: the order in which they are drawn, how many a step takes, and reading them by number.
+"""The rows of datasets: the order in which they are drawn, how many a step takes,
+and reading them by number.
 
-The order is a pure function of seed, epoch and number of rows, and needs no torch. A stream is read forward once, and
-its rows are cached for a while in case they are requested again.
+The order is a pure function of seed, epoch and number of rows, and needs no torch. A stream is read
+forward once, and its rows are cached for a while in case they are requested again.
 """
 
 from __future__ import annotations
@@ -69,21 +70,26 @@ class DataOrder:
     """The order of a dataset over its epochs."""
 
     rows: int | None
-    """Rows of a pass. None for a stream until one has ended: its first pass is assumed to be endless."""
+    """Rows of a pass. None for a stream until one has ended:
+    its first pass is assumed to be endless."""
     seed: int = 0
     shuffle: bool = True
 
     def at(self, position: int) -> tuple[int, int]:
-        """(epoch, row) of a position, counted from the beginning of the first epoch, as far as is known."""
+        """(epoch, row) of a position, counted from the beginning of the first epoch,
+        as far as is known."""
         if self.rows is None:
             return 0, position
         epoch, row = divmod(position, self.rows)
-        return epoch, _permutation(self.rows, stable_seed(self.seed, "order", epoch))[row] if self.shuffle else row
+        return epoch, _permutation(self.rows, stable_seed(self.seed, "order", epoch))[
+            row
+        ] if self.shuffle else row
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """How many samples each step takes. A step that reaches the end of an epoch continues into the next."""
+    """How many samples each step takes. A step that reaches the end of an epoch continues into the
+    next."""
 
     rows: int | None
     """Rows of an epoch; None if unknown."""
@@ -110,10 +116,11 @@ def _permutation(rows: int, seed: int) -> tuple[int, ...]:
 
 
 def digest_rows(dataset: Any, name: str = "train") -> str:
-    """Digest that shows whether a dataset is the one that a run began with: its length and the content of its rows.
+    """Digest that shows whether a dataset is the one that a run began with: its length and the
+    content of its rows.
 
-    A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own. `name` is its name in the
-    recipe. Raises DataError for a row that is not usable.
+    A dataset with more than LOOKED_AT rows is sampled, unless it has a `digest()` of its own.
+    `name` is its name in the recipe. Raises DataError for a row that is not usable.
     """
     if hasattr(dataset, "digest"):
         return str(dataset.digest())
@@ -124,12 +131,15 @@ def digest_rows(dataset: Any, name: str = "train") -> str:
     rows = len(dataset)
     content = hashlib.sha256(str(rows).encode())
     for row in range(0, rows, -(-rows // LOOKED_AT) or 1):
-        content.update(json.dumps(_checked(dataset[row], name, row).as_json(), sort_keys=True).encode())
+        content.update(
+            json.dumps(_checked(dataset[row], name, row).as_json(), sort_keys=True).encode()
+        )
     return content.hexdigest()
 
 
 def _checked(row: Any, dataset: str, number: int) -> SequenceSample:
-    from rlcli.runtime.output_checks import checked_row  # not at the top: computing an order needs no torch
+    # not at the top: computing an order needs no torch
+    from rlcli.runtime.output_checks import checked_row
 
     return checked_row(row, RowOrigin(dataset, number))
 
@@ -150,7 +160,8 @@ class StreamRows:
         """The row that the iterator began with."""
 
     def row(self, epoch: int, number: int) -> SequenceSample | None:
-        """A row of a pass; None if the pass ends before it. Raises DataError if passes differ in length."""
+        """A row of a pass; None if the pass ends before it.
+        Raises DataError if passes differ in length."""
         if self.length is not None and number >= self.length:
             return None
         if (epoch, number) not in self._cache and not self._read(epoch, number):
@@ -174,15 +185,21 @@ class StreamRows:
         return True
 
     def _end(self, epoch: int, rows: int) -> None:
-        """A pass has ended where row number `rows` would be, or earlier if the first requested row did not exist."""
+        """A pass has ended where row number `rows` would be,
+        or earlier if the first requested row did not exist."""
         self._next = epoch, -1
         if rows == self._began:
             rows = sum(1 for _ in self._dataset.rows_from(epoch, 0))
         if not rows:
             raise DataError(f"dataset {self._name} has no rows", code="F80")
         if self.length is not None and rows != self.length:
-            message = f"dataset {self._name} has {rows} rows in pass {epoch + 1}, and had {self.length} in another"
-            raise DataError(message, hint="a stream gives the same number of rows in every pass", code="F31")
+            message = (
+                f"dataset {self._name} has {rows} rows in pass {epoch + 1}, and had "
+                f"{self.length} in another"
+            )
+            raise DataError(
+                message, hint="a stream gives the same number of rows in every pass", code="F31"
+            )
         self.length = rows
 
 
@@ -201,6 +218,8 @@ def read_row(source: Any, name: str, id_: str, row: int) -> SequenceSample | Non
 def described_rows(datasets: Mapping[str, Any]) -> dict[str, Any]:
     """The row counts of datasets, None for streams, and their digests."""
     return {
-        "rows": {name: None if is_stream(dataset) else len(dataset) for name, dataset in datasets.items()},
+        "rows": {
+            name: None if is_stream(dataset) else len(dataset) for name, dataset in datasets.items()
+        },
         "digests": {name: digest_rows(dataset, name) for name, dataset in datasets.items()},
     }

@@ -1,4 +1,5 @@
-"""An evaluation: the second graph of a recipe, run over a whole dataset while nothing is trained."""
+"""An evaluation: the second graph of a recipe, run over a whole dataset while nothing is
+trained."""
 
 from __future__ import annotations
 
@@ -38,13 +39,15 @@ class Evaluated:
     def numbers(self) -> dict[str, float]:
         """All results as an entry of the metrics: `eval/accuracy`, `eval/pass@4`, `time/eval`."""
         named = {name: moments.mean for name, moments in self.scores.items()} | dict(self.stats)
-        return {f"eval/{name}": value for name, value in named.items()} | {"time/eval": self.seconds}
+        return {f"eval/{name}": value for name, value in named.items()} | {
+            "time/eval": self.seconds
+        }
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The samples of an evaluation. None is dropped, even if calls request it: the numbers are those of the whole
-    dataset."""
+    """The samples of an evaluation. None is dropped, even if calls request it: the numbers are
+    those of the whole dataset."""
 
     all_ids: list[str]
 
@@ -57,7 +60,8 @@ class HeldOut:
 
 
 async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: int) -> Evaluated:
-    """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first `shown` of them."""
+    """Run the evaluation graph over all `rows` of its dataset, and read the responses to the first
+    `shown` of them."""
     dataset, graph = recipe.train.eval.dataset, eval_graph(recipe)
     assert dataset is not None
     began = time.perf_counter()
@@ -76,10 +80,15 @@ async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: i
 
 
 def evaluate_alone(
-    recipe: Recipe, topology: Topology, transport: Transport, phase: Callable[[str], None], rows: int | None, shown: int
+    recipe: Recipe,
+    topology: Topology,
+    transport: Transport,
+    phase: Callable[[str], None],
+    rows: int | None,
+    shown: int,
 ) -> Evaluated:
-    """Run only the evaluation of a recipe, on workers that have just been started, over at most the first `rows` of its
-    dataset."""
+    """Run only the evaluation of a recipe, on workers that have just been started, over at most the
+    first `rows` of its dataset."""
     dataset, deadline = recipe.train.eval.dataset, recipe.launch.startup_deadline
     assert dataset is not None
     ranks = Ranks(transport, topology.world_size, recipe.launch.step_deadline)
@@ -92,7 +101,9 @@ def evaluate_alone(
         await ranks.ask_all("build", {"steps": 1, "rows": available}, deadline=deadline)
         calls = Calls(recipe, topology, ranks, phase)
         flow = Flow(calls, [])
-        evaluated = await evaluate(recipe, calls, flow, available if rows is None else min(rows, available), shown)
+        evaluated = await evaluate(
+            recipe, calls, flow, available if rows is None else min(rows, available), shown
+        )
         await ranks.let_go(lanes_of(recipe, topology))
         return evaluated
 

@@ -1,4 +1,5 @@
-"""Whose fault an error is: a batch that is unusable, or an exception that passed through a component."""
+"""Whose fault an error is: a batch that is unusable,
+or an exception that passed through a component."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Origin(Protocol):
     """Turns a fault in a batch into the error shown to the user."""
 
     def malformed(self, problem: str) -> RlcliError:
-        """The batch cannot be read as what it should be; `problem` continues a sentence: `gave rewards of shape …`."""
+        """The batch cannot be read as what it should be; `problem` continues a sentence: `gave
+        rewards of shape …`."""
 
     def not_finite(self, problem: str) -> RlcliError:
         """The batch holds a number that is not finite."""
@@ -38,8 +40,9 @@ class Origin(Protocol):
 class CallOrigin:
     """A call of the graph.
 
-    A user's component is at fault for what it returns, but for a number that is not finite only if it computes without
-    a model. Where there is a model, its weights may be the cause, as with a loss that is not finite.
+    A user's component is at fault for what it returns, but for a number that is not finite only if
+    it computes without a model. Where there is a model, its weights may be the cause, as with a
+    loss that is not finite.
     """
 
     call: str
@@ -54,7 +57,11 @@ class CallOrigin:
     def malformed(self, problem: str) -> RlcliError:
         message = f"call {self.call}: {self.method} of {self.component} {problem}"
         if self.where is None:
-            return RlcliError(message, hint="this is a bug in rlcli, not in the recipe: please report it", code=CODE)
+            return RlcliError(
+                message,
+                hint="this is a bug in rlcli, not in the recipe: please report it",
+                code=CODE,
+            )
         hint = f"rlcli test {self.component.partition(' with ')[0]} tries it alone"
         return ProjectError(message, where=self.where, hint=hint, code=CODE)
 
@@ -62,10 +69,15 @@ class CallOrigin:
         if self.where is not None and not self.has_model:
             return self.malformed(problem)
         return NumericError(
-            f"call {self.call}: {self.method} of {self.component} {problem}; nothing was trained on it",
+            (
+                f"call {self.call}: {self.method} of {self.component} {problem}; "
+                "nothing was trained on it"
+            ),
             where=self.where,
-            hint="look at this sample; if its model has just been trained, its weights may have diverged: go back to a "
-            "checkpoint and lower the learning rate",
+            hint=(
+                "look at this sample; if its model has just been trained, its weights may have "
+                "diverged: go back to a checkpoint and lower the learning rate"
+            ),
             code=CODE,
         )
 
@@ -87,9 +99,14 @@ class RowOrigin:
 
 
 def origin_of_call(
-    recipe: Recipe, mfc: MFCDef, interface: Any, has_model: bool, describe: Callable[[Hashable], str]
+    recipe: Recipe,
+    mfc: MFCDef,
+    interface: Any,
+    has_model: bool,
+    describe: Callable[[Hashable], str],
 ) -> CallOrigin:
-    """The origin of a call. It searches the folders of components, so make it once per call of a graph."""
+    """The origin of a call. It searches the folders of components,
+    so make it once per call of a graph."""
     section = recipe.models[mfc.model_name].backend
     backend = section.type if section is not None else None
     method, name = mfc.interface_type.value, mfc.interface_impl.type_
@@ -107,14 +124,19 @@ def _line_in_user_file(kind: str, name: str, function: Any = None) -> str | None
     if is_built_in(Path(path).parent):
         return None
     code = getattr(function, "__code__", None)
-    return f"{path}:{code.co_firstlineno}" if code is not None and Path(code.co_filename) == Path(path) else str(path)
+    return (
+        f"{path}:{code.co_firstlineno}"
+        if code is not None and Path(code.co_filename) == Path(path)
+        else str(path)
+    )
 
 
 @contextmanager
 def attribute_user_errors() -> Iterator[None]:
-    """Convert an exception that passed through a user's component into ProjectError with the innermost line there;
-    leave others unchanged. SystemExit and the like count as exceptions: no component may end a run. If a component
-    forked this process, the copy is ended here, so that it does not continue the run as well."""
+    """Convert an exception that passed through a user's component into ProjectError with the
+    innermost line there; leave others unchanged. SystemExit and the like count as exceptions: no
+    component may end a run. If a component forked this process, the copy is ended here, so that it
+    does not continue the run as well."""
     process = os.getpid()
     try:
         yield
@@ -136,11 +158,15 @@ def attribute_user_errors() -> Iterator[None]:
 
 def _is_ctrl_c(error: BaseException) -> bool:
     """A run has its own handlers for SIGINT; where it has none, KeyboardInterrupt is the user's."""
-    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
 
 def fault(error: BaseException) -> RlcliError:
-    """The error to report for an exception: the component's, with its innermost line there, or else that of the run."""
+    """The error to report for an exception: the component's, with its innermost line there, or else
+    that of the run."""
     message = f"{type(error).__name__}: {_words(error)}".rstrip(": ")
     innermost = _innermost_line(error)
     if innermost is None:
@@ -148,8 +174,14 @@ def fault(error: BaseException) -> RlcliError:
         where = f"{frame.f_code.co_filename}:{number}"
         return WorkerError(message, where=where, hint="only rlcli itself may end its process")
     kind, file, _ = innermost
-    alone = "" if file.stem.startswith("_") else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
-    return ProjectError(message, where=innermost.where, hint=f"{alone}--debug before the verb shows the traceback")
+    alone = (
+        ""
+        if file.stem.startswith("_")
+        else f"rlcli test {kind.removesuffix('s')} {file.stem} tries it alone; "
+    )
+    return ProjectError(
+        message, where=innermost.where, hint=f"{alone}--debug before the verb shows the traceback"
+    )
 
 
 def _words(error: BaseException) -> str:
@@ -173,7 +205,19 @@ class Line(NamedTuple):
 
 def _innermost_line(error: BaseException) -> Line | None:
     """The innermost line of an exception's traceback that is in a user's component."""
-    folders = {folder: kind for kind in KINDS for folder in component_folders(kind) if not is_built_in(folder)}
-    frames = ((Path(frame.f_code.co_filename), number) for frame, number in traceback.walk_tb(error.__traceback__))
-    lines = [Line(folders[file.parent], file, number) for file, number in frames if file.parent in folders]
+    folders = {
+        folder: kind
+        for kind in KINDS
+        for folder in component_folders(kind)
+        if not is_built_in(folder)
+    }
+    frames = (
+        (Path(frame.f_code.co_filename), number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+    )
+    lines = [
+        Line(folders[file.parent], file, number)
+        for file, number in frames
+        if file.parent in folders
+    ]
     return lines[-1] if lines else None

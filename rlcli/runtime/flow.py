@@ -1,6 +1,8 @@
-"""How a batch of samples goes through calls: a training step, samples made ahead of one, and an evaluation alike.
+"""How a batch of samples goes through calls: a training step, samples made ahead of one, and an
+evaluation alike.
 
-`Flow.go_through` and `Flow._call` are the whole way of a call; `calls` has its requests, `ranks` sends them in turn.
+`Flow.go_through` and `Flow._call` are the whole way of a call; `calls` has its requests, `ranks`
+sends them in turn.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Selection(Protocol):
 
 
 class Gate:
-    """Lets one chunk after the other through a call, so that new weights need not wait for all of them."""
+    """Lets one chunk after the other through a call, so that new weights need not wait for all of
+    them."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -38,7 +41,8 @@ class Gate:
 
     @asynccontextmanager
     async def let_through(self, samples: int) -> AsyncIterator[None]:
-        """Wait until the chunks before this one, of so many samples, are through; then keep others out."""
+        """Wait until the chunks before this one, of so many samples, are through;
+        then keep others out."""
         self.waiting += samples
         async with self._lock:
             self.waiting -= samples
@@ -55,8 +59,8 @@ class Batch:
     number: int
     """That of its training step, from 0, or of its chunk; it seeds what components draw."""
     is_step: bool = True
-    """Whether it belongs to a training step: its calls then need the weights that the steps before have trained.
-    Others take those that there are."""
+    """Whether it belongs to a training step: its calls then need the weights that the steps before
+    have trained. Others take those that there are."""
     ages: Mapping[str, int] | None = None
     """Sample → its staleness, if it was made ahead of training."""
     gates: Mapping[str, Gate] = field(default_factory=dict)
@@ -120,9 +124,12 @@ class Versions:
         """Calls that have changed weights, and their steps."""
 
     def of(self, roles: Iterable[str]) -> int:
-        """The version of these roles' weights: the lowest if they differ, the number of finished steps if none of them
-        changes."""
-        return min((self._versions[role] for role in roles if role in self._versions), default=self.finished)
+        """The version of these roles' weights: the lowest if they differ, the number of finished
+        steps if none of them changes."""
+        return min(
+            (self._versions[role] for role in roles if role in self._versions),
+            default=self.finished,
+        )
 
     async def reach(self, roles: Iterable[str], step: int) -> None:
         """Wait until these roles have the weights that the steps before `step` trained."""
@@ -141,18 +148,24 @@ class Versions:
 class Flow:
     """Has batches go through calls."""
 
-    def __init__(self, calls: Calls, graph: Sequence[MFCDef], step: int = 0, is_asynchronous: bool = False):
-        """`graph`: that of training, whose calls change weights; `is_asynchronous`: samples are made ahead of it."""
+    def __init__(
+        self, calls: Calls, graph: Sequence[MFCDef], step: int = 0, is_asynchronous: bool = False
+    ):
+        """`graph`: that of training, whose calls change weights; `is_asynchronous`: samples are
+        made ahead of it."""
         self.progress = Progress()
         self.versions = Versions(graph, step, self.progress)
         self._calls = calls
         self._is_asynchronous = is_asynchronous
 
     async def go_through(self, graph: Sequence[MFCDef], batch: Batch) -> None:
-        """Have a batch go through calls, each as soon as it has what it reads. An error of one cancels the others."""
+        """Have a batch go through calls, each as soon as it has what it reads. An error of one
+        cancels the others."""
         batch.done = {mfc.name: asyncio.Event() for mfc in graph}
         waits_for = earlier_turns(graph) if self._is_asynchronous else CallGraph(graph).reads
-        queued = [(mfc, None if self._is_asynchronous else self._turns(mfc)) for mfc in in_turn(graph)]
+        queued = [
+            (mfc, None if self._is_asynchronous else self._turns(mfc)) for mfc in in_turn(graph)
+        ]
         async with asyncio.TaskGroup() as calls:
             for mfc, turns in queued:
                 calls.create_task(self._call(mfc, waits_for[mfc.name], batch, turns))
@@ -162,8 +175,11 @@ class Flow:
         self.versions.finished = step + 1
         self.progress.note()
 
-    async def _call(self, mfc: MFCDef, before: Iterable[str], batch: Batch, turns: CallTurns | None) -> None:
-        """The way of one call, after those `before` it; `turns`: those that were queued when its batch opened."""
+    async def _call(
+        self, mfc: MFCDef, before: Iterable[str], batch: Batch, turns: CallTurns | None
+    ) -> None:
+        """The way of one call, after those `before` it; `turns`:
+        those that were queued when its batch opened."""
         with _naming(f"in call {mfc.name} of {batch.title}"):
             await batch.has(before)
             if batch.is_step:
@@ -178,9 +194,11 @@ class Flow:
             batch.done[mfc.name].set()
             self.progress.note()
 
-    async def _compute(self, mfc: MFCDef, ids: Sequence[str], batch: Batch, turns: CallTurns | None) -> Answered:
-        """Move, compute and copy. What is sent in a turn is awaited after it: the ranks have their next request before
-        they are done with this one."""
+    async def _compute(
+        self, mfc: MFCDef, ids: Sequence[str], batch: Batch, turns: CallTurns | None
+    ) -> Answered:
+        """Move, compute and copy. What is sent in a turn is awaited after it: the ranks have their
+        next request before they are done with this one."""
         turns = turns or self._turns(mfc)
         call = self._calls.prepare(mfc, ids, batch.number, batch.ages)
         await self._calls.move(call)  # the lane works while the owners compute
@@ -196,9 +214,9 @@ class Flow:
     def _turns(self, mfc: MFCDef) -> CallTurns:
         """The next turns of a call.
 
-        They are queued when its batch opens. Where samples are made ahead of training, they are queued when the call is
-        ready, so that no rank waits for what takes long elsewhere; and until a copy can begin, it only holds the turn
-        of its source.
+        They are queued when its batch opens. Where samples are made ahead of training, they are
+        queued when the call is ready, so that no rank waits for what takes long elsewhere; and
+        until a copy can begin, it only holds the turn of its source.
         """
         queue, copy = self._calls.turns.queue, self._calls.copy_after(mfc)
         compute = queue(self._calls.ranks_of(mfc))
@@ -207,8 +225,8 @@ class Flow:
         return CallTurns(compute, queue(copy.sources if self._is_asynchronous else copy.ranks))
 
     def _copy_turn(self, copy: WeightCopy, turn: Turn | None) -> Turn:
-        """The turn of a copy that can begin. If its follower is busy on other ranks, it comes after what the source's
-        ranks were given meanwhile: they would wait for the follower."""
+        """The turn of a copy that can begin. If its follower is busy on other ranks, it comes after
+        what the source's ranks were given meanwhile: they would wait for the follower."""
         assert turn is not None
         if self._is_asynchronous and self._calls.are_busy({*copy.followers} - {*copy.sources}):
             self._calls.turns.end(turn)
@@ -233,8 +251,8 @@ class CallTurns:
 
 
 def earlier_turns(graph: Sequence[MFCDef]) -> dict[str, set[str]]:
-    """Call → those that have their turn before it: those that it reads from, and if it changes weights the others of
-    their roles, which need the old ones."""
+    """Call → those that have their turn before it: those that it reads from, and if it changes
+    weights the others of their roles, which need the old ones."""
     linked, writers = CallGraph(graph), weight_writers(graph)
     earlier = {name: set(makers) for name, makers in linked.reads.items()}
     for mfc in graph:

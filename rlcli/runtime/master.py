@@ -1,7 +1,8 @@
-"""MasterWorker: opens one step after the other, decides when to save, evaluate and stop, and reports all of it.
+"""MasterWorker: opens one step after the other, decides when to save, evaluate and stop, and
+reports all of it.
 
-It holds descriptions of samples, never their tensors. `flow` is the way of a step's samples through its calls. The
-lines of metrics, samples and ledger that it writes are its `Outputs`.
+It holds descriptions of samples, never their tensors. `flow` is the way of a step's samples through
+its calls. The lines of metrics, samples and ledger that it writes are its `Outputs`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ GENERATE = ModelInterfaceType.GENERATE
 LAST_WAIT = 30.0
 """Seconds that a run ending with an error waits for the files of a checkpoint."""
 SHORT_WAIT = 0.5
-"""The same for a run that was asked to stop at once: enough to read the reports that have already arrived."""
+"""The same for a run that was asked to stop at once: enough to read the reports that have already
+arrived."""
 
 LAST_TRIES, PAUSE = 10, 0.5
 """Attempts to write the last lines of a run, and seconds between them."""
@@ -57,9 +59,18 @@ class MasterWorker:
     supply: Supply
     schedule: Schedule
 
-    def __init__(self, recipe: Recipe, topology: Topology, transport: Transport, directory: RunDirectory,
-                 display: Display, identity: RunIdentity, start: Start | None = None,
-                 should_stop: Callable[[], bool] = lambda: False, title: str = "step"):  # fmt: skip
+    def __init__(
+        self,
+        recipe: Recipe,
+        topology: Topology,
+        transport: Transport,
+        directory: RunDirectory,
+        display: Display,
+        identity: RunIdentity,
+        start: Start | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        title: str = "step",
+    ):
         self.recipe = recipe
         self.topology = topology
         self.directory = directory
@@ -90,13 +101,13 @@ class MasterWorker:
         """The step of the last checkpoint that was started."""
 
     def start(self) -> None:
-        """Have the workers read the data, load the models and restore the checkpoint. Nothing is written to the run's
-        folder yet: an error up to this point leaves the run as it was."""
+        """Have the workers read the data, load the models and restore the checkpoint. Nothing is
+        written to the run's folder yet: an error up to this point leaves the run as it was."""
         self.ranks.run(self._start_up())
 
     def run(self, outputs: Outputs) -> None:
-        """Run everything from the first evaluation to saving the models. If the run ends early, a checkpoint that is
-        complete, or soon will be, is committed first."""
+        """Run everything from the first evaluation to saving the models. If the run ends early, a
+        checkpoint that is complete, or soon will be, is committed first."""
         self.outputs = outputs
         try:
             self.ranks.run(self._run())
@@ -109,7 +120,7 @@ class MasterWorker:
         """Shut the workers down."""
         self.ranks.run(self.ranks.let_go(lanes_of(self.recipe, self.topology)))
 
-    # -- starting --------------------------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     async def _start_up(self) -> None:
         await self._open_datasets()
@@ -125,14 +136,19 @@ class MasterWorker:
         collect_as_usual()
 
     async def _open_datasets(self) -> None:
-        """Open the datasets; find the run's length and check that it may resume from its checkpoint."""
+        """Open the datasets; find the run's length and check that it may resume from its
+        checkpoint."""
         self.display.phase("reading the data")
-        answers = await self.ranks.ask_all("open_datasets", deadline=self.recipe.launch.startup_deadline)
+        answers = await self.ranks.ask_all(
+            "open_datasets", deadline=self.recipe.launch.startup_deadline
+        )
         self.rows = dict(answers[0]["rows"])
         self.calls.streams = {name for name, rows in self.rows.items() if rows is None}
         self._digests = dict(answers[0]["digests"])
         done = self._start.state if self._start is not None else None
-        self.steps = training_steps(self.recipe, self.rows, done.step if done else 0, done.samples if done else 0)
+        self.steps = training_steps(
+            self.recipe, self.rows, done.step if done else 0, done.samples if done else 0
+        )
         if self._start is not None:
             self._start.check_datasets(self._digests, self.recipe)
             self._start.check_end(self.steps, self.recipe)
@@ -142,12 +158,16 @@ class MasterWorker:
         train = self.recipe.train
         rows = self.rows[train.dataset] or self.steps * train.prompts_per_step
         deadline = self.recipe.launch.startup_deadline
-        built = await self.ranks.ask_all("build", {"steps": self.steps, "rows": rows}, deadline=deadline)
+        built = await self.ranks.ask_all(
+            "build", {"steps": self.steps, "rows": rows}, deadline=deadline
+        )
         without_state = {role for answer in built.values() for role in answer["without_state"]}
         if without_state:  # a user's engine may not support saving: the run then has no checkpoints
             self._can_checkpoint = False
             names = ", ".join(sorted(without_state))
-            self.display.warning(f"the backend of {names} has no state(): this run cannot be resumed")
+            self.display.warning(
+                f"the backend of {names} has no state(): this run cannot be resumed"
+            )
         else:
             self.checkpoints.check_room(sum(answer["bytes"] for answer in built.values()))
 
@@ -155,22 +175,31 @@ class MasterWorker:
         """Resume from a checkpoint as if the run had never stopped."""
         self.display.phase("restoring the checkpoint")
         state = start.state
-        args = {"folder": str(start.folder), "versions": dict(state.versions), "interfaces": dict(state.interfaces)}
+        args = {
+            "folder": str(start.folder),
+            "versions": dict(state.versions),
+            "interfaces": dict(state.interfaces),
+        }
         await self.ranks.ask_all("restore", args, deadline=self.recipe.launch.startup_deadline)
         self.steps_done = state.step
         self.checkpoints.starts_from(state.step)
         self._nonfinite.restore(state.nonfinite)
         self._totals.restore(state.tokens, state.used)
 
-    # -- the run ---------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         self.display.start(self.recipe.name, self.directory.path, self.steps, self.title)
         self.directory.write_status("running", self.steps_done, self.steps)
         async with asyncio.TaskGroup() as tasks:
             ahead = tasks.create_task(self.supply.make_ahead())
-            is_first = self._start is None  # a checkpoint, even of step 0, comes after the first evaluation
-            if self.recipe.train.eval.at_start and is_first and (results := await self._evaluate(0)):
+            # a checkpoint, even of step 0, comes after the first evaluation
+            is_first = self._start is None
+            if (
+                self.recipe.train.eval.at_start
+                and is_first
+                and (results := await self._evaluate(0))
+            ):
                 self.outputs.metrics.write(0, results)
             await self._train(tasks)
             ahead.cancel()
@@ -180,8 +209,8 @@ class MasterWorker:
             await self.ranks.ask_all("save", args, ranks=self.topology.placement(role).ranks)
 
     async def _train(self, tasks: asyncio.TaskGroup) -> None:
-        """Do all steps, or, once the run is to stop, those already begun. A step may begin while the one before it is
-        in progress, but for an evaluation or a checkpoint all wait."""
+        """Do all steps, or, once the run is to stop, those already begun. A step may begin while
+        the one before it is in progress, but for an evaluation or a checkpoint all wait."""
         self.schedule = Schedule(self.recipe.checkpoint, self.supply.sizes)
         in_progress: deque[asyncio.Task[None]] = deque()
         self.calls.times.begin()
@@ -203,11 +232,17 @@ class MasterWorker:
         """How many steps may be in progress when a step begins."""
         every = self.recipe.train.eval.every_steps
         is_evaluation_before = every is not None and number % every == 0
-        return 0 if is_evaluation_before or self.schedule.is_due(number) else self.topology.open_steps - 1
+        return (
+            0
+            if is_evaluation_before or self.schedule.is_due(number)
+            else self.topology.open_steps - 1
+        )
 
-    async def _do(self, step: Step, before: Awaitable[None] | None, tasks: asyncio.TaskGroup) -> None:
-        """One step: its samples go through its calls; then what is known of it is written, after that of the step
-        before."""
+    async def _do(
+        self, step: Step, before: Awaitable[None] | None, tasks: asyncio.TaskGroup
+    ) -> None:
+        """One step: its samples go through its calls; then what is known of it is written, after
+        that of the step before."""
         await self.flow.go_through(self.supply.calls_in_steps, step)
         if before is not None:
             await before
@@ -221,8 +256,8 @@ class MasterWorker:
             self.steps = self.supply.steps = self.steps_done
 
     async def _finish(self) -> None:
-        """Commit the last checkpoint. Raises the error that ended the run early, and ResourceError F28 if the
-        checkpoint could not be written."""
+        """Commit the last checkpoint. Raises the error that ended the run early, and ResourceError
+        F28 if the checkpoint could not be written."""
         settings, shortage = self.recipe.checkpoint, self.supply.failure
         is_wanted = settings.at_end if self.steps_done == self.steps else settings.on_stop
         is_wanted = self._can_checkpoint and (is_wanted or self._is_checkpoint_due)
@@ -234,20 +269,29 @@ class MasterWorker:
         if shortage is not None:
             raise shortage
         if is_wanted and self.checkpoints.committed != self.steps_done:
-            problem = f"step {self.steps_done}, the last one, is not committed; the warning above says why"
+            problem = (
+                f"step {self.steps_done}, the last one, is not committed; the "
+                "warning above says why"
+            )
             folder = str(self.checkpoints.folder)
-            raise ResourceError(problem, where=folder, hint="make room, then rlcli resume", code="F28")
+            raise ResourceError(
+                problem, where=folder, hint="make room, then rlcli resume", code="F28"
+            )
 
-    # -- checkpoints -----------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     @property
     def _is_checkpoint_due(self) -> bool:
         taken = self._taken if self._taken is not None else self.checkpoints.committed or 0
-        return self._can_checkpoint and taken != self.steps_done and self.schedule.is_due(self.steps_done)
+        return (
+            self._can_checkpoint
+            and taken != self.steps_done
+            and self.schedule.is_due(self.steps_done)
+        )
 
     async def _take_checkpoint(self) -> None:
-        """Take a checkpoint. No step is in progress: the workers hold the weights that the finished steps produced.
-        Generation ahead of training continues."""
+        """Take a checkpoint. No step is in progress: the workers hold the weights that the finished
+        steps produced. Generation ahead of training continues."""
         while self._writing:
             await self._writing.pop(0)
         samples, queue = self.supply.samples, self.supply.samples.queue
@@ -272,7 +316,7 @@ class MasterWorker:
         self._taken = self.steps_done
         self.schedule.note()
 
-    # -- reporting -------------------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------
 
     async def _record(self, step: Step, tasks: asyncio.TaskGroup) -> None:
         """Write down a finished step, and evaluate if it is time."""
@@ -287,7 +331,9 @@ class MasterWorker:
         record |= await self._evaluate(self.steps_done) if self._is_evaluation_due() else {}
         self._last_record = record
         self.outputs.metrics.write(self.steps_done, record)
-        self.outputs.account(self.steps_done, step.ledger("trained" if self.recipe.trained_roles else "done"))
+        self.outputs.account(
+            self.steps_done, step.ledger("trained" if self.recipe.trained_roles else "done")
+        )
         self.display.step({"step": self.steps_done, **record})
         self.directory.write_status("running", self.steps_done, self.steps)
         self._nonfinite.watch(self.steps_done, record, ids)
@@ -299,9 +345,14 @@ class MasterWorker:
         reports = self.supply.reports(step)
         record = named_reports(reports, Answered.reports, lambda mfc: mfc.model_name)
         record |= self.supply.numbers(step)
-        record |= {f"time/{name}": took for answered in reports for name, took in answered.times().items()}
+        record |= {
+            f"time/{name}": took for answered in reports for name, took in answered.times().items()
+        }
         record |= {**self.calls.times.report(seconds), "tokens_per_second": tokens / seconds}
-        record |= self._totals.numbers(self.supply.sizes.position(step.number + 1)) | self._incidents.restarts()
+        record |= (
+            self._totals.numbers(self.supply.sizes.position(step.number + 1))
+            | self._incidents.restarts()
+        )
         if self._checkpoint_seconds is not None:
             record["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, None
         return record
@@ -313,7 +364,8 @@ class MasterWorker:
         return ev.every_steps is not None and self.steps_done % ev.every_steps == 0
 
     async def _evaluate(self, step: int) -> dict[str, float]:
-        """Run the evaluation graph over its whole dataset, with no step in progress; generation ahead continues."""
+        """Run the evaluation graph over its whole dataset, with no step in progress; generation
+        ahead continues."""
         ev = self.recipe.train.eval
         if ev.dataset is None:
             return {}
@@ -323,7 +375,9 @@ class MasterWorker:
         self.outputs.show(step, "eval", evaluated.texts)
         version = {"eval/version": float(evaluated.version)} if self.supply.is_ahead else {}
         results = evaluated.numbers() | version
-        self.display.evaluation(step, {key: value for key, value in results.items() if key.startswith("eval/")})
+        self.display.evaluation(
+            step, {key: value for key, value in results.items() if key.startswith("eval/")}
+        )
         return results
 
     async def _write_samples(self, step: int, lines: Awaitable[list[Fields]]) -> None:
@@ -338,7 +392,8 @@ class Outputs:
     metrics: MetricsWriter
     samples: SampleWriter
     ledger: JsonLines
-    """A line for each sample that was drawn, `e<epoch>r<row>`: when it was trained on, or why it was dropped."""
+    """A line for each sample that was drawn, `e<epoch>r<row>`: when it was trained on,
+    or why it was dropped."""
 
     @property
     def lines(self) -> tuple[JsonLines, ...]:
@@ -356,8 +411,8 @@ class Outputs:
             self.samples.write(SampleRecord(step=step, phase=phase, **line))
 
     def sync(self) -> None:
-        """Flush everything written so far to disk: a run that resumes keeps these lines. Raises ResourceError with the
-        id of the fault."""
+        """Flush everything written so far to disk: a run that resumes keeps these lines. Raises
+        ResourceError with the id of the fault."""
         for lines in self.lines:
             with explain_disk_errors(lines.path):
                 lines.sync()
@@ -365,22 +420,29 @@ class Outputs:
             sync_folder(self.run.path)
 
     def finish(self) -> None:
-        """Write the last lines; retry if the disk is full for a moment. Raises ResourceError if some are lost."""
+        """Write the last lines; retry if the disk is full for a moment.
+        Raises ResourceError if some are lost."""
         for tries in range(1, LAST_TRIES + 1):
             try:
                 return self.sync()
             except ResourceError as error:
                 if tries == LAST_TRIES:
-                    lost = ", ".join(f"{lines.waiting} of {lines.path.name}" for lines in self.lines if lines.waiting)
+                    lost = ", ".join(
+                        f"{lines.waiting} of {lines.path.name}"
+                        for lines in self.lines
+                        if lines.waiting
+                    )
                     message = f"lines that are not on disk: {lost or 'unknown'}: {error.what}"
-                    raise ResourceError(message, where=error.where, hint=error.hint, code=error.code) from error
+                    raise ResourceError(
+                        message, where=error.where, hint=error.hint, code=error.code
+                    ) from error
             time.sleep(PAUSE)
 
 
 @contextmanager
 def open_outputs(run: RunDirectory, tensorboard: bool, warn: Warn) -> Iterator[Outputs]:
-    """Add to the files in a run's folder. At the end all lines must be on disk: raises ResourceError if they are not,
-    or warns if another error ends the run."""
+    """Add to the files in a run's folder. At the end all lines must be on disk: raises
+    ResourceError if they are not, or warns if another error ends the run."""
     with (
         MetricsWriter(run.metrics, run.tensorboard if tensorboard else None, warn) as metrics,
         SampleWriter(run.samples, warn) as samples,

@@ -18,11 +18,12 @@ from rlcli.errors import RlcliError
 LARGEST = 1 << 26
 """Bytes of one message; the metadata of a batch is far smaller."""
 FRAME = 1 << 18
-"""Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that it has the key, no
-more than one is held in memory."""
+"""Bytes of a frame. A message takes as many frames as it needs; of a peer that has not proved that
+it has the key, no more than one is held in memory."""
 
 COMPUTE, MOVES = "compute", "moves"
-"""Two lanes of a rank: its own computation, and its data lane. Lanes of pools are named by `pool_lane`."""
+"""Two lanes of a rank: its own computation, and its data lane.
+Lanes of pools are named by `pool_lane`."""
 MOVE = "move"
 """A request to a data lane."""
 END_LANE = "end_lane"
@@ -35,10 +36,11 @@ HELLO = "hello"
 LANE = "lane"
 """Name of the report that another lane of a worker is up."""
 WARNED = "warned"
-"""Name of the report of a warning: its `logger`, its `template` before any values are filled in, its `text`."""
+"""Name of the report of a warning: its `logger`, its `template` before any values are filled in,
+its `text`."""
 RESTARTED = "restarted"
-"""Name of the report that a process of a server or pool was started again: its `group` and `name`, the `machine`, and
-`how` it had ended."""
+"""Name of the report that a process of a server or pool was started again: its `group` and `name`,
+the `machine`, and `how` it had ended."""
 WRITTEN = "checkpoint_written"
 """Name of the report that a rank's files of a checkpoint are on disk, or could not be written."""
 
@@ -66,7 +68,8 @@ class Request:
     op: str
     args: Fields = field(default_factory=dict)
     lane: str = COMPUTE
-    """The worker's thread that answers. Each does one thing after the other, and they work in parallel."""
+    """The worker's thread that answers. Each does one thing after the other,
+    and they work in parallel."""
 
     @property
     def name(self) -> str:
@@ -87,19 +90,30 @@ class Failure:
 
     @staticmethod
     def of(error: BaseException, where: str, shown: BaseException | None = None) -> Failure:
-        """`where`: the process in which it happened; `shown`: whose traceback is shown, if not its own."""
+        """`where`: the process in which it happened; `shown`: whose traceback is shown,
+        if not its own."""
         trace = "".join(traceback.format_exception(shown or error))
         if (gloo := _error_of_gloo(error)) is not None:
             message = f"tensors could not be exchanged with another rank: {gloo}"
-            hint = "if no rank has ended, others may have connected to their ports on launch.interface"
+            hint = (
+                "if no rank has ended, others may have connected to their ports on launch.interface"
+            )
             return Failure(errors.WorkerError.__name__, message, LOST_PEER, where, hint, trace)
         if isinstance(error, RlcliError):
-            return Failure(type(error).__name__, error.what, error.code, error.where or where, error.hint, trace)
+            return Failure(
+                type(error).__name__,
+                error.what,
+                error.code,
+                error.where or where,
+                error.hint,
+                trace,
+            )
         return Failure(UNEXPECTED, f"{type(error).__name__}: {error}", "BUG", where, None, trace)
 
     @property
     def is_unexpected(self) -> bool:
-        """Whether it was unforeseen: a bug, ours or a component's, or a consequence of another rank's death."""
+        """Whether it was unforeseen: a bug, ours or a component's,
+        or a consequence of another rank's death."""
         return self.kind in (UNEXPECTED, errors.ProjectError.__name__) or self.code == LOST_PEER
 
     def as_error(self) -> RlcliError:
@@ -113,7 +127,8 @@ class Failure:
 
 
 def _error_of_gloo(error: BaseException | None) -> str | None:
-    """What gloo says, if the error is one of its connections or was raised from one: no component is to blame."""
+    """What gloo says, if the error is one of its connections or was raised from one:
+    no component is to blame."""
     while error is not None:
         if isinstance(error, RuntimeError) and (match := FROM_GLOO.match(str(error))) is not None:
             return match["problem"]
@@ -133,7 +148,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Report:
-    """Worker → master, unsolicited: `name` has happened, or `failure` has kept it from happening."""
+    """Worker → master, unsolicited: `name` has happened,
+    or `failure` has kept it from happening."""
 
     rank: int
     name: str
@@ -153,7 +169,9 @@ Tell = Callable[[str, Fields, Failure | None], None]
 
 def pack(message: Message, token: bytes) -> bytes:
     kind = type(message).__name__.lower()
-    return msgpack.packb({"token": token, "kind": kind, **vars(message)}, default=asdict, use_bin_type=True)
+    return msgpack.packb(
+        {"token": token, "kind": kind, **vars(message)}, default=asdict, use_bin_type=True
+    )
 
 
 def split(message: bytes) -> list[bytes]:
@@ -161,9 +179,11 @@ def split(message: bytes) -> list[bytes]:
     return [message[start : start + FRAME] for start in range(0, len(message), FRAME)]
 
 
-def unpack(frames: Sequence[bytes], token: bytes, *expected: type[Message], most: int = LARGEST) -> Any:
-    """The message in frames. Raises ProtocolError if it is not one of the `expected` with our token, or has more than
-    `most` bytes."""
+def unpack(
+    frames: Sequence[bytes], token: bytes, *expected: type[Message], most: int = LARGEST
+) -> Any:
+    """The message in frames. Raises ProtocolError if it is not one of the `expected` with our
+    token, or has more than `most` bytes."""
     size = sum(map(len, frames))
     if size > most:
         raise ProtocolError(f"a message of {size} bytes; at most {most} are read")
@@ -197,7 +217,8 @@ TYPES: Mapping[type, Mapping[str, tuple[type, ...]]] = {
 
 
 def _checked(fields: Any, cls: type) -> Fields:
-    """The fields of a message. Raises ProtocolError if they are not those of its class; no number is below 0."""
+    """The fields of a message. Raises ProtocolError if they are not those of its class;
+    no number is below 0."""
     types = TYPES[cls]
     if not isinstance(fields, dict) or fields.keys() != types.keys():
         raise ProtocolError(f"not a {cls.__name__.lower()}: wrong fields")

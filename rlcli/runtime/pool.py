@@ -1,7 +1,8 @@
 """A pool: processes on a rank's node that run the calls of one role while the rank runs others.
 
-A rank has a `PoolProcess` for each role that runs in one. The process is `python -P -m rlcli.runtime.pool ROLE RUN_DIR
-INDEX`; it computes on the CPU, within limits on processor time and memory.
+A rank has a `PoolProcess` for each role that runs in one. The process is `python -P -m
+rlcli.runtime.pool ROLE RUN_DIR INDEX`; it computes on the CPU,
+within limits on processor time and memory.
 """
 
 from __future__ import annotations
@@ -44,25 +45,33 @@ TRIES = 2
 """Number of processes that a call may cost."""
 RUN = "run"
 LOOK_SECONDS = 2.0
-"""Seconds between two checks, on the file system of the run's folder, of whether a process is still replaced."""
+"""Seconds between two checks, on the file system of the run's folder,
+of whether a process is still replaced."""
 
 GIB = 2**30
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
 """What torch's error says where Python would raise MemoryError."""
 
 
-def connect_pools(recipe: Recipe, topology: Topology, rank: int, run_dir: Path | None) -> dict[str, PoolProcess]:
-    """Role → its process for this rank, once it is up. Raises the error that keeps one from starting."""
+def connect_pools(
+    recipe: Recipe, topology: Topology, rank: int, run_dir: Path | None
+) -> dict[str, PoolProcess]:
+    """Role → its process for this rank, once it is up.
+    Raises the error that keeps one from starting."""
     if run_dir is None:
         return {}
-    pools = {role: PoolProcess(folder) for role, folder in pool_folders(recipe, topology, rank, run_dir).items()}
+    pools = {
+        role: PoolProcess(folder)
+        for role, folder in pool_folders(recipe, topology, rank, run_dir).items()
+    }
     for pool in pools.values():
         pool.wait(recipe.launch.startup_deadline)
     return pools
 
 
 class PoolProcess:
-    """For one thread at a time. The launcher replaces a process that dies; its request is sent to the next one."""
+    """For one thread at a time. The launcher replaces a process that dies;
+    its request is sent to the next one."""
 
     def __init__(self, folder: Path):
         self.name = folder.name
@@ -76,14 +85,16 @@ class PoolProcess:
         """How the process that was last asked ended, once its replacement reports it."""
 
     def wait(self, deadline: float) -> None:
-        """Wait until it is up. Raises HangError after `deadline` seconds, or the error of one that cannot start."""
+        """Wait until it is up. Raises HangError after `deadline` seconds,
+        or the error of one that cannot start."""
         try:
             self._link.wait_for_workers(deadline)
         except HangError as error:
             raise self._hang(f"has not started within {deadline:.0f} s") from error
 
     def run(self, call: str, step: int, data: SequenceSample) -> SequenceSample:
-        """A call's output for a batch. Raises the call's error, and WorkerError if it kills its process twice."""
+        """A call's output for a batch. Raises the call's error,
+        and WorkerError if it kills its process twice."""
         args = {"call": call, "step": step, **packed(data)}
         for _ in range(TRIES):
             self._number += 1
@@ -147,7 +158,9 @@ def packed(batch: SequenceSample) -> Fields:
     tensors = {key: tensor for key, tensor in (batch.data or {}).items() if tensor is not None}
     return {
         "batch": batch.meta().as_json(),
-        "tensors": save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}),
+        "tensors": save(
+            {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        ),
     }
 
 
@@ -156,9 +169,11 @@ def unpacked(fields: Fields) -> SequenceSample:
     batch = SequenceSample.from_json(fields["batch"])
     tensors: dict[str, torch.Tensor | None] = {**load(fields["tensors"])}
     return SequenceSample(
-        ids=batch.ids, seqlens=batch.seqlens, data={key: tensors.get(key) for key in batch.keys},
+        ids=batch.ids,
+        seqlens=batch.seqlens,
+        data={key: tensors.get(key) for key in batch.keys},
         metadata=batch.metadata,
-    )  # fmt: skip
+    )
 
 
 def main(role: str, run_dir: Path, index: int) -> None:
@@ -189,7 +204,10 @@ def main(role: str, run_dir: Path, index: int) -> None:
         sys.exit(1)
     last_exit = os.environ.get(LAST_EXIT)
     link.serve(
-        started.handle, failure, last_exit=int(last_exit) if last_exit is not None else None, cpu_s=started.cpu_s
+        started.handle,
+        failure,
+        last_exit=int(last_exit) if last_exit is not None else None,
+        cpu_s=started.cpu_s,
     )
 
 
@@ -216,8 +234,13 @@ class PoolWorker:
         """Limit this process's memory. Raises ResourceError if even an idle process takes more."""
         limit, taken = int(self._memory_gib * GIB), psutil.Process().memory_info().vms
         if limit < taken:
-            message = f"a process of a pool takes {taken / GIB:.3g} GiB of address space before it has done anything"
-            raise ResourceError(message, hint=f"{self._memory_key} is {self._memory_gib:g}", code="F51")
+            message = (
+                f"a process of a pool takes {taken / GIB:.3g} GiB of address space "
+                "before it has done anything"
+            )
+            raise ResourceError(
+                message, hint=f"{self._memory_key} is {self._memory_gib:g}", code="F51"
+            )
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
@@ -226,7 +249,8 @@ class PoolWorker:
         return f"models.{self._model.name}.backend.args.memory_gib"
 
     def handle(self, request: Request) -> Fields:
-        """A call that uses more CPU time than allowed is ended by the kernel, together with this process."""
+        """A call that uses more CPU time than allowed is ended by the kernel,
+        together with this process."""
         from rlcli.runtime.faults import attribute_user_errors
 
         signal.setitimer(signal.ITIMER_PROF, self.cpu_s)
@@ -240,10 +264,14 @@ class PoolWorker:
         try:
             return self._run(call, **args)
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            if isinstance(error, RuntimeError) and not any(
+                words in str(error) for words in OUT_OF_MEMORY
+            ):
                 raise
             message = f"call {call} needs more than {self._memory_gib:g} GiB of memory"
-            raise ResourceError(message, hint=f"{self._memory_key} is the limit", code="F51") from error
+            raise ResourceError(
+                message, hint=f"{self._memory_key} is the limit", code="F51"
+            ) from error
 
     def _run(self, call: str, step: int, batch: Fields, tensors: bytes) -> Fields:
         from rlcli.api.key_meaning import DROPPED
@@ -259,10 +287,14 @@ class PoolWorker:
         mfc, data = self._calls[call], unpacked({"batch": batch, "tensors": tensors})
         interface = self._interfaces.of(mfc)
         seed_global_streams(self._recipe.seed, call, step, self._rank)
-        returned = call_interface(interface, mfc.interface_type.value, self._model, data, mfc.mb_spec)
+        returned = call_interface(
+            interface, mfc.interface_type.value, self._model, data, mfc.mb_spec
+        )
         origin = origin_of_call(self._recipe, mfc, interface, has_model=False, describe=describe)
         output, counts, _ = read_output(mfc, data, returned, origin, self._model.device)
-        output.metadata = {name: values for name, values in output.metadata.items() if name in (*counts, DROPPED)}
+        output.metadata = {
+            name: values for name, values in output.metadata.items() if name in (*counts, DROPPED)
+        }
         return packed(output)
 
 

@@ -1,13 +1,16 @@
-"""What the master answers at once, from a thread, whatever it is busy with: heartbeats, who may connect, and the store.
+"""What the master answers at once, from a thread, whatever it is busy with: heartbeats, who may
+connect, and the store.
 
-Each process of a run sends a heartbeat every second from a thread of its own, with facts about itself, so that work on
-neither side delays them. They show the master who is alive, and on several nodes show each process that the master is.
-Between nodes, a process without an answer for LOST_AFTER seconds ends itself. On one node silence is not judged: there
-a process dies with its parent, and a master that was stopped by Ctrl-Z for an hour may continue.
+Each process of a run sends a heartbeat every second from a thread of its own, with facts about
+itself, so that work on neither side delays them. They show the master who is alive, and on several
+nodes show each process that the master is. Between nodes, a process without an answer for
+LOST_AFTER seconds ends itself. On one node silence is not judged: there a process dies with its
+parent, and a master that was stopped by Ctrl-Z for an hour may continue.
 
-Through the store the run's ranks, and their agents, find each other: names and bytes. torch's own stores would listen
-on every interface and accept anything that anyone sends, or lock a file, which not every shared file system can do.
-Every question is answered at once; whoever waits for a name asks again (see `store`).
+Through the store the run's ranks, and their agents, find each other: names and bytes. torch's own
+stores would listen on every interface and accept anything that anyone sends, or lock a file, which
+not every shared file system can do. Every question is answered at once; whoever waits for a name
+asks again (see `store`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,16 @@ from typing import Any, Literal
 
 from rlcli.processes import OwnPauses
 from rlcli.runtime.control import Control, Listening, answer_doorkeeper, zeromq
-from rlcli.runtime.messages import Fields, ProtocolError, Reply, Report, Request, pack, split, unpack
+from rlcli.runtime.messages import (
+    Fields,
+    ProtocolError,
+    Reply,
+    Report,
+    Request,
+    pack,
+    split,
+    unpack,
+)
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +73,8 @@ class Store:
         return total
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set a value if the present one is the expected one, or missing and expected to be empty. Returns the value
-        that it has then, or the expected one if it has none."""
+        """Set a value if the present one is the expected one, or missing and expected to be empty.
+        Returns the value that it has then, or the expected one if it has none."""
         if self._values.get(key, b"") == expected:
             self._values[key] = desired
         return self._values.get(key, expected)
@@ -145,10 +157,12 @@ class Pulses:
 
 
 class Pulse:
-    """A process's end of heartbeats. `lost` is called, in a thread, once the master is lost or says that the run is
-    over. `facts`: what it reports about itself from its first beat on."""
+    """A process's end of heartbeats. `lost` is called, in a thread, once the master is lost or says
+    that the run is over. `facts`: what it reports about itself from its first beat on."""
 
-    def __init__(self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None], **facts: Any):
+    def __init__(
+        self, context: Any, control: Control, peer: Peer, lost: Callable[[str], None], **facts: Any
+    ):
         self._context, self._control, self._peer, self._lost = context, control, peer, lost
         self._facts: Fields = {"pid": os.getpid(), **facts}
         self._to_watch: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -160,7 +174,8 @@ class Pulse:
         self._thread.start()
 
     def tell(self, **facts: Any) -> None:
-        """Report a fact about this process with every beat from now on; the first beat is sent at once."""
+        """Report a fact about this process with every beat from now on;
+        the first beat is sent at once."""
         self._facts = self._facts | facts
         self._is_due.set()
 
@@ -169,12 +184,14 @@ class Pulse:
         before = self._answered
         self.tell(**facts)
         end = time.monotonic() + deadline
-        while self._answered < before + 2 and time.monotonic() < end:  # one answer may already have been in flight
+        # one answer may already have been in flight
+        while self._answered < before + 2 and time.monotonic() < end:
             self._is_due.set()
             time.sleep(TICK / 2)
 
     def watch(self, socket: Any) -> None:
-        """Report to the master if this connection to it is lost: messages in flight are lost too."""
+        """Report to the master if this connection to it is lost:
+        messages in flight are lost too."""
         zmq = zeromq()
 
         if self._control.is_remote:

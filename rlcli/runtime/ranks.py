@@ -1,6 +1,8 @@
-"""The ranks as the master sees them: what they are asked and in which order, and when an answer is late.
+"""The ranks as the master sees them: what they are asked and in which order,
+and when an answer is late.
 
-The master is a set of coroutines. Whenever none of them can continue, it waits for the next answer of a rank.
+The master is a set of coroutines. Whenever none of them can continue,
+it waits for the next answer of a rank.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from typing import Any, TypeVar
 
 from rlcli.errors import RlcliError
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.messages import COMPUTE, END_LANE, LAST_REQUEST, MOVES, Fields, Listener, Reply, Report, Request
+from rlcli.runtime.messages import (
+    COMPUTE,
+    END_LANE,
+    LAST_REQUEST,
+    MOVES,
+    Fields,
+    Listener,
+    Reply,
+    Report,
+    Request,
+)
 from rlcli.runtime.transport import Transport, ignore
 from rlcli.topology import Topology
 from rlcli.topology.groups import pool_name, pooled_roles
@@ -46,9 +58,10 @@ class Question:
 class Ranks:
     """Asks ranks. Every worker handles its requests in the order in which they were sent here.
 
-    So all workers see parts of one order of operations, and no two can wait for each other. For each rank, the clock of
-    a request starts when that rank has answered its previous request: a silent rank is found even if others answer.
-    Each lane of a rank has an order of requests and a clock of its own.
+    So all workers see parts of one order of operations, and no two can wait for each other. For
+    each rank, the clock of a request starts when that rank has answered its previous request: a
+    silent rank is found even if others answer. Each lane of a rank has an order of requests and a
+    clock of its own.
     """
 
     def __init__(self, transport: Transport, world_size: int, deadline: float):
@@ -61,15 +74,16 @@ class Ranks:
         self._queues: defaultdict[Asked, deque[Question]] = defaultdict(deque)
         """What each lane works on, and what it was asked after that."""
         self._due: list[tuple[float, int, Asked]] = []
-        """A heap of (when, question, who): an answer that would be late then, unless it has arrived meanwhile."""
+        """A heap of (when, question, who): an answer that would be late then,
+        unless it has arrived meanwhile."""
         self._listeners: dict[str, Listener] = {}
         self._awaited: tuple[asyncio.Future[None], str, float] | None = None
         """Resolved by the next report; what it is, and the seconds that it may take."""
         transport.on_report = self._take_report
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of the master to its end. Raises the first error of its tasks, the error of a worker, or
-        HangError when an answer is late."""
+        """Run a coroutine of the master to its end. Raises the first error of its tasks, the error
+        of a worker, or HangError when an answer is late."""
         with asyncio.Runner(loop_factory=lambda: _MasterLoop(self._wait)) as runner:
             try:
                 return runner.get_loop().run_until_complete(work)
@@ -78,9 +92,14 @@ class Ranks:
         raise error
 
     def ask(
-        self, op: str, args: Mapping[int, Fields], deadline: float | None = None, lane: str = COMPUTE
+        self,
+        op: str,
+        args: Mapping[int, Fields],
+        deadline: float | None = None,
+        lane: str = COMPUTE,
     ) -> Awaitable[Answers]:
-        """Send a request to ranks, at once, each with its own arguments; await the result for their answers.
+        """Send a request to ranks, at once, each with its own arguments;
+        await the result for their answers.
 
         A rank that takes longer than `deadline` seconds ends the run.
         """
@@ -105,8 +124,8 @@ class Ranks:
         self._send(op, args, None, COMPUTE, None)
 
     def listen(self, name: str, take: Listener) -> None:
-        """Have `take` called with each report of that name: inside `run`, or in the reporting thread of an inline
-        worker. It must not raise."""
+        """Have `take` called with each report of that name: inside `run`, or in the reporting
+        thread of an inline worker. It must not raise."""
         self._listeners[name] = take
 
     def are_busy(self, ranks: Iterable[int]) -> bool:
@@ -114,8 +133,8 @@ class Ranks:
         return any(self._queues[rank, COMPUTE] for rank in ranks)
 
     async def next_report(self, awaited: str, deadline: float | None = None) -> None:
-        """Wait for a report, any. If nothing else is waited for, raises HangError, which says what was `awaited`, after
-        `deadline` seconds."""
+        """Wait for a report, any. If nothing else is waited for, raises HangError, which says what
+        was `awaited`, after `deadline` seconds."""
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited = arrived, awaited, self._deadline if deadline is None else deadline
         try:
@@ -147,7 +166,9 @@ class Ranks:
         requests = {rank: Request(self._number, op, args[rank], lane) for rank in sorted(args)}
         name = next((request.name for request in requests.values()), op)
         limit = self._deadline if deadline is None else deadline
-        question = self._questions[self._number] = Question(self._number, name, lane, set(args), limit, answered)
+        question = self._questions[self._number] = Question(
+            self._number, name, lane, set(args), limit, answered
+        )
         now = self._transport.clock()
         for rank, request in requests.items():
             queue = self._queues[rank, lane]
@@ -156,7 +177,7 @@ class Ranks:
                 self._start_clock((rank, lane), now)
             self._transport.send(rank, request, limit)
 
-    # -- answers ---------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def _wait(self) -> None:
         """Wait for answers or reports until some coroutine can continue."""
@@ -168,10 +189,13 @@ class Ranks:
                 if self._questions or not self._end_wait_for_report(error):
                     raise
                 return
-            can_continue = self._end_wait_for_report() if reply is None else self._take_answer(reply)
+            can_continue = (
+                self._end_wait_for_report() if reply is None else self._take_answer(reply)
+            )
 
     def _receive(self) -> Reply | None:
-        """The next answer; None for a report. Raises HangError when the first answer that is due is late."""
+        """The next answer; None for a report. Raises HangError when the first answer that is due is
+        late."""
         first = self._first_due()
         if first is None:
             _, awaited, deadline = self._awaited or (None, "nothing", self._deadline)
@@ -179,12 +203,15 @@ class Ranks:
         due, question, rank = first
         lane = "" if question.lane == COMPUTE else f" ({question.lane})"
         remaining = max(0.0, due - self._transport.clock())
-        return self._transport.receive(remaining, f"{question.name} on rank {rank}{lane}", question.limit)
+        return self._transport.receive(
+            remaining, f"{question.name} on rank {rank}{lane}", question.limit
+        )
 
     def _take_answer(self, reply: Reply) -> bool:
         """Record an answer; True if it was the last that somebody waits for, or an error."""
         question = self._questions.get(reply.number)
-        if question is None or reply.rank not in question.waiting:  # it was cancelled or already answered
+        # it was cancelled or already answered
+        if question is None or reply.rank not in question.waiting:
             return False
         answered = question.answered
         is_awaited = answered is not None and not answered.done()
@@ -237,8 +264,9 @@ class Ranks:
 
 
 class Turns:
-    """The order in which ranks get their requests: it decides which weights a call sees, and which collectives match
-    up. A turn is queued for all of its ranks at the same time, so all ranks see parts of one order."""
+    """The order in which ranks get their requests: it decides which weights a call sees, and which
+    collectives match up. A turn is queued for all of its ranks at the same time, so all ranks see
+    parts of one order."""
 
     def __init__(self) -> None:
         self._queues: defaultdict[int, deque[Turn]] = defaultdict(deque)
@@ -253,7 +281,8 @@ class Turns:
         return turn
 
     def widen(self, turn: Turn, ranks: Iterable[int]) -> None:
-        """Have more ranks take part in a turn that has not begun: on these too it comes before all later ones."""
+        """Have more ranks take part in a turn that has not begun:
+        on these too it comes before all later ones."""
         for rank in set(ranks) - turn.ranks:
             queue = self._queues[rank]
             queue.insert(sum(earlier.number < turn.number for earlier in queue), turn)
@@ -273,7 +302,8 @@ class Turns:
 
 
 class Turn:
-    """`async with turn:` waits for the earlier turns of its ranks. What is sent meanwhile is sent in turn."""
+    """`async with turn:` waits for the earlier turns of its ranks.
+    What is sent meanwhile is sent in turn."""
 
     def __init__(self, turns: Turns, number: int, ranks: frozenset[int]):
         self.number = number
@@ -293,17 +323,20 @@ class Turn:
 
 
 def lanes_of(recipe: Recipe, topology: Topology) -> dict[str, tuple[int, ...]]:
-    """Lane → the ranks that have it. A pool has one on each rank of its role, so that its calls block no other work."""
+    """Lane → the ranks that have it. A pool has one on each rank of its role, so that its calls
+    block no other work."""
     moves = {MOVES: tuple(range(topology.world_size))} if topology.world_size > 1 else {}
-    return moves | {pool_name(role): topology.placement(role).ranks for role in pooled_roles(recipe)}
+    return moves | {
+        pool_name(role): topology.placement(role).ranks for role in pooled_roles(recipe)
+    }
 
 
 class _MasterLoop(asyncio.BaseEventLoop):
-    """Runs the master's coroutines. When none of them can continue, it waits for ranks, the only thing that happens
-    outside the master. There are no timers: deadlines are those of requests.
+    """Runs the master's coroutines. When none of them can continue, it waits for ranks, the only
+    thing that happens outside the master. There are no timers: deadlines are those of requests.
 
-    It has no descriptors, unlike asyncio's own loops: a component that closes files which it has not opened would take
-    them away.
+    It has no descriptors, unlike asyncio's own loops: a component that closes files which it has
+    not opened would take them away.
     """
 
     def __init__(self, wait: Callable[[], None]):

@@ -1,7 +1,8 @@
-"""What a run reports: what its calls answered, where its time went, what it has come to, and what went wrong nearby.
+"""What a run reports: what its calls answered, where its time went, what it has come to, and what
+went wrong nearby.
 
-Warnings that a rank or a process of a pool logs, where no user looks, reach the terminal, each once; each stays in its
-process's log too, where its repetitions are.
+Warnings that a rank or a process of a pool logs, where no user looks, reach the terminal, each
+once; each stays in its process's log too, where its repetitions are.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ MEASURES = ("/grad_norm", "/loss")
 LONGEST = 2000
 """Characters of a warning that are shown."""
 LOGGER = "rlcli"
-"""The logger above those of rlcli and of components; those of other libraries warn of what users cannot change."""
+"""The logger above those of rlcli and of components; those of other libraries warn of what users
+cannot change."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Answered:
     updates: int
     """Updates of its role's weights per training step; 0 if they never change."""
     version: int
-    """Version of the role's weights when the call began: the number of training steps behind them."""
+    """Version of the role's weights when the call began:
+    the number of training steps behind them."""
     stats: Mapping[str, float]
     """Statistics reported by the interface, which has already reduced them over the ranks."""
     scores: Mapping[str, Moments]
@@ -59,10 +62,13 @@ class Answered:
     dropped: Mapping[str, str]
     """Sample → why the call drops it."""
     copy_seconds: float = 0.0
-    """Seconds until the last rank of the role that follows its role had the new weights; 0 if none follows."""
+    """Seconds until the last rank of the role that follows its role had the new weights;
+    0 if none follows."""
 
     @classmethod
-    def of(cls, mfc: MFCDef, placement: RolePlacement, answers: Answers, updates: int = 0) -> Answered:
+    def of(
+        cls, mfc: MFCDef, placement: RolePlacement, answers: Answers, updates: int = 0
+    ) -> Answered:
         """`answers`: those of the call's ranks to `run_call`."""
         first, owned = answers[placement.ranks[0]], [answers[rank] for rank in owners(placement)]
         return cls(
@@ -98,7 +104,9 @@ class Answered:
     def times(self) -> dict[str, float]:
         """Seconds of the slowest rank, by name; also of copying its weights."""
         times = {self.mfc.name: max(self.seconds.values())}
-        return times | {f"{self.mfc.name}.copy_to": self.copy_seconds} if self.copy_seconds else times
+        return (
+            times | {f"{self.mfc.name}.copy_to": self.copy_seconds} if self.copy_seconds else times
+        )
 
 
 def _sums(reports: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Moments]:
@@ -111,11 +119,17 @@ def _sums(reports: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Moments]:
 
 
 def named_reports(
-    calls: Sequence[Answered], reports: Callable[[Answered], Mapping[str, T]], section: Callable[[MFCDef], str]
+    calls: Sequence[Answered],
+    reports: Callable[[Answered], Mapping[str, T]],
+    section: Callable[[MFCDef], str],
 ) -> dict[str, T]:
-    """Reports of calls as `<section>/<name>`, or as `<call>/<name>` where several calls of a section report the same
-    name: `math_inf/reward`."""
-    named = [(answered.mfc, name, value) for answered in calls for name, value in reports(answered).items()]
+    """Reports of calls as `<section>/<name>`, or as `<call>/<name>` where several calls of a
+    section report the same name: `math_inf/reward`."""
+    named = [
+        (answered.mfc, name, value)
+        for answered in calls
+        for name, value in reports(answered).items()
+    ]
     uses = Counter((section(mfc), name) for mfc, name, _ in named)
 
     def full(mfc: MFCDef, name: str) -> str:
@@ -129,7 +143,8 @@ class Totals:
     """Counts the samples of one step after the other."""
 
     def __init__(self, buffer: Buffer, sources: Sequence[str]):
-        """`sources`: the datasets that the training dataset is made of; none if it is a single one."""
+        """`sources`: the datasets that the training dataset is made of;
+        none if it is a single one."""
         self.tokens = 0
         self.used: Counter[str] = Counter()
         """Samples of each of these datasets."""
@@ -149,15 +164,19 @@ class Totals:
         return tokens
 
     def numbers(self, samples: int) -> dict[str, float]:
-        """Numbers for the metrics. `samples`: of all finished steps, each a prompt or another row of the dataset."""
+        """Numbers for the metrics. `samples`: of all finished steps,
+        each a prompt or another row of the dataset."""
         used = {f"used/{name}": float(self.used[name]) for name in self._sources}
         return {"total/prompts": float(samples), "total/tokens": float(self.tokens), **used}
 
 
 class StepTimes:
-    """Adds up seconds since the last step ended. A call counts when it is done, even if it belongs to a later step."""
+    """Adds up seconds since the last step ended. A call counts when it is done, even if it belongs
+    to a later step."""
 
-    def __init__(self, groups: Sequence[WorkerGroup], clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self, groups: Sequence[WorkerGroup], clock: Callable[[], float] = time.perf_counter
+    ):
         self._groups = {"+".join(group.roles): group.ranks for group in groups}
         self._clock = clock
         self.begin()
@@ -178,19 +197,27 @@ class StepTimes:
         self._busy.update(seconds)
 
     def count_move(self, seconds: Iterable[float]) -> None:
-        """Count a transfer of tensors between ranks, `seconds` for each participant: it took as long as the slowest."""
+        """Count a transfer of tensors between ranks, `seconds` for each participant: it took as
+        long as the slowest."""
         self._moves += max(seconds, default=0.0)
 
     def report(self, seconds: float) -> dict[str, float]:
-        """Times of a step that took `seconds`: `time/moves`, and for each group of ranks `time/idle/<roles>`, the mean
-        seconds in which its ranks computed nothing, and `time/idle_share/<roles>`, their share of the step."""
+        """Times of a step that took `seconds`: `time/moves`, and for each group of ranks
+        `time/idle/<roles>`, the mean seconds in which its ranks computed nothing, and
+        `time/idle_share/<roles>`, their share of the step."""
         idle = {
             name: max(0.0, seconds - sum(self._busy[rank] for rank in ranks) / len(ranks))
             for name, ranks in self._groups.items()
         }
         named = {f"time/idle/{name}": of_group for name, of_group in idle.items()}
-        named |= {f"time/idle_share/{name}": of_group / seconds for name, of_group in idle.items() if seconds}
-        return {"time/step": seconds, **named} | ({"time/moves": self._moves} if self._moves else {})
+        named |= {
+            f"time/idle_share/{name}": of_group / seconds
+            for name, of_group in idle.items()
+            if seconds
+        }
+        return {"time/step": seconds, **named} | (
+            {"time/moves": self._moves} if self._moves else {}
+        )
 
 
 class NonfiniteSteps:
@@ -208,17 +235,26 @@ class NonfiniteSteps:
         self.streak = [(step, list(samples)) for step, samples in streak]
 
     def watch(self, step: int, record: Mapping[str, float], ids: Sequence[str]) -> None:
-        """Record a finished step. Raises NumericError F37, before anything is saved, if too many in a row failed."""
-        bad = [key for key, value in record.items() if key.endswith(MEASURES) and not math.isfinite(value)]
+        """Record a finished step. Raises NumericError F37, before anything is saved,
+        if too many in a row failed."""
+        bad = [
+            key
+            for key, value in record.items()
+            if key.endswith(MEASURES) and not math.isfinite(value)
+        ]
         if not bad:
             self.streak.clear()
             return
         self.streak.append((step, list(ids)))
         problem = f"step {step}: {bad[0]} is not finite"
-        self._display.warning(f"[F33] {problem}, update skipped ({len(self.streak)} of {self._limit})")
+        self._display.warning(
+            f"[F33] {problem}, update skipped ({len(self.streak)} of {self._limit})"
+        )
         if len(self.streak) >= self._limit:
             steps = [{"step": number, "samples": samples} for number, samples in self.streak]
-            file = self._directory.write_text("crash/nonfinite.json", json.dumps(steps, indent=2) + "\n")
+            file = self._directory.write_text(
+                "crash/nonfinite.json", json.dumps(steps, indent=2) + "\n"
+            )
             raise NumericError(
                 f"{problem}, for {self._limit} steps in a row; no model was saved",
                 hint=f"lower the learning rate, or look at the samples named in {file}",
@@ -227,7 +263,8 @@ class NonfiniteSteps:
 
 
 class WarningsToMaster(logging.StreamHandler):
-    """Writes warnings to stderr, as Python does where there is no handler, and reports the first of each kind."""
+    """Writes warnings to stderr, as Python does where there is no handler,
+    and reports the first of each kind."""
 
     def __init__(self, report: Tell):
         super().__init__()
@@ -260,8 +297,8 @@ def log_again(report: Report) -> None:
 
 
 class Incidents:
-    """Shows what ranks report in addition to their answers: each warning once, whichever of them has it, and each
-    process of a server or pool that was started again."""
+    """Shows what ranks report in addition to their answers: each warning once, whichever of them
+    has it, and each process of a server or pool that was started again."""
 
     def __init__(self, ranks: Ranks, display: Display):
         self._display = display
@@ -273,8 +310,11 @@ class Incidents:
         ranks.listen(RESTARTED, self._restart)
 
     def restarts(self) -> dict[str, float]:
-        """`restarts/<group>` of each group that had some, for the metrics of a step. The next step begins."""
-        counts = {f"{RESTARTS}{group}": float(count) for group, count in sorted(self._restarts.items())}
+        """`restarts/<group>` of each group that had some, for the metrics of a step.
+        The next step begins."""
+        counts = {
+            f"{RESTARTS}{group}": float(count) for group, count in sorted(self._restarts.items())
+        }
         self._restarts.clear()
         return counts
 
@@ -283,9 +323,13 @@ class Incidents:
         if kind not in self._warnings:
             self._warnings.add(kind)
             log_file = f"logs/rank{report.rank}.log"
-            self._display.warning(f"rank {report.rank}: {report.value['text']} (repetitions: {log_file})")
+            self._display.warning(
+                f"rank {report.rank}: {report.value['text']} (repetitions: {log_file})"
+            )
 
     def _restart(self, report: Report) -> None:
         process = report.value
         self._restarts[process["group"]] += 1
-        self._display.warning(f"{process['name']} on {process['machine']} {process['how']}; it was started again")
+        self._display.warning(
+            f"{process['name']} on {process['machine']} {process['how']}; it was started again"
+        )

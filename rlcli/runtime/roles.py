@@ -1,4 +1,5 @@
-"""From a recipe's roles and calls to models with engines and to interfaces, on the ranks that hold them."""
+"""From a recipe's roles and calls to models with engines and to interfaces,
+on the ranks that hold them."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAVE_DTYPES = {
-    "auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-}  # fmt: skip
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 """Values of `checkpoint.save_dtype`."""
 
 Meshes = dict[str, Any]
@@ -47,7 +51,10 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise ResourceError(
-            f"rank {local_rank} of this machine needs a CUDA device; there are {torch.cuda.device_count()}",
+            (
+                f"rank {local_rank} of this machine needs a CUDA device; there are "
+                f"{torch.cuda.device_count()}"
+            ),
             hint="set cluster.device=cpu, or fewer cluster.devices_per_node",
             code="R50",
         )
@@ -67,21 +74,28 @@ def make_meshes(topology: Topology, device_type: str) -> Meshes:
         layout = placement.ranks, placement.mesh
         if len(placement.ranks) > 1 and layout not in meshes:
             meshes[layout] = _device_mesh(placement, device_type)
-    return {p.role: meshes[p.ranks, p.mesh] for p in topology.placements if (p.ranks, p.mesh) in meshes}
+    return {
+        p.role: meshes[p.ranks, p.mesh] for p in topology.placements if (p.ranks, p.mesh) in meshes
+    }
 
 
 def _device_mesh(placement: RolePlacement, device_type: str) -> Any:
-    """A mesh with all dimensions, including those of size 1. The ranks of a replica are adjacent, and within it the
-    tensor-parallel ones: they communicate most, and adjacent ranks share a node."""
+    """A mesh with all dimensions, including those of size 1. The ranks of a replica are adjacent,
+    and within it the tensor-parallel ones: they communicate most,
+    and adjacent ranks share a node."""
     from torch.distributed.device_mesh import DeviceMesh
 
     shape = tuple(getattr(placement.mesh, name) for name in MESH_ORDER)
-    return DeviceMesh(device_type, torch.tensor(placement.ranks).view(shape), mesh_dim_names=MESH_ORDER)
+    return DeviceMesh(
+        device_type, torch.tensor(placement.ranks).view(shape), mesh_dim_names=MESH_ORDER
+    )
 
 
-def training_steps(recipe: Recipe, rows_of: Mapping[str, int | None], done: int = 0, samples: int = 0) -> int:
-    """Total number of steps of a run, from the rows of each dataset. Raises DataError if one has too few, UsageError
-    R49 if one that must know its number of rows does not.
+def training_steps(
+    recipe: Recipe, rows_of: Mapping[str, int | None], done: int = 0, samples: int = 0
+) -> int:
+    """Total number of steps of a run, from the rows of each dataset. Raises DataError if one has
+    too few, UsageError R49 if one that must know its number of rows does not.
 
     `done` steps have already taken `samples` rows, perhaps in steps of another size.
     """
@@ -95,10 +109,16 @@ def training_steps(recipe: Recipe, rows_of: Mapping[str, int | None], done: int 
 
 
 def build_roles(
-    recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes, spec: FinetuneSpec,
+    recipe: Recipe,
+    topology: Topology,
+    rank: int,
+    device: torch.device,
+    meshes: Meshes,
+    spec: FinetuneSpec,
     run_dir: Path | None = None,
-) -> dict[str, tuple[Model, ModelBackend]]:  # fmt: skip
-    """The roles that live on `rank`, initialised by their backends. `run_dir` has the folders of their servers."""
+) -> dict[str, tuple[Model, ModelBackend]]:
+    """The roles that live on `rank`, initialised by their backends.
+    `run_dir` has the folders of their servers."""
     built = {}
     for name in topology.roles_on(rank):
         model, backend = describe_role(recipe, name, device)
@@ -116,35 +136,56 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
     backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
     tokenizer = role_tokenizer(recipe, name)
     reads_alike = tokenizer_source(recipe, name) == tokenizer_source(recipe, prompt_role(recipe))
-    source = role_source(recipe, name, tokenizer) if role.has_weights and backend.READS_SOURCE else None
+    source = (
+        role_source(recipe, name, tokenizer) if role.has_weights and backend.READS_SOURCE else None
+    )
     model = Model(
-        name=name, module=None, tokenizer=tokenizer, device=device, seed=recipe.seed,
-        source=source, family=family_of(source.config.model_type) if source is not None else None,
+        name=name,
+        module=None,
+        tokenizer=tokenizer,
+        device=device,
+        seed=recipe.seed,
+        source=source,
+        family=family_of(source.config.model_type) if source is not None else None,
         save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
         data_tokenizer=tokenizer if reads_alike else role_tokenizer(recipe, prompt_role(recipe)),
         call_deadline=recipe.launch.step_deadline,
-    )  # fmt: skip
+    )
     return model, backend
 
 
-def lone_model(path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int, dtype: str) -> Model:
-    """The model of a folder or Hub id with an engine of its own, not part of any recipe. Raises ModelError."""
+def lone_model(
+    path: str, tokenizer: PreTrainedTokenizerBase, device: torch.device, seed: int, dtype: str
+) -> Model:
+    """The model of a folder or Hub id with an engine of its own, not part of any recipe.
+    Raises ModelError."""
     source = open_source(path, head="lm", tokenizer=tokenizer, seed=seed)
-    model = Model(name="model", module=None, tokenizer=tokenizer, device=device, seed=seed, source=source)
-    backend: ModelBackend = registry.make_backend(ModelBackendAbstraction(UNTRAINED, {"dtype": dtype}))
+    model = Model(
+        name="model", module=None, tokenizer=tokenizer, device=device, seed=seed, source=source
+    )
+    backend: ModelBackend = registry.make_backend(
+        ModelBackendAbstraction(UNTRAINED, {"dtype": dtype})
+    )
     return backend.initialize(model, None)
 
 
 def role_source(recipe: Recipe, name: str, tokenizer: PreTrainedTokenizerBase) -> ModelSource:
-    """Where a role's weights come from. Roles with the same origin start alike. Raises ModelError."""
+    """Where a role's weights come from. Roles with the same origin start alike.
+    Raises ModelError."""
     origin = weights_origin(recipe, name)
     start = recipe.models[origin].path or recipe.models[origin].scratch
     assert start is not None
-    return open_source(start, head=recipe.models[name].head, tokenizer=tokenizer, seed=stable_seed(recipe.seed, origin))
+    return open_source(
+        start,
+        head=recipe.models[name].head,
+        tokenizer=tokenizer,
+        seed=stable_seed(recipe.seed, origin),
+    )
 
 
 def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
-    """A role's tokenizer: its own, that of its weights, or, without weights, that of the first role that has one."""
+    """A role's tokenizer: its own, that of its weights, or, without weights,
+    that of the first role that has one."""
     source = tokenizer_source(recipe, name)
     if source.startswith("builtin:"):
         dataset: Any = registry.load("datasets", source.removeprefix("builtin:"))
@@ -153,12 +194,15 @@ def role_tokenizer(recipe: Recipe, name: str) -> PreTrainedTokenizerBase:
 
 
 class Interfaces:
-    """One per role, type and arguments, so that calls of one role share its state. Calls of a step that share state
-    have the same arguments; an evaluation call may have others, and gets the current state."""
+    """One per role, type and arguments, so that calls of one role share its state. Calls of a step
+    that share state have the same arguments; an evaluation call may have others,
+    and gets the current state."""
 
     def __init__(self, training: Sequence[MFCDef], evaluating: Sequence[MFCDef]):
         self._evaluating = {mfc.name for mfc in evaluating}
-        self._stateful = {(mfc.model_name, mfc.interface_impl.type_): mfc for mfc in reversed(training)}
+        self._stateful = {
+            (mfc.model_name, mfc.interface_impl.type_): mfc for mfc in reversed(training)
+        }
         """The first training call of each role and type."""
         self._interfaces: dict[str, ModelInterface] = {}
 
@@ -170,7 +214,11 @@ class Interfaces:
             self._interfaces[name] = registry.make_interface(described)
         interface = self._interfaces[name]
         trained = self._stateful.get((mfc.model_name, described.type_))
-        if mfc.name in self._evaluating and trained is not None and (stateful := self.of(trained)) is not interface:
+        if (
+            mfc.name in self._evaluating
+            and trained is not None
+            and (stateful := self.of(trained)) is not interface
+        ):
             interface.load_state_dict(stateful.state_dict())
         return interface
 
@@ -179,8 +227,8 @@ class Interfaces:
 
 
 def seed_global_streams(seed: int, call: str, step: int, rank: int) -> None:
-    """Seed the global random streams, which rlcli itself never uses, so that a component that does draws the same
-    numbers in every run."""
+    """Seed the global random streams, which rlcli itself never uses, so that a component that does
+    draws the same numbers in every run."""
     of_call = stable_seed(seed, call, step, rank)
     torch.manual_seed(of_call % 2**63)
     numpy.random.seed(of_call % 2**32)

@@ -1,12 +1,14 @@
-"""What becomes of every sample: it is queued, drawn, ready, and taken by a training step or dropped. Pure.
+"""What becomes of every sample: it is queued, drawn, ready,
+and taken by a training step or dropped. Pure.
 
-Samples are drawn in chunks. A chunk goes through the calls that need no batch; those of its samples that no call drops
-are then ready. A step takes a batch of them. One rule admits samples: those accepted, in progress included, never
-exceed what may be trained on within `max_staleness` of the weights that generate them.
+Samples are drawn in chunks. A chunk goes through the calls that need no batch; those of its samples
+that no call drops are then ready. A step takes a batch of them. One rule admits samples: those
+accepted, in progress included, never exceed what may be trained on within `max_staleness` of the
+weights that generate them.
 
-At staleness 0 nothing here depends on when an answer arrives: a step draws until its batch is full, in the order of the
-data, and what it does not need goes back to the front of the queue. Above that, samples stay ready for later steps,
-which take them in the order of the weights that generated them.
+At staleness 0 nothing here depends on when an answer arrives: a step draws until its batch is full,
+in the order of the data, and what it does not need goes back to the front of the queue. Above that,
+samples stay ready for later steps, which take them in the order of the weights that generated them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from rlcli.api.dataflow import CallGraph, MFCDef
 from rlcli.errors import DataError, UsageError
 from rlcli.runtime.data_order import DataOrder, training_id
 
-WHY_SO_MANY = "look into why: with rewards that are all equal, the prompts are too easy or too hard for the model"
+WHY_SO_MANY = (
+    "look into why: with rewards that are all equal, the prompts are too easy or "
+    "too hard for the model"
+)
 
 
 class Draw(NamedTuple):
@@ -72,7 +77,8 @@ class SampleQueue:
         self._order.rows = rows
 
     def instead_of(self, draw: Draw) -> Draw:
-        """The row to draw instead of one that turned out to be missing in the first pass over a stream."""
+        """The row to draw instead of one that turned out to be missing in the first pass over a
+        stream."""
         return Draw(*self._order.at(draw.row), draw.attempt)
 
     def put_back(self, draws: Sequence[Draw]) -> None:
@@ -98,7 +104,8 @@ class Ready:
 
     draw: Draw
     versions: Mapping[str, int]
-    """Generating call → training steps behind the weights that it sampled with. Only for weights that change."""
+    """Generating call → training steps behind the weights that it sampled with.
+    Only for weights that change."""
     chunk: int = -1
     """The chunk it was drawn with; -1 if it was drawn before the run was resumed."""
 
@@ -120,7 +127,8 @@ class Ready:
         return Ready(Draw(*fields["draw"]), fields["versions"])
 
     def staleness(self, step: int) -> int:
-        """Training steps between the weights that generated it and those that step number `step` (from 0) trains."""
+        """Training steps between the weights that generated it and those that step number `step`
+        (from 0) trains."""
         return step - self.oldest if self.versions else 0
 
 
@@ -141,13 +149,14 @@ class Chunk:
         return [draw for draw in self.draws if draw.id not in self.drops]
 
     def ids(self, call: str) -> list[str]:
-        """The samples that a call works on: those that the calls before it have kept. Which of the other calls are done
-        makes no difference."""
+        """The samples that a call works on: those that the calls before it have kept. Which of the
+        other calls are done makes no difference."""
         dropped = {id_ for id_, drop in self.drops.items() if drop.call in self._before[call]}
         return [draw.id for draw in self.draws if draw.id not in dropped]
 
     def drop(self, call: str, reasons: Mapping[str, str]) -> None:
-        """Count samples as dropped by a call. If several calls drop a sample, the first in the graph counts."""
+        """Count samples as dropped by a call. If several calls drop a sample,
+        the first in the graph counts."""
         in_order = list(self._before)
         for id_, reason in reasons.items():
             drops = [self.drops.get(id_, Drop(call, reason)), Drop(call, reason)]
@@ -162,7 +171,8 @@ class Chunk:
 
 @dataclass
 class StepSamples:
-    """The samples that a training step takes, and those dropped since the step before took its own."""
+    """The samples that a training step takes, and those dropped since the step before took its
+    own."""
 
     batch: list[Ready]
     drawn: list[Draw] = field(default_factory=list)
@@ -187,24 +197,34 @@ class StepSamples:
         """Raises UsageError R71 if there are any: training has begun."""
         if reasons:
             problem = f"{call} drops samples of a batch that is complete"
-            raise UsageError(problem, hint="drop samples in a call that comes before training", code="R71")
+            raise UsageError(
+                problem, hint="drop samples in a call that comes before training", code="R71"
+            )
 
     def counts(self, reasons: Iterable[str]) -> dict[str, float]:
-        """Counts for the metrics: samples that were drawn, dropped (for each of `reasons`), drawn as replacements, and
-        given back."""
+        """Counts for the metrics: samples that were drawn, dropped (for each of `reasons`), drawn
+        as replacements, and given back."""
         dropped = Counter(drop.reason for drop in self.drops.values())
-        counts = {"drawn": len(self.drawn), "dropped": len(self.drops), "redrawn": len(self.drawn) - self.first}
+        counts = {
+            "drawn": len(self.drawn),
+            "dropped": len(self.drops),
+            "redrawn": len(self.drawn) - self.first,
+        }
         counts |= {"returned": len(self.surplus)}
         counts |= {f"dropped/{reason}": dropped[reason] for reason in reasons}
         return {f"samples/{name}": float(count) for name, count in counts.items()}
 
     def ledger(self, state: str, versions: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-        """One line for each finished sample: why it was dropped, or `state` and the versions of the weights that
-        generated it, those of the step's own calls being `versions`."""
+        """One line for each finished sample: why it was dropped, or `state` and the versions of the
+        weights that generated it, those of the step's own calls being `versions`."""
         taken = {sample.id: sample for sample in self.batch}
         for id_ in dict.fromkeys([*(draw.id for draw in self.drawn), *taken]):
             if id_ in taken:
-                yield {"sample": id_, "state": state, "versions": {**taken[id_].versions, **versions}}
+                yield {
+                    "sample": id_,
+                    "state": state,
+                    "versions": {**taken[id_].versions, **versions},
+                }
             elif id_ in self.drops:
                 yield dropped_line(id_, self.drops[id_])
 
@@ -221,20 +241,21 @@ class Admission:
     batch: int
     """Samples of a training step."""
     max_staleness: int = 0
-    """By how many training steps the weights that generate a sample may lag those that it trains."""
+    """By how many training steps the weights that generate a sample may lag those that it
+    trains."""
     chunk: int | None = None
     """Samples drawn at a time; None: as many as are admitted."""
     max_redraws: int = 0
-    """Above staleness 0: how many batches of samples may be dropped before a step has its samples. At 0: how many times
-    a step may draw again."""
+    """Above staleness 0: how many batches of samples may be dropped before a step has its samples.
+    At 0: how many times a step may draw again."""
     takes_freshest: bool = False
     """Whether a step takes the samples of the newest weights first, instead of the oldest."""
     replaces: bool = True
     """Whether dropped samples are replaced, so that every batch is full."""
 
     def size(self, room: int, is_awaited: bool) -> int:
-        """Samples of the next chunk, 0 if it has to wait, if `room` more may be accepted. `is_awaited`: training waits
-        for it."""
+        """Samples of the next chunk, 0 if it has to wait, if `room` more may be accepted.
+        `is_awaited`: training waits for it."""
         if room <= 0 or self.chunk is None:
             return max(room, 0)
         if not self.max_staleness:  # the surplus goes back to the queue
@@ -243,11 +264,20 @@ class Admission:
 
 
 class Samples:
-    """Every sample that was drawn: in progress, ready, taken, dropped, or waiting in the queue once more."""
+    """Every sample that was drawn: in progress, ready, taken, dropped,
+    or waiting in the queue once more."""
 
-    def __init__(self, queue: SampleQueue, calls: Sequence[MFCDef], rule: Admission, accepted: int = 0,
-                 ready: Iterable[Ready] = (), step: int = 0):  # fmt: skip
-        """`calls`: those that a chunk goes through; `accepted`: samples that the steps before `step` have taken."""
+    def __init__(
+        self,
+        queue: SampleQueue,
+        calls: Sequence[MFCDef],
+        rule: Admission,
+        accepted: int = 0,
+        ready: Iterable[Ready] = (),
+        step: int = 0,
+    ):
+        """`calls`: those that a chunk goes through; `accepted`: samples that the steps before
+        `step` have taken."""
         self.queue = queue
         self.rule = rule
         self.expired = 0
@@ -285,11 +315,12 @@ class Samples:
         return len(self._ready) >= count
 
     def waiting(self) -> tuple[Draw, ...]:
-        """What a run that resumes from here draws first: the samples in progress, then the queue's."""
+        """What a run that resumes from here draws first: the samples in progress,
+        then the queue's."""
         unfinished = (draw.again for chunk in self._in_progress.values() for draw in chunk.draws)
         return (*unfinished, *self.queue.returned)
 
-    # -- before training -------------------------------------------------------------------------------------
+    # -- before training ---------------------------------------------------------------------------
 
     def admit(self, limit: float) -> Chunk | None:
         """Draw the next chunk, unless more than `limit` samples would be accepted.
@@ -308,13 +339,14 @@ class Samples:
         return chunk
 
     def redraw(self, chunk: Chunk, missing: Sequence[str], rows: int) -> list[Draw]:
-        """Replace rows of a chunk that lie beyond the end of a stream of `rows` rows; returns the replacements."""
+        """Replace rows of a chunk that lie beyond the end of a stream of `rows` rows;
+        returns the replacements."""
         self.queue.pass_ended(rows)
         return chunk.replace(missing, self.queue.instead_of)
 
     def end(self, chunk: Chunk, versions: Mapping[str, int]) -> list[str]:
-        """A chunk has been through all calls; `versions` of the weights that generated it. Returns the samples that are
-        no longer needed.
+        """A chunk has been through all calls; `versions` of the weights that generated it. Returns
+        the samples that are no longer needed.
 
         Raises DataError F80 if more samples were dropped than training can wait for.
         """
@@ -329,7 +361,7 @@ class Samples:
             raise self._too_many(dropped)
         return list(chunk.drops)
 
-    # -- training --------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def expire(self, step: int) -> list[str]:
         """Give back samples that are too stale for step number `step`; returns them."""
@@ -341,8 +373,11 @@ class Samples:
         return [draw.id for draw in stale]
 
     def take(self, count: int) -> StepSamples:
-        """The samples of the next step: `count` of those that are ready, or all if dropped ones are not replaced."""
-        assert self.has(count) or not self.rule.replaces, f"{count} samples needed, {len(self._ready)} ready"
+        """The samples of the next step: `count` of those that are ready,
+        or all if dropped ones are not replaced."""
+        assert self.has(count) or not self.rule.replaces, (
+            f"{count} samples needed, {len(self._ready)} ready"
+        )
         sign = -1 if self.rule.takes_freshest else 1
         in_order = sorted(self._ready, key=lambda sample: (sign * sample.oldest, sample.chunk))
         batch, self._ready = in_order[:count], in_order[count:]
@@ -355,14 +390,16 @@ class Samples:
         return step
 
     def abandon(self) -> list[str]:
-        """Put back all that was drawn for the next step, as if it had not been; returns the samples that were ready."""
+        """Put back all that was drawn for the next step, as if it had not been; returns the samples
+        that were ready."""
         self.queue.put_back([draw for chunk in self._ended for draw in chunk.draws])
         ready = [sample.id for sample in self._ready]
         self._ended, self._drops, self._ready = [], {}, []
         return ready
 
     def drain_drops(self) -> list[dict[str, Any]]:
-        """Ledger entries: the samples dropped since the last call of this, or since a step took samples."""
+        """Ledger entries: the samples dropped since the last call of this,
+        or since a step took samples."""
         drops, self._drops = self._drops, {}
         return [dropped_line(id_, drop) for id_, drop in drops.items()]
 
@@ -374,11 +411,19 @@ class Samples:
         self.queue.give_back(surplus)
         return [draw.id for draw in surplus]
 
-    # -- errors ----------------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------
 
     def _too_few(self, size: int) -> DataError:
-        ready, drawn, times = len(self._ready), sum(len(chunk.draws) for chunk in self._ended), len(self._ended)
-        few = f"{ready} of the {size} samples of a batch are" if ready else "the batch is empty: no sample is"
+        ready, drawn, times = (
+            len(self._ready),
+            sum(len(chunk.draws) for chunk in self._ended),
+            len(self._ended),
+        )
+        few = (
+            f"{ready} of the {size} samples of a batch are"
+            if ready
+            else "the batch is empty: no sample is"
+        )
         draws = f"{times} draw{'s' if times > 1 else ''}"
         problem = f"step {self._step + 1}: {few} left of {drawn} in {draws}"
         return self._shortage(problem, "train.max_redraws or train.prompts_per_draw")
@@ -395,5 +440,8 @@ class Samples:
         reasons = ", ".join(f"{drop.call} {count} ({drop.reason})" for drop, count in in_order)
         where = ", ".join(dict.fromkeys(f"graph.{drop.call}" for drop in drops))
         return DataError(
-            f"{problem}; dropped: {reasons}", where=where, hint=f"raise {key}, or {WHY_SO_MANY}", code="F80"
+            f"{problem}; dropped: {reasons}",
+            where=where,
+            hint=f"raise {key}, or {WHY_SO_MANY}",
+            code="F80",
         )

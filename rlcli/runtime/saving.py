@@ -1,7 +1,8 @@
-"""A rank's part of a checkpoint: copied at once, written by a thread while training continues, verified and read again.
+"""A rank's part of a checkpoint: copied at once, written by a thread while training continues,
+verified and read again.
 
-Weights and optimizers have one folder per role. Samples that are finished are, for each rank, one safetensors file and
-a description in JSON.
+Weights and optimizers have one folder per role. Samples that are finished are, for each rank, one
+safetensors file and a description in JSON.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ SAMPLES = "samples"
 def write_and_report(
     folder: Path, step: int, rank: int, write: Callable[[], Sequence[Path]], report: Tell
 ) -> threading.Thread:
-    """Write files in a thread and seal them: sync and digest. It reports WRITTEN with the checkpoint's `step` and the
-    digests of its `files`, or with the error: ResourceError if the disk was the cause."""
+    """Write files in a thread and seal them: sync and digest. It reports WRITTEN with the
+    checkpoint's `step` and the digests of its `files`, or with the error:
+    ResourceError if the disk was the cause."""
 
     def work() -> None:
         sealed: list[FileDigest] = []
@@ -64,12 +66,16 @@ def write_and_report(
 
 
 def has_state(model: Model) -> bool:
-    """Whether the role's engine can be checkpointed at all; one that a user wrote may not support it."""
+    """Whether the role's engine can be checkpointed at all;
+    one that a user wrote may not support it."""
     return getattr(type(model.module), "state", HoldsWeights.state) is not HoldsWeights.state
 
 
-def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology: Topology, rank: int) -> int:
-    """Disk space of this rank's part of a checkpoint: its weights, and AdamW's two moments for each of them."""
+def bytes_to_save(
+    models: Mapping[str, Model], trained: Sequence[str], topology: Topology, rank: int
+) -> int:
+    """Disk space of this rank's part of a checkpoint: its weights,
+    and AdamW's two moments for each of them."""
     total = 0
     for name, model in models.items():
         if has_state(model):
@@ -81,7 +87,8 @@ def bytes_to_save(models: Mapping[str, Model], trained: Sequence[str], topology:
 def copy_roles(models: Mapping[str, Model], topology: Topology, rank: int) -> dict[str, HostCopy]:
     """This rank's parts of the roles that it holds."""
     return {
-        name: copy_to_host(model.module.state(), leads=_leads(name, topology, rank)) for name, model in models.items()
+        name: copy_to_host(model.module.state(), leads=_leads(name, topology, rank))
+        for name, model in models.items()
     }
 
 
@@ -89,7 +96,9 @@ def _leads(role: str, topology: Topology, rank: int) -> bool:
     return rank == topology.placement(role).ranks[0]
 
 
-def write_roles(copies: Mapping[str, HostCopy], models: Mapping[str, Model], folder: Path, rank: int) -> list[Path]:
+def write_roles(
+    copies: Mapping[str, HostCopy], models: Mapping[str, Model], folder: Path, rank: int
+) -> list[Path]:
     """Write a rank's copies into the folder of a checkpoint; returns every file that it wrote."""
     files: list[Path] = []
     for name, copy in copies.items():
@@ -102,8 +111,9 @@ def write_roles(copies: Mapping[str, HostCopy], models: Mapping[str, Model], fol
 
 
 def _describe(model: Model, folder: Path) -> list[Path]:
-    """Write the files that accompany the weights; returns them. Uses a separate folder first: other ranks write into
-    the target now, and their unfinished files must not be mistaken for a part of the description."""
+    """Write the files that accompany the weights; returns them. Uses a separate folder first: other
+    ranks write into the target now, and their unfinished files must not be mistaken for a part of
+    the description."""
     apart = folder.with_name(f".{folder.name}")
     apart.mkdir(parents=True)
     model.module.save_description(model.tokenizer, str(apart))
@@ -114,10 +124,14 @@ def _describe(model: Model, folder: Path) -> list[Path]:
 
 
 def restore_roles(
-    models: Mapping[str, Model], folder: Path, mirrored: Mapping[str, str], topology: Topology, rank: int
+    models: Mapping[str, Model],
+    folder: Path,
+    mirrored: Mapping[str, str],
+    topology: Topology,
+    rank: int,
 ) -> None:
-    """Fill the weights and optimizers of this rank's roles from a checkpoint of any number of ranks. `mirrored`: role →
-    the role whose weights it has."""
+    """Fill the weights and optimizers of this rank's roles from a checkpoint of any number of
+    ranks. `mirrored`: role → the role whose weights it has."""
     for name, model in models.items():
         optimizer, source = folder / OPTIMIZERS / name, mirrored.get(name, name)
         state = model.module.state(room_for_optimizer=optimizer.is_dir())
@@ -135,7 +149,9 @@ def write_samples(samples: Sequence[SequenceSample], folder: Path, rank: int) ->
     home = folder / SAMPLES
     home.mkdir(exist_ok=True)
     descriptions, tensors = home / f"rank-{rank:05d}.json", home / f"rank-{rank:05d}.safetensors"
-    descriptions.write_text(json.dumps([sample.meta().as_json() for sample in samples]), encoding="utf-8")
+    descriptions.write_text(
+        json.dumps([sample.meta().as_json() for sample in samples]), encoding="utf-8"
+    )
     stored = {
         f"{sample.ids[0]}/{key}": tensor.detach().cpu().contiguous()
         for sample in samples
@@ -158,7 +174,10 @@ def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
                 if id_ not in ids:
                     continue
                 names = {key: f"{id_}/{key}" for key in sample.keys}
-                sample.data = {key: file.get_tensor(name) if name in stored else None for key, name in names.items()}
+                sample.data = {
+                    key: file.get_tensor(name) if name in stored else None
+                    for key, name in names.items()
+                }
                 if id_ in loaded:
                     loaded[id_].update_(sample)
                 else:
@@ -167,6 +186,11 @@ def read_samples(folder: Path, ids: Collection[str]) -> list[SequenceSample]:
 
 
 def verify_share(folder: str, files: Iterable[dict[str, Any]], threads: int) -> dict[str, Any]:
-    """What is wrong with this rank's share of the files of a checkpoint, of which nothing has been loaded yet."""
+    """What is wrong with this rank's share of the files of a checkpoint,
+    of which nothing has been loaded yet."""
     faults = damaged_files(Path(folder), [FileDigest(**file) for file in files], threads)
-    return {"faults": [{"what": fault.what, "where": fault.where, "code": fault.code} for fault in faults]}
+    return {
+        "faults": [
+            {"what": fault.what, "where": fault.where, "code": fault.code} for fault in faults
+        ]
+    }

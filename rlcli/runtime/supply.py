@@ -1,7 +1,8 @@
-"""Supplies training steps with samples: draws them and has them go through the calls before training.
+"""Supplies training steps with samples: draws them and has them go through the calls before
+training.
 
-At staleness 0 a step draws its own when it opens. Above that samples are made ahead of all steps, which take those that
-are ready.
+At staleness 0 a step draws its own when it opens. Above that samples are made ahead of all steps,
+which take those that are ready.
 """
 
 from __future__ import annotations
@@ -43,9 +44,15 @@ class Supply:
     """The samples of a run, on their way to training."""
 
     def __init__(
-        self, recipe: Recipe, calls: Calls, flow: Flow, samples: Samples, sizes: StepSizes, steps: int,
+        self,
+        recipe: Recipe,
+        calls: Calls,
+        flow: Flow,
+        samples: Samples,
+        sizes: StepSizes,
+        steps: int,
         should_stop: Callable[[], bool],
-    ):  # fmt: skip
+    ):
         """`steps`: of the run."""
         self.samples = samples
         self.sizes = sizes
@@ -66,7 +73,8 @@ class Supply:
         self._dataset = recipe.train.dataset
         may_be_short = recipe.trained_roles and any(mfc.drops for mfc in self._graph)
         self._epochs = recipe.train.epochs if may_be_short else None
-        """Passes over the data after which the run ends if samples may be dropped, perhaps before the planned steps."""
+        """Passes over the data after which the run ends if samples may be dropped, perhaps before
+        the planned steps."""
         self._roles = {mfc.model_name for mfc in before if mfc.interface_type is GENERATE}
         """Roles whose weights generate samples."""
         self._gates = {mfc.name: Gate() for mfc in before} if self.is_ahead else {}
@@ -88,7 +96,7 @@ class Supply:
             return False
         return all(draw.epoch >= self._epochs for draw in queue.returned)
 
-    # -- making samples --------------------------------------------------------------------------------------
+    # -- making samples ----------------------------------------------------------------------------
 
     async def next_step(self, number: int) -> Step | None:
         """A step with its samples, once they are there; None if the run ends before it."""
@@ -108,8 +116,8 @@ class Supply:
         return step
 
     async def make_ahead(self) -> None:
-        """Keep samples in progress, as many as later steps may take, and no more than the run needs. Never ends, but if
-        each step makes its own."""
+        """Keep samples in progress, as many as later steps may take, and no more than the run
+        needs. Never ends, but if each step makes its own."""
         if not self.is_ahead:
             return
         async with asyncio.TaskGroup() as chunks:
@@ -135,7 +143,9 @@ class Supply:
                 return
             if chunk is None:  # dropped samples are not replaced
                 return
-            batch = Batch(step.title, chunk, step.number, reports=step.reports, versions=step.versions)
+            batch = Batch(
+                step.title, chunk, step.number, reports=step.reports, versions=step.versions
+            )
             await self._make(chunk, batch)
 
     async def _make(self, chunk: Chunk, batch: Batch) -> None:
@@ -160,8 +170,8 @@ class Supply:
             draws = self.samples.redraw(chunk, missing, length) if missing else []
 
     def _limit(self) -> float:
-        """How many samples may be accepted while the weights that there are generate them. Once all rows are drawn: as
-        many as fill the last batch, which is known when none is in progress."""
+        """How many samples may be accepted while the weights that there are generate them. Once all
+        rows are drawn: as many as fill the last batch, which is known when none is in progress."""
         version = self._flow.versions.of(self._roles)
         most = self.sizes.position(min(version + self.samples.rule.max_staleness + 1, self.steps))
         if not self._are_rows_drawn:
@@ -181,7 +191,9 @@ class Supply:
 
     @property
     def _is_over(self) -> bool:
-        return self.failure is not None or self.is_used_up or (self.is_ahead and self._should_stop())
+        return (
+            self.failure is not None or self.is_used_up or (self.is_ahead and self._should_stop())
+        )
 
     def _has(self, size: int, step: int) -> bool:
         """Whether a step can begin. Samples that have become too stale for it are given back."""
@@ -189,17 +201,18 @@ class Supply:
             self._calls.forget(self.samples.expire(step))
         return self.samples.has(size)
 
-    # -- reporting -------------------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------
 
     def drain_drops(self) -> list[dict[str, Any]]:
-        """Ledger entries: the samples dropped since the last call of this, or since a step took samples."""
+        """Ledger entries: the samples dropped since the last call of this,
+        or since a step took samples."""
         lines = self.samples.drain_drops()
         self._dropped.update(line["reason"] for line in lines)
         return lines
 
     def reports(self, step: Step) -> list[Answered]:
-        """What the calls of a step answered, those that made its samples ahead included: with them those of earlier
-        chunks that were not reported yet, added up."""
+        """What the calls of a step answered, those that made its samples ahead included: with them
+        those of earlier chunks that were not reported yet, added up."""
         newest = max((sample.chunk for sample in step.samples.batch), default=-1)
         ahead: dict[str, Answered] = {}
         for chunk in sorted(number for number in self._reports if number <= newest):
@@ -209,7 +222,8 @@ class Supply:
         return [*in_order, *step.reports_in(self._graph)]
 
     def numbers(self, step: Step) -> dict[str, float]:
-        """Numbers for the metrics: on the samples that a step took, and the fate of others since the step before."""
+        """Numbers for the metrics: on the samples that a step took, and the fate of others since
+        the step before."""
         reasons = [reason for mfc in self._graph for reason in mfc.drops]
         if self.is_ahead:
             return {name: float(number) for name, number in self._numbers_ahead(step).items()}
@@ -219,19 +233,33 @@ class Supply:
         samples, batch = self.samples, step.samples.batch
         lags = Counter(sample.staleness(step.number) for sample in batch)
         dropped = self._dropped + Counter(drop.reason for drop in step.samples.drops.values())
-        expired, self._last_expired, self._dropped = samples.expired - self._last_expired, samples.expired, Counter()
+        expired, self._last_expired, self._dropped = (
+            samples.expired - self._last_expired,
+            samples.expired,
+            Counter(),
+        )
         numbers: dict[str, float] = {}
         for mfc in self._before:
-            versions = [sample.versions[mfc.name] for sample in batch if mfc.name in sample.versions]
+            versions = [
+                sample.versions[mfc.name] for sample in batch if mfc.name in sample.versions
+            ]
             if versions:
                 mean_lag = sum(step.number - version for version in versions) / len(versions)
                 numbers[f"{mfc.model_name}/staleness"] = mean_lag
         numbers |= {
-            "samples/ahead": samples.accepted - self.sizes.position(self._flow.versions.of(self._roles)),
-            "samples/running": samples.running, "samples/ready": len(samples.ready), "samples/expired": expired,
-            "samples/dropped": dropped.total(), "samples/retried": sum(sample.draw.attempt > 0 for sample in batch),
-        }  # fmt: skip
-        numbers |= {f"samples/dropped/{reason}": dropped[reason] for mfc in self._before for reason in mfc.drops}
+            "samples/ahead": samples.accepted
+            - self.sizes.position(self._flow.versions.of(self._roles)),
+            "samples/running": samples.running,
+            "samples/ready": len(samples.ready),
+            "samples/expired": expired,
+            "samples/dropped": dropped.total(),
+            "samples/retried": sum(sample.draw.attempt > 0 for sample in batch),
+        }
+        numbers |= {
+            f"samples/dropped/{reason}": dropped[reason]
+            for mfc in self._before
+            for reason in mfc.drops
+        }
         numbers |= {"staleness/min": min(lags), "staleness/max": max(lags)}
         allowed = range(samples.rule.max_staleness + 1)
         numbers |= {f"staleness/share_{lag}": lags[lag] / len(batch) for lag in allowed}
@@ -239,17 +267,30 @@ class Supply:
 
 
 async def make_supply(
-    recipe: Recipe, calls: Calls, flow: Flow, rows: int | None, steps: int, start: Start | None,
+    recipe: Recipe,
+    calls: Calls,
+    flow: Flow,
+    rows: int | None,
+    steps: int,
+    start: Start | None,
     should_stop: Callable[[], bool],
-) -> Supply:  # fmt: skip
+) -> Supply:
     """`rows`: of the training dataset, None for a stream; `steps`: of the run."""
-    train, graph, state = recipe.train, train_graph(recipe), start.state if start is not None else None
+    train, graph, state = (
+        recipe.train,
+        train_graph(recipe),
+        start.state if start is not None else None,
+    )
     first, taken = (state.step, state.samples) if state is not None else (0, 0)
     end = rows * (train.epochs or 1) if rows is not None and recipe.takes_each_row_once else None
     sizes = StepSizes(rows, train.prompts_per_step, first, taken, end)
     before = calls_before_training(recipe)
     rule = _admission(recipe)
-    ready = await _restore(start, calls, graph, before) if start is not None and rule.max_staleness else []
+    ready = (
+        await _restore(start, calls, graph, before)
+        if start is not None and rule.max_staleness
+        else []
+    )
     if rows is not None:
         order = DataOrder(rows, recipe.seed, train.shuffle)
     else:
@@ -264,9 +305,9 @@ def runs_ahead(recipe: Recipe) -> bool:
 
 
 def calls_before_training(recipe: Recipe) -> list[MFCDef]:
-    """The calls that samples go through before a step takes them: if generation may be stale, those that may run ahead
-    of all steps; otherwise, if calls may drop samples, those that choose a batch. The others need the whole batch,
-    or wait for calls that do."""
+    """The calls that samples go through before a step takes them: if generation may be stale, those
+    that may run ahead of all steps; otherwise, if calls may drop samples, those that choose a
+    batch. The others need the whole batch, or wait for calls that do."""
     graph = train_graph(recipe)
     if runs_ahead(recipe):
         return calls_ahead(graph)
@@ -285,18 +326,26 @@ def _admission(recipe: Recipe) -> Admission:
     elif not replaces or not calls_before_training(recipe):
         chunk = None
     return Admission(
-        train.prompts_per_step, train.max_staleness if is_ahead else 0, chunk, train.max_redraws,
-        takes_freshest=train.take_first == "freshest", replaces=replaces,
-    )  # fmt: skip
+        train.prompts_per_step,
+        train.max_staleness if is_ahead else 0,
+        chunk,
+        train.max_redraws,
+        takes_freshest=train.take_first == "freshest",
+        replaces=replaces,
+    )
 
 
-async def _restore(start: Start, calls: Calls, graph: Sequence[MFCDef], before: Sequence[MFCDef]) -> list[Ready]:
-    """The samples of a checkpoint that need not be generated again: those that have all keys that the calls before
-    training now produce."""
+async def _restore(
+    start: Start, calls: Calls, graph: Sequence[MFCDef], before: Sequence[MFCDef]
+) -> list[Ready]:
+    """The samples of a checkpoint that need not be generated again: those that have all keys that
+    the calls before training now produce."""
     if not start.state.ready:
         return []
     saved = [Ready.from_json(fields) for fields in start.state.ready]
-    names = {sample.id: fields["name"] for sample, fields in zip(saved, start.state.ready, strict=True)}
+    names = {
+        sample.id: fields["name"] for sample, fields in zip(saved, start.state.ready, strict=True)
+    }
     await calls.restore(graph, str(start.folder), names)
     produced = [key for mfc in before for key in mfc.produced_keys]
     lacking = {id_ for id_ in names if not calls.buffer.holders(id_, produced)}
@@ -305,7 +354,8 @@ async def _restore(start: Start, calls: Calls, graph: Sequence[MFCDef], before: 
 
 
 def _queue(order: DataOrder, state: RunState | None, ready: Sequence[Ready]) -> SampleQueue:
-    """First the samples that a checkpoint had finished but that are no longer `ready`, then those it gives back."""
+    """First the samples that a checkpoint had finished but that are no longer `ready`,
+    then those it gives back."""
     if state is None:
         return SampleQueue(order)
     still_ready = {sample.id for sample in ready}

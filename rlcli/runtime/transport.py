@@ -47,9 +47,11 @@ log = logging.getLogger(__name__)
 SILENT = 10.0
 """Seconds without a heartbeat after which a rank is named as the one that hangs."""
 LONGEST_SILENCE = 300.0
-"""Seconds without a heartbeat after which a rank counts as hanging, whatever the other deadlines are."""
+"""Seconds without a heartbeat after which a rank counts as hanging,
+whatever the other deadlines are."""
 FIND_CULPRIT_WITHIN = 5.0
-"""Seconds to find out whether an unexpected error of one rank is a consequence of another rank's death."""
+"""Seconds to find out whether an unexpected error of one rank is a consequence of another rank's
+death."""
 REPORT_WITHIN = 30_000
 """Milliseconds for a report to reach a busy master."""
 MISSED = 3 * BEAT_SECONDS
@@ -62,16 +64,19 @@ class Transport(Protocol):
     """The master's end of the transport."""
 
     on_report: Listener
-    """Receives the workers' unsolicited reports: over ZeroMQ inside `receive`; inline in the reporting thread, even
-    while a request is handled. It must not raise."""
+    """Receives the workers' unsolicited reports: over ZeroMQ inside `receive`; inline in the
+    reporting thread, even while a request is handled. It must not raise."""
 
     def send(self, rank: int, request: Request, limit: float = 0.0) -> None:
-        """Send a request to a worker, which may take `limit` seconds; workers handle their requests in the order they
-        were sent. Inline it is handled before this returns."""
+        """Send a request to a worker, which may take `limit` seconds; workers handle their requests
+        in the order they were sent. Inline it is handled before this returns."""
 
-    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
-        """The next reply of any worker; None if a report came first. Raises HangError when `deadline` (seconds from
-        now) passes. `limit`: the total seconds allowed, some of which may have passed."""
+    def receive(
+        self, deadline: float, waiting_for: str, limit: float | None = None
+    ) -> Reply | None:
+        """The next reply of any worker; None if a report came first. Raises HangError when
+        `deadline` (seconds from now) passes. `limit`: the total seconds allowed,
+        some of which may have passed."""
 
     def clock(self) -> float:
         """Seconds that the master has been running: its own pauses count against no rank."""
@@ -80,15 +85,19 @@ class Transport(Protocol):
 
 
 class ZmqMaster:
-    """The master's socket. `is_alive` raises when processes of the run have ended, or have been silent on another node
-    for longer than the given seconds."""
+    """The master's socket. `is_alive` raises when processes of the run have ended, or have been
+    silent on another node for longer than the given seconds."""
 
     def __init__(
-        self, folder: Path, world_size: int, is_alive: Callable[[float], None], host: str | None = None,
+        self,
+        folder: Path,
+        world_size: int,
+        is_alive: Callable[[float], None],
+        host: str | None = None,
         most: int = LARGEST,
-    ):  # fmt: skip
-        """Listen on the host's address, or else in a private folder; in either case the folder has what the workers
-        need in order to connect. `most`: maximum bytes of a message."""
+    ):
+        """Listen on the host's address, or else in a private folder; in either case the folder has
+        what the workers need in order to connect. `most`: maximum bytes of a message."""
         self._context = zeromq().Context()
         try:
             self._listening = listen(self._context, folder, host)
@@ -119,13 +128,15 @@ class ZmqMaster:
         self._control = folder / CONTROL_FILE
 
     def wait_for_workers(self, deadline: float) -> None:
-        """Wait until every rank has said hello. Raises the error of a rank that cannot start, and ResourceError F61 if
-        there were no descriptors left for its connections."""
+        """Wait until every rank has said hello. Raises the error of a rank that cannot start, and
+        ResourceError F61 if there were no descriptors left for its connections."""
         end = time.monotonic() + deadline
         while missing := sorted({rank for rank, _ in self._expected - {*self._identities}}):
             late = f"rank {missing[0]} to start ({len(missing)} of {self._world_size} are missing)"
             try:
-                message = self._next(end - time.monotonic(), late, deadline, "launch.startup_deadline")
+                message = self._next(
+                    end - time.monotonic(), late, deadline, "launch.startup_deadline"
+                )
             except HangError as error:
                 if has_none_left():
                     raise none_left("the master", error.what) from error
@@ -137,14 +148,18 @@ class ZmqMaster:
         self.has_let_go = self.has_let_go or request.op == LAST_REQUEST
         message = pack(request, self._token)
         if len(message) > self._most:
-            raise RlcliError(f"request {request.op} takes {len(message)} bytes; at most {self._most} can be sent")
+            raise RlcliError(
+                f"request {request.op} takes {len(message)} bytes; at most {self._most} can be sent"
+            )
         try:
             self._socket.send_multipart([self._identities[rank, request.lane], *split(message)])
         except zeromq().ZMQError as error:
             self._await_death()
             raise self._lost_connection(rank) from error
 
-    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
+    def receive(
+        self, deadline: float, waiting_for: str, limit: float | None = None
+    ) -> Reply | None:
         message = self._next(deadline, waiting_for, limit)
         if isinstance(message, Reply):
             return message
@@ -156,7 +171,11 @@ class ZmqMaster:
         return time.monotonic() - self._paused
 
     def _next(
-        self, deadline: float, waiting_for: str, limit: float | None = None, key: str = "launch.step_deadline"
+        self,
+        deadline: float,
+        waiting_for: str,
+        limit: float | None = None,
+        key: str = "launch.step_deadline",
     ) -> Reply | Report:
         self._own_pause()
         if time.monotonic() - self._checked > CHECK_SECONDS and not self._socket.poll(timeout=0):
@@ -166,7 +185,11 @@ class ZmqMaster:
             has_message = self._socket.poll(timeout=200)
             end += self._own_pause()
             message = self._read() if has_message else None
-            if isinstance(message, Reply) and message.failure is not None and message.failure.is_unexpected:
+            if (
+                isinstance(message, Reply)
+                and message.failure is not None
+                and message.failure.is_unexpected
+            ):
                 self._await_death()
             if message is not None:
                 return message
@@ -175,8 +198,8 @@ class ZmqMaster:
             self._check_clocks(end, deadline if limit is None else limit, waiting_for, key)
 
     def _check_processes(self) -> None:
-        """Raise WorkerError if processes have ended, or have lost their connection to us: requests or replies may be
-        lost."""
+        """Raise WorkerError if processes have ended, or have lost their connection to us: requests
+        or replies may be lost."""
         self._is_alive(LOST_AFTER)
         for (kind, rank), facts in list(self.pulses.facts.items()):
             if kind == "rank" and facts.get("has_lost_connection") and not self.has_let_go:
@@ -184,8 +207,8 @@ class ZmqMaster:
         self._checked = time.monotonic()
 
     def _own_pause(self) -> float:
-        """Seconds in which the master did not listen. They count against no rank: its heartbeats are waiting to be
-        read, or it was stopped as the master was."""
+        """Seconds in which the master did not listen. They count against no rank: its heartbeats
+        are waiting to be read, or it was stopped as the master was."""
         seconds = self._pauses.since_last_look()
         if seconds:
             self._listening_since = time.monotonic()
@@ -212,9 +235,13 @@ class ZmqMaster:
         return message
 
     def silences(self) -> dict[Peer, float]:
-        """Seconds since each process was last heard, excluding times in which the master did not listen."""
+        """Seconds since each process was last heard, excluding times in which the master did not
+        listen."""
         now = time.monotonic()
-        return {peer: now - max(heard, self._listening_since) for peer, heard in sorted(self.pulses.heard.items())}
+        return {
+            peer: now - max(heard, self._listening_since)
+            for peer, heard in sorted(self.pulses.heard.items())
+        }
 
     def _lost_connection(self, rank: int) -> WorkerError:
         message = f"the connection between the master and rank {rank} was lost"
@@ -226,12 +253,18 @@ class ZmqMaster:
 
     def _check_clocks(self, end: float, limit: float, waiting_for: str, key: str) -> None:
         """Raise HangError if the answer is late or a rank has been silent for too long."""
-        silent = {n: seconds for (kind, n), seconds in self.silences().items() if kind == "rank" and seconds > SILENT}
+        silent = {
+            n: seconds
+            for (kind, n), seconds in self.silences().items()
+            if kind == "rank" and seconds > SILENT
+        }
         is_late = time.monotonic() > end
         if not is_late and max(silent.values(), default=0.0) <= LONGEST_SILENCE:
             return
         problems = [f"no answer within {limit:.0f} s"] if is_late else []
-        problems += [f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()]
+        problems += [
+            f"rank {rank} has been silent for {seconds:.0f} s" for rank, seconds in silent.items()
+        ]
         hint = "logs/rank<n>.log in the run directory says where each rank is"
         raise HangError(
             f"{', '.join(problems)}: waiting for {waiting_for}",
@@ -240,7 +273,8 @@ class ZmqMaster:
         )
 
     def _await_death(self) -> None:
-        """When a rank dies, the others fail at their next collective; the user must be shown the death."""
+        """When a rank dies, the others fail at their next collective;
+        the user must be shown the death."""
         end = time.monotonic() + FIND_CULPRIT_WITHIN
         while time.monotonic() < end:
             self._is_alive(LOST_AFTER)
@@ -257,8 +291,16 @@ class ZmqMaster:
 class ZmqWorker:
     """The socket of a worker, or of another lane of it, which reports LANE instead of HELLO."""
 
-    def __init__(self, folder: Path, rank: int, node: int = 0, main: ZmqWorker | None = None, most: int = LARGEST):
-        """Connect to the master listening in this folder. `main`: whose lane it is; `most`: bytes of a message."""
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        node: int = 0,
+        main: ZmqWorker | None = None,
+        most: int = LARGEST,
+    ):
+        """Connect to the master listening in this folder. `main`: whose lane it is; `most`:
+        bytes of a message."""
         self._hello = HELLO if main is None else LANE
         self._most = most
         self._control = Control.read(folder)
@@ -276,25 +318,35 @@ class ZmqWorker:
 
     def fail(self, failure: Failure) -> None:
         """Report to the master that this rank cannot start."""
-        self._socket.send_multipart(self._frames(Report(self._rank, HELLO, {"pid": os.getpid()}, failure)))
+        self._socket.send_multipart(
+            self._frames(Report(self._rank, HELLO, {"pid": os.getpid()}, failure))
+        )
 
     def report(self, name: str, value: Fields, failure: Failure | None = None) -> None:
-        """Send the master an unsolicited report, from any thread: it has a socket of its own, so it may overtake
-        replies and other reports."""
+        """Send the master an unsolicited report, from any thread: it has a socket of its own, so it
+        may overtake replies and other reports."""
         socket = self._control.connect(self.context, self._control.requests)
         socket.send_multipart(self._frames(Report(self._rank, name, value, failure)))
         socket.close(linger=REPORT_WITHIN)
 
-    def serve(self, handle: Handle, failure: FailureOf, until: str = LAST_REQUEST, **hello: Any) -> None:
-        """Say hello, with what else the master must know; then answer requests one by one up to and including `until`.
-        `lanes`: names of the worker's other lanes, which say hello themselves, with their `lane`.
+    def serve(
+        self, handle: Handle, failure: FailureOf, until: str = LAST_REQUEST, **hello: Any
+    ) -> None:
+        """Say hello, with what else the master must know; then answer requests one by one up to and
+        including `until`. `lanes`: names of the worker's other lanes, which say hello themselves,
+        with their `lane`.
 
-        Waiting here has no deadline: a worker ends with its parent, and on several nodes when it has lost the master.
+        Waiting here has no deadline: a worker ends with its parent, and on several nodes when it
+        has lost the master.
         """
-        self._socket.send_multipart(self._frames(Report(self._rank, self._hello, {"pid": os.getpid(), **hello})))
+        self._socket.send_multipart(
+            self._frames(Report(self._rank, self._hello, {"pid": os.getpid(), **hello}))
+        )
         while True:
             try:
-                request: Request = unpack(self._socket.recv_multipart(), self._token, Request, most=self._most)
+                request: Request = unpack(
+                    self._socket.recv_multipart(), self._token, Request, most=self._most
+                )
             except ProtocolError as error:
                 log.warning("a message on the control socket was thrown away: %s", error)
                 continue
@@ -312,7 +364,9 @@ class ZmqWorker:
     def _frames(self, message: Reply | Report) -> list[bytes]:
         packed = pack(message, self._token)
         if len(packed) > self._most:
-            error = RlcliError(f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent")
+            error = RlcliError(
+                f"the answer of {len(packed)} bytes is too long; at most {self._most} can be sent"
+            )
             packed = pack(replace(message, value={}, failure=Failure.of(error, "")), self._token)
         return split(packed)
 
@@ -335,17 +389,20 @@ def ignore(report: Report) -> None:
 
 
 class InlineTransport:
-    """A request is a plain call in this process, made where it is sent: a debugger and a traceback show who asked.
-    Lanes other than COMPUTE have a thread each.
+    """A request is a plain call in this process, made where it is sent: a debugger and a traceback
+    show who asked. Lanes other than COMPUTE have a thread each.
 
-    `waiting` is entered around each call with its name and deadline: only another process can end the call. `check`
-    runs before each call: it raises when processes that belong to the run have ended.
+    `waiting` is entered around each call with its name and deadline: only another process can end
+    the call. `check` runs before each call: it raises when processes that belong to the run have
+    ended.
     """
 
     def __init__(
         self,
         handle: Handle,
-        waiting: Callable[[str, float], AbstractContextManager[None]] = lambda request, deadline: nullcontext(),
+        waiting: Callable[[str, float], AbstractContextManager[None]] = lambda request, deadline: (
+            nullcontext()
+        ),
         check: Callable[[], None] = lambda: None,
     ):
         self._handle = handle
@@ -369,7 +426,9 @@ class InlineTransport:
             return
         if request.lane not in self._lanes:
             self._lanes[request.lane] = queue.SimpleQueue()
-            threading.Thread(target=self._serve_lane, args=(request.lane,), name=request.lane, daemon=True).start()
+            threading.Thread(
+                target=self._serve_lane, args=(request.lane,), name=request.lane, daemon=True
+            ).start()
         self._lanes[request.lane].put(request)
 
     def _serve_lane(self, lane: str) -> None:
@@ -379,7 +438,9 @@ class InlineTransport:
         while True:
             self._replies.put(_answer(self._lanes[lane].get(), 0, self._handle, failure))
 
-    def receive(self, deadline: float, waiting_for: str, limit: float | None = None) -> Reply | None:
+    def receive(
+        self, deadline: float, waiting_for: str, limit: float | None = None
+    ) -> Reply | None:
         end = time.monotonic() + deadline
         while True:
             self._check()

@@ -1,9 +1,11 @@
-"""Transfers weights from the ranks of one role to those of another that follows it, whatever their layouts.
+"""Transfers weights from the ranks of one role to those of another that follows it,
+whatever their layouts.
 
-Both sides register once which blocks of which parameters each rank holds. From these every rank makes the same plan:
-which rank sends which slices to which other rank, in buckets of whole parameters. An engine that cannot say what its
-ranks hold is treated as if every rank held everything: it gathers one parameter at a time. Besides its own weights, a
-rank holds at most one message that it sends, and what it receives of a bucket.
+Both sides register once which blocks of which parameters each rank holds. From these every rank
+makes the same plan: which rank sends which slices to which other rank, in buckets of whole
+parameters. An engine that cannot say what its ranks hold is treated as if every rank held
+everything: it gathers one parameter at a time. Besides its own weights, a rank holds at most one
+message that it sends, and what it receives of a bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ BUCKET = 2**26
 DIGEST_ROW = 2**13
 """Elements that a digest sums at a time."""
 TAIL = 5
-"""Integers after the elements of a message: two of a digest, and the three of the source's version."""
+"""Integers after the elements of a message: two of a digest,
+and the three of the source's version."""
 
 Blocks = Mapping[int, Sequence[WeightBlock]]
 """Rank → the blocks that it holds, in the order in which it reads them."""
@@ -72,11 +75,14 @@ class Bucket:
 
     def blocks_of_target(self, rank: int) -> list[WeightBlock]:
         """The blocks that the target has on a rank, in the order in which they are taken."""
-        return list(dict.fromkeys(moving.target_block for moving in self.slices if moving.target == rank))
+        return list(
+            dict.fromkeys(moving.target_block for moving in self.slices if moving.target == rank)
+        )
 
     @cached_property
     def pairs(self) -> defaultdict[tuple[int, int], list[Slice]]:
-        """(source, target) → what moves between them, in an order known to both; includes what stays on a rank."""
+        """(source, target) → what moves between them, in an order known to both; includes what
+        stays on a rank."""
         by_pair: defaultdict[tuple[int, int], list[Slice]] = defaultdict(list)
         for moving in self.slices:
             by_pair[moving.source, moving.target].append(moving)
@@ -84,9 +90,10 @@ class Bucket:
 
 
 def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[Bucket]:
-    """The buckets of a rank, each of at most `size` elements, or of one parameter that has more. A slice comes from the
-    target's rank if that holds it too, else from the holder that has the least to send. Pure: every rank of both
-    layouts makes the plan for itself, and it is the same on all of them.
+    """The buckets of a rank, each of at most `size` elements, or of one parameter that has more. A
+    slice comes from the target's rank if that holds it too, else from the holder that has the least
+    to send. Pure: every rank of both layouts makes the plan for itself,
+    and it is the same on all of them.
 
     Raises WorkerError if the sources do not have every element of a parameter that is followed.
     """
@@ -94,7 +101,8 @@ def plan_slices(sources: Blocks, targets: Blocks, size: int, rank: int) -> list[
     holders, followers = _by_name(sources), _by_name(targets)
     if unknown := [name for name in followers if name not in holders]:
         raise WorkerError(
-            f"the parameter {unknown[0]} is to be followed, but the source has none of that name", code="F18"
+            f"the parameter {unknown[0]} is to be followed, but the source has none of that name",
+            code="F18",
         )
     load: Counter[int] = Counter()
     buckets = []
@@ -113,14 +121,24 @@ def _by_name(blocks: Blocks) -> dict[str, RanksOfBlocks]:
     return ranks_of
 
 
-def _slices(holders: RanksOfBlocks, followers: RanksOfBlocks, load: Counter[int], rank: int) -> Iterator[Slice]:
-    """The slices of a parameter that a rank sends or receives; `load`: numbers that each rank has to send."""
+def _slices(
+    holders: RanksOfBlocks, followers: RanksOfBlocks, load: Counter[int], rank: int
+) -> Iterator[Slice]:
+    """The slices of a parameter that a rank sends or receives; `load`:
+    numbers that each rank has to send."""
     for target_block, targets in followers.items():
-        overlaps = [(block, common) for block in holders if (common := target_block.common(block)) is not None]
+        overlaps = [
+            (block, common)
+            for block in holders
+            if (common := target_block.common(block)) is not None
+        ]
         is_whole = sum(common.numbers for _, common in overlaps) == target_block.numbers
         if not is_whole or any(block.shape != target_block.shape for block in holders):
             name, shape = target_block.name, list(target_block.shape)
-            raise WorkerError(f"the source does not hold every number of {name}, of shape {shape}, once", code="F18")
+            raise WorkerError(
+                f"the source does not hold every number of {name}, of shape {shape}, once",
+                code="F18",
+            )
         for source_block, common in overlaps:
             ranks = holders[source_block]
             for target in targets:
@@ -147,7 +165,8 @@ def _in_buckets(shapes: Mapping[str, Sequence[int]], size: int) -> Iterator[list
 
 
 class WeightChannel:
-    """A channel from one role to another. Every rank of the run makes every channel, in the same order."""
+    """A channel from one role to another. Every rank of the run makes every channel,
+    in the same order."""
 
     def __init__(self, source: RolePlacement, target: RolePlacement):
         self.members = sorted({*source.ranks, *target.ranks})
@@ -156,14 +175,19 @@ class WeightChannel:
         """Made with the first transfer."""
 
 
-def make_channels(calls: Iterable[MFCDef], topology: Topology) -> dict[tuple[str, str], WeightChannel]:
+def make_channels(
+    calls: Iterable[MFCDef], topology: Topology
+) -> dict[tuple[str, str], WeightChannel]:
     """(source, target) → the channel of each copy."""
-    ends = dict.fromkeys((mfc.model_name, hook.target) for mfc in calls if (hook := copy_hook(mfc)) is not None)
+    ends = dict.fromkeys(
+        (mfc.model_name, hook.target) for mfc in calls if (hook := copy_hook(mfc)) is not None
+    )
     return {pair: WeightChannel(*(topology.placement(role) for role in pair)) for pair in ends}
 
 
 class WeightTransfer(GivesParameters):
-    """One copy of a source's parameters, as they arrive at a rank. All ranks of both roles take part."""
+    """One copy of a source's parameters, as they arrive at a rank.
+    All ranks of both roles take part."""
 
     def __init__(
         self,
@@ -192,12 +216,15 @@ class WeightTransfer(GivesParameters):
             present.item()  # waits for the device
 
     def parameter_blocks(self) -> Iterator[tuple[WeightBlock, torch.Tensor]]:
-        """The blocks that the target holds here, float32. Raises WorkerError if elements differ from what was sent."""
+        """The blocks that the target holds here, float32. Raises WorkerError if elements differ
+        from what was sent."""
         readers = _readers(self._source.module) if self._source is not None else {}
         if self._channel.plan is None:
             self._channel.plan = self._make_plan(list(readers))
         for bucket in self._channel.plan:
-            tensors = {block: read() for block, read in readers.items() if block.name in bucket.names}
+            tensors = {
+                block: read() for block, read in readers.items() if block.name in bucket.names
+            }
             arrived: defaultdict[WeightBlock, list[Moved]] = defaultdict(list)
             for moved, numbers in self._exchange(bucket, tensors):
                 arrived[moved.target_block].append((moved, numbers))
@@ -212,16 +239,23 @@ class WeightTransfer(GivesParameters):
         for _ in self.parameter_blocks():
             pass
 
-    # -- the plan --------------------------------------------------------------------------------------------
+    # -- the plan ----------------------------------------------------------------------------------
 
     def _make_plan(self, of_source: Sequence[WeightBlock]) -> list[Bucket]:
         of_target = list(_readers(self._target)) if self._target is not None else []
-        layouts = {rank: self._layouts_of(rank, [of_source, of_target]) for rank in self._channel.members}
-        sources, targets = ({rank: layout[side] for rank, layout in layouts.items()} for side in (0, 1))
+        layouts = {
+            rank: self._layouts_of(rank, [of_source, of_target]) for rank in self._channel.members
+        }
+        sources, targets = (
+            {rank: layout[side] for rank, layout in layouts.items()} for side in (0, 1)
+        )
         return plan_slices(sources, targets, self._bucket, self._rank)
 
-    def _layouts_of(self, rank: int, layouts: Sequence[Sequence[WeightBlock]]) -> list[list[WeightBlock]]:
-        """The layouts of a rank as source and target, broadcast to the others; `layouts`: those of this rank."""
+    def _layouts_of(
+        self, rank: int, layouts: Sequence[Sequence[WeightBlock]]
+    ) -> list[list[WeightBlock]]:
+        """The layouts of a rank as source and target, broadcast to the others; `layouts`:
+        those of this rank."""
         text = json.dumps([[astuple(block) for block in blocks] for blocks in layouts]).encode()
         if self._channel.group is not None:
             length = torch.tensor([len(text)], device=self._device)
@@ -230,15 +264,18 @@ class WeightTransfer(GivesParameters):
             raw = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._device)
             dist.broadcast(raw, rank, group=self._channel.group)
             text = raw.cpu().numpy().tobytes()
-        return [[WeightBlock(name, *map(tuple, rest)) for name, *rest in blocks] for blocks in json.loads(text)]
+        return [
+            [WeightBlock(name, *map(tuple, rest)) for name, *rest in blocks]
+            for blocks in json.loads(text)
+        ]
 
-    # -- a bucket --------------------------------------------------------------------------------------------
+    # -- a bucket ----------------------------------------------------------------------------------
 
     def _exchange(self, bucket: Bucket, tensors: Mapping[WeightBlock, torch.Tensor]) -> list[Moved]:
         """Send this rank's slices, and return those for it, float32 on its device.
 
-        In round k a rank sends to the rank k places after it and receives from the one k places before it, so it holds
-        one message at a time, however many ranks want the same slices.
+        In round k a rank sends to the rank k places after it and receives from the one k places
+        before it, so it holds one message at a time, however many ranks want the same slices.
         """
         arrived = self._read(bucket.pairs[self._rank, self._rank], tensors)
         members, group = self._channel.members, self._channel.group
@@ -249,7 +286,9 @@ class WeightTransfer(GivesParameters):
             if leaving := self._read(bucket.pairs[self._rank, target], tensors):
                 operations.append(dist.P2POp(dist.isend, self._message(leaving), target, group))
             if coming := bucket.pairs[source, self._rank]:
-                message = torch.empty(sum(moving.block.numbers for moving in coming) + 2 * TAIL, device=self._device)
+                message = torch.empty(
+                    sum(moving.block.numbers for moving in coming) + 2 * TAIL, device=self._device
+                )
                 operations.append(dist.P2POp(dist.irecv, message, source, group))
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
@@ -257,32 +296,42 @@ class WeightTransfer(GivesParameters):
                 arrived += self._opened(coming, message)
         return arrived
 
-    def _read(self, slices: Sequence[Slice], tensors: Mapping[WeightBlock, torch.Tensor]) -> list[Moved]:
+    def _read(
+        self, slices: Sequence[Slice], tensors: Mapping[WeightBlock, torch.Tensor]
+    ) -> list[Moved]:
         regions = ((moving, moving.block.within(moving.source_block)) for moving in slices)
         return [
-            (moving, tensors[moving.source_block][region].to(self._device, torch.float32)) for moving, region in regions
+            (moving, tensors[moving.source_block][region].to(self._device, torch.float32))
+            for moving, region in regions
         ]
 
     def _message(self, slices: Sequence[Moved]) -> torch.Tensor:
         """[n + 10] float32: the elements of all slices, end to end, then the bits of the tail."""
         assert self._source is not None
         numbers = torch.cat([tensor.reshape(-1) for _, tensor in slices])
-        tail = torch.tensor([*_digest(numbers), *astuple(self._source.version)], device=self._device)
+        tail = torch.tensor(
+            [*_digest(numbers), *astuple(self._source.version)], device=self._device
+        )
         return torch.cat([numbers, tail.view(torch.float32)])
 
     def _opened(self, slices: Sequence[Slice], message: torch.Tensor) -> list[Moved]:
         numbers, tail = message[: -2 * TAIL], message[-2 * TAIL :]
         *digest, epoch, epoch_step, step = tail.clone().view(torch.int64).tolist()
         if _digest(numbers) != digest:
-            raise WorkerError("weights did not arrive as they were sent", where=f"rank {self._rank}", code="F18")
+            raise WorkerError(
+                "weights did not arrive as they were sent", where=f"rank {self._rank}", code="F18"
+            )
         self.version = ModelVersion(epoch, epoch_step, step)
         parts = numbers.split([moving.block.numbers for moving in slices])
-        return [(moving, part.view(moving.block.sizes)) for moving, part in zip(slices, parts, strict=True)]
+        return [
+            (moving, part.view(moving.block.sizes))
+            for moving, part in zip(slices, parts, strict=True)
+        ]
 
 
 def _readers(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:
-    """The blocks of an engine on this rank, to be read in this order. An engine that cannot say what its ranks hold
-    gathers whole parameters, one after the other."""
+    """The blocks of an engine on this rank, to be read in this order. An engine that cannot say
+    what its ranks hold gathers whole parameters, one after the other."""
     blocks = engine.weight_blocks()
     if blocks is not None:
         return blocks
@@ -298,8 +347,9 @@ def _readers(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Te
 
 
 def _digest(flat: torch.Tensor) -> list[int]:
-    """Sum of the bits of [n] float32, and sum of their products with their positions, modulo 2^64: a changed element
-    changes the first, two swapped elements the second. The elements are not copied."""
+    """Sum of the bits of [n] float32, and sum of their products with their positions, modulo 2^64:
+    a changed element changes the first, two swapped elements the second.
+    The elements are not copied."""
     bits = flat.view(torch.int32)
     rows = len(bits) // DIGEST_ROW
     table, rest = bits[: rows * DIGEST_ROW].view(rows, DIGEST_ROW), bits[rows * DIGEST_ROW :]

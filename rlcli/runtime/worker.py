@@ -1,4 +1,5 @@
-"""ModelWorker: one per device. It owns its shards of one or more roles and the tensors that it produced."""
+"""ModelWorker: one per device. It owns its shards of one or more roles and the tensors that it
+produced."""
 
 from __future__ import annotations
 
@@ -45,7 +46,14 @@ from rlcli.runtime.output_checks import (
     warn_of_changes,
 )
 from rlcli.runtime.pool import PoolProcess, connect_pools
-from rlcli.runtime.roles import Interfaces, Meshes, build_roles, role_tokenizer, seed_global_streams, wait_for_device
+from rlcli.runtime.roles import (
+    Interfaces,
+    Meshes,
+    build_roles,
+    role_tokenizer,
+    seed_global_streams,
+    wait_for_device,
+)
 from rlcli.runtime.saving import (
     bytes_to_save,
     copy_roles,
@@ -61,11 +69,21 @@ from rlcli.runtime.weight_flow import WeightTransfer, copy_hook, make_channels
 from rlcli.topology import Topology
 
 NO_OUTPUT: Fields = {"batch": None, "stats": {}, "scores": {}, "counts": {}, "dropped": {}}
-"""What a call has to report if it is of another kind: a description of its outputs, its statistics, moments of the
-scores in its outputs and of the numbers that it counted, and the samples that it drops, each with the reason."""
+"""What a call has to report if it is of another kind: a description of its outputs, its statistics,
+moments of the scores in its outputs and of the numbers that it counted, and the samples that it
+drops, each with the reason."""
 OPERATIONS = frozenset(
     {
-        *("open_datasets", "build", "load_rows", "load_samples", "clear", "run_call", "copy_weights", "describe"),
+        *(
+            "open_datasets",
+            "build",
+            "load_rows",
+            "load_samples",
+            "clear",
+            "run_call",
+            "copy_weights",
+            "describe",
+        ),
         *("checkpoint", "verify", "restore", "save", END_LANE, LAST_REQUEST),
     }
 )
@@ -75,8 +93,16 @@ OPERATIONS = frozenset(
 class ModelWorker:
     """Answers the master's requests; `handle` is the only entry point."""
 
-    def __init__(self, recipe: Recipe, topology: Topology, rank: int, device: torch.device, meshes: Meshes,
-                 report: Tell, run_dir: Path | None = None):  # fmt: skip
+    def __init__(
+        self,
+        recipe: Recipe,
+        topology: Topology,
+        rank: int,
+        device: torch.device,
+        meshes: Meshes,
+        report: Tell,
+        run_dir: Path | None = None,
+    ):
         keep_freed_memory()
         self.recipe = recipe
         self.topology = topology
@@ -95,7 +121,8 @@ class ModelWorker:
         self.datasets: dict[str, Any] = {}
         self._channels = make_channels(self.calls.values(), topology)
         self._torn: set[str] = set()
-        """Roles whose last weight copy did not complete: they hold weights of two versions until they are restored."""
+        """Roles whose last weight copy did not complete: they hold weights of two versions until
+        they are restored."""
         self._tokenizer: Any = None
         """Tokenizer of the datasets."""
         self._interfaces = Interfaces(self._train_graph, evaluating)
@@ -110,11 +137,11 @@ class ModelWorker:
         with attribute_user_errors():
             return getattr(self, request.op)(**request.args)
 
-    # -- starting --------------------------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def open_datasets(self) -> Fields:
-        """Open the datasets whose rows this rank loads. Rank 0 opens every dataset in use; it returns their row counts
-        and digests."""
+        """Open the datasets whose rows this rank loads. Rank 0 opens every dataset in use; it
+        returns their row counts and digests."""
         self._tokenizer = role_tokenizer(self.recipe, prompt_role(self.recipe))
         described = self.recipe.described_datasets
         util = DatasetUtility(self.recipe.seed, 0, 1, self._tokenizer, described)
@@ -133,24 +160,31 @@ class ModelWorker:
         return any(self.rank in self.topology.placement(role).ranks for role in readers)
 
     def build(self, steps: int, rows: int) -> Fields:
-        """Load this rank's roles and set up their engines, for a run of `steps` over `rows` of training data."""
+        """Load this rank's roles and set up their engines,
+        for a run of `steps` over `rows` of training data."""
         size = self.recipe.train.prompts_per_step
         spec = FinetuneSpec(total_train_steps=steps, dataset_size=rows, train_batch_size=size)
-        self._backed = build_roles(self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir)
+        self._backed = build_roles(
+            self.recipe, self.topology, self.rank, self.device, self.meshes, spec, self.run_dir
+        )
         self.models = {name: model for name, (model, _) in self._backed.items()}
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
-        changing, stored = self._held(self.recipe.changing_roles), self._held(stored_roles(self.recipe))
+        changing, stored = (
+            self._held(self.recipe.changing_roles),
+            self._held(stored_roles(self.recipe)),
+        )
         collect_as_usual()
         return {
             "without_state": [name for name, model in changing.items() if not has_state(model)],
             "bytes": bytes_to_save(stored, self.recipe.trained_roles, self.topology, self.rank),
         }
 
-    # -- data ------------------------------------------------------------------------------------------------
+    # -- data --------------------------------------------------------------------------------------
 
     def load_rows(self, dataset: str, rows: Sequence[Sequence[Any]]) -> Fields:
-        """Load rows, given as (id, row, attempt); returns their description and the dataset's ids. If a stream ended
-        before some of them, also returns which are missing and how many rows it has."""
+        """Load rows, given as (id, row, attempt); returns their description and the dataset's ids.
+        If a stream ended before some of them, also returns which are missing and how many rows it
+        has."""
         source, samples, names = self.datasets[dataset], [], {}
         for id_, row, attempt in rows:
             read = read_row(source, dataset, id_, row)
@@ -161,13 +195,18 @@ class ModelWorker:
                 sample.metadata = {**sample.metadata, ATTEMPT: [attempt]}
                 samples.append(sample)
         missing = [id_ for id_, *_ in rows if id_ not in names]
-        return {**self._store(samples), "names": names, "missing": missing, "length": getattr(source, "length", None)}
+        return {
+            **self._store(samples),
+            "names": names,
+            "missing": missing,
+            "length": getattr(source, "length", None),
+        }
 
     def clear(self, ids: Sequence[str]) -> Fields:
         self.samples.forget(ids)
         return {}
 
-    # -- calls -----------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def run_call(
         self,
@@ -181,10 +220,10 @@ class ModelWorker:
     ) -> Fields:
         """Run a call on this rank's samples and store its outputs.
 
-        `step` seeds what a component may draw from global random streams. A rank of the role without samples gets their
-        description in `empty`, because it takes part in the collectives. `parts` are the batches of an evaluation, the
-        same number on every rank; `places` are the samples' positions in the batch of a training step, `ages` their
-        staleness in steps.
+        `step` seeds what a component may draw from global random streams. A rank of the role
+        without samples gets their description in `empty`, because it takes part in the collectives.
+        `parts` are the batches of an evaluation, the same number on every rank; `places` are the
+        samples' positions in the batch of a training step, `ages` their staleness in steps.
         """
         mfc = self.calls[call]
         began = time.perf_counter()
@@ -192,7 +231,11 @@ class ModelWorker:
         if not is_pooled:
             seed_global_streams(self.recipe.seed, call, step, self.rank)
         self._check_weights(mfc.model_name)
-        data = self.samples.gather(ids, mfc.input_keys) if empty is None else _without_samples(empty, self.device)
+        data = (
+            self.samples.gather(ids, mfc.input_keys)
+            if empty is None
+            else _without_samples(empty, self.device)
+        )
         data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
         if places is not None:
             data.metadata[PLACE] = list(places)
@@ -212,24 +255,41 @@ class ModelWorker:
             hint = "resume the run from its last checkpoint"
             raise WorkerError(message, where=f"rank {self.rank}", hint=hint, code="F18")
 
-    def _compute(self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int) -> Fields:
-        """Call the interface, in this process or in the role's pool; returns its statistics, or a description of its
-        outputs, which are stored."""
-        model, interface, pool = self.models[mfc.model_name], self._interfaces.of(mfc), self._pools.get(mfc.model_name)
+    def _compute(
+        self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int
+    ) -> Fields:
+        """Call the interface, in this process or in the role's pool; returns its statistics, or a
+        description of its outputs, which are stored."""
+        model, interface, pool = (
+            self.models[mfc.model_name],
+            self._interfaces.of(mfc),
+            self._pools.get(mfc.model_name),
+        )
         kind, origin = mfc.interface_type.value, self._origin(mfc)
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
-            return {"stats": read_stats(call_interface(interface, kind, model, data, mfc.mb_spec), origin)}
+            return {
+                "stats": read_stats(
+                    call_interface(interface, kind, model, data, mfc.mb_spec), origin
+                )
+            }
         if mfc.interface_type is ModelInterfaceType.EVALUATE:
             batches = [data.select_indices(part) for part in parts or []]
             return {"stats": read_stats(call_interface(interface, kind, model, batches), origin)}
         before = versions(data)
-        returned = pool.run(mfc.name, step, data) if pool else call_interface(interface, kind, model, data, mfc.mb_spec)
+        returned = (
+            pool.run(mfc.name, step, data)
+            if pool
+            else call_interface(interface, kind, model, data, mfc.mb_spec)
+        )
         warn_of_changes(mfc.name, data, before)
         output, counts, dropped = read_output(mfc, data, returned, origin, self.device)
         names = output_names(mfc)
         if missing := [key for key in names if key not in output.keys]:
             raise UsageError(
-                f"{mfc.interface_impl.type_} did not produce {', '.join(missing)}, which call {mfc.name} promises",
+                (
+                    f"{mfc.interface_impl.type_} did not produce {', '.join(missing)}, which "
+                    f"call {mfc.name} promises"
+                ),
                 hint="correct the WRITES of its class, or the call's outputs",
                 code="R71",
             )
@@ -238,16 +298,27 @@ class ModelWorker:
         self.samples.add(output)
         scores = scores_of(output, names, evaluates=mfc.name in self._evaluating)
         averaged = {name: Moments.of(numbers) for name, numbers in scores.items()} | sums
-        return {"batch": output.meta().as_json(), "scores": averaged, "counts": counts, "dropped": dropped}
+        return {
+            "batch": output.meta().as_json(),
+            "scores": averaged,
+            "counts": counts,
+            "dropped": dropped,
+        }
 
     def _origin(self, mfc: MFCDef) -> Origin:
         if mfc.name not in self._origins:
-            interface, has_model = self._interfaces.of(mfc), self.models[mfc.model_name].module is not None
-            self._origins[mfc.name] = origin_of_call(self.recipe, mfc, interface, has_model, self._describe_sample)
+            interface, has_model = (
+                self._interfaces.of(mfc),
+                self.models[mfc.model_name].module is not None,
+            )
+            self._origins[mfc.name] = origin_of_call(
+                self.recipe, mfc, interface, has_model, self._describe_sample
+            )
         return self._origins[mfc.name]
 
     def _describe_sample(self, id_: Any) -> str:
-        """`row-17 (row 17 of dataset train)`: the dataset's name for a sample, and its position there."""
+        """`row-17 (row 17 of dataset train)`: the dataset's name for a sample,
+        and its position there."""
         location = location_of_sample(self.recipe, str(id_))
         source = self.datasets.get(dataset_of(self.recipe, str(id_)))
         if source is None or isinstance(source, StreamRows):
@@ -255,15 +326,17 @@ class ModelWorker:
         return f"{source[row_of(str(id_))[1]].ids[0]} ({location})"
 
     def copy_weights(self, after: str) -> Fields:
-        """Take part in the copy after a call: on all ranks of the call's role and of the role that follows it. Returns
-        this rank's seconds since all were there. A follower whose copy fails has weights of two versions and is not
-        used."""
+        """Take part in the copy after a call: on all ranks of the call's role and of the role that
+        follows it. Returns this rank's seconds since all were there. A follower whose copy fails
+        has weights of two versions and is not used."""
         mfc = self.calls[after]
         hook = copy_hook(mfc)
         assert hook is not None
         source, follower = self.models.get(mfc.model_name), self.models.get(hook.target)
         engine = follower.module if follower is not None else None
-        transfer = WeightTransfer(self._channels[mfc.model_name, hook.target], self.rank, self.device, source, engine)
+        transfer = WeightTransfer(
+            self._channels[mfc.model_name, hook.target], self.rank, self.device, source, engine
+        )
         wait_for_device(self.device)
         transfer.wait_for_all()
         began = time.perf_counter()
@@ -285,14 +358,14 @@ class ModelWorker:
         if any(isinstance(hook, OffloadHook) for hook in mfc.post_hooks):
             self.models[mfc.model_name].module.offload()
 
-    # -- describing ------------------------------------------------------------------------------------------
+    # -- describing --------------------------------------------------------------------------------
 
     def describe(self, aspects: Mapping[str, Sequence[str]]) -> Fields:
-        """Describe samples for people to read. They are decoded with the tokenizer that prompts were read with; another
-        role may have one of its own."""
+        """Describe samples for people to read. They are decoded with the tokenizer that prompts
+        were read with; another role may have one of its own."""
         return describe_samples(self.samples, self._tokenizer, aspects)
 
-    # -- checkpoints -----------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def _held(self, roles: Sequence[str]) -> dict[str, Model]:
         return {name: self.models[name] for name in roles if name in self.models}
@@ -302,26 +375,38 @@ class ModelWorker:
         return {name: mfc for name, mfc in self.calls.items() if mfc.model_name in self.models}
 
     def checkpoint(self, folder: str, step: int, samples: Mapping[str, Sequence[str]]) -> Fields:
-        """Copy the state to host memory and start writing it, which ends with a report; returns what fits into a
-        message. `samples` → keys: the part of the finished samples that this rank writes; they no longer change."""
+        """Copy the state to host memory and start writing it, which ends with a report; returns
+        what fits into a message. `samples` → keys: the part of the finished samples that this rank
+        writes; they no longer change."""
         stored = self._held(stored_roles(self.recipe))
         copies = copy_roles(stored, self.topology, self.rank)
-        target, finished = Path(folder), [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
+        target, finished = (
+            Path(folder),
+            [self.samples.sample(id_).select(keys) for id_, keys in samples.items()],
+        )
 
         def write() -> list[Path]:
-            return write_roles(copies, stored, target, self.rank) + write_samples(finished, target, self.rank)
+            return write_roles(copies, stored, target, self.rank) + write_samples(
+                finished, target, self.rank
+            )
 
         write_and_report(target, step, self.rank, write, self.report)
         return {
             "versions": {name: vars(model.version) for name, model in self.models.items()},
-            "interfaces": {name: self._interfaces.of(mfc).state_dict() for name, mfc in self._own_calls().items()},
+            "interfaces": {
+                name: self._interfaces.of(mfc).state_dict()
+                for name, mfc in self._own_calls().items()
+            },
         }
 
     def verify(self, folder: str, files: Sequence[Fields]) -> Fields:
-        """Verify this rank's share of the files of a checkpoint, of which nothing has been loaded yet."""
+        """Verify this rank's share of the files of a checkpoint,
+        of which nothing has been loaded yet."""
         return verify_share(folder, files, torch.get_num_threads())
 
-    def restore(self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]) -> Fields:
+    def restore(
+        self, folder: str, versions: Mapping[str, Any], interfaces: Mapping[str, Any]
+    ) -> Fields:
         """Resume from a checkpoint written by any number of ranks."""
         changing = self._held(self.recipe.changing_roles)
         restore_roles(changing, Path(folder), mirrored_roles(self.recipe), self.topology, self.rank)
@@ -341,13 +426,19 @@ class ModelWorker:
         """Store samples of batch size 1; returns their description, None if there are none."""
         for sample in samples:
             self.samples.add(sample)
-        return {"batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json() if samples else None}
+        return {
+            "batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json()
+            if samples
+            else None
+        }
 
-    # -- ending ----------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------
 
     def save(self, role: str, folder: str) -> Fields:
         """Save a role; every rank of the role takes part."""
-        trainer = next((m for m in self.calls.values() if m.model_name == role and m.is_train), None)
+        trainer = next(
+            (m for m in self.calls.values() if m.model_name == role and m.is_train), None
+        )
         with explain_disk_errors(Path(folder)):
             if trainer is not None:
                 self._interfaces.of(trainer).save(self.models[role], folder)
@@ -374,5 +465,10 @@ def _without_samples(described: Fields, device: torch.device) -> SequenceSample:
     """A batch of size 0 with the keys and dtypes of the others."""
     like = SequenceSample.from_json(described)
     shapes = {key: (0, *(like.trailing_shapes[key] or ())) for key in like.keys}
-    data = {key: torch.empty(shape, dtype=like.dtypes[key], device=device) for key, shape in shapes.items()}
-    return SequenceSample(ids=[], seqlens={key: [] for key in like.keys}, data={**data}, metadata=like.metadata)
+    data = {
+        key: torch.empty(shape, dtype=like.dtypes[key], device=device)
+        for key, shape in shapes.items()
+    }
+    return SequenceSample(
+        ids=[], seqlens={key: [] for key in like.keys}, data={**data}, metadata=like.metadata
+    )

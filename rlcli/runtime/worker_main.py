@@ -77,18 +77,23 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         link.close()
         sys.exit(1)
     report_warnings(link.report)
-    from rlcli.runtime.ranks import lanes_of  # slow to import: this rank reports to the master first
+    # slow to import: this rank reports to the master first
+    from rlcli.runtime.ranks import lanes_of
 
     def serve_lane(lane: str, handle: Handle) -> None:
         lane_link = ZmqWorker(meeting, rank, main=link)
         lane_link.serve(handle, failure, until=END_LANE, lane=lane)
         lane_link.close()
 
-    lanes = [lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks]
+    lanes = [
+        lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks
+    ]
     threads = []
     for lane in lanes:
         handle = (data_lane if lane == MOVES else worker).handle
-        threads.append(threading.Thread(target=serve_lane, args=(lane, handle), name=lane, daemon=True))
+        threads.append(
+            threading.Thread(target=serve_lane, args=(lane, handle), name=lane, daemon=True)
+        )
         threads[-1].start()
     link.serve(worker.handle, failure, lanes=lanes)
     for thread in threads:
@@ -102,9 +107,11 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     link.close()
 
 
-def _start(run_dir: Path, rank: int, local_rank: int, store: RunStore, report: Tell) -> tuple[ModelWorker, DataLane]:
-    """The worker of this rank, once all ranks have found each other, and its data lane, which a single rank does not
-    use."""
+def _start(
+    run_dir: Path, rank: int, local_rank: int, store: RunStore, report: Tell
+) -> tuple[ModelWorker, DataLane]:
+    """The worker of this rank, once all ranks have found each other, and its data lane, which a
+    single rank does not use."""
     import torch
     import torch.distributed as dist
 
@@ -126,7 +133,9 @@ def _start(run_dir: Path, rank: int, local_rank: int, store: RunStore, report: T
         world_size=topology.world_size,
         timeout=timeout,
     )
-    worker = ModelWorker(recipe, topology, rank, device, make_meshes(topology, device.type), report, run_dir)
+    worker = ModelWorker(
+        recipe, topology, rank, device, make_meshes(topology, device.type), report, run_dir
+    )
     return worker, DataLane(rank, worker.samples, device, timeout)
 
 
@@ -138,14 +147,16 @@ def _log_to(path: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask for SIGKILL once the agent, which ends with the master, is gone. Called before torch's slow import."""
+    """Ask for SIGKILL once the agent, which ends with the master, is gone.
+    Called before torch's slow import."""
     die_with_parent()
     if os.getppid() != int(os.environ[AGENT]):  # it was gone before we asked
         sys.exit(1)
 
 
 def _leave_stopping_to_the_master() -> None:
-    """Do not stop when a scheduler signals every process of a job: the master's processes request an orderly stop.
+    """Do not stop when a scheduler signals every process of a job: the master's processes request
+    an orderly stop.
 
     SIGTERM gets a handler instead of being ignored, so that it can still end child processes.
     """
@@ -154,7 +165,8 @@ def _leave_stopping_to_the_master() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # a master that gives up waiting asks where we are
+    # a master that gives up waiting asks where we are
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 if __name__ == "__main__":

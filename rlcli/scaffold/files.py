@@ -18,7 +18,8 @@ def refuse_existing(scaffold: Scaffold) -> None:
 
 
 def write(scaffold: Scaffold) -> None:
-    """Write all files. Raises UsageError for one that exists, ResourceError if nothing can be written."""
+    """Write all files. Raises UsageError for one that exists,
+    ResourceError if nothing can be written."""
     refuse_existing(scaffold)
     created: list[Path] = []
     try:
@@ -39,7 +40,10 @@ def write(scaffold: Scaffold) -> None:
 def _exists(path: Path) -> UsageError:
     hint = "choose another name"
     if path.name == "pyproject.toml":
-        hint = "choose another folder; or make this one a project: add an empty table [tool.rlcli] to the file"
+        hint = (
+            "choose another folder; or make this one a project: add an empty table "
+            "[tool.rlcli] to the file"
+        )
     return UsageError(f"{path} exists; nothing is overwritten", hint=hint, code="R68")
 
 

@@ -33,7 +33,9 @@ def checked(kind: str, name: str) -> str:
         raise UsageError(f"{name!r} cannot name {article} {kind}", hint=hint, code="R68")
     if keyword.iskeyword(module_name(name)):
         raise UsageError(
-            f"{name!r} is a word of Python, so its file could not be imported", hint="choose another name", code="R68"
+            f"{name!r} is a word of Python, so its file could not be imported",
+            hint="choose another name",
+            code="R68",
         )
     return name
 
@@ -49,5 +51,7 @@ def title_of_project(folder: Path) -> str:
     """The name of a project in `folder`, which is that of the folder. Raises UsageError."""
     if not PROJECT_NAME.fullmatch(folder.name):
         rule = "letters, digits, '.', '_' and '-', a letter or digit first"
-        raise UsageError(f"{folder.name!r} cannot name a project", hint=f"it may have {rule}", code="R68")
+        raise UsageError(
+            f"{folder.name!r} cannot name a project", hint=f"it may have {rule}", code="R68"
+        )
     return folder.name

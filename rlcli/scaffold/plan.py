@@ -105,13 +105,17 @@ class Scaffold:
 
 
 def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
-    """The files of a component or recipe in the project at `root`; `like`: an interface to start from a copy of.
+    """The files of a component or recipe in the project at `root`; `like`:
+    an interface to start from a copy of.
 
     Raises UsageError for an invalid name, UnknownComponent for an interface that does not exist.
     """
     checked(kind, name)
     if like is not None and kind != "interface":
-        raise UsageError(f"--like copies an interface, not a {kind}", hint=f"leave it out: rlcli new {kind} {name}")
+        raise UsageError(
+            f"--like copies an interface, not a {kind}",
+            hint=f"leave it out: rlcli new {kind} {name}",
+        )
     module, cls = module_name(name), class_name(kind, name)
     words = {"name": name, "module": module, "cls": cls, "like": like or ""}
     if kind in FOLDERS:
@@ -119,13 +123,19 @@ def plan(kind: str, name: str, root: Path, like: str | None = None) -> Scaffold:
     elif kind == "recipe":
         _refuse_taken_recipe(name, root)
     elif (PACKAGE / "checkpoint" / "families" / f"{module}.py").exists():
-        raise UsageError(f"{name!r} is the name of a built-in family", hint="choose another name", code="R68")
+        raise UsageError(
+            f"{name!r} is the name of a built-in family", hint="choose another name", code="R68"
+        )
     files = []
     for template, (target, about) in KINDS[kind].items():
         path = target.format(**words)
         layer = re.sub(r"^recipes/|\.yaml$", "", path)
         chosen = COPIES[template] if like is not None else template
-        text = _copied(like, name, cls) if like and not chosen else render(chosen or template, **words, layer=layer)
+        text = (
+            _copied(like, name, cls)
+            if like and not chosen
+            else render(chosen or template, **words, layer=layer)
+        )
         if path.endswith(".py"):
             _refuse_hiding(text, cls, name)
         files.append(NewFile(root / path, text, about.format(**words, layer=layer)))
@@ -142,34 +152,45 @@ def plan_project(folder: Path) -> Scaffold:
     for template, (target, about) in PROJECT.items():
         for inner in COMPONENT_FOLDERS if "{folder}" in target else ("",):
             text = render(template, name=title)
-            files.append(NewFile(root / target.format(folder=inner), text, about.format(folder=inner)))
+            files.append(
+                NewFile(root / target.format(folder=inner), text, about.format(folder=inner))
+            )
     return Scaffold(root, tuple(files), FIRST_STEP["project"], "rlcli train first")
 
 
 def _copied(like: str, name: str, cls: str) -> str:
-    """An interface as a file of the folder of interfaces, with its class renamed and registered under the new name."""
+    """An interface as a file of the folder of interfaces, with its class renamed and registered
+    under the new name."""
     original = registry.signature("interfaces", like)
     text = re.sub(rf"\b{original.class_name}\b", cls, original.path.read_text(encoding="utf-8"))
-    subfolder = registry.module_of("interfaces", like).removeprefix("rlcli.interfaces").rpartition(".")[0]
+    subfolder = (
+        registry.module_of("interfaces", like).removeprefix("rlcli.interfaces").rpartition(".")[0]
+    )
     if "." not in like and subfolder:
         text = _moved_up(text, subfolder)
     return re.sub(r"(\bregister_interface\(\s*)([\"'])[^\"']+\2", rf"\g<1>\g<2>{name}\g<2>", text)
 
 
 def _moved_up(text: str, subfolder: str) -> str:
-    """A file of a subfolder with the relative imports that it needs one folder above; `subfolder` is ".rewards"."""
+    """A file of a subfolder with the relative imports that it needs one folder above;
+    `subfolder` is ".rewards"."""
     text = re.sub(r"^from \.(?=\w)", f"from {subfolder}.", text, flags=re.MULTILINE)
     text = re.sub(r"^from \.(?= import)", f"from {subfolder}", text, flags=re.MULTILINE)
     return re.sub(r"^from \.\.", "from .", text, flags=re.MULTILINE)
 
 
 def _refuse_taken(kind: str, folder: str, name: str, root: Path) -> None:
-    """Refuse a name that a component elsewhere has; `write` reports one that exists in the project itself."""
+    """Refuse a name that a component elsewhere has; `write` reports one that exists in the project
+    itself."""
     taken = registry.names(folder).get(module_name(name))
     if taken is not None and not taken.resolve().is_relative_to((root / folder).resolve()):
         singular = folder.removesuffix("s")
         message = f"{name!r} is the name of a built-in {singular}: {taken}"
-        raise UsageError(message, hint=f"choose another name; look at that one: rlcli show {taken.stem}", code="R68")
+        raise UsageError(
+            message,
+            hint=f"choose another name; look at that one: rlcli show {taken.stem}",
+            code="R68",
+        )
 
 
 def _refuse_taken_recipe(name: str, root: Path) -> None:
@@ -178,12 +199,16 @@ def _refuse_taken_recipe(name: str, root: Path) -> None:
     taken = recipe_names().get(name)
     if taken is not None and not taken.resolve().is_relative_to(root.resolve() / "recipes"):
         hint = f"choose another name; to begin on that one: rlcli cp {name} NEW.yaml"
-        raise UsageError(f"{name!r} is the name of a built-in recipe: {taken}", hint=hint, code="R68")
+        raise UsageError(
+            f"{name!r} is the name of a built-in recipe: {taken}", hint=hint, code="R68"
+        )
 
 
 def _refuse_hiding(text: str, cls: str, name: str) -> None:
     """Refuse a class name that hides something the file imports."""
-    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     if any(alias.name == cls for node in imports for alias in node.names):
         message = f"{name!r} would name its class {cls}, which is the name of its contract"
         raise UsageError(message, hint="choose another name", code="R68")

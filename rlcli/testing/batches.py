@@ -1,4 +1,5 @@
-"""Plausible batches over the tiny engine's vocabulary, for any key known to graphs, with no model behind them."""
+"""Plausible batches over the tiny engine's vocabulary, for any key known to graphs,
+with no model behind them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class DigitTokenizer:
     chat_template = None
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
-        return Encoded(self.encode(text) if isinstance(text, str) else [self.encode(line) for line in text])
+        return Encoded(
+            self.encode(text) if isinstance(text, str) else [self.encode(line) for line in text]
+        )
 
     def __len__(self) -> int:
         return VOCABULARY
@@ -61,13 +64,16 @@ def make_batch(
     first_index: int = 0,
     metadata: Mapping[str, list[Any]] | None = None,
 ) -> SequenceSample:
-    """A batch with `keys`, deterministic in its arguments; a key's values do not depend on which others there are.
+    """A batch with `keys`, deterministic in its arguments; a key's values do not depend on which
+    others there are.
 
-    A prompt is the same for all sequences of a sample. About three out of four responses end by themselves, with the
-    token `end`; the others were cut off (`seq_no_eos_mask`). Per-token numbers are drawn on prompts too, where nothing
-    should read them. Metadata: `batch_index` from `first_index` on, `answer` (a digit), and what is given.
+    A prompt is the same for all sequences of a sample. About three out of four responses end by
+    themselves, with the token `end`; the others were cut off (`seq_no_eos_mask`). Per-token numbers
+    are drawn on prompts too, where nothing should read them. Metadata: `batch_index` from
+    `first_index` on, `answer` (a digit), and what is given.
 
-    Raises ValueError for a key unknown to graphs: only its author knows its meaning, and adds it to a batch.
+    Raises ValueError for a key unknown to graphs: only its author knows its meaning,
+    and adds it to a batch.
     """
     draw = _Draw([list(group) for group in lengths], seed, vocabulary, end)
     requested = list(keys)
@@ -139,7 +145,9 @@ class _Draw:
         stream = self.stream("texts")
 
         def text(length: int) -> torch.Tensor:
-            return torch.randint(min(3, self.vocabulary - 1), self.vocabulary, (length,), generator=stream)
+            return torch.randint(
+                min(3, self.vocabulary - 1), self.vocabulary, (length,), generator=stream
+            )
 
         return [
             (text(max((p for p, _ in group), default=0)), [text(response) for _, response in group])
@@ -157,7 +165,9 @@ class _Draw:
         """[N] bool: about two out of three, and at least one of each sample."""
         stream = self.stream("chosen")
         groups = [torch.rand(len(group), generator=stream) for group in self.groups]
-        return _joined([(drawn < 0.67) | (drawn == drawn.min()) for drawn in groups if len(drawn)], torch.bool)
+        return _joined(
+            [(drawn < 0.67) | (drawn == drawn.min()) for drawn in groups if len(drawn)], torch.bool
+        )
 
     def solved(self) -> torch.Tensor:
         return torch.randint(0, 2, (len(self.pairs),), generator=self.stream("rewards")) > 0

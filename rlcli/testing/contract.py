@@ -1,8 +1,8 @@
 """The building blocks of contract suites: checks described in words, and failures that say why.
 
-A contract is a class whose test methods are the checks; the first line of a method's docstring describes the check.
-A check records what to report when it passes: `record_property("note", "max diff 3e-7")`.
-pytest runs a subclass as it is, so a component is tested by
+A contract is a class whose test methods are the checks; the first line of a method's docstring
+describes the check. A check records what to report when it passes: `record_property("note", "max
+diff 3e-7")`. pytest runs a subclass as it is, so a component is tested by
 
     class TestContract(InterfaceContract):
         name = "my-interface"
@@ -23,8 +23,8 @@ Note = Callable[[str, object], None]
 class Violation(AssertionError):
     """A component breaks its contract.
 
-    `found`: what was observed, with its number; `cause`: the most common cause, in the imperative; `where`: the place
-    to look at, `file:line`.
+    `found`: what was observed, with its number; `cause`: the most common cause, in the imperative;
+    `where`: the place to look at, `file:line`.
     """
 
     def __init__(self, finding: str, cause: str = "", where: str = ""):
@@ -35,11 +35,13 @@ class Violation(AssertionError):
 
 
 class TimeIsUp(BaseException):
-    """A check takes too long. Not an Exception, so that no `except Exception` on the way swallows it."""
+    """A check takes too long. Not an Exception, so that no `except Exception` on the way swallows
+    it."""
 
 
 class FailedElsewhere(RuntimeError):
-    """An exception from another process, with its traceback there; `problem` is all that a report says about it."""
+    """An exception from another process, with its traceback there;
+    `problem` is all that a report says about it."""
 
     def __init__(self, problem: str, trace: str):
         super().__init__(f"{problem}\n\n{trace}")
@@ -47,7 +49,8 @@ class FailedElsewhere(RuntimeError):
 
 
 class Contract:
-    """Checks of one kind of component. Subclasses set the component's `name` and, if needed, `args`."""
+    """Checks of one kind of component. Subclasses set the component's `name` and,
+    if needed, `args`."""
 
     kind: ClassVar[str]
     """As in `rlcli test`: interface, backend, dataset, family or recipe."""

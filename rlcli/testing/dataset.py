@@ -3,8 +3,9 @@
     class TestContract(DatasetContract):
         name = "my-dataset"
 
-is a complete test: it builds the dataset many times, from the EXAMPLES rows of its class, from `rows`, or from
-the file that `args` name as `path`; datasets that generate their rows need none. Each byte of a text is one token.
+is a complete test: it builds the dataset many times, from the EXAMPLES rows of its class, from
+`rows`, or from the file that `args` name as `path`; datasets that generate their rows need none.
+Each byte of a text is one token.
 """
 
 from __future__ import annotations

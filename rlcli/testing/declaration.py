@@ -1,4 +1,5 @@
-"""Checks of a component's declarations, the same for every kind that takes arguments; it is not run."""
+"""Checks of a component's declarations, the same for every kind that takes arguments;
+it is not run."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from rlcli.testing.contract import Contract, Note, Violation, place_of
 
 
 class DeclaredSubject(Contract):
-    """A component whose class is registered under a name, and whose fields are the recipe's `args:`."""
+    """A component whose class is registered under a name,
+    and whose fields are the recipe's `args:`."""
 
     base: ClassVar[type]
     """The base class that it must derive from."""
@@ -27,8 +29,13 @@ class DeclaredSubject(Contract):
         described = self.described()
         cls = load(f"{self.kind}s", self.name)
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
-            raise Violation(f"{cls!r} is no {self.base.__name__}", "derive the class from it", place_of(cls))
-        if (described.class_name, module_name(self.name).rpartition(".")[2]) != (cls.__name__, described.path.stem):
+            raise Violation(
+                f"{cls!r} is no {self.base.__name__}", "derive the class from it", place_of(cls)
+            )
+        if (described.class_name, module_name(self.name).rpartition(".")[2]) != (
+            cls.__name__,
+            described.path.stem,
+        ):
             raise Violation(
                 f"its source registers {described.class_name}, its import {cls.__name__}",
                 "register one class, by a plain call at the end of the file",
@@ -42,7 +49,13 @@ class DeclaredSubject(Contract):
         if not described.doc or described.doc.startswith(f"{described.class_name}("):
             finding = f"{described.class_name} has no docstring"
             location = f"{described.path}:{described.line}"
-            unsaid.append(Violation(finding, "one line below `class`: `rlcli ls` and `rlcli show` print it", location))
+            unsaid.append(
+                Violation(
+                    finding,
+                    "one line below `class`: `rlcli ls` and `rlcli show` print it",
+                    location,
+                )
+            )
         for argument in _all(described.arguments):
             if not argument.doc:
                 finding = f"argument {argument.name} has no docstring"
@@ -51,7 +64,8 @@ class DeclaredSubject(Contract):
         self.tell_unsaid(unsaid, record_property)
 
     def tell_unsaid(self, unsaid: Sequence[Violation], record_property: Note) -> None:
-        """Report missing documentation. It breaks nothing, so for a user's component it is only a note."""
+        """Report missing documentation. It breaks nothing,
+        so for a user's component it is only a note."""
         if unsaid and is_built_in(self.described().path):
             raise unsaid[0]
         if unsaid:
@@ -64,7 +78,10 @@ class DeclaredSubject(Contract):
         for argument in _all(described.arguments):
             if argument.annotation in ("", "Any", "object", "typing.Any"):
                 raise Violation(
-                    f"argument {argument.name} has the type {argument.annotation}: any mistake in a recipe passes",
+                    (
+                        f"argument {argument.name} has the type {argument.annotation}: any "
+                        "mistake in a recipe passes"
+                    ),
                     "annotate it: int, float, str, bool, Literal[...], list[...], a dataclass",
                     f"{argument.path}:{argument.line}",
                 )
@@ -77,7 +94,10 @@ class DeclaredSubject(Contract):
                 if all(problem["loc"][0] != argument.name for problem in error.errors()):
                     continue  # a different one is required
                 raise Violation(
-                    f"the default of argument {argument.name}, {argument.default_text}, is no {argument.annotation}",
+                    (
+                        f"the default of argument {argument.name}, {argument.default_text}, is no "
+                        f"{argument.annotation}"
+                    ),
                     f"a recipe that writes the default is refused ({error.errors()[0]['msg']})",
                     f"{argument.path}:{argument.line}",
                 ) from error

@@ -1,4 +1,5 @@
-"""Turns an exception in a check into what was observed, its likely cause and the line to look at."""
+"""Turns an exception in a check into what was observed,
+its likely cause and the line to look at."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ MOST_LINES = 12
 """Most lines kept of an exception's message."""
 
 
-def failure_of(caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path], traceback: str) -> CheckFailure:
+def failure_of(
+    caught: pytest.ExceptionInfo[BaseException], files: Sequence[Path], traceback: str
+) -> CheckFailure:
     """`files`: where to look for a line, the component's own first."""
     error = caught.value
     finding, cause, where = _said(error) or str(caught.traceback[-1].statement).strip(), "", ""
@@ -42,7 +45,9 @@ def _said(error: BaseException) -> str:
         return error.problem
     lines = str(error).strip().splitlines()
     text = "\n".join([*lines[:MOST_LINES], *(["…"] if len(lines) > MOST_LINES else [])])
-    is_plain = isinstance(error, AssertionError) or type(error).__module__.startswith(("_pytest", "pytest"))
+    is_plain = isinstance(error, AssertionError) or type(error).__module__.startswith(
+        ("_pytest", "pytest")
+    )
     return text if is_plain else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
@@ -50,21 +55,28 @@ def _frames(error: BaseException | None) -> list[tuple[Path, int]]:
     """The frames of an exception and its causes, the deepest last."""
     frames: list[tuple[Path, int]] = []
     while error is not None:
-        frames += [(Path(frame.filename), frame.lineno or 0) for frame in extract_tb(error.__traceback__)]
+        frames += [
+            (Path(frame.filename), frame.lineno or 0) for frame in extract_tb(error.__traceback__)
+        ]
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return frames
 
 
 def _frames_told(text: str) -> list[tuple[Path, int]]:
     """The frames of another process's traceback, received as text."""
-    return [(Path(file), int(line)) for file, line in re.findall(r'File "([^"\n]+)", line (\d+)', text)]
+    return [
+        (Path(file), int(line)) for file, line in re.findall(r'File "([^"\n]+)", line (\d+)', text)
+    ]
 
 
 def _innermost(frames: Iterable[tuple[Path, int]], files: Sequence[Path]) -> str:
-    """The deepest frame in the first of the files that has one; a folder stands for all files below it."""
+    """The deepest frame in the first of the files that has one;
+    a folder stands for all files below it."""
     resolved = [(path.resolve(), line) for path, line in frames]
     for file in files:
-        locations = [f"{path}:{line}" for path, line in resolved if path.is_relative_to(file.resolve())]
+        locations = [
+            f"{path}:{line}" for path, line in resolved if path.is_relative_to(file.resolve())
+        ]
         if locations:
             return locations[-1]
     return ""

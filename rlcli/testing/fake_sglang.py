@@ -1,7 +1,9 @@
-"""A server that speaks the part of SGLang's protocol that rlcli uses, over a model small enough for tests.
+"""A server that speaks the part of SGLang's protocol that rlcli uses,
+over a model small enough for tests.
 
-It samples from real distributions, caches prefixes until told to flush them, mixes weights within a response if paused
-meanwhile, and fails in every requested way. Run as a script it replaces `sglang.launch_server`.
+It samples from real distributions, caches prefixes until told to flush them, mixes weights within a
+response if paused meanwhile, and fails in every requested way. Run as a script it replaces
+`sglang.launch_server`.
 """
 
 from __future__ import annotations
@@ -36,12 +38,15 @@ class FakeModel(Protocol):
     def load(self, folder: Path) -> None: ...
     def join(self, address: str, port: int, rank: int, size: int, group: str) -> None: ...
     def leave(self, group: str) -> None: ...
-    def receive(self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None: ...
+    def receive(
+        self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
+    ) -> None: ...
     def digest(self) -> str: ...
 
 
 class HashModel:
-    """Distributions derived from the bytes of the weight files; it needs no library, so it starts at once."""
+    """Distributions derived from the bytes of the weight files; it needs no library,
+    so it starts at once."""
 
     def __init__(self, vocabulary: int):
         self.vocabulary = vocabulary
@@ -65,7 +70,9 @@ class HashModel:
     def leave(self, group: str) -> None:
         raise ValueError("this one reads its weights from disk")
 
-    def receive(self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:
+    def receive(
+        self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
+    ) -> None:
         raise ValueError("this one reads its weights from disk")
 
     def digest(self) -> str:
@@ -75,7 +82,9 @@ class HashModel:
 class FakeSGLang:
     """The server; `with FakeSGLang(model) as server:` serves at `server.url`."""
 
-    def __init__(self, model: FakeModel, port: int = 0, key: str | None = None, token_s: float = 0.0):
+    def __init__(
+        self, model: FakeModel, port: int = 0, key: str | None = None, token_s: float = 0.0
+    ):
         """`token_s`: seconds per token."""
         self.model = model
         self.key = key
@@ -96,7 +105,8 @@ class FakeSGLang:
         self.preferred: dict[str, Any] | None = None
         """Its own preferred sampling settings."""
         self.scales = True
-        """True: its log-probs are of the distribution at the temperature; false: of the unscaled one."""
+        """True: its log-probs are of the distribution at the temperature; false:
+        of the unscaled one."""
         self._prefixes: dict[tuple[int, ...], list[float]] = {}
         self._lock = threading.Lock()
         self._state = threading.Condition()
@@ -129,30 +139,48 @@ class FakeSGLang:
     def paths(self) -> list[str]:
         return [path for path, _ in self.calls]
 
-    # -- answers ---------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def answer(self, path: str, body: Any) -> Any:
         """Raises Refused."""
         handlers: Mapping[str, Callable[[Any], Any]] = {
-            "/ready": lambda _: {}, "/health_generate": lambda _: {}, "/generate": self._generate,
-            "/model_info": lambda _: {"weight_version": self.label, "preferred_sampling_params": self.preferred},
+            "/ready": lambda _: {},
+            "/health_generate": lambda _: {},
+            "/generate": self._generate,
+            "/model_info": lambda _: {
+                "weight_version": self.label,
+                "preferred_sampling_params": self.preferred,
+            },
             "/server_info": lambda _: {"skip_tokenizer_init": self.tokenizer is None, **self.info},
-            "/tokenize": lambda body: {"tokens": self.tokenizer(body["prompt"], add_special_tokens=False).input_ids},
-            "/update_weights_from_disk": self._from_disk, "/init_weights_update_group": self._join,
-            "/begin_weight_update": lambda _: self._session(True), "/end_weight_update": lambda _: self._session(False),
-            "/update_weights_from_distributed": self._distributed, "/destroy_weights_update_group": self._leave,
-            "/weights_checker": lambda _: {"success": True, "per_engine_checksum": self.model.digest()},
-            "/pause_generation": self._pause, "/continue_generation": lambda _: self._continue(),
-            "/abort_request": lambda _: self._abort(), "/flush_cache": lambda _: self._flush(),
+            "/tokenize": lambda body: {
+                "tokens": self.tokenizer(body["prompt"], add_special_tokens=False).input_ids
+            },
+            "/update_weights_from_disk": self._from_disk,
+            "/init_weights_update_group": self._join,
+            "/begin_weight_update": lambda _: self._session(True),
+            "/end_weight_update": lambda _: self._session(False),
+            "/update_weights_from_distributed": self._distributed,
+            "/destroy_weights_update_group": self._leave,
+            "/weights_checker": lambda _: {
+                "success": True,
+                "per_engine_checksum": self.model.digest(),
+            },
+            "/pause_generation": self._pause,
+            "/continue_generation": lambda _: self._continue(),
+            "/abort_request": lambda _: self._abort(),
+            "/flush_cache": lambda _: self._flush(),
             "/release_memory_occupation": lambda body: self._memory(body, released=True),
             "/resume_memory_occupation": lambda body: self._memory(body, released=False),
-        }  # fmt: skip
+        }
         if path not in handlers:
             raise Refused(f"no {path}")
         return handlers[path](body)
 
     def _generate(self, body: dict[str, Any]) -> Any:
-        if any(int(id_) >= self.model.vocabulary for id_ in body["sampling_params"].get("logit_bias", ())):
+        if any(
+            int(id_) >= self.model.vocabulary
+            for id_ in body["sampling_params"].get("logit_bias", ())
+        ):
             raise Refused(f"logit_bias must has keys in [0, {self.model.vocabulary - 1}]")
         with self._state:
             if self._held != {"weights", "kv_cache"}:
@@ -185,7 +213,9 @@ class FakeSGLang:
                     break
                 logits, label = self._logits((*prompt, *tokens)), self.label
             token = draw([logit / sampling["temperature"] for logit in logits], sampling, drawn)
-            logprobs = log_softmax([logit / (sampling["temperature"] if self.scales else 1.0) for logit in logits])
+            logprobs = log_softmax(
+                [logit / (sampling["temperature"] if self.scales else 1.0) for logit in logits]
+            )
             tokens.append(token)
             scores.append([logprobs[token], token, None])
             others.append([[logprobs[id_], id_, None] for id_ in body.get("token_ids_logprob", ())])
@@ -194,10 +224,15 @@ class FakeSGLang:
                 reason = {"type": "stop", "matched": token}
                 break
         meta = {
-            "id": body["rid"], "finish_reason": reason, "prompt_tokens": len(prompt), "completion_tokens": len(tokens),
-            "output_token_logprobs": scores, "output_token_ids_logprobs": others,
-            "weight_version": self.label, "weight_versions": spans(versions),
-        }  # fmt: skip
+            "id": body["rid"],
+            "finish_reason": reason,
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(tokens),
+            "output_token_logprobs": scores,
+            "output_token_ids_logprobs": others,
+            "weight_version": self.label,
+            "weight_versions": spans(versions),
+        }
         return {"text": "", "output_ids": tokens, "meta_info": meta}
 
     def _logits(self, tokens: tuple[int, ...]) -> list[float]:
@@ -206,10 +241,11 @@ class FakeSGLang:
                 self._prefixes[tokens] = self.model.logits(tokens)
             return self._prefixes[tokens]
 
-    # -- weights and memory ----------------------------------------------------------------------------------
+    # -- weights and memory ------------------------------------------------------------------------
 
     def _from_disk(self, body: dict[str, Any]) -> Any:
-        if body.get("load_format", "dummy") == "dummy":  # with the weights the server was started with
+        # with the weights the server was started with
+        if body.get("load_format", "dummy") == "dummy":
             raise Refused("Failed to get model loader")
         try:
             with self._lock:
@@ -220,7 +256,11 @@ class FakeSGLang:
 
     def _join(self, body: dict[str, Any]) -> Any:
         self.model.join(
-            body["master_address"], body["master_port"], body["rank_offset"], body["world_size"], body["group_name"]
+            body["master_address"],
+            body["master_port"],
+            body["rank_offset"],
+            body["world_size"],
+            body["group_name"],
         )
         return {"success": True}
 
@@ -322,7 +362,8 @@ def spans(versions: list[str]) -> list[dict[str, Any]]:
 
 
 def _meet(settings: Mapping[str, Any]) -> list[socket.socket]:
-    """Connect with the server's processes on other nodes. Those without an endpoint stay here for as long as they run.
+    """Connect with the server's processes on other nodes. Those without an endpoint stay here for
+    as long as they run.
 
     No process notices that another one has died, as if it waited in a collective operation.
     """
@@ -331,7 +372,10 @@ def _meet(settings: Mapping[str, Any]) -> list[socket.socket]:
         with socket.create_server((host, int(port))) as meeting:
             return [meeting.accept()[0] for _ in range(settings["nnodes"] - 1)]
     while True:
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
+        with (
+            contextlib.suppress(ConnectionRefusedError),
+            socket.create_connection((host, int(port))),
+        ):
             threading.Event().wait()
         time.sleep(0.05)
 
@@ -343,7 +387,9 @@ def main() -> None:
     _, file, _, port = sys.argv[1:]
     settings = yaml.safe_load(Path(file).read_text())
     peers = _meet(settings) if settings.get("nnodes", 1) > 1 else []
-    model = HashModel(json.loads(Path(settings["model-path"], "config.json").read_text())["vocab_size"])
+    model = HashModel(
+        json.loads(Path(settings["model-path"], "config.json").read_text())["vocab_size"]
+    )
     FakeSGLang(model, int(port), settings["api-key"], settings.get("token-s", 0.0)).serve()
     for peer in peers:
         peer.close()

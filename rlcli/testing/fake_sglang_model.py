@@ -1,4 +1,5 @@
-"""A transformers model behind the fake server, with weights from disk or received over a process group."""
+"""A transformers model behind the fake server, with weights from disk or received over a process
+group."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class TransformersModel:
         """Also ends the group's threads, one of which wakes up a hundred times a second."""
         self._groups.pop(group, None)
 
-    def receive(self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:
+    def receive(
+        self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
+    ) -> None:
         arrived = {}
         for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
             arrived[name] = torch.empty(shape, dtype=getattr(torch, dtype))
@@ -54,7 +57,10 @@ class TransformersModel:
         self._take(arrived)
 
     def digest(self) -> str:
-        sums = {name: parameter.detach().double().sum().item() for name, parameter in self.lm.named_parameters()}
+        sums = {
+            name: parameter.detach().double().sum().item()
+            for name, parameter in self.lm.named_parameters()
+        }
         return repr(sorted(sums.items()))
 
     def _take(self, weights: dict[str, torch.Tensor]) -> None:

@@ -3,8 +3,9 @@
     class TestContract(FamilyContract):
         name = "my-family"
 
-is a complete test if transformers has the family's `architecture`: tiny random models are built from its configuration,
-one for every switch in it. Otherwise `make_examples` provides the models to test the family on:
+is a complete test if transformers has the family's `architecture`: tiny random models are built
+from its configuration, one for every switch in it. Otherwise `make_examples` provides the models to
+test the family on:
 
         def make_examples(self):
             return [Example("small", hf={…}, tensors={…})]

@@ -35,7 +35,8 @@ class QuietServer(ThreadingHTTPServer):
     """Clients may connect and disconnect at any time."""
 
     daemon_threads = True
-    request_queue_size = 1024  # connections beyond it are reset, and a step opens one for each response
+    # connections beyond it are reset, and a step opens one for each response
+    request_queue_size = 1024
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -60,7 +61,9 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.fake.calls.append((path, body))
         authorization = (
-            f"Bearer {self.fake.key}" if self.fake.key and not path.startswith(("/ready", "/health")) else None
+            f"Bearer {self.fake.key}"
+            if self.fake.key and not path.startswith(("/ready", "/health"))
+            else None
         )
         if authorization is not None and self.headers.get("Authorization") != authorization:
             return self._send(401, {"error": "Unauthorized"})
@@ -112,8 +115,12 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     FAULTS: ClassVar[dict[str, Callable[[Any], None]]] = {
-        "garbage": _garbage, "half": _half, "reset": _reset, "silence": _silence, "huge": _huge,
-    }  # fmt: skip
+        "garbage": _garbage,
+        "half": _half,
+        "reset": _reset,
+        "silence": _silence,
+        "huge": _huge,
+    }
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

@@ -28,7 +28,9 @@ class HeldSource(ModelSource):
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     empty = torch.empty_like(parameter, device="meta", dtype=dtype)
-                    on_meta.setdefault(parameter, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+                    on_meta.setdefault(
+                        parameter, nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                    )
                     module._parameters[name] = on_meta[parameter]
         return lm.eval()
 

@@ -1,4 +1,5 @@
-"""The pytest plugin behind `rlcli test`: selects the checks of each component and collects their results."""
+"""The pytest plugin behind `rlcli test`: selects the checks of each component and collects their
+results."""
 
 from __future__ import annotations
 
@@ -61,11 +62,15 @@ class _Progress:
     seconds: float = 0.0
 
     def variant(self, case: _Case) -> str:
-        """`beta=0.1`, for a component whose tests run the contract with several sets of arguments."""
+        """`beta=0.1`, for a component whose tests run the contract with several sets of
+        arguments."""
         contracts = {tried.contract for tried in self.cases.values()} - {None}
         if case.contract is None or len(contracts) < 2:
             return ""
-        return ", ".join(f"{name}={value}" for name, value in case.contract.args.items()) or "no arguments"
+        return (
+            ", ".join(f"{name}={value}" for name, value in case.contract.args.items())
+            or "no arguments"
+        )
 
     def tested(self) -> Examined:
         return Examined(self.subject, tuple(self.checks), self.seconds)
@@ -82,8 +87,8 @@ class ChecksPlugin:
         keyword: str,
         check_seconds: float,
     ):
-        """`suites`: file with a component's contract → the component; `values`: each one's values from the command
-        line; `keyword`: words that selected checks must contain, empty for all."""
+        """`suites`: file with a component's contract → the component; `values`: each one's values
+        from the command line; `keyword`: words that selected checks must contain, empty for all."""
         self._suites = suites
         self._values = values
         self._watcher = watcher
@@ -98,16 +103,19 @@ class ChecksPlugin:
         """Cases of the current check."""
         self._current: _Progress | None = None
         self._since = time.monotonic()
-        """Start time of the current component; the first one's includes loading what all of them need."""
+        """Start time of the current component; the first one's includes loading what all of them
+        need."""
         self.was_interrupted = False
         self.internal_error: BaseException | None = None
 
     def tested(self) -> list[Examined]:
         return [progress.tested() for progress in self._progress.values()]
 
-    # -- which checks there are ----------------------------------------------------------------------------
+    # -- which checks there are --------------------------------------------------------------------
 
-    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    def pytest_pycollect_makemodule(
+        self, module_path: Path, parent: pytest.Collector
+    ) -> pytest.Module | None:
         """Assign a unique id: pytest gives all files outside its root the same one."""
         subject = self._suites.get(module_path)
         nodeid = shown(module_path) if subject is None else f"{subject.kind}/{subject.name}"
@@ -120,23 +128,30 @@ class ChecksPlugin:
     ) -> Generator[None, None, None]:
         self._choose(config, items)
         yield
-        order = list(self._progress)  # pytest has grouped items that share a fixture, across components
+        # pytest has grouped items that share a fixture, across components
+        order = list(self._progress)
         items.sort(key=lambda item: order.index(self._homes[item.path]))
 
     def _choose(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """A full contract in a component's own file replaces the default one; a part of it does not."""
-        of = {item: subject for item in items if (subject := self._homes.get(item.path)) is not None}
+        """A full contract in a component's own file replaces the default one;
+        a part of it does not."""
+        of = {
+            item: subject for item in items if (subject := self._homes.get(item.path)) is not None
+        }
         specified = {
             subject
             for item, subject in of.items()
-            if self._is_contract(item, subject, is_own=True) and issubclass(item.cls, _contract_of(subject))  # type: ignore[attr-defined]
+            if self._is_contract(item, subject, is_own=True)
+            and issubclass(item.cls, _contract_of(subject))  # type: ignore[attr-defined]
         }
         dropped = [
             item
             for item in items
             if item not in of
             or (item.path in self._suites and of[item] in specified)
-            or (self._is_contract(item, of[item], is_own=True) and not _is_asked_for(item, of[item]))
+            or (
+                self._is_contract(item, of[item], is_own=True) and not _is_asked_for(item, of[item])
+            )
             or not answers(item, self._keyword)
         ]
         if dropped:
@@ -150,12 +165,18 @@ class ChecksPlugin:
         if cls is None or not issubclass(cls, Contract) or (is_own and item.path in self._suites):
             return False
         kind = KINDS[subject.kind].part_of or subject.kind
-        return getattr(cls, "kind", kind) == kind and module_name(cls.name) == module_name(subject.name)
+        return getattr(cls, "kind", kind) == kind and module_name(cls.name) == module_name(
+            subject.name
+        )
 
     def _give_values(self, contract: type[Contract]) -> None:
         for subject, values in self._values.items():
             kind = KINDS[subject.kind].part_of or subject.kind
-            if values and contract.kind == kind and module_name(contract.name) == module_name(subject.name):
+            if (
+                values
+                and contract.kind == kind
+                and module_name(contract.name) == module_name(subject.name)
+            ):
                 if subject.kind == "recipe":
                     contract.overrides = (*contract.overrides, *values)  # type: ignore[attr-defined]
                 else:
@@ -166,18 +187,27 @@ class ChecksPlugin:
             self._progress[self._homes[item.path]].cases[item.nodeid] = _Case(item)
 
     def pytest_exception_interact(
-        self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: pytest.CollectReport
+        self,
+        node: pytest.Item | pytest.Collector,
+        call: pytest.CallInfo[Any],
+        report: pytest.CollectReport,
     ) -> None:
         """A test file that cannot be read is a failed check of its component."""
         subject = self._homes.get(node.path)
         if isinstance(node, pytest.Item) or subject is None or call.excinfo is None:
             return
         error = call.excinfo.value.__cause__ or call.excinfo.value
-        failure = failure_of(pytest.ExceptionInfo.from_exception(error), [node.path], str(report.longrepr))
-        words = "its tests can be imported" if node.path not in self._suites else "its contract can be imported"
+        failure = failure_of(
+            pytest.ExceptionInfo.from_exception(error), [node.path], str(report.longrepr)
+        )
+        words = (
+            "its tests can be imported"
+            if node.path not in self._suites
+            else "its contract can be imported"
+        )
         self._progress[subject].checks.append(Check(words, "FAIL", node.nodeid, 0.0, failure))
 
-    # -- what becomes of them ------------------------------------------------------------------------------
+    # -- what becomes of them ----------------------------------------------------------------------
 
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
         progress, case = self._find(nodeid)
@@ -201,7 +231,9 @@ class ChecksPlugin:
         report = yield
         _, case = self._find(item.nodeid)
         case.seconds += report.duration
-        case.note = next((str(value) for name, value in report.user_properties if name == "note"), "")
+        case.note = next(
+            (str(value) for name, value in report.user_properties if name == "note"), ""
+        )
         if report.failed and case.failure is None:
             case.outcome = "FAIL"
             case.failure = self._failure(item, call, report)
@@ -210,13 +242,17 @@ class ChecksPlugin:
             case.reason = getattr(report, "wasxfail", "") or _reason(report)
         return report
 
-    def _failure(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> CheckFailure:
+    def _failure(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> CheckFailure:
         if call.excinfo is None:  # a test that was expected to fail did not
             return CheckFailure(str(report.longrepr))
         subject = self._homes[item.path]
         components = [Path(folder) for kind in COMPONENTS.values() for folder in search_path(kind)]
         files = [subject.file, subject.file.parent, *components, item.path, PACKAGE]
-        return failure_of(call.excinfo, [file for file in files if file not in self._suites], report.longreprtext)
+        return failure_of(
+            call.excinfo, [file for file in files if file not in self._suites], report.longreprtext
+        )
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -245,13 +281,18 @@ class ChecksPlugin:
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self.was_interrupted = excinfo.errisinstance(KeyboardInterrupt)
 
-    def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-        """Raise it ourselves: the watcher may be unable to print, and pytest would write a report about it."""
+    def pytest_internalerror(
+        self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> bool:
+        """Raise it ourselves: the watcher may be unable to print,
+        and pytest would write a report about it."""
         self.internal_error = excinfo.value
         return True
 
     def _find(self, nodeid: str) -> tuple[_Progress, _Case]:
-        progress = next(progress for progress in self._progress.values() if nodeid in progress.cases)
+        progress = next(
+            progress for progress in self._progress.values() if nodeid in progress.cases
+        )
         return progress, progress.cases[nodeid]
 
     def _close_check(self) -> None:
@@ -284,7 +325,9 @@ def _contract_of(subject: Subject) -> type[Contract]:
 def _check_of(cases: Sequence[_Case], variant: str) -> Check:
     """The combined result of a check's cases."""
     failed = [case for case in cases if case.outcome == "FAIL"]
-    outcome: Outcome = "FAIL" if failed else "skip" if all(case.outcome == "skip" for case in cases) else "ok"
+    outcome: Outcome = (
+        "FAIL" if failed else "skip" if all(case.outcome == "skip" for case in cases) else "ok"
+    )
     return Check(
         words=words_of(cases[0].item),
         outcome=outcome,
@@ -300,9 +343,12 @@ def _check_of(cases: Sequence[_Case], variant: str) -> Check:
 
 
 def answers(item: pytest.Item, keyword: str) -> bool:
-    """Whether a check contains these words, in the report or in its name; `or` between them gives alternatives."""
+    """Whether a check contains these words, in the report or in its name;
+    `or` between them gives alternatives."""
     text = f"{words_of(item)} {item.name}".casefold()
-    return any(all(word in text for word in words.split()) for words in keyword.casefold().split(" or "))
+    return any(
+        all(word in text for word in words.split()) for words in keyword.casefold().split(" or ")
+    )
 
 
 def words_of(item: pytest.Item) -> str:
@@ -330,9 +376,12 @@ def _time_limit(seconds: float) -> Iterator[None]:
         raise TimeIsUp(f"not done after {seconds:g} s")
 
     began, before = time.monotonic(), signal.signal(signal.SIGALRM, stop)
-    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # repeatedly, in case it is caught on the way
+    # repeatedly, in case it is caught on the way
+    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001) if others else 0)
+        signal.setitimer(
+            signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001) if others else 0
+        )
         signal.signal(signal.SIGALRM, before)

@@ -1,6 +1,8 @@
-"""Ranks for tests: real gloo processes, forked from the current one, so that they cost a fraction of a second.
+"""Ranks for tests: real gloo processes, forked from the current one,
+so that they cost a fraction of a second.
 
-A fork has everything its parent has (torch is loaded, closures need no pickling); its result travels as JSON.
+A fork has everything its parent has (torch is loaded, closures need no pickling); its result
+travels as JSON.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ _GRACE = 10.0
 class RankError(FailedElsewhere):
     """A rank failed: the message ends with its traceback there.
 
-    `rank` is the one that failed first, `error` its last line (`ValueError: …`), `frames` the (file, line, function) of
-    its traceback, outermost first.
+    `rank` is the one that failed first, `error` its last line (`ValueError: …`), `frames` the
+    (file, line, function) of its traceback, outermost first.
     """
 
     def __init__(self, rank: int, error: str, trace: str, frames: list[Frame]):
@@ -56,28 +58,37 @@ class RankError(FailedElsewhere):
 
 
 class RankDeath(RankError):
-    """A rank ended without an exception: killed, or crashed in native code. The message ends with its last output."""
+    """A rank ended without an exception: killed, or crashed in native code. The message ends with
+    its last output."""
 
 
 class RankTimeout(TimeoutError):
-    """Ranks did not finish in time. `stacks` shows where each of them was: (file, line, function), innermost first."""
+    """Ranks did not finish in time. `stacks` shows where each of them was: (file, line, function),
+    innermost first."""
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, list[Frame]]):
         lines = [
-            f"rank {rank} stood at\n" + "\n".join(f"  {file}:{line} in {function}" for file, line, function in frames)
+            f"rank {rank} stood at\n"
+            + "\n".join(f"  {file}:{line} in {function}" for file, line, function in frames)
             for rank, frames in stacks.items()
         ]
-        super().__init__("\n".join([f"{len(stacks)} of {size} ranks did not finish within {timeout:g} s", *lines]))
+        super().__init__(
+            "\n".join(
+                [f"{len(stacks)} of {size} ranks did not finish within {timeout:g} s", *lines]
+            )
+        )
         self.stacks = stacks
 
 
 def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, Any]]:
     """The return values of `work(rank)` on each of `size` ranks of a gloo process group, by rank.
 
-    The results must be JSON; floats are returned exactly. The children compute with one thread, on the CPU.
+    The results must be JSON; floats are returned exactly. The children compute with one thread,
+    on the CPU.
 
-    Raises `Violation` if a rank did; `RankError` for any other exception of a rank, the first if there are several;
-    `RankTimeout`, with the position of each unfinished rank, after `timeout` seconds. No child survives.
+    Raises `Violation` if a rank did; `RankError` for any other exception of a rank, the first if
+    there are several; `RankTimeout`, with the position of each unfinished rank, after `timeout`
+    seconds. No child survives.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ranks = [_Rank(number, size, Path(folder)) for number in range(size)]
@@ -93,17 +104,22 @@ def run_on_ranks(size: int, work: Work, timeout: float = 100) -> list[dict[str, 
 
 
 def skip_without_forks() -> None:
-    """Skip the check if autograd would not run in a fork: torch refuses it when the parent process sees CUDA."""
+    """Skip the check if autograd would not run in a fork:
+    torch refuses it when the parent process sees CUDA."""
     if torch.cuda.is_available():
-        pytest.skip("not tried: a process that sees GPUs cannot be forked; CUDA_VISIBLE_DEVICES= hides them")
+        pytest.skip(
+            "not tried: a process that sees GPUs cannot be forked; CUDA_VISIBLE_DEVICES= hides them"
+        )
 
 
 def mesh_of_ranks(**degrees: int) -> DeviceMesh | None:
-    """The mesh of a role on these ranks, such as `mesh_of_ranks(dp=2)`, with all dimensions as in a run; None if there
-    is only one rank."""
+    """The mesh of a role on these ranks, such as `mesh_of_ranks(dp=2)`, with all dimensions as in a
+    run; None if there is only one rank."""
     if not dist.is_initialized():
         return None
-    return init_device_mesh("cpu", tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER)
+    return init_device_mesh(
+        "cpu", tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER
+    )
 
 
 @dataclass(frozen=True)
@@ -157,9 +173,12 @@ def _fork(rank: _Rank, work: Work, timeout: float) -> int:
 
 
 def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
-    """The body of a child. It exits with `os._exit`, because its parent's exit handlers must not run here."""
+    """The body of a child. It exits with `os._exit`, because its parent's exit handlers must not
+    run here."""
     code = 1
-    gc.freeze()  # finalise nothing of the parent's here: groups and sockets have threads that do not exist in a fork
+    # finalise nothing of the parent's here: groups and sockets have threads that do not exist in a
+    # fork
+    gc.freeze()
     leave_groups_of_parent()
     try:
         with rank.stack.open("w") as stack, rank.errors.open("w") as errors:
@@ -175,7 +194,10 @@ def _be(rank: _Rank, work: Work, timeout: float) -> NoReturn:
     except Violation as broken:
         rank.tell(violation=[broken.finding, broken.cause, broken.where])
     except BaseException as error:
-        frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+        frames = [
+            (frame.filename, frame.lineno, frame.name)
+            for frame in traceback.extract_tb(error.__traceback__)
+        ]
         last_line = traceback.format_exception_only(error)[-1].strip()
         rank.tell(error=last_line, trace="".join(traceback.format_exception(error)), frames=frames)
     finally:
@@ -187,13 +209,20 @@ _OF_PARENT: list[dict[Any, Any]] = []
 
 
 def leave_groups_of_parent() -> None:
-    """`destroy_process_group` would end these as well, and join their threads. They do not exist in a fork, but threads
-    of its own groups may have got their stacks, and thus their identifiers: it would wait for its own, forever."""
+    """`destroy_process_group` would end these as well, and join their threads. They do not exist in
+    a fork, but threads of its own groups may have got their stacks, and thus their identifiers: it
+    would wait for its own, forever."""
     world = distributed_c10d._world
     registers: tuple[dict[Any, Any], ...] = (
-        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.tags_to_pg, world.pg_to_tag,
-    )  # fmt: skip
-    for name in world.pg_names.values():  # a rank may have a group of the same ranks, and so of the same name
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.tags_to_pg,
+        world.pg_to_tag,
+    )
+    # a rank may have a group of the same ranks, and so of the same name
+    for name in world.pg_names.values():
         torch._C._distributed_c10d._unregister_process_group(name)
     for register in registers:
         _OF_PARENT.append(dict(register))
@@ -208,15 +237,18 @@ def _work_in_group(rank: _Rank, work: Work, timeout: float) -> dict[str, Any]:
         init_method=f"file://{rank.folder / 'store'}",
         rank=rank.number,
         world_size=rank.size,
-        timeout=timedelta(seconds=timeout + _GRACE),  # so that every rank reports its own position, not a lost peer
+        # so that every rank reports its own position, not a lost peer
+        timeout=timedelta(seconds=timeout + _GRACE),
     )
     return work(rank.number)
 
 
 def _wait(children: dict[_Rank, int], deadline: float) -> None:
-    """Wait until all children are gone, or one of them has failed, as the others would then wait for it forever.
+    """Wait until all children are gone, or one of them has failed,
+    as the others would then wait for it forever.
 
-    A child that timed out is not such a failure: the others time out too, and report their positions.
+    A child that timed out is not such a failure: the others time out too,
+    and report their positions.
     """
     running = dict(children)
     while running and time.monotonic() < deadline:
@@ -236,24 +268,44 @@ def _kill(child: int) -> None:
 
 
 def _death(ranks: list[_Rank]) -> RankDeath:
-    """The first rank with last output: a collective that does not match other ranks' ends in native code."""
-    words = {rank: rank.errors.read_text(errors="replace").strip() for rank in ranks if rank.errors.exists()}
+    """The first rank with last output: a collective that does not match other ranks' ends in native
+    code."""
+    words = {
+        rank: rank.errors.read_text(errors="replace").strip()
+        for rank in ranks
+        if rank.errors.exists()
+    }
     rank = next((rank for rank in ranks if words.get(rank)), ranks[0])
-    last_words = next((line.strip() for line in words.get(rank, "").splitlines() if "what():" in line), "")
+    last_words = next(
+        (line.strip() for line in words.get(rank, "").splitlines() if "what():" in line), ""
+    )
     return RankDeath(
-        rank.number, f"died {last_words.removeprefix('what():').strip() or 'without a word'}", words.get(rank, ""), []
+        rank.number,
+        f"died {last_words.removeprefix('what():').strip() or 'without a word'}",
+        words.get(rank, ""),
+        [],
     )
 
 
-def _raise_first_error(ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float) -> None:
+def _raise_first_error(
+    ranks: list[_Rank], reports: list[dict[str, Any] | None], timeout: float
+) -> None:
     """The earliest error is the cause; the others follow from it."""
-    failed = [(report["at"], rank, report) for rank, report in zip(ranks, reports, strict=True)
-              if report is not None and "result" not in report]  # fmt: skip
+    failed = [
+        (report["at"], rank, report)
+        for rank, report in zip(ranks, reports, strict=True)
+        if report is not None and "result" not in report
+    ]
     if failed:
         _, rank, report = min(failed, key=lambda entry: entry[0])
         if "violation" in report:
             raise Violation(*report["violation"])
-        raise RankError(rank.number, report["error"], report["trace"], [tuple(frame) for frame in report["frames"]])
+        raise RankError(
+            rank.number,
+            report["error"],
+            report["trace"],
+            [tuple(frame) for frame in report["frames"]],
+        )
     unfinished = [rank for rank, report in zip(ranks, reports, strict=True) if report is None]
     stacks = {rank.number: rank.stood_at() for rank in unfinished}
     if any(stacks.values()):

@@ -1,4 +1,5 @@
-"""What every recipe must satisfy: it is valid, it can be planned, it is minimal, and its graph runs."""
+"""What every recipe must satisfy: it is valid, it can be planned, it is minimal,
+and its graph runs."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class RecipeContract(Contract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def attempt(cls, resolved: Resolved, tmp_path_factory: pytest.TempPathFactory) -> SmokeRun | Exception:
+    def attempt(
+        cls, resolved: Resolved, tmp_path_factory: pytest.TempPathFactory
+    ) -> SmokeRun | Exception:
         """Two steps of the recipe, scaled down; or why they failed."""
         try:
             return run_two_steps(resolved, tmp_path_factory.mktemp("smoke"))
@@ -69,10 +72,15 @@ class RecipeContract(Contract):
     def test_plans(self, resolved: Resolved) -> None:
         """its roles fit on its devices; its warm starts are valid"""
         plan = make_plan(resolved)
-        unused = set(resolved.recipe.models) - {role for rank in range(plan.topology.world_size)
-                                               for role in plan.topology.roles_on(rank)}  # fmt: skip
+        unused = set(resolved.recipe.models) - {
+            role
+            for rank in range(plan.topology.world_size)
+            for role in plan.topology.roles_on(rank)
+        }
         if unused:
-            raise Violation(f"no rank holds {', '.join(sorted(unused))}", where=_where(resolved, "models"))
+            raise Violation(
+                f"no rank holds {', '.join(sorted(unused))}", where=_where(resolved, "models")
+            )
 
     def test_is_minimal(self, resolved: Resolved) -> None:
         """it says nothing that its parents or the defaults say"""
@@ -80,37 +88,54 @@ class RecipeContract(Contract):
         entries = superfluous(resolved, own_layer)
         if entries:
             keys = ", ".join(f"{entry.key} (line {entry.mark.line})" for entry in entries)
-            raise Violation(f"without {keys} it is the same", "leave it out", entries[0].mark.file_and_line)
+            raise Violation(
+                f"without {keys} it is the same", "leave it out", entries[0].mark.file_and_line
+            )
 
     def test_opening_lines(self, resolved: Resolved) -> None:
         """it opens with what it does and what it needs"""
         if not is_built_in(resolved.path):
             pytest.skip("your own recipe opens as you like")
         does, needs, *_ = [*resolved.path.read_text(encoding="utf-8").splitlines(), "", ""]
-        if not (does.startswith("# ") and does.rstrip().endswith(".") and needs.startswith("# Needs: ")):
+        if not (
+            does.startswith("# ") and does.rstrip().endswith(".") and needs.startswith("# Needs: ")
+        ):
             cause = "begin the file with `# What it does.` and `# Needs: what it takes`"
-            raise Violation(f"it opens with {does!r} and {needs!r}", cause, f"{shown(resolved.path)}:1")
+            raise Violation(
+                f"it opens with {does!r} and {needs!r}", cause, f"{shown(resolved.path)}:1"
+            )
 
-    def test_two_steps_run(self, attempt: SmokeRun | Exception, record_property: Callable[[str, object], None]) -> None:
+    def test_two_steps_run(
+        self, attempt: SmokeRun | Exception, record_property: Callable[[str, object], None]
+    ) -> None:
         """two steps run, with tiny models and a few rows"""
         if isinstance(attempt, Exception):
             raise attempt
         if attempt.finished.exit_code or attempt.finished.steps_done != STEPS:
             raise Violation(f"it ended after step {attempt.finished.steps_done} of {STEPS}")
         if attempt.replaced:
-            record_property("note", f"not on this machine, so with bytes as tokens: {', '.join(attempt.replaced)}")
+            record_property(
+                "note",
+                f"not on this machine, so with bytes as tokens: {', '.join(attempt.replaced)}",
+            )
 
     def test_numbers_are_finite(self, smoke: SmokeRun) -> None:
         """losses, gradients and rewards are finite"""
         records = read_metrics(smoke.finished.outcome.run_dir / "metrics.jsonl")
-        wrong = {name for record in records for name, value in record.items() if _is_not_finite(value)}
+        wrong = {
+            name for record in records for name, value in record.items() if _is_not_finite(value)
+        }
         if wrong:
             raise Violation(
-                f"not finite: {', '.join(sorted(wrong))}", "rlcli check RECIPE looks at its rows and rewards"
+                f"not finite: {', '.join(sorted(wrong))}",
+                "rlcli check RECIPE looks at its rows and rewards",
             )
         for role in smoke.recipe.trained_roles:
             if not any(record.get(f"{role}/grad_norm") for record in records):
-                raise Violation(f"no gradient reaches {role}", "nothing that it trains on depends on its weights")
+                raise Violation(
+                    f"no gradient reaches {role}",
+                    "nothing that it trains on depends on its weights",
+                )
 
     def test_models_are_saved(self, smoke: SmokeRun) -> None:
         """what it trains is saved as transformers reads it"""
@@ -119,9 +144,14 @@ class RecipeContract(Contract):
         for role, folder in smoke.finished.outcome.models.items():
             config = folder / "config.json"
             if not config.is_file() or "model_type" not in json.loads(config.read_text()):
-                raise Violation(f"{role} has no config.json with its model_type", "the interface's save() writes it")
+                raise Violation(
+                    f"{role} has no config.json with its model_type",
+                    "the interface's save() writes it",
+                )
             if not list(folder.glob("*.safetensors")):
-                raise Violation(f"{role} has no weights", "the interface's save() writes model.safetensors")
+                raise Violation(
+                    f"{role} has no weights", "the interface's save() writes model.safetensors"
+                )
 
 
 def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:

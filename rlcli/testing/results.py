@@ -95,7 +95,9 @@ def exit_code(tested: Sequence[Examined]) -> int:
     """1 if a check failed, else the exit code of a file that could not be loaded, else 0."""
     if any(examined.count("FAIL") for examined in tested):
         return 1
-    return next((examined.broken.exit_code for examined in tested if examined.broken is not None), 0)
+    return next(
+        (examined.broken.exit_code for examined in tested if examined.broken is not None), 0
+    )
 
 
 class Watcher(Protocol):

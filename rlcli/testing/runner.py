@@ -1,4 +1,5 @@
-"""Runs contract suites with pytest, in this process, for any component, without test file or configuration."""
+"""Runs contract suites with pytest, in this process, for any component,
+without test file or configuration."""
 
 from __future__ import annotations
 
@@ -41,9 +42,11 @@ class Options:
     check_seconds: float = CHECK_SECONDS
 
 
-def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options | None = None) -> list[Examined]:
-    """Run the contract of each subject and its own tests. Raises UsageError if no check matches the keyword, and
-    ProjectError if the only subject cannot be loaded."""
+def run_checks(
+    subjects: Sequence[Subject], watcher: Watcher, options: Options | None = None
+) -> list[Examined]:
+    """Run the contract of each subject and its own tests. Raises UsageError if no check matches the
+    keyword, and ProjectError if the only subject cannot be loaded."""
     options = options or Options()
     if options.junit is not None:
         _check_writable(options.junit)
@@ -53,13 +56,20 @@ def run_checks(subjects: Sequence[Subject], watcher: Watcher, options: Options |
     if not sound:
         return broken
     with tempfile.TemporaryDirectory(prefix="rlcli-test-") as folder:
-        suites = {_suite(subject, number, Path(folder)): subject for number, subject in enumerate(sound)}
+        suites = {
+            _suite(subject, number, Path(folder)): subject for number, subject in enumerate(sound)
+        }
         values = {subject: _values(subject) for subject in sound}
         checks = ChecksPlugin(suites, values, watcher, options.keyword, options.check_seconds)
-        own_tests = sorted({str(path) for subject in sound if (path := subject.own_tests) is not None})
+        own_tests = sorted(
+            {str(path) for subject in sound if (path := subject.own_tests) is not None}
+        )
         collect_as_usual()  # pytest goes through all objects several times as it ends
         with _undisturbed(has_own_tests=bool(own_tests)):
-            code = pytest.main([*_arguments(Path(folder), options), *map(str, suites), *own_tests], plugins=[checks])
+            code = pytest.main(
+                [*_arguments(Path(folder), options), *map(str, suites), *own_tests],
+                plugins=[checks],
+            )
     if code == pytest.ExitCode.INTERRUPTED and checks.was_interrupted:
         raise KeyboardInterrupt
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and options.keyword:
@@ -109,7 +119,8 @@ def _suite(subject: Subject, number: int, folder: Path) -> Path:
 
 
 def _values(subject: Subject) -> Any:
-    """The values from the command line: a recipe's overrides as text, a component's arguments parsed."""
+    """The values from the command line: a recipe's overrides as text,
+    a component's arguments parsed."""
     if subject.kind == "recipe":
         return subject.values
     problems = Problems()
@@ -135,31 +146,51 @@ def _check_arguments(subject: Subject, values: Any) -> None:
             close = close_to(name, names, cutoff=0.5)
             guess = f"; did you mean {close!r}?" if close else ""
             hint = f"rlcli show {subject.name} lists its arguments"
-            raise UsageError(f"{subject.title} has no argument {name!r}{guess}", where=COMMAND_LINE, hint=hint)
+            raise UsageError(
+                f"{subject.title} has no argument {name!r}{guess}", where=COMMAND_LINE, hint=hint
+            )
     if all(argument.name in values for argument in arguments if argument.required):
         validated(folder, subject.name, values)
 
 
 def _arguments(folder: Path, options: Options) -> list[str]:
-    """pytest arguments: none of the user project's settings apply, and nothing is left behind in it."""
+    """pytest arguments: none of the user project's settings apply,
+    and nothing is left behind in it."""
     configuration = folder / "pytest.ini"
     configuration.write_text("[pytest]\naddopts =\nconsole_output_style = classic\n")
     root = current_project() or Path.cwd()
-    words = ["-c", str(configuration), f"--rootdir={root}", f"--confcutdir={root}", f"--basetemp={folder / 'tmp'}"]
+    words = [
+        "-c",
+        str(configuration),
+        f"--rootdir={root}",
+        f"--confcutdir={root}",
+        f"--basetemp={folder / 'tmp'}",
+    ]
     words += ["--continue-on-collection-errors", "--import-mode=importlib"]
     words += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:randomly"]
     words += ["--maxfail=1"] if options.exit_first else []
-    words += [f"--junitxml={options.junit.absolute()}", "-o", "junit_suite_name=rlcli"] if options.junit else []
+    words += (
+        [f"--junitxml={options.junit.absolute()}", "-o", "junit_suite_name=rlcli"]
+        if options.junit
+        else []
+    )
     return words
 
 
 @contextlib.contextmanager
 def _undisturbed(has_own_tests: bool) -> Iterator[None]:
-    """Remove pytest settings from the environment; plugins are available to the user's own tests."""
-    pytest_names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PYTEST_CURRENT_TEST")
+    """Remove pytest settings from the environment;
+    plugins are available to the user's own tests."""
+    pytest_names = (
+        "PYTEST_ADDOPTS",
+        "PYTEST_PLUGINS",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD",
+        "PYTEST_CURRENT_TEST",
+    )
     names = (*pytest_names, "CUDA_VISIBLE_DEVICES")
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all runs on the CPU, and a process that has seen GPUs cannot be forked
+    # all runs on the CPU, and a process that has seen GPUs cannot be forked
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not has_own_tests:
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:

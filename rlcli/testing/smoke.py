@@ -1,4 +1,5 @@
-"""Scales a recipe down: the same graph, interfaces and backends, on the CPU, with tiny models and a few rows."""
+"""Scales a recipe down: the same graph, interfaces and backends, on the CPU,
+with tiny models and a few rows."""
 
 from __future__ import annotations
 
@@ -66,15 +67,21 @@ def run_two_steps(resolved: Resolved, folder: Path) -> SmokeRun:
 
 @contextmanager
 def _some_better_than_others() -> Iterator[None]:
-    """A tiny model solves nothing, so a rule gives all its answers the same reward, from which nothing can be learned.
-    In that case the interface's mock rewards are used instead."""
+    """A tiny model solves nothing, so a rule gives all its answers the same reward, from which
+    nothing can be learned. In that case the interface's mock rewards are used instead."""
     real = model_api.call_interface
 
-    def call_interface(interface: ModelInterface, call: str, model: Model, data: Any, *rest: Any) -> Any:
+    def call_interface(
+        interface: ModelInterface, call: str, model: Model, data: Any, *rest: Any
+    ) -> Any:
         output = real(interface, call, model, data, *rest)
         if call != "inference" or model.module is not None or REWARDS not in output.keys:
             return output
-        return interface.mock(call, model, data) if len(set(output.data[REWARDS].tolist())) == 1 else output
+        return (
+            interface.mock(call, model, data)
+            if len(set(output.data[REWARDS].tolist())) == 1
+            else output
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlcli.runtime.worker.call_interface", call_interface)
@@ -82,7 +89,8 @@ def _some_better_than_others() -> Iterator[None]:
 
 
 def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, ...]]:
-    """The small recipe, written to `folder`, and what was replaced because it is not available on this machine."""
+    """The small recipe, written to `folder`, and what was replaced because it is not available on
+    this machine."""
     document = resolved.to_json()
     prompts = max(2, *plan_topology(resolved.recipe).batch.minibatches.values())
     tokenizers = _Tokenizers(folder)
@@ -98,10 +106,17 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
     for section in ("generation", "graph", "train"):
         _shorten(document[section])
     few = min(document["train"]["microbatches"], 2)
-    document["train"] |= {"steps": STEPS, "epochs": None, "prompts_per_step": prompts, "microbatches": few}
+    document["train"] |= {
+        "steps": STEPS,
+        "epochs": None,
+        "prompts_per_step": prompts,
+        "microbatches": few,
+    }
     document["train"]["eval"] |= {"every_steps": None, "at_start": False}
     document |= {"cluster": {"device": "cpu"}, "launch": {"type": "inline"}}
-    document["checkpoint"] |= dict.fromkeys(("every_steps", "every_epochs", "every_seconds")) | {"at_end": False}
+    document["checkpoint"] |= dict.fromkeys(("every_steps", "every_epochs", "every_seconds")) | {
+        "at_end": False
+    }
     document["checkpoint"] |= {"keep_best": 0}
     document["log"] |= {"dir": str(folder / "runs"), "tensorboard": False, "plot": False}
     file = folder / f"{resolved.recipe.name}.yaml"
@@ -110,16 +125,22 @@ def make_small(resolved: Resolved, folder: Path) -> tuple[Resolved, tuple[str, .
 
 
 def _source(resolved: Resolved, role: str) -> tuple[Resolved, str]:
-    """The recipe that provides a role's tokenizer, at the end of its warm starts, and the source as named there."""
+    """The recipe that provides a role's tokenizer, at the end of its warm starts,
+    and the source as named there."""
     source = tokenizer_source(resolved.recipe, role)
     if not source.startswith("recipe:"):
         return resolved, source
-    start = next(start for start in warm_starts(resolved) if resolved.recipe.models[start.role].path == source)
+    start = next(
+        start
+        for start in warm_starts(resolved)
+        if resolved.recipe.models[start.role].path == source
+    )
     return _source(start.source, start.source_role)
 
 
 def _runnable(backend: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The backend, or the default in place of one that cannot be loaded here, or whose calls run elsewhere."""
+    """The backend, or the default in place of one that cannot be loaded here,
+    or whose calls run elsewhere."""
     if backend is None:
         return None
     try:
@@ -130,8 +151,12 @@ def _runnable(backend: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _cut_rows(dataset: dict[str, Any], rows: int, has_byte_tokens: bool) -> None:
-    """Limit the dataset to a few rows, if it has such an argument; allow longer rows if tokens are bytes."""
-    takes = {argument.name: argument.default for argument in registry.signature("datasets", dataset["type"]).arguments}
+    """Limit the dataset to a few rows, if it has such an argument;
+    allow longer rows if tokens are bytes."""
+    takes = {
+        argument.name: argument.default
+        for argument in registry.signature("datasets", dataset["type"]).arguments
+    }
     args = dataset["args"]
     for name in ("max_rows", "problems"):
         if name in takes:

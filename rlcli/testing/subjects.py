@@ -1,4 +1,5 @@
-"""What can be tested: every component and recipe by kind and name, with its file, contract and own tests."""
+"""What can be tested: every component and recipe by kind and name, with its file,
+contract and own tests."""
 
 from __future__ import annotations
 
@@ -32,11 +33,18 @@ KINDS: Mapping[str, SubjectKind] = {
     "dataset": SubjectKind("rlcli.testing.dataset", "DatasetContract", "CPU, tiny tokenizer"),
     "family": SubjectKind("rlcli.testing.family", "FamilyContract", "CPU, tiny model"),
     "recipe": SubjectKind("rlcli.testing.recipe", "RecipeContract", "CPU, tiny models, two steps"),
-    "reward": SubjectKind("rlcli.testing.interface.reward", "RewardChecks", "CPU, no model", part_of="interface"),
+    "reward": SubjectKind(
+        "rlcli.testing.interface.reward", "RewardChecks", "CPU, no model", part_of="interface"
+    ),
 }
 ALL = "all"
 
-COMPONENTS = {"interface": "interfaces", "backend": "backends", "dataset": "datasets", "reward": "interfaces"}
+COMPONENTS = {
+    "interface": "interfaces",
+    "backend": "backends",
+    "dataset": "datasets",
+    "reward": "interfaces",
+}
 """Kind → its name in the registry."""
 FOLDERS = {**COMPONENTS, "family": "families", "recipe": "recipes"}
 """Kind → the folder of its files, and of its tests below `tests/`."""
@@ -61,8 +69,14 @@ class Subject:
     def own_tests(self) -> Path | None:
         """Its own test file, in the user's project or in this checkout."""
         homes = [current_project(), PACKAGE.parent if is_project(PACKAGE.parent) else None]
-        stem = re.sub(r"\W", "_", self.file.stem if self.kind == "recipe" else module_name(self.name))
-        files = (home / "tests" / FOLDERS[self.kind] / f"test_{stem}.py" for home in homes if home is not None)
+        stem = re.sub(
+            r"\W", "_", self.file.stem if self.kind == "recipe" else module_name(self.name)
+        )
+        files = (
+            home / "tests" / FOLDERS[self.kind] / f"test_{stem}.py"
+            for home in homes
+            if home is not None
+        )
         return next((file for file in files if file.is_file()), None)
 
     def load(self) -> None:
@@ -76,17 +90,33 @@ class Subject:
 
 
 def subjects(kind: str, name: str | None = None, values: Sequence[str] = ()) -> list[Subject]:
-    """One subject of a kind; without a name all of them. Raises UsageError and whatever looking up the name raises."""
+    """One subject of a kind; without a name all of them. Raises UsageError and whatever looking up
+    the name raises."""
     if kind not in (*KINDS, ALL):
         raise _no_kind(kind)
     if name is None:
         if values:
-            message = f"{values[0]} is meant for one component; {kind} names {'all' if kind == ALL else 'several'}"
-            raise UsageError(message, hint="name the one that it is for: rlcli test KIND NAME KEY=VALUE")
-        kinds = [title for title, about in KINDS.items() if not about.part_of] if kind == ALL else [kind]
-        return [Subject(title, subject, file) for title in kinds for subject, file in names(title).items()]
+            message = (
+                f"{values[0]} is meant for one component; {kind} names "
+                f"{'all' if kind == ALL else 'several'}"
+            )
+            raise UsageError(
+                message, hint="name the one that it is for: rlcli test KIND NAME KEY=VALUE"
+            )
+        kinds = (
+            [title for title, about in KINDS.items() if not about.part_of]
+            if kind == ALL
+            else [kind]
+        )
+        return [
+            Subject(title, subject, file)
+            for title in kinds
+            for subject, file in names(title).items()
+        ]
     if kind == ALL:
-        raise UsageError(f"all takes no name, but {name!r} follows it", hint=f"rlcli test KIND {name}")
+        raise UsageError(
+            f"all takes no name, but {name!r} follows it", hint=f"rlcli test KIND {name}"
+        )
     return [replace(_one(kind, name), values=tuple(values))]
 
 
@@ -94,7 +124,10 @@ def _one(kind: str, name: str) -> Subject:
     if kind in COMPONENTS:
         path = registry.path_of(COMPONENTS[kind], name)
         if kind == "reward" and not _scores_texts(name):
-            raise UsageError(f"{name} has no score_texts", hint=f"rlcli test interface {name} tests all that it has")
+            raise UsageError(
+                f"{name} has no score_texts",
+                hint=f"rlcli test interface {name} tests all that it has",
+            )
         return Subject(kind, name, path)
     if kind == "recipe":
         return _recipe(name)
@@ -104,7 +137,9 @@ def _one(kind: str, name: str) -> Subject:
 
         close = close_to(name, files, cutoff=0.5)
         guess = f"; did you mean {close!r}?" if close else ""
-        raise UnknownComponent(f"no family is named {name!r}{guess}", hint=f"the families are {', '.join(files)}")
+        raise UnknownComponent(
+            f"no family is named {name!r}{guess}", hint=f"the families are {', '.join(files)}"
+        )
     return Subject(kind, name, files[name])
 
 
@@ -142,9 +177,12 @@ def _scores_texts(name: str) -> bool:
 
 
 def _model_type(file: Path) -> str:
-    """The model type that a family's file registers; its stem, if that cannot be determined without importing it."""
+    """The model type that a family's file registers; its stem,
+    if that cannot be determined without importing it."""
     text = file.read_text(encoding="utf-8", errors="replace")
-    names_registered = re.findall(r"^@?register_hf_family\(\s*[\"']([^\"']+)[\"']", text, flags=re.MULTILINE)
+    names_registered = re.findall(
+        r"^@?register_hf_family\(\s*[\"']([^\"']+)[\"']", text, flags=re.MULTILINE
+    )
     return next((name for name in names_registered if module_name(name) == file.stem), file.stem)
 
 
@@ -158,7 +196,10 @@ def _no_kind(word: str) -> UsageError:
     if component_kind is not None:
         hint = f"rlcli test {component_kind}"
     elif homes:
-        hint = f"it is {'an' if homes[0][0] in 'aeiou' else 'a'} {homes[0]}: rlcli test {homes[0]} {word}"
+        hint = (
+            f"it is {'an' if homes[0][0] in 'aeiou' else 'a'} {homes[0]}: rlcli "
+            f"test {homes[0]} {word}"
+        )
     else:
         hint = f"did you mean {close}?" if close else f"the kinds are {', '.join(KINDS)}, or all"
     return UsageError(f"{word!r} is not a kind of component", hint=hint)

@@ -1,4 +1,5 @@
-"""A misbehaving network: a TCP proxy on this machine whose connections are reset, forgotten, stalled or delayed."""
+"""A misbehaving network: a TCP proxy on this machine whose connections are reset, forgotten,
+stalled or delayed."""
 
 from __future__ import annotations
 
@@ -54,15 +55,16 @@ class TcpProxy:
         self._accepting.start()
 
     def reset(self) -> int:
-        """Break all connections, as a firewall does; new ones are accepted. Returns how many there were."""
+        """Break all connections, as a firewall does; new ones are accepted.
+        Returns how many there were."""
         broken, self._pairs = self._pairs, []
         for pair in broken:
             pair.reset()
         return len(broken)
 
     def forget(self) -> int:
-        """Drop half of each connection: the server sees it closed, the client sees nothing. New ones are accepted.
-        Returns how many there were."""
+        """Drop half of each connection: the server sees it closed, the client sees nothing. New
+        ones are accepted. Returns how many there were."""
         forgotten, self._pairs = self._pairs, []
         for pair in forgotten:
             pair.is_forgotten = True
@@ -93,7 +95,10 @@ class TcpProxy:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -1,8 +1,9 @@
-"""An engine with a few hundred parameters: the full engine contract, in milliseconds, without a backend.
+"""An engine with a few hundred parameters: the full engine contract, in milliseconds,
+without a backend.
 
-Its language model predicts the next token from the mean of the embeddings so far, so it depends on every
-earlier token of the same sequence and on nothing else: leaks between packed sequences are visible. Several ranks
-can be simulated by threads.
+Its language model predicts the next token from the mean of the embeddings so far, so it depends on
+every earlier token of the same sequence and on nothing else: leaks between packed sequences are
+visible. Several ranks can be simulated by threads.
 """
 
 from __future__ import annotations
@@ -27,14 +28,20 @@ T = TypeVar("T")
 class TinyLM(nn.Module):
     """[T] token ids of packed sequences → logits [T, vocab] and values [T]."""
 
-    def __init__(self, vocab: int = 11, width: int = 8, seed: int = 0, dtype: torch.dtype = torch.float64):
+    def __init__(
+        self, vocab: int = 11, width: int = 8, seed: int = 0, dtype: torch.dtype = torch.float64
+    ):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(*shape, generator=generator, dtype=dtype))
 
-        self.embedding, self.head, self.value_head = drawn(vocab, width), drawn(vocab, width), drawn(width)
+        self.embedding, self.head, self.value_head = (
+            drawn(vocab, width),
+            drawn(vocab, width),
+            drawn(width),
+        )
 
     def forward(self, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Hidden states [T, width]."""
@@ -99,8 +106,8 @@ class TinyRanks:
         return {"sum": stacked.sum(0), "max": stacked.amax(0), "min": stacked.amin(0)}[op]
 
     def run(self, work: Callable[[int], T]) -> list[T]:
-        """`work(rank)` on all ranks at once; raises the first error of any, and RuntimeError if one is done while
-        another still waits for it in a reduction."""
+        """`work(rank)` on all ranks at once; raises the first error of any, and RuntimeError if one
+        is done while another still waits for it in a reduction."""
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 
@@ -125,15 +132,19 @@ class TinyRanks:
             raise causes[0]
         if errors:
             raise RuntimeError(
-                "a rank reduces alone: every rank calls all_reduce equally often, with or without samples"
+                "a rank reduces alone: every rank calls all_reduce equally often, "
+                "with or without samples"
             )
         return [results[rank] for rank in range(self.n)]
 
 
 class TinyEngine(TrainLoop, PipelinableEngine):
-    """Plain gradient descent on a `TinyLM`, in float64 by default, so that equal means equal to 1e-12."""
+    """Plain gradient descent on a `TinyLM`, in float64 by default,
+    so that equal means equal to 1e-12."""
 
-    def __init__(self, module: TinyLM, lr: float = 0.1, ranks: TinyRanks | None = None, rank: int = 0):
+    def __init__(
+        self, module: TinyLM, lr: float = 0.1, ranks: TinyRanks | None = None, rank: int = 0
+    ):
         self.model = module
         self.lr = lr
         self.ranks = ranks
@@ -147,7 +158,9 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         self.micro_batches = 0
         """Number of forward passes so far."""
 
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+    def forward_micro_batch(
+        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
+    ) -> T:
         assert micro_batch.data is not None
         self.micro_batches += 1
         tokens = micro_batch.data["packed_input_ids"]
@@ -192,7 +205,11 @@ class TinyEngine(TrainLoop, PipelinableEngine):
 
     @torch.no_grad()
     def generate(
-        self, input_: SequenceSample, tokenizer: Any, gconfig: GenerationHyperparameters, seeds: Sequence[int]
+        self,
+        input_: SequenceSample,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        seeds: Sequence[int],
     ) -> GeneratedResponses:
         assert input_.data is not None
         stops = {tokenizer.eos_token_id, *gconfig.stop_token_ids}
@@ -205,11 +222,17 @@ class TinyEngine(TrainLoop, PipelinableEngine):
             generator = torch.Generator().manual_seed(seed)
             tokens = prompt
             logprobs: list[torch.Tensor] = []
-            while len(logprobs) < gconfig.max_new_tokens and not (logprobs and int(tokens[-1]) in stops):
+            while len(logprobs) < gconfig.max_new_tokens and not (
+                logprobs and int(tokens[-1]) in stops
+            ):
                 output = TinyOutput(self.model, tokens, [len(tokens)])
                 output.temperature = gconfig.temperature
                 choices = output.logits[-1].log_softmax(-1)
-                token = choices.argmax() if gconfig.greedy else choices.exp().multinomial(1, generator=generator)[0]
+                token = (
+                    choices.argmax()
+                    if gconfig.greedy
+                    else choices.exp().multinomial(1, generator=generator)[0]
+                )
                 logprobs.append(choices[token])
                 tokens = torch.cat([tokens, token[None]])
             responses.append(tokens[len(prompt) :])
@@ -218,7 +241,9 @@ class TinyEngine(TrainLoop, PipelinableEngine):
         return GeneratedResponses(responses, scores, torch.tensor(ended, dtype=torch.bool))
 
 
-def tiny_model(tokenizer: Any = None, ranks: TinyRanks | None = None, rank: int = 0, **settings: Any) -> Model:
+def tiny_model(
+    tokenizer: Any = None, ranks: TinyRanks | None = None, rank: int = 0, **settings: Any
+) -> Model:
     """A role with a `TinyEngine`; `settings` are those of `TinyLM`, and `lr`."""
     lr = settings.pop("lr", 0.1)
     engine = TinyEngine(TinyLM(**settings), lr, ranks, rank)

@@ -19,10 +19,13 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "mistral": {"num_key_value_heads": 2, "sliding_window": WINDOW},
-    "qwen2": {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
-    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW,
-               "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
-    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW,
+    "qwen2": {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": WINDOW,
+              "max_window_layers": 1},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16,
+               "sliding_window": WINDOW, "attn_logit_softcapping": 2.0,
+               "final_logit_softcapping": 5.0},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16,
+                    "sliding_window": WINDOW,
                     "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
     "gpt_neox": {},
@@ -31,19 +34,27 @@ _FAMILIES: dict[str, dict[str, Any]] = {
                 "residual_multiplier": 0.5, "embedding_multiplier": 2.0},
     "olmo2": {"num_key_value_heads": 2},
     "mixtral": {"num_key_value_heads": 2, "intermediate_size": 24, "num_local_experts": 3},
-    "qwen3_moe": {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "moe_intermediate_size": 24,
-                  "num_experts": 3, "decoder_sparse_step": 2},
-    "olmoe": {"num_key_value_heads": 2, "intermediate_size": 24, "num_experts": 3, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48,
+                  "moe_intermediate_size": 24, "num_experts": 3, "decoder_sparse_step": 2},
+    "olmoe": {"num_key_value_heads": 2, "intermediate_size": 24, "num_experts": 3,
+              "num_experts_per_tok": 2},
     "modernbert-decoder": {},
 }  # fmt: skip
-"""By `model_type`. Everything that scales, caps or hides something is set so that it has an effect."""
+"""By `model_type`. Everything that scales, caps or hides something is set so that it has an
+effect."""
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> Any:
-    """A two-layer configuration of `family` over a vocabulary of 97 tokens; token 2 ends a sequence."""
+    """A two-layer configuration of `family` over a vocabulary of 97 tokens;
+    token 2 ends a sequence."""
     from transformers import AutoConfig
 
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
+    size = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    }
     if family != "gpt2":
         size["intermediate_size"] = 64
     ids = {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0}
@@ -51,8 +62,11 @@ def tiny_config(family: str = "llama", **changes: Any) -> Any:
     return AutoConfig.for_model(family, vocab_size=VOCABULARY, **settings)
 
 
-def tiny_model(family: str = "llama", *, head: str = "lm", seed: int = 0, **changes: Any) -> nn.Module:
-    """A random model; `head` is "lm" or "value". Matrices are wide enough that tokens differ clearly."""
+def tiny_model(
+    family: str = "llama", *, head: str = "lm", seed: int = 0, **changes: Any
+) -> nn.Module:
+    """A random model; `head` is "lm" or "value". Matrices are wide enough that tokens differ
+    clearly."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)

@@ -1,4 +1,5 @@
-"""A tokenizer for tests: every byte of a text is a token, so that any text can be encoded and decoded."""
+"""A tokenizer for tests: every byte of a text is a token,
+so that any text can be encoded and decoded."""
 
 from __future__ import annotations
 
@@ -18,11 +19,15 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(*, chat: bool = False, around: str = "<bos> $A") -> LightTokenizer:
-    """One token per byte and special token. `around`: what encloses a text, in `TemplateProcessing` notation."""
+    """One token per byte and special token. `around`: what encloses a text,
+    in `TemplateProcessing` notation."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     special = [*SPECIAL_TOKENS.values(), *ROLES]
-    vocabulary = {token: id_ for id_, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    vocabulary = {
+        token: id_
+        for id_, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -37,7 +42,9 @@ def as_transformers(tokenizer: LightTokenizer) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     full = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend, clean_up_tokenization_spaces=False, **tokenizer.special_tokens_map
+        tokenizer_object=tokenizer.backend,
+        clean_up_tokenization_spaces=False,
+        **tokenizer.special_tokens_map,
     )
     full.chat_template = tokenizer.chat_template
     return full

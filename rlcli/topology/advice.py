@@ -1,7 +1,8 @@
 """Finds settings with which a recipe fits into memory, by trying them out.
 
-Cheap settings are tried first; those that change numbers or the layout of roles only where these are not enough. What
-is advised is as little as possible: nothing of it can be left out or made milder.
+Cheap settings are tried first; those that change numbers or the layout of roles only where these
+are not enough. What is advised is as little as possible:
+nothing of it can be left out or made milder.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Settings = dict[str, Any]
 """Key of the recipe → value."""
 
 CHEAP, SHARDED, SMALLER, COSTLY = range(4)
-"""Costs: the same numbers, a little slower; another engine for a role that is not trained; smaller micro-batches; other
-numbers, another layout, another engine for a trained role, or more devices."""
+"""Costs: the same numbers, a little slower; another engine for a role that is not trained; smaller
+micro-batches; other numbers, another layout, another engine for a trained role, or more devices."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,29 @@ class Fitting:
 
     @search_paths_kept()
     def advice(self, calls: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Call that needs too much → overrides with which it fits, none if nothing was enough. With those of all calls
-        together everything fits, if that was found to be possible."""
+        """Call that needs too much → overrides with which it fits, none if nothing was enough. With
+        those of all calls together everything fits, if that was found to be possible."""
         if not calls:
             return {}
         if (settings := self._search(calls)) is not None:
             return dict.fromkeys(calls, _overrides(settings))
         return {call: _overrides(self._search([call]) or {}) for call in calls}
 
-    # -- the search ------------------------------------------------------------------------------------------
+    # -- the search --------------------------------------------------------------------------------
 
     def _search(self, calls: Collection[str]) -> Settings | None:
         """Settings with which all these calls fit, if there are any."""
         for cost in (CHEAP, SHARDED, SMALLER, COSTLY):
-            chosen = self._greedy(calls, [change for change in self._changes if change.cost <= cost])
+            chosen = self._greedy(
+                calls, [change for change in self._changes if change.cost <= cost]
+            )
             if chosen is not None:
                 return self._mildest(calls, chosen)
         return None
 
-    def _greedy(self, calls: Collection[str], changes: Sequence[Remedy]) -> list[tuple[Remedy, int]] | None:
+    def _greedy(
+        self, calls: Collection[str], changes: Sequence[Remedy]
+    ) -> list[tuple[Remedy, int]] | None:
         """Changes, each with its strength; one after the other, that which helps most."""
         chosen: list[tuple[Remedy, int]] = []
         excess = self._excess(calls, {})
@@ -98,14 +103,22 @@ class Fitting:
         for change, strength in reversed(chosen):
             index = chosen.index((change, strength))
             before, after = chosen[:index], chosen[index + 1 :]
-            milder: list[list[tuple[Remedy, int]]] = [[], *([(change, smaller)] for smaller in range(strength))]
+            milder: list[list[tuple[Remedy, int]]] = [
+                [],
+                *([(change, smaller)] for smaller in range(strength)),
+            ]
             candidates = ([*before, *choice, *after] for choice in milder)
-            fitting = (candidate for candidate in candidates if self._excess(calls, _merged(candidate)) == 0)
+            fitting = (
+                candidate
+                for candidate in candidates
+                if self._excess(calls, _merged(candidate)) == 0
+            )
             chosen = next(fitting, chosen)
         return _merged(chosen)
 
     def _excess(self, calls: Collection[str], settings: Settings) -> int | None:
-        """Bytes that these calls need beyond what devices have, with these settings; None if they are impossible."""
+        """Bytes that these calls need beyond what devices have, with these settings;
+        None if they are impossible."""
         key = frozenset(settings.items())
         if key not in self._tried:
             self._tried[key] = self._memory(settings)
@@ -138,14 +151,16 @@ class Fitting:
     def _unknown(self) -> set[str]:
         return set(plan_memory(self.recipe, self.topology, self.sizes, self.device_bytes).unknown)
 
-    # -- what can be changed ---------------------------------------------------------------------------------
+    # -- what can be changed -----------------------------------------------------------------------
 
     @cached_property
     def _changes(self) -> list[Remedy]:
         """In order of increasing cost."""
         of_roles = (change for role in self.sizes for change in self._of_role(role))
         changes = [*self._of_the_step(), *of_roles, *self._devices()]
-        return sorted((change for change in changes if change.values), key=lambda change: change.cost)
+        return sorted(
+            (change for change in changes if change.values), key=lambda change: change.cost
+        )
 
     def _of_the_step(self) -> Iterator[Remedy]:
         """Fewer tokens and responses at once; roles that take turns."""
@@ -153,7 +168,9 @@ class Fitting:
         if any(call.call == "generate" for call in recipe.graph.values()):
             slots = recipe.generation.model_dump()["max_concurrent_responses"]
             fewer = (slots >> halvings for halvings in _halvings(slots, 8))
-            yield Remedy(CHEAP, tuple({"generation.max_concurrent_responses": count} for count in fewer))
+            yield Remedy(
+                CHEAP, tuple({"generation.max_concurrent_responses": count} for count in fewer)
+            )
         key, cap = "train.max_tokens_per_microbatch", recipe.train.max_tokens_per_microbatch
         least = kept_together(recipe, group_size(recipe)) * lengths_of(recipe).sequence
         caps = [cap >> halvings for halvings in _halvings(cap, 512) if cap >> halvings >= least]
@@ -170,35 +187,48 @@ class Fitting:
         if role.backend is None or isinstance(size, str) or name in self._unknown:
             return
         for savings in memory_model(self.recipe, self.topology, name, size).savings():
-            values = ({f"{prefix}.backend.args.{key}": value for key, value in saving.items()} for saving in savings)
+            values = (
+                {f"{prefix}.backend.args.{key}": value for key, value in saving.items()}
+                for saving in savings
+            )
             yield Remedy(CHEAP, tuple(values))
         yield from self._dtype(name, role)
         is_trained = name in self.recipe.trained_roles
         for engine in self._engines(name, role, size):
             yield Remedy(COSTLY if is_trained else SHARDED, ({f"{prefix}.backend.type": engine},))
-        if "tp" in (declared("backends", role.backend.type, "DIMENSIONS") or ()) and role.mesh.dp is None:
+        if (
+            "tp" in (declared("backends", role.backend.type, "DIMENSIONS") or ())
+            and role.mesh.dp is None
+        ):
             ranks = len(self.topology.placement(name).ranks)
             within = min(ranks, self.recipe.cluster.devices_per_node)
             degrees = (1 << power for power in range(1, within.bit_length()))
-            fitting = [tp for tp in degrees if tp > role.mesh.tp and size.kv_heads % tp == ranks % tp == 0]
+            fitting = [
+                tp for tp in degrees if tp > role.mesh.tp and size.kv_heads % tp == ranks % tp == 0
+            ]
             yield Remedy(COSTLY, tuple({f"{prefix}.mesh.tp": tp} for tp in fitting))
 
     def _dtype(self, name: str, role: Role) -> Iterator[Remedy]:
-        """bfloat16. On GPUs, where `auto` computes in it anyway, a role that is not trained gets the same numbers."""
+        """bfloat16. On GPUs, where `auto` computes in it anyway, a role that is not trained gets
+        the same numbers."""
         assert role.backend is not None
         kind, args = role.backend.type, role.backend.args
-        if not any(argument.name == "dtype" for argument in signature_of("backends", kind).arguments):
+        if not any(
+            argument.name == "dtype" for argument in signature_of("backends", kind).arguments
+        ):
             return
         dtype = argument_of("backends", kind, args, "dtype")
         averages = {call.hooks.copy_to for call in self.recipe.graph.values() if call.hooks.eta < 1}
         if dtype == "bfloat16" or name in averages:
             return
         is_same = dtype == "auto" and self.recipe.cluster.device != "cpu"
-        yield Remedy(CHEAP if is_same else COSTLY, ({f"models.{name}.backend.args.dtype": "bfloat16"},))
+        yield Remedy(
+            CHEAP if is_same else COSTLY, ({f"models.{name}.backend.args.dtype": "bfloat16"},)
+        )
 
     def _engines(self, name: str, role: Role, size: Architecture) -> Iterator[str]:
-        """Other backends that could run the role with its arguments and its mesh, and need no library that the recipe
-        does not need anyway."""
+        """Other backends that could run the role with its arguments and its mesh, and need no
+        library that the recipe does not need anyway."""
         assert role.backend is not None
         installed = {
             library
@@ -224,8 +254,13 @@ class Fitting:
                 and ("generate" not in calls or has("GENERATES", True))
                 and self.recipe.cluster.device in ("auto", *has("DEVICES", ("cpu", "cuda")))
                 and size.model_type in (has("FAMILIES", ()) or (size.model_type,))
-                and all(getattr(mesh, dim) == 1 for dim in ("tp", "pp", "cp") if dim not in has("DIMENSIONS", ("dp",)))
-                and role.backend.args.keys() <= {argument.name for argument in signature_of("backends", kind).arguments}
+                and all(
+                    getattr(mesh, dim) == 1
+                    for dim in ("tp", "pp", "cp")
+                    if dim not in has("DIMENSIONS", ("dp",))
+                )
+                and role.backend.args.keys()
+                <= {argument.name for argument in signature_of("backends", kind).arguments}
             ):
                 yield kind
 
@@ -237,7 +272,9 @@ class Fitting:
 
 
 def _merged(chosen: Sequence[tuple[Remedy, int]]) -> Settings:
-    return {key: value for change, strength in chosen for key, value in change.values[strength].items()}
+    return {
+        key: value for change, strength in chosen for key, value in change.values[strength].items()
+    }
 
 
 def _halvings(value: int, least: int) -> range:
@@ -248,8 +285,14 @@ def _calls_of_idle_roles(recipe: Recipe) -> list[str]:
     """Calls of roles that only score: these may be offloaded to host memory while others work."""
     evaluating = {call.model for call in recipe.train.eval.graph.values()}
     scoring = {call.model for call in recipe.graph.values() if call.call == "inference"}
-    idle = {role for role in scoring - evaluating - {*recipe.trained_roles} if recipe.models[role].has_weights}
-    return [name for name, call in recipe.graph.items() if call.model in idle and not call.hooks.offload]
+    idle = {
+        role
+        for role in scoring - evaluating - {*recipe.trained_roles}
+        if recipe.models[role].has_weights
+    }
+    return [
+        name for name, call in recipe.graph.items() if call.model in idle and not call.hooks.offload
+    ]
 
 
 def with_value(node: Any, keys: Sequence[str], value: Any) -> Any:
@@ -264,7 +307,10 @@ def with_value(node: Any, keys: Sequence[str], value: Any) -> Any:
 
 def _overrides(settings: Settings) -> tuple[str, ...]:
     """As they are typed: those of a rollout's role are keys of the rollout."""
-    return tuple(f"{dotted(as_rollout(tuple(key.split('.'))))}={_text(value)}" for key, value in settings.items())
+    return tuple(
+        f"{dotted(as_rollout(tuple(key.split('.'))))}={_text(value)}"
+        for key, value in settings.items()
+    )
 
 
 def _text(value: Any) -> str:

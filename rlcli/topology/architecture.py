@@ -1,4 +1,5 @@
-"""The size of a transformers model, from its config.json alone: exact parameter counts, without torch."""
+"""The size of a transformers model, from its config.json alone: exact parameter counts,
+without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class UnknownArchitecture(ValueError):
 
 @dataclass(frozen=True)
 class _Family:
-    """What distinguishes the models of one `model_type`, and transformers' defaults for keys that a config omits."""
+    """What distinguishes the models of one `model_type`, and transformers' defaults for keys that a
+    config omits."""
 
     defaults: Mapping[str, Any]
     qkv_bias: str | bool = "attention_bias"
@@ -30,40 +32,85 @@ class _Family:
     """The key with the number of experts."""
 
 
-def _defaults(hidden: int, mlp: int, layers: int, heads: int, kv: int | None, vocabulary: int, positions: int,
-              **overrides: Any) -> dict[str, Any]:  # fmt: skip
+def _defaults(
+    hidden: int,
+    mlp: int,
+    layers: int,
+    heads: int,
+    kv: int | None,
+    vocabulary: int,
+    positions: int,
+    **overrides: Any,
+) -> dict[str, Any]:
     return {
-        "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv, "vocab_size": vocabulary, "max_position_embeddings": positions,
-        "tie_word_embeddings": False, "attention_bias": False, "head_dim": None, **overrides,
-    }  # fmt: skip
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": positions,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "head_dim": None,
+        **overrides,
+    }
 
 
 _FAMILIES: dict[str, _Family] = {
-    "llama": _Family(_defaults(4096, 11008, 32, 32, None, 32000, 2048, mlp_bias=False), mlp_bias="mlp_bias"),
-    "mistral": _Family(_defaults(4096, 14336, 32, 32, 8, 32000, 131072), qkv_bias=False, output_bias=False),
-    "mixtral": _Family(
-        _defaults(4096, 14336, 32, 32, 8, 32000, 131072, num_local_experts=8, num_experts_per_tok=2),
-        qkv_bias=False, output_bias=False, experts="num_local_experts",
+    "llama": _Family(
+        _defaults(4096, 11008, 32, 32, None, 32000, 2048, mlp_bias=False), mlp_bias="mlp_bias"
     ),
-    "qwen2": _Family(_defaults(4096, 22016, 32, 32, 32, 151936, 32768), qkv_bias=True, output_bias=False),
+    "mistral": _Family(
+        _defaults(4096, 14336, 32, 32, 8, 32000, 131072), qkv_bias=False, output_bias=False
+    ),
+    "mixtral": _Family(
+        _defaults(
+            4096, 14336, 32, 32, 8, 32000, 131072, num_local_experts=8, num_experts_per_tok=2
+        ),
+        qkv_bias=False,
+        output_bias=False,
+        experts="num_local_experts",
+    ),
+    "qwen2": _Family(
+        _defaults(4096, 22016, 32, 32, 32, 151936, 32768), qkv_bias=True, output_bias=False
+    ),
     "qwen3": _Family(_defaults(4096, 22016, 32, 32, 32, 151936, 32768, head_dim=128), qk_norm=True),
     "qwen3_moe": _Family(
         _defaults(
-            2048, 6144, 24, 32, 4, 151936, 32768, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
-            decoder_sparse_step=1, mlp_only_layers=[],
+            2048,
+            6144,
+            24,
+            32,
+            4,
+            151936,
+            32768,
+            moe_intermediate_size=768,
+            num_experts=128,
+            num_experts_per_tok=8,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
         ),
-        qk_norm=True, experts="num_experts",
+        qk_norm=True,
+        experts="num_experts",
     ),
-    "gemma": _Family(_defaults(3072, 24576, 28, 16, 16, 256000, 8192, head_dim=256, tie_word_embeddings=True)),
-    "gemma2": _Family(_defaults(2304, 9216, 26, 8, 4, 256000, 8192, head_dim=256, tie_word_embeddings=True), norms=4),
+    "gemma": _Family(
+        _defaults(3072, 24576, 28, 16, 16, 256000, 8192, head_dim=256, tie_word_embeddings=True)
+    ),
+    "gemma2": _Family(
+        _defaults(2304, 9216, 26, 8, 4, 256000, 8192, head_dim=256, tie_word_embeddings=True),
+        norms=4,
+    ),
     "gemma3_text": _Family(
-        _defaults(2304, 9216, 26, 8, 4, 262208, 131072, head_dim=256, tie_word_embeddings=True), norms=4, qk_norm=True
+        _defaults(2304, 9216, 26, 8, 4, 262208, 131072, head_dim=256, tie_word_embeddings=True),
+        norms=4,
+        qk_norm=True,
     ),
     "smollm3": _Family(
-        _defaults(2048, 11008, 36, 16, 4, 128256, 32768, mlp_bias=False, tie_word_embeddings=True), mlp_bias="mlp_bias"
+        _defaults(2048, 11008, 36, 16, 4, 128256, 32768, mlp_bias=False, tie_word_embeddings=True),
+        mlp_bias="mlp_bias",
     ),
-}  # fmt: skip
+}
 
 KNOWN_TYPES = tuple(sorted([*_FAMILIES, "gpt2"]))
 """Values of `model_type` whose parameters can be counted."""
@@ -83,13 +130,17 @@ def _sizes(config: Mapping[str, Any]) -> Architecture:
         return _gpt2(config)
     family = _FAMILIES.get(str(model_type))
     if family is None:
-        raise UnknownArchitecture(f"the parameters of model_type {model_type} cannot be counted here")
+        raise UnknownArchitecture(
+            f"the parameters of model_type {model_type} cannot be counted here"
+        )
     settings = {**family.defaults, **_renamed(config)}
     hidden, heads = _size(settings, "hidden_size"), _size(settings, "num_attention_heads")
     kv_heads = _size(settings, "num_key_value_heads", heads)
     head_dim = _size(settings, "head_dim", hidden // heads)
     expert_width = _size(settings, "moe_intermediate_size", _size(settings, "intermediate_size"))
-    layers = tuple(_layer(family, settings, index) for index in range(_size(settings, "num_hidden_layers")))
+    layers = tuple(
+        _layer(family, settings, index) for index in range(_size(settings, "num_hidden_layers"))
+    )
     return Architecture(
         model_type=str(model_type),
         hidden=hidden,
@@ -124,7 +175,9 @@ def _layer(family: _Family, settings: Mapping[str, Any], index: int) -> Transfor
     head_dim = _size(settings, "head_dim", hidden // heads)
     queries, keys = heads * head_dim, _size(settings, "num_key_value_heads", heads) * head_dim
     attention = hidden * (queries + 2 * keys) + queries * hidden
-    attention += (queries + 2 * keys) * _has(family.qkv_bias, settings) + hidden * _has(family.output_bias, settings)
+    attention += (queries + 2 * keys) * _has(family.qkv_bias, settings) + hidden * _has(
+        family.output_bias, settings
+    )
     mlp, experts = 0, 0
     if family.experts and _is_sparse(settings, index):
         count = _size(settings, family.experts)
@@ -133,7 +186,9 @@ def _layer(family: _Family, settings: Mapping[str, Any], index: int) -> Transfor
     else:
         width = _size(settings, "intermediate_size")
         mlp = 3 * hidden * width + (2 * width + hidden) * _has(family.mlp_bias, settings)
-    return TransformerBlock(attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm)
+    return TransformerBlock(
+        attention, mlp, experts, family.norms * hidden + 2 * head_dim * family.qk_norm
+    )
 
 
 def _is_sparse(settings: Mapping[str, Any], index: int) -> bool:
@@ -142,24 +197,51 @@ def _is_sparse(settings: Mapping[str, Any], index: int) -> bool:
 
 
 def _gpt2(config: Mapping[str, Any]) -> Architecture:
-    names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-             "max_position_embeddings": "n_positions"}  # fmt: skip
-    defaults = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
-    settings = {**defaults, **{names.get(key, key): value for key, value in config.items() if value is not None}}
+    names = {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    }
+    defaults = {
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
+    settings = {
+        **defaults,
+        **{names.get(key, key): value for key, value in config.items() if value is not None},
+    }
     if settings.get("add_cross_attention"):
         raise UnknownArchitecture("a gpt2 with cross-attention cannot be counted here")
     hidden, positions = _size(settings, "n_embd"), _size(settings, "n_positions")
     width = _size(settings, "n_inner", 4 * hidden)
     layer = TransformerBlock(
-        attention=4 * hidden * hidden + 4 * hidden, mlp=2 * hidden * width + width + hidden, experts=0, norms=4 * hidden
+        attention=4 * hidden * hidden + 4 * hidden,
+        mlp=2 * hidden * width + width + hidden,
+        experts=0,
+        norms=4 * hidden,
     )
     heads = _size(settings, "n_head")
     return Architecture(
-        model_type="gpt2", hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads, mlp=width,
-        vocabulary=_size(settings, "vocab_size"), positions=positions, position_rows=positions,
-        tied=bool(settings.get("tie_word_embeddings", True)), qk_norm=False, gated=False, experts_per_token=0,
-        layers=(layer,) * _size(settings, "n_layer"), final_norm=2 * hidden,
-    )  # fmt: skip
+        model_type="gpt2",
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        mlp=width,
+        vocabulary=_size(settings, "vocab_size"),
+        positions=positions,
+        position_rows=positions,
+        tied=bool(settings.get("tie_word_embeddings", True)),
+        qk_norm=False,
+        gated=False,
+        experts_per_token=0,
+        layers=(layer,) * _size(settings, "n_layer"),
+        final_norm=2 * hidden,
+    )
 
 
 def _has(key: str | bool, settings: Mapping[str, Any]) -> bool:

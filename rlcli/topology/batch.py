@@ -25,7 +25,8 @@ class BatchArithmetic:
     sequences_per_row: int
     """Maximum per row; 1 if something is generated."""
     sequences_per_rank: Mapping[str, tuple[int, int]]
-    """Trained role → the fewest and the most sequences that one of its data-parallel ranks trains on."""
+    """Trained role → the fewest and the most sequences that one of its data-parallel ranks trains
+    on."""
     minibatches: Mapping[str, int]
     """Trained role → optimizer steps that the batch is spread over."""
     max_tokens_per_microbatch: int
@@ -41,9 +42,15 @@ class BatchArithmetic:
         """The arithmetic in words."""
         rows = f"{self.prompts} rows"
         if self.responses_per_prompt > 1:
-            rows = f"{self.prompts} prompts x {self.responses_per_prompt} responses = {self.sequences} sequences"
+            rows = (
+                f"{self.prompts} prompts x {self.responses_per_prompt} responses = "
+                f"{self.sequences} sequences"
+            )
         elif self.sequences_per_row > 1:
-            rows = f"{self.prompts} rows x {self.sequences_per_row} sequences at most = {self.sequences} sequences"
+            rows = (
+                f"{self.prompts} rows x {self.sequences_per_row} sequences at most = "
+                f"{self.sequences} sequences"
+            )
         length = f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
         lines = [f"{length} of {rows}"]
         lines += [self._updates(role, *share) for role, share in self.sequences_per_rank.items()]
@@ -57,7 +64,10 @@ class BatchArithmetic:
         count = self.minibatches.get(role, 1)
         if count == 1:
             return f"{step} in 1 update"
-        return f"{step} in {count} updates of {_quotient(self.sequences, count)} (about {-(-most // count)} per rank)"
+        return (
+            f"{step} in {count} updates of {_quotient(self.sequences, count)} (about "
+            f"{-(-most // count)} per rank)"
+        )
 
 
 def batch_of(recipe: Recipe, meshes: Mapping[str, Mesh]) -> BatchArithmetic:
@@ -91,4 +101,6 @@ def _minibatches(interface: Component) -> int:
 
 
 def _quotient(total: int, parts: int) -> str:
-    return str(total // parts) if total % parts == 0 else f"{total // parts} or {total // parts + 1}"
+    return (
+        str(total // parts) if total % parts == 0 else f"{total // parts} or {total // parts + 1}"
+    )

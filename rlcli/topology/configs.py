@@ -1,5 +1,5 @@
-"""The config.json of each role: of a folder, of a model made from scratch, of one in the local Hub cache, or of one
-that shipped recipes name."""
+"""The config.json of each role: of a folder, of a model made from scratch, of one in the local Hub
+cache, or of one that shipped recipes name."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ MAX_CONFIG_SIZE = 1 << 20
 
 
 KNOWN_CONFIGS = Path(__file__).with_name("known_configs.json")
-"""Configurations of the Hub's models that shipped recipes name, so that `plan` knows their sizes offline."""
+"""Configurations of the Hub's models that shipped recipes name,
+so that `plan` knows their sizes offline."""
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number, by the name of its type."""
 
 
 def architecture_of(resolved: Resolved, role: str) -> Architecture | str:
-    """The sizes of a role's model, or why they are unknown. Reads local files only; nothing is downloaded."""
+    """The sizes of a role's model, or why they are unknown. Reads local files only;
+    nothing is downloaded."""
     try:
         return read_architecture(_config_of(resolved, role))
     except UnknownArchitecture as error:
@@ -40,7 +42,8 @@ def architecture_of(resolved: Resolved, role: str) -> Architecture | str:
 
 
 def saved_width(resolved: Resolved, role: str) -> int:
-    """Bytes per number in a role's saved folder: as `checkpoint.save_dtype` says, or as in its source."""
+    """Bytes per number in a role's saved folder: as `checkpoint.save_dtype` says,
+    or as in its source."""
     asked = resolved.recipe.checkpoint.save_dtype
     if asked != "auto":
         return WIDTHS[asked]
@@ -86,7 +89,10 @@ def _config_of(resolved: Resolved, role: str) -> Mapping[str, Any]:
 
 def cached_folder(model: str) -> Path | None:
     """The newest snapshot of a Hub model on this machine that has a config.json, or None."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    home = Path(
+        os.environ.get("HF_HOME")
+        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
     repository = cache / f"models--{model.replace('/', '--')}"
     try:
@@ -108,19 +114,26 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def vocabulary_of(tokenizer: str | None) -> int:
-    """Number of tokens of a tokenizer: the vocabulary size of a model from scratch. Raises UnknownArchitecture."""
+    """Number of tokens of a tokenizer: the vocabulary size of a model from scratch. Raises
+    UnknownArchitecture."""
     if tokenizer is not None and tokenizer.startswith("builtin:"):
         size = declared("datasets", tokenizer.removeprefix("builtin:"), "VOCABULARY")
         if isinstance(size, int):
             return size
-        raise UnknownArchitecture(f"{tokenizer} does not say how many tokens it has; set vocab_size")
+        raise UnknownArchitecture(
+            f"{tokenizer} does not say how many tokens it has; set vocab_size"
+        )
     folder = Path(tokenizer or "").expanduser()
     if not folder.is_dir():
         folder = cached_folder(tokenizer or "") or folder
     try:
         words = json.loads(read_regular(folder / "tokenizer.json", MAX_JSON))
         vocabulary, added = words["model"]["vocab"], words.get("added_tokens") or []
-        names = set(vocabulary) if isinstance(vocabulary, dict) else {entry[0] for entry in vocabulary}
+        names = (
+            set(vocabulary) if isinstance(vocabulary, dict) else {entry[0] for entry in vocabulary}
+        )
         return len(names | {entry["content"] for entry in added})
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise UnknownArchitecture(f"the tokens of {tokenizer} cannot be counted here; set vocab_size") from error
+        raise UnknownArchitecture(
+            f"the tokens of {tokenizer} cannot be counted here; set vocab_size"
+        ) from error

@@ -27,7 +27,9 @@ class _Nodes:
 
     @property
     def title(self) -> str:
-        return f"node {self.first}" if self.first == self.last else f"nodes {self.first}-{self.last}"
+        return (
+            f"node {self.first}" if self.first == self.last else f"nodes {self.first}-{self.last}"
+        )
 
 
 def draw(recipe: Recipe, topology: Topology) -> list[str]:
@@ -43,13 +45,19 @@ def draw(recipe: Recipe, topology: Topology) -> list[str]:
 
 def _legend(lines: Sequence[str]) -> str:
     meanings = {TRAINED: "trained", HELD: "only read", PLAIN: "no weights", EMPTY: "not there"}
-    return "   ".join(f"{sign} {meaning}" for sign, meaning in meanings.items() if any(sign in line for line in lines))
+    return "   ".join(
+        f"{sign} {meaning}"
+        for sign, meaning in meanings.items()
+        if any(sign in line for line in lines)
+    )
 
 
 def _node_groups(topology: Topology) -> list[_Nodes]:
     def pattern(node: int) -> tuple[tuple[str, ...], ...]:
         first = node * topology.devices_per_node
-        return tuple(topology.roles_on(first + device) for device in range(topology.devices_per_node))
+        return tuple(
+            topology.roles_on(first + device) for device in range(topology.devices_per_node)
+        )
 
     groups = [list(nodes) for _, nodes in groupby(range(topology.nodes), pattern)]
     return [_Nodes(nodes[0], nodes[-1]) for nodes in groups]
@@ -59,7 +67,11 @@ def _blocks(topology: Topology, groups: Sequence[_Nodes]) -> Iterable[list[_Node
     """As many nodes side by side as fit."""
     block: list[_Nodes] = []
     for nodes in groups:
-        if block and sum(_cell_width(topology, other_nodes) + 3 for other_nodes in (*block, nodes)) > CELLS_OF_A_BLOCK:
+        if (
+            block
+            and sum(_cell_width(topology, other_nodes) + 3 for other_nodes in (*block, nodes))
+            > CELLS_OF_A_BLOCK
+        ):
             yield block
             block = []
         block.append(nodes)
@@ -76,7 +88,10 @@ def _cells_length(topology: Topology) -> int:
 
 
 def _ranks_title(topology: Topology, nodes: _Nodes) -> str:
-    first, last = nodes.first * topology.devices_per_node, (nodes.last + 1) * topology.devices_per_node - 1
+    first, last = (
+        nodes.first * topology.devices_per_node,
+        (nodes.last + 1) * topology.devices_per_node - 1,
+    )
     return f"rank {first}" if first == last else f"ranks {first}-{last}"
 
 
@@ -85,19 +100,34 @@ def _block_lines(
 ) -> list[str]:
     titles = (lambda nodes: nodes.title), (lambda nodes: _ranks_title(topology, nodes))
     lines = [
-        " " * (width + 2) + "   ".join(f"{title(nodes):{_cell_width(topology, nodes)}}" for nodes in block)
+        " " * (width + 2)
+        + "   ".join(f"{title(nodes):{_cell_width(topology, nodes)}}" for nodes in block)
         for title in titles
     ]
     for role in recipe.models:
-        cells = "   ".join(f"{_cells(recipe, topology, nodes, role):{_cell_width(topology, nodes)}}" for nodes in block)
-        lines.append(f"{role:{width}}  {cells}" + (f"   {_about(recipe, topology, role)}" if described else ""))
+        cells = "   ".join(
+            f"{_cells(recipe, topology, nodes, role):{_cell_width(topology, nodes)}}"
+            for nodes in block
+        )
+        lines.append(
+            f"{role:{width}}  {cells}"
+            + (f"   {_about(recipe, topology, role)}" if described else "")
+        )
     return [line.rstrip() for line in lines]
 
 
 def _cells(recipe: Recipe, topology: Topology, nodes: _Nodes, role: str) -> str:
-    sign = TRAINED if role in recipe.trained_roles else HELD if recipe.models[role].has_weights else PLAIN
+    sign = (
+        TRAINED
+        if role in recipe.trained_roles
+        else HELD
+        if recipe.models[role].has_weights
+        else PLAIN
+    )
     first = nodes.first * topology.devices_per_node
-    is_on_device = [role in topology.roles_on(first + device) for device in range(topology.devices_per_node)]
+    is_on_device = [
+        role in topology.roles_on(first + device) for device in range(topology.devices_per_node)
+    ]
     if topology.devices_per_node <= MOST_CELLS:
         return "".join(sign if is_here else EMPTY for is_here in is_on_device)
     return f"{sum(is_on_device)} x {sign}" if any(is_on_device) else EMPTY
@@ -112,7 +142,9 @@ def _about(recipe: Recipe, topology: Topology, role: str) -> str:
     words = [f"{topology.placement(role).mesh!s:{widest}}", section.backend.type]
     calls = [call for call in recipe.graph.values() if call.model == role]
     kinds = {call.call for call in calls}
-    marks = [mark for mark, kind in (("generate", "generate"), ("train", "train_step")) if kind in kinds]
+    marks = [
+        mark for mark, kind in (("generate", "generate"), ("train", "train_step")) if kind in kinds
+    ]
     if any(call.hooks.offload for call in calls):
         marks.append("offload")
     return "  ".join([*words, "+".join(marks)]).rstrip()

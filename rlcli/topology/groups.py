@@ -1,4 +1,5 @@
-"""The processes of a run, as data. Launchers start them; nothing above them knows where a group runs."""
+"""The processes of a run, as data. Launchers start them;
+nothing above them knows where a group runs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Kind = Literal["ranks", "server", "pool"]
 RANKS = "ranks"
 """Name of the one group of ranks."""
 FOLDERS: Mapping[Kind, str] = {"server": "servers", "pool": "pools"}
-"""Subfolder of the run's folder with a folder for each process of such a group, where it and its rank meet."""
+"""Subfolder of the run's folder with a folder for each process of such a group,
+where it and its rank meet."""
 GIVEN_UP = "given-up"
 """File in the folder of a pool process that is not replaced any more; it says why."""
 LAST_EXIT = "RLCLI_LAST_EXIT"
@@ -34,17 +36,19 @@ class Group:
 
     name: str
     kind: Kind
-    """`ranks` are one torch.distributed world: if one dies, all end. A `server`, which others reach at an address, and
-    a process of a `pool` can be replaced individually."""
+    """`ranks` are one torch.distributed world: if one dies, all end. A `server`, which others reach
+    at an address, and a process of a `pool` can be replaced individually."""
     nodes: tuple[int, ...]
     """The node of each process; its position here is the index of the process."""
     command: tuple[str, ...] = ()
-    """What each process of a pool runs, followed by the run's folder and its index. A server's command comes from its
-    client, that of ranks from the launcher."""
+    """What each process of a pool runs, followed by the run's folder and its index. A server's
+    command comes from its client, that of ranks from the launcher."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that its processes see besides those of the run. No secrets: other users may be able to read them."""
+    """Variables that its processes see besides those of the run. No secrets: other users may be
+    able to read them."""
     processes_of_each: int = 1
-    """How many consecutive processes are one server, each on another node. The first has its endpoint."""
+    """How many consecutive processes are one server, each on another node.
+    The first has its endpoint."""
 
     def on_node(self, node: int) -> tuple[int, ...]:
         """The indices of its processes on a node."""
@@ -60,8 +64,8 @@ class Group:
 
 
 def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
-    """All processes of a run except the master, which is a process of the first node. A rank's servers and pool
-    processes are on its node."""
+    """All processes of a run except the master, which is a process of the first node. A rank's
+    servers and pool processes are on its node."""
     nodes = tuple(rank // topology.devices_per_node for rank in range(topology.world_size))
 
     def placed(role: str) -> tuple[int, ...]:
@@ -77,18 +81,25 @@ def process_groups(recipe: Recipe, topology: Topology) -> tuple[Group, ...]:
     server_groups = (servers(role, count) for role, count in counts.items() if count)
     pools = (
         Group(
-            pool_name(role), "pool", tuple(nodes[rank] for rank in placed(role)),
-            (sys.executable, "-P", "-m", "rlcli.runtime.pool", role), {"CUDA_VISIBLE_DEVICES": ""},
+            pool_name(role),
+            "pool",
+            tuple(nodes[rank] for rank in placed(role)),
+            (sys.executable, "-P", "-m", "rlcli.runtime.pool", role),
+            {"CUDA_VISIBLE_DEVICES": ""},
         )
         for role in pooled_roles(recipe)
-    )  # fmt: skip
+    )
     return (Group(RANKS, "ranks", nodes), *server_groups, *pools)
 
 
 def pooled_roles(recipe: Recipe) -> tuple[str, ...]:
     """The roles whose calls run in processes of a pool, one for each rank."""
-    backends = {name: role.backend for name, role in recipe.models.items() if role.backend is not None}
-    return tuple(name for name, backend in backends.items() if declared("backends", backend.type, "POOLED"))
+    backends = {
+        name: role.backend for name, role in recipe.models.items() if role.backend is not None
+    }
+    return tuple(
+        name for name, backend in backends.items() if declared("backends", backend.type, "POOLED")
+    )
 
 
 def pool_name(role: str) -> str:
@@ -106,11 +117,16 @@ def pool_folders(recipe: Recipe, topology: Topology, rank: int, run_dir: Path) -
     }
 
 
-def server_folders(recipe: Recipe, topology: Topology, role: str, rank: int, run_dir: Path) -> tuple[Path, ...]:
+def server_folders(
+    recipe: Recipe, topology: Topology, role: str, rank: int, run_dir: Path
+) -> tuple[Path, ...]:
     """The folders of the servers that a rank of a role has, one for each process."""
     count = servers_of_a_rank(recipe.models[role]) * nodes_of_a_server(recipe.models[role].backend)
     first = topology.placement(role).ranks.index(rank) * count
-    return tuple(process_folder(run_dir, "server", _server_name(role), first + index) for index in range(count))
+    return tuple(
+        process_folder(run_dir, "server", _server_name(role), first + index)
+        for index in range(count)
+    )
 
 
 def process_folder(run_dir: Path, kind: Kind, group: str, index: int) -> Path:

@@ -33,20 +33,29 @@ def lengths_of(recipe: Recipe) -> Lengths:
     component = recipe.datasets[recipe.train.dataset]
     row = longest_row(component)
     generating = [call for call in recipe.graph.values() if call.call == "generate"]
-    if PROMPTS not in (dataset_keys(recipe.datasets, recipe.train.dataset) or ()) and not generating:
+    if (
+        PROMPTS not in (dataset_keys(recipe.datasets, recipe.train.dataset) or ())
+        and not generating
+    ):
         return Lengths(0, row or ASSUMED, row is None)
-    new = max((int(generation_of(recipe, call)["max_new_tokens"]) for call in generating), default=0)
+    new = max(
+        (int(generation_of(recipe, call)["max_new_tokens"]) for call in generating), default=0
+    )
     return Lengths(row or ASSUMED, (row or ASSUMED) + new, row is None)
 
 
 def longest_row(dataset: Component) -> int | None:
-    """Tokens: as set in the recipe or by the dataset's class, or else the default limit; None if there is none."""
-    limit = limit_of_rows(dataset) or argument_of("datasets", dataset.type, dataset.args, "max_length")
+    """Tokens: as set in the recipe or by the dataset's class, or else the default limit;
+    None if there is none."""
+    limit = limit_of_rows(dataset) or argument_of(
+        "datasets", dataset.type, dataset.args, "max_length"
+    )
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def group_size(recipe: Recipe) -> int:
-    """Sequences of a sample: the responses to a prompt or, if nothing is generated, what a row holds."""
+    """Sequences of a sample: the responses to a prompt or, if nothing is generated,
+    what a row holds."""
     generating = [call for call in recipe.graph.values() if call.call == "generate"]
     if not generating:
         return sequences_of_row(recipe.datasets, recipe.train.dataset)

@@ -67,7 +67,8 @@ class Peak:
         return self.resident + self.parts.total
 
     def verdict(self, device_bytes: int, reserved: int) -> str:
-        """ok: fits even if the estimate is off by the maximum; tight: fits by the estimate itself; else too much."""
+        """ok: fits even if the estimate is off by the maximum; tight:
+        fits by the estimate itself; else too much."""
         room = device_bytes - reserved
         if self.total * (100 + self.within_percent) <= room * 100:
             return "ok"
@@ -106,7 +107,8 @@ class _Devices:
     """Rank → bytes."""
 
     def ranks_of(self, role: str) -> list[int]:
-        """One rank of a role for each difference in what its devices hold: the others are like them."""
+        """One rank of a role for each difference in what its devices hold:
+        the others are like them."""
         return [rank for rank in self._unlike if role in self.topology.roles_on(rank)]
 
     @cached_property
@@ -123,19 +125,27 @@ class _Devices:
         return [role for role in self.topology.roles_on(rank) if role in self.roles]
 
     def while_working(self, role: str) -> int:
-        """Held on the fullest device of a role, while it works: what it gathers is counted with the call."""
-        return self.roles[role].total + max(self._of_neighbours(role, rank) for rank in self.ranks_of(role))
+        """Held on the fullest device of a role, while it works:
+        what it gathers is counted with the call."""
+        return self.roles[role].total + max(
+            self._of_neighbours(role, rank) for rank in self.ranks_of(role)
+        )
 
     def _of_neighbours(self, role: str, rank: int) -> int:
         neighbours = [self.roles[name] for name in self.roles_on(rank) if name != role]
-        return self.by_servers[rank] + sum(neighbour.total - neighbour.away for neighbour in neighbours)
+        return self.by_servers[rank] + sum(
+            neighbour.total - neighbour.away for neighbour in neighbours
+        )
 
 
 def plan_memory(
-    recipe: Recipe, topology: Topology, sizes: Mapping[str, Architecture | str], device_bytes: int | None = None
+    recipe: Recipe,
+    topology: Topology,
+    sizes: Mapping[str, Architecture | str],
+    device_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Memory of a recipe laid out on its cluster; `sizes` has every role with weights, or why they are unknown. On
-    `device_bytes` depends what servers reserve."""
+    """Memory of a recipe laid out on its cluster; `sizes` has every role with weights, or why they
+    are unknown. On `device_bytes` depends what servers reserve."""
     lengths = lengths_of(recipe)
     models: dict[str, MemoryModel] = {}
     unknown = {}
@@ -152,7 +162,9 @@ def plan_memory(
         if call.model in models and call.call != "evaluate" and runs_a_model(recipe, call):
             model = models[call.model]
             parts = _parts(recipe, topology, call, model, lengths)
-            phase = {"train_step": "update"}.get(call.call, "generate" if written_beyond(call) else call.call)
+            phase = {"train_step": "update"}.get(
+                call.call, "generate" if written_beyond(call) else call.call
+            )
             resident = devices.while_working(call.model)
             peaks.append(Peak(name, call.model, phase, resident, parts, model.WITHIN_PERCENT))
     peaks += _snapshot_peak(recipe, devices, models, peaks)
@@ -160,7 +172,9 @@ def plan_memory(
     return MemoryPlan(tuple(roles.values()), tuple(peaks), unknown, lengths, servers, remarks)
 
 
-def memory_model(recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str) -> MemoryModel:
+def memory_model(
+    recipe: Recipe, topology: Topology, role: str, sizes: Architecture | str
+) -> MemoryModel:
     """The memory model of the role's backend. Raises UnknownMemory."""
     if isinstance(sizes, str):
         raise UnknownMemory(sizes)
@@ -190,18 +204,25 @@ def _arguments(backend: Component) -> dict[str, Any]:
 def _role_memory(recipe: Recipe, role: str, model: MemoryModel) -> RoleMemory:
     resident = model.resident()
     away = _away(recipe, role, resident) if recipe.cluster.device != "cpu" else 0
-    return RoleMemory(role, model.role.architecture.parameters(recipe.models[role].head), resident, away)
+    return RoleMemory(
+        role, model.role.architecture.parameters(recipe.models[role].head), resident, away
+    )
 
 
 def _away(recipe: Recipe, role: str, resident: Kept) -> int:
-    """How much is offloaded: everything if every call of the role offloads. Calls that do not train bring back only the
-    weights: the rest, which training needs, is away if every training call offloads."""
+    """How much is offloaded: everything if every call of the role offloads. Calls that do not train
+    bring back only the weights: the rest, which training needs,
+    is away if every training call offloads."""
     graphs = (recipe.graph, recipe.train.eval.graph)
     calls = [call for graph in graphs for call in graph.values() if call.model == role]
     trains = [call for call in calls if call.call == "train_step"]
     if calls and all(call.hooks.offload for call in calls):
         return resident.total
-    return resident.total - resident.weights if trains and all(call.hooks.offload for call in trains) else 0
+    return (
+        resident.total - resident.weights
+        if trains and all(call.hooks.offload for call in trains)
+        else 0
+    )
 
 
 def _load_peaks(devices: _Devices, models: Mapping[str, MemoryModel]) -> list[Peak]:
@@ -210,8 +231,13 @@ def _load_peaks(devices: _Devices, models: Mapping[str, MemoryModel]) -> list[Pe
     for role, model in models.items():
         for rank in devices.ranks_of(role):
             on_rank = devices.roles_on(rank)
-            loaded = [devices.roles[neighbour].resident for neighbour in on_rank[: on_rank.index(role) + 1]]
-            resident = sum(memory.weights + memory.buffers for memory in loaded) + devices.by_servers[rank]
+            loaded = [
+                devices.roles[neighbour].resident
+                for neighbour in on_rank[: on_rank.index(role) + 1]
+            ]
+            resident = (
+                sum(memory.weights + memory.buffers for memory in loaded) + devices.by_servers[rank]
+            )
             peaks.append(Peak("load", role, "load", resident, model.load(), model.WITHIN_PERCENT))
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
@@ -219,8 +245,8 @@ def _load_peaks(devices: _Devices, models: Mapping[str, MemoryModel]) -> list[Pe
 def _snapshot_peak(
     recipe: Recipe, devices: _Devices, models: Mapping[str, MemoryModel], calls: Sequence[Peak]
 ) -> list[Peak]:
-    """A checkpoint's copies, if device memory is host memory. They stay until they are written: if checkpoints are
-    asynchronous, while calls of the next step run."""
+    """A checkpoint's copies, if device memory is host memory. They stay until they are written: if
+    checkpoints are asynchronous, while calls of the next step run."""
     if recipe.cluster.device != "cpu" or not recipe.checkpoint.is_written:
         return []
     peaks, stored = [], stored_roles(recipe)
@@ -229,28 +255,42 @@ def _snapshot_peak(
             on_rank = devices.roles_on(rank)
             amounts = [sum(devices.roles[neighbour].total for neighbour in on_rank)]
             if recipe.checkpoint.asynchronous:
-                amounts += [peak.total for peak in calls if peak.role in on_rank and peak.phase != "load"]
-            copies = sum(models[neighbour].snapshot() for neighbour in on_rank if neighbour in stored)
-            peaks.append(Peak("checkpoint", role, "checkpoint", max(amounts), Parts(gathered=copies)))
+                amounts += [
+                    peak.total for peak in calls if peak.role in on_rank and peak.phase != "load"
+                ]
+            copies = sum(
+                models[neighbour].snapshot() for neighbour in on_rank if neighbour in stored
+            )
+            peaks.append(
+                Peak("checkpoint", role, "checkpoint", max(amounts), Parts(gathered=copies))
+            )
     return [max(peaks, key=lambda peak: peak.total)] if peaks else []
 
 
-def _parts(recipe: Recipe, topology: Topology, call: Call, model: MemoryModel, lengths: Lengths) -> Parts:
+def _parts(
+    recipe: Recipe, topology: Topology, call: Call, model: MemoryModel, lengths: Lengths
+) -> Parts:
     rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
     if call.call == "generate":
         settings = generation_of(recipe, call)
         most, at_once = int(settings["max_new_tokens"]), int(settings["max_concurrent_responses"])
         return model.generate(Generation(rows, group_size(recipe), lengths.prompt, most, at_once))
     if (beyond := written_beyond(call)) is not None:
-        sequences, at_once = rows * group_size(recipe), GenerationHyperparameters().max_concurrent_responses
-        return model.generate(Generation(sequences, 1, lengths.sequence + beyond[0], beyond[1], at_once))
+        sequences, at_once = (
+            rows * group_size(recipe),
+            GenerationHyperparameters().max_concurrent_responses,
+        )
+        return model.generate(
+            Generation(sequences, 1, lengths.sequence + beyond[0], beyond[1], at_once)
+        )
     tokens, count = micro_batches_of(recipe, topology, call)
     return model.update(tokens, count) if call.call == "train_step" else model.inference(tokens)
 
 
 def micro_batches_of(recipe: Recipe, topology: Topology, call: Call) -> tuple[int, int]:
-    """(tokens of the largest micro-batch, number of them per rank) for the longest sequences of one optimizer step or
-    one inference. A sample, which is a group of responses, is split only if the interface allows it."""
+    """(tokens of the largest micro-batch, number of them per rank) for the longest sequences of one
+    optimizer step or one inference. A sample, which is a group of responses, is split only if the
+    interface allows it."""
     group, sample = group_size(recipe), lengths_of(recipe).sequence
     rows = -(-recipe.train.prompts_per_step // topology.placement(call.model).mesh.dp)
     if call.call == "train_step":
@@ -297,7 +337,9 @@ def _servers_json(servers: RoleServers) -> dict[str, Any]:
         "servers": len(servers.placed),
         "weights": servers.memory.weights,
         "cache": servers.memory.cache,
-        "devices_of_each": max((len(server.devices) * len(server.nodes) for server in servers.placed), default=0),
+        "devices_of_each": max(
+            (len(server.devices) * len(server.nodes) for server in servers.placed), default=0
+        ),
         "sent_per_update": servers.memory.sent if servers.follows else 0,
         "seconds_per_update": servers.seconds_per_update if servers.follows else 0.0,
     }

@@ -1,4 +1,5 @@
-"""Which calls of a run overlap: what each waits for over the steps, and a picture of a few steps in time."""
+"""Which calls of a run overlap: what each waits for over the steps,
+and a picture of a few steps in time."""
 
 from __future__ import annotations
 
@@ -24,14 +25,18 @@ COLUMNS = 28
 
 
 class Timetable:
-    """The calls of a recipe over its steps: each is sent to its ranks once what it waits for is done, and a rank
-    handles calls in the order in which they were sent."""
+    """The calls of a recipe over its steps: each is sent to its ranks once what it waits for is
+    done, and a rank handles calls in the order in which they were sent."""
 
     def __init__(self, recipe: Recipe, topology: Topology):
         self.calls = {name: recipe.graph[name] for stage in stages(recipe.graph) for name in stage}
         pooled = pooled_roles(recipe)
         self.places: dict[str, frozenset[int | str]] = {
-            name: frozenset([pool_name(call.model)] if call.model in pooled else topology.placement(call.model).ranks)
+            name: frozenset(
+                [pool_name(call.model)]
+                if call.model in pooled
+                else topology.placement(call.model).ranks
+            )
             for name, call in self.calls.items()
         }
         """Call → what works on it: ranks, or the pool of its role."""
@@ -57,7 +62,11 @@ class Timetable:
         self._ahead = [mfc.name for mfc in ahead]
         """Calls that run ahead of the steps; the others form a step."""
         self._in_steps = [name for name in self.calls if name not in self._ahead]
-        samplers = [call.model for name, call in self.calls.items() if name in self._ahead and call.call == "generate"]
+        samplers = [
+            call.model
+            for name, call in self.calls.items()
+            if name in self._ahead and call.call == "generate"
+        ]
         paces = {writer for role in samplers for writer in self._writers.get(role, ())}
         self._paces = paces or set(self._in_steps)
         """What must be done at a step so that more samples may be generated ahead."""
@@ -77,14 +86,19 @@ class Timetable:
         tasks |= {(name, step) for name in self._ahead}
         tasks |= {(writer, step - 1) for writer in self._writers.get(section.model, ())}
         tasks |= {(writer, step - 1) for of in _written(section) for writer in self._writers[of]}
-        tasks |= {(name, step - self._window) for name in self._in_steps}  # limit on the steps open at a time
+        # limit on the steps open at a time
+        tasks |= {(name, step - self._window) for name in self._in_steps}
         return {task for task in tasks if task[1] > 0}
 
     def overlaps(self, steps_before: int) -> dict[str, list[str]]:
-        """Call → the calls of the same step (0) or of the one before it (1) that may run at the same time; a pair
-        within one step is listed under its first call."""
+        """Call → the calls of the same step (0) or of the one before it (1) that may run at the
+        same time; a pair within one step is listed under its first call."""
         late = self._lag + 2  # early steps wait for less
-        before = {(name, step): self._all_before((name, step)) for name in self.calls for step in (late, late - 1)}
+        before = {
+            (name, step): self._all_before((name, step))
+            for name in self.calls
+            for step in (late, late - 1)
+        }
         overlapping: dict[str, list[str]] = {}
         names = list(self.calls)
         for position, name in enumerate(names):
@@ -130,9 +144,15 @@ class Timetable:
         return rows
 
     def _ready(self, sent: set[At], done: set[At]) -> Iterator[At]:
-        """The calls that can be sent now: those of the steps, oldest first, then those that run ahead."""
+        """The calls that can be sent now: those of the steps, oldest first,
+        then those that run ahead."""
         steps = range(1, 2 + max((step for _, step in sent), default=0))
-        in_order = [(name, step) for names in (self._in_steps, self._ahead) for step in steps for name in names]
+        in_order = [
+            (name, step)
+            for names in (self._in_steps, self._ahead)
+            for step in steps
+            for name in names
+        ]
         yield from (task for task in in_order if task not in sent and self.waits_for(*task) <= done)
 
 

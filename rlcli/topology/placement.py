@@ -49,7 +49,8 @@ class Topology:
 
     @property
     def open_steps(self) -> int:
-        """Steps that may be in progress at once: with several groups, one can begin while another is still at work."""
+        """Steps that may be in progress at once: with several groups, one can begin while another
+        is still at work."""
         return 2 if len(self.groups) > 1 else 1
 
     def placement(self, role: str) -> RolePlacement:

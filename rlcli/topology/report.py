@@ -43,7 +43,8 @@ class Plan:
     memory: MemoryPlan
     storage: Storage
     missing: tuple[ResourceError, ...]
-    """Libraries that its components require and that are not installed here: the cluster may have them."""
+    """Libraries that its components require and that are not installed here:
+    the cluster may have them."""
     device_bytes: int | None
     """Memory of a device, if the user has given it."""
 
@@ -54,7 +55,11 @@ class Plan:
     @property
     def reserved(self) -> int:
         """Part of a device's memory that no estimate covers."""
-        return 0 if self.recipe.cluster.device == "cpu" else min(RESERVED, (self.device_bytes or RESERVED) // 4)
+        return (
+            0
+            if self.recipe.cluster.device == "cpu"
+            else min(RESERVED, (self.device_bytes or RESERVED) // 4)
+        )
 
     @cached_property
     def advice(self) -> dict[str, tuple[str, ...]]:
@@ -62,18 +67,31 @@ class Plan:
         if self.device_bytes is None:
             return {}
         fitting = Fitting(self.recipe, self.topology, self.sizes, self.device_bytes, self.reserved)
-        return fitting.advice([peak.call for peak in self.memory.peaks if self.verdict(peak) == "too much"])
+        return fitting.advice(
+            [peak.call for peak in self.memory.peaks if self.verdict(peak) == "too much"]
+        )
 
     @property
     def shortfalls(self) -> tuple[str, ...]:
         """Why the run does not fit, or why that is unknown: what `plan --strict` refuses."""
         peaks = [peak for peak in self.memory.peaks if self.verdict(peak) == "too much"]
         reasons = [f"{peak.call} needs more memory than a device has" for peak in peaks]
-        reasons += [f"the memory of {role} is unknown: {why}" for role, why in self.memory.unknown.items()]
-        crowded = [servers for servers in self.memory.servers if servers.do_not_fit(self.topology.devices_per_node)]
-        reasons += [f"servers of {servers.role} share devices, or need more than a node has" for servers in crowded]
+        reasons += [
+            f"the memory of {role} is unknown: {why}" for role, why in self.memory.unknown.items()
+        ]
+        crowded = [
+            servers
+            for servers in self.memory.servers
+            if servers.do_not_fit(self.topology.devices_per_node)
+        ]
+        reasons += [
+            f"servers of {servers.role} share devices, or need more than a node has"
+            for servers in crowded
+        ]
         if self.storage.is_short:
-            reasons.append(f"the disk of {self.storage.folder} has too little space for checkpoints and models")
+            reasons.append(
+                f"the disk of {self.storage.folder} has too little space for checkpoints and models"
+            )
         return tuple(reasons)
 
     def verdict(self, peak: Peak) -> str:
@@ -82,14 +100,22 @@ class Plan:
 
 @search_paths_kept()
 def make_plan(
-    resolved: Resolved, device_bytes: int | None = None, nodes: int | None = None, devices: int | None = None
+    resolved: Resolved,
+    device_bytes: int | None = None,
+    nodes: int | None = None,
+    devices: int | None = None,
 ) -> Plan:
-    """Everything about a validated recipe, on its own cluster or on one with the given nodes and devices per node.
-    Reads local files only. Raises RecipeError if a warm start is wrong, UsageError if roles do not fit."""
+    """Everything about a validated recipe, on its own cluster or on one with the given nodes and
+    devices per node. Reads local files only. Raises RecipeError if a warm start is wrong,
+    UsageError if roles do not fit."""
     first = tuple(source.recipe.name for source in chain(resolved))
     resolved = _on_cluster(resolved, nodes, devices)
     topology = plan_topology(resolved.recipe)
-    sizes = {name: architecture_of(resolved, name) for name, role in resolved.recipe.models.items() if role.has_weights}
+    sizes = {
+        name: architecture_of(resolved, name)
+        for name, role in resolved.recipe.models.items()
+        if role.has_weights
+    }
     memory = plan_memory(resolved.recipe, topology, sizes, device_bytes)
     widths = {role: saved_width(resolved, role) for role in resolved.recipe.saved_roles}
     storage = plan_storage(resolved.recipe, parameters_of(resolved.recipe, sizes), widths)
@@ -104,25 +130,35 @@ def parameters_of(recipe: Recipe, sizes: Mapping[str, Architecture | str]) -> di
 
 
 def _on_cluster(resolved: Resolved, nodes: int | None, devices: int | None) -> Resolved:
-    asked = {key: value for key, value in (("nodes", nodes), ("devices_per_node", devices)) if value is not None}
+    asked = {
+        key: value
+        for key, value in (("nodes", nodes), ("devices_per_node", devices))
+        if value is not None
+    }
     if not asked:
         return resolved
     cluster = resolved.recipe.cluster.model_copy(update=asked)
     is_local = cluster.nodes * cluster.devices_per_node > 1
     is_inline = resolved.recipe.launch.type == "inline"
-    launch = resolved.recipe.launch.model_copy(update={"type": "local"} if is_local and is_inline else {})
+    launch = resolved.recipe.launch.model_copy(
+        update={"type": "local"} if is_local and is_inline else {}
+    )
     changed = resolved.recipe.model_copy(update={"cluster": cluster, "launch": launch})
     try:
         plan_topology(changed)
     except DevicesError as error:
-        raise UsageError(str(error), hint="give --nodes and --devices that the roles' devices and meshes fit") from None
+        raise UsageError(
+            str(error), hint="give --nodes and --devices that the roles' devices and meshes fit"
+        ) from None
     overridden = {
         "cluster.nodes": cluster.nodes,
         "cluster.devices_per_node": cluster.devices_per_node,
         "launch": launch.type,
     }
     replaced = (*overridden, "launch.type")
-    remaining = [override for override in resolved.overrides if override.partition("=")[0] not in replaced]
+    remaining = [
+        override for override in resolved.overrides if override.partition("=")[0] not in replaced
+    ]
     added = [f"{key}={value}" for key, value in overridden.items()]
     return replace(resolved, recipe=changed, overrides=(*remaining, *added))
 
@@ -146,7 +182,10 @@ def _keys(resolved: Resolved) -> dict[str, Any]:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan for scripts; sizes in bytes."""
     recipe, topology = plan.recipe, plan.topology
-    batch = asdict(topology.batch) | {"sequences": topology.batch.sequences, "lines": topology.batch.lines()}
+    batch = asdict(topology.batch) | {
+        "sequences": topology.batch.sequences,
+        "lines": topology.batch.lines(),
+    }
     memory = as_json(plan.memory, plan.device_bytes, plan.reserved)
     memory["device"] = plan.device_bytes
     memory["advice"] = {call: list(keys) for call, keys in plan.advice.items()}
@@ -154,7 +193,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "recipe": recipe.name,
         "runs_first": list(plan.runs_first),
         "missing_libraries": [
-            {"what": problem.what, "where": problem.where, "fix": problem.hint} for problem in plan.missing
+            {"what": problem.what, "where": problem.where, "fix": problem.hint}
+            for problem in plan.missing
         ],
         "nodes": topology.nodes,
         "devices_per_node": topology.devices_per_node,
@@ -164,13 +204,19 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "roles": [_role(recipe, placement) for placement in topology.placements],
         "servers": _groups_of(plan, "server"),
         "pools": _groups_of(plan, "pool"),
-        "groups": [{"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups],
+        "groups": [
+            {"ranks": list(group.ranks), "roles": list(group.roles)} for group in topology.groups
+        ],
         "stages": stages(recipe.graph),
         "overlaps": {
             "same_step": Timetable(recipe, topology).overlaps(0),
             "step_before": Timetable(recipe, topology).overlaps(1),
         },
-        "drops": {name: list(reasons) for name, call in recipe.graph.items() if (reasons := reasons_to_drop(call))},
+        "drops": {
+            name: list(reasons)
+            for name, call in recipe.graph.items()
+            if (reasons := reasons_to_drop(call))
+        },
         "keys": _keys(plan.resolved),
         "batch": batch,
         "memory": memory,
@@ -194,6 +240,10 @@ def _role(recipe: Recipe, placement: RolePlacement) -> dict[str, Any]:
 def _groups_of(plan: Plan, kind: str) -> list[dict[str, Any]]:
     groups = (group for group in process_groups(plan.recipe, plan.topology) if group.kind == kind)
     return [
-        {"name": group.name, "nodes": list(group.nodes), "processes_of_each": group.processes_of_each}
+        {
+            "name": group.name,
+            "nodes": list(group.nodes),
+            "processes_of_each": group.processes_of_each,
+        }
         for group in groups
     ]

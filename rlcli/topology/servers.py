@@ -1,4 +1,5 @@
-"""The servers of a recipe's roles: what they take on devices, and what is sent to them when weights change."""
+"""The servers of a recipe's roles: what they take on devices,
+and what is sent to them when weights change."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class RoleServers:
         return any(server.devices for server in self.placed)
 
     def do_not_fit(self, devices_per_node: int) -> bool:
-        """Whether several of them would share a device, or some need more than a node has. A recipe for GPUs is refused
-        then; others may turn out to run on processors."""
+        """Whether several of them would share a device, or some need more than a node has. A recipe
+        for GPUs is refused then; others may turn out to run on processors."""
         users = servers_on(self.placed)
         return any(count > 1 or device >= devices_per_node for (_, device), count in users.items())
 

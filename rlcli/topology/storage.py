@@ -41,9 +41,11 @@ class Storage:
         return self.free is not None and (self.needed or 0) > self.free
 
 
-def plan_storage(recipe: Recipe, parameters: Mapping[str, int], widths: Mapping[str, int]) -> Storage:
-    """`parameters`: role → parameters of the whole model, if known; `widths`: bytes of each in the folder that is saved
-    at the end. Checkpoints are written in float32."""
+def plan_storage(
+    recipe: Recipe, parameters: Mapping[str, int], widths: Mapping[str, int]
+) -> Storage:
+    """`parameters`: role → parameters of the whole model, if known; `widths`: bytes of each in the
+    folder that is saved at the end. Checkpoints are written in float32."""
     policy = recipe.checkpoint
     checkpoint: int | None = None
     stored = stored_roles(recipe)

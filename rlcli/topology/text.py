@@ -29,8 +29,8 @@ UNITS = ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"))
 
 
 def plan_lines(plan: Plan, graph: bool = False) -> Iterator[str]:
-    """The whole plan: topology, graph, batch, memory, disk; with `graph`, also what each call reads and makes, and a
-    few steps in time."""
+    """The whole plan: topology, graph, batch, memory, disk; with `graph`, also what each call reads
+    and makes, and a few steps in time."""
     topology, recipe = plan.topology, plan.recipe
     cluster = f"{_count(topology.nodes, 'node')} x {_count(topology.devices_per_node, 'device')}"
     yield f"{recipe.name} · {cluster} ({topology.device}) · launch {topology.launch}"
@@ -111,7 +111,9 @@ def _beside_ranks(plan: Plan) -> Iterator[str]:
             nodes = sorted({*group.nodes})
             where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]}"
             count = len(group.nodes) // group.processes_of_each
-            processes = _count(count, *(("server",) if group.kind == "server" else ("process", "es")))
+            processes = _count(
+                count, *(("server",) if group.kind == "server" else ("process", "es"))
+            )
             spread = f", each over {group.processes_of_each}" if group.processes_of_each > 1 else ""
             yield f"{group.name}: {processes} on {where}{spread}, outside the ranks"
 
@@ -119,9 +121,16 @@ def _beside_ranks(plan: Plan) -> Iterator[str]:
 def _weights(plan: Plan) -> Iterator[str]:
     from rlcli.topology.report import parameters_of
 
-    parameters = {role: number(count) for role, count in parameters_of(plan.recipe, plan.sizes).items()}
+    parameters = {
+        role: number(count) for role, count in parameters_of(plan.recipe, plan.sizes).items()
+    }
     rows = [
-        [role, ranks_text(plan.topology.placement(role).ranks), parameters.get(role, "?"), weights_text(section)]
+        [
+            role,
+            ranks_text(plan.topology.placement(role).ranks),
+            parameters.get(role, "?"),
+            weights_text(section),
+        ]
         for role, section in plan.recipe.models.items()
         if section.has_weights
     ]
@@ -129,8 +138,13 @@ def _weights(plan: Plan) -> Iterator[str]:
 
 
 def _calls(resolved: Resolved, calls: Mapping[str, Call], path: Path) -> Iterator[str]:
-    """The calls in order, each with its keys; those that a layer lists are shown with their place."""
-    order = [(str(position), name) for position, stage in enumerate(stages(calls), start=1) for name in stage]
+    """The calls in order, each with its keys; those that a layer lists are shown with their
+    place."""
+    order = [
+        (str(position), name)
+        for position, stage in enumerate(stages(calls), start=1)
+        for name in stage
+    ]
     read = _read(calls)
     rows = [
         [position, name, f"{calls[name].model}.{calls[name].call}", calls[name].interface.type]
@@ -159,7 +173,10 @@ def _timetable(plan: Plan) -> Iterator[str]:
     turns = table.turns()
     yield ""
     yield "time: a column is a turn, a figure the step that a call works on"
-    for name in sorted(table.calls, key=lambda name: min((isinstance(lane, str), lane) for lane in table.places[name])):
+    for name in sorted(
+        table.calls,
+        key=lambda name: min((isinstance(lane, str), lane) for lane in table.places[name]),
+    ):
         cells = " ".join("·" if step is None else str(step % 10) for step in turns[name])
         yield f"  {places[name]:{widest}}  {name:{width}}  {cells}"[:WIDTH].rstrip()
     yield "  as if to generate took four turns, a training step two, other calls one"
@@ -170,7 +187,9 @@ def _overlaps(table: Timetable) -> Iterator[str]:
     """Which calls run at the same time as others."""
     for steps_before, when in enumerate(("the same step", "the step before")):
         for name, others in table.overlaps(steps_before).items():
-            yield from _wrapped(f"{name} overlaps with {', '.join(others)} of {when}", first="  ", rest="    ")
+            yield from _wrapped(
+                f"{name} overlaps with {', '.join(others)} of {when}", first="  ", rest="    "
+            )
 
 
 def _place(places: Iterable[int | str]) -> str:
@@ -199,13 +218,19 @@ def _micro_batch_lines(plan: Plan) -> Iterator[str]:
     bound = "assumed" if lengths.assumed else "at most"
     if lengths.prompt:
         response = lengths.sequence - lengths.prompt
-        yield f"sequences {bound} {lengths.prompt} + {response} = {lengths.sequence} tokens, prompt and response"
+        yield (
+            f"sequences {bound} {lengths.prompt} + {response} = {lengths.sequence} "
+            "tokens, prompt and response"
+        )
     else:
         yield f"sequences {bound} {lengths.sequence} tokens"
     for name, call in plan.recipe.graph.items():
         if call.call == "train_step":
             tokens, count = micro_batches_of(plan.recipe, plan.topology, call)
-            yield f"{name}: {_count(count, 'micro-batch', 'es')} of up to {tokens} tokens per update and rank"
+            yield (
+                f"{name}: {_count(count, 'micro-batch', 'es')} of up to {tokens} "
+                "tokens per update and rank"
+            )
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -220,13 +245,21 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield f"memory of a device{without}, in {name}, once the optimizer has made a step"
     held_rows = [_role(role, unit) for role in memory.roles]
     held_rows += [_server(servers, unit) for servers in memory.servers if servers.on_devices]
-    yield from aligned(["held", "weights", "optimizer", "buffers", "in all"], held_rows, right=range(1, 5))
+    yield from aligned(
+        ["held", "weights", "optimizer", "buffers", "in all"], held_rows, right=range(1, 5)
+    )
     yield ""
     verdicts = ["verdict"] if plan.device_bytes else []
-    rows = [[*_peak(peak, unit), *([plan.verdict(peak)] if plan.device_bytes else [])] for peak in memory.peaks]
+    rows = [
+        [*_peak(peak, unit), *([plan.verdict(peak)] if plan.device_bytes else [])]
+        for peak in memory.peaks
+    ]
     head = ["peak of", "held", "grads", "gathered", "activ.", "kv", "logits", "in all", *verdicts]
     yield from aligned(head, rows, right=range(1, 8))
-    yield f"  for the longest sequences, within about {memory.within_percent} % (measured on CPUs, 1 and 2 ranks)"
+    yield (
+        f"  for the longest sequences, within about {memory.within_percent} % "
+        "(measured on CPUs, 1 and 2 ranks)"
+    )
     for role, remark in memory.remarks:
         yield from _wrapped(f"{role}: {remark}", "  ", "    ")
     yield from _about_servers(plan)
@@ -239,7 +272,13 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _role(role: RoleMemory, unit: int) -> list[str]:
     resident = role.resident
-    away = " (offloaded)" if role.away and role.away == role.total else " (optimizer offloaded)" if role.away else ""
+    away = (
+        " (offloaded)"
+        if role.away and role.away == role.total
+        else " (optimizer offloaded)"
+        if role.away
+        else ""
+    )
     columns = (resident.weights, resident.optimizer, resident.buffers, resident.total)
     return [f"{role.role}{away}", *(amount(count, unit) for count in columns)]
 
@@ -247,7 +286,15 @@ def _role(role: RoleMemory, unit: int) -> list[str]:
 def _peak(peak: Peak, unit: int) -> list[str]:
     name = f"load {peak.role}" if peak.phase == "load" else peak.call
     parts = peak.parts
-    columns = (peak.resident, parts.gradients, parts.gathered, parts.activations, parts.cache, parts.logits, peak.total)
+    columns = (
+        peak.resident,
+        parts.gradients,
+        parts.gathered,
+        parts.activations,
+        parts.cache,
+        parts.logits,
+        peak.total,
+    )
     return [name, *(amount(column, unit) for column in columns)]
 
 
@@ -264,21 +311,36 @@ def _about_servers(plan: Plan) -> Iterator[str]:
     for servers in plan.memory.servers:
         name, taken = f"servers of {servers.role}", servers.memory
         if not servers.placed:
-            yield from _wrapped(f"{name} are not started by the run; their memory is not counted", "  ", "    ")
+            yield from _wrapped(
+                f"{name} are not started by the run; their memory is not counted", "  ", "    "
+            )
         elif not servers.on_devices:
-            yield from _wrapped(f"{name} compute on processors; their memory is not counted", "  ", "    ")
+            yield from _wrapped(
+                f"{name} compute on processors; their memory is not counted", "  ", "    "
+            )
         elif plan.device_bytes is None:
-            yield from _wrapped(f"{name}: --device-memory also counts what they reserve for their cache", "  ", "    ")
+            yield from _wrapped(
+                f"{name}: --device-memory also counts what they reserve for their cache",
+                "  ",
+                "    ",
+            )
         if servers.do_not_fit(plan.topology.devices_per_node):
             yield from _wrapped(
-                f"{name} would share devices, or need more than a node has, if these are GPUs", "  ", "    "
+                f"{name} would share devices, or need more than a node has, if these are GPUs",
+                "  ",
+                "    ",
             )
         if servers.follows:
             count = len(servers.placed)
             each = f"each of {count} servers" if count > 1 else "each server"
-            time = f"about {_duration(servers.seconds_per_update)} at {BYTES_PER_SECOND / 1e9:g} GB/s"
+            time = (
+                f"about {_duration(servers.seconds_per_update)} at {BYTES_PER_SECOND / 1e9:g} GB/s"
+            )
             text = f"weights to {servers.role}: {size(taken.sent)} to {each} per update, {time}"
-            text += f"; up to {size(2 * taken.sent)} on disk per rank of {servers.role} (weights_folder)"
+            text += (
+                f"; up to {size(2 * taken.sent)} on disk per rank of "
+                f"{servers.role} (weights_folder)"
+            )
             yield from _wrapped(text, "  ", "    ")
 
 
@@ -299,7 +361,10 @@ def _advice(calls: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
         text = f"{', '.join(calls)}: would fit with {' '.join(keys)}"
     else:
         tried = "engines, layouts, dtypes, fewer tokens and responses at once"
-        text = f"{', '.join(calls)}: nothing that was tried ({tried}) would make this fit; use more or larger devices"
+        text = (
+            f"{', '.join(calls)}: nothing that was tried ({tried}) would make this fit; use "
+            "more or larger devices"
+        )
     yield from _wrapped(text, first="  ", rest="    ")
 
 
@@ -319,8 +384,8 @@ def _storage(plan: Plan) -> Iterator[str]:
         yield f"the size of a checkpoint is unknown{free}"
         return
     yield (
-        f"disk: checkpoints of {size(storage.checkpoint)}, up to {storage.checkpoints_kept} at once, and "
-        f"{size(storage.models)} of models"
+        f"disk: checkpoints of {size(storage.checkpoint)}, up to {storage.checkpoints_kept} at "
+        f"once, and {size(storage.models)} of models"
     )
     yield f"      {size(storage.needed)} in all{free}{': not enough' if storage.is_short else ''}"
 
@@ -329,7 +394,9 @@ def _count(count: int, word: str, plural: str = "s") -> str:
     return f"{count} {word}{'' if count == 1 else plural}"
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
+def aligned(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> Iterator[str]:
     """Columns under their headings; the last one wraps at 80 columns."""
     if not rows:
         return
@@ -338,7 +405,10 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
     before = sum(widths[:-1]) + 2 * len(widths)
     for row in table:
         pairs = enumerate(zip(row, widths, strict=True))
-        cells = [f"{cell:>{width}}" if column in right else f"{cell:{width}}" for column, (cell, width) in pairs]
+        cells = [
+            f"{cell:>{width}}" if column in right else f"{cell:{width}}"
+            for column, (cell, width) in pairs
+        ]
         lead = "  " + "  ".join(cells[:-1]) + "  "
         wrapped = textwrap.wrap(row[-1], max(20, WIDTH - before), **_WHOLE_WORDS) or [""]
         lines = [cells[-1]] if len(widths) - 1 in right else wrapped

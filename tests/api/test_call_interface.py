@@ -1,4 +1,5 @@
-"""Around each call, mode, device and version are set once, also for interfaces that do so themselves."""
+"""Around each call, mode, device and version are set once,
+also for interfaces that do so themselves."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ class PortedInterface(LeanInterface):
         model.module.train()
         version = model.version.global_step
         stats = model.module.train_batch(
-            data.to(model.module.device), self.loss, self.weight, mb_spec=mb_spec, version_steps=version
+            data.to(model.module.device),
+            self.loss,
+            self.weight,
+            mb_spec=mb_spec,
+            version_steps=version,
         )
         model.inc_version()
         return stats
@@ -68,7 +73,9 @@ def train_steps(interface, count=3, spec=None):
     """(model, stats of the last step) after `count` training steps."""
     model = model_with(spec=spec)
     for _ in range(count):
-        stats = call_interface(interface, "train_step", model, make_batch(KEYS), MicroBatchSpec(n_mbs=2))
+        stats = call_interface(
+            interface, "train_step", model, make_batch(KEYS), MicroBatchSpec(n_mbs=2)
+        )
     return model, stats
 
 
@@ -85,7 +92,9 @@ def test_an_interface_that_also_counts_versions_is_counted_once(twin):
     assert stats == expected
     assert vars(port.version) == vars(lean.version)
     assert port.module.scheduled == lean.module.scheduled
-    for ported_weight, lean_weight in zip(port.module.model.parameters(), lean.module.model.parameters(), strict=True):
+    for ported_weight, lean_weight in zip(
+        port.module.model.parameters(), lean.module.model.parameters(), strict=True
+    ):
         assert torch.equal(ported_weight, lean_weight)
 
 
@@ -107,7 +116,9 @@ def test_the_example_of_another_system_counts_each_step_once(monkeypatch):
     batch = make_batch(KEYS)
     batch.remap_keys_({"prompt_mask": "mask"})
     batch.data["mask"] = LeanInterface().mask(make_batch(KEYS))
-    batch.seqlens["mask"] = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
+    batch.seqlens["mask"] = [
+        [length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]
+    ]
     model = model_with()
     for _ in range(2):
         call_interface(table["custom"](), "train_step", model, batch)
@@ -125,13 +136,17 @@ class InferenceInterface(ModelInterface):
     generate = inference
 
     def evaluate(self, model, eval_dataloader):
-        return {"batches": float(len([self.inference(model, batch, None) for batch in eval_dataloader]))}
+        return {
+            "batches": float(len([self.inference(model, batch, None) for batch in eval_dataloader]))
+        }
 
 
 @pytest.mark.parametrize("call", ["inference", "generate", "evaluate"])
 def test_only_training_uses_training_mode_or_counts_versions(call):
     model, batch = model_with(ModalEngine), make_batch(KEYS)
-    call_interface(InferenceInterface(), call, model, [batch, batch] if call == "evaluate" else batch)
+    call_interface(
+        InferenceInterface(), call, model, [batch, batch] if call == "evaluate" else batch
+    )
     assert model.module.passes_in_training_mode == 0
     assert model.version.global_step == 0
 
@@ -162,16 +177,24 @@ class RecordsDevices(ModelInterface):
 @pytest.mark.parametrize("call", ["train_step", "inference", "generate", "evaluate"])
 def test_data_is_on_the_device_of_the_engine(call):
     interface, batch = RecordsDevices(), make_batch(KEYS)
-    call_interface(interface, call, model_with(MetaDeviceEngine), [batch] if call == "evaluate" else batch)
     call_interface(
-        interface, call, Model("rule", None, None, torch.device("cpu")), [batch] if call == "evaluate" else batch
+        interface, call, model_with(MetaDeviceEngine), [batch] if call == "evaluate" else batch
     )
-    assert interface.seen == [{"meta"}, {"cpu"}], "a role without an engine computes where its data is"
+    call_interface(
+        interface,
+        call,
+        Model("rule", None, None, torch.device("cpu")),
+        [batch] if call == "evaluate" else batch,
+    )
+    assert interface.seen == [{"meta"}, {"cpu"}], (
+        "a role without an engine computes where its data is"
+    )
     assert {tensor.device.type for tensor in batch.data.values()} == {"cpu"}
 
 
 def test_mocked_outputs_fit_the_meaning_of_their_keys():
-    """Mocked values fit the meaning of their keys, need no model, and do not depend on the rest of the batch."""
+    """Mocked values fit the meaning of their keys, need no model,
+    and do not depend on the rest of the batch."""
     model, batch = Model("tested", None, None, torch.device("cpu")), make_batch(KEYS)
     mocked = InferenceInterface().mock("inference", model, batch)
     tensors, tokens = mocked.data, batch.flat_seqlens("packed_input_ids")

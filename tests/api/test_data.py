@@ -15,19 +15,30 @@ def batch(ids=("a", "b", "c"), lengths=((3,), (2, 4), (1,)), **changes):
     total = sum(map(sum, lengths))
     fields = {
         "ids": list(ids),
-        "seqlens": {"packed_input_ids": [list(n) for n in lengths], "values": [list(n) for n in lengths]},
-        "data": {"packed_input_ids": torch.arange(total), "values": torch.randn(total, dtype=torch.bfloat16)},
+        "seqlens": {
+            "packed_input_ids": [list(n) for n in lengths],
+            "values": [list(n) for n in lengths],
+        },
+        "data": {
+            "packed_input_ids": torch.arange(total),
+            "values": torch.randn(total, dtype=torch.bfloat16),
+        },
         "metadata": {"answer": [f"answer {i}" for i in ids]},
     }
     return SequenceSample(**(fields | changes))
 
 
 def description(**changes):
-    fields = {"ids": ["a"], "seqlens": {"x": [2]}, "dtypes": {"x": torch.int64}, "trailing_shapes": {"x": ()}}
+    fields = {
+        "ids": ["a"],
+        "seqlens": {"x": [2]},
+        "dtypes": {"x": torch.int64},
+        "trailing_shapes": {"x": ()},
+    }
     return SequenceSample(**(fields | changes))
 
 
-# -- construction --------------------------------------------------------------------------------------------
+# -- construction ----------------------------------------------------------------------------------
 
 
 def test_traits_and_keys_are_inferred_from_the_data():
@@ -48,11 +59,17 @@ def test_traits_and_keys_are_inferred_from_the_data():
         ({"keys": ["values", "packed_input_ids", "values"]}, "occur twice: .'values'."),
         ({"keys": {"values"}}, "seqlens and keys differ"),
         ({"keys": "values"}, "is the string"),
-        ({"data": {"values": torch.zeros(10)}}, "data and keys differ: missing .'packed_input_ids'."),
+        (
+            {"data": {"values": torch.zeros(10)}},
+            "data and keys differ: missing .'packed_input_ids'.",
+        ),
         ({"data": {"packed_input_ids": torch.arange(9), "values": torch.zeros(10)}}, "shape"),
         ({"data": {"packed_input_ids": [1] * 10, "values": torch.zeros(10)}}, "not a tensor"),
         ({"data": {"packed_input_ids": torch.tensor(1), "values": torch.zeros(10)}}, "shape"),
-        ({"dtypes": {"packed_input_ids": torch.int64, "values": torch.float32}}, "dtype torch.bfloat16"),
+        (
+            {"dtypes": {"packed_input_ids": torch.int64, "values": torch.float32}},
+            "dtype torch.bfloat16",
+        ),
         ({"dtypes": {"packed_input_ids": torch.int64}}, "dtypes and keys differ"),
         ({"dtypes": {"packed_input_ids": "int64", "values": torch.bfloat16}}, "not a torch.dtype"),
         ({"trailing_shapes": {"packed_input_ids": (), "values": (2,)}}, "shape"),
@@ -92,13 +109,20 @@ def test_the_constructor_copies_its_arguments():
     seqlens["x"][0].append(7)
     answers.append("2")
     data.clear()
-    assert (sample.seqlens, sample.metadata, list(sample.data)) == ({"x": [[1]]}, {"answer": ["1"]}, ["x"])
+    assert (sample.seqlens, sample.metadata, list(sample.data)) == (
+        {"x": [[1]]},
+        {"answer": ["1"]},
+        ["x"],
+    )
 
 
 def test_keys_are_sorted_in_every_mapping():
     names = ["zeta", "alpha", "mid"]
     sample = SequenceSample(
-        ids=["a"], keys=set(names), seqlens={n: [0] for n in names}, data={n: torch.zeros(0) for n in names}
+        ids=["a"],
+        keys=set(names),
+        seqlens={n: [0] for n in names},
+        data={n: torch.zeros(0) for n in names},
     )
     sample.update_(sample.select(["zeta"]))
     assert list(sample.keys) == sorted(names)
@@ -129,7 +153,7 @@ def test_gather_does_not_disable_validation_in_other_threads():
             pass
 
 
-# -- gather, update_, remap_keys_, meta ----------------------------------------------------------------------
+# -- gather, update_, remap_keys_, meta ------------------------------------------------------------
 
 
 def test_gather_refuses_an_empty_list_and_duplicate_ids():
@@ -146,13 +170,19 @@ def test_gather_refuses_an_empty_list_and_duplicate_ids():
         (batch(["d", "e", "f"]).meta(), "holds the data of None"),
         (batch(["d", "e", "f"], metadata={}), "metadata names"),
         (
-            batch(["d", "e", "f"], data={"packed_input_ids": torch.arange(10), "values": torch.zeros(10)}),
+            batch(
+                ["d", "e", "f"],
+                data={"packed_input_ids": torch.arange(10), "values": torch.zeros(10)},
+            ),
             "dtypes",
         ),
         (
             batch(
                 ["d", "e", "f"],
-                data={"packed_input_ids": torch.arange(10), "values": torch.zeros(10, 2).bfloat16()},
+                data={
+                    "packed_input_ids": torch.arange(10),
+                    "values": torch.zeros(10, 2).bfloat16(),
+                },
             ),
             "trailing shapes",
         ),
@@ -287,7 +317,7 @@ def test_a_description_shares_nothing_with_its_parent():
     assert parent.dtypes.keys() == parent.trailing_shapes.keys() == {"packed_input_ids", "values"}
 
 
-# -- other forms ---------------------------------------------------------------------------------------------
+# -- other forms -----------------------------------------------------------------------------------
 
 
 def test_moving_to_a_device_keeps_dtypes_and_the_original():

@@ -1,4 +1,5 @@
-"""Properties of SequenceSample for arbitrary batches: splitting and encoding are undone by their inverses."""
+"""Properties of SequenceSample for arbitrary batches: splitting and encoding are undone by their
+inverses."""
 
 import json
 
@@ -8,7 +9,15 @@ from hypothesis import strategies as st
 
 from rlcli.api.data import MicroBatchSpec, SequenceSample, SequenceSplitSpec
 
-DTYPES = (torch.int64, torch.bool, torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8)
+DTYPES = (
+    torch.int64,
+    torch.bool,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.uint8,
+)
 
 
 @st.composite
@@ -127,7 +136,9 @@ def test_json_restores_infinities_nan_negative_zero_and_subnormals():
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         odd = torch.cat([numbers, torch.tensor([float("nan")])]).to(dtype)
         sample = SequenceSample(ids=[7], seqlens={"x": [6]}, data={"x": odd})
-        back = SequenceSample.from_json(json.loads(json.dumps(sample.as_json(), allow_nan=False))).data["x"]
+        back = SequenceSample.from_json(
+            json.loads(json.dumps(sample.as_json(), allow_nan=False))
+        ).data["x"]
         assert back.dtype == dtype
         assert torch.equal(back[:5], odd[:5])
         assert torch.equal(back[:5].signbit(), odd[:5].signbit())

@@ -1,4 +1,5 @@
-"""The batch logic that all engines share: how a batch is cut, and which results every rank receives."""
+"""The batch logic that all engines share: how a batch is cut,
+and which results every rank receives."""
 
 import threading
 
@@ -25,14 +26,18 @@ def grouped_batch():
 def loss(output, sample):
     mask = ~sample.data["prompt_mask"]
     rows = torch.cat([part[1:] for part in mask.split(sample.flat_seqlens("prompt_mask"))])
-    return -(output.logprobs * rows).sum(), {"entropy": (output.entropy.sum(), torch.tensor(len(rows)))}
+    return -(output.logprobs * rows).sum(), {
+        "entropy": (output.entropy.sum(), torch.tensor(len(rows)))
+    }
 
 
 def weight(sample):
     return (~sample.data["prompt_mask"]).sum()
 
 
-@pytest.mark.parametrize("spec", [MicroBatchSpec(), MicroBatchSpec(n_mbs=4), MicroBatchSpec(max_tokens_per_mb=8)])
+@pytest.mark.parametrize(
+    "spec", [MicroBatchSpec(), MicroBatchSpec(n_mbs=4), MicroBatchSpec(max_tokens_per_mb=8)]
+)
 def test_cutting_groups_into_micro_batches_keeps_stats_and_gradients(spec):
     uncut, cut = TinyEngine(TinyLM()), TinyEngine(TinyLM())
     expected = uncut.train_batch(grouped_batch(), loss, weight)
@@ -44,7 +49,8 @@ def test_cutting_groups_into_micro_batches_keeps_stats_and_gradients(spec):
 
 
 def test_a_sample_above_the_cap_fits_when_cut_by_sequence():
-    spec = MicroBatchSpec(max_tokens_per_mb=8)  # the first sample has 15 tokens, no sequence has more than 7
+    # the first sample has 15 tokens, no sequence has more than 7
+    spec = MicroBatchSpec(max_tokens_per_mb=8)
     with pytest.raises(DataError, match="15 tokens"):
         split_batch(grouped_batch(), spec)
     cut = split_batch(grouped_batch(), spec, "sequence")
@@ -53,17 +59,25 @@ def test_a_sample_above_the_cap_fits_when_cut_by_sequence():
 
 def test_outputs_of_a_cut_batch_are_in_the_original_order():
     engine = TinyEngine(TinyLM())
-    rows = [[length - 1 for length in group] for group in grouped_batch().seqlens["packed_input_ids"]]
+    rows = [
+        [length - 1 for length in group] for group in grouped_batch().seqlens["packed_input_ids"]
+    ]
     expected = engine.forward(grouped_batch(), None, lambda output, _: output.logprobs, rows)
     spec = MicroBatchSpec(n_mbs=4)
-    outputs = engine.forward(grouped_batch(), spec, lambda output, _: output.logprobs, rows, cut="sequence")
+    outputs = engine.forward(
+        grouped_batch(), spec, lambda output, _: output.logprobs, rows, cut="sequence"
+    )
     torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=0)
 
 
 def test_keys_with_one_entry_per_group_cannot_be_cut():
     batch = grouped_batch()
     batch.update_(
-        SequenceSample(ids=list(batch.ids), seqlens={"baseline": [[1], [1], [1]]}, data={"baseline": torch.zeros(3)})
+        SequenceSample(
+            ids=list(batch.ids),
+            seqlens={"baseline": [[1], [1], [1]]},
+            data={"baseline": torch.zeros(3)},
+        )
     )
     with pytest.raises(ValueError, match="baseline has not one entry for each sequence"):
         one_per_sequence(batch)
@@ -107,10 +121,17 @@ def test_every_pipeline_stage_receives_the_results_of_the_last():
 
     def run_stage(stage):
         engine = PipelineStage(stage, wire)
-        rows = [[length - 1 for length in group] for group in grouped_batch().seqlens["packed_input_ids"]]
-        scores = engine.forward(grouped_batch(), MicroBatchSpec(n_mbs=2), lambda output, _: output.logprobs, rows)
+        rows = [
+            [length - 1 for length in group]
+            for group in grouped_batch().seqlens["packed_input_ids"]
+        ]
+        scores = engine.forward(
+            grouped_batch(), MicroBatchSpec(n_mbs=2), lambda output, _: output.logprobs, rows
+        )
         seen = []
-        stats = engine.train_batch(grouped_batch(), loss, weight, step_if=lambda stats: not seen.append(dict(stats)))
+        stats = engine.train_batch(
+            grouped_batch(), loss, weight, step_if=lambda stats: not seen.append(dict(stats))
+        )
         return scores, engine.eval_batch(grouped_batch(), loss, weight), stats, seen
 
     first, last = TinyRanks(2).run(run_stage)
@@ -123,14 +144,23 @@ def test_ranks_without_micro_batches_receive_the_stats_of_others():
     ranks = TinyRanks(2)
 
     def run_rank(rank):
-        stats = [read_loss((torch.tensor(3.0), {"kl": (torch.tensor(4.0), torch.tensor(2.0))}))[1]] if rank else []
-        return reduce_stats(stats, torch.tensor(6.0 * rank), lambda value, op: ranks.all_reduce(rank, value, op))
+        stats = (
+            [read_loss((torch.tensor(3.0), {"kl": (torch.tensor(4.0), torch.tensor(2.0))}))[1]]
+            if rank
+            else []
+        )
+        return reduce_stats(
+            stats, torch.tensor(6.0 * rank), lambda value, op: ranks.all_reduce(rank, value, op)
+        )
 
     assert ranks.run(run_rank) == [{"kl": 2.0, "loss": 0.5}] * 2
 
 
 def test_too_many_or_too_long_names_of_stats_are_refused():
-    for stats in ({f"stat {number}": torch.tensor(1.0) for number in range(64)}, {"x" * 65: torch.tensor(1.0)}):
+    for stats in (
+        {f"stat {number}": torch.tensor(1.0) for number in range(64)},
+        {"x" * 65: torch.tensor(1.0)},
+    ):
         with pytest.raises(ValueError, match="63 stats with names of 64 bytes"):
             reduce_stats([stats], torch.tensor(1.0), lambda value, op: value)
 

@@ -1,4 +1,5 @@
-"""Flat ranges of tensors: their blocks tile them, and files written for one partition are read for another."""
+"""Flat ranges of tensors: their blocks tile them, and files written for one partition are read for
+another."""
 
 import math
 
@@ -35,16 +36,22 @@ def test_blocks_cover_the_range_in_order_and_share_its_memory(case):
     blocks = [box.tensor.reshape(-1) for box in flat_part.boxes()]
     assert torch.cat([tensor.new_zeros(0), *blocks]).tolist() == list(range(start, stop))
     for box in flat_part.boxes():
-        region = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.tensor.shape, strict=True))
+        region = tuple(
+            slice(at, at + size) for at, size in zip(box.offsets, box.tensor.shape, strict=True)
+        )
         assert torch.equal(tensor[region], box.tensor)
-        assert box.tensor.untyped_storage().data_ptr() == flat_part.values.untyped_storage().data_ptr()
+        assert (
+            box.tensor.untyped_storage().data_ptr() == flat_part.values.untyped_storage().data_ptr()
+        )
 
 
 def test_ranges_written_for_one_partition_fill_those_of_another(tmp_path):
     tensor = torch.arange(60.0).view(4, 3, 5)
     cuts = [(0, 7), (7, 7), (7, 38), (38, 60)]
     for rank, cut in enumerate(cuts):
-        copy = copy_to_host(EngineState({}, {"w/moment": flat_part_of(tensor, *cut)}), leads=rank == 0)
+        copy = copy_to_host(
+            EngineState({}, {"w/moment": flat_part_of(tensor, *cut)}), leads=rank == 0
+        )
         write_optimizer(copy, tmp_path, rank)
     for start, stop in [(0, 60), (0, 1), (11, 52), (30, 30)]:
         flat_part = flat_part_of(torch.zeros_like(tensor), start, stop)
@@ -60,7 +67,9 @@ def stored_moment(folder):
 
 def test_an_optimizer_file_has_one_metadata_entry(tmp_path):
     """Entries of a file's metadata are written in random order, so there must be only one."""
-    copy = copy_to_host(EngineState({}, {"w/moment": flat_part_of(torch.arange(6.0).view(2, 3), 0, 6)}), leads=True)
+    copy = copy_to_host(
+        EngineState({}, {"w/moment": flat_part_of(torch.arange(6.0).view(2, 3), 0, 6)}), leads=True
+    )
     [file] = write_optimizer(copy, tmp_path, 0)
     with safe_open(str(file), framework="np") as opened:
         assert len(opened.metadata()) == 1

@@ -1,4 +1,5 @@
-"""The examples of ReaLHF's and AReaL's documentation with our imports; docs/from-realhf.md lists the differences."""
+"""The examples of ReaLHF's and AReaL's documentation with our imports; docs/from-realhf.md lists
+the differences."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ class SentimentScoringInterface(model_api.ModelInterface):
     def inference(self, model: model_api.Model, input_: SequenceSample) -> SequenceSample:
         bs = input_.bs
         return SequenceSample.from_default(
-            ids=input_.ids, seqlens=[1 for _ in range(bs)], data={"rewards": self.score_model(["good"] * bs)}
+            ids=input_.ids,
+            seqlens=[1 for _ in range(bs)],
+            data={"rewards": self.score_model(["good"] * bs)},
         )
 
 
@@ -113,20 +116,29 @@ def test_an_engine_may_lack_methods_that_are_not_called():
 def test_the_documented_scoring_interface_returns_rewards():
     """`super().__post_init__()`, `inference` without a MicroBatchSpec, and one length per sample"""
     model = model_api.Model("reward", None, None, torch.device("cpu"))
-    ids = SequenceSample.from_default(ids=["a", "b"], seqlens=[2, 3], data={"packed_input_ids": torch.zeros(5).long()})
-    out = model_api.call_interface(SentimentScoringInterface(), "inference", model, ids, MicroBatchSpec())
+    ids = SequenceSample.from_default(
+        ids=["a", "b"], seqlens=[2, 3], data={"packed_input_ids": torch.zeros(5).long()}
+    )
+    out = model_api.call_interface(
+        SentimentScoringInterface(), "inference", model, ids, MicroBatchSpec()
+    )
     assert out.data["rewards"].tolist() == [4.0, 4.0]
 
 
 def test_flat_lengths_of_several_responses_are_refused():
     with pytest.raises(ValueError, match=r"give a list for each sample: \[\[1, 1\], \[1, 1\]\]"):
-        SequenceSample.from_default(ids=["a", "b"], seqlens=[1] * 4, data={"rewards": torch.zeros(4)})
+        SequenceSample.from_default(
+            ids=["a", "b"], seqlens=[1] * 4, data={"rewards": torch.zeros(4)}
+        )
 
 
 def test_the_documented_sample_accepts_tensors_as_lengths():
     sample = data_api.SequenceSample(
         keys=["packed_input_ids", "prompt_lens"],
-        data={"packed_input_ids": torch.tensor([1, 2, 3, 4, 5]), "prompt_lens": torch.tensor([2], dtype=torch.int32)},
+        data={
+            "packed_input_ids": torch.tensor([1, 2, 3, 4, 5]),
+            "prompt_lens": torch.tensor([2], dtype=torch.int32),
+        },
         ids=[7],
         seqlens={
             "packed_input_ids": [torch.tensor([3, 2], dtype=torch.int32)],
@@ -139,10 +151,14 @@ def test_the_documented_sample_accepts_tensors_as_lengths():
 
 def test_a_renamed_argument_is_refused_with_the_valid_names():
     with pytest.raises(UsageError, match=r"dataset_path: .*; it takes path, "):
-        data_api.make_dataset(data_api.DatasetAbstraction("prompt_answer", args={"dataset_path": "x"}), None)
+        data_api.make_dataset(
+            data_api.DatasetAbstraction("prompt_answer", args={"dataset_path": "x"}), None
+        )
 
 
-@pytest.mark.parametrize("parameters", ["self, model", "self, model, data, spec, extra", "self, model, data, *, extra"])
+@pytest.mark.parametrize(
+    "parameters", ["self, model", "self, model, data, spec, extra", "self, model, data, *, extra"]
+)
 def test_a_wrong_signature_is_reported_without_importing(project: Path, parameters: str):
     text = CUSTOM.replace("self, model, data, mb_spec", parameters)
     (project / "interfaces" / "from_realhf_custom.py").write_text(text)

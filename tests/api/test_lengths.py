@@ -1,4 +1,5 @@
-"""The accepted forms of sequence lengths, and how the lengths of a key follow from its name or its rows."""
+"""The accepted forms of sequence lengths, and how the lengths of a key follow from its name or its
+rows."""
 
 import numpy as np
 import pytest
@@ -76,9 +77,9 @@ def test_lengths_of_known_keys_follow_from_their_names():
 
 def test_lengths_of_unknown_keys_follow_from_their_number_of_rows():
     def lengths(rows, tokens):
-        return SequenceSample.from_default(ids=["a", "b"], seqlens=tokens, data={"mine": torch.zeros(rows, 3)}).seqlens[
-            "mine"
-        ]
+        return SequenceSample.from_default(
+            ids=["a", "b"], seqlens=tokens, data={"mine": torch.zeros(rows, 3)}
+        ).seqlens["mine"]
 
     assert lengths(7, [3, 4]) == [[3], [4]]
     assert lengths(5, [3, 4]) == [[2], [3]]
@@ -92,7 +93,9 @@ def test_lengths_of_unknown_keys_follow_from_their_number_of_rows():
 
 def test_a_known_key_with_a_wrong_number_of_rows_is_refused():
     with pytest.raises(ValueError, match="'packed_logprobs' has 3 rows, which should have 2"):
-        SequenceSample.from_default(ids=["a"], seqlens=[3], data={"packed_logprobs": torch.zeros(3)})
+        SequenceSample.from_default(
+            ids=["a"], seqlens=[3], data={"packed_logprobs": torch.zeros(3)}
+        )
     with pytest.raises(ValueError, match="without its tensor"):
         SequenceSample.from_default(ids=["a"], seqlens=[3], data={"mine": None})
 
@@ -105,4 +108,6 @@ def test_explicit_lengths_of_every_key_are_used_unchanged():
     )
     assert sample.seqlens == {"mine": [[1, 2]], "values": [[2]]}
     with pytest.raises(ValueError, match="data and keys differ"):
-        SequenceSample.from_default(ids=["a"], seqlens={"values": [2]}, data={"mine": torch.ones(2)})
+        SequenceSample.from_default(
+            ids=["a"], seqlens={"values": [2]}, data={"mine": torch.ones(2)}
+        )

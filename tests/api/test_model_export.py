@@ -16,8 +16,8 @@ from rlcli.errors import ModelError
 from rlcli.testing.tiny_models import tiny_config
 
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2", "qwen3",
-            "mixtral", "qwen3_moe", "olmoe")  # fmt: skip
+FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2",
+            "qwen3", "mixtral", "qwen3_moe", "olmoe")  # fmt: skip
 
 
 def random_model(family):
@@ -39,13 +39,22 @@ def export(lm, folder, dtype=torch.float32):
 
 
 def read_tensors(folder):
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {
+        name: tensor
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
 
 
 def differing(actual, expected):
-    return {name for name in actual.keys() | expected.keys()
-            if name not in actual or name not in expected or actual[name].dtype != expected[name].dtype
-            or not torch.equal(actual[name], expected[name])}  # fmt: skip
+    return {
+        name
+        for name in actual.keys() | expected.keys()
+        if name not in actual
+        or name not in expected
+        or actual[name].dtype != expected[name].dtype
+        or not torch.equal(actual[name], expected[name])
+    }
 
 
 @pytest.mark.parametrize("origin", ["made here", "read from a folder"])
@@ -56,14 +65,19 @@ def test_names_and_numbers_equal_those_of_save_pretrained(family, origin, tmp_pa
     lm = reference
     if origin == "read from a folder":
         lm = open_source(str(tmp_path / "wanted"), head="lm", tokenizer=None, seed=1).load(CPU)
-    assert differing(read_tensors(export(lm, tmp_path / "found")), read_tensors(tmp_path / "wanted")) == set()
+    assert (
+        differing(read_tensors(export(lm, tmp_path / "found")), read_tensors(tmp_path / "wanted"))
+        == set()
+    )
 
 
 def test_the_prefix_of_names_in_the_original_files_is_kept(tmp_path):
     """For example the prefix of the language model inside a vision-language model."""
     random_model("gemma3_text").save_pretrained(tmp_path / "one")
     lm = open_source(str(tmp_path / "one"), head="lm", tokenizer=None, seed=1).load(CPU)
-    assert read_tensors(export(lm, tmp_path / "two")).keys() == read_tensors(tmp_path / "one").keys()
+    assert (
+        read_tensors(export(lm, tmp_path / "two")).keys() == read_tensors(tmp_path / "one").keys()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -71,7 +85,12 @@ def test_numbers_have_the_requested_dtype(dtype, tmp_path):
     lm = random_model("qwen3_moe")
     expected = random_model("qwen3_moe").to(dtype)
     expected.save_pretrained(tmp_path / "wanted")
-    assert differing(read_tensors(export(lm, tmp_path / "found", dtype)), read_tensors(tmp_path / "wanted")) == set()
+    assert (
+        differing(
+            read_tensors(export(lm, tmp_path / "found", dtype)), read_tensors(tmp_path / "wanted")
+        )
+        == set()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -105,7 +124,9 @@ def test_a_number_beyond_the_range_of_the_dtype_is_refused(tmp_path):
     lm = random_model("llama")
     with torch.no_grad():
         lm.model.norm.weight[3] = 70_000.0
-    with pytest.raises(ModelError, match=r"model.norm.weight holds 7e\+04, which is too large for float16") as raised:
+    with pytest.raises(
+        ModelError, match=r"model.norm.weight holds 7e\+04, which is too large for float16"
+    ) as raised:
         export(lm, tmp_path / "found", torch.float16)
     assert "checkpoint.save_dtype" in raised.value.hint
 

@@ -1,4 +1,5 @@
-"""Models from folders and from scratch: what is read, what is refused, and which weights roles share at the start."""
+"""Models from folders and from scratch: what is read, what is refused, and which weights roles
+share at the start."""
 
 import json
 import pickle
@@ -22,8 +23,13 @@ from rlcli.testing.tiny_models import VOCABULARY, tiny_config, tiny_model
 from rlcli.topology import plan_topology
 
 WEIGHTS = "model.safetensors"
-SCRATCH = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-           "num_attention_heads": 2}  # fmt: skip
+SCRATCH = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 
 def load_model(origin, **settings):
@@ -57,7 +63,9 @@ def edit_json(file, **entries):
 
 def same_weights(first, second):
     first, second = first.state_dict(), second.state_dict()
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def test_a_folder_is_read_unchanged_except_for_dropout(saved):
@@ -69,7 +77,8 @@ def test_a_folder_is_read_unchanged_except_for_dropout(saved):
 
 
 CRITICS = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2")
-"""Families with a token classification model in transformers, under various head names, or without one."""
+"""Families with a token classification model in transformers, under various head names,
+or without one."""
 
 
 @pytest.mark.parametrize("family", CRITICS)
@@ -103,7 +112,8 @@ def test_random_weights_depend_only_on_the_seed():
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
     first, second, other_seed = (
-        load_model(SCRATCH, head="lm", tokenizer=word_tokenizer(20), seed=seed) for seed in (7, 7, 8)
+        load_model(SCRATCH, head="lm", tokenizer=word_tokenizer(20), seed=seed)
+        for seed in (7, 7, 8)
     )
     assert same_weights(first, second)
     assert not same_weights(first, other_seed)
@@ -115,20 +125,31 @@ def test_random_weights_depend_only_on_the_seed():
 @pytest.mark.parametrize("family", ["llama", "cohere", "granite", "olmo2"])
 def test_a_critic_from_scratch_has_the_backbone_of_the_actor(family):
     scratch = {**SCRATCH, "model_type": family}
-    actor, critic = (load_model(scratch, head=head, tokenizer=word_tokenizer(20), seed=7) for head in ("lm", "value"))
+    actor, critic = (
+        load_model(scratch, head=head, tokenizer=word_tokenizer(20), seed=7)
+        for head in ("lm", "value")
+    )
     assert same_weights(actor.base_model, critic.base_model)
     assert not any(p.any() for p in value_head(critic).parameters())
 
 
 def test_roles_initialised_from_the_same_role_share_its_weights():
     """Otherwise the KL divergence from the reference would not start at 0."""
-    recipe = load_recipe("ppo_math", [
-        "models.actor.path=null", f"models.actor.scratch={json.dumps(SCRATCH)}",
-        "models.actor.tokenizer=builtin:arithmetic", "cluster.device=cpu", "checkpoint.save_dtype=bfloat16",
-    ]).recipe  # fmt: skip
+    recipe = load_recipe(
+        "ppo_math",
+        [
+            "models.actor.path=null",
+            f"models.actor.scratch={json.dumps(SCRATCH)}",
+            "models.actor.tokenizer=builtin:arithmetic",
+            "cluster.device=cpu",
+            "checkpoint.save_dtype=bfloat16",
+        ],
+    ).recipe
     spec = FinetuneSpec(total_train_steps=1, dataset_size=1, train_batch_size=1)
     built = build_roles(recipe, plan_topology(recipe), 0, torch.device("cpu"), {}, spec)
-    models = {name: model.module.lm for name, (model, _) in built.items() if model.module is not None}
+    models = {
+        name: model.module.lm for name, (model, _) in built.items() if model.module is not None
+    }
     assert same_weights(models["actor"], models["ref"])
     assert same_weights(models["actor"].base_model, models["critic"].base_model)
     reward = built["reward"][0]
@@ -140,11 +161,13 @@ def test_roles_initialised_from_the_same_role_share_its_weights():
 
 
 def test_epochs_are_converted_to_steps():
-    recipe = load_recipe("sft_math", ["train.steps=null", "train.epochs=3", "train.prompts_per_step=10"]).recipe
+    recipe = load_recipe(
+        "sft_math", ["train.steps=null", "train.epochs=3", "train.prompts_per_step=10"]
+    ).recipe
     assert training_steps(recipe, {"train": 25}) == 8
 
 
-# -- refused -------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused(folder):
@@ -175,7 +198,10 @@ def test_models_with_custom_code_are_refused_without_running_it(folder, file, en
     canary = folder.parent / "canary"
     (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')\n")
     edit_json(folder / file, **entries)
-    loads = (lambda: load_model(str(folder), head="lm", tokenizer=None, seed=1), lambda: load_tokenizer(str(folder)))
+    loads = (
+        lambda: load_model(str(folder), head="lm", tokenizer=None, seed=1),
+        lambda: load_tokenizer(str(folder)),
+    )
     for load in loads:
         with pytest.raises(ModelError) as raised:
             load()
@@ -195,7 +221,8 @@ class Canary:
 
 
 def test_torch_load_is_never_called(folder, monkeypatch):
-    """Neither by a load that succeeds, nor for a folder with pickles under any of their usual names."""
+    """Neither by a load that succeeds, nor for a folder with pickles under any of their usual
+    names."""
     called = []
     monkeypatch.setattr(torch, "load", lambda *args, **_: called.append(args))
     for head in ("lm", "value"):
@@ -221,7 +248,12 @@ def test_torch_load_is_never_called(folder, monkeypatch):
 
 
 def test_harmless_settings_of_other_versions_are_accepted(folder):
-    edit_json(folder / "config.json", _attn_implementation_autoset=True, attn_implementation="sdpa", auto_map=None)
+    edit_json(
+        folder / "config.json",
+        _attn_implementation_autoset=True,
+        attn_implementation="sdpa",
+        auto_map=None,
+    )
     check_folder(folder, weights=True)
 
 
@@ -240,7 +272,8 @@ def test_weights_in_other_formats_are_refused(folder, name):
     (lambda f: (f / "config.json").write_text("[" * 100_000), "not readable JSON"),
     (lambda f: edit_json(f / "config.json", model_type="nobody-knows"), "cannot be loaded"),
     (lambda f: edit_json(f / "config.json", num_hidden_layers=3), "lack"),
-    (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-100]), "not a valid safetensors file"),
+    (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-100]),
+     "not a valid safetensors file"),
     (lambda f: (f / WEIGHTS).write_bytes(b""), "not a valid safetensors file"),
 ])  # fmt: skip
 def test_the_error_for_a_broken_folder_names_cause_and_folder(folder, damage, message):
@@ -272,13 +305,21 @@ def test_only_data_files_are_downloaded_from_the_hub(monkeypatch, saved):
         return str(saved)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert same_weights(load_model("somebody/model", head="lm", tokenizer=None, seed=1), tiny_model())
+    assert same_weights(
+        load_model("somebody/model", head="lm", tokenizer=None, seed=1), tiny_model()
+    )
     load_tokenizer("somebody/model")
     assert [source for source, _ in downloads] == ["somebody/model"] * 2
-    assert not any(pattern.endswith((".py", ".bin", ".pt")) or pattern == "*" for _, ps in downloads for pattern in ps)
+    assert not any(
+        pattern.endswith((".py", ".bin", ".pt")) or pattern == "*"
+        for _, ps in downloads
+        for pattern in ps
+    )
     assert not any("safetensors" in pattern for pattern in downloads[1][1])
 
 
 def test_invalid_settings_of_a_model_from_scratch_are_refused():
     with pytest.raises(ModelError, match="no llama model can be made"):
-        load_model({**SCRATCH, "num_attention_heads": 3}, head="lm", tokenizer=word_tokenizer(20), seed=1)
+        load_model(
+            {**SCRATCH, "num_attention_heads": 3}, head="lm", tokenizer=word_tokenizer(20), seed=1
+        )

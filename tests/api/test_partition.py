@@ -1,4 +1,5 @@
-"""Partitions of sequences: the results of the seed systems' code, and properties that hold for any lengths."""
+"""Partitions of sequences: the results of the seed systems' code,
+and properties that hold for any lengths."""
 
 import numpy as np
 import pytest
@@ -104,7 +105,9 @@ def test_groups_respect_the_cap_and_contain_every_item_once(values, capacity, da
 def test_balanced_batches_are_a_permutation_with_the_reported_difference(values, size):
     order, difference = reorder_to_balanced_batches(values, size)
     assert sorted(order) == list(range(len(values)))
-    sums = [sum(values[i] for i in order[start : start + size]) for start in range(0, len(order), size)]
+    sums = [
+        sum(values[i] for i in order[start : start + size]) for start in range(0, len(order), size)
+    ]
     assert difference == (max(sums) - min(sums) if sums else 0)
 
 

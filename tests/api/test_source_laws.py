@@ -1,5 +1,6 @@
-"""Weight sources: a region that is read equals the slice of the full tensor, on any rank; stored weights equal those
-that transformers reads; random ones have the distribution of the family's own initialisation."""
+"""Weight sources: a region that is read equals the slice of the full tensor, on any rank; stored
+weights equal those that transformers reads; random ones have the distribution of the family's own
+initialisation."""
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_config, tiny_model
 
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2", "qwen3",
-            "mixtral", "qwen3_moe", "olmoe")  # fmt: skip
-SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "cohere", "granite", "olmo2",
+            "qwen3", "mixtral", "qwen3_moe", "olmoe")  # fmt: skip
+SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
         "eos_token_id": 2}  # fmt: skip
 
 
@@ -82,7 +84,8 @@ def test_a_region_equals_the_slice_of_the_full_tensor(data, block, sources):
 def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("laws")
     stored = [
-        open_source(write_model(f, folder / f), head="lm", tokenizer=None, seed=1) for f in ("llama", "qwen3_moe")
+        open_source(write_model(f, folder / f), head="lm", tokenizer=None, seed=1)
+        for f in ("llama", "qwen3_moe")
     ]
     return [*stored, open_source(scratch_config(), head="value", tokenizer=None, seed=1)]
 
@@ -134,9 +137,12 @@ def test_each_rank_fills_its_own_shards(degree, tmp_path):
 
 
 def test_random_weights_depend_only_on_seed_and_name(blocks):
-    """More layers, other widths elsewhere, another head: a parameter of the same name and shape does not change."""
+    """More layers, other widths elsewhere, another head: a parameter of the same name and shape
+    does not change."""
     small = open_source(scratch_config(), head="lm", tokenizer=None, seed=7)
-    large = open_source(scratch_config(num_hidden_layers=3, vocab_size=200), head="value", tokenizer=None, seed=7)
+    large = open_source(
+        scratch_config(num_hidden_layers=3, vocab_size=200), head="value", tokenizer=None, seed=7
+    )
     other_seed = open_source(scratch_config(), head="lm", tokenizer=None, seed=8)
     name = "model.layers.1.mlp.up_proj.weight"
     assert torch.equal(small.read(name), large.read(name))
@@ -146,16 +152,21 @@ def test_random_weights_depend_only_on_seed_and_name(blocks):
 
 def test_blocks_of_one_parameter_differ(monkeypatch):
     monkeypatch.setattr(model_source, "BLOCK", 64)
-    rows = open_source(scratch_config(), head="lm", tokenizer=None, seed=7).read("model.layers.0.mlp.up_proj.weight")
+    rows = open_source(scratch_config(), head="lm", tokenizer=None, seed=7).read(
+        "model.layers.0.mlp.up_proj.weight"
+    )
     assert len(rows.unique()) > 0.99 * rows.numel()
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "modernbert-decoder"])
 def test_random_weights_have_the_distribution_of_their_family(family):
-    """By transformers' own initialisation: scaled outputs, offsets of norms, a padding row of zeros, cut-off tails."""
+    """By transformers' own initialisation: scaled outputs, offsets of norms, a padding row of
+    zeros, cut-off tails."""
     config = tiny_config(family)
     torch.manual_seed(1)
-    expected = {n: p.detach() for n, p in AutoModelForCausalLM.from_config(config).named_parameters()}
+    expected = {
+        n: p.detach() for n, p in AutoModelForCausalLM.from_config(config).named_parameters()
+    }
     fields = {key: value for key, value in config.to_diff_dict().items() if key != "dtype"}
     lm = open_source({"model_type": family, **fields}, head="lm", tokenizer=None, seed=1).load(CPU)
     actual = {n: p.detach() for n, p in lm.named_parameters()}
@@ -171,12 +182,16 @@ def test_random_weights_have_the_distribution_of_their_family(family):
 
 def test_a_family_without_initialisation_by_parts_is_refused():
     with pytest.raises(ModelError, match=r"cannot be drawn part by part, first .*A_log") as raised:
-        open_source({"model_type": "mamba", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1}, head="lm",
-                    tokenizer=None, seed=1)  # fmt: skip
+        open_source(
+            {"model_type": "mamba", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1},
+            head="lm",
+            tokenizer=None,
+            seed=1,
+        )
     assert "save_pretrained" in raised.value.hint
 
 
-# -- unusual and invalid folders --------------------------------------------------------------------------------------
+# -- unusual and invalid folders -------------------------------------------------------------------
 
 
 def edit_weights(folder, edit):
@@ -187,7 +202,10 @@ def edit_weights(folder, edit):
 def test_tied_weights_may_be_stored_under_the_name_of_the_head(tmp_path):
     folder = write_model("gpt2", tmp_path)
     edit_weights(
-        tmp_path, lambda t: {"lm_head.weight" if "wte" in name else name: tensor for name, tensor in t.items()}
+        tmp_path,
+        lambda t: {
+            "lm_head.weight" if "wte" in name else name: tensor for name, tensor in t.items()
+        },
     )
     lm = open_source(folder, head="lm", tokenizer=None, seed=1).load(CPU)
     assert lm.lm_head.weight is lm.transformer.wte.weight
@@ -206,7 +224,9 @@ def test_names_of_a_stored_base_model_have_no_prefix(tmp_path):
     tiny_model("llama").base_model.save_pretrained(tmp_path)
     source = open_source(str(tmp_path), head="value", tokenizer=None, seed=1)
     expected = tiny_model("llama").base_model.state_dict()
-    assert all(torch.equal(source.read(f"model.{name}"), tensor) for name, tensor in expected.items())
+    assert all(
+        torch.equal(source.read(f"model.{name}"), tensor) for name, tensor in expected.items()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -221,7 +241,9 @@ def test_the_dtype_of_a_source_is_that_of_its_files(dtype, tmp_path):
 def test_a_shape_that_contradicts_config_json_is_refused(tmp_path):
     folder = write_model("llama", tmp_path)
     edit_weights(tmp_path, lambda t: t | {"model.norm.weight": torch.zeros(31)})
-    with pytest.raises(ModelError, match=r"model.norm.weight has shape \[31\] in the files, \[32\] by config.json"):
+    with pytest.raises(
+        ModelError, match=r"model.norm.weight has shape \[31\] in the files, \[32\] by config.json"
+    ):
         open_source(folder, head="lm", tokenizer=None, seed=1)
 
 
@@ -230,7 +252,9 @@ def test_experts_of_a_wrong_width_are_refused(tmp_path):
     name = "model.layers.0.block_sparse_moe.experts.1.w1.weight"
     edit_weights(tmp_path, lambda t: t | {name: torch.zeros(23, 32)})
     source = open_source(folder, head="lm", tokenizer=None, seed=1)
-    with pytest.raises(ModelError, match=r"cannot be loaded: model.layers.0.mlp.experts.gate_up_proj"):
+    with pytest.raises(
+        ModelError, match=r"cannot be loaded: model.layers.0.mlp.experts.gate_up_proj"
+    ):
         source.load(CPU)
 
 
@@ -239,6 +263,8 @@ def test_quantized_weights_are_refused(tmp_path):
 
     folder = write_model("llama", tmp_path)
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}})
+    )
     with pytest.raises(ModelError, match="are quantized"):
         open_source(folder, head="lm", tokenizer=None, seed=1)

@@ -9,13 +9,22 @@ from rlcli.checkpoint.light_tokenizer import LightTokenizer
 
 NAMES = ("<EOS>", "<|im_end|>", "<im start>")
 SPELLINGS = [
-    "<EOS>", "<eos>", "\uff1cEOS\uff1e", "<|IM_END|>", "<im_start>", "<E\u0301OS>", "a <eos><eos> b", "<e<eos>os>",
-]  # fmt: skip
+    "<EOS>",
+    "<eos>",
+    "\uff1cEOS\uff1e",
+    "<|IM_END|>",
+    "<im_start>",
+    "<E\u0301OS>",
+    "a <eos><eos> b",
+    "<e<eos>os>",
+]
 NORMALIZERS = {
-    "none": None, "lower case": normalizers.Lowercase(), "compatible": normalizers.NFKC(),
+    "none": None,
+    "lower case": normalizers.Lowercase(),
+    "compatible": normalizers.NFKC(),
     "no accents": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
     "spaces": normalizers.Replace("_", " "),
-}  # fmt: skip
+}
 
 
 def tokenizer_with(normalizer, is_light):
@@ -24,7 +33,11 @@ def tokenizer_with(normalizer, is_light):
         backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens([AddedToken(name, normalized=True, special=True) for name in NAMES])
-    return LightTokenizer(backend, {}) if is_light else PreTrainedTokenizerFast(tokenizer_object=backend)
+    return (
+        LightTokenizer(backend, {})
+        if is_light
+        else PreTrainedTokenizerFast(tokenizer_object=backend)
+    )
 
 
 @pytest.mark.parametrize("is_light", [True, False])

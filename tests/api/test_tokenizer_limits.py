@@ -22,7 +22,12 @@ def sequence(rules, key):
 
 DOUBLING = [replace({"String": "a"}, "aa")] * 40
 CHAIN = [replace({"String": chr(9000 + n)}, chr(9001 + n) * 4) for n in range(30)]
-ENDLESS = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+ENDLESS = {
+    "type": "Split",
+    "pattern": {"Regex": "(x+x+)+y"},
+    "behavior": "Isolated",
+    "invert": False,
+}
 HOSTILE = {
     "a letter doubled forty times": {"normalizer": sequence(DOUBLING, "normalizers")},
     "a chain of letters": {"normalizer": sequence(CHAIN, "normalizers")},
@@ -41,7 +46,9 @@ def usual_model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("rules", HOSTILE.values(), ids=HOSTILE)
-def test_a_tokenizer_that_exhausts_time_or_memory_is_refused(usual_model, tmp_path, monkeypatch, rules):
+def test_a_tokenizer_that_exhausts_time_or_memory_is_refused(
+    usual_model, tmp_path, monkeypatch, rules
+):
     monkeypatch.setattr(tokenizer_limits, "LIMIT_S", 3.0)
     for file in usual_model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -28,12 +28,19 @@ class Attached(BackendContract):
 
     def engine(self, family=None, **settings):
         lm = settings.get("lm") or tiny_model(family or self.families[0])
-        fakes = [self.stack.enter_context(FakeSGLang(TransformersModel(lm.config))) for _ in range(self.servers)]
+        fakes = [
+            self.stack.enter_context(FakeSGLang(TransformersModel(lm.config)))
+            for _ in range(self.servers)
+        ]
         self.fakes += fakes
         self.args = {
-            "urls": [fake.url for fake in fakes], "update": self.update, "weights_folder": str(self.tmp_path),
-            "start_deadline_s": 20.0, "request_deadline_s": 20.0, "update_deadline_s": 20.0,
-        }  # fmt: skip
+            "urls": [fake.url for fake in fakes],
+            "update": self.update,
+            "weights_folder": str(self.tmp_path),
+            "start_deadline_s": 20.0,
+            "request_deadline_s": 20.0,
+            "update_deadline_s": 20.0,
+        }
         built = super().engine(family, **settings)
         self.stack.callback(built.close)
         return built

@@ -1,4 +1,5 @@
-"""Run as a script: the peaks of a process's memory in phases of an engine, as JSON. Not a test itself.
+"""Run as a script: the peaks of a process's memory in phases of an engine, as JSON.
+Not a test itself.
 
 `measured_peak.py '[{"ranks": 2, "dimension": "dp", "config": {...}, "dtype": "float32", "runs": [{"phase": "update",
 ...}]}]'` prints, for each layout, the peaks of its runs on the first of its ranks. These are forks of this process.
@@ -33,7 +34,9 @@ class Tokenizer:
 
 def resident(kind: str) -> int:
     """`VmRSS` (now) or `VmHWM` (the peak), in bytes."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -67,7 +70,9 @@ def build(asked: dict, mesh) -> Model:
     )
     args = {"dtype": asked["dtype"], **asked.get("args", {})}
     backend = make_backend(ModelBackendAbstraction(asked["backend"], args))
-    return backend.initialize(model, FinetuneSpec(total_train_steps=10, dataset_size=8, train_batch_size=1))
+    return backend.initialize(
+        model, FinetuneSpec(total_train_steps=10, dataset_size=8, train_batch_size=1)
+    )
 
 
 def measure(asked: dict, mesh) -> dict[str, int]:
@@ -82,7 +87,9 @@ def measure(asked: dict, mesh) -> dict[str, int]:
 
     def update():
         spec = MicroBatchSpec(n_mbs=asked.get("micro_batches", 1))
-        engine.train_batch(batch, lambda output, mb: -score(output, mb).sum(), lambda mb: 1.0, mb_spec=spec)
+        engine.train_batch(
+            batch, lambda output, mb: -score(output, mb).sum(), lambda mb: 1.0, mb_spec=spec
+        )
 
     def inference():
         shorter = None if value else [[length - 1]] * count
@@ -90,11 +97,16 @@ def measure(asked: dict, mesh) -> dict[str, int]:
 
     def generate():
         prompts = SequenceSample.from_default(
-            ids=list(range(count)), seqlens=[length] * count, data={"packed_prompts": batch.data["packed_input_ids"]}
+            ids=list(range(count)),
+            seqlens=[length] * count,
+            data={"packed_prompts": batch.data["packed_input_ids"]},
         )
-        settings = GenerationHyperparameters(max_new_tokens=asked["new"], min_new_tokens=asked["new"],
-                                             max_concurrent_responses=asked["slots"],
-                                             responses_per_prompt=asked["group"])  # fmt: skip
+        settings = GenerationHyperparameters(
+            max_new_tokens=asked["new"],
+            min_new_tokens=asked["new"],
+            max_concurrent_responses=asked["slots"],
+            responses_per_prompt=asked["group"],
+        )
         engine.generate(prompts, model.tokenizer, settings, list(range(count * asked["group"])))
 
     work = {"update": update, "inference": inference, "generate": generate}[asked["phase"]]
@@ -102,13 +114,16 @@ def measure(asked: dict, mesh) -> dict[str, int]:
         work()  # the optimizer's state is made by the first step
     else:
         warm = sequences(1, 4, asked["config"]["vocab_size"])
-        engine.forward(warm, MicroBatchSpec(), post_hook=score, output_seqlens=[[4 if value else 3]])
+        engine.forward(
+            warm, MicroBatchSpec(), post_hook=score, output_seqlens=[[4 if value else 3]]
+        )
     before, peak = peak_of(work)
     return {"before": before, "peak": peak}
 
 
 def measure_layout(asked: dict) -> list[dict[str, int]]:
-    """The peaks of rank 0; all ranks are in one dimension of a mesh, and each phase has its own model."""
+    """The peaks of rank 0; all ranks are in one dimension of a mesh,
+    and each phase has its own model."""
     shared = {key: asked[key] for key in ("config", "dtype")}
 
     def work(rank):

@@ -1,5 +1,5 @@
-"""deepspeed: the contract under ZeRO 1 and 3, the checks of ranks under 0 and 2 and with state in host memory, and
-checkpoints shared with fsdp."""
+"""deepspeed: the contract under ZeRO 1 and 3, the checks of ranks under 0 and 2 and with state in
+host memory, and checkpoints shared with fsdp."""
 
 import gc
 import logging
@@ -21,13 +21,14 @@ from rlcli.testing.backend.training import BackendTrainingChecks
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
-pytestmark = pytest.mark.timeout(900)  # ranks that wait for each other are found by the contract itself
+# ranks that wait for each other are found by the contract itself
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def library():
-    """Loaded, and frozen for the garbage collector: with every engine of stage 3 the library has it scan all objects of
-    the process."""
+    """Loaded, and frozen for the garbage collector: with every engine of stage 3 the library has it
+    scan all objects of the process."""
     import_deepspeed(torch.device("cpu"))
     gc.collect()
     gc.freeze()
@@ -71,7 +72,8 @@ class TestOffloadedParameters(RanksChecks, BackendTrainingChecks):
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_engines_on_disjoint_ranks_of_a_run_train_independently(stage):
-    """An engine on a single rank and one on two other ranks train without waiting for each other."""
+    """An engine on a single rank and one on two other ranks train without waiting for each
+    other."""
 
     class Checks(BackendContract):
         name = "deepspeed"
@@ -95,7 +97,8 @@ def test_engines_on_disjoint_ranks_of_a_run_train_independently(stage):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_parameters_are_stored_only_once(stage):
-    """On two ranks, before the first step: all of them, or half of each in stage 3, besides the library's buffers."""
+    """On two ranks, before the first step: all of them, or half of each in stage 3, besides the
+    library's buffers."""
 
     def work(rank):
         class Checks(BackendContract):
@@ -119,8 +122,10 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize(("saves", "continues"), [("fsdp", "deepspeed 3"), ("deepspeed 3", "fsdp"),
-                                                  ("deepspeed 1", "fsdp")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("saves", "continues"),
+    [("fsdp", "deepspeed 3"), ("deepspeed 3", "fsdp"), ("deepspeed 1", "fsdp")],
+)
 def test_fsdp_and_deepspeed_continue_each_others_checkpoints(saves, continues, tmp_path):
     """Weights and moments are bit-equal; one step later they differ only by rounding."""
 
@@ -132,8 +137,10 @@ def test_fsdp_and_deepspeed_continue_each_others_checkpoints(saves, continues, t
     def full_state(engine):
         state = engine.state()
         both = {**state.weights, **state.optimizer}
-        return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
-                for name, tensor in both.items()}  # fmt: skip
+        return {
+            name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+            for name, tensor in both.items()
+        }
 
     def work(rank):
         first, second = engine(saves), engine(continues, seed=1)
@@ -143,9 +150,15 @@ def test_fsdp_and_deepspeed_continue_each_others_checkpoints(saves, continues, t
         dist.barrier()
         restore(second, tmp_path)
         mine, theirs = full_state(first), full_state(second)
-        same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+        same = mine.keys() == theirs.keys() and all(
+            torch.equal(mine[name], theirs[name]) for name in mine
+        )
         losses = [train(one, 2)["loss"] for one in (first, second)]
-        return {"same": same, "losses": losses, "apart": weights_apart(full_state(second), full_state(first))}
+        return {
+            "same": same,
+            "losses": losses,
+            "apart": weights_apart(full_state(second), full_state(first)),
+        }
 
     for rank in run_on_ranks(2, work):
         assert rank["same"]
@@ -154,7 +167,10 @@ def test_fsdp_and_deepspeed_continue_each_others_checkpoints(saves, continues, t
 
 
 def test_the_library_leaves_signals_logging_and_torch_unchanged():
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
     product, root = torch.nn.functional.linear, list(logging.getLogger().handlers)
     engine = TestStage3().engine(**SETTINGS)
     train(engine, 0)
@@ -174,6 +190,9 @@ def test_closing_a_single_engine_destroys_its_process_group():
 
 
 def test_contradictory_offload_settings_are_refused():
-    for args in ({"zero_stage": 0, "offload_optimizer": True}, {"zero_stage": 2, "offload_parameters": True}):
+    for args in (
+        {"zero_stage": 0, "offload_optimizer": True},
+        {"zero_stage": 2, "offload_parameters": True},
+    ):
         with pytest.raises(UsageError):
             TestStage1().backend(**args)

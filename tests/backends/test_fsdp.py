@@ -1,4 +1,5 @@
-"""fsdp: the contract, and its specifics: recomputed layers, temporary full copies, files written by each rank."""
+"""fsdp: the contract, and its specifics: recomputed layers, temporary full copies,
+files written by each rank."""
 
 import gc
 import math
@@ -30,19 +31,32 @@ from rlcli.testing.pretend_cuda import pretend_cuda
 from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
-pytestmark = pytest.mark.timeout(900)  # ranks that wait for each other are found by the contract itself
+# ranks that wait for each other are found by the contract itself
+pytestmark = pytest.mark.timeout(900)
 
 
 class TestContract(BackendContract):
     name = "fsdp"
-    families = ("llama", "gpt2", "mistral", "gemma2", "gemma3_text", "gpt_neox", "cohere", "granite", "olmo2")
+    families = (
+        "llama",
+        "gpt2",
+        "mistral",
+        "gemma2",
+        "gemma3_text",
+        "gpt_neox",
+        "cohere",
+        "granite",
+        "olmo2",
+    )
 
 
 @pytest.mark.parametrize(("recompute", "passes"), [(False, 1), (True, 2)])
 def test_layers_are_recomputed_only_with_gradient_checkpointing(recompute, passes):
     engine = TestContract().engine(gradient_checkpointing=recompute)
     seen = []
-    engine.lm.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    engine.lm.base_model.layers[0].mlp.register_forward_pre_hook(
+        lambda *_: seen.append(torch.is_grad_enabled())
+    )
     train(engine, 0)
     assert seen == [True] * passes
     assert not any(module.training for module in engine.lm.modules())
@@ -61,14 +75,21 @@ def test_two_ranks_hold_half_each_and_a_full_copy_only_to_generate(tmp_path):
         save(engine, tmp_path, rank)
         dist.barrier()
         local = sum(parameter.to_local().numel() for parameter in engine.lm.parameters())
-        return {"held": numbers, "left": sum(ref() is not None for ref in references), "share": local / numbers}
+        return {
+            "held": numbers,
+            "left": sum(ref() is not None for ref in references),
+            "share": local / numbers,
+        }
 
     ranks = run_on_ranks(2, work)
     assert all(rank["held"] == sum(p.numel() for p in tiny_model().parameters()) for rank in ranks)
     assert [rank["left"] for rank in ranks] == [0, 0]
     assert [rank["share"] for rank in ranks] == pytest.approx([0.5, 0.5], abs=0.01)
     for subfolder in ("models", "optim"):
-        assert sorted(file.name[:11] for file in (tmp_path / subfolder).iterdir()) == ["shard-00001", "shard-00002"]
+        assert sorted(file.name[:11] for file in (tmp_path / subfolder).iterdir()) == [
+            "shard-00001",
+            "shard-00002",
+        ]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -98,23 +119,27 @@ def test_a_single_rank_writes_its_weights_as_one_file(tmp_path):
 def test_weights_and_moments_are_moved_together():
     engine = TestContract().engine()
     train(engine, 0)
-    torch.__future__.set_swap_module_params_on_conversion(True)  # as between CPU and GPU, parameters stay the objects
+    # as between CPU and GPU, parameters stay the objects
+    torch.__future__.set_swap_module_params_on_conversion(True)
     try:  # that the optimizer knows
         engine._move(torch.device("meta"))  # tensors that were not moved stand out
         engine._move_optimizer(torch.device("meta"))
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
     state = engine.state()
-    moved = [tensor for tensor in (*state.weights.values(), *state.optimizer.values()) if tensor.dim()]
+    moved = [
+        tensor for tensor in (*state.weights.values(), *state.optimizer.values()) if tensor.dim()
+    ]
     assert {tensor.device.type for tensor in moved} == {"meta"}
     assert len(moved) == 3 * len(state.weights)
 
 
-# -- layouts -------------------------------------------------------------------------------------------------
+# -- layouts ---------------------------------------------------------------------------------------
 
 
 def deviations_from_plain_loop(family, layout, settings, steps=2, **changes):
-    """A few steps of `family` on the ranks of a layout with uneven shares of each batch, then greedy answers."""
+    """A few steps of `family` on the ranks of a layout with uneven shares of each batch,
+    then greedy answers."""
 
     def work(rank):
         mesh = mesh_of_ranks(**layout)
@@ -125,17 +150,29 @@ def deviations_from_plain_loop(family, layout, settings, steps=2, **changes):
         cuts = {1: (0, 7), 2: (0, 5, 7), 4: (0, 1, 4, 4, 7)}[replicas]
         share = range(cuts[replica], cuts[replica + 1])
         stats = [
-            engine.train_batch(batch(step).select_indices(share), answer_loss, answer_weight, "global",
-                               MicroBatchSpec(n_mbs=1 + step), step)
+            engine.train_batch(
+                batch(step).select_indices(share),
+                answer_loss,
+                answer_weight,
+                "global",
+                MicroBatchSpec(n_mbs=1 + step),
+                step,
+            )
             for step in range(steps)
-        ]  # fmt: skip
+        ]
         weights = TestContract().weights(engine)
-        plain = PlainTraining(tiny_model(family, **changes), TestContract().optimizer_settings(**SETTINGS))
-        expected = [plain.step([batch(step)], plain_answer_loss, RATES[step]) for step in range(steps)]
+        plain = PlainTraining(
+            tiny_model(family, **changes), TestContract().optimizer_settings(**SETTINGS)
+        )
+        expected = [
+            plain.step([batch(step)], plain_answer_loss, RATES[step]) for step in range(steps)
+        ]
         answers = [tokens.tolist() for tokens in generate(engine, prompts(), greedy=True).tokens]
         return {
             "loss": stats[0]["loss"] / expected[0]["loss"] - 1,
-            "norms": [a["grad_norm"] / b["grad_norm"] - 1 for a, b in zip(stats, expected, strict=True)],
+            "norms": [
+                a["grad_norm"] / b["grad_norm"] - 1 for a, b in zip(stats, expected, strict=True)
+            ],
             "weights": weights_apart(weights, plain.weights()),
             "answers": answers == greedy_answers(plain.lm.float(), prompts(), NEW_TOKENS),
         }
@@ -182,11 +219,13 @@ def test_layouts_train_like_a_plain_loop(layout, settings):
 
 
 def test_gradients_are_reduced_once_per_step_or_per_micro_batch(monkeypatch):
-    """Replicas reduce once per step; ranks that share a copy reduce per micro-batch, or once if deferred."""
+    """Replicas reduce once per step; ranks that share a copy reduce per micro-batch,
+    or once if deferred."""
 
     def work(rank):
         exchanged = dict.fromkeys(("all_reduce", "reduce_scatter"), 0)
-        for function in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):  # one of the last two is used
+        # one of the last two is used
+        for function in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):
             if (real := getattr(dist, function, None)) is None:
                 continue
             name = "all_reduce" if function == "all_reduce" else "reduce_scatter"
@@ -198,10 +237,14 @@ def test_gradients_are_reduced_once_per_step_or_per_micro_batch(monkeypatch):
             monkeypatch.setattr(dist, function, counted)
         volumes = {}
         for defer in (False, True):
-            engine = TestContract().engine(mesh=mesh_of_ranks(dp=4), shard_size=2, defer_reduction=defer)
+            engine = TestContract().engine(
+                mesh=mesh_of_ranks(dp=4), shard_size=2, defer_reduction=defer
+            )
             for cuts in (1, 3):
                 before = dict(exchanged)
-                engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=cuts))
+                engine.train_batch(
+                    batch(), answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=cuts)
+                )
                 volumes[f"{defer} {cuts}"] = [exchanged[name] - before[name] for name in exchanged]
         return volumes
 
@@ -230,7 +273,11 @@ def test_a_checkpoint_of_replicas_is_written_once_and_can_be_continued(tmp_path)
         for trained in (first, *resumed):
             train(trained, 1)
         expected = TestContract().weights(first)
-        return {"apart": [weights_apart(TestContract().weights(continued), expected) for continued in resumed]}
+        return {
+            "apart": [
+                weights_apart(TestContract().weights(continued), expected) for continued in resumed
+            ]
+        }
 
     for result in run_on_ranks(4, work, timeout=120):
         assert result["apart"][0] == 0
@@ -240,13 +287,16 @@ def test_a_checkpoint_of_replicas_is_written_once_and_can_be_continued(tmp_path)
 
 
 def test_an_offloaded_role_leaves_the_device_and_trains_the_same():
-    """An offloaded role keeps nothing on the device, and trains like one that was never offloaded."""
+    """An offloaded role keeps nothing on the device,
+    and trains like one that was never offloaded."""
     with pretend_cuda() as device:
         resting, staying = (TestContract().engine(device="cuda", **SETTINGS) for _ in range(2))
         for step in range(3):
             for engine in (staying, resting):
                 before = torch.cuda.memory_allocated()
-                engine.train_batch(batch(step).to(device), answer_loss, answer_weight, version_steps=step)
+                engine.train_batch(
+                    batch(step).to(device), answer_loss, answer_weight, version_steps=step
+                )
             resting.offload()
             tensors = [*resting.state().weights.values(), *resting.state().optimizer.values()]
             assert {tensor.device.type for tensor in tensors if tensor.dim()} == {"cpu"}
@@ -257,7 +307,10 @@ def test_an_offloaded_role_leaves_the_device_and_trains_the_same():
             assert {tensor.device.type for tensor in moments} == {"cpu"}
             resting.offload()
         expected = TestContract().weights(staying)
-        assert all(torch.equal(weight, expected[name]) for name, weight in TestContract().weights(resting).items())
+        assert all(
+            torch.equal(weight, expected[name])
+            for name, weight in TestContract().weights(resting).items()
+        )
 
 
 @pytest.mark.parametrize("settings", [{"defer_reduction": True}, {}], ids=str)
@@ -265,7 +318,10 @@ def test_gradients_of_a_failed_step_are_dropped(settings):
     """Including those that were not reduced yet."""
 
     def work(rank):
-        engine, fresh = (TestContract().engine(mesh=mesh_of_ranks(dp=2), **(SETTINGS | settings)) for _ in range(2))
+        engine, fresh = (
+            TestContract().engine(mesh=mesh_of_ranks(dp=2), **(SETTINGS | settings))
+            for _ in range(2)
+        )
         cuts = MicroBatchSpec(n_mbs=3)
         seen = []
 
@@ -303,9 +359,18 @@ def test_log_probs_in_bfloat16_do_not_depend_on_sharding(family):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "its 3 attention heads cannot be"),
+        (
+            {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48},
+            "its 3 attention heads cannot be",
+        ),
         ({"num_key_value_heads": 1}, "its 1 key-value heads cannot be divided among 2 ranks"),
-        (None, "gpt2 of role actor cannot be tensor-parallel: transformers has no tensor-parallel plan for it"),
+        (
+            None,
+            (
+                "gpt2 of role actor cannot be tensor-parallel: transformers has no "
+                "tensor-parallel plan for it"
+            ),
+        ),
     ],
 )
 def test_models_that_cannot_be_tensor_parallel_are_refused(changes, reason):
@@ -330,7 +395,9 @@ def test_logits_are_refused_when_the_vocabulary_is_sharded():
 
 def test_a_shard_size_that_does_not_divide_the_ranks_is_refused():
     def work(_):
-        with pytest.raises(ModelError, match="shard_size is 2, which does not divide the 3 data-parallel ranks"):
+        with pytest.raises(
+            ModelError, match="shard_size is 2, which does not divide the 3 data-parallel ranks"
+        ):
             TestContract().engine(mesh=mesh_of_ranks(dp=3), shard_size=2)
         return {}
 

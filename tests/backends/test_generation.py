@@ -1,4 +1,5 @@
-"""Generation: the budget of the KV cache bounds its size without changing responses; weights are cast once per call."""
+"""Generation: the budget of the KV cache bounds its size without changing responses; weights are
+cast once per call."""
 
 import gc
 import math
@@ -43,7 +44,12 @@ def test_responses_do_not_depend_on_the_size_of_the_cache(backend, largest_cache
     expected = generate(engine(backend), responses_per_prompt=3)
     count = len(expected.tokens)
     assert largest_cache == [count * longest]
-    for room, slots in {longest: 1, 3 * longest - 1: 2, 4 * longest: 4, 100 * count * longest: count}.items():
+    for room, slots in {
+        longest: 1,
+        3 * longest - 1: 2,
+        4 * longest: 4,
+        100 * count * longest: count,
+    }.items():
         largest_cache[0] = 0
         actual = generate(engine(backend, kv_cache_tokens=room), responses_per_prompt=3)
         assert largest_cache[0] == slots * longest <= room
@@ -54,7 +60,9 @@ def test_responses_do_not_depend_on_the_size_of_the_cache(backend, largest_cache
 
 def test_a_cache_without_room_for_one_response_is_refused():
     longest = max(length for (length,) in prompts().seqlens["packed_prompts"]) + NEW_TOKENS
-    with pytest.raises(ModelError, match=f"{longest} tokens; its KV cache has room for {longest - 1}") as caught:
+    with pytest.raises(
+        ModelError, match=f"{longest} tokens; its KV cache has room for {longest - 1}"
+    ) as caught:
         generate(engine("inference", kv_cache_tokens=longest - 1))
     assert "models.actor.backend.args.kv_cache_tokens" in caught.value.hint
     with pytest.raises(UsageError, match="kv_cache_tokens"):
@@ -82,15 +90,19 @@ def _memory(tensor):
 
 def count_bfloat16_weights():
     gc.collect()
-    return sum(type(one) is torch.nn.Parameter and one.dtype is torch.bfloat16 for one in gc.get_objects())
+    return sum(
+        type(one) is torch.nn.Parameter and one.dtype is torch.bfloat16 for one in gc.get_objects()
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("backend", "degrees"), [("inference", {}), ("fsdp", {}), ("inference", {"tp": 2}),
-                                                  ("fsdp", {"tp": 2})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "degrees"),
+    [("inference", {}), ("fsdp", {}), ("inference", {"tp": 2}), ("fsdp", {"tp": 2})],
+)
 def test_weights_are_cast_once_per_call(backend, degrees, tied):
-    """Weights of matrix products, including the head. Norms and untied embeddings are not cast, nor are weights that
-    `inference` stores in bfloat16. The casts are freed afterwards."""
+    """Weights of matrix products, including the head. Norms and untied embeddings are not cast, nor
+    are weights that `inference` stores in bfloat16. The casts are freed afterwards."""
 
     def work(rank):
         lm = tiny_model("llama", tie_word_embeddings=tied)

@@ -1,4 +1,5 @@
-"""inference: the contract for more families, what its engine refuses, a full disk, and matrices in bfloat16."""
+"""inference: the contract for more families, what its engine refuses, a full disk,
+and matrices in bfloat16."""
 
 import json
 import resource
@@ -28,8 +29,8 @@ class FSDPEngines(BackendContract):
 
 class TestContract(BackendContract):
     name = "inference"
-    families = ("llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_neox", "cohere", "granite",
-                "olmo2")  # fmt: skip
+    families = ("llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_neox",
+                "cohere", "granite", "olmo2")  # fmt: skip
 
 
 def test_the_engine_scores_and_generates_but_does_not_train():
@@ -43,13 +44,17 @@ def test_a_model_is_saved_in_its_original_dtype(tmp_path):
     engine = TestContract().engine(lm=tiny_model().bfloat16())
     assert {parameter.dtype for parameter in engine.lm.parameters()} == {torch.float32}
     engine.save_to_hf(None, str(tmp_path / "actor"))
-    assert {tensor.dtype for tensor in load_file(tmp_path / "actor" / "model.safetensors").values()} == {torch.bfloat16}
+    assert {
+        tensor.dtype for tensor in load_file(tmp_path / "actor" / "model.safetensors").values()
+    } == {torch.bfloat16}
     assert json.loads((tmp_path / "actor" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_log_probs_of_a_value_head_are_refused():
     with pytest.raises(ModelError, match="language-model head"):
-        TestContract().engine(head="value").forward(batch(), post_hook=lambda output, _: output.logprobs)
+        TestContract().engine(head="value").forward(
+            batch(), post_hook=lambda output, _: output.logprobs
+        )
 
 
 def test_lengths_beyond_the_positions_of_the_model_are_refused():
@@ -73,7 +78,7 @@ def test_a_full_disk_leaves_the_previous_folder_unchanged(tmp_path):
     assert (tmp_path / "actor" / "model.safetensors").read_bytes() == before
 
 
-# -- matrices in bfloat16 -----------------------------------------------------------------------------------
+# -- matrices in bfloat16 --------------------------------------------------------------------------
 
 
 def parameter_dtypes(engine) -> dict[str, torch.dtype]:
@@ -83,10 +88,14 @@ def parameter_dtypes(engine) -> dict[str, torch.dtype]:
 def test_bfloat16_is_used_for_matrices_of_linear_layers_only():
     types = parameter_dtypes(TestContract().engine(dtype="bfloat16"))
     narrow = {name for name, dtype in types.items() if dtype is torch.bfloat16}
-    assert narrow == {name for name in types if name.endswith("_proj.weight") or name == "lm_head.weight"}
+    assert narrow == {
+        name for name in types if name.endswith("_proj.weight") or name == "lm_head.weight"
+    }
     for dtype in ("auto", "float32"):
         assert set(parameter_dtypes(TestContract().engine(dtype=dtype)).values()) == {torch.float32}
-    assert set(parameter_dtypes(TestContract().engine("gpt2", dtype="bfloat16")).values()) == {torch.float32}
+    assert set(parameter_dtypes(TestContract().engine("gpt2", dtype="bfloat16")).values()) == {
+        torch.float32
+    }
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gpt_neox", "cohere", "olmo2"])
@@ -96,14 +105,20 @@ def test_matrices_in_bfloat16_give_the_same_outputs_as_autocast(family, head):
         engine, samples = contract().engine(family, head=head, dtype="bfloat16"), batch()
         if head == "value":
             return engine.forward(samples, post_hook=lambda output, _: output.values)
-        scored = [[length - 1 for length in lengths] for lengths in samples.seqlens["packed_input_ids"]]
-        return engine.forward(samples, post_hook=lambda output, _: output.logprobs, output_seqlens=scored)
+        scored = [
+            [length - 1 for length in lengths] for lengths in samples.seqlens["packed_input_ids"]
+        ]
+        return engine.forward(
+            samples, post_hook=lambda output, _: output.logprobs, output_seqlens=scored
+        )
 
     assert torch.equal(output(TestContract), output(FSDPEngines))
 
 
 def test_matrices_in_bfloat16_give_the_same_responses_as_autocast():
-    ours, autocast = (generate(contract().engine(dtype="bfloat16")) for contract in (TestContract, FSDPEngines))
+    ours, autocast = (
+        generate(contract().engine(dtype="bfloat16")) for contract in (TestContract, FSDPEngines)
+    )
     assert [list(one) for one in ours.tokens] == [list(one) for one in autocast.tokens]
 
 
@@ -123,4 +138,5 @@ def test_planned_weights_equal_the_memory_of_the_engine():
         mesh = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
         role = PlacedRole(sizes, head, mesh, {"dtype": "bfloat16"}, ("inference",), 64, "cuda")
         size = sum(parameter.nbytes for parameter in engine.lm.parameters())
-        assert InferenceMemory(role).resident().weights == pytest.approx(size, rel=0.02)  # biases stay in float32
+        # biases stay in float32
+        assert InferenceMemory(role).resident().weights == pytest.approx(size, rel=0.02)

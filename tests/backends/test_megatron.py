@@ -1,5 +1,5 @@
-"""megatron's specifics: an embedding tied to the head of another stage, roles with separate meshes, bfloat16
-parameters, checkpoints that convert or that other backends continue, and what it refuses.
+"""megatron's specifics: an embedding tied to the head of another stage, roles with separate meshes,
+bfloat16 parameters, checkpoints that convert or that other backends continue, and what it refuses.
 
 `test_megatron_contract.py` checks the contract of all backends in every layout.
 """
@@ -19,7 +19,14 @@ from rlcli.checkpoint.convert import convert, plan_to_hf
 from rlcli.checkpoint.families import family_of
 from rlcli.errors import ModelError, ResourceError, UsageError
 from rlcli.registry import make_backend
-from rlcli.testing.backend.base import OBJECTIVES, SETTINGS, answer_loss, answer_weight, batch, distance
+from rlcli.testing.backend.base import (
+    OBJECTIVES,
+    SETTINGS,
+    answer_loss,
+    answer_weight,
+    batch,
+    distance,
+)
 from rlcli.testing.backend.plain import AdamW, PlainTraining, plain_answer_loss
 from rlcli.testing.backend.state import restore, save
 from rlcli.testing.held_source import HeldSource
@@ -38,8 +45,8 @@ ROLES = {
     "critic, pp2 x dp2": ("qwen2", "value", {"dp": 2, "pp": 2}, {}),
     "critic, dp4": ("mistral", "value", {"dp": 4}, {}),
 }
-"""Family, head, mesh and changes to the model. All are roles of the same four processes; 97, the size of their
-vocabulary, is prime."""
+"""Family, head, mesh and changes to the model. All are roles of the same four processes; 97, the
+size of their vocabulary, is prime."""
 STEPS = 2
 RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
 
@@ -56,24 +63,33 @@ def tied_model(seed=0):
 
 
 def plain_loop(lm):
-    return PlainTraining(lm, AdamW.described_by(make_backend(ModelBackendAbstraction("megatron", SETTINGS))))
+    return PlainTraining(
+        lm, AdamW.described_by(make_backend(ModelBackendAbstraction("megatron", SETTINGS)))
+    )
 
 
 def make_engine(lm, device, mesh=None, backend="megatron", **args):
-    backend = make_backend(ModelBackendAbstraction(backend, {**SETTINGS, "dtype": "float32", **args}))
+    backend = make_backend(
+        ModelBackendAbstraction(backend, {**SETTINGS, "dtype": "float32", **args})
+    )
     family = family_of(lm.config.model_type)
     source = HeldSource(lm)
-    model = Model("actor", None, TinyTokenizer(), device, source=source, family=family, device_mesh=mesh)
+    model = Model(
+        "actor", None, TinyTokenizer(), device, source=source, family=family, device_mesh=mesh
+    )
     spec = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
     return backend.initialize(model, spec).module
 
 
 def share_of(sample, mesh):
-    """Uneven shares: the first data-parallel rank has most samples, and of four ranks some have none."""
+    """Uneven shares: the first data-parallel rank has most samples,
+    and of four ranks some have none."""
     if mesh is None or mesh["dp"].size() == 1:
         return sample
     number, cut = mesh["dp"].get_local_rank(), 5 if mesh["dp"].size() == 2 else sample.bs - 1
-    return sample.select_indices(range(cut) if number == 0 else range(cut, sample.bs) if number == 1 else ())
+    return sample.select_indices(
+        range(cut) if number == 0 else range(cut, sample.bs) if number == 1 else ()
+    )
 
 
 def full_weights(engine):
@@ -82,7 +98,8 @@ def full_weights(engine):
 
 @functools.cache
 def run_roles(folder):
-    """By rank and role: its steps and their deviation from a plain loop; the first role is saved as well."""
+    """By rank and role: its steps and their deviation from a plain loop;
+    the first role is saved as well."""
 
     def work(rank):
         with pretend_cuda() as device:
@@ -100,17 +117,28 @@ def run_roles(folder):
         for number in range(STEPS):
             share = share_of(batch(number).to(device), mesh)
             cut = MicroBatchSpec(n_mbs=1 + number)
-            actual = engine.train_batch(share, objective.loss, objective.weight, mb_spec=cut, version_steps=number)
+            actual = engine.train_batch(
+                share, objective.loss, objective.weight, mb_spec=cut, version_steps=number
+            )
             expected = plain.step([batch(number)], objective.plain, RATES[number])
-            seen.append([actual["loss"], expected["loss"], actual["grad_norm"], expected["grad_norm"]])
+            seen.append(
+                [actual["loss"], expected["loss"], actual["grad_norm"], expected["grad_norm"]]
+            )
         weights = full_weights(engine)
         assert weights.keys() == plain.weights().keys()
-        return {"steps": seen, "apart": max(distance(weights[n], w, 1e-2) for n, w in plain.weights().items())}
+        return {
+            "steps": seen,
+            "apart": max(distance(weights[n], w, 1e-2) for n, w in plain.weights().items()),
+        }
 
     def checkpoint(name, device, rank):
-        """For a role with tied embedding: the deviation of a new engine that continues its checkpoint."""
+        """For a role with tied embedding: the deviation of a new engine that continues its
+        checkpoint."""
         mesh = mesh_of_ranks(**ROLES[name][2])
-        engine, continued = make_engine(tied_model(), device, mesh), make_engine(tied_model(seed=1), device, mesh)
+        engine, continued = (
+            make_engine(tied_model(), device, mesh),
+            make_engine(tied_model(seed=1), device, mesh),
+        )
         train_step(engine, 0, mesh)
         save(engine, folder, rank)
         saved = full_weights(engine)
@@ -174,12 +202,17 @@ def test_a_checkpoint_of_bfloat16_parameters_has_float32_copies(tmp_path):
             for trained in (engine, continued):
                 losses += [train_step(trained, number, mesh) for number in (2, 3)]
             mine, theirs = full_weights(engine), full_weights(continued)
-            same = all(weight.dtype is torch.float32 and torch.equal(weight, theirs[n]) for n, weight in mine.items())
+            same = all(
+                weight.dtype is torch.float32 and torch.equal(weight, theirs[n])
+                for n, weight in mine.items()
+            )
             dtypes = {str(parameter.dtype) for parameter in engine.stage.parameters()}
             return {"losses": losses, "same": same, "kept": sorted(dtypes)}
 
     plain = plain_loop(tied_model())
-    expected = [plain.step([batch(number)], plain_answer_loss, RATES[number])["loss"] for number in range(4)]
+    expected = [
+        plain.step([batch(number)], plain_answer_loss, RATES[number])["loss"] for number in range(4)
+    ]
     for rank in run_on_ranks(2, work):
         assert rank["losses"] == pytest.approx(expected + expected[2:], rel=0.05)
         assert rank["losses"][2:4] == rank["losses"][4:]
@@ -191,7 +224,10 @@ def test_fsdp_and_megatron_continue_each_others_checkpoints(tmp_path):
     def work(rank):
         with pretend_cuda() as device:
             devices = {"fsdp": torch.device("cpu"), "megatron": device}
-            engines = {name: make_engine(tied_model(), target, backend=name) for name, target in devices.items()}
+            engines = {
+                name: make_engine(tied_model(), target, backend=name)
+                for name, target in devices.items()
+            }
             for name, engine in engines.items():
                 for number in range(2):
                     train_step(engine, number)
@@ -210,14 +246,17 @@ def test_fsdp_and_megatron_continue_each_others_checkpoints(tmp_path):
     assert max(seen["apart"]) < 1e-5
 
 
-# -- what it refuses -------------------------------------------------------------------------------------------------
+# -- what it refuses -------------------------------------------------------------------------------
 
 
 def test_the_engine_trains_but_does_not_generate():
     def work(rank):
         with pretend_cuda() as device:
             engine = make_engine(tied_model(), device)
-            return {"trains": isinstance(engine, TrainEngine), "generates": isinstance(engine, GenerationEngine)}
+            return {
+                "trains": isinstance(engine, TrainEngine),
+                "generates": isinstance(engine, GenerationEngine),
+            }
 
     assert run_on_ranks(1, work) == [{"trains": True, "generates": False}]
 
@@ -240,7 +279,12 @@ def test_settings_that_were_never_run_on_a_gpu_are_refused(name):
         ("gpt_neox", {}, {}, "its family gpt_neox is not implemented"),
         ("llama", {"attention_bias": True}, {}, "some of its linear layers have biases"),
         ("llama", {"num_hidden_layers": 3}, {"pp": 2}, "3 layers, which pp=2 does not divide"),
-        ("llama", {"num_key_value_heads": 1}, {"tp": 2}, "1 key-value heads, which tp=2 does not divide"),
+        (
+            "llama",
+            {"num_key_value_heads": 1},
+            {"tp": 2},
+            "1 key-value heads, which tp=2 does not divide",
+        ),
     ],
 )
 def test_unsupported_models_are_refused_with_the_reason(family, changes, degrees, message):
@@ -253,7 +297,7 @@ def test_unsupported_models_are_refused_with_the_reason(family, changes, degrees
         assert message in result["said"]
 
 
-# -- in host memory --------------------------------------------------------------------------------------------------
+# -- in host memory --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -272,8 +316,11 @@ def test_an_offloaded_engine_leaves_the_device_and_returns_on_demand(dtype):
             expected = [train_step(undisturbed, number) for number in (1, 2)]
             engine.offload()
             mine, theirs = full_weights(engine), full_weights(undisturbed)
-            return {"left": left / loaded, "steps": [actual, expected],
-                    "same": all(torch.equal(mine[name], theirs[name]) for name in theirs)}  # fmt: skip
+            return {
+                "left": left / loaded,
+                "steps": [actual, expected],
+                "same": all(torch.equal(mine[name], theirs[name]) for name in theirs),
+            }
 
     (seen,) = run_on_ranks(1, work)
     assert seen["left"] < 0.02

@@ -1,11 +1,13 @@
-"""megatron fulfils the contract in every layout, on a pretend device; its specifics are in `test_megatron.py`."""
+"""megatron fulfils the contract in every layout, on a pretend device; its specifics are in
+`test_megatron.py`."""
 
 import pytest
 
 from rlcli.testing.backend import BackendContract
 
 pytest.importorskip("megatron.core")
-pytestmark = pytest.mark.timeout(900)  # ranks that wait for each other are found by the contract itself
+# ranks that wait for each other are found by the contract itself
+pytestmark = pytest.mark.timeout(900)
 
 
 class TestContract(BackendContract):

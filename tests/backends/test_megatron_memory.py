@@ -1,4 +1,5 @@
-"""The memory model of megatron, compared with values worked out by hand and with what the pretend device counts."""
+"""The memory model of megatron, compared with values worked out by hand and with what the pretend
+device counts."""
 
 from __future__ import annotations
 
@@ -20,18 +21,21 @@ from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import TinyTokenizer
 from rlcli.topology.architecture import read_architecture
 
-CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 2000,
-          "max_position_embeddings": 2048, "tie_word_embeddings": False}  # fmt: skip
+CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 384,
+          "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "head_dim": 32, "vocab_size": 2000, "max_position_embeddings": 2048,
+          "tie_word_embeddings": False}  # fmt: skip
 ALL = ("train_step", "inference")
 
 
 def memory(config=CONFIG, head="lm", calls=ALL, longest=64, cp=1, dp=1, tp=1, pp=1, **arguments):
     mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": 1}
-    return MegatronMemory(PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, "cuda"))
+    return MegatronMemory(
+        PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, "cuda")
+    )
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 QKV, PROJECTION, MLP, NORMS = 128 * (128 + 64 + 64), 128 * 128, 3 * 128 * 384, 2 * 128
 MATRIX, NORM = 2000 * 128, 128
@@ -52,30 +56,43 @@ def test_parameters_of_each_stage():
     tied = {**CONFIG, "tie_word_embeddings": True}
     assert [stage.parameters for stage in memory(tied).stages] == [4 * block(1) + MATRIX + NORM]
     first, last = memory(tied, pp=2).stages  # each has the matrix: as an embedding, and as a head
-    assert (first.parameters, last.parameters) == (2 * block(1) + MATRIX, 2 * block(1) + MATRIX + NORM)
+    assert (first.parameters, last.parameters) == (
+        2 * block(1) + MATRIX,
+        2 * block(1) + MATRIX + NORM,
+    )
 
 
 def test_memory_between_calls():
     count = 2 * block(2) + NORM + MATRIX // 2
     resident = memory(tp=2, pp=2, dp=4, dtype="float32").resident()
-    assert (resident.weights, resident.buffers, resident.optimizer) == (4 * count, 4 * count, 8 * count // 4)
-    resident = memory(tp=2, pp=2, dp=4).resident()  # bfloat16, and a float32 copy of it in the optimizer
-    assert (resident.weights, resident.buffers, resident.optimizer) == (2 * count, 4 * count, 12 * count // 4)
+    assert (resident.weights, resident.buffers, resident.optimizer) == (
+        4 * count,
+        4 * count,
+        8 * count // 4,
+    )
+    # bfloat16, and a float32 copy of it in the optimizer
+    resident = memory(tp=2, pp=2, dp=4).resident()
+    assert (resident.weights, resident.buffers, resident.optimizer) == (
+        2 * count,
+        4 * count,
+        12 * count // 4,
+    )
     assert memory(calls=("inference",), dtype="float32").resident().optimizer == 0
     assert memory(tp=2, pp=2, dp=4).snapshot() == 12 * count // 4
 
 
 def test_memory_of_an_update():
-    """256 tokens in rows of 64; a block saves 13 832 bytes of each in float32, Megatron's scratch is 1024."""
+    """256 tokens in rows of 64; a block saves 13 832 bytes of each in float32,
+    Megatron's scratch is 1024."""
     saved = 2 * (8 * 128 + 4) + 2 * 4 * 128 + 4 * 4 * 128 + 4 * 4 * 64 + 5 * 4 * 384
     assert saved == 13832
     logits = 20 * 256 * 2000 + 4 * MATRIX
     estimate = memory(dtype="float32").update(256, 1)
     assert estimate.activations == 256 * (4 * saved + 8 * 128 + 2 * 4 * 128 + 32 + 1024)
     assert (estimate.logits, estimate.gradients, estimate.cache) == (logits, 0, 0)
-    assert memory(dtype="float32", gradient_checkpointing=True).update(256, 1).activations == 256 * (
-        4 * 4 * 128 + 8 * 128 + 2 * 4 * 128 + 32 + 1024
-    )
+    assert memory(dtype="float32", gradient_checkpointing=True).update(
+        256, 1
+    ).activations == 256 * (4 * 4 * 128 + 8 * 128 + 2 * 4 * 128 + 32 + 1024)
 
 
 def test_the_first_of_four_stages_keeps_at_most_four_micro_batches():
@@ -89,7 +106,11 @@ def test_the_first_of_four_stages_keeps_at_most_four_micro_batches():
     ("config", "mesh", "reason"),
     [
         ({"model_type": "gpt2"}, {}, "no model of type gpt2"),
-        ({**CONFIG, "num_hidden_layers": 3}, {"pp": 2}, "pp=2 does not divide the model's 3 layers"),
+        (
+            {**CONFIG, "num_hidden_layers": 3},
+            {"pp": 2},
+            "pp=2 does not divide the model's 3 layers",
+        ),
         (CONFIG, {"cp": 2}, "a mesh with cp2"),
     ],
 )
@@ -98,15 +119,23 @@ def test_unsupported_models_and_meshes_are_not_estimated(config, mesh, reason):
         memory(config, **mesh)
 
 
-# -- as counted --------------------------------------------------------------------------------------------------------
+# -- as counted ------------------------------------------------------------------------------------
 
 
 class MeasuredPhases:
     """The memory of an engine in each phase, in bytes, on a device that counts it."""
 
     def __init__(self, rank, device, head="lm", count=4, length=64, micro_batches=1, **arguments):
-        self.cuda, self.device, self.head, self.count, self.length = torch.cuda, device, head, count, length
-        self.degrees = {name: arguments.pop(name) for name in ("dp", "tp", "pp") if name in arguments}
+        self.cuda, self.device, self.head, self.count, self.length = (
+            torch.cuda,
+            device,
+            head,
+            count,
+            length,
+        )
+        self.degrees = {
+            name: arguments.pop(name) for name in ("dp", "tp", "pp") if name in arguments
+        }
         self.cuda.reset_peak_memory_stats()
         before = self.cuda.memory_allocated()
         self.engine = self.build(arguments)
@@ -119,9 +148,21 @@ class MeasuredPhases:
     def build(self, arguments):
         source = open_source(CONFIG, head=self.head, tokenizer=None, seed=0)
         mesh, family = mesh_of_ranks(**self.degrees), family_of("llama")
-        model = Model("actor", None, TinyTokenizer(), self.device, source=source, family=family, device_mesh=mesh)
+        model = Model(
+            "actor",
+            None,
+            TinyTokenizer(),
+            self.device,
+            source=source,
+            family=family,
+            device_mesh=mesh,
+        )
         spec = FinetuneSpec(total_train_steps=10, dataset_size=100, train_batch_size=10)
-        return make_backend(ModelBackendAbstraction("megatron", arguments)).initialize(model, spec).module
+        return (
+            make_backend(ModelBackendAbstraction("megatron", arguments))
+            .initialize(model, spec)
+            .module
+        )
 
     def batch(self):
         tokens = torch.randint(3, CONFIG["vocab_size"], (self.count * self.length,)).to(self.device)
@@ -136,12 +177,17 @@ class MeasuredPhases:
     def train(self, count):
         spec = MicroBatchSpec(n_mbs=count)
         self.engine.train_batch(
-            self.batch(), lambda output, sample: -self.score(output, sample).sum(), lambda _: 1.0, mb_spec=spec
+            self.batch(),
+            lambda output, sample: -self.score(output, sample).sum(),
+            lambda _: 1.0,
+            mb_spec=spec,
         )
 
     def infer(self):
         rows = None if self.head == "value" else [[self.length - 1]] * self.count
-        self.engine.forward(self.batch(), MicroBatchSpec(), post_hook=self.score, output_seqlens=rows)
+        self.engine.forward(
+            self.batch(), MicroBatchSpec(), post_hook=self.score, output_seqlens=rows
+        )
 
     def highest(self, work):
         before = self.cuda.memory_allocated()
@@ -156,7 +202,10 @@ LAYOUTS = {
         {"dtype": "bfloat16", "count": 2, "length": 128},
         {"dtype": "float32", "gradient_checkpointing": True, "count": 1, "length": 256},
     ],
-    "2 stages": [{"dtype": "float32", "pp": 2, "micro_batches": 2}, {"dtype": "float32", "pp": 2, "head": "value"}],
+    "2 stages": [
+        {"dtype": "float32", "pp": 2, "micro_batches": 2},
+        {"dtype": "float32", "pp": 2, "head": "value"},
+    ],
 }
 
 
@@ -176,7 +225,10 @@ def test_estimates_match_what_the_device_counts(ranks):
     count = math.prod(LAYOUTS[ranks][0].get(name, 1) for name in ("dp", "tp", "pp"))
     by_rank = [seen["measured"] for seen in run_on_ranks(count, work)]
     for number, layout in enumerate(LAYOUTS[ranks]):
-        counted = [max(numbers) for numbers in zip(*(measured[number] for measured in by_rank), strict=True)]
+        counted = [
+            max(numbers)
+            for numbers in zip(*(measured[number] for measured in by_rank), strict=True)
+        ]
         asked = {"count": 4, "length": 64, "micro_batches": 1, **layout}
         tokens, cut = asked.pop("count") * asked["length"], asked.pop("micro_batches")
         model = memory(longest=asked.pop("length"), **asked)

@@ -1,5 +1,5 @@
-"""Supervised fine-tuning with megatron has the loss curve of fsdp: in a run on one rank, in a run on two ranks that
-resumes in another layout, and step by step on four ranks."""
+"""Supervised fine-tuning with megatron has the loss curve of fsdp: in a run on one rank, in a run
+on two ranks that resumes in another layout, and step by step on four ranks."""
 
 import importlib
 import io
@@ -11,7 +11,12 @@ import pytest
 import torch
 from warm_command import load_everything, run_here
 
-from rlcli.api.config import FinetuneSpec, MicroBatchSpec, ModelBackendAbstraction, ModelInterfaceAbstraction
+from rlcli.api.config import (
+    FinetuneSpec,
+    MicroBatchSpec,
+    ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+)
 from rlcli.api.model import Model, call_interface
 from rlcli.checkpoint.families import family_of
 from rlcli.launch.run import run_recipe
@@ -30,15 +35,22 @@ HERE = Path(__file__).parent
 PRETEND_RANKS = runpy.run_path(str(HERE / "pretend_ranks" / "sitecustomize.py"))
 
 TINY = (
-    "{model_type: qwen3, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 4, "
-    "num_key_value_heads: 2, head_dim: 16, max_position_embeddings: 128, tie_word_embeddings: true}"
+    "{model_type: qwen3, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, max_position_embeddings: 128, "
+    "tie_word_embeddings: true}"
 )
 SMALL = (
-    f"models.actor.scratch={TINY}", "train.steps=6", "train.prompts_per_step=8", "datasets.train.args.problems=64",
-    "models.actor.backend.args.warmup_steps=2", "models.actor.backend.args.eps=1e-3",
+    f"models.actor.scratch={TINY}",
+    "train.steps=6",
+    "train.prompts_per_step=8",
+    "datasets.train.args.problems=64",
+    "models.actor.backend.args.warmup_steps=2",
+    "models.actor.backend.args.eps=1e-3",
     "models.actor.backend.args.schedule=constant",
-    "launch.type=inline", "log.tensorboard=false", "log.plot=false",
-)  # fmt: skip
+    "launch.type=inline",
+    "log.tensorboard=false",
+    "log.plot=false",
+)
 
 
 def losses(folder):
@@ -79,10 +91,16 @@ def test_a_run_with_megatron_has_the_loss_curve_of_fsdp(tmp_path, fsdp_losses):
 
 
 def test_a_run_resumed_in_other_layouts_has_the_loss_curve_of_fsdp(tmp_path, fsdp_losses):
-    """Two pipeline stages for two steps, then two tensor-parallel ranks, then two data-parallel ranks."""
+    """Two pipeline stages for two steps, then two tensor-parallel ranks,
+    then two data-parallel ranks."""
     changes = [one for one in SMALL if not one.startswith(("launch.", "train.steps"))]
     changes += ["models.actor.backend.type=megatron", "cluster.device=cuda"]
-    two_ranks = ("launch=local", "cluster.devices_per_node=2", "models.actor.mesh={pp: 2}", "train.steps=2")
+    two_ranks = (
+        "launch=local",
+        "cluster.devices_per_node=2",
+        "models.actor.mesh={pp: 2}",
+        "train.steps=2",
+    )
     folder = tmp_path / "run"
     for arguments in (
         ("train", "sft_math", *changes, *two_ranks, "--run-dir", str(folder)),
@@ -98,13 +116,17 @@ def loss_curve(backend, device, mesh=None):
     """The losses of six steps of the interface on a new model."""
     lm = tiny_model("qwen3", hidden_size=64)
     source, family = HeldSource(lm), family_of("qwen3")
-    model = Model("actor", None, TinyTokenizer(), device, source=source, family=family, device_mesh=mesh)
+    model = Model(
+        "actor", None, TinyTokenizer(), device, source=source, family=family, device_mesh=mesh
+    )
     args = {"dtype": "float32", "lr": 1e-2, "eps": 1e-3}
     spec = FinetuneSpec(total_train_steps=6, dataset_size=100, train_batch_size=10)
     make_backend(ModelBackendAbstraction(backend, args)).initialize(model, spec)
     sft = make_interface(ModelInterfaceAbstraction("sft"))
     return [
-        call_interface(sft, "train_step", model, batch(step), MicroBatchSpec(n_mbs=1 + step % 3))["loss"]
+        call_interface(sft, "train_step", model, batch(step), MicroBatchSpec(n_mbs=1 + step % 3))[
+            "loss"
+        ]
         for step in range(6)
     ]
 

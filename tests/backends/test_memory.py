@@ -1,4 +1,5 @@
-"""Memory models, compared with what the backward pass really saves and with the memory of a real process."""
+"""Memory models, compared with what the backward pass really saves and with the memory of a real
+process."""
 
 from __future__ import annotations
 
@@ -26,17 +27,34 @@ CALLS = {"update": "train_step", "inference": "inference", "generate": "generate
 
 
 def memory(
-    backend: str, config: dict, head: str = "lm", calls=("train_step",), longest: int = 0, device: str = "cpu",
-    dp: int = 1, tp: int = 1, pp: int = 1, **arguments,
-):  # fmt: skip
+    backend: str,
+    config: dict,
+    head: str = "lm",
+    calls=("train_step",),
+    longest: int = 0,
+    device: str = "cpu",
+    dp: int = 1,
+    tp: int = 1,
+    pp: int = 1,
+    **arguments,
+):
     mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": 1, "ep": 1}
-    return MODELS[backend](PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, device))
+    return MODELS[backend](
+        PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, device)
+    )
 
 
-# -- activations, exactly --------------------------------------------------------------------------------
+# -- activations, exactly --------------------------------------------------------------------------
 
-SIZE = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 97, "num_key_value_heads": 2,
-        "intermediate_size": 160, "head_dim": 16, "sliding_window": None}  # fmt: skip
+SIZE = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 97,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "head_dim": 16,
+    "sliding_window": None,
+}
 FAMILIES = {
     "llama": {},
     "mistral": {},
@@ -44,7 +62,12 @@ FAMILIES = {
     "qwen3": {},
     "gemma": {},
     "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+    },
     "gpt2": {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
 }
 
@@ -55,9 +78,15 @@ def saved_bytes(model_type: str, layers: int, dtype: torch.dtype, lengths: tuple
 
     settings = {**SIZE, **FAMILIES[model_type], "num_hidden_layers": layers}
     if model_type == "gpt2":
-        settings = {key: value for key, value in settings.items() if key not in ("head_dim", "sliding_window")}
+        settings = {
+            key: value
+            for key, value in settings.items()
+            if key not in ("head_dim", "sliding_window")
+        }
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings, **ids)).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **settings, **ids)
+    ).eval()
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}
 
@@ -88,61 +117,103 @@ def test_bytes_that_a_block_saves_for_its_backward_pass(model_type, dtype):
     )
 
 
-# -- peaks of a process ------------------------------------------------------------------------------------
+# -- peaks of a process ----------------------------------------------------------------------------
 
-CONFIG = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 6000,
-          "max_position_embeddings": 2048, "tie_word_embeddings": True}  # fmt: skip
+CONFIG = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
+          "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "head_dim": 64, "vocab_size": 6000, "max_position_embeddings": 2048,
+          "tie_word_embeddings": True}  # fmt: skip
 SHARDED = {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
 UPDATE = {"phase": "update", "backend": "fsdp", "count": 4, "length": 128}
 CHECKPOINTING = {"args": {"gradient_checkpointing": True}}
 INFERENCE = {"phase": "inference", "backend": "inference", "count": 4, "length": 256}
-GENERATE = {"phase": "generate", "backend": "inference", "count": 8, "length": 160, "group": 4, "slots": 32, "new": 4}
+GENERATE = {
+    "phase": "generate",
+    "backend": "inference",
+    "count": 8,
+    "length": 160,
+    "group": 4,
+    "slots": 32,
+    "new": 4,
+}
 RUNS = {
-    ("float32", "dp", 1): [UPDATE, {**UPDATE, "micro_batches": 2}, {**UPDATE, "head": "value"},
-                     {**UPDATE, **CHECKPOINTING}, INFERENCE, GENERATE],
+    ("float32", "dp", 1): [
+        UPDATE,
+        {**UPDATE, "micro_batches": 2},
+        {**UPDATE, "head": "value"},
+        {**UPDATE, **CHECKPOINTING},
+        INFERENCE,
+        GENERATE,
+    ],
     ("bfloat16", "dp", 1): [UPDATE, INFERENCE, {**INFERENCE, "head": "value"}, GENERATE],
-    ("auto", "dp", 2): [{**UPDATE, "length": 64}, {**UPDATE, "length": 64, "micro_batches": 2},
-                        {**INFERENCE, "backend": "fsdp", "length": 192}, {**GENERATE, "backend": "fsdp", "length": 32}],
-    ("auto", "tp", 2): [{**UPDATE, "length": 64}, {**UPDATE, "length": 64, **CHECKPOINTING},
-                        {**INFERENCE, "backend": "fsdp", "length": 128}, {**GENERATE, "backend": "fsdp", "length": 96}],
-}  # fmt: skip
+    ("auto", "dp", 2): [
+        {**UPDATE, "length": 64},
+        {**UPDATE, "length": 64, "micro_batches": 2},
+        {**INFERENCE, "backend": "fsdp", "length": 192},
+        {**GENERATE, "backend": "fsdp", "length": 32},
+    ],
+    ("auto", "tp", 2): [
+        {**UPDATE, "length": 64},
+        {**UPDATE, "length": 64, **CHECKPOINTING},
+        {**INFERENCE, "backend": "fsdp", "length": 128},
+        {**GENERATE, "backend": "fsdp", "length": 96},
+    ],
+}
 FASTEST = str(compute_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
 
 
 def config_for(ranks: int) -> dict:
-    """Enough parameters that those which are sharded count for more than the noise of two processes."""
+    """Enough parameters that those which are sharded count for more than the noise of two
+    processes."""
     return CONFIG if ranks == 1 else SHARDED
 
 
 @pytest.fixture(scope="module")
 def measured():
-    """The peaks of the runs of each layout on rank 0. Large tensors get separate pages that are returned with them, so
-    that the size of the process is theirs."""
+    """The peaks of the runs of each layout on rank 0. Large tensors get separate pages that are
+    returned with them, so that the size of the process is theirs."""
     environment = {
-        **os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1",
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }  # fmt: skip
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+        "MALLOC_ARENA_MAX": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     asked = {
         (dtype, dimension, ranks): {
-            "config": config_for(ranks), "dtype": FASTEST if dtype == "auto" else dtype, "dimension": dimension,
-            "ranks": ranks, "runs": runs,
+            "config": config_for(ranks),
+            "dtype": FASTEST if dtype == "auto" else dtype,
+            "dimension": dimension,
+            "ranks": ranks,
+            "runs": runs,
         }
-        for (dtype, dimension, ranks), runs in RUNS.items() if dtype != "bfloat16" or dtype == FASTEST
-    }  # fmt: skip
-    script = [sys.executable, str(Path(__file__).with_name("measured_peak.py")), json.dumps([*asked.values()])]
+        for (dtype, dimension, ranks), runs in RUNS.items()
+        if dtype != "bfloat16" or dtype == FASTEST
+    }
+    script = [
+        sys.executable,
+        str(Path(__file__).with_name("measured_peak.py")),
+        json.dumps([*asked.values()]),
+    ]
     ended = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return dict(zip(asked, json.loads(ended.stdout), strict=True))
 
 
 def estimated(run: dict, dtype: str, dimension: str, ranks: int) -> tuple[int, int]:
-    """(memory before, memory at the peak), in bytes. The first inference or generation is not measured."""
+    """(memory before, memory at the peak), in bytes.
+    The first inference or generation is not measured."""
     calls = {CALLS[run["phase"]], "inference"}
     model = memory(
-        run["backend"], config_for(ranks), run.get("head", "lm"), calls=calls, dtype=dtype,
-        **{dimension: ranks}, **run.get("args", {}),
-    )  # fmt: skip
+        run["backend"],
+        config_for(ranks),
+        run.get("head", "lm"),
+        calls=calls,
+        dtype=dtype,
+        **{dimension: ranks},
+        **run.get("args", {}),
+    )
     micro_batches, resident = run.get("micro_batches", 1), model.resident()
     tokens = run["count"] * run["length"] // micro_batches
     if run["phase"] == "update":
@@ -157,11 +228,15 @@ def estimated(run: dict, dtype: str, dimension: str, ranks: int) -> tuple[int, i
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux' /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux' /proc"
+)
 @pytest.mark.parametrize(("dtype", "dimension", "ranks"), RUNS)
 def test_estimated_peaks_are_within_the_stated_error(dtype, dimension, ranks, measured):
     if (dtype, dimension, ranks) not in measured:
-        pytest.skip("this processor does not multiply bfloat16 natively: emulated, it takes minutes")
+        pytest.skip(
+            "this processor does not multiply bfloat16 natively: emulated, it takes minutes"
+        )
     runs, results = RUNS[dtype, dimension, ranks], measured[dtype, dimension, ranks]
     for run, result in zip(runs, results, strict=True):
         before, estimate = estimated(run, FASTEST if dtype == "auto" else dtype, dimension, ranks)
@@ -184,17 +259,28 @@ MEASURED = {
     (3, ("optimizer",)): (630, 1259, 1190, 1339),
     (3, ("optimizer", "parameters")): (632, 1264, 1191, 1339),
 }
-"""What `tests/bench/memory.py --ranks 2 --megabytes 256 --zero-stage … --offload …` measured on the fullest rank, in
-MiB, while loading, training, generating and writing a checkpoint."""
+"""What `tests/bench/memory.py --ranks 2 --megabytes 256 --zero-stage … --offload …` measured on the
+fullest rank, in MiB, while loading, training, generating and writing a checkpoint."""
 
 
 @pytest.mark.parametrize(("stage", "offload"), MEASURED)
 def test_estimates_for_zero_match_the_measured_memory_of_two_ranks(stage, offload, monkeypatch):
-    config = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 5,
-              "num_attention_heads": 16, "vocab_size": 4096, "tie_word_embeddings": False}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 16,
+        "vocab_size": 4096,
+        "tie_word_embeddings": False,
+    }
     calls = ("train_step", "inference", "generate")
     monkeypatch.setattr("rlcli.backends._deepspeed_memory.BUCKET", 1 << 23)  # as there
-    settings = {"dtype": "float32", "zero_stage": stage, **{f"offload_{state}": True for state in offload}}
+    settings = {
+        "dtype": "float32",
+        "zero_stage": stage,
+        **{f"offload_{state}": True for state in offload},
+    }
     model = memory("deepspeed", config, calls=calls, dp=2, **settings)
     resident = model.resident()
     planned = (
@@ -206,11 +292,18 @@ def test_estimates_for_zero_match_the_measured_memory_of_two_ranks(stage, offloa
     assert [size / MIB for size in planned] == pytest.approx(MEASURED[stage, offload], rel=0.15)
 
 
-# -- ranks, phases ------------------------------------------------------------------------------------------
+# -- ranks, phases ---------------------------------------------------------------------------------
 
 
-QWEN = {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-        "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}  # fmt: skip
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
 
 
 def qwen(head: str = "lm", dp: int = 1, backend: str = "fsdp", **arguments):
@@ -218,8 +311,16 @@ def qwen(head: str = "lm", dp: int = 1, backend: str = "fsdp", **arguments):
 
 
 def generating(slots: int, **changes) -> Generation:
-    return Generation(**{"prompts": slots, "responses": 1, "prompt_tokens": 512, "new_tokens": 512, "at_once": slots}
-                      | changes)  # fmt: skip
+    return Generation(
+        **{
+            "prompts": slots,
+            "responses": 1,
+            "prompt_tokens": 512,
+            "new_tokens": 512,
+            "at_once": slots,
+        }
+        | changes
+    )
 
 
 def test_sharding_divides_weights_and_optimizer_but_gathers_to_generate():
@@ -247,13 +348,20 @@ def test_memory_grows_with_tokens_and_slots_and_shrinks_with_checkpointing():
 
 
 def test_the_cache_is_limited_by_its_budget():
-    assert qwen(kv_cache_tokens=33 * 1024 - 1).generate(generating(64)) == qwen().generate(generating(32, prompts=64))
+    assert qwen(kv_cache_tokens=33 * 1024 - 1).generate(generating(64)) == qwen().generate(
+        generating(32, prompts=64)
+    )
     assert qwen(kv_cache_tokens=1 << 20).generate(generating(64)) == qwen().generate(generating(64))
 
 
 def test_tensor_parallel_ranks_share_weights_and_cache():
-    single, tensor_parallel, both = qwen().resident(), qwen(tp=2).resident(), qwen(tp=2, dp=4).resident()
-    assert tensor_parallel.weights == pytest.approx(single.weights / 2, rel=0.001)  # norms and biases of rows are whole
+    single, tensor_parallel, both = (
+        qwen().resident(),
+        qwen(tp=2).resident(),
+        qwen(tp=2, dp=4).resident(),
+    )
+    # norms and biases of rows are whole
+    assert tensor_parallel.weights == pytest.approx(single.weights / 2, rel=0.001)
     assert both.weights == tensor_parallel.weights // 4
     assert qwen(tp=2).generate(generating(64)).cache == qwen().generate(generating(64)).cache / 2
     assert qwen(tp=2).generate(generating(64)).logits == qwen().generate(generating(64)).logits
@@ -263,7 +371,9 @@ def test_tensor_parallel_ranks_share_weights_and_cache():
 
 def test_replicas_and_deferred_reductions_need_more_memory():
     sharded, hybrid = qwen(dp=8), qwen(dp=8, shard_size=2)
-    assert hybrid.resident().weights == qwen(dp=2).resident().weights == 4 * sharded.resident().weights
+    assert (
+        hybrid.resident().weights == qwen(dp=2).resident().weights == 4 * sharded.resident().weights
+    )
     assert qwen(dp=2, shard_size=2).resident() == qwen(dp=2).resident()
     deferred = qwen(dp=8, defer_reduction=True)
     assert deferred.update(8192, 1) == sharded.update(8192, 1)
@@ -271,7 +381,7 @@ def test_replicas_and_deferred_reductions_need_more_memory():
     assert difference == pytest.approx(4 * 494032768 * 7 / 8, rel=0.001)
 
 
-# -- stages of ZeRO -----------------------------------------------------------------------------------------
+# -- stages of ZeRO --------------------------------------------------------------------------------
 
 WHOLE = 4 * 494032768
 BUCKET = 4 * 151936 * 896
@@ -286,7 +396,8 @@ def test_memory_between_calls_by_stage_of_zero():
     resident = [zero(stage).resident() for stage in range(4)]
     assert [one.weights for one in resident] == [WHOLE, WHOLE, WHOLE, WHOLE // 4]
     assert [one.optimizer for one in resident] == [2 * WHOLE, WHOLE // 2, WHOLE // 2, WHOLE // 2]
-    assert [one.buffers for one in resident] == [0, 0, 0, WHOLE // 4 + BUCKET]  # this rank's gradients, and a bucket
+    # this rank's gradients, and a bucket
+    assert [one.buffers for one in resident] == [0, 0, 0, WHOLE // 4 + BUCKET]
     assert qwen(backend="deepspeed", dp=4, zero_stage=2).resident() == zero(2, "cpu").resident()
     alone = memory("deepspeed", QWEN, calls=("inference",), zero_stage=1)
     assert alone.resident().optimizer == 0
@@ -297,15 +408,22 @@ def test_memory_of_gradients_by_stage_of_zero():
     assert at_end[0] == 2 * WHOLE  # laid end to end to be reduced
     assert at_end[1] == WHOLE + BUCKET + WHOLE // 4
     assert at_end[2] == WHOLE // 4 + 2 * BUCKET
-    before = [zero(stage).gradients(several=True)[0] for stage in range(4)]  # of earlier micro-batches
+    # of earlier micro-batches
+    before = [zero(stage).gradients(several=True)[0] for stage in range(4)]
     assert before == [WHOLE, WHOLE, WHOLE // 4, 0]
     for stage in range(3):
-        assert zero(stage).update(8192, 2).total - zero(stage).update(8192, 1).total == before[stage]
+        assert (
+            zero(stage).update(8192, 2).total - zero(stage).update(8192, 1).total == before[stage]
+        )
 
 
 def test_stage_3_gathers_two_buckets_and_a_full_copy_to_generate():
-    assert [zero(stage, dtype="float32").update(8192, 1).gathered for stage in (0, 3)] == [0, 4 * BUCKET]
-    assert zero(3).update(8192, 1).gathered == 4 * BUCKET + 2 * zero(3).sizes.cast  # autocast keeps what it made
+    assert [zero(stage, dtype="float32").update(8192, 1).gathered for stage in (0, 3)] == [
+        0,
+        4 * BUCKET,
+    ]
+    # autocast keeps what it made
+    assert zero(3).update(8192, 1).gathered == 4 * BUCKET + 2 * zero(3).sizes.cast
     assert zero(3, dtype="float32").generate(generating(1)).gathered == WHOLE
     assert zero(2).generate(generating(1)) == qwen().generate(generating(1))
     assert (
@@ -315,7 +433,8 @@ def test_stage_3_gathers_two_buckets_and_a_full_copy_to_generate():
 
 def test_offloading_frees_the_memory_of_a_separate_device():
     assert zero(2, offload_optimizer=True).resident().optimizer == 0
-    assert zero(2, offload_optimizer=True).resident().buffers == BUCKET  # through which gradients go to the host
+    # through which gradients go to the host
+    assert zero(2, offload_optimizer=True).resident().buffers == BUCKET
     away = zero(3, offload_optimizer=True, offload_parameters=True).resident()
     assert (away.weights, away.optimizer, away.buffers) == (0, 0, BUCKET)
     here = zero(2, "cpu", offload_optimizer=True).resident()  # copies in the same memory

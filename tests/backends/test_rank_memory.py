@@ -1,4 +1,5 @@
-"""No rank holds more of a sharded model than it may: `tests/bench/memory.py`, half a gigabyte of weights."""
+"""No rank holds more of a sharded model than it may: `tests/bench/memory.py`,
+half a gigabyte of weights."""
 
 import json
 import subprocess
@@ -12,7 +13,9 @@ RANKS = ("2", "4")
 
 pytestmark = [
     pytest.mark.timeout(500),
-    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux' /proc"),
+    pytest.mark.skipif(
+        not Path("/proc/self/status").exists(), reason="memory is read from Linux' /proc"
+    ),
 ]
 
 
@@ -33,4 +36,6 @@ def test_each_rank_stays_within_its_allowed_memory_in_every_phase(ranks, records
         for name, most in phases.items():
             allowed = record["allowed"][name]
             assert most <= allowed["allowed"], (f"rank {number}", name, most, allowed)
-            assert most >= 0.9 * allowed["share"], f"{name} has not been measured: {most} of rank {number}"
+            assert most >= 0.9 * allowed["share"], (
+                f"{name} has not been measured: {most} of rank {number}"
+            )

@@ -20,7 +20,12 @@ def failure_of(save) -> tuple[str, str, int | None, float]:
     try:
         save()
     except (ModelError, OSError) as error:
-        return type(error).__name__, str(error), getattr(error, "errno", None), time.monotonic() - began
+        return (
+            type(error).__name__,
+            str(error),
+            getattr(error, "errno", None),
+            time.monotonic() - began,
+        )
     return "none", "", None, time.monotonic() - began
 
 
@@ -38,7 +43,12 @@ def test_an_error_of_the_writing_rank_is_raised_on_all_ranks(tmp_path):
         too_large = failure_of(lambda: engine.save_to_hf(None, str(tmp_path / "large")))
         engine.save_dtype = torch.float32
         fine = failure_of(lambda: engine.save_to_hf(None, str(tmp_path / "fine")))
-        return {"no folder": no_folder, "too large": too_large, "fine": fine, "there": (tmp_path / "fine").is_dir()}
+        return {
+            "no folder": no_folder,
+            "too large": too_large,
+            "fine": fine,
+            "there": (tmp_path / "fine").is_dir(),
+        }
 
     ranks = run_on_ranks(2, work)
     for seen in ranks:
@@ -59,4 +69,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     with _written_aside(tmp_path / "actor") as folder:
         assert list(folder.iterdir()) == []
         (folder / "config.json").write_text("{}")
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["actor", "actor/config.json"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "actor",
+        "actor/config.json",
+    ]

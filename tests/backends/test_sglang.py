@@ -27,25 +27,40 @@ from rlcli.testing.backend.generation import generate
 from rlcli.testing.fake_sglang import FakeSGLang, HashModel
 from rlcli.testing.tiny_models import tiny_model
 
-# -- servers that fail -----------------------------------------------------------------------------------------------
+# -- servers that fail -----------------------------------------------------------------------------
 
-QUICK = {"weights_folder": None, "start_deadline_s": 20.0, "request_deadline_s": 5.0, "update_deadline_s": 10.0}
+QUICK = {
+    "weights_folder": None,
+    "start_deadline_s": 20.0,
+    "request_deadline_s": 5.0,
+    "update_deadline_s": 10.0,
+}
 
 
 @pytest.fixture
 def attached(tmp_path):
-    """Builds an engine with `count` fake servers in this process; `prepare` changes the last of them."""
+    """Builds an engine with `count` fake servers in this process;
+    `prepare` changes the last of them."""
     with ExitStack() as stack:
         lm = tiny_model("llama")
 
         def make(count=1, prepare=lambda fake: None, tokenizer=None, **args):
-            fakes = [stack.enter_context(FakeSGLang(HashModel(lm.config.vocab_size))) for _ in range(count)]
+            fakes = [
+                stack.enter_context(FakeSGLang(HashModel(lm.config.vocab_size)))
+                for _ in range(count)
+            ]
             prepare(fakes[-1])
             checks = BackendContract()
-            checks.name, checks.args = "sglang", {
-                **QUICK, "urls": [fake.url for fake in fakes], "update": "disk", "weights_folder": str(tmp_path),
-                **args,
-            }  # fmt: skip
+            checks.name, checks.args = (
+                "sglang",
+                {
+                    **QUICK,
+                    "urls": [fake.url for fake in fakes],
+                    "update": "disk",
+                    "weights_folder": str(tmp_path),
+                    **args,
+                },
+            )
             engine = checks.engine("llama", lm=lm, tokenizer=tokenizer)
             stack.callback(engine.close)
             return engine, fakes
@@ -100,7 +115,9 @@ def test_many_connections_broken_at_once_do_not_mark_a_server_as_dead(attached):
 def test_a_request_that_keeps_failing_ends_the_call_and_names_the_server(attached):
     engine, (fake,) = attached()
     fake.fail("/generate", *["reset"] * 1000)
-    with pytest.raises(WorkerError, match=r"lives, but has not answered one request 8 times: .*reset") as caught:
+    with pytest.raises(
+        WorkerError, match=r"lives, but has not answered one request 8 times: .*reset"
+    ) as caught:
         generate(engine)
     assert fake.url in str(caught.value)
     assert fake.count("/update_weights_from_disk") >= 2, "nothing was tried to mend it"
@@ -121,16 +138,27 @@ def test_an_invalid_answer_ends_the_call_and_names_the_server(attached, fault, m
 
 INVALID_RESPONSES = {
     "too short": lambda answer: {**answer, "output_ids": answer["output_ids"][:-1]},
-    "an id beyond the vocabulary": lambda answer: {**answer, "output_ids": [97] * len(answer["output_ids"])},
-    "ids that are no numbers": lambda answer: {**answer, "output_ids": ["1"] * len(answer["output_ids"])},
+    "an id beyond the vocabulary": lambda answer: {
+        **answer,
+        "output_ids": [97] * len(answer["output_ids"]),
+    },
+    "ids that are no numbers": lambda answer: {
+        **answer,
+        "output_ids": ["1"] * len(answer["output_ids"]),
+    },
     "a NaN": lambda answer: with_logprobs(answer, float("nan")),
     "a log-prob above 0": lambda answer: with_logprobs(answer, 0.5),
     "a log-prob that is text": lambda answer: with_logprobs(answer, "-1"),
-    "no log-probs": lambda answer: {**answer, "meta_info": {**answer["meta_info"], "output_token_logprobs": None}},
+    "no log-probs": lambda answer: {
+        **answer,
+        "meta_info": {**answer["meta_info"], "output_token_logprobs": None},
+    },
     "no meta_info": lambda answer: {"output_ids": answer["output_ids"]},
     "a list": lambda answer: [answer],
     "null": lambda answer: None,
-    "versions with a gap": lambda answer: with_meta(answer, weight_versions=[{"version": "x", "start": 1, "end": 2}]),
+    "versions with a gap": lambda answer: with_meta(
+        answer, weight_versions=[{"version": "x", "start": 1, "end": 2}]
+    ),
     "a log-prob that is no float": lambda answer: with_logprobs(answer, -(10**400)),
     "a log-prob that is infinite": lambda answer: with_logprobs(answer, float("-inf")),
     "a version that starts nowhere": lambda answer: with_version(answer, start=float("inf")),
@@ -150,11 +178,15 @@ def with_meta(answer, **changes):
 
 
 def with_version(answer, **changes):
-    return with_meta(answer, weight_versions=[{**answer["meta_info"]["weight_versions"][0], **changes}])
+    return with_meta(
+        answer, weight_versions=[{**answer["meta_info"]["weight_versions"][0], **changes}]
+    )
 
 
 def with_logprobs(answer, score):
-    return with_meta(answer, output_token_logprobs=[[score, token, None] for token in answer["output_ids"]])
+    return with_meta(
+        answer, output_token_logprobs=[[score, token, None] for token in answer["output_ids"]]
+    )
 
 
 @pytest.mark.parametrize("kind", INVALID_RESPONSES)
@@ -180,7 +212,10 @@ def test_a_silent_server_is_named_within_the_deadline(attached):
 def test_a_vanished_server_is_noticed_before_the_deadline():
     """In a separate network namespace whose only interface is taken down."""
     alone = ["unshare", "--map-root-user", "--net", sys.executable, "-P", "-c", VANISHES]
-    if shutil.which("unshare") is None or subprocess.run([*alone[:3], "ip", "link"], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*alone[:3], "ip", "link"], capture_output=True).returncode
+    ):
         pytest.skip("not tried: this machine does not allow network namespaces")
     done = subprocess.run(alone, capture_output=True, text=True, timeout=60)
     assert "gone after" in done.stdout, done.stdout + done.stderr
@@ -211,7 +246,7 @@ def test_weights_set_by_another_client_are_detected(attached):
         generate(engine)
 
 
-# -- attaching -------------------------------------------------------------------------------------------------------
+# -- attaching -------------------------------------------------------------------------------------
 
 
 def having(**properties):
@@ -232,7 +267,10 @@ def having_vocabulary(size):
 
 def tokenizer(*extra_words):
     """At most 97 ids: each word is a token, and unknown words are `<pad>`."""
-    words = {word: id_ for id_, word in enumerate(["<pad>", "<eos>", *extra_words, *(f"w{n}" for n in range(80))])}
+    words = {
+        word: id_
+        for id_, word in enumerate(["<pad>", "<eos>", *extra_words, *(f"w{n}" for n in range(80))])
+    }
     model = Tokenizer(WordLevel(words, unk_token="<pad>"))
     return LightTokenizer(model, {"eos_token": "<eos>", "pad_token": "<pad>"})
 
@@ -240,17 +278,42 @@ def tokenizer(*extra_words):
 @pytest.mark.parametrize(
     ("prepare", "error", "code", "message"),
     [
-        (having_vocabulary(96), ModelError, "F32", "its vocabulary is smaller than the 97 ids here"),
+        (
+            having_vocabulary(96),
+            ModelError,
+            "F32",
+            "its vocabulary is smaller than the 97 ids here",
+        ),
         (having_vocabulary(98), ModelError, "F32", "its vocabulary is larger than the 97 ids here"),
-        (having(tokenizer=tokenizer("more")), ModelError, "F32", "the tokens of 'w0' are [3] there and [2] here"),
+        (
+            having(tokenizer=tokenizer("more")),
+            ModelError,
+            "F32",
+            "the tokens of 'w0' are [3] there and [2] here",
+        ),
         (having(scales=False), ModelError, "F93", "reports log-probs of another distribution"),
-        (having(preferred={"min_p": 0.1, "top_k": 5}), ModelError, "F93", "sampling settings of its own: min_p"),
+        (
+            having(preferred={"min_p": 0.1, "top_k": 5}),
+            ModelError,
+            "F93",
+            "sampling settings of its own: min_p",
+        ),
         (having(key="secret"), WorkerError, "F91", "wants another key"),
         (lambda fake: fake.fail("/server_info", "garbage"), WorkerError, "F90", "not JSON"),
-        (lambda fake: fake.fail("/server_info", "refuse"), WorkerError, "F90", "refuses a question"),
-        (lambda fake: fake.fail("/model_info", "half"), WorkerError, "F91", "could not be asked about its model"),
+        (
+            lambda fake: fake.fail("/server_info", "refuse"),
+            WorkerError,
+            "F90",
+            "refuses a question",
+        ),
+        (
+            lambda fake: fake.fail("/model_info", "half"),
+            WorkerError,
+            "F91",
+            "could not be asked about its model",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_server_of_another_model_is_refused_and_named(attached, prepare, error, code, message):
     expected_tokenizer = tokenizer()
     with pytest.raises(error) as caught:
@@ -270,8 +333,13 @@ def test_tokenizers_are_compared_before_weights_are_sent(attached):
 
 
 def test_a_server_with_another_number_of_processes_is_refused():
-    with FakeSGLang(HashModel(97)) as fake, pytest.raises(UsageError, match="is 1 processes") as caught:
-        check_model(Server(0, Endpoint(fake.url)), Expected("actor", None, 97, ranks=2, seconds=5.0))
+    with (
+        FakeSGLang(HashModel(97)) as fake,
+        pytest.raises(UsageError, match="is 1 processes") as caught,
+    ):
+        check_model(
+            Server(0, Endpoint(fake.url)), Expected("actor", None, 97, ranks=2, seconds=5.0)
+        )
     assert (caught.value.code, caught.value.hint) == ("R49", "models.actor.backend.args.tp=1")
 
 
@@ -282,7 +350,15 @@ def test_a_server_left_paused_by_an_earlier_run_is_continued(attached):
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:30000", "http://h:99999", "http://h:x", "http://[::1", "ftp://h:1", "http://u:p@h:1", "http://h/v1"],
+    [
+        "localhost:30000",
+        "http://h:99999",
+        "http://h:x",
+        "http://[::1",
+        "ftp://h:1",
+        "http://u:p@h:1",
+        "http://h/v1",
+    ],
 )
 def test_an_invalid_url_of_a_server_is_refused(url):
     with pytest.raises(UsageError, match="must be like http:"):
@@ -297,7 +373,7 @@ def test_an_unreachable_server_is_named_after_the_start_deadline(attached):
     assert (caught.value.code, named_servers(caught.value)) == ("F91", {"http://127.0.0.1:1"})
 
 
-# -- updates ---------------------------------------------------------------------------------------------------------
+# -- updates ---------------------------------------------------------------------------------------
 
 
 def test_every_update_flushes_cached_prefixes_and_changes_responses(attached):
@@ -306,7 +382,9 @@ def test_every_update_flushes_cached_prefixes_and_changes_responses(attached):
     follow(engine, seed=7)
     after = generate(engine, greedy=True).tokens
     assert [one.tolist() for one in after] != [one.tolist() for one in before]
-    assert all(body["flush_cache"] for path, body in fake.calls if path.startswith("/update_weights"))
+    assert all(
+        body["flush_cache"] for path, body in fake.calls if path.startswith("/update_weights")
+    )
 
 
 def test_after_a_failed_update_no_server_gets_requests(attached):
@@ -337,7 +415,7 @@ def test_servers_that_report_different_weights_are_refused(attached):
     assert named_servers(caught.value) == {fake.url for fake in fakes}
 
 
-# -- memory ----------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def test_memory_is_released_and_resumed_in_order_around_an_update(attached):
@@ -349,13 +427,20 @@ def test_memory_is_released_and_resumed_in_order_around_an_update(attached):
     follow(engine, seed=7)
     generate(engine)
     tagged = [
-        (path.strip("/").partition("_")[0], *body.get("tags", ())) for path, body in fake.calls if body is not None
+        (path.strip("/").partition("_")[0], *body.get("tags", ()))
+        for path, body in fake.calls
+        if body is not None
     ]
     order = list(dict.fromkeys(tagged))
     assert order == [
-        ("release", "kv_cache"), ("release", "weights"), ("resume", "weights"), ("update",), ("weights",),
-        ("resume", "kv_cache"), ("generate",),
-    ]  # fmt: skip
+        ("release", "kv_cache"),
+        ("release", "weights"),
+        ("resume", "weights"),
+        ("update",),
+        ("weights",),
+        ("resume", "kv_cache"),
+        ("generate",),
+    ]
 
 
 def test_weights_are_sent_again_after_offloading(attached):
@@ -377,7 +462,10 @@ def test_each_server_gets_separate_devices(monkeypatch, seen, device, args, shar
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    backend, model = SGLang(python="python", **args), SimpleNamespace(name="actor", device=torch.device("cuda", device))
+    backend, model = (
+        SGLang(python="python", **args),
+        SimpleNamespace(name="actor", device=torch.device("cuda", device)),
+    )
     environments = [backend._environment(model, number) for number in range(backend.servers)]
     assert [one.pop("CUDA_VISIBLE_DEVICES") for one in environments] == shares
     assert environments == [dict(backend.environment)] * backend.servers
@@ -386,7 +474,9 @@ def test_each_server_gets_separate_devices(monkeypatch, seen, device, args, shar
 def test_a_server_without_enough_devices_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     model = SimpleNamespace(name="actor", device=torch.device("cuda", 1))
-    with pytest.raises(UsageError, match="to take 2 devices, from device 1 of the node on") as caught:
+    with pytest.raises(
+        UsageError, match="to take 2 devices, from device 1 of the node on"
+    ) as caught:
         SGLang(python="python", tp=2)._environment(model, 0)
     assert caught.value.code == "R50"
 
@@ -396,4 +486,6 @@ def test_no_devices_are_assigned_on_cpu_or_if_the_recipe_names_them():
     assert SGLang(python="python", tp=2)._environment(model, 0) == {}
     environment = {"CUDA_VISIBLE_DEVICES": "6,7"}
     model = SimpleNamespace(name="actor", device=torch.device("cuda", 0))
-    assert SGLang(python="python", tp=2, environment=environment)._environment(model, 0) == environment
+    assert (
+        SGLang(python="python", tp=2, environment=environment)._environment(model, 0) == environment
+    )

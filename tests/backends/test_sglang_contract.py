@@ -1,4 +1,5 @@
-"""sglang: the contract over a fake server with a real model, and the process group that its weights travel in."""
+"""sglang: the contract over a fake server with a real model,
+and the process group that its weights travel in."""
 
 import time
 from contextlib import ExitStack

@@ -25,23 +25,63 @@ ANSWERED = {
         "id": "request",
         "finish_reason": {"type": "stop", "matched": 1},
         "weight_version": "run-1",
-        "weight_versions": [{"version": "run-1", "start": 0, "end": 2}, {"version": "run-2", "start": 2, "end": 4}],
+        "weight_versions": [
+            {"version": "run-1", "start": 0, "end": 2},
+            {"version": "run-2", "start": 2, "end": 4},
+        ],
         "output_token_logprobs": [[-0.5, token, None] for token in TOKENS],
         "output_token_ids_logprobs": [[[-1.0 - token / 10, token, None] for token in range(11)]],
     },
 }
 HOSTILE = (
-    None, True, False, 0, -1, 1, 11, 1 << 63, 1 << 64, 10**400, -(10**400), 0.5, -0.5, float("nan"), float("inf"),
-    float("-inf"), 1e308, -1e308, "", "1", "run-", "run-" + "9" * 5000, "\ud800", "\u0660", "\x1b[2J", "x" * 5000,
-    [], {}, [[]], [{}], {"type": "stop"}, {"": None}, [None] * 50, json.loads("[" * 60 + "]" * 60),
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    11,
+    1 << 63,
+    1 << 64,
+    10**400,
+    -(10**400),
+    0.5,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    1e308,
+    -1e308,
+    "",
+    "1",
+    "run-",
+    "run-" + "9" * 5000,
+    "\ud800",
+    "\u0660",
+    "\x1b[2J",
+    "x" * 5000,
+    [],
+    {},
+    [[]],
+    [{}],
+    {"type": "stop"},
+    {"": None},
+    [None] * 50,
+    json.loads("[" * 60 + "]" * 60),
     json.loads("[" * 150 + "]" * 150),
-)  # fmt: skip
+)
 
 
 def paths_in(value, path=()):
     """The paths of all values in a value."""
     yield path
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in children:
         yield from paths_in(child, (*path, key))
 
@@ -69,7 +109,11 @@ def mutated(value, draw):
 def damaged(content, draw):
     """Bytes with some of them changed, removed or added."""
     position = draw.randrange(len(content))
-    return content[:position] + draw.randbytes(draw.choice((0, 1, 3))) + content[position + draw.choice((0, 1, 9)) :]
+    return (
+        content[:position]
+        + draw.randbytes(draw.choice((0, 1, 3)))
+        + content[position + draw.choice((0, 1, 9)) :]
+    )
 
 
 def transported(value, draw, most):
@@ -113,11 +157,15 @@ class MutatingEndpoint:
         self.draw, self.target, self.asked = draw, target, 0
 
     def get(self, path, seconds):
-        return self._answered({"/server_info": {"tp_size": 1}, "/model_info": {"weight_version": "run-1"}}[path])
+        return self._answered(
+            {"/server_info": {"tp_size": 1}, "/model_info": {"weight_version": "run-1"}}[path]
+        )
 
     def post(self, path, body, seconds, most=ANSWER):
         if path == "/tokenize":
-            return self._answered({"tokens": [list(DigitTokenizer()(text).input_ids) for text in body["prompt"]]})
+            return self._answered(
+                {"tokens": [list(DigitTokenizer()(text).input_ids) for text in body["prompt"]]}
+            )
         answer = copy.deepcopy(ANSWERED) if path == "/generate" else {}
         if path == "/generate":
             answer["meta_info"]["id"] = body["rid"]

@@ -46,12 +46,21 @@ def start_engine(tmp_path, members_of_nodes):
                 members_of_nodes.append(members)
             checks = BackendContract()
             checks.server_folders = tuple(
-                process_folder(tmp_path, "server", group.name, index) for index in range(len(group.nodes))
+                process_folder(tmp_path, "server", group.name, index)
+                for index in range(len(group.nodes))
             )
-            checks.name, checks.args = "sglang", {
-                **QUICK, "python": sys.executable, "servers": count, "update": "disk", "weights_folder": str(tmp_path),
-                "environment": {"PYTHONPATH": path}, **args,
-            }  # fmt: skip
+            checks.name, checks.args = (
+                "sglang",
+                {
+                    **QUICK,
+                    "python": sys.executable,
+                    "servers": count,
+                    "update": "disk",
+                    "weights_folder": str(tmp_path),
+                    "environment": {"PYTHONPATH": path},
+                    **args,
+                },
+            )
             engine = checks.engine("llama")
             stack.callback(engine.close)
             return engine
@@ -65,10 +74,19 @@ def servers_of(engine):
 
 def processes(engine):
     """The processes of each server: the children of its guardian, which is a child of its agent."""
-    agents = {one.cmdline()[-1]: one for one in psutil.Process().children() if "rlcli.launch.server" in one.cmdline()}
+    agents = {
+        one.cmdline()[-1]: one
+        for one in psutil.Process().children()
+        if "rlcli.launch.server" in one.cmdline()
+    }
     folders = [[str(slot.folder) for slot in server.launch.slots] for server in servers_of(engine)]
     return [
-        [process for folder in of_server for guardian in agents[folder].children() for process in guardian.children()]
+        [
+            process
+            for folder in of_server
+            for guardian in agents[folder].children()
+            for process in guardian.children()
+        ]
         for of_server in folders
     ]
 
@@ -86,7 +104,9 @@ def test_a_server_killed_mid_rollout_is_restarted_without_losing_responses(start
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_server_over_two_nodes_is_restarted_as_one_if_a_process_dies(start_engine, members_of_nodes, node):
+def test_a_server_over_two_nodes_is_restarted_as_one_if_a_process_dies(
+    start_engine, members_of_nodes, node
+):
     engine = start_engine(nodes=2, tp=2, options={"token_s": 0.2})
     expected = [tokens.tolist() for tokens in generate(engine).tokens]
     (before,) = processes(engine)
@@ -103,7 +123,10 @@ def test_a_server_over_two_nodes_is_restarted_as_one_if_a_process_dies(start_eng
     killed = "was killed by SIGKILL (out of memory?)"
     how = killed if node == 0 else f"ended with server1, which {killed}"
     time.sleep(2 * children.LOOK_SECONDS)
-    assert [members.new_restarts() for members in members_of_nodes] == [[Restart("server", 0, how)], []]
+    assert [members.new_restarts() for members in members_of_nodes] == [
+        [Restart("server", 0, how)],
+        [],
+    ]
 
 
 def test_the_process_of_a_server_that_ended_first_is_named(start_engine, tmp_path):
@@ -115,7 +138,9 @@ def test_the_process_of_a_server_that_ended_first_is_named(start_engine, tmp_pat
         "if 'node-rank: 1' in open(sys.argv[2]).read(): raise SystemExit('no such device')\n"
         "time.sleep(1000)\n"
     )
-    with pytest.raises(WorkerError, match=r"ended before it was ready \(ended with exit code 1\)") as caught:
+    with pytest.raises(
+        WorkerError, match=r"ended before it was ready \(ended with exit code 1\)"
+    ) as caught:
         start_engine(nodes=2, tp=2, environment={"PYTHONPATH": str(package.parent)})
     assert str(caught.value).endswith("server1/server.log:\nno such device")
 
@@ -153,7 +178,9 @@ def test_the_key_of_a_server_is_only_in_a_private_file_until_it_starts(start_eng
     assert server.endpoint.key not in " ".join(running.cmdline())
     assert server.endpoint.key not in str(running.environ())
     assert not Path(running.cmdline()[-3]).exists()  # it has been read
-    assert server.endpoint.key not in "".join(file.read_text() for file in server.launch.slots[0].folder.iterdir())
+    assert server.endpoint.key not in "".join(
+        file.read_text() for file in server.launch.slots[0].folder.iterdir()
+    )
     assert modes == [0o600]
     assert re.fullmatch("[0-9a-f]{64}", server.endpoint.key)
     with pytest.raises(ServerRefused, match="401"):
@@ -168,9 +195,13 @@ def test_the_error_for_a_failed_start_quotes_the_output_of_the_server(start_engi
 
 def test_an_agent_that_cannot_run_fails_the_start_at_once(start_engine, monkeypatch, tmp_path):
     """Without waiting for the start deadline of the server."""
-    monkeypatch.setattr(children, "agent_command", lambda folder: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(
+        children, "agent_command", lambda folder: [sys.executable, "-c", "raise SystemExit(3)"]
+    )
     began = time.monotonic()
-    with pytest.raises(WorkerError, match="cannot be started any more: what runs it ended with exit code 3") as caught:
+    with pytest.raises(
+        WorkerError, match="cannot be started any more: what runs it ended with exit code 3"
+    ) as caught:
         start_engine(start_deadline_s=300.0)
     assert time.monotonic() - began < 30
     assert str(tmp_path / "logs" / "server0.log") in str(caught.value)

@@ -1,4 +1,5 @@
-"""How the backends use transformers models: dtype of products, attention over packed sequences, refusals."""
+"""How the backends use transformers models: dtype of products,
+attention over packed sequences, refusals."""
 
 import os
 import subprocess
@@ -14,7 +15,11 @@ from rlcli.errors import ModelError
 from rlcli.testing.tiny_models import tiny_model
 
 OLDER = [
-    {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
     {"ATEN_CPU_CAPABILITY": "avx2"},
     {"ONEDNN_MAX_CPU_ISA": "AVX2"},
 ]
@@ -29,19 +34,23 @@ from rlcli.backends._transformers import compute_dtype
 print(compute_dtype("auto", torch.device("cpu")))
 """
     environment = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "torch.float32\n"
 
 
-# -- windows and capped scores -------------------------------------------------------------------------------
+# -- windows and capped scores ---------------------------------------------------------------------
 
-SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+SIZE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "bos_token_id": 1,
+        "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
 LENGTHS = (3, 12, 1, 4, 5, 6, 11)
 
 
 def packing_error(model_type, lengths, **settings):
-    """The largest difference between logits of packed sequences and of each sequence alone in plain transformers."""
+    """The largest difference between logits of packed sequences and of each sequence alone in plain
+    transformers."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **SIZE, **settings, attn_implementation="eager")
     plain, packed = (AutoModelForCausalLM.from_config(config).eval() for _ in range(2))
@@ -51,7 +60,9 @@ def packing_error(model_type, lengths, **settings):
     packed.load_state_dict(plain.state_dict())
     tokens = torch.randint(3, 97, (sum(lengths),))
     with torch.no_grad():
-        expected = torch.cat([plain(input_ids=part[None]).logits[0] for part in tokens.split(lengths)])
+        expected = torch.cat(
+            [plain(input_ids=part[None]).logits[0] for part in tokens.split(lengths)]
+        )
         actual = PackedModel(packed, torch.float32)(tokens, lengths, lambda output: output.logits)
     return float((actual - expected).abs().max())
 
@@ -101,7 +112,7 @@ def test_critics_that_cannot_be_packed_are_refused_too():
         PackedModel(value_model_class(config)(config), torch.float32)
 
 
-# -- critics -------------------------------------------------------------------------------------------------
+# -- critics ---------------------------------------------------------------------------------------
 
 
 def test_the_cap_of_logits_is_not_applied_to_values():
@@ -109,14 +120,22 @@ def test_the_cap_of_logits_is_not_applied_to_values():
     critic = tiny_model("gemma2", head="value")
     with torch.no_grad():
         value_head(critic).bias.fill_(1000.0)
-        values = PackedModel(critic, torch.float32)(torch.arange(3, 9), (4, 2), lambda output: output.values)
+        values = PackedModel(critic, torch.float32)(
+            torch.arange(3, 9), (4, 2), lambda output: output.values
+        )
     assert values.shape == (6,)
     assert (values > 900).all()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "gemma3_text", "cohere", "granite", "olmo2"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "gpt_neox", "gemma3_text", "cohere", "granite", "olmo2"]
+)
 def test_gradients_of_values_reach_every_parameter(family):
     critic = tiny_model(family, head="value")
     tokens, weights = torch.randint(3, 97, (16,)), torch.randn(16)
-    PackedModel(critic, torch.float32)(tokens, (5, 11), lambda output: (output.values * weights).sum()).backward()
-    assert [name for name, p in critic.named_parameters() if p.grad is None or not p.grad.any()] == []
+    PackedModel(critic, torch.float32)(
+        tokens, (5, 11), lambda output: (output.values * weights).sum()
+    ).backward()
+    assert [
+        name for name, p in critic.named_parameters() if p.grad is None or not p.grad.any()
+    ] == []

@@ -25,7 +25,9 @@ PROMPTS, GROUP, LIMIT = 4, 4, 12
 """Prompts of a step, responses to each, and tokens of the longest."""
 HELD_OUT, LARGEST = 64, 12
 LR, TEMPERATURE, CLIP, BETAS, EPS, MAX_NORM = 1e-5, 0.6, 0.2, (0.9, 0.999), 1e-8, 1.0
-SAMPLING = GenerationHyperparameters(responses_per_prompt=GROUP, max_new_tokens=LIMIT, temperature=TEMPERATURE)
+SAMPLING = GenerationHyperparameters(
+    responses_per_prompt=GROUP, max_new_tokens=LIMIT, temperature=TEMPERATURE
+)
 EXAM = GenerationHyperparameters(max_new_tokens=LIMIT, greedy=True)
 
 Row = dict[str, Any]
@@ -49,7 +51,11 @@ class Task:
         random.Random(0).shuffle(sums)
         system = {"role": "system", "content": ""}
         rows = [
-            {"prompt": [system, {"role": "user", "content": f"{a} plus {b}?"}], "answer": str(a + b)} for a, b in sums
+            {
+                "prompt": [system, {"role": "user", "content": f"{a} plus {b}?"}],
+                "answer": str(a + b),
+            }
+            for a, b in sums
         ]
         weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         return cls(weights, AutoTokenizer.from_pretrained(folder), rows[HELD_OUT:], rows[:HELD_OUT])
@@ -58,17 +64,23 @@ class Task:
         """`packed_prompts`."""
         prompts = [self.tokens(row) for row in rows]
         return SequenceSample.from_default(
-            ids=[f"{name}:{number}" for number in range(len(rows))], seqlens=[len(prompt) for prompt in prompts],
-            data={"packed_prompts": torch.tensor([token for prompt in prompts for token in prompt])},
-        )  # fmt: skip
+            ids=[f"{name}:{number}" for number in range(len(rows))],
+            seqlens=[len(prompt) for prompt in prompts],
+            data={
+                "packed_prompts": torch.tensor([token for prompt in prompts for token in prompt])
+            },
+        )
 
     def tokens(self, row: Row) -> list[int]:
-        text = self.tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        text = self.tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, tokenize=False
+        )
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def responses(self, batch: SequenceSample) -> list[list[int]]:
         tokens, is_prompt = (
-            batch.data[key].split(batch.flat_seqlens(key)) for key in ("packed_input_ids", "prompt_mask")
+            batch.data[key].split(batch.flat_seqlens(key))
+            for key in ("packed_input_ids", "prompt_mask")
         )
         return [row[~mask].tolist() for row, mask in zip(tokens, is_prompt, strict=True)]
 
@@ -93,22 +105,38 @@ def reward(text: str, answer: str) -> float:
     return 0.25 if re.search(r"\d\.?\s*$", text) else 0.0
 
 
-# -- ours ------------------------------------------------------------------------------------------------------
+# -- ours ------------------------------------------------------------------------------------------
 
 
-def role(task: Task, weights: nn.Module, seed: int = 0, backend: str = "fsdp", max_norm: float = MAX_NORM) -> Model:
+def role(
+    task: Task, weights: nn.Module, seed: int = 0, backend: str = "fsdp", max_norm: float = MAX_NORM
+) -> Model:
     """One rank of a real backend over a copy of the weights."""
-    model = Model("actor", None, task.tokenizer, torch.device("cpu"), seed=seed, source=HeldSource(weights))
-    of_training = {"lr": LR, "weight_decay": 0.0, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS,
-                   "max_grad_norm": max_norm}  # fmt: skip
+    model = Model(
+        "actor", None, task.tokenizer, torch.device("cpu"), seed=seed, source=HeldSource(weights)
+    )
+    of_training = {
+        "lr": LR,
+        "weight_decay": 0.0,
+        "beta1": BETAS[0],
+        "beta2": BETAS[1],
+        "eps": EPS,
+        "max_grad_norm": max_norm,
+    }
     args = {"dtype": "float32", **(of_training if backend == "fsdp" else {})}
-    spec = FinetuneSpec(total_train_steps=1000, dataset_size=len(task.train), train_batch_size=PROMPTS)
+    spec = FinetuneSpec(
+        total_train_steps=1000, dataset_size=len(task.train), train_batch_size=PROMPTS
+    )
     return make_backend(ModelBackendAbstraction(backend, args)).initialize(model, spec)
 
 
 ADVANTAGES = GroupRelativeInterface(kl_ctl=0.0)
 POLICY = PPOActorInterface(
-    generation=SAMPLING, loss_aggregation="sequence", eps_clip=CLIP, minibatches=1, early_stop_imp_ratio=None
+    generation=SAMPLING,
+    loss_aggregation="sequence",
+    eps_clip=CLIP,
+    minibatches=1,
+    early_stop_imp_ratio=None,
 )
 
 
@@ -162,7 +190,8 @@ def our_updates(task: Task, batches: Sequence[SequenceSample]) -> list[Update]:
         return optimizer_step()
 
     model.module.optimizer_step = watched
-    for batch in batches:  # by the weights that sampled, and in the forward pass of training, as TRL does it
+    # by the weights that sampled, and in the forward pass of training, as TRL does it
+    for batch in batches:
         batch.update_(call_interface(POLICY, "inference", model, batch))
     for batch in batches:
         stats = learn(model, batch)

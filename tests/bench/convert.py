@@ -1,12 +1,15 @@
-"""How fast `rlcli convert` is compared with `cp`, and how much memory it takes compared with the tools of torch.
+"""How fast `rlcli convert` is compared with `cp`, and how much memory it takes compared with the
+tools of torch.
 
     python tests/bench/convert.py [--model FOLDER …] [--random-gb 2] [--repeat 3] [--only-ours]
 
-For every model: `cp` and fsync; `convert --to-hf` of what 4 ranks wrote, and of a complete folder; the reverse,
-`--from-hf`; a change of type; and `dcp_to_torch_save` with `torch.load` and `save_pretrained`, which is how a sharded
-checkpoint of torch becomes a folder that transformers reads. Each is a separate process, one thread, on a warm page
-cache; times are the best of the repeats, memory is the peak of the process. The exit code is 1 if a conversion takes
-more than its limit of time, in proportion to `cp` and to what it writes, or of memory, whatever the size of the model.
+For every model: `cp` and fsync; `convert --to-hf` of what 4 ranks wrote, and of a complete folder;
+the reverse, `--from-hf`; a change of type; and `dcp_to_torch_save` with `torch.load` and
+`save_pretrained`, which is how a sharded checkpoint of torch becomes a folder that transformers
+reads. Each is a separate process, one thread, on a warm page cache; times are the best of the
+repeats, memory is the peak of the process. The exit code is 1 if a conversion takes more than its
+limit of time, in proportion to `cp` and to what it writes, or of memory,
+whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TIMES_CP, SECONDS_MORE = 4.0, 0.5
-"""Limits of a conversion's seconds: a multiple of those of `cp` for as many bytes, and some in any case. On two busy
-cores in 2026 it took 2 times as long, and 3 with a change of type."""
+"""Limits of a conversion's seconds: a multiple of those of `cp` for as many bytes, and some in any
+case. On two busy cores in 2026 it took 2 times as long, and 3 with a change of type."""
 MIB_BEYOND_START = 64.0
-"""Limit of what it takes in memory beyond a process that has imported the same and converts nothing; 12 were seen."""
+"""Limit of what it takes in memory beyond a process that has imported the same and converts
+nothing; 12 were seen."""
 CP = "cp -r and fsync"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -88,9 +92,15 @@ for name in os.listdir(target):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--model", type=Path, action="append", default=[], help="a folder that transformers reads")
-    options.add_argument("--random-gb", type=float, default=2.0, help="size of a random model; 0 for none")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--model", type=Path, action="append", default=[], help="a folder that transformers reads"
+    )
+    options.add_argument(
+        "--random-gb", type=float, default=2.0, help="size of a random model; 0 for none"
+    )
     options.add_argument("--repeat", type=int, default=3)
     options.add_argument("--folder", type=Path, help="where to work; default: the temporary folder")
     options.add_argument("--only-ours", action="store_true", help="without the tools of torch")
@@ -104,7 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             models.append((random_model.name, random_model))
         for name, folder in models:
             conversions = _measure(
-                name, folder, Path(temporary) / "work", settings.repeat, with_torch=not settings.only_ours
+                name,
+                folder,
+                Path(temporary) / "work",
+                settings.repeat,
+                with_torch=not settings.only_ours,
             )
             excesses += [f"{name}: {excess}" for excess in above(conversions)]
     print("\n".join(excesses))
@@ -130,9 +144,13 @@ def above(conversions: Sequence[Conversion]) -> list[str]:
     for conversion in conversions:
         allowed = TIMES_CP * conversion.cp_seconds + SECONDS_MORE
         if conversion.seconds > allowed:
-            excesses.append(f"{conversion.job} takes {conversion.seconds:.2f} s, {allowed:.2f} allowed")
+            excesses.append(
+                f"{conversion.job} takes {conversion.seconds:.2f} s, {allowed:.2f} allowed"
+            )
         if conversion.mib > MIB_BEYOND_START:
-            excesses.append(f"{conversion.job} takes {conversion.mib:.0f} MiB, {MIB_BEYOND_START:.0f} allowed")
+            excesses.append(
+                f"{conversion.job} takes {conversion.mib:.0f} MiB, {MIB_BEYOND_START:.0f} allowed"
+            )
     return excesses
 
 
@@ -165,7 +183,10 @@ def _measure(name: str, model: Path, work: Path, repeat: int, with_torch: bool) 
             growth = 2 if "float32" in job else 1  # models are mostly in bfloat16
             conversions.append(Conversion(job, seconds[job] - idle, mib, growth * seconds[CP]))
         rate = size / seconds[job] / 1e9
-        print(f"{job:44}{seconds[job]:8.2f}{rate:7.2f}{ratio:7.2f}{peak / 2**20:10.0f}{beyond:>14}", flush=True)
+        print(
+            f"{job:44}{seconds[job]:8.2f}{rate:7.2f}{ratio:7.2f}{peak / 2**20:10.0f}{beyond:>14}",
+            flush=True,
+        )
     print(f"starting Python and reading nothing: {idle:.2f} s, {floor / 2**20:.0f} MiB")
     shutil.rmtree(work)
     return conversions
@@ -185,14 +206,17 @@ def _best(script: str, arguments: list, out: Path, repeat: int) -> tuple[float, 
 
 
 def _run(script: str, *arguments: object) -> tuple[float, int]:
-    """Seconds and peak memory of a separate process; a process in between separates the peaks of its children."""
+    """Seconds and peak memory of a separate process; a process in between separates the peaks of
+    its children."""
     timed = (
         "import json, os, resource, subprocess, sys, time\n"
         "start = time.monotonic()\n"
-        "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)\n"
+        "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, "
+        "stderr=subprocess.PIPE, text=True)\n"
         "seconds = time.monotonic() - start\n"
         "assert done.returncode == 0, done.stderr\n"
-        "print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024]))\n"
+        "print(json.dumps([seconds, "
+        "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024]))\n"
     )
     command = [sys.executable, "-c", timed, sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True)

@@ -2,10 +2,11 @@
 
     python tests/bench/engines.py [--backend fsdp] [--json]
 
-The plain loop runs transformers' own forward pass in float64, one sequence at a time, and torch's AdamW with a large
-eps (the first step of Adam divides noise by noise where a gradient is zero). Ranks are real gloo processes with uneven
-shares. `loss` and `norm` are relative differences of the first step, `update` is the relative error of what it does to
-the weights, `log-probs` the largest difference. The exit code is 1 if one is above its limit.
+The plain loop runs transformers' own forward pass in float64, one sequence at a time, and torch's
+AdamW with a large eps (the first step of Adam divides noise by noise where a gradient is zero).
+Ranks are real gloo processes with uneven shares. `loss` and `norm` are relative differences of the
+first step, `update` is the relative error of what it does to the weights, `log-probs` the largest
+difference. The exit code is 1 if one is above its limit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
 from rlcli.testing.tiny_models import tiny_model
 
 LIMITS = {"loss": 1e-6, "norm": 1e-5, "update": 1e-3, "log-probs": 1e-5}
-OPTIMIZER = {"lr": 1e-2, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1.0, "max_grad_norm": 0.5}
+OPTIMIZER = {
+    "lr": 1e-2,
+    "weight_decay": 0.1,
+    "beta1": 0.8,
+    "beta2": 0.9,
+    "eps": 1.0,
+    "max_grad_norm": 0.5,
+}
 MODEL = {"hidden_size": 64, "num_hidden_layers": 2}
 
 
@@ -48,7 +56,10 @@ class Layout:
     @property
     def title(self) -> str:
         args = " ".join(f"{name}={value}" for name, value in self.args.items())
-        where = " x ".join(f"{name}{degree}" for name, degree in self.degrees.items() if degree > 1) or "1 rank"
+        where = (
+            " x ".join(f"{name}{degree}" for name, degree in self.degrees.items() if degree > 1)
+            or "1 rank"
+        )
         return f"{self.backend} {args}".strip() + f", {where}"
 
 
@@ -83,7 +94,9 @@ def measure(layout: Layout, folder: Path) -> dict[str, float]:
         share = batch().select_indices(_share(rank, layout))
         figures: dict[str, Any] = {"scores": scores(engine, share, "log-probs").tolist()}
         if contract.trains():
-            stats = engine.train_batch(share, answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=2))
+            stats = engine.train_batch(
+                share, answer_loss, answer_weight, mb_spec=MicroBatchSpec(n_mbs=2)
+            )
             weights = {name: weight.cpu().clone() for name, weight in engine.whole_parameters()}
             save_file(weights, str(folder / f"{rank}.safetensors"))
             figures |= {"loss": stats["loss"], "norm": stats["grad_norm"]}
@@ -95,7 +108,9 @@ def measure(layout: Layout, folder: Path) -> dict[str, float]:
 
 def _contract(layout: Layout) -> BackendContract:
     """A contract that runs backends for GPUs on a pretend device, which computes in host memory."""
-    subject: Any = type("Subject", (BackendContract,), {"name": layout.backend, "args": layout.args})
+    subject: Any = type(
+        "Subject", (BackendContract,), {"name": layout.backend, "args": layout.args}
+    )
     if "cpu" not in type(subject().backend()).DEVICES:
         subject.device, subject.at_device = "cuda:0", lambda self: pretend_cuda()
     return subject()
@@ -117,7 +132,9 @@ def _compared(layout: Layout, results: list[dict[str, Any]], folder: Path) -> di
     for rank, result in enumerate(results):
         with torch.no_grad():
             expected = scores_of(plain, batch().select_indices(_share(rank, layout)))[0]
-        apart["log-probs"] = max(apart["log-probs"], float((torch.tensor(result["scores"]) - expected).abs().max()))
+        apart["log-probs"] = max(
+            apart["log-probs"], float((torch.tensor(result["scores"]) - expected).abs().max())
+        )
     if "loss" not in results[0]:
         return apart
     training = PlainTraining(plain, AdamW(**OPTIMIZER))
@@ -125,7 +142,9 @@ def _compared(layout: Layout, results: list[dict[str, Any]], folder: Path) -> di
     moved = {name: weight - before[name] for name, weight in training.weights().items()}
     for rank, result in enumerate(results):
         weights = load_file(folder / f"{rank}.safetensors")
-        errors = [(weights[name].double() - before[name] - move).norm() for name, move in moved.items()]
+        errors = [
+            (weights[name].double() - before[name] - move).norm() for name, move in moved.items()
+        ]
         size = torch.stack([move.norm() for move in moved.values()]).norm()
         deviations = {
             "loss": abs(result["loss"] / expected_step["loss"] - 1),
@@ -143,7 +162,9 @@ def measured(layouts: tuple[Layout, ...]) -> Iterator[tuple[Layout, dict[str, fl
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backend", help="only this one")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -157,7 +178,11 @@ def main() -> int:
         rows.append({"engine": layout.title} | apart)
         if not options.json:
             cells = (f"{apart[name]:12.1e}" if name in apart else f"{'-':>12}" for name in LIMITS)
-            print(f"{layout.title:36}" + "".join(cells) + ("  above the limit: " + ", ".join(over) if over else ""))
+            print(
+                f"{layout.title:36}"
+                + "".join(cells)
+                + ("  above the limit: " + ", ".join(over) if over else "")
+            )
     if options.json:
         print(json.dumps(rows, indent=2))
     return int(failed)

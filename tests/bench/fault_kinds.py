@@ -1,4 +1,5 @@
-"""The faults that the seeds of `faults.py` select: which fault occurs when, and how the run may end."""
+"""The faults that the seeds of `faults.py` select: which fault occurs when,
+and how the run may end."""
 
 from __future__ import annotations
 
@@ -23,18 +24,30 @@ LOST_NODE = r"\(node {victim} of the run\): the node is lost, and with it rank {
 FULL = r"error\[F28\].*(No space left on device|[KM]iB are free)"
 KINDS: dict[str, dict[str, Ending]] = {
     "rank": {
-        "killed": Ending((7,), r"\[F01\].*rank {victim} pid \d+: rank {victim} was killed by SIGKILL"),
-        "frozen": Ending((8,), r"rank {victim} has been silent|no answer within .* on rank {victim}\b"),
+        "killed": Ending(
+            (7,), r"\[F01\].*rank {victim} pid \d+: rank {victim} was killed by SIGKILL"
+        ),
+        "frozen": Ending(
+            (8,), r"rank {victim} has been silent|no answer within .* on rank {victim}\b"
+        ),
     },
     "agent": {
         "killed": Ending((7,), rf"\[F01\].*{LOST_NODE}was killed by SIGKILL"),
         "frozen": Ending((7,), rf"\[F01\].*{LOST_NODE}has not been heard for \d+ s"),
     },
     "server": {
-        "killed": Ending((0,), r"warning: actor_rollout-server{victim} on \S.* was killed by SIGKILL"),
-        "its agent killed": Ending((0,), r"warning: actor_rollout-server{victim} on .*ended with the agent"),
+        "killed": Ending(
+            (0,), r"warning: actor_rollout-server{victim} on \S.* was killed by SIGKILL"
+        ),
+        "its agent killed": Ending(
+            (0,), r"warning: actor_rollout-server{victim} on .*ended with the agent"
+        ),
     },
-    "pool": {"killed": Ending((0,), r"warning: reward-pool0 on \S.* was killed by SIGKILL.*; it was started again")},
+    "pool": {
+        "killed": Ending(
+            (0,), r"warning: reward-pool0 on \S.* was killed by SIGKILL.*; it was started again"
+        )
+    },
     "supervisor": {
         "killed": Ending((-signal.SIGKILL,)),
         "killed early": Ending((-signal.SIGKILL,)),
@@ -49,7 +62,9 @@ KINDS: dict[str, dict[str, Ending]] = {
     },
     "network": {
         "stalled": Ending((7,), rf"\[F01\].*{LOST_NODE}has not been heard for \d+ s"),
-        "reset": Ending((7,), r"\[F08\] rank 1 pid \d+: the connection between the master and rank 1 was lost"),
+        "reset": Ending(
+            (7,), r"\[F08\] rank 1 pid \d+: the connection between the master and rank 1 was lost"
+        ),
     },
 }
 """Kind → variant → how such a run ends."""
@@ -58,9 +73,11 @@ CELLS = [(kind, mode) for mode in MODES for kind in KINDS if kind != "server" or
 PLACES = ("checkpoint.begun", "checkpoint.sealed", "checkpoint.synced", "checkpoint.appeared")
 """Where a write of a checkpoint fails."""
 SILENT = {("agent", "frozen"), ("network", "stalled")}
-"""Faults that are noticed after 15 seconds of silence: they occur early in a slow run, so that it still runs then."""
+"""Faults that are noticed after 15 seconds of silence: they occur early in a slow run, so that it
+still runs then."""
 REPLACED = ("server", "pool")
-"""Kinds of processes that are restarted, which is reported a second or two later, so they are killed early too."""
+"""Kinds of processes that are restarted, which is reported a second or two later, so they are
+killed early too."""
 CAN_RESTART = {("rank", "killed"), ("agent", "killed"), ("supervisor", "its master killed")}
 """Faults after which a run may be configured to restart its workers."""
 
@@ -98,7 +115,9 @@ class Fault:
     def __str__(self) -> str:
         victim = f" {self.victim}" if self.kind in ("rank", "agent", "server") else ""
         if self.kind == "disk" and self.variant != "full":
-            return f"disk: {self.variant} at {self.checkpoint_step}, from passage {self.step + 1} on"
+            return (
+                f"disk: {self.variant} at {self.checkpoint_step}, from passage {self.step + 1} on"
+            )
         when = "in its start" if self.variant == "killed early" else f"after step {self.step}"
         restarts = ", which may restart once" if self.restarts else ""
         return f"{self.kind}{victim} {self.variant} {self.delay:g} s {when}{restarts}"

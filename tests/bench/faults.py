@@ -2,15 +2,17 @@
 
     python tests/bench/faults.py [--seeds 0:100] [--home FOLDER] [--keep]
 
-A seed selects a fault, a mode and a moment, and prints them; the same seed gives the same fault again. The run is on
-two emulated nodes with a rank each, a reward in a pool and a sampler with separate weights: toy components for
-`staleness 0` and `staleness 2`, a tiny model and two servers for `servers`. Its supervisor, master, agents, torchrun,
-ranks, pool and agents of servers are the real ones, as forks (see `warm_processes`).
+A seed selects a fault, a mode and a moment, and prints them; the same seed gives the same fault
+again. The run is on two emulated nodes with a rank each, a reward in a pool and a sampler with
+separate weights: toy components for `staleness 0` and `staleness 2`, a tiny model and two servers
+for `servers`. Its supervisor, master, agents, torchrun, ranks, pool and agents of servers are the
+real ones, as forks (see `warm_processes`).
 
-A run that the fault ends must do so with the code of `errors.py` and name the culprit, leave no process behind, and end
-well once it is resumed. Its metrics, ledger, samples and models must then be those of an undisturbed run, bit for bit;
-with `staleness 2`, where they depend on timing, each sample must have been trained on once and none may be too old. The
-exit code is 1 if one of them fails.
+A run that the fault ends must do so with the code of `errors.py` and name the culprit, leave no
+process behind, and end well once it is resumed. Its metrics, ledger, samples and models must then
+be those of an undisturbed run, bit for bit; with `staleness 2`, where they depend on timing, each
+sample must have been trained on once and none may be too old.
+The exit code is 1 if one of them fails.
 """
 
 from __future__ import annotations
@@ -61,16 +63,19 @@ HAS_MOUNTS = "RLCLI_FAULTS_MOUNTS"
 NODES = ("launch=local", "cluster.nodes=2", "models.reward.backend=cpu_pool")
 QUICK = ("log.tensorboard=false", "log.plot=false", f"train.steps={STEPS}")
 TOY = (
-    "toy.yaml", "models.actor.devices='0'", "models.critic.devices='0'", "models.reward.devices='0'",
+    "toy.yaml",
+    "models.actor.devices='0'",
+    "models.critic.devices='0'",
+    "models.reward.devices='0'",
     "models.actor.rollout={backend: toy, devices: '1'}",
-)  # fmt: skip
+)
 
 
 class Wrong(Exception):
     """A disturbed run misbehaved."""
 
 
-# -- runs ------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def settings(mode: str, home: Path, is_slow: bool = False) -> tuple[str, ...]:
@@ -81,10 +86,13 @@ def settings(mode: str, home: Path, is_slow: bool = False) -> tuple[str, ...]:
     backend = {
         "type": "sglang",
         "args": {
-            "python": sys.executable, "update": "disk", "servers": 2, "options": {"token_s": 0.6 if is_slow else 0.02},
+            "python": sys.executable,
+            "update": "disk",
+            "servers": 2,
+            "options": {"token_s": 0.6 if is_slow else 0.02},
             "environment": {"PYTHONPATH": f"{home / 'path'}:{TESTS.parent}"},
         },
-    }  # fmt: skip
+    }
     rollout = f"models.actor.rollout={json.dumps({'devices': '1', 'backend': backend})}"
     tiny = (setting for setting in TINY_PPO if not setting.startswith(("train.steps", "log.")))
     devices = (f"models.{role}.devices='0'" for role in ("actor", "critic", "ref", "reward"))
@@ -99,9 +107,13 @@ class Run:
         self.log = folder.with_suffix(".err")
         with self.log.open("a") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlcli", *arguments], env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "rlcli", *arguments],
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
 
     @property
     def errors(self) -> str:
@@ -117,12 +129,18 @@ class Run:
 
     def pid_of(self, name: str) -> int:
         """The id of a process, as recorded by the run."""
-        return next(one["pid"] for one in json.loads((self.folder / "procs.json").read_text()) if one["name"] == name)
+        return next(
+            one["pid"]
+            for one in json.loads((self.folder / "procs.json").read_text())
+            if one["name"] == name
+        )
 
     def wait_until(self, fault: Fault) -> bool:
         """Wait for the moment of a fault; returns False if the run ends before it."""
         end = time.monotonic() + ENDS_WITHIN
-        while not (fault.variant == "killed early" or (self.is_up() and self.steps_done() >= fault.step)):
+        while not (
+            fault.variant == "killed early" or (self.is_up() and self.steps_done() >= fault.step)
+        ):
             if self.process.poll() is not None:
                 return False
             if time.monotonic() > end:
@@ -151,7 +169,7 @@ def _wait_until_all_have_ended() -> None:
         raise Wrong(f"{len(left)} processes are left {GONE_WITHIN:g} s after its end")
 
 
-# -- faults --------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def disturb(fault: Fault, run: Run) -> None:
@@ -166,7 +184,9 @@ def disturb(fault: Fault, run: Run) -> None:
             case ("pool", _):
                 os.kill(run.pid_of("reward-pool0"), number)
             case ("server", "killed"):
-                for process in psutil.Process(run.pid_of(f"actor_rollout-server{fault.victim}")).children(True):
+                for process in psutil.Process(
+                    run.pid_of(f"actor_rollout-server{fault.victim}")
+                ).children(True):
                     process.kill()
             case ("server", _):
                 os.kill(run.pid_of(f"actor_rollout-server{fault.victim}"), number)
@@ -192,7 +212,11 @@ def run_disturbed(fault: Fault, arguments: Sequence[str], folder: Path) -> tuple
     events = folder.with_suffix(".events")
     if fault.kind == "disk" and fault.variant != "full":
         spec = f"{fault.checkpoint_step}:{fault.variant}@{fault.step + 1}-1000"
-        variables = {"RLCLI_FAILPOINTS": spec, "RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINT_EVENTS": str(events)}
+        variables = {
+            "RLCLI_FAILPOINTS": spec,
+            "RLCLI_ENABLE_FAILPOINTS": "1",
+            "RLCLI_FAILPOINT_EVENTS": str(events),
+        }
     train = ("train", *arguments, *limits, "--run-dir", str(folder))
     if fault.kind == "network":
         return _run_through_proxies(fault, train, folder)
@@ -215,18 +239,26 @@ def _run_through_proxies(fault: Fault, train: Sequence[str], folder: Path) -> tu
     run = Run(folder, *train, "launch.by_hand=true")
     with folder.with_suffix(".node1").open("w") as log:
         second = subprocess.Popen(
-            [sys.executable, "-P", "-m", "rlcli.launch.node", str(folder), "1"], cwd=elsewhere,
-            env={**os.environ, MEETING: str(elsewhere)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            [sys.executable, "-P", "-m", "rlcli.launch.node", str(folder), "1"],
+            cwd=elsewhere,
+            env={**os.environ, MEETING: str(elsewhere)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
-        )  # fmt: skip
+        )
     while not (folder / "meeting" / CONTROL_FILE).exists():
         if run.process.poll() is not None:
             raise Wrong(f"did not start: {run.errors}")
         time.sleep(0.02)
     control = Control.read(folder / "meeting")
-    requests, pulses = (TcpProxy(url.removeprefix("tcp://")) for url in (control.requests, control.pulses))
+    requests, pulses = (
+        TcpProxy(url.removeprefix("tcp://")) for url in (control.requests, control.pulses)
+    )
     with requests, pulses:
-        replace(control, requests=f"tcp://{requests.address}", pulses=f"tcp://{pulses.address}").write(elsewhere)
+        replace(
+            control, requests=f"tcp://{requests.address}", pulses=f"tcp://{pulses.address}"
+        ).write(elsewhere)
         if happened := run.wait_until(fault):
             if fault.variant == "reset":
                 requests.reset()
@@ -245,11 +277,15 @@ def check_ending(fault: Fault, run: Run, code: int) -> None:
     if code not in (*expected.codes, survives):
         raise Wrong(f"ended with exit code {code}, not {survives}: {run.errors[-1500:]}")
     if expected.names and not re.search(expected.names, run.errors, re.DOTALL):
-        raise Wrong(f"ended with exit code {code}, but its error is not {expected.names!r}: {run.errors[-1500:]}")
+        raise Wrong(
+            f"ended with exit code {code}, but its error is not "
+            f"{expected.names!r}: {run.errors[-1500:]}"
+        )
 
 
 def resumed(fault: Fault, run: Run, arguments: Sequence[str]) -> Path:
-    """The folder of the run after resuming it, or after starting it again if there was nothing to resume."""
+    """The folder of the run after resuming it, or after starting it again if there was nothing to
+    resume."""
     folder = run.folder
     while not is_free(folder / "lock"):
         time.sleep(0.01)
@@ -264,7 +300,7 @@ def resumed(fault: Fault, run: Run, arguments: Sequence[str]) -> Path:
     return folder
 
 
-# -- the bench -------------------------------------------------------------------------------------------------------
+# -- the bench -------------------------------------------------------------------------------------
 
 
 class Bench:
@@ -276,8 +312,13 @@ class Bench:
 
     def undisturbed(self, mode: str) -> dict[str, str]:
         if mode not in self._results:
-            run = Run(self.home / mode.replace(" ", "-"), "train", *settings(mode, self.home), "--run-dir",
-                      str(self.home / mode.replace(" ", "-")))  # fmt: skip
+            run = Run(
+                self.home / mode.replace(" ", "-"),
+                "train",
+                *settings(mode, self.home),
+                "--run-dir",
+                str(self.home / mode.replace(" ", "-")),
+            )
             if code := run.end():
                 raise SystemExit(f"the undisturbed run ended with exit code {code}: {run.errors}")
             self._results[mode] = result(run.folder)
@@ -310,7 +351,9 @@ class Bench:
         folder.mkdir()
         is_small = (fault.kind, fault.variant) == FULL_DISK
         if is_small:
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "none", str(folder)], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "none", str(folder)], check=True
+            )
         yield folder
         if is_small:
             subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -322,13 +365,19 @@ def _compare(results: dict[str, str], expected: dict[str, str]) -> None:
         raise Wrong(f"differs from the undisturbed run in {', '.join(sorted(differing))}")
 
 
-def measure(seeds: Sequence[int], home: Path, keep: bool = False, say: Callable[[str], None] = print) -> int:
+def measure(
+    seeds: Sequence[int], home: Path, keep: bool = False, say: Callable[[str], None] = print
+) -> int:
     """How many runs failed. Prints a line for each and a table."""
     home.mkdir(parents=True, exist_ok=True)
     make_project(home)
     (home / "toy.yaml").write_text(RECIPE)
     fake_python_path(home)
-    os.environ |= {"RLCLI_PROJECT": str(home), "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "RLCLI_PROJECT": str(home),
+        "PYTHONPATH": str(TESTS.parent),
+        "OMP_NUM_THREADS": "1",
+    }
     os.chdir(home)
     adopt_orphans()
     bench, counts, failures = Bench(home), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -347,7 +396,10 @@ def measure(seeds: Sequence[int], home: Path, keep: bool = False, say: Callable[
     say(f"{'':12}" + "".join(f"{mode:>14}" for mode in MODES))
     for kind in KINDS:
         cells = [(kind, mode) for mode in MODES]
-        figures = (f"{counts[cell] - failures[cell]}/{counts[cell]}" if counts[cell] else "-" for cell in cells)
+        figures = (
+            f"{counts[cell] - failures[cell]}/{counts[cell]}" if counts[cell] else "-"
+            for cell in cells
+        )
         say(f"{kind:12}" + "".join(f"{figure:>14}" for figure in figures))
     say(f"{sum(counts.values())} runs, {sum(failures.values())} failed")
     return sum(failures.values())
@@ -357,12 +409,19 @@ def in_private_mounts(arguments: Sequence[str]) -> None:
     """Continue in a private mount namespace, in which disks may be mounted."""
     if os.environ.get(HAS_MOUNTS) != "1":
         os.environ[HAS_MOUNTS] = "1"
-        os.execvp("unshare", ["unshare", "-rm", sys.executable, str(Path(__file__).absolute()), *arguments])
+        os.execvp(
+            "unshare",
+            ["unshare", "-rm", sys.executable, str(Path(__file__).absolute()), *arguments],
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:100", help="FIRST:END, or numbers with commas between them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seeds", default="0:100", help="FIRST:END, or numbers with commas between them"
+    )
     parser.add_argument("--home", type=Path, help="folder for the runs; by default a temporary one")
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that passed")
     options = parser.parse_args(arguments)

@@ -5,19 +5,21 @@
     python tests/bench/learning.py flows [--steps 10] [--model FOLDER] [--json]
     python tests/bench/learning.py algorithms [--seeds 3] [--only grpo --only rloo] [--keep FOLDER] [--json]
 
-Each row of `sft` and `ppo` is a run of `rlcli train`, with as many ranks as its layout has. SFT begins with random
-weights; the rows must have the losses of the first to within 1e-4, else the exit code is 1. PPO answers a held-out set
-before, during and after training; without `--model`, the result of the warm start `sft_math` (about two minutes),
-all rows begin with that. megatron needs a GPU: its ranks get a pretend device that computes in host memory.
+Each row of `sft` and `ppo` is a run of `rlcli train`, with as many ranks as its layout has. SFT
+begins with random weights; the rows must have the losses of the first to within 1e-4, else the exit
+code is 1. PPO answers a held-out set before, during and after training; without `--model`, the
+result of the warm start `sft_math` (about two minutes), all rows begin with that. megatron needs a
+GPU: its ranks get a pretend device that computes in host memory.
 
-The rows of `flows` are PPO too, with the decoupled loss: generation in process, or by a rollout on a rank of its own
-that follows an actor of one engine or another and runs up to `max_staleness` steps ahead. Each has the accuracy before,
-during and after training, how stale samples were and how far sampler and trainer were apart (means over the steps
-and the largest), and the median seconds that an update of the rollout and a step took.
+The rows of `flows` are PPO too, with the decoupled loss: generation in process, or by a rollout on
+a rank of its own that follows an actor of one engine or another and runs up to `max_staleness`
+steps ahead. Each has the accuracy before, during and after training, how stale samples were and how
+far sampler and trainer were apart (means over the steps and the largest), and the median seconds
+that an update of the rollout and a step took.
 
-Each row of `algorithms` is a shipped recipe, as it is, under several seeds: the accuracy on 256 held-out problems
-before and after. All seeds of all algorithms begin with one warm start. With `--keep` the runs stay in that folder, and
-those that are there and finished are not run again.
+Each row of `algorithms` is a shipped recipe, as it is, under several seeds: the accuracy on 256
+held-out problems before and after. All seeds of all algorithms begin with one warm start. With
+`--keep` the runs stay in that folder, and those that are there and finished are not run again.
 """
 
 from __future__ import annotations
@@ -38,13 +40,23 @@ from typing import Any
 HOME = Path(__file__).resolve().parents[2]
 PRETEND_RANKS = HOME / "tests" / "backends" / "pretend_ranks"
 TINY = (
-    "{_replace_: true, model_type: qwen3, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, "
-    "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, max_position_embeddings: 128, "
-    "tie_word_embeddings: true}"
+    "{_replace_: true, model_type: qwen3, hidden_size: 64, intermediate_size: 128, "
+    "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, "
+    "max_position_embeddings: 128, tie_word_embeddings: true}"
 )
-QUIET = ("log.tensorboard=false", "log.plot=false", "checkpoint.at_end=false", "checkpoint.every_seconds=null")
-SFT = (f"models.actor.scratch={TINY}", "train.steps=12", "datasets.train.args.problems=256",
-       "models.actor.backend.args.eps=1e-3", "models.actor.backend.args.warmup_steps=4")  # fmt: skip
+QUIET = (
+    "log.tensorboard=false",
+    "log.plot=false",
+    "checkpoint.at_end=false",
+    "checkpoint.every_seconds=null",
+)
+SFT = (
+    f"models.actor.scratch={TINY}",
+    "train.steps=12",
+    "datasets.train.args.problems=256",
+    "models.actor.backend.args.eps=1e-3",
+    "models.actor.backend.args.warmup_steps=4",
+)
 WITHIN = 1e-4
 
 
@@ -69,7 +81,9 @@ class Layout:
         yield f"cluster.device={'cuda' if self.backend == 'megatron' else 'cpu'}"
         for role in roles:
             yield f"models.{role}.backend.type={self.backend}"
-            yield from (f"models.{role}.backend.args.{name}={value}" for name, value in self.args.items())
+            yield from (
+                f"models.{role}.backend.args.{name}={value}" for name, value in self.args.items()
+            )
             yield f"models.{role}.mesh={{{', '.join(f'{name}: {degree}' for name, degree in self.degrees.items())}}}"
 
 
@@ -90,7 +104,8 @@ OF_PPO = (Layout("fsdp"), Layout("fsdp", {"dp": 2}), Layout("fsdp", {"tp": 2}))
 
 @dataclass(frozen=True)
 class Flow:
-    """Which role generates, how far ahead of training at most, and the engine of the trained roles."""
+    """Which role generates, how far ahead of training at most,
+    and the engine of the trained roles."""
 
     max_staleness: int = 0
     trained: Layout = Layout("fsdp")
@@ -98,7 +113,11 @@ class Flow:
 
     @property
     def title(self) -> str:
-        who = f"{self.trained.backend}, rollout" if self.rollout else f"{self.trained.backend}, in process"
+        who = (
+            f"{self.trained.backend}, rollout"
+            if self.rollout
+            else f"{self.trained.backend}, in process"
+        )
         return f"{who}, staleness {self.max_staleness}"
 
     def changes(self, roles: tuple[str, ...]) -> Iterator[str]:
@@ -131,8 +150,9 @@ ALGORITHMS = {
 
 
 def train(arguments: Iterable[str], folder: Path, pretend_ranks: bool = False) -> list[Any]:
-    """The lines of metrics.jsonl. Results that recipes start from are made, and found again, in the folder around it.
-    A run that is there and finished is not run again. Raises CalledProcessError if the run fails."""
+    """The lines of metrics.jsonl. Results that recipes start from are made, and found again, in the
+    folder around it. A run that is there and finished is not run again. Raises CalledProcessError
+    if the run fails."""
     path = [str(HOME), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     if pretend_ranks:
         path.insert(0, str(PRETEND_RANKS))
@@ -141,13 +161,19 @@ def train(arguments: Iterable[str], folder: Path, pretend_ranks: bool = False) -
     status = folder / "status.json"
     if not status.is_file() or json.loads(status.read_text())["state"] != "done":
         shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run(command, env=environment, cwd=folder.parent, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            command, env=environment, cwd=folder.parent, stdout=subprocess.DEVNULL, check=True
+        )
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def run(recipe: str, layout: Layout, roles: tuple[str, ...], changes: tuple[str, ...], folder: Path) -> list[Any]:
+def run(
+    recipe: str, layout: Layout, roles: tuple[str, ...], changes: tuple[str, ...], folder: Path
+) -> list[Any]:
     """The lines of metrics.jsonl of a recipe in a layout."""
-    return train([recipe, *QUIET, *changes, *layout.changes(roles)], folder, layout.backend == "megatron")
+    return train(
+        [recipe, *QUIET, *changes, *layout.changes(roles)], folder, layout.backend == "megatron"
+    )
 
 
 def sft_rows(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
@@ -165,9 +191,16 @@ def sft_rows(folder: Path) -> Iterator[tuple[dict[str, Any], bool]]:
 def ppo_rows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
     for number, layout in enumerate(OF_PPO):
         lines = run(
-            "ppo_math", layout, ("actor", "critic"), tuple(length_overrides(steps, model)), folder / str(number)
+            "ppo_math",
+            layout,
+            ("actor", "critic"),
+            tuple(length_overrides(steps, model)),
+            folder / str(number),
         )
-        yield {"engine": layout.title, **accuracies(lines), "s per step": median(lines, "time/step")}, True
+        yield (
+            {"engine": layout.title, **accuracies(lines), "s per step": median(lines, "time/step")},
+            True,
+        )
 
 
 def flow_rows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dict[str, Any], bool]]:
@@ -176,7 +209,10 @@ def flow_rows(folder: Path, steps: int, model: str | None) -> Iterator[tuple[dic
         arguments = ["ppo_math", "--with", "async", *QUIET, *changes]
         lines = train(arguments, folder / str(number), flow.trained.backend == "megatron")
         shown = accuracies(lines)
-        for column, name in (("staleness", "actor_rollout/staleness"), ("drift", "actor/policy_drift")):
+        for column, name in (
+            ("staleness", "actor_rollout/staleness"),
+            ("drift", "actor/policy_drift"),
+        ):
             values = [line[name] for line in lines if name in line]
             shown[f"{column}, mean"] = sum(values) / max(1, len(values))
             shown[f"{column}, most"] = max(values, default=0.0)
@@ -192,7 +228,9 @@ def length_overrides(steps: int, model: str | None) -> Iterator[str]:
 
 
 def accuracies(lines: Iterable[Any]) -> dict[str, float]:
-    return {f"step {line['step']}": line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
+    return {
+        f"step {line['step']}": line["eval/accuracy"] for line in lines if "eval/accuracy" in line
+    }
 
 
 def median(lines: Iterable[Any], name: str) -> float:
@@ -200,7 +238,9 @@ def median(lines: Iterable[Any], name: str) -> float:
     return values[len(values) // 2] if values else 0.0
 
 
-def algorithm_rows(folder: Path, names: Sequence[str], seeds: int) -> Iterator[tuple[dict[str, Any], bool]]:
+def algorithm_rows(
+    folder: Path, names: Sequence[str], seeds: int
+) -> Iterator[tuple[dict[str, Any], bool]]:
     for name in names:
         before, after = [], []
         for seed in range(1, seeds + 1):
@@ -213,12 +253,16 @@ def algorithm_rows(folder: Path, names: Sequence[str], seeds: int) -> Iterator[t
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["sft", "ppo", "flows", "algorithms"])
     parser.add_argument("--steps", type=int, default=10, help="of PPO")
     parser.add_argument("--model", help="folder of the model that PPO begins with")
     parser.add_argument("--seeds", type=int, default=3, help="of each algorithm")
-    parser.add_argument("--only", action="append", choices=list(ALGORITHMS), help="an algorithm; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=list(ALGORITHMS), help="an algorithm; may be repeated"
+    )
     parser.add_argument("--keep", help="folder of the runs of algorithms")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -232,16 +276,25 @@ def main() -> int:
             "sft": lambda: sft_rows(folder),
             "ppo": lambda: ppo_rows(folder, options.steps, options.model),
             "flows": lambda: flow_rows(folder, options.steps, options.model),
-            "algorithms": lambda: algorithm_rows(folder, options.only or list(ALGORITHMS), options.seeds),
+            "algorithms": lambda: algorithm_rows(
+                folder, options.only or list(ALGORITHMS), options.seeds
+            ),
         }
         for row, is_good in tables[options.what]():
             if not rows and not options.json:
-                print("".join(f"{name:>20}" if number else f"{name:32}" for number, name in enumerate(row)))
+                print(
+                    "".join(
+                        f"{name:>20}" if number else f"{name:32}" for number, name in enumerate(row)
+                    )
+                )
             rows.append(row)
             good = good and is_good
             if not options.json:
                 print(
-                    "".join(f"{one:20.6g}" if isinstance(one, float) else f"{one:32}" for one in row.values()),
+                    "".join(
+                        f"{one:20.6g}" if isinstance(one, float) else f"{one:32}"
+                        for one in row.values()
+                    ),
                     flush=True,
                 )
     if options.json:

@@ -3,20 +3,21 @@
     python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--json]
     python tests/bench/memory.py --zero-stage 3 [--offload optimizer parameters] [--ranks 2 4] [--megabytes 512]
 
-A random model is loaded, trained for two steps, used to generate, checkpointed and saved by processes over gloo: forks
-of this one, which has the libraries loaded. It reads `RssAnon` of each every 10 ms: memory that is not a file's (the
-kernel takes back pages of files when it likes). What a fork has of its parent is in the baseline. The C library
-returns memory as soon as it is freed (`MALLOC_*`): what is measured is what is held, not what an allocator keeps for
-later.
+A random model is loaded, trained for two steps, used to generate, checkpointed and saved by
+processes over gloo: forks of this one, which has the libraries loaded. It reads `RssAnon` of each
+every 10 ms: memory that is not a file's (the kernel takes back pages of files when it likes). What
+a fork has of its parent is in the baseline. The C library returns memory as soon as it is freed
+(`MALLOC_*`): what is measured is what is held, not what an allocator keeps for later.
 
-`planned` is what the backend's memory model says, which `rlcli plan` shows. Above a baseline (libraries imported,
-groups made, no model), each phase of `fsdp` may take its share × 1.2, what the checkpoint copies (`snapshot`),
-activations, the whole copy that generates, and beyond that the largest unsharded block and two buckets. A bucket is the
-largest parameter, or an eighth of the model (and 16 MiB) if that is more: with the 256 MiB of real models the bound
-would be larger than the model.
+`planned` is what the backend's memory model says, which `rlcli plan` shows. Above a baseline
+(libraries imported, groups made, no model), each phase of `fsdp` may take its share × 1.2, what the
+checkpoint copies (`snapshot`), activations, the whole copy that generates, and beyond that the
+largest unsharded block and two buckets. A bucket is the largest parameter, or an eighth of the
+model (and 16 MiB) if that is more: with the 256 MiB of real models the bound would be larger than
+the model.
 
-With `--zero-stage` it is `deepspeed` that shards, with such a bucket; what that keeps depends on the stage, and is
-compared with the plan alone.
+With `--zero-stage` it is `deepspeed` that shards, with such a bucket; what that keeps depends on
+the stage, and is compared with the plan alone.
 
 The exit code is 1 if a phase takes more than it may.
 """
@@ -43,9 +44,13 @@ COUNT, LENGTH, NEW = 2, 16, 8
 """Sequences per rank, and their tokens: few, so that activations are small next to weights."""
 
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2", "CUDA_VISIBLE_DEVICES": "",
-}  # fmt: skip
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,21 @@ class Asked:
         mlp = 11 * hidden // 4
         block = 4 * hidden**2 + 3 * hidden * mlp
         layers = max(2, round((self.megabytes * MIB / 4 - 2 * vocabulary * hidden) / block))
-        return {"model_type": "llama", "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
-                "num_attention_heads": 16, "vocab_size": vocabulary, "tie_word_embeddings": False, "pad_token_id": 0,
-                "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+        return {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": mlp,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 16,
+            "vocab_size": vocabulary,
+            "tie_word_embeddings": False,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
 
 
-# -- a rank --------------------------------------------------------------------------------------------------------
+# -- a rank ----------------------------------------------------------------------------------------
 
 
 class Tokenizer:
@@ -124,7 +138,12 @@ def run_rank(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, fl
     import torch
     import torch.distributed as dist
 
-    from rlcli.api.config import FinetuneSpec, GenerationHyperparameters, MicroBatchSpec, ModelBackendAbstraction
+    from rlcli.api.config import (
+        FinetuneSpec,
+        GenerationHyperparameters,
+        MicroBatchSpec,
+        ModelBackendAbstraction,
+    )
     from rlcli.api.data import SequenceSample
     from rlcli.api.model import Model
     from rlcli.api.model_source import open_source
@@ -151,17 +170,28 @@ def run_rank(rank: int, asked: Asked, folder: Path) -> dict[str, tuple[float, fl
 
     def sequences(key: str) -> SequenceSample:
         tokens = torch.randint(3, vocabulary, (COUNT * LENGTH,))
-        return SequenceSample.from_default(ids=list(range(COUNT)), seqlens=[LENGTH] * COUNT, data={key: tokens})
+        return SequenceSample.from_default(
+            ids=list(range(COUNT)), seqlens=[LENGTH] * COUNT, data={key: tokens}
+        )
 
     def load() -> Any:
         source = open_source(asked.configuration, head="lm", tokenizer=None, seed=1)
-        model = Model("actor", None, tokenizer, torch.device("cpu"), source=source, device_mesh=mesh)
-        return backend.initialize(model, FinetuneSpec(total_train_steps=2, dataset_size=8, train_batch_size=4)).module
+        model = Model(
+            "actor", None, tokenizer, torch.device("cpu"), source=source, device_mesh=mesh
+        )
+        return backend.initialize(
+            model, FinetuneSpec(total_train_steps=2, dataset_size=8, train_batch_size=4)
+        ).module
 
     def train() -> None:
         for step in range(2):
-            engine.train_batch(sequences("packed_input_ids"), lambda output, _: -output.logprobs.sum(), lambda _: 1.0,
-                               mb_spec=MicroBatchSpec(), version_steps=step)  # fmt: skip
+            engine.train_batch(
+                sequences("packed_input_ids"),
+                lambda output, _: -output.logprobs.sum(),
+                lambda _: 1.0,
+                mb_spec=MicroBatchSpec(),
+                version_steps=step,
+            )
 
     def generate() -> None:
         settings = GenerationHyperparameters(max_new_tokens=NEW, min_new_tokens=NEW)
@@ -191,7 +221,7 @@ def warm_up(torch: Any, dist: Any) -> None:
     dist.all_reduce(torch.ones(1024))
 
 
-# -- measuring ranks ----------------------------------------------------------------------------------------------
+# -- measuring ranks -------------------------------------------------------------------------------
 
 
 def measured(asked: Asked) -> list[dict[str, int]]:
@@ -200,7 +230,9 @@ def measured(asked: Asked) -> list[dict[str, int]]:
 
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as thread:
         folder = Path(name)
-        running = thread.submit(run_on_ranks, asked.ranks, lambda rank: run_rank(rank, asked, folder), 300)
+        running = thread.submit(
+            run_on_ranks, asked.ranks, lambda rank: run_rank(rank, asked, folder), 300
+        )
         samples = sampled(running, [folder / f"{rank}.pid" for rank in range(asked.ranks)])
         return [above_baseline(*both) for both in zip(samples, running.result(), strict=True)]
 
@@ -211,7 +243,11 @@ def sampled(running: Future[Any], files: Sequence[Path]) -> list[list[tuple[floa
     while not running.done():
         began = time.monotonic()
         for samples, file in zip(samples_by_process, files, strict=True):
-            if file.exists() and (pid := file.read_text()) and (size := own_memory(int(pid))) is not None:
+            if (
+                file.exists()
+                and (pid := file.read_text())
+                and (size := own_memory(int(pid))) is not None
+            ):
                 samples.append((time.monotonic(), size))
         time.sleep(max(0.0, EVERY - (time.monotonic() - began)))
     return samples_by_process
@@ -226,7 +262,9 @@ def own_memory(pid: int) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), None)
 
 
-def above_baseline(samples: Sequence[tuple[float, int]], seen: dict[str, list[Any]]) -> dict[str, int]:
+def above_baseline(
+    samples: Sequence[tuple[float, int]], seen: dict[str, list[Any]]
+) -> dict[str, int]:
     def most(name: str) -> int:
         began, ended, at_end = seen[name]
         return max([at_end, *(held for moment, held in samples if began <= moment <= ended)])
@@ -234,7 +272,7 @@ def above_baseline(samples: Sequence[tuple[float, int]], seen: dict[str, list[An
     return {name: most(name) - most("baseline") for name in PHASES}
 
 
-# -- limits --------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 def allowed(asked: Asked) -> dict[str, dict[str, int]]:
@@ -247,21 +285,33 @@ def allowed(asked: Asked) -> dict[str, dict[str, int]]:
     config = asked.configuration
     lm = on_meta(AutoConfig.for_model(**config), "lm", torch.float32)
     sizes = {name: parameter.nbytes for name, parameter in lm.named_parameters()}
-    blocks = [sum(parameter.nbytes for parameter in layer.parameters()) for layer in lm.model.layers]
+    blocks = [
+        sum(parameter.nbytes for parameter in layer.parameters()) for layer in lm.model.layers
+    ]
     total, block = sum(sizes.values()), max(*blocks, sum(sizes.values()) - sum(blocks))
     share = total // asked.ranks
     beyond = block + 2 * max(asked.bucket, *sizes.values())
     tokens, vocabulary, hidden = COUNT * LENGTH, config["vocab_size"], config["hidden_size"]
-    per_token = 4 * (vocabulary * 6 + config["num_hidden_layers"] * (12 * hidden + 4 * config["intermediate_size"]))
+    per_token = 4 * (
+        vocabulary * 6
+        + config["num_hidden_layers"] * (12 * hidden + 4 * config["intermediate_size"])
+    )
     cache = COUNT * (LENGTH + NEW) * 2 * hidden * 4 * config["num_hidden_layers"]
     parts = {
         "load": {"share": share},
         "train": {"share": 4 * share, "activations": tokens * per_token},
-        "generate": {"share": 3 * share, "activations": tokens * per_token + 2 * cache, "copy": total},
+        "generate": {
+            "share": 3 * share,
+            "activations": tokens * per_token + 2 * cache,
+            "copy": total,
+        },
         "checkpoint": {"share": 3 * share, "snapshot": 3 * share},
         "save": {"share": 3 * share},
     }
-    return {name: part | {"bound": beyond, "allowed": limit(part, beyond)} for name, part in parts.items()}
+    return {
+        name: part | {"bound": beyond, "allowed": limit(part, beyond)}
+        for name, part in parts.items()
+    }
 
 
 def limit(sizes: dict[str, int], beyond: int) -> int:
@@ -277,7 +327,10 @@ def planned(asked: Asked) -> dict[str, int]:
     from rlcli.topology.architecture import read_architecture
 
     kind: Any = FSDPMemory if asked.zero_stage is None else DeepSpeedMemory
-    sizes, mesh = read_architecture(asked.configuration), {"dp": asked.ranks, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
+    sizes, mesh = (
+        read_architecture(asked.configuration),
+        {"dp": asked.ranks, "tp": 1, "pp": 1, "cp": 1, "ep": 1},
+    )
     calls = ("train_step", "inference", "generate")
     model = kind(PlacedRole(sizes, "lm", mesh, asked.arguments, calls, LENGTH + NEW, "cpu"))
     resident = model.resident()
@@ -292,11 +345,17 @@ def planned(asked: Asked) -> dict[str, int]:
 def table(asked: Asked, peaks: Sequence[dict[str, int]]) -> list[str]:
     """What was measured on the fullest rank, next to what was planned and what it may be; MiB."""
     settings = [f"{name}={value}" for name, value in asked.arguments.items() if name != "dtype"]
-    columns = ("share", "snapshot", "activations", "copy", "bound", "allowed") if asked.zero_stage is None else ()
+    columns = (
+        ("share", "snapshot", "activations", "copy", "bound", "allowed")
+        if asked.zero_stage is None
+        else ()
+    )
     header = "".join(f"{name:>12}" for name in ("measured", "planned", "off by", *columns))
     lines = [
-        f"{' '.join([asked.backend, *settings])}, {asked.ranks} ranks, a model of {asked.megabytes} MiB: "
-        "the fullest rank above its baseline, in MiB",
+        (
+            f"{' '.join([asked.backend, *settings])}, {asked.ranks} ranks, a model of "
+            f"{asked.megabytes} MiB: the fullest rank above its baseline, in MiB"
+        ),
         f"{'phase':12}{header}",
     ]
     expected = planned(asked)
@@ -320,12 +379,20 @@ def is_too_much(asked: Asked, peaks: Sequence[dict[str, int]]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--megabytes", type=int, default=512, help="of the model, in float32")
-    parser.add_argument("--json", action="store_true", help="rank by rank, with what is allowed, in bytes")
-    parser.add_argument("--zero-stage", type=int, choices=range(4), help="of deepspeed, in place of fsdp")
-    parser.add_argument("--offload", nargs="+", default=[], choices=["optimizer", "parameters"], help="by deepspeed")
+    parser.add_argument(
+        "--json", action="store_true", help="rank by rank, with what is allowed, in bytes"
+    )
+    parser.add_argument(
+        "--zero-stage", type=int, choices=range(4), help="of deepspeed, in place of fsdp"
+    )
+    parser.add_argument(
+        "--offload", nargs="+", default=[], choices=["optimizer", "parameters"], help="by deepspeed"
+    )
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
@@ -335,7 +402,10 @@ def main() -> int:
         import_libraries(asked)
         peaks = measured(asked)
         if options.json:
-            print(json.dumps({"ranks": ranks, "measured": peaks, "allowed": allowed(asked)}), flush=True)
+            print(
+                json.dumps({"ranks": ranks, "measured": peaks, "allowed": allowed(asked)}),
+                flush=True,
+            )
         else:
             print("\n".join(table(asked, peaks)), flush=True)
         code = max(code, int(is_too_much(asked, peaks)))

@@ -1,19 +1,23 @@
-"""GRPO next to TRL's, on a real chat model: are the updates the same, and is as much learned. Needs `trl`.
+"""GRPO next to TRL's, on a real chat model: are the updates the same, and is as much learned.
+Needs `trl`.
 
     python tests/bench/next_to_trl.py --model FOLDER [--only updates|learning] [--seeds 3] [--steps 20] [--json]
 
-The task is a sum of two numbers up to 12, asked in the model's chat format; the reward is 1 if the last number of the
-response is the sum, and a quarter if it ends with another number. Of the 144 questions 64 are held out. Everything is
-in float32, with the same AdamW, clip and temperature, without a KL penalty, and one update per batch.
+The task is a sum of two numbers up to 12, asked in the model's chat format; the reward is 1 if the
+last number of the response is the sum, and a quarter if it ends with another number. Of the 144
+questions 64 are held out. Everything is in float32, with the same AdamW, clip and temperature,
+without a KL penalty, and one update per batch.
 
-`updates`: five batches of recorded responses to both, whose log-probs of the old policy are those before the first
-update, so the ratios of later ones differ from 1. The losses and the gradients of each must agree to 1e-4: losses
-absolutely, gradients by the norm of the difference, relative to that of the gradient. Both divide by a group's standard
-deviation plus the constant that TRL adds (1e-4; ours is smaller).
+`updates`: five batches of recorded responses to both, whose log-probs of the old policy are those
+before the first update, so the ratios of later ones differ from 1. The losses and the gradients of
+each must agree to 1e-4: losses absolutely, gradients by the norm of the difference, relative to
+that of the gradient. Both divide by a group's standard deviation plus the constant that TRL adds
+(1e-4; ours is smaller).
 
-`learning`: each side samples its own responses to the same prompts in the same order. All models are examined by our
-engine, greedily, on the held-out questions. The mean area under our curves, over the seeds, must be at least that of
-TRL's less the standard error of TRL's mean. Exit code 1 if one of the two does not hold.
+`learning`: each side samples its own responses to the same prompts in the same order. All models
+are examined by our engine, greedily, on the held-out questions. The mean area under our curves,
+over the seeds, must be at least that of TRL's less the standard error of TRL's mean. Exit code 1 if
+one of the two does not hold.
 """
 
 from __future__ import annotations
@@ -52,7 +56,10 @@ def updates(task: Task) -> Iterator[tuple[Row, bool]]:
     expected = our_updates(task, batches)
     advantages.SCALE_EPS = ordinary
     for row in their_updates(task, rows, recorded, expected):
-        yield row, row["gradient"] > 0 and max(row["losses apart"], row["gradients apart"]) <= WITHIN
+        yield (
+            row,
+            row["gradient"] > 0 and max(row["losses apart"], row["gradients apart"]) <= WITHIN,
+        )
 
 
 def learning(task: Task, seeds: int, steps: int) -> Iterator[tuple[Row, bool]]:
@@ -70,7 +77,9 @@ def learning(task: Task, seeds: int, steps: int) -> Iterator[tuple[Row, bool]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, help="folder of a chat model")
     parser.add_argument("--only", choices=["updates", "learning"])
     parser.add_argument("--seeds", type=int, default=3)
@@ -78,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     task, good, rows = Task.of(options.model), True, []
-    tables = {"updates": lambda: updates(task), "learning": lambda: learning(task, options.seeds, options.steps)}
+    tables = {
+        "updates": lambda: updates(task),
+        "learning": lambda: learning(task, options.seeds, options.steps),
+    }
     for name in [options.only] if options.only else tables:
         names: list[str] = []
         for row, is_good in tables[name]():
@@ -88,8 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 names = list(row)
                 print("".join(f"{one:>16}" for one in names))
             if not options.json:
-                print("".join(f"{one:16.5g}" if isinstance(one, float) else f"{one:>16}" for one in row.values()),
-                      flush=True)  # fmt: skip
+                print(
+                    "".join(
+                        f"{one:16.5g}" if isinstance(one, float) else f"{one:>16}"
+                        for one in row.values()
+                    ),
+                    flush=True,
+                )
     if options.json:
         print(json.dumps(rows, indent=2))
     return 0 if good else 1

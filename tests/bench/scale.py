@@ -1,16 +1,18 @@
-"""The cost of the master, from a few ranks to very many, and how close a run is to its critical path.
+"""The cost of the master, from a few ranks to very many,
+and how close a run is to its critical path.
 
     python tests/bench/scale.py [--ranks 64 256 1024] [--samples 100000] [--real 16] [--staleness 1] [--json]
 
-The ranks are simulated: they stand behind the transport's protocol, on a virtual clock, and answer what real ones
-would after the seconds that a call takes, which are in proportion to a rank's samples. What the master does is real,
-packing and reading messages included, and the virtual clock advances meanwhile, except while
-other processes keep it from running. The graph generates on one half
-of the ranks, and scores and trains on the other. `ms per call` is the time that the master takes for one call of the
-graph, whether it computes or waits; its limit grows with ranks and samples. `bytes per sample` is what it keeps
-of a sample that waits, `of critical path` the virtual duration of the run over the least that the graph allows. With
-`--real` the same graph also runs in that many processes that only sleep, which shows how far the simulation can be
-trusted. The exit code is 1 if a figure is above its limit.
+The ranks are simulated: they stand behind the transport's protocol, on a virtual clock, and answer
+what real ones would after the seconds that a call takes, which are in proportion to a rank's
+samples. What the master does is real, packing and reading messages included, and the virtual clock
+advances meanwhile, except while other processes keep it from running. The graph generates on one
+half of the ranks, and scores and trains on the other. `ms per call` is the time that the master
+takes for one call of the graph, whether it computes or waits; its limit grows with ranks and
+samples. `bytes per sample` is what it keeps of a sample that waits, `of critical path` the virtual
+duration of the run over the least that the graph allows. With `--real` the same graph also runs in
+that many processes that only sleep, which shows how far the simulation can be trusted. The exit
+code is 1 if a figure is above its limit.
 """
 
 from __future__ import annotations
@@ -50,11 +52,13 @@ from rlcli.topology import Topology, plan_topology
 
 TESTS = Path(__file__).parents[1]
 MS_PER_CALL, MS_PER_RANK, MS_PER_SAMPLE = 20.0, 0.5, 0.05
-"""Limits of what a call costs the master: about three times what it took on one core of a small machine in 2026."""
+"""Limits of what a call costs the master: about three times what it took on one core of a small
+machine in 2026."""
 BYTES_PER_SAMPLE, OF_CRITICAL_PATH = 2048, 1.15
 """Limits: what is kept of a sample, how long a run takes."""
 SECONDS_PER_SAMPLE = 1.0
-"""Of generating one on a simulated rank: 2,400 tokens, as of a large model. Values and training take half each."""
+"""Of generating one on a simulated rank: 2,400 tokens, as of a large model.
+Values and training take half each."""
 TOKEN = b"0" * 32
 PROMPT, RESPONSE, GROUP = 100, 300, 8
 """Tokens of a prompt and of each of its responses, and how many of these there are."""
@@ -85,10 +89,15 @@ def settings_of(ranks: int, prompts: int, steps: int, staleness: int = 0) -> tup
     half = ranks // 2
     first, second = f"0-{half - 1}", f"{half}-{ranks - 1}"
     return (
-        f"cluster.devices_per_node={ranks}", f"models.actor.devices={first}", f"models.critic.devices={second}",
-        f"models.reward.devices={second}", f"train.prompts_per_step={prompts}", f"train.steps={steps}",
-        f"datasets.train.args.rows={prompts}", f"train.max_staleness={staleness}",
-    )  # fmt: skip
+        f"cluster.devices_per_node={ranks}",
+        f"models.actor.devices={first}",
+        f"models.critic.devices={second}",
+        f"models.reward.devices={second}",
+        f"train.prompts_per_step={prompts}",
+        f"train.steps={steps}",
+        f"datasets.train.args.rows={prompts}",
+        f"train.max_staleness={staleness}",
+    )
 
 
 def recipe_of(ranks: int, prompts: int, steps: int, staleness: int = 0) -> Recipe:
@@ -99,17 +108,24 @@ def simulated_recipe(ranks: int, prompts: int, steps: int, staleness: int) -> Re
     """The same with calls that take as long as this many samples."""
     duration = SECONDS_PER_SAMPLE * prompts / (ranks // 2)
     durations = {"gen": duration, "value": duration / 2, "train": duration / 2}
-    takes = (f"graph.{call}.interface.args.seconds={seconds}" for call, seconds in durations.items())
-    return load_recipe("scale.yaml", (*settings_of(ranks, prompts, steps, staleness), *takes)).recipe
+    takes = (
+        f"graph.{call}.interface.args.seconds={seconds}" for call, seconds in durations.items()
+    )
+    return load_recipe(
+        "scale.yaml", (*settings_of(ranks, prompts, steps, staleness), *takes)
+    ).recipe
 
 
 def seconds_of(recipe: Recipe) -> dict[str, float]:
     """Call → its seconds."""
-    return {mfc.name: float(mfc.interface_impl.args.get("seconds", 0.0)) for mfc in train_graph(recipe)}
+    return {
+        mfc.name: float(mfc.interface_impl.args.get("seconds", 0.0)) for mfc in train_graph(recipe)
+    }
 
 
 class Stopwatch:
-    """A clock of this thread that stands still while the thread could run but other processes have the processors."""
+    """A clock of this thread that stands still while the thread could run but other processes have
+    the processors."""
 
     def __init__(self) -> None:
         self._waits: int | None = None
@@ -129,10 +145,12 @@ class Stopwatch:
 
 
 class SimulatedRanks:
-    """A transport that simulates all ranks of a run. Each rank and each data lane handles one request at a time."""
+    """A transport that simulates all ranks of a run. Each rank and each data lane handles one
+    request at a time."""
 
     def __init__(self, recipe: Recipe, counts_master: bool = False):
-        """`counts_master`: the virtual clock advances while the master works, or waits for anything but a rank."""
+        """`counts_master`: the virtual clock advances while the master works,
+        or waits for anything but a rank."""
         self.on_report: Callable[[Report], None] = lambda report: None
         self.now = 0.0
         """Virtual seconds."""
@@ -186,7 +204,9 @@ class SimulatedRanks:
     def _weigh(self, message: bytes) -> None:
         self.largest = max(self.largest, len(message))
         if len(message) > LARGEST:
-            raise SystemExit(f"a message of {len(message)} bytes, and at most {LARGEST} can be sent")
+            raise SystemExit(
+                f"a message of {len(message)} bytes, and at most {LARGEST} can be sent"
+            )
 
     def begin(self) -> None:
         """Count the master's time from now on."""
@@ -210,7 +230,10 @@ class SimulatedRanks:
             return {"without_state": [], "bytes": 0}
         if request.op == "load_rows":
             ids = [id_ for id_, _, _ in args["rows"]]
-            metadata = {"answer": [1] * len(ids), "batch_index": [place for *_, place in args["rows"]]}
+            metadata = {
+                "answer": [1] * len(ids),
+                "batch_index": [place for *_, place in args["rows"]],
+            }
             batch = _described(ids, {PROMPTS: [[PROMPT]] * len(ids)}, metadata)
             names = {id_: f"row-{row}" for id_, row, _ in args["rows"]}
             return {"batch": batch.as_json(), "names": names, "missing": [], "length": None}
@@ -221,28 +244,43 @@ class SimulatedRanks:
     def _computed(self, call: str, ids: list[str]) -> dict[str, Any]:
         """Answers differ in length, as those of a model do."""
         keys = self._mfcs[call].output_keys
-        totals = [[PROMPT + RESPONSE + (len(id_) * 31 + number) % 97 for number in range(GROUP)] for id_ in ids]
-        lengths = {key: [[MEANINGS[key].rows(n) for n in group] for group in totals] for key in keys}
+        totals = [
+            [PROMPT + RESPONSE + (len(id_) * 31 + number) % 97 for number in range(GROUP)]
+            for id_ in ids
+        ]
+        lengths = {
+            key: [[MEANINGS[key].rows(n) for n in group] for group in totals] for key in keys
+        }
         batch = _described(ids, lengths).as_json() if keys else None
         return {
-            "batch": batch, "stats": {} if keys else {"loss": 1.0, "grad_norm": 1.0}, "scores": {}, "counts": {},
+            "batch": batch,
+            "stats": {} if keys else {"loss": 1.0, "grad_norm": 1.0},
+            "scores": {},
+            "counts": {},
             "dropped": {},
-            "version": 0, "seconds": self._seconds[call],
-        }  # fmt: skip
+            "version": 0,
+            "seconds": self._seconds[call],
+        }
 
 
 def _described(
-    ids: list[str], lengths: Mapping[str, list[list[int]]], metadata: Mapping[str, list[Any]] | None = None
+    ids: list[str],
+    lengths: Mapping[str, list[list[int]]],
+    metadata: Mapping[str, list[Any]] | None = None,
 ) -> SequenceSample:
     dtypes, rows = dict.fromkeys(lengths, torch.float32), dict.fromkeys(lengths, ())
     return SequenceSample(
-        ids=list(ids), seqlens=dict(lengths), dtypes=dtypes, trailing_shapes=rows, metadata=dict(metadata or {})
+        ids=list(ids),
+        seqlens=dict(lengths),
+        dtypes=dtypes,
+        trailing_shapes=rows,
+        metadata=dict(metadata or {}),
     )
 
 
 def critical_path(recipe: Recipe, topology: Topology) -> float:
-    """The minimum of seconds for any order of calls: the busier half works without a pause, after the other half has
-    produced its first input or before it uses the last output."""
+    """The minimum of seconds for any order of calls: the busier half works without a pause, after
+    the other half has produced its first input or before it uses the last output."""
     seconds = seconds_of(recipe)
     work = dict.fromkeys(range(topology.world_size), 0.0)
     for mfc in train_graph(recipe):
@@ -268,10 +306,14 @@ class Figures:
 def simulated(
     ranks: int, samples: int, steps: int, staleness: int = 0
 ) -> Iterator[tuple[MasterWorker, SimulatedRanks, Callable[[], None]]]:
-    """A run that is ready to begin, whose master will hold `samples` at once; the function runs it."""
+    """A run that is ready to begin, whose master will hold `samples` at once;
+    the function runs it."""
     recipe = simulated_recipe(ranks, samples // 2, steps, staleness)  # two steps are open at a time
     transport = SimulatedRanks(recipe, counts_master=True)
-    with RunDirectory.create(None, recipe.name) as run, PlainDisplay(sys.stderr, quiet=True) as display:
+    with (
+        RunDirectory.create(None, recipe.name) as run,
+        PlainDisplay(sys.stderr, quiet=True) as display,
+    ):
         identity = RunIdentity(run.run_id, "0", "0")
         master = MasterWorker(recipe, plan_topology(recipe), transport, run, display, identity)
         master.start()
@@ -285,7 +327,9 @@ def simulate(ranks: int, samples: int, staleness: int, steps: int = 3) -> Figure
         transport.begin()
         run()
     least, took = critical_path(master.recipe, master.topology), transport.now - began
-    return Figures(ranks, samples, 1e3 * transport.of_master / transport.calls, transport.largest, took / least)
+    return Figures(
+        ranks, samples, 1e3 * transport.of_master / transport.calls, transport.largest, took / least
+    )
 
 
 def limit_of_a_call(run: Figures) -> float:
@@ -294,8 +338,8 @@ def limit_of_a_call(run: Figures) -> float:
 
 
 def bytes_per_sample(samples: int = 4000) -> float:
-    """Bytes that the master keeps of a sample, on average, when the first training step begins: half of the samples are
-    about to be trained on, and the other half has just been generated."""
+    """Bytes that the master keeps of a sample, on average, when the first training step begins:
+    half of the samples are about to be trained on, and the other half has just been generated."""
     with simulated(ranks=16, samples=samples, steps=2) as (master, transport, run):
         resident: list[float] = []
 
@@ -314,7 +358,17 @@ def bytes_per_sample(samples: int = 4000) -> float:
 def seconds_of_a_real_step(ranks: int, steps: int = 12) -> float:
     """Seconds of a step in processes that sleep: the median over the later half of a run."""
     settings = settings_of(ranks, 4 * ranks, steps)
-    command = [sys.executable, "-m", "rlcli", "train", "scale.yaml", *settings, "--run-dir", "real", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "rlcli",
+        "train",
+        "scale.yaml",
+        *settings,
+        "--run-dir",
+        "real",
+        "--quiet",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     records = [json.loads(line) for line in Path("real/metrics.jsonl").read_text().splitlines()]
     return statistics.median(record["time/step"] for record in records[steps // 2 :])
@@ -333,27 +387,49 @@ def prepare(home: Path) -> None:
     os.chdir(home)
 
 
-def measure(ranks: Sequence[int], samples: int, real: int, staleness: int) -> tuple[dict[str, Any], list[str]]:
+def measure(
+    ranks: Sequence[int], samples: int, real: int, staleness: int
+) -> tuple[dict[str, Any], list[str]]:
     """All figures, and what is above its limit."""
     runs = [simulate(number, samples, staleness) for number in ranks]
-    figures: dict[str, Any] = {"runs": [asdict(run) for run in runs], "bytes_per_sample": bytes_per_sample()}
+    figures: dict[str, Any] = {
+        "runs": [asdict(run) for run in runs],
+        "bytes_per_sample": bytes_per_sample(),
+    }
     above = [
-        f"{run.ranks} ranks: a call costs {run.milliseconds_per_call:.0f} ms, {limit_of_a_call(run):.0f} allowed"
-        for run in runs if run.milliseconds_per_call > limit_of_a_call(run)
-    ]  # fmt: skip
+        (
+            f"{run.ranks} ranks: a call costs {run.milliseconds_per_call:.0f} ms, "
+            f"{limit_of_a_call(run):.0f} allowed"
+        )
+        for run in runs
+        if run.milliseconds_per_call > limit_of_a_call(run)
+    ]
     if figures["bytes_per_sample"] > BYTES_PER_SAMPLE:
-        above.append(f"a sample takes {figures['bytes_per_sample']:.0f} bytes, {BYTES_PER_SAMPLE} allowed")
+        above.append(
+            f"a sample takes {figures['bytes_per_sample']:.0f} bytes, {BYTES_PER_SAMPLE} allowed"
+        )
     paths = {f"{run.ranks} simulated ranks": run.of_critical_path for run in runs}
     if real:
         least = max(seconds_of(recipe_of(real, 4 * real, 1)).values())
-        figures["real"] = {"ranks": real, "seconds_per_step": seconds_of_a_real_step(real), "least": least}
+        figures["real"] = {
+            "ranks": real,
+            "seconds_per_step": seconds_of_a_real_step(real),
+            "least": least,
+        }
         paths[f"{real} real ranks"] = figures["real"]["seconds_per_step"] / least
-    above += [f"{name}: {ratio:.2f} of the critical path" for name, ratio in paths.items() if ratio > OF_CRITICAL_PATH]
+    above += [
+        f"{name}: {ratio:.2f} of the critical path"
+        for name, ratio in paths.items()
+        if ratio > OF_CRITICAL_PATH
+    ]
     return figures, above
 
 
 def table(figures: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{'ranks':>6} {'samples':>8} {'ms per call':>12} {'largest message':>16} {'of critical path':>17}"
+    yield (
+        f"{'ranks':>6} {'samples':>8} {'ms per call':>12} {'largest message':>16} "
+        f"{'of critical path':>17}"
+    )
     for run in figures["runs"]:
         yield (
             f"{run['ranks']:>6} {run['samples']:>8} {run['milliseconds_per_call']:>12.0f} "
@@ -362,21 +438,32 @@ def table(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"bytes per sample: {figures['bytes_per_sample']:.0f}"
     if "real" in figures:
         real = figures["real"]
-        yield f"{real['ranks']} real processes: {real['seconds_per_step']:.2f} s a step; at least {real['least']:.2f} s"
+        yield (
+            f"{real['ranks']} real processes: {real['seconds_per_step']:.2f} s a step; at least "
+            f"{real['least']:.2f} s"
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--real", type=int, default=0, help="also run in so many processes")
-    parser.add_argument("--staleness", type=int, default=0, help="train.max_staleness: samples are made ahead")
+    parser.add_argument(
+        "--staleness", type=int, default=0, help="train.max_staleness: samples are made ahead"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         prepare(Path(home))
         figures, above = measure(options.ranks, options.samples, options.real, options.staleness)
-    print(json.dumps(figures | {"above": above}) if options.json else "\n".join([*table(figures), *above]))
+    print(
+        json.dumps(figures | {"above": above})
+        if options.json
+        else "\n".join([*table(figures), *above])
+    )
     return 1 if above else 0
 
 

@@ -1,10 +1,12 @@
-"""How long every verb that does not train takes, compared in one run; measures, tests nothing, installs nothing.
+"""How long every verb that does not train takes, compared in one run; measures, tests nothing,
+installs nothing.
 
     python tests/bench/start_up.py [--runs 10] [--run runs/sft_math/20260412-093011] [--peers /path/to/venv/bin]
 
-Every command is run in turn, round after round, each time in an empty project, so that a busy machine slows all of them
-alike. CPU time (user and system) is what the machine did; wall time also holds what it waited for. Verbs that look at a
-run are measured where --run names one; peers that are not installed are left out.
+Every command is run in turn, round after round, each time in an empty project, so that a busy
+machine slows all of them alike. CPU time (user and system) is what the machine did; wall time also
+holds what it waited for. Verbs that look at a run are measured where --run names one; peers that
+are not installed are left out.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def measure(command: list[str]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as project:
         (Path(project) / "pyproject.toml").write_text("[tool.rlcli]\n")
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(command, env=environment, cwd=project, check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            command, env=environment, cwd=project, check=True, capture_output=True, timeout=300
+        )
         wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -75,7 +79,9 @@ def commands(run: Path | None, peers: Path | None) -> dict[str, list[str]]:
     selected = {f"rlcli {line}": [*RLCLI, *line.split()] for line in OURS}
     if run is not None:
         where = str(run.resolve())
-        selected |= {f"rlcli {line}": [*RLCLI, *line.replace("RUN", where).split()] for line in OF_A_RUN}
+        selected |= {
+            f"rlcli {line}": [*RLCLI, *line.replace("RUN", where).split()] for line in OF_A_RUN
+        }
     selected["python -c pass"] = [sys.executable, "-c", "pass"]
     for peer in PEERS:
         tool = shutil.which(peer, path=str(peers) if peers else None)
@@ -87,16 +93,28 @@ def commands(run: Path | None, peers: Path | None) -> dict[str, list[str]]:
 def above(seconds: Mapping[str, float]) -> list[str]:
     """The commands that are too slow. `seconds`: name of a command → its median processor time."""
     ours = {name: median for name, median in seconds.items() if name.startswith("rlcli ")}
-    held_to_limit = {name: median for name, median in ours.items() if not name.startswith(MAY_TAKE_LONGER)}
-    return [f"{name}: {median:.3f} s, {LIMIT_S} allowed" for name, median in held_to_limit.items() if median > LIMIT_S]
+    held_to_limit = {
+        name: median for name, median in ours.items() if not name.startswith(MAY_TAKE_LONGER)
+    }
+    return [
+        f"{name}: {median:.3f} s, {LIMIT_S} allowed"
+        for name, median in held_to_limit.items()
+        if median > LIMIT_S
+    ]
 
 
 def main() -> int:
     """Measure and print the table. Returns 1 if a verb is too slow."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=10, help="rounds, after one that warms the caches")
-    parser.add_argument("--run", type=Path, help="a run with a checkpoint, for the verbs that look at one")
-    parser.add_argument("--peers", type=Path, help="folder of the peers' commands; default: those on PATH")
+    parser.add_argument(
+        "--runs", type=int, default=10, help="rounds, after one that warms the caches"
+    )
+    parser.add_argument(
+        "--run", type=Path, help="a run with a checkpoint, for the verbs that look at one"
+    )
+    parser.add_argument(
+        "--peers", type=Path, help="folder of the peers' commands; default: those on PATH"
+    )
     options = parser.parse_args()
     compared = commands(options.run, options.peers)
     for name, command in dict(compared).items():
@@ -115,9 +133,13 @@ def main() -> int:
     for name, pairs in taken.items():
         wall, cpu = [w for w, _ in pairs], [c for _, c in pairs]
         ratio = statistics.median(cpu) / base
-        print(f"{name:<{WIDTH}}{min(wall):>10.3f}{statistics.median(wall):>8.3f}{min(cpu):>10.3f}"
-              f"{statistics.median(cpu):>8.3f}{ratio:>8.1f}")  # fmt: skip
-    too_slow = above({name: statistics.median(cpu for _, cpu in pairs) for name, pairs in taken.items()})
+        print(
+            f"{name:<{WIDTH}}{min(wall):>10.3f}{statistics.median(wall):>8.3f}{min(cpu):>10.3f}"
+            f"{statistics.median(cpu):>8.3f}{ratio:>8.1f}"
+        )
+    too_slow = above(
+        {name: statistics.median(cpu for _, cpu in pairs) for name, pairs in taken.items()}
+    )
     print("\n".join(too_slow), end="\n" if too_slow else "")
     return int(bool(too_slow))
 

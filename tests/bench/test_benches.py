@@ -31,7 +31,9 @@ def ahead(tmp_path, monkeypatch):
     def run(is_broken: bool) -> int:
         settings = bench["settings"]
         if is_broken:
-            bench["measure"].__globals__["settings"] = lambda staleness, unit, steps: settings(0, unit, steps)
+            bench["measure"].__globals__["settings"] = lambda staleness, unit, steps: settings(
+                0, unit, steps
+            )
         return bench["main"](["--staleness", "1", "--unit", "0.2", "--steps", "8"])
 
     return run
@@ -46,7 +48,9 @@ def test_ahead_has_a_limit_for_each_staleness():
     judge = runpy.run_path(str(BENCHES / "ahead.py"))["above"]
     figures = {"max_staleness": 4, "seconds": 0.5, "of_least": 1.05, "staleness": 3.9}
     assert judge(figures) == []
-    assert judge(figures | {"of_least": 1.4}) == ["max_staleness 4: 1.4 times the least, 1.25 allowed"]
+    assert judge(figures | {"of_least": 1.4}) == [
+        "max_staleness 4: 1.4 times the least, 1.25 allowed"
+    ]
     assert judge(figures | {"staleness": 4.2}) == ["max_staleness 4: samples are 4.2 steps old"]
     assert judge(figures | {"max_staleness": 0, "staleness": 0, "of_least": 1.85}) == []
 
@@ -78,7 +82,12 @@ def test_scale_reports_figures_above_the_limit_if_calls_sleep(scale, monkeypatch
 
 def test_start_up_fails_for_a_slow_verb_unless_it_reads_rows(monkeypatch):
     bench = runpy.run_path(str(BENCHES / "start_up.py"))
-    quick = {"rlcli --help": 0.1, "rlcli validate ppo_math": 0.25, "rlcli check ppo_math": 3.0, "trl --help": 9.0}
+    quick = {
+        "rlcli --help": 0.1,
+        "rlcli validate ppo_math": 0.25,
+        "rlcli check ppo_math": 3.0,
+        "trl --help": 9.0,
+    }
     assert bench["above"](quick) == []
     assert bench["above"](quick | {"rlcli ls": 0.4}) == ["rlcli ls: 0.400 s, 0.3 allowed"]
     scope = bench["main"].__globals__
@@ -96,7 +105,9 @@ def test_neighbour_fails_if_a_busy_machine_costs_too_much(monkeypatch):
     monkeypatch.setitem(scope, "neighbour", contextlib.nullcontext)
     for seconds, code in (((0.1, 0.2), 0), ((0.1, 0.5), 1)):
         steps = iter(seconds)
-        monkeypatch.setitem(scope, "seconds_per_step", lambda count, steps=steps, **variables: next(steps))
+        monkeypatch.setitem(
+            scope, "seconds_per_step", lambda count, steps=steps, **variables: next(steps)
+        )
         assert bench["main"]() == code
 
 
@@ -107,7 +118,9 @@ def test_engines_fails_for_a_figure_above_its_limit(monkeypatch, figure):
     monkeypatch.setattr("sys.argv", ["engines.py"])
     for factor, code in ((0.5, 0), (2.0, 1), (float("nan"), 1)):
         apart = dict.fromkeys(limits, 0.0) | {figure: limits[figure] * factor}
-        monkeypatch.setitem(bench["main"].__globals__, "measured", lambda layouts, apart=apart: [(layout, apart)])
+        monkeypatch.setitem(
+            bench["main"].__globals__, "measured", lambda layouts, apart=apart: [(layout, apart)]
+        )
         assert bench["main"]() == code
 
 
@@ -121,8 +134,12 @@ def small_model(tmp_path_factory):
 SLOWER, LARGER = "import time\ntime.sleep(3)\n", "filled = b'1' * (200 << 20)\n"
 
 
-@pytest.mark.parametrize(("fault", "excess"), [("", ""), (SLOWER, " s, "), (LARGER, " MiB, 64 allowed")])
-def test_convert_finds_a_conversion_that_is_slow_or_large(small_model, monkeypatch, capsys, fault, excess):
+@pytest.mark.parametrize(
+    ("fault", "excess"), [("", ""), (SLOWER, " s, "), (LARGER, " MiB, 64 allowed")]
+)
+def test_convert_finds_a_conversion_that_is_slow_or_large(
+    small_model, monkeypatch, capsys, fault, excess
+):
     bench = runpy.run_path(str(BENCHES / "convert.py"))
     scope = bench["main"].__globals__
     monkeypatch.setitem(scope, "CONVERT", scope["CONVERT"] + fault)
@@ -137,14 +154,17 @@ def test_convert_allows_time_in_proportion_to_cp():
     bench = runpy.run_path(str(BENCHES / "convert.py"))
     conversion = bench["Conversion"]("to", seconds=8.0, mib=12.0, cp_seconds=2.0)
     assert bench["above"]([conversion]) == []
-    assert bench["above"]([replace(conversion, cp_seconds=1.0)]) == ["to takes 8.00 s, 4.50 allowed"]
+    assert bench["above"]([replace(conversion, cp_seconds=1.0)]) == [
+        "to takes 8.00 s, 4.50 allowed"
+    ]
 
 
 @pytest.fixture
 def next_to_trl(tmp_path, monkeypatch):
     """The bench with a tiny model, whose responses get rewards that differ."""
     grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer")
-    monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", grpo_trainer.shuffle_sequence_dict)  # the bench sets it
+    # the bench sets it
+    monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", grpo_trainer.shuffle_sequence_dict)
     monkeypatch.syspath_prepend(BENCHES)
     bench = importlib.import_module("next_to_trl")
     for module in ("chat_sums", "trl_grpo"):
@@ -163,8 +183,13 @@ def test_next_to_trl_finds_updates_that_differ(next_to_trl, monkeypatch):
 @pytest.mark.parametrize(("ours", "code"), [((0.5, 0.4, 0.45), 0), ((0.35, 0.3, 0.25), 1)])
 def test_next_to_trl_finds_that_less_is_learned(next_to_trl, monkeypatch, ours, code):
     bench = sys.modules["next_to_trl"]
-    curves = {"our_curve": dict(zip((1, 2, 3), ours, strict=True)), "their_curve": {1: 0.4, 2: 0.5, 3: 0.45}}
+    curves = {
+        "our_curve": dict(zip((1, 2, 3), ours, strict=True)),
+        "their_curve": {1: 0.4, 2: 0.5, 3: 0.45},
+    }
     for name, heights in curves.items():
-        monkeypatch.setattr(bench, name, lambda task, seed, steps, every, heights=heights: {4: heights[seed]})
+        monkeypatch.setattr(
+            bench, name, lambda task, seed, steps, every, heights=heights: {4: heights[seed]}
+        )
     monkeypatch.setattr(bench, "examine", lambda task, model: 0.3)
     assert next_to_trl("--only", "learning", "--seeds", "3", "--steps", "4") == code

@@ -11,9 +11,15 @@ import pytest
 
 HOME = Path(__file__).parents[2]
 FAULTS = Path(__file__).with_name("faults.py")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HOME)}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONPATH": str(HOME),
+}
 SEEDS = "0,3,4,7,8,9"
-"""A killed rank, master, agent, pool process and supervisor, and a disk that fails; with staleness 0 and 2."""
+"""A killed rank, master, agent, pool process and supervisor, and a disk that fails;
+with staleness 0 and 2."""
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -28,7 +28,12 @@ from torch import nn
 
 
 def trainer_of_trl(
-    task: Task, rows: list[Row], steps: int, folder: str, callbacks: Sequence[Any] = (), **settings: Any
+    task: Task,
+    rows: list[Row],
+    steps: int,
+    folder: str,
+    callbacks: Sequence[Any] = (),
+    **settings: Any,
 ) -> Any:
     import copy
 
@@ -37,21 +42,48 @@ def trainer_of_trl(
     from transformers import PrinterCallback
 
     def score(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        return [reward(one[0]["content"], wanted) for one, wanted in zip(completions, answer, strict=True)]
+        return [
+            reward(one[0]["content"], wanted)
+            for one, wanted in zip(completions, answer, strict=True)
+        ]
 
     arguments = {
-        "output_dir": folder, "use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no",
-        "logging_strategy": "no", "disable_tqdm": True, "gradient_checkpointing": False, "shuffle_dataset": False,
-        "learning_rate": LR, "lr_scheduler_type": "constant", "weight_decay": 0.0, "adam_beta1": BETAS[0],
-        "adam_beta2": BETAS[1], "adam_epsilon": EPS, "max_grad_norm": MAX_NORM, "max_steps": steps,
-        "per_device_train_batch_size": PROMPTS * GROUP, "num_generations": GROUP, "max_completion_length": LIMIT,
-        "temperature": TEMPERATURE, "top_k": 0, "top_p": 1.0, "beta": 0.0, "epsilon": CLIP, "loss_type": "grpo",
+        "output_dir": folder,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "shuffle_dataset": False,
+        "learning_rate": LR,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "adam_beta1": BETAS[0],
+        "adam_beta2": BETAS[1],
+        "adam_epsilon": EPS,
+        "max_grad_norm": MAX_NORM,
+        "max_steps": steps,
+        "per_device_train_batch_size": PROMPTS * GROUP,
+        "num_generations": GROUP,
+        "max_completion_length": LIMIT,
+        "temperature": TEMPERATURE,
+        "top_k": 0,
+        "top_p": 1.0,
+        "beta": 0.0,
+        "epsilon": CLIP,
+        "loss_type": "grpo",
         "scale_rewards": "group",
-    }  # fmt: skip
+    }
     trainer = trl.GRPOTrainer(
-        copy.deepcopy(task.weights), reward_funcs=score, args=trl.GRPOConfig(**{**arguments, **settings}),
-        train_dataset=Dataset.from_list(rows), processing_class=task.tokenizer, callbacks=list(callbacks),
-    )  # fmt: skip
+        copy.deepcopy(task.weights),
+        reward_funcs=score,
+        args=trl.GRPOConfig(**{**arguments, **settings}),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=task.tokenizer,
+        callbacks=list(callbacks),
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -80,7 +112,9 @@ def their_curve(task: Task, seed: int, steps: int, every: int) -> dict[int, floa
     return curve
 
 
-def their_updates(task: Task, rows: list[Row], recorded: list[list[int]], expected: Sequence[Update]) -> list[Row]:
+def their_updates(
+    task: Task, rows: list[Row], recorded: list[list[int]], expected: Sequence[Update]
+) -> list[Row]:
     """The deviation of each update from ours."""
     from trl.trainer import grpo_trainer
 
@@ -91,16 +125,36 @@ def their_updates(task: Task, rows: list[Row], recorded: list[list[int]], expect
         loss, gradients = expected[step]
         theirs = {name: p.grad for name, p in module.named_parameters()}
         norm = sum(float(g.double().square().sum()) for g in theirs.values()) ** 0.5
-        apart = sum(float((g - gradients[name]).double().square().sum()) for name, g in theirs.items()) ** 0.5
-        differences = {"losses apart": abs(loss - losses[step]), "gradients apart": apart / norm if norm else apart}
-        table.append({"update": step + 1, "loss": loss, "TRL's": losses[step], "gradient": norm, **differences})
+        apart = (
+            sum(float((g - gradients[name]).double().square().sum()) for name, g in theirs.items())
+            ** 0.5
+        )
+        differences = {
+            "losses apart": abs(loss - losses[step]),
+            "gradients apart": apart / norm if norm else apart,
+        }
+        table.append(
+            {
+                "update": step + 1,
+                "loss": loss,
+                "TRL's": losses[step],
+                "gradient": norm,
+                **differences,
+            }
+        )
 
-    grpo_trainer.shuffle_sequence_dict = lambda batch: batch  # whose responses are in which batch is recorded too
+    # whose responses are in which batch is recorded too
+    grpo_trainer.shuffle_sequence_dict = lambda batch: batch
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of_trl(
-            task, rows, len(expected), folder, [callback("on_pre_optimizer_step", compare)],
-            steps_per_generation=len(expected), max_grad_norm=0.0,
-        )  # fmt: skip
+            task,
+            rows,
+            len(expected),
+            folder,
+            [callback("on_pre_optimizer_step", compare)],
+            steps_per_generation=len(expected),
+            max_grad_norm=0.0,
+        )
         compute_loss = trainer._compute_loss
 
         def watched(*arguments: Any) -> torch.Tensor:
@@ -109,7 +163,9 @@ def their_updates(task: Task, rows: list[Row], recorded: list[list[int]], expect
             return loss
 
         def generated(prompts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
-            assert prompts == [task.tokens(row) for row in rows for _ in range(GROUP)], "the prompts differ"
+            assert prompts == [task.tokens(row) for row in rows for _ in range(GROUP)], (
+                "the prompts differ"
+            )
             return recorded, None
 
         trainer._compute_loss, trainer._generate_single_turn = watched, generated

@@ -1,7 +1,7 @@
 """One save, as a run makes it: `python one_save.py CHECKPOINTS STEP CONTENT KEEP_LAST`.
 
-Small enough to be killed at each of its system calls. What it does before the save opens START, so that a trace tells
-where the save begins.
+Small enough to be killed at each of its system calls. What it does before the save opens START, so
+that a trace tells where the save begins.
 """
 
 import os
@@ -30,7 +30,12 @@ def contents(step: int, content: str) -> dict[str, bytes]:
 
 
 def save(
-    checkpoints: Path, step: int, content: str = "", keep_last: int | None = None, metrics=None, run_id: str = RUN
+    checkpoints: Path,
+    step: int,
+    content: str = "",
+    keep_last: int | None = None,
+    metrics=None,
+    run_id: str = RUN,
 ) -> Path:
     """Raises ResourceError, after abandoning the temporary folder as a run does."""
     temporary = begin(checkpoints, step, run_id)
@@ -38,9 +43,13 @@ def save(
         for name, text in contents(step, content).items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).write_bytes(text)
-        files = seal(temporary, [write_json(temporary / "state.json", {"step": step, "content": content})])
+        files = seal(
+            temporary, [write_json(temporary / "state.json", {"step": step, "content": content})]
+        )
         files += seal(temporary, [temporary / name for name in contents(step, content)])
-        manifest = Manifest(step, run_id, "1.0", 1, "digest", {file.path: file for file in files}, metrics or {})
+        manifest = Manifest(
+            step, run_id, "1.0", 1, "digest", {file.path: file for file in files}, metrics or {}
+        )
         committed = commit(temporary, manifest)
     except (OSError, ResourceError) as error:
         failure = disk_failure(error, temporary)

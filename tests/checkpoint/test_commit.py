@@ -1,4 +1,5 @@
-"""Saving a checkpoint: its files, leftovers of failed saves, and disks that are full or read-only."""
+"""Saving a checkpoint: its files, leftovers of failed saves,
+and disks that are full or read-only."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from rlcli.checkpoint import commit as commit_module
-from rlcli.checkpoint.commit import abandon, begin, clear_leftovers, commit, remove, seal, write_json
+from rlcli.checkpoint.commit import (
+    abandon,
+    begin,
+    clear_leftovers,
+    commit,
+    remove,
+    seal,
+    write_json,
+)
 from rlcli.checkpoint.disk import check_free_space, check_writable, disk_failure, exchange
 from rlcli.checkpoint.manifest import FileDigest, Manifest, read_manifest
 from rlcli.checkpoint.retention import latest_name
@@ -47,7 +56,9 @@ def test_the_manifest_of_a_checkpoint_lists_every_file(checkpoints):
     assert checkpoint.strangers == ()
     assert checkpoint.manifest == read_manifest(committed)
     assert checkpoint.manifest.metrics == {"eval/accuracy": 0.5}
-    files = {path.relative_to(committed).as_posix() for path in committed.rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(committed).as_posix() for path in committed.rglob("*") if path.is_file()
+    }
     assert files == {*checkpoint.manifest.files, "MANIFEST.json"}
     assert latest_name(checkpoints) == committed.name
     written = json.loads((committed / "MANIFEST.json").read_text())
@@ -60,7 +71,9 @@ def test_checkpoints_are_readable_only_by_their_owner(checkpoints):
 
 
 def test_metrics_that_are_not_finite_are_left_out_of_the_manifest(checkpoints):
-    committed = save(checkpoints, 1, metrics={"loss": float("nan"), "norm": float("inf"), "reward": 1.5})
+    committed = save(
+        checkpoints, 1, metrics={"loss": float("nan"), "norm": float("inf"), "reward": 1.5}
+    )
     assert verify(committed).manifest.metrics == {"reward": 1.5}
 
 
@@ -85,7 +98,9 @@ def test_a_file_that_was_not_sealed_is_refused(checkpoints, monkeypatch):
     assert checkpoints_in(checkpoints) == []
 
 
-@pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_text("longer than before")])
+@pytest.mark.parametrize(
+    "change", [lambda file: file.unlink(), lambda file: file.write_text("longer than before")]
+)
 def test_a_file_changed_after_sealing_is_refused(checkpoints, monkeypatch, change):
     monkeypatch.setattr(commit_module, "LATE", 0.05)
     folder = begin(checkpoints, 1, RUN)
@@ -97,10 +112,14 @@ def test_a_file_changed_after_sealing_is_refused(checkpoints, monkeypatch, chang
 
 def test_a_commit_waits_for_files_that_appear_late(checkpoints, monkeypatch):
     folder = begin(checkpoints, 1, RUN)
-    digests = seal(folder, [write_json(folder / "state.json", {}), write_json(folder / "late.json", {})])
+    digests = seal(
+        folder, [write_json(folder / "state.json", {}), write_json(folder / "late.json", {})]
+    )
     hidden = checkpoints / "hidden"
     (folder / "late.json").rename(hidden)
-    monkeypatch.setattr(commit_module.time, "sleep", lambda seconds: hidden.rename(folder / "late.json"))
+    monkeypatch.setattr(
+        commit_module.time, "sleep", lambda seconds: hidden.rename(folder / "late.json")
+    )
     assert verify(commit(folder, manifest_of(1, digests))).manifest.step == 1
 
 
@@ -165,7 +184,9 @@ def test_an_unrelated_path_with_the_name_of_a_new_checkpoint_is_renamed(
     assert json.loads((verify(committed).path / "state.json").read_text())["content"] == "now"
     (moved,) = checkpoints.glob("step-000000000005.*")
     assert moved.lstat().st_ino == before
-    assert kind == "file" or kind.startswith("check") or (moved / "precious").read_text() == "precious"
+    assert (
+        kind == "file" or kind.startswith("check") or (moved / "precious").read_text() == "precious"
+    )
     assert newest_verified(checkpoints, RUN)[0].path == committed
 
 
@@ -239,7 +260,9 @@ def test_a_folder_that_is_not_writable_is_refused(checkpoints):
 
 
 def test_disk_errors_are_recognised_in_errors_of_libraries(tmp_path):
-    library_error = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    library_error = RuntimeError(
+        "Error while serializing: I/O error: No space left on device (os error 28)"
+    )
     failure = disk_failure(library_error, tmp_path)
     assert failure.code == "F28"
     assert "No space left" in failure.what
@@ -252,7 +275,11 @@ def test_disk_errors_are_recognised_in_errors_of_libraries(tmp_path):
 # -- disks that are really full or read-only ------------------------------------------------------
 
 
-ENVIRONMENT = {"PYTHONPATH": str(SCRIPT.parents[2]), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT = {
+    "PYTHONPATH": str(SCRIPT.parents[2]),
+    "PATH": os.environ["PATH"],
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 def test_a_file_size_limit_keeps_the_older_checkpoint(checkpoints):
@@ -264,7 +291,9 @@ def test_a_file_size_limit_keeps_the_older_checkpoint(checkpoints):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
     command = [sys.executable, "-S", "-s", SCRIPT, checkpoints, "2", "a long text", "3"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, preexec_fn=limit)
+    done = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, preexec_fn=limit
+    )
     assert done.returncode == 6, done.stderr
     assert "error[F28]" in done.stdout
     assert "File too large" in done.stdout
@@ -280,7 +309,9 @@ def private_mounts() -> bool:
         return False
 
 
-needs_mounts = pytest.mark.skipif("not private_mounts()", reason="unshare cannot make a private mount here")
+needs_mounts = pytest.mark.skipif(
+    "not private_mounts()", reason="unshare cannot make a private mount here"
+)
 
 
 @pytest.fixture
@@ -288,9 +319,14 @@ def run_in_namespace(tmp_path):
     """Runs shell commands, with `save` among them, in a private mount namespace."""
 
     def run(lines: str) -> str:
-        script = f'set -u\nsave() {{ "{sys.executable}" -S -s "{SCRIPT}" "$@"; echo "exit $?"; }}\n{lines}'
+        script = (
+            f'set -u\nsave() {{ "{sys.executable}" -S -s "{SCRIPT}" "$@"; echo '
+            f'"exit $?"; }}\n{lines}'
+        )
         command = ["unshare", "-rm", "sh", "-c", script]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        done = subprocess.run(
+            command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
         return done.stdout + done.stderr
 
     return run
@@ -315,7 +351,12 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_leaves_no_files(run_in_names
     attempts = output.split("exit ")[2:]
     assert attempts[0].startswith("6")
     failed = [attempt for attempt in attempts if attempt.startswith("6")]
-    rooms = [line.split()[1:] for attempt in failed for line in attempt.splitlines() if line.startswith("room")]
+    rooms = [
+        line.split()[1:]
+        for attempt in failed
+        for line in attempt.splitlines()
+        if line.startswith("room")
+    ]
     assert len(rooms) == len(failed)
     assert all(before == after for before, after in rooms)
     assert attempts[-1].startswith("0")
@@ -325,7 +366,8 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_leaves_no_files(run_in_names
 @needs_mounts
 def test_a_read_only_disk_is_reported_and_keeps_its_checkpoint(run_in_namespace):
     output = run_in_namespace(
-        "mkdir c && save c 1 x 1 && mount --bind -o ro c c && mount -o remount,ro,bind c; save c 2 y 1; ls -A c"
+        "mkdir c && save c 1 x 1 && mount --bind -o ro c c && mount -o remount,ro,bind "
+        "c; save c 2 y 1; ls -A c"
     )
     assert "error[F75]" in output
     assert "Read-only file system" in output

@@ -54,7 +54,11 @@ def _check(plan):
 
 
 def _bytes(folder):
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 @pytest.mark.parametrize("variant", family_models.VARIANTS)
@@ -68,7 +72,8 @@ def test_conversion_to_ranks_and_back_restores_the_folder(variant, hub, tmp_path
 
 
 def test_an_embedding_may_be_larger_than_what_each_rank_has(tmp_path):
-    """A folder whose config.json describes more than its files hold is refused: their pieces count together."""
+    """A folder whose config.json describes more than its files hold is refused:
+    their pieces count together."""
     source, sharded = tmp_path / "source", tmp_path / "sharded"
     tiny_model("llama").save_pretrained(source)
     again = _run(plan_to_hf(_run(plan_from_hf(source, sharded, ranks=16)), tmp_path / "again"))
@@ -94,7 +99,9 @@ def test_torch_reads_a_converted_sharded_model(ranks, hub, tmp_path):
     source = hub("qwen3_moe")
     target = _run(plan_from_hf(source, tmp_path / "sharded", ranks=ranks))
     assert len(list(target.glob("shard-*.safetensors"))) == ranks
-    expected = {name: p.detach() for name, p in family_models.make_model("qwen3_moe").named_parameters()}
+    expected = {
+        name: p.detach() for name, p in family_models.make_model("qwen3_moe").named_parameters()
+    }
     actual = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     with warnings.catch_warnings():  # that there is one process
         warnings.simplefilter("ignore", UserWarning)
@@ -107,7 +114,10 @@ def test_keys_of_shard_headers_equal_those_of_torch():
 
     from rlcli.checkpoint import tensor_files
 
-    assert (tensor_files.SHARDING, tensor_files.OFFSETS) == (_hf_utils.CUSTOM_METADATA_KEY, _hf_utils.SAVED_OFFSETS_KEY)
+    assert (tensor_files.SHARDING, tensor_files.OFFSETS) == (
+        _hf_utils.CUSTOM_METADATA_KEY,
+        _hf_utils.SAVED_OFFSETS_KEY,
+    )
 
 
 def _host_copy(tensors, rank, axis=0, ranks=2):
@@ -118,7 +128,9 @@ def _host_copy(tensors, rank, axis=0, ranks=2):
         if rank < len(chunks):
             offsets = [0] * tensor.dim()
             offsets[cut] = sum(chunk.shape[cut] for chunk in chunks[:rank])
-            parts[name] = (TensorPart(chunks[rank].contiguous(), tuple(offsets), tuple(tensor.shape)),)
+            parts[name] = (
+                TensorPart(chunks[rank].contiguous(), tuple(offsets), tuple(tensor.shape)),
+            )
     return HostCopy(parts, {}, is_whole=False, leads=rank == 0)
 
 
@@ -132,33 +144,49 @@ def test_a_checkpoint_written_by_two_ranks_is_converted(variant, axis, hub, tmp_
     for rank in range(2):
         write_weights(_host_copy(tensors, rank, axis), role, rank)
     target = _run(plan_to_hf(role, tmp_path / "out"))
-    assert (target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (target / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("variant", ["llama-tied", "qwen3_moe"])
 def test_a_checkpoint_written_by_one_rank_is_converted(variant, hub, tmp_path):
-    """In one file, under the names of the module, which for mixtures of experts differ from those in files."""
+    """In one file, under the names of the module, which for mixtures of experts differ from those
+    in files."""
     source, role = hub(variant), tmp_path / "role"
     tensors = {name: p.detach() for name, p in family_models.make_model(variant).named_parameters()}
     shutil.copytree(source, role, ignore=shutil.ignore_patterns("*.safetensors"))
-    parts = {name: (TensorPart(tensor, (0,) * tensor.dim(), tuple(tensor.shape)),) for name, tensor in tensors.items()}
+    parts = {
+        name: (TensorPart(tensor, (0,) * tensor.dim(), tuple(tensor.shape)),)
+        for name, tensor in tensors.items()
+    }
     write_weights(HostCopy(parts, {}, is_whole=True, leads=True), role, 0)
     plan = plan_to_hf(role, tmp_path / "out")
     _check(plan)
-    assert (plan.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (plan.target / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("padding", [0, 24, 40])
 def test_logits_of_the_check_do_not_depend_on_alignment_in_files(padding, hub, tmp_path):
-    """On some processors the rounding of matrix products depends on addresses, so weights need equal alignment."""
+    """On some processors the rounding of matrix products depends on addresses, so weights need
+    equal alignment."""
     source, moved = hub("qwen3_moe"), tmp_path / "moved"
     shutil.copytree(source, moved)
-    save_file(load_file(moved / "model.safetensors"), moved / "model.safetensors", metadata={"x": "x" * padding})
-    original, shifted = (conversion_check._loaded(folder, torch.float32, None).eval() for folder in (source, moved))
+    save_file(
+        load_file(moved / "model.safetensors"),
+        moved / "model.safetensors",
+        metadata={"x": "x" * padding},
+    )
+    original, shifted = (
+        conversion_check._loaded(folder, torch.float32, None).eval() for folder in (source, moved)
+    )
     for model in (original, shifted):
         conversion_check._align(model)
     alignments = {
-        tensor.data_ptr() % 64 for tensor in (*original.parameters(), *shifted.parameters(), *shifted.buffers())
+        tensor.data_ptr() % 64
+        for tensor in (*original.parameters(), *shifted.parameters(), *shifted.buffers())
     }
     assert alignments == {0}
     assert torch.equal(conversion_check._logits(original), conversion_check._logits(shifted))
@@ -181,14 +209,18 @@ def test_critics_with_other_head_names_or_derived_classes_are_converted(family, 
     assert _check(sharded).parameters == len(list(model.parameters()))
     back = plan_to_hf(sharded.target, tmp_path / "back")
     assert _check(back).parameters == len(list(model.parameters()))
-    assert (back.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (back.target / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_reward_model_for_sequence_classification_is_converted(tmp_path):
     """The check loads the class that config.json names."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    config = AutoConfig.for_model("qwen3", **{**family_models.GQA, "pad_token_id": None}, num_labels=1)
+    config = AutoConfig.for_model(
+        "qwen3", **{**family_models.GQA, "pad_token_id": None}, num_labels=1
+    )
     model = AutoModelForSequenceClassification.from_config(config)
     source = family_models.save(model, tmp_path / "source")
     plan = plan_from_hf(source, tmp_path / "sharded", ranks=2)
@@ -196,7 +228,9 @@ def test_a_reward_model_for_sequence_classification_is_converted(tmp_path):
     _check(plan)
     back = plan_to_hf(plan.target, tmp_path / "back")
     _check(back)
-    assert (back.target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (back.target / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -204,24 +238,38 @@ def test_weights_are_cast_to_the_requested_dtype(dtype, hub, tmp_path):
     source = hub("qwen3-tied-yarn", dtype=torch.bfloat16 if dtype == "float32" else torch.float32)
     plan = plan_to_hf(source, tmp_path / "out", dtype=dtype)
     assert _check(plan).max_difference == 0.0
-    expected = {name: tensor.to(getattr(torch, dtype)) for name, tensor in family_models.stored(source).items()}
+    expected = {
+        name: tensor.to(getattr(torch, dtype))
+        for name, tensor in family_models.stored(source).items()
+    }
     actual = family_models.stored(plan.target)
     assert actual.keys() == expected.keys()
-    assert all(actual[n].dtype == expected[n].dtype and torch.equal(actual[n], expected[n]) for n in expected)
-    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, plan.target))
+    assert all(
+        actual[n].dtype == expected[n].dtype and torch.equal(actual[n], expected[n])
+        for n in expected
+    )
+    before, after = (
+        json.loads((folder / "config.json").read_text()) for folder in (source, plan.target)
+    )
     assert after == {**before, "dtype": dtype}
 
 
-@pytest.mark.parametrize(("key", "changes"), [("dtype", False), ("torch_dtype", False), (None, True)])
+@pytest.mark.parametrize(
+    ("key", "changes"), [("dtype", False), ("torch_dtype", False), (None, True)]
+)
 def test_config_json_has_the_dtype_of_the_weights(key, changes, hub, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(hub("llama"), folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {key: config["dtype"]} if key else {}
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "dtype" or key == "dtype"}))
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "dtype" or key == "dtype"})
+    )
     for dtype in (None, "float32"):
         target = _run(plan_to_hf(folder, tmp_path / f"out-{dtype}", dtype=dtype))
-        assert ((target / "config.json").read_bytes() != (folder / "config.json").read_bytes()) is changes
+        assert (
+            (target / "config.json").read_bytes() != (folder / "config.json").read_bytes()
+        ) is changes
     assert json.loads((target / "config.json").read_text())[key or "dtype"] == "float32"
     half = _run(plan_to_hf(folder, tmp_path / "half", dtype="float16"))
     written = json.loads((half / "config.json").read_text())
@@ -252,7 +300,10 @@ def test_a_model_is_split_into_files_of_limited_size(hub, tmp_path):
 def test_no_move_is_larger_than_the_experts_of_a_layer(hub, tmp_path):
     plan = plan_from_hf(hub("qwen3_moe"), tmp_path / "out", ranks=2)
     experts = 4 * 2 * 24 * 32 * 4  # of them, gate and up, [24, 32] in float32
-    assert max(sum(spec.bytes for spec in move.outputs) for move in plan.moves if not move.is_copy) == experts
+    assert (
+        max(sum(spec.bytes for spec in move.outputs) for move in plan.moves if not move.is_copy)
+        == experts
+    )
 
 
 def _padded(source, target, rows):
@@ -274,7 +325,10 @@ def test_padding_rows_are_dropped_or_kept_as_requested(variant, hub, tmp_path):
         plan_to_hf(padded, tmp_path / padding, padding=padding) for padding in ("drop", "keep")
     )
     assert _check(trimmed_plan).max_difference == 0.0
-    assert _bytes(trimmed_plan.target)["model.safetensors"] == (source / "model.safetensors").read_bytes()
+    assert (
+        _bytes(trimmed_plan.target)["model.safetensors"]
+        == (source / "model.safetensors").read_bytes()
+    )
     assert _check(padded_plan).max_difference == 0.0
     assert json.loads((padded_plan.target / "config.json").read_text())["vocab_size"] == 128
     assert stored_tensors(padded_plan.target)["model.embed_tokens.weight"].spec.shape == (128, 32)
@@ -284,7 +338,10 @@ def test_too_few_rows_are_refused(hub, tmp_path):
     short = tmp_path / "short"
     shutil.copytree(hub("llama"), short)
     tensors = load_file(short / "model.safetensors")
-    save_file({**tensors, "lm_head.weight": tensors["lm_head.weight"][:90].clone()}, short / "model.safetensors")
+    save_file(
+        {**tensors, "lm_head.weight": tensors["lm_head.weight"][:90].clone()},
+        short / "model.safetensors",
+    )
     with pytest.raises(ModelError, match="90 rows"):
         plan_to_hf(short, tmp_path / "out")
 
@@ -293,8 +350,13 @@ def test_old_names_and_unknown_buffers_are_converted(hub, tmp_path):
     """The gpt2 of the Hub has no prefix, and obsolete buffers."""
     old = tmp_path / "old"
     shutil.copytree(hub("gpt2-tied"), old)
-    tensors = {n.removeprefix("transformer."): t for n, t in load_file(old / "model.safetensors").items()}
-    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8)}, old / "model.safetensors")
+    tensors = {
+        n.removeprefix("transformer."): t for n, t in load_file(old / "model.safetensors").items()
+    }
+    save_file(
+        {**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8)},
+        old / "model.safetensors",
+    )
     plan = plan_from_hf(old, tmp_path / "out", ranks=2)
     assert plan.notes == ("not a parameter of gpt2, kept as it is: h.0.attn.bias",)
     _check(plan)
@@ -318,13 +380,16 @@ def test_lora_weights_are_refused(hub, tmp_path):
     shutil.copytree(hub("llama"), folder)
     tensors = load_file(folder / "model.safetensors")
     save_file(
-        {**tensors, "model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 32)}, folder / "model.safetensors"
+        {**tensors, "model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 32)},
+        folder / "model.safetensors",
     )
     with pytest.raises(ModelError, match="LoRA"):
         plan_to_hf(folder, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("1.5 MiB", 3 * 2**19), ("500mb", 5 * 10**8), ("7", 7)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 * 10**9), ("1.5 MiB", 3 * 2**19), ("500mb", 5 * 10**8), ("7", 7)]
+)
 def test_sizes_are_parsed(text, size):
     assert parse_size(text) == size
 
@@ -338,16 +403,21 @@ def test_invalid_sizes_are_refused(text):
 def test_written_files_equal_those_of_the_safetensors_library(tmp_path):
     """Including unusual shapes and dtypes, an empty tensor, and a name that JSON escapes."""
     tensors = {
-        'na"me ä': torch.arange(3), "a": torch.tensor(1.5, dtype=torch.float64), "b": torch.zeros(0, 4),
-        "c": torch.ones(3, dtype=torch.bool), "d": torch.ones(5, dtype=torch.bfloat16),
+        'na"me ä': torch.arange(3),
+        "a": torch.tensor(1.5, dtype=torch.float64),
+        "b": torch.zeros(0, 4),
+        "c": torch.ones(3, dtype=torch.bool),
+        "d": torch.ones(5, dtype=torch.bfloat16),
         "e": torch.ones(1, dtype=torch.int8),
-    }  # fmt: skip
+    }
     source = tmp_path / "source"
     source.mkdir()
     (source / "config.json").write_text('{"model_type": "nobody"}')
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     target = _run(plan_to_hf(source, tmp_path / "target"))
-    assert (target / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (target / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
     three = _run(plan_from_hf(source, tmp_path / "three", ranks=3))
     again = _run(plan_to_hf(three, tmp_path / "again"))
     actual = family_models.stored(again)

@@ -23,7 +23,9 @@ def hub(tmp_path_factory):
     """Writes the folder of a variant as transformers saves it."""
 
     def folder(variant):
-        saved = family_models.save(family_models.make_model(variant), tmp_path_factory.mktemp(variant))
+        saved = family_models.save(
+            family_models.make_model(variant), tmp_path_factory.mktemp(variant)
+        )
         (saved / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
         return saved
 
@@ -62,9 +64,9 @@ def sharded(hub, tmp_path):
 def test_an_existing_target_is_refused(copy, tmp_path):
     for name in ("folder", "file", "link"):
         target = tmp_path / name
-        target.mkdir() if name == "folder" else target.write_text("") if name == "file" else target.symlink_to(
-            "nowhere"
-        )
+        target.mkdir() if name == "folder" else target.write_text(
+            ""
+        ) if name == "file" else target.symlink_to("nowhere")
         with pytest.raises(ResourceError, match="exists") as caught:
             _run(plan_to_hf(copy, target))
         assert caught.value.code == "F72"
@@ -209,7 +211,10 @@ def _interleave_rotary_halves(tensors):
 
 
 FAULTS = {
-    "gate and up": (2, lambda t: _swap(t, *(f"model.layers.0.mlp.{kind}_proj.weight" for kind in ("gate", "up")))),
+    "gate and up": (
+        2,
+        lambda t: _swap(t, *(f"model.layers.0.mlp.{kind}_proj.weight" for kind in ("gate", "up"))),
+    ),
     "two layers": (18, _swap_layers),
     "a transposed matrix": (1, lambda t: t.update({QUERY: t[QUERY].t().contiguous()})),
     "rotary halves": (1, _interleave_rotary_halves),
@@ -233,7 +238,11 @@ def test_the_check_finds_typical_conversion_errors(fault, copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"rms_norm_eps": 1.1e-6}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10001.0}}]
+    "changes",
+    [
+        {"rms_norm_eps": 1.1e-6},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10001.0}},
+    ],
 )
 def test_the_check_finds_a_changed_configuration(changes, copy, tmp_path):
     """Only the last digits of the logits reveal it."""
@@ -260,11 +269,13 @@ def test_the_check_finds_a_name_that_transformers_lacks(copy, tmp_path):
     tensors = load_file(copy / "model.safetensors")
     del tensors["model.layers.2.mlp.down_proj.weight"]
     save_file(tensors, copy / "model.safetensors")
-    with pytest.raises(ModelError, match=r"misses 1 parameters .* model\.layers\.2\.mlp\.down_proj"):
+    with pytest.raises(
+        ModelError, match=r"misses 1 parameters .* model\.layers\.2\.mlp\.down_proj"
+    ):
         _check(plan_to_hf(copy, tmp_path / "out"))
 
 
-# -- untrusted input -------------------------------------------------------------------------------------------
+# -- untrusted input -------------------------------------------------------------------------------
 
 
 def test_formats_other_than_safetensors_are_refused(copy, tmp_path):
@@ -275,7 +286,9 @@ def test_formats_other_than_safetensors_are_refused(copy, tmp_path):
 
 def test_a_model_with_custom_code_is_refused(copy, tmp_path):
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "evil.Model"}}))
+    (copy / "config.json").write_text(
+        json.dumps(config | {"auto_map": {"AutoModel": "evil.Model"}})
+    )
     with pytest.raises(ModelError) as caught:
         plan_to_hf(copy, tmp_path / "out")
     assert caught.value.code == "S6"
@@ -302,7 +315,9 @@ def test_links_within_a_hub_cache_are_followed(copy, tmp_path):
     assert len(family_models.stored(target)) == 30
 
 
-@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/passwd", "a/b.safetensors", "weights.bin"])
+@pytest.mark.parametrize(
+    "name", ["../elsewhere.safetensors", "/etc/passwd", "a/b.safetensors", "weights.bin"]
+)
 def test_an_index_with_files_outside_the_folder_is_refused(name, copy, tmp_path):
     (copy / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(ModelError) as caught:

@@ -1,4 +1,5 @@
-"""The built-in families: their contract, their specifics, links, layouts, and how families are found."""
+"""The built-in families: their contract, their specifics, links, layouts,
+and how families are found."""
 
 import pytest
 import torch
@@ -35,13 +36,27 @@ class TestContract(FamilyContract):
             {"rope_theta": 1e6, "rope_type": "linear", "factor": 4.0},
         ),
         (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                              "original_max_position_embeddings": 16}, "rope_theta": 5e5},
-            {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-             "original_max_position_embeddings": 16},
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                },
+                "rope_theta": 5e5,
+            },
+            {
+                "rope_theta": 5e5,
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
         ),
     ],
-)  # fmt: skip
+)
 def test_rope_settings_of_older_files_are_understood(old_rope, new_rope):
     old = {"model_type": "llama", **family_models.GQA, **old_rope}
     new = {"model_type": "llama", **family_models.GQA, "rope_parameters": new_rope}
@@ -76,12 +91,16 @@ def test_wrong_shapes_are_refused():
     vector=st.booleans(),
     groups=st.integers(1, 3),
 )
-def test_joining_undoes_separating_for_tensors_and_shapes(rows, experts, transposed, width, vector, groups):
+def test_joining_undoes_separating_for_tensors_and_shapes(
+    rows, experts, transposed, width, vector, groups
+):
     import numpy as np
 
     count = (len(rows) or 1) * (experts or 1)
     rows = tuple(groups * size for size in rows)
-    link = Link("theirs", tuple(f"ours{i}" for i in range(count)), rows, experts, transposed, groups)
+    link = Link(
+        "theirs", tuple(f"ours{i}" for i in range(count)), rows, experts, transposed, groups
+    )
     height = sum(rows) or 3
     matrix = (height,) if vector else (width, height) if transposed else (height, width)
     shape = (experts, *matrix) if experts else matrix
@@ -91,14 +110,18 @@ def test_joining_undoes_separating_for_tensors_and_shapes(rows, experts, transpo
     assert link.join_shape({name: part.shape for name, part in separated.items()}) == shape
     assert (link.join(separated) == joined).all()
     assert (
-        torch.from_numpy(joined.astype("int32")) == link.join(link.separate(torch.from_numpy(joined.astype("int32"))))
+        torch.from_numpy(joined.astype("int32"))
+        == link.join(link.separate(torch.from_numpy(joined.astype("int32"))))
     ).all()
 
 
 def test_grouped_rows_are_separated():
     link = Link("qkv", ("q", "k"), rows=(4, 2), groups=2)
     parts = link.separate(torch.arange(6)[:, None])
-    assert {name: part.flatten().tolist() for name, part in parts.items()} == {"q": [0, 1, 3, 4], "k": [2, 5]}
+    assert {name: part.flatten().tolist() for name, part in parts.items()} == {
+        "q": [0, 1, 3, 4],
+        "k": [2, 5],
+    }
 
 
 def test_a_layout_lists_parameters_that_are_stored_together():
@@ -132,7 +155,8 @@ def test_families_of_a_project_are_found_and_checked(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["nobody_wrote_this", "../evil", "_decoder", "__init__", "os", "", None, 7, "a.b", "x" * 200]
+    "name",
+    ["nobody_wrote_this", "../evil", "_decoder", "__init__", "os", "", None, 7, "a.b", "x" * 200],
 )
 def test_a_model_type_is_never_a_path(name):
     assert family_of(name) is None

@@ -1,7 +1,7 @@
 """A save that is killed at any of its system calls, or whose disk fails at any of them.
 
-With strace, the save is killed at each call that changes or opens something; without it, at each failpoint.
-In every case the folder has a valid checkpoint, and the next save removes all leftovers.
+With strace, the save is killed at each call that changes or opens something; without it, at each
+failpoint. In every case the folder has a valid checkpoint, and the next save removes all leftovers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from rlcli.checkpoint.verify import newest_verified, verify
 SCRIPT = Path(__file__).with_name("one_save.py")
 one_save = runpy.run_path(str(SCRIPT))
 save, START = one_save["save"], one_save["START"]
-ENVIRONMENT = {"PYTHONPATH": str(SCRIPT.parents[2]), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
-CALLS = (
-    "openat,fsync,fdatasync,write,pwrite64,ftruncate,?rename,renameat,renameat2,?mkdir,mkdirat,?unlink,unlinkat,?rmdir"
-)
+ENVIRONMENT = {
+    "PYTHONPATH": str(SCRIPT.parents[2]),
+    "PATH": os.environ["PATH"],
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+CALLS = "openat,fsync,fdatasync,write,pwrite64,ftruncate,?rename,renameat,renameat2,?mkdir,mkdirat,?unlink,unlinkat,?rmdir"
 NO_EXCHANGE = ("-e", "inject=renameat2:error=EINVAL")
 """A file system that cannot swap two folders, like most network file systems."""
 
@@ -43,7 +45,9 @@ def can_trace() -> bool:
         return False
 
 
-needs_strace = pytest.mark.skipif("not can_trace()", reason="strace is missing, or may not trace here")
+needs_strace = pytest.mark.skipif(
+    "not can_trace()", reason="strace is missing, or may not trace here"
+)
 
 
 def prepare(folder: Path, steps: tuple[int, ...]) -> Path:
@@ -64,16 +68,32 @@ SCENES: dict[str, tuple[tuple[int, ...], int, tuple[str, ...]]] = {
 scenes = pytest.mark.parametrize(("existing", "step", "options"), SCENES.values(), ids=SCENES)
 
 
-def run_save(folder: Path, step: int, before: list[str] | None = None, environment: dict[str, str] | None = None):
+def run_save(
+    folder: Path,
+    step: int,
+    before: list[str] | None = None,
+    environment: dict[str, str] | None = None,
+):
     """A save in a separate process, which keeps only the last checkpoint."""
-    command = [*(before or []), sys.executable, "-S", "-s", str(SCRIPT), str(folder), str(step), "now", "1"]
+    command = [
+        *(before or []),
+        sys.executable,
+        "-S",
+        "-s",
+        str(SCRIPT),
+        str(folder),
+        str(step),
+        "now",
+        "1",
+    ]
     settings = {"env": ENVIRONMENT | (environment or {}), "cwd": folder.parent, "timeout": 60}
     return subprocess.run(command, capture_output=True, text=True, **settings)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bytecode(tmp_path_factory):
-    """Importing a module without bytecode opens one more file, so bytecode is written before calls are counted."""
+    """Importing a module without bytecode opens one more file,
+    so bytecode is written before calls are counted."""
     (folder := tmp_path_factory.mktemp("bytecode") / "c").mkdir()
     assert run_save(folder, 1, environment={"PYTHONDONTWRITEBYTECODE": ""}).returncode == 0
 
@@ -81,7 +101,11 @@ def bytecode(tmp_path_factory):
 def trace(folder: Path, step: int, *options: str) -> tuple[int, list[str]]:
     """Run a save under strace: (exit code, its calls with the paths of descriptors)."""
     log = folder.parent / "trace.log"
-    done = run_save(folder, step, ["strace", "-y", "-s", "4096", "-o", str(log), "-e", f"trace={CALLS}", *options])
+    done = run_save(
+        folder,
+        step,
+        ["strace", "-y", "-s", "4096", "-o", str(log), "-e", f"trace={CALLS}", *options],
+    )
     return done.returncode, log.read_text().splitlines()
 
 
@@ -89,7 +113,9 @@ def name_of(call: str) -> str:
     return call.partition("(")[0]
 
 
-def calls_of_a_save(folder: Path, step: int, options: tuple[str, ...] = ()) -> list[tuple[str, int, str]]:
+def calls_of_a_save(
+    folder: Path, step: int, options: tuple[str, ...] = ()
+) -> list[tuple[str, int, str]]:
     """(name, its number among the calls of that name, the full line) of each call of the save."""
     code, calls = trace(folder, step, *options)
     assert code == 0, calls
@@ -127,7 +153,9 @@ def assert_next_save_is_clean(folder: Path, step: int) -> None:
     assert {path.name for path in folder.iterdir()} == {committed.name, "LATEST.json"}
 
 
-def try_each(original: Path, trial: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+def try_each(
+    original: Path, trial: Callable[..., Any], cases: Sequence[tuple[Any, ...]]
+) -> list[Any]:
     """`trial(folder, *case)` for each case, each with a separate copy, on all cores."""
 
     def run_case(number: int) -> Any:
@@ -144,7 +172,11 @@ def try_each(original: Path, trial: Callable[..., Any], cases: Sequence[tuple[An
 def test_a_save_killed_at_any_call_leaves_a_valid_checkpoint(tmp_path, existing, step, options):
     original = prepare(tmp_path / "c", existing)
     calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step, options)
-    cases = [(name, nth) for name, nth, call in calls if not only_reads(name, call) and "(INJECTED)" not in call]
+    cases = [
+        (name, nth)
+        for name, nth, call in calls
+        if not only_reads(name, call) and "(INJECTED)" not in call
+    ]
     assert len(cases) > 20
 
     def trial(folder: Path, name: str, nth: int) -> str:
@@ -168,16 +200,23 @@ FAULTS = {
 @needs_strace
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_disk_error_at_any_call_is_reported_and_keeps_checkpoints(tmp_path, fault):
-    """Older checkpoints stay, the incomplete one is removed, and the fault is reported without a crash."""
+    """Older checkpoints stay, the incomplete one is removed,
+    and the fault is reported without a crash."""
     existing, step = (1, 2), 3
     code, names = FAULTS[fault]
     original = prepare(tmp_path / "c", existing)
     calls = calls_of_a_save(Path(shutil.copytree(original, tmp_path / "whole")), step)
-    cases = [(name, nth) for name, nth, call in calls if name in names and not only_reads(name, call)]
+    cases = [
+        (name, nth) for name, nth, call in calls if name in names and not only_reads(name, call)
+    ]
     before = contents_of(original / "step-000000000002")
 
     def trial(folder: Path, name: str, nth: int) -> bool:
-        done = run_save(folder, step, ["strace", "-o", os.devnull, "-e", f"inject={name}:error={fault}:when={nth}"])
+        done = run_save(
+            folder,
+            step,
+            ["strace", "-o", os.devnull, "-e", f"inject={name}:error={fault}:when={nth}"],
+        )
         failed = done.returncode == 6
         assert failed or done.returncode == 0, done.stderr
         assert (f"error[{code}]" in done.stdout) == failed, done.stdout
@@ -205,10 +244,14 @@ def test_a_stale_file_handle_is_retried(tmp_path):
 
     def trial(folder: Path, nth: int) -> bool:
         log = folder.parent / "trace.log"
-        done = run_save(folder, step, ["strace", "-o", str(log), "-e", f"inject=openat:error=ESTALE:when={nth}"])
+        done = run_save(
+            folder, step, ["strace", "-o", str(log), "-e", f"inject=openat:error=ESTALE:when={nth}"]
+        )
         (failed,) = [call for call in log.read_text().splitlines() if "(INJECTED)" in call]
         is_file = "O_NOFOLLOW" in failed
-        assert done.returncode == 0 if is_file else done.returncode in (0, 6), done.stdout + done.stderr
+        assert done.returncode == 0 if is_file else done.returncode in (0, 6), (
+            done.stdout + done.stderr
+        )
         assert done.returncode == 0 or "error[F27]" in done.stdout
         assert_loadable(folder, existing, step)
         return is_file
@@ -219,8 +262,8 @@ def test_a_stale_file_handle_is_retried(tmp_path):
 @needs_strace
 @scenes
 def test_calls_are_ordered_to_survive_a_power_failure(tmp_path, existing, step, options):
-    """By the order of calls: files and folders are synced before a checkpoint gets its name; that name is synced before
-    LATEST refers to it and before an older checkpoint is deleted."""
+    """By the order of calls: files and folders are synced before a checkpoint gets its name; that
+    name is synced before LATEST refers to it and before an older checkpoint is deleted."""
     folder = prepare(tmp_path / "c", existing)
     code, calls = trace(folder, step, *options)
     assert code == 0
@@ -235,7 +278,11 @@ def test_calls_are_ordered_to_survive_a_power_failure(tmp_path, existing, step, 
         if name_of(call).startswith("rename") and temporary in call and call.endswith("= 0"):
             written = {path for path in _opened_for_writing(calls) if temporary in path}
             assert len(written) == 6
-            folders = {str(parent) for file in written for parent in Path(file).relative_to(folder).parents[:-1]}
+            folders = {
+                str(parent)
+                for file in written
+                for parent in Path(file).relative_to(folder).parents[:-1]
+            }
             folders = {str(folder / parent) for parent in folders}
             assert written | folders <= synced
             appeared = True
@@ -252,13 +299,17 @@ def _opened_for_writing(calls: list[str]) -> Iterator[str]:
             yield match[2]
 
 
-# -- without strace: the same with failpoints ------------------------------------------------------------------
+# -- without strace: the same with failpoints ------------------------------------------------------
 
 
 def with_faults(folder: Path, step: int, faults: str):
     """(the save in a separate process, the events that it recorded)."""
     log = folder.parent / "events.jsonl"
-    settings = {"RLCLI_FAILPOINTS": faults, "RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINT_EVENTS": str(log)}
+    settings = {
+        "RLCLI_FAILPOINTS": faults,
+        "RLCLI_ENABLE_FAILPOINTS": "1",
+        "RLCLI_FAILPOINT_EVENTS": str(log),
+    }
     done = run_save(folder, step, environment=settings)
     return done, [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
@@ -266,7 +317,9 @@ def with_faults(folder: Path, step: int, faults: str):
 @pytest.mark.parametrize(("existing", "step"), [((), 1), ((1, 2), 3), ((1, 2), 2)])
 def test_a_save_killed_at_any_failpoint_leaves_a_valid_checkpoint(tmp_path, existing, step):
     original = prepare(tmp_path / "c", existing)
-    done, failpoints = with_faults(Path(shutil.copytree(original, tmp_path / "whole")), step, "*:note")
+    done, failpoints = with_faults(
+        Path(shutil.copytree(original, tmp_path / "whole")), step, "*:note"
+    )
     assert done.returncode == 0
     assert len(failpoints) >= 10
 

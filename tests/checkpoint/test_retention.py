@@ -1,4 +1,5 @@
-"""Which checkpoints are kept: properties that hold after any sequence of saves, prunes, kills and damage."""
+"""Which checkpoints are kept: properties that hold after any sequence of saves, prunes,
+kills and damage."""
 
 from __future__ import annotations
 
@@ -121,12 +122,17 @@ def test_only_checkpoints_of_the_run_are_deleted(folder, tmp_path):
     (folder / "step-000000000002").symlink_to(elsewhere / "step-000000000001")
     (folder / "step-000000000003").write_text("precious")
     save(folder, 4, run_id="00" * 16)
-    shutil.copytree(elsewhere / "step-000000000001", folder / "step-000000000005")  # its manifest says step 1
+    # its manifest says step 1
+    shutil.copytree(elsewhere / "step-000000000001", folder / "step-000000000005")
     (folder / "notes.txt").touch()
     for step in (6, 7, 8):
         save(folder, step, keep_last=1)
     assert {path.name for path in strangers(folder, RUN)} == unrelated | {"notes.txt"}
-    assert {path.name for path in folder.iterdir()} == unrelated | {"notes.txt", "step-000000000008", "LATEST.json"}
+    assert {path.name for path in folder.iterdir()} == unrelated | {
+        "notes.txt",
+        "step-000000000008",
+        "LATEST.json",
+    }
     assert verify(elsewhere / "step-000000000001").manifest.step == 1
 
 
@@ -142,21 +148,29 @@ actions = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(actions, max_size=12))
 def test_the_last_valid_checkpoint_is_always_kept(sequence):
-    """If a checkpoint is valid before saving or pruning, one at least as new is valid afterwards, and the number of
-    checkpoints is bounded by the settings."""
+    """If a checkpoint is valid before saving or pruning, one at least as new is valid afterwards,
+    and the number of checkpoints is bounded by the settings."""
     home = Path(tempfile.mkdtemp())
     folder, step = home / "c", 0
     try:
         for kind, *values in sequence:
             before, _ = newest_verified(folder)
             if kind == "save":
-                step = (before.manifest.step if before else 0) + values[0]  # a run resumes from the last valid one
+                # a run resumes from the last valid one
+                step = (before.manifest.step if before else 0) + values[0]
                 save(folder, step, metrics={"m": values[1]}, keep_last=values[2])
                 after, rejected = newest_verified(folder)
-                unknown = [path for path in checkpoints_in(folder) if not belongs(path, RUN) and path > after.path]
+                unknown = [
+                    path
+                    for path in checkpoints_in(folder)
+                    if not belongs(path, RUN) and path > after.path
+                ]
                 assert after.manifest.step == step
                 assert len(rejected) == len(unknown)  # what may not belong to the run is kept
-                assert len([path for path in checkpoints_in(folder) if belongs(path, RUN)]) <= values[2]
+                assert (
+                    len([path for path in checkpoints_in(folder) if belongs(path, RUN)])
+                    <= values[2]
+                )
                 assert {path.name[:5] for path in folder.iterdir()} <= {"step-", "LATES"}
             elif kind == "prune":
                 keep, best = values
@@ -167,7 +181,13 @@ def test_the_last_valid_checkpoint_is_always_kept(sequence):
                 assert before is not None or not deleted
                 assert not set(deleted) & set(checkpoints_in(folder))
                 assert (
-                    len([path for path in checkpoints_in(folder) if not examine(path, read=False).faults])
+                    len(
+                        [
+                            path
+                            for path in checkpoints_in(folder)
+                            if not examine(path, read=False).faults
+                        ]
+                    )
                     <= keep + best + 2
                 )
             elif kind == "die while saving":

@@ -39,7 +39,8 @@ def test_a_run_resolves_to_its_newest_checkpoint(run):
 
 def test_a_finished_run_resolves_to_its_models(run):
     _model(run / "models" / "actor")
-    assert find_role(run).step == 10  # the models are of an earlier end, after which the run was resumed
+    # the models are of an earlier end, after which the run was resumed
+    assert find_role(run).step == 10
     (run / "status.json").write_text(json.dumps({"state": "done"}))
     location = find_role(run)
     assert (location.folder, location.step) == (run / "models" / "actor", None)
@@ -52,7 +53,11 @@ def test_a_run_without_checkpoints_resolves_to_its_models(tmp_path):
 
 
 def test_step_and_role_select_a_folder_of_a_run(run):
-    assert find_role(run, role="critic", step=2).folder.parts[-3:] == ("step-000000000002", "models", "critic")
+    assert find_role(run, role="critic", step=2).folder.parts[-3:] == (
+        "step-000000000002",
+        "models",
+        "critic",
+    )
     with pytest.raises(UsageError, match="there are: 2, 10"):
         find_role(run, step=3)
     with pytest.raises(UsageError, match="one of actor, critic"):

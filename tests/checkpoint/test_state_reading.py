@@ -1,4 +1,5 @@
-"""Which files of a checkpoint a rank opens: its own and the first in the same layout, otherwise all of them."""
+"""Which files of a checkpoint a rank opens: its own and the first in the same layout,
+otherwise all of them."""
 
 import os
 
@@ -19,15 +20,21 @@ SHARED = torch.tensor([3.0, 5.0])
 
 
 def parts_of(rank, ranks=RANKS, rows=ROWS, value=None):
-    """The tensors of a rank: an equal range of `w`, all of `shared`, and `small` only on the first rank."""
+    """The tensors of a rank: an equal range of `w`, all of `shared`,
+    and `small` only on the first rank."""
     count = rows * COLUMNS // ranks
     start = rank * count
     flat = torch.arange(rows * COLUMNS, dtype=torch.float32)
     values = flat[start : start + count].clone() if value is None else torch.full((count,), value)
     shared = SHARED.clone() if value is None else torch.full((2,), value)
-    first = torch.tensor([7.0] if value is None else [value])[: 1 if rank == 0 else 0]  # empty on other ranks
+    # empty on other ranks
+    first = torch.tensor([7.0] if value is None else [value])[: 1 if rank == 0 else 0]
     small = FlatPart(torch.Size((1,)), min(rank, 1), first, None)
-    return {"w": FlatPart(torch.Size((rows, COLUMNS)), start, values, None), "shared": shared, "small": small}
+    return {
+        "w": FlatPart(torch.Size((rows, COLUMNS)), start, values, None),
+        "shared": shared,
+        "small": small,
+    }
 
 
 def save(folder, ranks=RANKS, rows=ROWS):
@@ -75,7 +82,9 @@ def test_a_larger_tensor_with_equal_first_blocks_is_refused(tmp_path):
     """Finding its own block does not prove to a rank that the tensor is the same."""
     save(tmp_path, ranks=2 * RANKS, rows=2 * ROWS)
     into = parts_of(3, value=-1.0)
-    with pytest.raises(ModelError, match=rf"w has shape \({2 * ROWS}, {COLUMNS}\).* and \({ROWS}, {COLUMNS}\)"):
+    with pytest.raises(
+        ModelError, match=rf"w has shape \({2 * ROWS}, {COLUMNS}\).* and \({ROWS}, {COLUMNS}\)"
+    ):
         fill(into, tmp_path, writers_of(into, 3, first=0))
 
 

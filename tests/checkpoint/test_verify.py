@@ -37,7 +37,9 @@ def refusal(checkpoint: Path, **options) -> ModelError:
 def forge(checkpoint: Path, fields: dict) -> None:
     """A manifest with a correct digest and the given fields."""
     head = json.dumps(fields, indent=1).removesuffix("\n}").encode()
-    (checkpoint / MANIFEST).write_bytes(head + SEAL + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n')
+    (checkpoint / MANIFEST).write_bytes(
+        head + SEAL + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+    )
 
 
 def fields_of(checkpoint: Path) -> dict:
@@ -47,7 +49,8 @@ def fields_of(checkpoint: Path) -> dict:
 
 
 def test_every_flipped_bit_is_found(checkpoint):
-    """One bit of each byte of each file, including the manifest, and all eight bits of the first bytes."""
+    """One bit of each byte of each file, including the manifest,
+    and all eight bits of the first bytes."""
     files = [path for path in checkpoint.rglob("*") if path.is_file()]
     flips = 0
     for file in files:
@@ -66,7 +69,9 @@ def test_every_flipped_bit_is_found(checkpoint):
 
 
 @pytest.mark.parametrize("length", [-1, 0.5, 0, 8])
-@pytest.mark.parametrize("name", [TENSORS, "state.json", "optim/actor/shard-00001-model-00001-of-00001.safetensors"])
+@pytest.mark.parametrize(
+    "name", [TENSORS, "state.json", "optim/actor/shard-00001-model-00001-of-00001.safetensors"]
+)
 def test_a_truncated_file_is_reported_with_both_sizes(checkpoint, name, length):
     file = checkpoint / name
     size = file.stat().st_size
@@ -92,7 +97,10 @@ def test_every_damaged_file_is_reported(checkpoint):
     (checkpoint / TENSORS).unlink()
     (checkpoint / "state.json").write_text("{}")
     report = examine(checkpoint)
-    assert {fault.where for fault in report.faults} == {str(checkpoint / TENSORS), str(checkpoint / "state.json")}
+    assert {fault.where for fault in report.faults} == {
+        str(checkpoint / TENSORS),
+        str(checkpoint / "state.json"),
+    }
     assert report.state == "incomplete"
 
 
@@ -119,7 +127,10 @@ def test_garbage_in_a_file_is_refused(checkpoint, name, content):
 
 
 @settings(max_examples=200, deadline=None)
-@given(content=st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+@given(
+    content=st.binary(max_size=300)
+    | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)
+)
 def test_arbitrary_content_is_refused_as_a_manifest(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("forged")
     (folder / MANIFEST).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -132,7 +143,9 @@ def _with(key: str, value: object):
 
 
 FORGERIES = {
-    "a key is missing": lambda fields: {key: value for key, value in fields.items() if key != "world_size"},
+    "a key is missing": lambda fields: {
+        key: value for key, value in fields.items() if key != "world_size"
+    },
     "a key is unknown": _with("extra", 1),
     "step is negative": _with("step", -1),
     "step is a float": _with("step", 7.0),

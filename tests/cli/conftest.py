@@ -15,7 +15,8 @@ def rlcli(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[int, str, str]]:
     """Run the command line in an empty folder: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    for variable in ("RLCLI_PROJECT", "FORCE_COLOR", "NO_COLOR"):  # set first, so that they are gone afterwards too
+    # set first, so that they are gone afterwards too
+    for variable in ("RLCLI_PROJECT", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
 
@@ -29,7 +30,8 @@ def rlcli(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[int, str, str]]:
 
 
 class Pages(AmberSnapshotExtension):
-    """Output as a user reads it, in `snapshots`; `pytest tests/cli --snapshot-update` rewrites it."""
+    """Output as a user reads it, in `snapshots`; `pytest tests/cli --snapshot-update` rewrites
+    it."""
 
     snapshot_dirname = "snapshots"
 

@@ -27,7 +27,9 @@ train: {steps: 1, prompts_per_step: 1}
 def text_recipe(tmp_path):
     """mine.yaml: supervised fine-tuning on a file, with a tokenizer in a folder."""
     load("datasets", "arithmetic").make_tokenizer().save_pretrained(tmp_path / "tok")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n{"prompt": "2+2?", "answer": "4"}\n')
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "1+1?", "answer": "2"}\n{"prompt": "2+2?", "answer": "4"}\n'
+    )
     (tmp_path / "mine.yaml").write_text(SFT)
     return tmp_path
 
@@ -36,7 +38,9 @@ def text_recipe(tmp_path):
 def test_shipped_recipes_pass_all_checks(rlcli, recipe):
     code, out, err = rlcli("check", recipe, "--rows", "20")
     assert (code, err) == (0, "")
-    assert all(line.startswith(("ok", "skip", " ", "no problems found")) for line in out.splitlines())
+    assert all(
+        line.startswith(("ok", "skip", " ", "no problems found")) for line in out.splitlines()
+    )
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "\x1b" not in out
 
@@ -51,7 +55,9 @@ def test_check_as_json(rlcli, text_recipe):
     code, out, _ = rlcli("check", "mine.yaml", "--json")
     document = json.loads(out)
     assert (code, document["ok"], document["recipe"]) == (0, True, "mine")
-    assert {"level", "about", "says", "details", "fix", "code", "exit_code", "figures"} == set(document["findings"][0])
+    assert {"level", "about", "says", "details", "fix", "code", "exit_code", "figures"} == set(
+        document["findings"][0]
+    )
     (text_recipe / "rows.jsonl").write_text("{}\n")
     code, out, _ = rlcli("check", "mine.yaml", "--json")
     assert (code, json.loads(out)["ok"]) == (4, False)
@@ -83,7 +89,11 @@ def test_control_characters_in_rows_are_escaped(rlcli, text_recipe):
 
 def test_long_lines_are_wrapped_but_not_inside_numbers():
     finding = Finding(
-        level="warn", about="x", says="word " * 20 + "12 345 678 rows", details=["d " * 60], fix="f " * 60
+        level="warn",
+        about="x",
+        says="word " * 20 + "12 345 678 rows",
+        details=["d " * 60],
+        fix="f " * 60,
     )
     lines = finding_lines(finding, 4, 60)
     assert all(len(line) <= 60 for line in lines)
@@ -92,9 +102,13 @@ def test_long_lines_are_wrapped_but_not_inside_numbers():
 
 
 def test_the_summary_counts_failures_and_warnings():
-    by_level = {level: Finding(level=level, about="", says="") for level in ("ok", "warn", "FAIL", "skip")}
+    by_level = {
+        level: Finding(level=level, about="", says="") for level in ("ok", "warn", "FAIL", "skip")
+    }
     assert summary([by_level["ok"], by_level["skip"]]) == "no problems found"
-    assert summary([by_level["FAIL"], by_level["warn"], by_level["warn"]]) == "1 failure, 2 warnings"
+    assert (
+        summary([by_level["FAIL"], by_level["warn"], by_level["warn"]]) == "1 failure, 2 warnings"
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +126,12 @@ except SystemExit as ended:
 print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=text_recipe
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=text_recipe,
     )
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
@@ -130,8 +149,13 @@ def test_training_and_checking_refuse_the_same_model_files(rlcli, text_recipe):
     (text_recipe / "tok").rename(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 5}))
     save_file({"weight": np.zeros((5, 8), np.float32)}, folder / "model.safetensors")
-    Path("mine.yaml").write_text(SFT.replace("scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, "
-                                             "num_attention_heads: 1}, tokenizer: tok", "path: model"))  # fmt: skip
+    Path("mine.yaml").write_text(
+        SFT.replace(
+            "scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, "
+            "num_attention_heads: 1}, tokenizer: tok",
+            "path: model",
+        )
+    )
     code, out, _ = rlcli("check", "mine.yaml")
     trained, _, err = rlcli("train", "mine.yaml")
     assert (code, trained) == (5, 5)

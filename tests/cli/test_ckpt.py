@@ -24,11 +24,20 @@ TENSORS = "models/actor/model.safetensors"
 @pytest.fixture
 def run(rlcli, tmp_path):
     """A run with four checkpoints, of which the second is the best."""
-    with RunDirectory.create(tmp_path / "run", "ppo_math", command=["rlcli", "train", "ppo_math"]) as run:
-        run.write_text("recipe.resolved.yaml", "checkpoint: {best_metric: eval/accuracy, best_is: highest}\n")
+    with RunDirectory.create(
+        tmp_path / "run", "ppo_math", command=["rlcli", "train", "ppo_math"]
+    ) as run:
+        run.write_text(
+            "recipe.resolved.yaml", "checkpoint: {best_metric: eval/accuracy, best_is: highest}\n"
+        )
         run.write_status("done", 40, 40, 0)
     for step, accuracy in ACCURACIES.items():
-        save(run.checkpoints, step, metrics={"eval/accuracy": accuracy, "actor/loss": -accuracy}, run_id=run.run_id)
+        save(
+            run.checkpoints,
+            step,
+            metrics={"eval/accuracy": accuracy, "actor/loss": -accuracy},
+            run_id=run.run_id,
+        )
     return Path("run")
 
 
@@ -58,7 +67,9 @@ def test_ls_lists_checkpoints_and_marks_latest_and_best(rlcli, run):
 def test_ls_marks_the_best_by_the_chosen_metric(rlcli, run):
     _, out, _ = rlcli("ckpt", "ls", str(run), "--best-metric", "actor/loss")
     assert "best (actor/loss -0.1)" in out.splitlines()[5]
-    (run / "recipe.resolved.yaml").write_text("checkpoint: {best_metric: actor/loss, best_is: lowest}")
+    (run / "recipe.resolved.yaml").write_text(
+        "checkpoint: {best_metric: actor/loss, best_is: lowest}"
+    )
     assert "best (actor/loss -0.9)" in rlcli("ckpt", "ls", str(run))[1].splitlines()[4]
     (run / "recipe.resolved.yaml").write_text("checkpoint: [")
     assert "best (eval/accuracy 0.9)" in rlcli("ckpt", "ls", str(run))[1]
@@ -96,7 +107,9 @@ def test_a_run_without_checkpoints_is_reported(rlcli, run):
 def test_verify_accepts_valid_checkpoints(rlcli, run):
     code, out, err = rlcli("ckpt", "verify", str(run))
     assert (code, err) == (0, "")
-    assert [line.split()[:3] for line in out.splitlines()] == [["step", str(step), "ok"] for step in (40, 30, 20, 10)]
+    assert [line.split()[:3] for line in out.splitlines()] == [
+        ["step", str(step), "ok"] for step in (40, 30, 20, 10)
+    ]
     (checkpoint(run, 30) / "mine.txt").touch()
     code, out, _ = rlcli("ckpt", "verify", str(run), "--step", "30")
     assert (code, "not part of it: mine.txt" in out) == (0, True)
@@ -115,7 +128,9 @@ def test_verify_finds_a_flipped_bit_and_names_the_file(rlcli, run):
     code, out, err = rlcli("ckpt", "verify", str(run), "--json")
     document = json.loads(out)
     assert (code, err, document["ok"]) == (5, "", False)
-    assert [checkpoint["step"] for checkpoint in document["checkpoints"] if checkpoint["faults"]] == [30]
+    assert [
+        checkpoint["step"] for checkpoint in document["checkpoints"] if checkpoint["faults"]
+    ] == [30]
     assert rlcli("ckpt", "verify", str(run), "--step", "40", "--step", "20")[0] == 0
     assert rlcli("ckpt", "verify", str(checkpoint(run, 20)))[0] == 0
     assert rlcli("ckpt", "verify", str(checkpoint(run, 30)))[0] == 5
@@ -131,7 +146,9 @@ def test_verify_names_the_run_that_a_stray_checkpoint_belongs_to(rlcli, run):
 
 
 def test_prune_deletes_all_but_the_newest_and_best(rlcli, run):
-    code, out, _ = rlcli("ckpt", "prune", str(run), "--keep-last", "1", "--keep-best", "1", "--dry-run")
+    code, out, _ = rlcli(
+        "ckpt", "prune", str(run), "--keep-last", "1", "--keep-best", "1", "--dry-run"
+    )
     assert code == 0
     assert "would delete  step 30, 10" in out
     assert steps(run) == [10, 20, 30, 40]
@@ -173,7 +190,10 @@ def test_prune_removes_leftovers_only_inside_the_folder_of_a_run(rlcli, run, tmp
     assert leftover.exists()
     shutil.move(elsewhere, run / "checkpoints")
     assert rlcli("ckpt", "prune", str(run), "--keep-last", "2")[0] == 0
-    assert [path.name[:4] for path in (run / "checkpoints").iterdir() if path.is_dir()] == ["step", "step"]
+    assert [path.name[:4] for path in (run / "checkpoints").iterdir() if path.is_dir()] == [
+        "step",
+        "step",
+    ]
 
 
 def test_checkpoints_outside_a_run_are_listed_and_pruned(rlcli, run):
@@ -188,7 +208,9 @@ def test_show_lists_metrics_and_files_of_a_checkpoint(rlcli, run):
     assert code == 0
     assert f"run       {id_of(run)}\n" in out
     assert "by rlcli 1.0 on 1 rank\n" in out
-    assert [line.split() for line in out.splitlines() if "accuracy" in line] == [["eval/accuracy", "0.9"]]
+    assert [line.split() for line in out.splitlines() if "accuracy" in line] == [
+        ["eval/accuracy", "0.9"]
+    ]
     assert TENSORS in out
     assert max(map(len, out.splitlines())) <= 80
     document = json.loads(rlcli("ckpt", "show", str(run), "--json")[1])
@@ -205,7 +227,11 @@ def test_show_lists_metrics_and_files_of_a_checkpoint(rlcli, run):
         (("verify", "run", "--step", "77"), 2, "there are: 40, 30, 20, 10"),
         (("show", "run", "--step", "77"), 2, "there are: 40, 30, 20, 10"),
         (("prune", "run", "--keep-last", "0"), 2, "at least one checkpoint stays"),
-        (("prune", "run/checkpoints/step-000000000010", "--keep-last", "1"), 2, "is one checkpoint"),
+        (
+            ("prune", "run/checkpoints/step-000000000010", "--keep-last", "1"),
+            2,
+            "is one checkpoint",
+        ),
         (("prune", "run"), 2, "--keep-last"),
         (("lst", "run"), 2, "did you mean ls?"),
     ],
@@ -219,12 +245,20 @@ def test_mistakes(rlcli, run, arguments, code, says):
 def test_the_verbs_load_no_heavy_library(run, tmp_path):
     program = (
         "import sys\nfrom rlcli.cli.main import main\n"
-        "for words in (['ls', 'run'], ['verify', 'run'], ['show', 'run'], ['prune', 'run', '--keep-last', '1']):\n"
-        "    try:\n        main(['ckpt', *words])\n    except SystemExit as end:\n        assert not end.code\n"
-        "print(sorted({'torch', 'transformers', 'sympy', 'safetensors', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+        "for words in (['ls', 'run'], ['verify', 'run'], ['show', 'run'], ['prune', 'run', "
+        "'--keep-last', '1']):\n"
+        "    try:\n        main(['ckpt', *words])\n    except SystemExit as end:\n        assert "
+        "not end.code\n"
+        "print(sorted({'torch', 'transformers', 'sympy', 'safetensors', 'numpy'} & "
+        "set(sys.modules)), file=sys.stderr)"
     )
     environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stderr == "[]\n"

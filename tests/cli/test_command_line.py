@@ -70,12 +70,22 @@ def test_mistakes_have_an_exit_code_and_an_error_code(rlcli, arguments, code, me
 
 
 def test_plan_fits_80_columns_and_shows_the_arithmetic(rlcli):
-    code, out, _ = rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--graph")
+    code, out, _ = rlcli(
+        "plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--graph"
+    )
     assert code == 0
     assert all(len(line) <= 80 for line in out.splitlines())
-    for words in ("sft_math", "dp2", "0-1", "actor.train_step", "64 prompts x 4 responses = 256 sequences"):
+    for words in (
+        "sft_math",
+        "dp2",
+        "0-1",
+        "actor.train_step",
+        "64 prompts x 4 responses = 256 sequences",
+    ):
         assert words in out
-    document = json.loads(rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--json")[1])
+    document = json.loads(
+        rlcli("plan", "ppo_math", "launch=local", "cluster.devices_per_node=2", "--json")[1]
+    )
     assert document["world_size"] == 2
     assert document["batch"]["sequences"] == 256
     assert document["stages"][0] == ["actor_gen"]
@@ -199,7 +209,9 @@ def test_a_bug_on_a_full_disk_is_still_reported(rlcli, monkeypatch):
     monkeypatch.setattr("tempfile.mkstemp", full)
     code, out, err = rlcli("ls")
     assert (code, out) == (1, "")
-    assert err.startswith("error[BUG]: unexpected ZeroDivisionError\n  hint: this is a bug in rlcli; --debug before")
+    assert err.startswith(
+        "error[BUG]: unexpected ZeroDivisionError\n  hint: this is a bug in rlcli; --debug before"
+    )
 
 
 def test_ranks_are_printed_as_ranges():
@@ -212,7 +224,7 @@ def test_tables_without_a_terminal_have_no_colour_and_are_escaped(capsys, monkey
     assert "\x1b" not in capsys.readouterr().out
 
 
-# -- whole processes -------------------------------------------------------------------------------------
+# -- whole processes -------------------------------------------------------------------------------
 
 
 def process(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
@@ -231,12 +243,25 @@ def process(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--help"], ["train", "--help"], ["validate", "ppo_math"], ["plan", "ppo_math"], ["ls"], ["show", "ppo_actor"],
-     ["show", "ppo_math"], ["explain", "ppo_math", "ppo.kl_ctl"], ["diff", "ppo_math", "sft_math"], ["schema"],
-     ["cp", "ppo_math", "mine.yaml", "--dry-run"], ["tokens", "sft_math"],
-     ["status"], ["completion", "bash"],
-     ["__complete", "zsh", "train", "ppo_math", "models.actor.backend.args."]],
-)  # fmt: skip
+    [
+        [],
+        ["--help"],
+        ["train", "--help"],
+        ["validate", "ppo_math"],
+        ["plan", "ppo_math"],
+        ["ls"],
+        ["show", "ppo_actor"],
+        ["show", "ppo_math"],
+        ["explain", "ppo_math", "ppo.kl_ctl"],
+        ["diff", "ppo_math", "sft_math"],
+        ["schema"],
+        ["cp", "ppo_math", "mine.yaml", "--dry-run"],
+        ["tokens", "sft_math"],
+        ["status"],
+        ["completion", "bash"],
+        ["__complete", "zsh", "train", "ppo_math", "models.actor.backend.args."],
+    ],
+)
 def test_no_heavy_library_is_loaded(arguments):
     script = f"""
 import sys
@@ -261,7 +286,9 @@ def test_the_return_value_of_a_verb_is_the_exit_code(rlcli, monkeypatch):
     def stopped(recipe: str) -> int:
         return 75
 
-    monkeypatch.setattr(command_line, "app", command_line.typer.Typer(pretty_exceptions_enable=False))
+    monkeypatch.setattr(
+        command_line, "app", command_line.typer.Typer(pretty_exceptions_enable=False)
+    )
     command_line.app.command()(stopped)
     assert rlcli("ppo_math")[0] == 75
 

@@ -1,4 +1,5 @@
-"""Completion: the candidates for a line, and that the scripts of the shells pass them on unchanged."""
+"""Completion: the candidates for a line, and that the scripts of the shells pass them on
+unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from rlcli.cli.candidates import candidates
 from rlcli.cli.completion import SCRIPTS, Shell, split_line
 from rlcli.cli.main import VERBS, app
 from rlcli.errors import RecipeError
-from rlcli.recipe.introspection.typing_ahead import key_candidates, override_candidates, sketch, values
+from rlcli.recipe.introspection.typing_ahead import (
+    key_candidates,
+    override_candidates,
+    sketch,
+    values,
+)
 from rlcli.recipe.resolve import load_recipe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -72,30 +78,36 @@ def complete(command, folder):
         ("train mine.yaml models.j", ["models.judge."]),
         ("train ppo_math models.j", []),
         ("train ppo_math models.critic.he", ["models.critic.head="]),
-        ("train ppo_math models.critic.head=", ["models.critic.head=value", "models.critic.head=lm"]),
+        ("train ppo_math models.critic.head=",
+         ["models.critic.head=value", "models.critic.head=lm"]),
         ("train mine.yaml models.judge.init=", [f"models.judge.init={r}" for r in ROLES]),
         ("train ppo_math models.actor.backend=f", ["models.actor.backend=fsdp"]),
         ("train ppo_math models.actor.backend.type=inf", ["models.actor.backend.type=inference"]),
         ("train ppo_math models.actor.backend.args.beta1", ["models.actor.backend.args.beta1="]),
         ("train ppo_math models.ref.backend.args.beta", []),
-        ("train ppo_math models.ref.backend=fsdp models.ref.backend.args.beta1", ["models.ref.backend.args.beta1="]),
+        ("train ppo_math models.ref.backend=fsdp models.ref.backend.args.beta1",
+         ["models.ref.backend.args.beta1="]),
         ("train ppo_math launch=", ["launch=inline", "launch=local", "launch=slurm"]),
         ("train ppo_math cluster.device=c", ["cluster.device=cpu", "cluster.device=cuda"]),
         ("train ppo_math train.shuffle=", ["train.shuffle=true", "train.shuffle=false"]),
-        ("train mine.yaml train.dataset=", ["train.dataset=train", "train.dataset=held_out", "train.dataset=exam"]),
+        ("train mine.yaml train.dataset=",
+         ["train.dataset=train", "train.dataset=held_out", "train.dataset=exam"]),
         ("train mine.yaml train.steps=", ["train.steps=7", "train.steps=null"]),
         ("train ppo_math train.steps=3 train.step", []),
         ("train ppo_math ppo.kl_c", ["ppo.kl_ctl="]),
         ("train ppo_math ppo.generation.gree", ["ppo.generation.greedy="]),
-        ("train ppo_math graph.advantages.interface.args.kl_c", ["graph.advantages.interface.args.kl_ctl="]),
+        ("train ppo_math graph.advantages.interface.args.kl_c",
+         ["graph.advantages.interface.args.kl_ctl="]),
         ("train ppo_math graph.actor_train.mod", ["graph.actor_train.model="]),
         ("train ppo_math graph.actor_train.model=c", ["graph.actor_train.model=critic"]),
         ("train ppo_math models.critic=", ["models.critic=null"]),
         ("train ppo_math models.critic=null graph.actor_train.model=c", []),
         ("train ppo_math graph.critic_inf=null graph.crit", ["graph.critic_train."]),
-        ("train ppo_math graph.reward_inf.interface=math", ["graph.reward_inf.interface=math_reward"]),
+        ("train ppo_math graph.reward_inf.interface=math",
+         ["graph.reward_inf.interface=math_reward"]),
         ("train ppo_math train.eval.graph.eval_gen.mod", ["train.eval.graph.eval_gen.model="]),
-        ("train ppo_math datasets.train=prompt_", ["datasets.train=prompt_answer", "datasets.train=prompt_only"]),
+        ("train ppo_math datasets.train=prompt_",
+         ["datasets.train=prompt_answer", "datasets.train=prompt_only"]),
         ("train mine.yaml datasets.exam.args.prompt_k", ["datasets.exam.args.prompt_key="]),
         ("train ppo_math models.actor.tokenizer=mi", ["models.actor.tokenizer=mine.yaml"]),
         ("train ppo_math nothing.at.all", []),
@@ -144,11 +156,14 @@ def test_components_of_the_project_are_completed(complete, folder):
     (folder / "interfaces").mkdir()
     (folder / "interfaces/my_own.py").write_text("")
     assert complete("show my_") == ["my_own"]
-    assert complete("train ppo_math graph.reward_inf.interface=my_") == ["graph.reward_inf.interface=my_own"]
+    assert complete("train ppo_math graph.reward_inf.interface=my_") == [
+        "graph.reward_inf.interface=my_own"
+    ]
 
 
 def test_every_offered_key_can_be_set(folder):
-    """Walk all keys of a recipe: those that end with a dot have keys below, those that end with = are valid."""
+    """Walk all keys of a recipe: those that end with a dot have keys below,
+    those that end with = are valid."""
     tree = sketch("ppo_math")
     waiting, leaves = [""], []
     while waiting:
@@ -159,11 +174,19 @@ def test_every_offered_key_can_be_set(folder):
     settable = [
         key for key in leaves if f"{key[:-1]}.type=" not in leaves
     ]  # `launch=` would set launch.type a second time
-    overrides = [f"{key}{candidates_of_key[0][0]}" for key in settable if (candidates_of_key := values(tree, key[:-1]))]
+    overrides = [
+        f"{key}{candidates_of_key[0][0]}"
+        for key in settable
+        if (candidates_of_key := values(tree, key[:-1]))
+    ]
     assert len(overrides) > 100
     with pytest.raises(RecipeError) as raised:  # all at once are contradictory, but none is unknown
         load_recipe("ppo_math", overrides)
-    assert not [problem for problem in raised.value.problems if "unknown key" in problem.what or problem.code == "R05"]
+    assert not [
+        problem
+        for problem in raised.value.problems
+        if "unknown key" in problem.what or problem.code == "R05"
+    ]
 
 
 def test_candidates_have_descriptions(folder):
@@ -189,7 +212,7 @@ def test_an_incomplete_line_is_split_into_words(line, words, quote):
     assert split_line(line) == (words, quote)
 
 
-# -- the verb --------------------------------------------------------------------------------------------
+# -- the verb --------------------------------------------------------------------------------------
 
 
 def test_the_completion_script_is_printed_or_installed(rlcli, tmp_path, monkeypatch):
@@ -239,7 +262,7 @@ def test_completion_never_prints_errors(rlcli):
         assert (code, err) == (0, "")
 
 
-# -- real shells -----------------------------------------------------------------------------------------
+# -- real shells -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -256,7 +279,14 @@ def shell(folder, monkeypatch):
     def run(*command: str) -> list[str]:
         if shutil.which(command[0]) is None:
             pytest.skip(f"{command[0]} is not installed")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
         assert done.stderr == ""
         return done.stdout.splitlines()
 
@@ -270,7 +300,8 @@ def shell(folder, monkeypatch):
         ("rlcli train ppo_math mod", ["models."]),
         ("rlcli train ppo_math launch=l", ["local"]),  # readline replaces what follows the =
         ("rlcli train ppo_math launch=", ["inline", "local", "slurm"]),
-        ("rlcli train ppo_math models.actor.path=recipe:sft_ma", ["sft_math#actor"]),  # and what follows the :
+        # and what follows the :
+        ("rlcli train ppo_math models.actor.path=recipe:sft_ma", ["sft_math#actor"]),
         ("rlcli train ppo_math 'launch=l", ["launch=local"]),  # but not inside quotes
         ("rlcli train ppo_math --with=mi", ["mine.yaml"]),
     ],
@@ -314,9 +345,14 @@ def test_completion_in_zsh(shell, words, expected):
     [
         ("rlcli tra", ["train"]),
         ("rlcli train ppo_math launch=l", ["launch=local"]),
-        ("rlcli train ppo_math models.actor.path=recipe:sft_ma", ["models.actor.path=recipe:sft_math#actor"]),
+        (
+            "rlcli train ppo_math models.actor.path=recipe:sft_ma",
+            ["models.actor.path=recipe:sft_math#actor"],
+        ),
     ],
 )
 def test_completion_in_fish(shell, line, expected):
-    completed = shell("fish", "--no-config", "-c", f"rlcli completion fish | source; complete -C '{line}'")
+    completed = shell(
+        "fish", "--no-config", "-c", f"rlcli completion fish | source; complete -C '{line}'"
+    )
     assert [word.partition("\t")[0] for word in completed] == expected

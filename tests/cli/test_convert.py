@@ -27,7 +27,19 @@ def model(tmp_path_factory):
 
 def _run_directory(model: Path, rlcli) -> Path:
     """A finished run, with an actor as written by two ranks."""
-    assert rlcli("convert", "--from-hf", str(model), "--to", "run/models/actor", "--ranks", "2", "--no-verify")[0] == 0
+    assert (
+        rlcli(
+            "convert",
+            "--from-hf",
+            str(model),
+            "--to",
+            "run/models/actor",
+            "--ranks",
+            "2",
+            "--no-verify",
+        )[0]
+        == 0
+    )
     return Path("run")
 
 
@@ -43,20 +55,29 @@ def test_a_run_is_converted_to_a_folder_for_transformers(model, rlcli):
     assert "         logits on 8 prompts: max diff 0.0 against the source" in lines
     assert lines[-1].startswith("done     in ")
     assert all(len(line) <= 80 for line in lines)
-    assert (Path("out/model") / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert (Path("out/model") / "model.safetensors").read_bytes() == (
+        model / "model.safetensors"
+    ).read_bytes()
 
 
 def test_convert_as_json(model, rlcli):
     code, out, _ = rlcli("convert", str(model), "--to-hf", "out", "--dtype", "bfloat16", "--json")
     document = json.loads(out)
     assert code == 0
-    assert (document["ok"], document["written"], document["dtypes"], document["tensors"]) == (True, True, ["bf16"], 21)
+    assert (document["ok"], document["written"], document["dtypes"], document["tensors"]) == (
+        True,
+        True,
+        ["bf16"],
+        21,
+    )
     assert document["verified"]["max_difference"] == 0.0
     assert document["files"] == ["model.safetensors"]
 
 
 def test_a_dry_run_writes_no_files(model, rlcli):
-    code, out, _ = rlcli("convert", str(model), "--to-hf", "out", "--dry-run", "--max-shard-size", "20KB")
+    code, out, _ = rlcli(
+        "convert", str(model), "--to-hf", "out", "--dry-run", "--max-shard-size", "20KB"
+    )
     assert code == 0
     assert "would be out: 7 safetensors" in out
     assert list(Path().iterdir()) == []
@@ -80,7 +101,9 @@ def test_a_dry_run_writes_no_files(model, rlcli):
     ],
 )
 def test_mistakes(arguments, code, message, model, rlcli):
-    exit_code, _, err = rlcli("convert", *(str(model) if argument == "MODEL" else argument for argument in arguments))
+    exit_code, _, err = rlcli(
+        "convert", *(str(model) if argument == "MODEL" else argument for argument in arguments)
+    )
     assert exit_code == code
     assert message in err
     assert "Traceback" not in err
@@ -103,8 +126,13 @@ def test_conversion_does_not_load_torch(model, tmp_path):
     ):
         command = [sys.executable, "-c", script, "convert", *arguments]
         done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True,
-            timeout=60, check=False,
-        )  # fmt: skip
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "model.safetensors").is_file()

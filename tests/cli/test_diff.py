@@ -12,13 +12,18 @@ from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.resolve import load_recipe
 
 
-def record(path: Path, recipe: str, overrides: list[str], rewards: list[float], torch: str = "2.13.0") -> Path:
+def record(
+    path: Path, recipe: str, overrides: list[str], rewards: list[float], torch: str = "2.13.0"
+) -> Path:
     """The directory of a finished run, with its files."""
     resolved = load_recipe(recipe, overrides)
     with RunDirectory.create(path, resolved.recipe.name, command=["rlcli", "train", recipe]) as run:
         run.write_text("recipe.resolved.yaml", resolved.to_yaml())
         run.write_text("origins.json", json.dumps(resolved.origins))
-        lines = [{"step": n, "actor/reward": value, "time/step": 2.0} for n, value in enumerate(rewards, start=1)]
+        lines = [
+            {"step": n, "actor/reward": value, "time/step": 2.0}
+            for n, value in enumerate(rewards, start=1)
+        ]
         run.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         environment = json.loads(run.environment.read_text())
         environment["packages"]["torch"] = torch
@@ -29,7 +34,9 @@ def record(path: Path, recipe: str, overrides: list[str], rewards: list[float], 
 
 @pytest.fixture
 def child(rlcli):
-    Path("mine.yaml").write_text("extends: ppo_math\nppo:\n  kl_ctl: 0.02\ntrain:\n  shuffle: false\n")
+    Path("mine.yaml").write_text(
+        "extends: ppo_math\nppo:\n  kl_ctl: 0.02\ntrain:\n  shuffle: false\n"
+    )
     return rlcli
 
 
@@ -49,7 +56,10 @@ def test_changed_values_are_shown_with_both_origins(child):
         "origin_now": "mine.yaml:5:12",
     }
     assert changed["graph.actor_train.interface.args.kl_ctl"]["now"] == 0.02
-    assert set(changed) - {key for key in changed if key.endswith("kl_ctl")} == {"name", "train.shuffle"}
+    assert set(changed) - {key for key in changed if key.endswith("kl_ctl")} == {
+        "name",
+        "train.shuffle",
+    }
 
 
 def test_equal_recipes_have_no_difference(child):

@@ -30,7 +30,17 @@ def test_doctor_reports_every_subject(rlcli):
     code, out, err = rlcli("doctor")
     assert (code, err) == (0, "")
     assert all(len(line) <= 80 for line in out.splitlines())
-    for about in ("python", "packages", "torch", "cores", "memory", "disk", "open files", "project", "Slurm"):
+    for about in (
+        "python",
+        "packages",
+        "torch",
+        "cores",
+        "memory",
+        "disk",
+        "open files",
+        "project",
+        "Slurm",
+    ):
         assert f" {about} " in out
 
 
@@ -44,7 +54,9 @@ def test_doctor_as_json(rlcli):
 
 def test_a_missing_package_fails_with_the_command_to_install_it(rlcli, monkeypatch):
     real = room.installed_version
-    monkeypatch.setattr(room, "installed_version", lambda name: None if name == "pyzmq" else real(name))
+    monkeypatch.setattr(
+        room, "installed_version", lambda name: None if name == "pyzmq" else real(name)
+    )
     code, out, _ = rlcli("doctor")
     assert code == 1
     assert "FAIL  pyzmq" in out
@@ -54,7 +66,9 @@ def test_a_missing_package_fails_with_the_command_to_install_it(rlcli, monkeypat
 
 def test_an_old_package_fails(monkeypatch):
     real = room.installed_version
-    monkeypatch.setattr(room, "installed_version", lambda name: "1.0" if name == "transformers" else real(name))
+    monkeypatch.setattr(
+        room, "installed_version", lambda name: "1.0" if name == "transformers" else real(name)
+    )
     finding = findings()["transformers"]
     assert (finding.level, finding.exit_code) == ("FAIL", 1)
     assert finding.says.startswith("1.0 is installed, rlcli wants >=")
@@ -68,14 +82,18 @@ def test_extras_are_optional_and_have_their_range(monkeypatch):
     assert by_subject["deepspeed"].level == "warn"
     assert "0.1 installed; tested with deepspeed" in by_subject["deepspeed"].says
     assert (by_subject["sglang"].level, by_subject["sglang"].says) == ("ok", "sglang 99.0")
-    monkeypatch.setattr(room, "installed_version", lambda name: None if name == "megatron-core" else real(name))
+    monkeypatch.setattr(
+        room, "installed_version", lambda name: None if name == "megatron-core" else real(name)
+    )
     by_subject = findings()["megatron"]
     assert (by_subject.level, by_subject.fix) == ("skip", "pip install 'rlcli[megatron]'")
 
 
 def test_requirements_are_read_from_the_checkout():
     requirements = read_requirements()
-    assert {"torch", "transformers", "typer"} <= {requirement.name for requirement in requirements.needed}
+    assert {"torch", "transformers", "typer"} <= {
+        requirement.name for requirement in requirements.needed
+    }
     assert "test" not in requirements.extras
     assert [requirement.name for requirement in requirements.extras["deepspeed"]] == ["deepspeed"]
 
@@ -95,13 +113,18 @@ def test_requirements_are_read_from_an_installed_package(monkeypatch):
     monkeypatch.setattr("rlcli.registry.requirements.is_project", lambda folder: False)
     monkeypatch.setattr("rlcli.registry.requirements.metadata.metadata", lambda name: message)
     requirements = read_requirements()
-    assert ([requirement.name for requirement in requirements.needed], list(requirements.extras)) == (
+    assert (
+        [requirement.name for requirement in requirements.needed],
+        list(requirements.extras),
+    ) == (
         ["torch"],
         ["deepspeed"],
     )
 
 
-@pytest.mark.parametrize(("version", "good"), [("2.13.0+cpu", True), ("2.14.0rc1", True), ("2.12.9", False)])
+@pytest.mark.parametrize(
+    ("version", "good"), [("2.13.0+cpu", True), ("2.14.0rc1", True), ("2.12.9", False)]
+)
 def test_versions_are_compared_with_requirements(version, good):
     assert fits(Requirement("torch>=2.13"), version) == good
 
@@ -119,7 +142,9 @@ def test_gpus_are_read_from_the_driver():
     assert second.free_gib == 1
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("nvidia-smi"), devices.subprocess.TimeoutExpired("nvidia-smi", 1)])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("nvidia-smi"), devices.subprocess.TimeoutExpired("nvidia-smi", 1)]
+)
 def test_no_gpus_are_listed_without_a_driver(monkeypatch, error):
     def fails(*_args, **_options):
         raise error
@@ -132,7 +157,10 @@ def test_used_gpus_and_a_cpu_build_of_torch_cause_warnings(monkeypatch):
     monkeypatch.setattr(room, "list_gpus", lambda: read_gpus(LISTING))
     monkeypatch.setattr(room, "torch_build", lambda: "cpu")
     by_subject = findings()
-    assert (by_subject["GPUs"].level, list(by_subject["GPUs"].details)) == ("warn", ["GPU 1: 1.0 of 140.4 GiB free"])
+    assert (by_subject["GPUs"].level, list(by_subject["GPUs"].details)) == (
+        "warn",
+        ["GPU 1: 1.0 of 140.4 GiB free"],
+    )
     assert by_subject["torch"].level == "warn"
     monkeypatch.setattr(room, "list_gpus", lambda: [Gpu(0, "A", 80, 79, "1")])
     monkeypatch.setattr(room, "torch_build", lambda: "cuda 13.0")
@@ -144,7 +172,10 @@ def test_little_shared_memory_causes_a_warning_with_gpus(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(64 << 20, 0, 64 << 20))
     assert room._check_shared_memory(False).level == "ok"
     finding = room._check_shared_memory(True)
-    assert (finding.level, finding.says) == ("warn", "64 MiB of 64 MiB free: too little for ranks that share a machine")
+    assert (finding.level, finding.says) == (
+        "warn",
+        "64 MiB of 64 MiB free: too little for ranks that share a machine",
+    )
     assert room._check_disk().level == "warn"
 
 

@@ -25,7 +25,9 @@ train: {steps: 3, prompts_per_step: 4}
 def layers(rlcli, tmp_path):
     """`top.yaml` over `base.yaml` in the working directory."""
     (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "top.yaml").write_text("extends: base.yaml\nscale:\n  lr: 1e-4\ntrain: {steps: 5}\n")
+    (tmp_path / "top.yaml").write_text(
+        "extends: base.yaml\nscale:\n  lr: 1e-4\ntrain: {steps: 5}\n"
+    )
     return rlcli
 
 
@@ -43,12 +45,18 @@ def test_all_locations_of_a_value_are_shown_in_order(layers):
 
 
 def test_a_value_by_reference_is_shown_with_the_reference(layers):
-    document = json.loads(layers("explain", "top.yaml", "models.actor.backend.args.lr", "--json")[1])
+    document = json.loads(
+        layers("explain", "top.yaml", "models.actor.backend.args.lr", "--json")[1]
+    )
     assert document["value"] == 1e-4
     default, reference, lower, upper = document["steps"]
     assert default["where"] == "default"
     assert default["note"].partition(":")[0].endswith("backends/_settings.py")
-    assert (reference["where"], reference["value"], reference["wins"]) == ("base.yaml:6:38", "${scale.lr}", False)
+    assert (reference["where"], reference["value"], reference["wins"]) == (
+        "base.yaml:6:38",
+        "${scale.lr}",
+        False,
+    )
     assert (lower["where"], lower["value"]) == ("base.yaml:1:13", "3e-4")
     assert (upper["where"], upper["value"], upper["wins"]) == ("top.yaml:3:7", "1e-4", True)
     assert upper["note"] == "as scale.lr, taken over at base.yaml:6:38"
@@ -76,8 +84,11 @@ def test_chains_of_references_are_followed(rlcli):
 
 
 def test_a_key_that_overrides_a_reference_does_not_use_the_block(rlcli):
-    interface = "{interface: {args: {minibatches: 2}}}"  # for both calls, as they share the critic's interface
-    Path("own.yaml").write_text(f"extends: ppo_math\ngraph: {{critic_train: {interface}, critic_inf: {interface}}}\n")
+    # for both calls, as they share the critic's interface
+    interface = "{interface: {args: {minibatches: 2}}}"
+    Path("own.yaml").write_text(
+        f"extends: ppo_math\ngraph: {{critic_train: {interface}, critic_inf: {interface}}}\n"
+    )
     document = json.loads(rlcli("explain", "own.yaml", "ppo.minibatches", "--json")[1])
     reached = [use["key"] for use in document["used_by"]]
     assert "graph.actor_train.interface.args.minibatches" in reached
@@ -99,7 +110,9 @@ def test_roles_that_start_from_the_weights_are_named(rlcli):
 def test_values_of_a_replaced_section_do_not_take_effect(layers):
     backend = "{_replace_: true, type: fsdp, args: {eps: '${scale.lr}'}}"
     Path("new.yaml").write_text(f"extends: top.yaml\nmodels: {{actor: {{backend: {backend}}}}}\n")
-    document = json.loads(layers("explain", "new.yaml", "models.actor.backend.args.lr", "--json")[1])
+    document = json.loads(
+        layers("explain", "new.yaml", "models.actor.backend.args.lr", "--json")[1]
+    )
     assert document["value"] == 1e-5
     assert [step["wins"] for step in document["steps"]] == [True, False, False, False]
 
@@ -108,7 +121,10 @@ def test_a_reference_to_a_default_takes_precedence(layers):
     Path("new.yaml").write_text("extends: top.yaml\nlog: {samples_per_step: '${seed}'}\n")
     document = json.loads(layers("explain", "new.yaml", "log.samples_per_step", "--json")[1])
     assert document["value"] == 1
-    assert [(step["value"], step["wins"]) for step in document["steps"]] == [("4", False), ("${seed}", True)]
+    assert [(step["value"], step["wins"]) for step in document["steps"]] == [
+        ("4", False),
+        ("${seed}", True),
+    ]
 
 
 def test_a_section_lists_its_values_with_origins(rlcli):
@@ -140,7 +156,9 @@ def test_an_unknown_key_exits_2_with_a_suggestion(rlcli, key, hint):
     assert hint in err
 
 
-@pytest.mark.parametrize("key", ["ppo.kl_ctl", "train.steps", "generation.max_new_tokens", "models.actor.path", "log"])
+@pytest.mark.parametrize(
+    "key", ["ppo.kl_ctl", "train.steps", "generation.max_new_tokens", "models.actor.path", "log"]
+)
 def test_explanations_fit_80_columns(rlcli, key):
     out = rlcli("explain", "ppo_math", key, "train.steps=7")[1]
     home = str(Path(__file__).parents[2])

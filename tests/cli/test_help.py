@@ -45,7 +45,8 @@ def test_the_help_page_of_each_verb(rlcli, pages, verb):
 @pytest.mark.parametrize("verb", ALL)
 def test_help_pages_fit_a_narrow_terminal(rlcli, monkeypatch, verb):
     monkeypatch.setenv("COLUMNS", "40")
-    page = rlcli(verb, "--help")[1].partition("\nExample\n")[0]  # an example is for copying and never broken
+    # an example is for copying and never broken
+    page = rlcli(verb, "--help")[1].partition("\nExample\n")[0]
     assert max(map(len, page.splitlines())) <= 40
 
 
@@ -90,8 +91,13 @@ def test_every_verb_but_chat_can_print_json(rlcli):
 
 
 def test_verbs_are_not_imported_before_they_are_used():
-    script = "import sys, rlcli.cli.main; print([name for name in sys.modules if name.startswith('rlcli.cli.')])"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    script = (
+        "import sys, rlcli.cli.main; print([name for name in sys.modules if "
+        "name.startswith('rlcli.cli.')])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert not [verb for verb in ALL if verb != "completion" and f"'rlcli.cli.{verb}'" in loaded]
 
 

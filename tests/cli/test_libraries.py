@@ -1,4 +1,5 @@
-"""A library that a component requires and that is not installed is reported before anything starts."""
+"""A library that a component requires and that is not installed is reported before anything
+starts."""
 
 from __future__ import annotations
 
@@ -40,27 +41,34 @@ models:
 @pytest.fixture
 def without_deepspeed(rlcli, monkeypatch):
     real = requirements.installed_version
-    monkeypatch.setattr(requirements, "installed_version", lambda name: None if name == "deepspeed" else real(name))
+    monkeypatch.setattr(
+        requirements, "installed_version", lambda name: None if name == "deepspeed" else real(name)
+    )
     Path("mine.yaml").write_text(LAYER.format(backend="deepspeed"))
 
 
 @pytest.fixture
 def backend(rlcli, tmp_path, monkeypatch):
-    """Writes a project with a backend that declares its requirements; its file cannot be imported here."""
+    """Writes a project with a backend that declares its requirements;
+    its file cannot be imported here."""
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
 
     def make(declared: str) -> Path:
         (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
         (tmp_path / "backends").mkdir()
         (tmp_path / "backends" / "zz_mine.py").write_text(BACKEND.format(declared=declared))
-        (tmp_path / "mine.yaml").write_text(LAYER.format(backend="{_replace_: true, type: zz_mine}"))
+        (tmp_path / "mine.yaml").write_text(
+            LAYER.format(backend="{_replace_: true, type: zz_mine}")
+        )
         return tmp_path
 
     return make
 
 
 @pytest.mark.parametrize("verb", ["validate", "train"])
-def test_a_missing_library_is_reported_with_the_command_to_install_it(rlcli, without_deepspeed, verb):
+def test_a_missing_library_is_reported_with_the_command_to_install_it(
+    rlcli, without_deepspeed, verb
+):
     code, out, err = rlcli(verb, "mine.yaml")
     assert (code, out) == (6, "")
     assert f"error[R75] mine.yaml:4:14: {SAYS}\n  hint: {FIX}" in err
@@ -69,7 +77,9 @@ def test_a_missing_library_is_reported_with_the_command_to_install_it(rlcli, wit
 
 
 def test_libraries_of_a_warm_start_are_checked(rlcli, without_deepspeed):
-    Path("second.yaml").write_text("extends: ppo_math\nmodels: {actor: {path: 'recipe:mine.yaml#actor'}}\n")
+    Path("second.yaml").write_text(
+        "extends: ppo_math\nmodels: {actor: {path: 'recipe:mine.yaml#actor'}}\n"
+    )
     code, _, err = rlcli("validate", "second.yaml")
     assert code == 6
     assert f"mine.yaml:4:14: {SAYS}" in err
@@ -85,9 +95,10 @@ def test_check_reports_a_missing_library(rlcli, without_deepspeed):
     code, out, _ = rlcli("check", "mine.yaml", "--rows", "2", "--json")
     failures = [finding for finding in json.loads(out)["findings"] if finding["level"] == "FAIL"]
     assert code == 6
-    assert [(finding["about"], finding["says"], finding["fix"], finding["details"]) for finding in failures] == [
-        ("library", SAYS, FIX, ["mine.yaml:4:14"])
-    ]
+    assert [
+        (finding["about"], finding["says"], finding["fix"], finding["details"])
+        for finding in failures
+    ] == [("library", SAYS, FIX, ["mine.yaml:4:14"])]
 
 
 def test_a_plan_only_notes_a_missing_library(rlcli, without_deepspeed):
@@ -103,7 +114,9 @@ def test_a_plan_only_notes_a_missing_library(rlcli, without_deepspeed):
 def test_doctor_names_the_component_that_needs_a_library(rlcli, backend):
     backend('("no-such-distribution-zz>=2",)')
     findings = json.loads(rlcli("doctor", "--json")[1])["findings"]
-    (finding,) = [candidate for candidate in findings if candidate["about"] == "no-such-distribution-zz"]
+    (finding,) = [
+        candidate for candidate in findings if candidate["about"] == "no-such-distribution-zz"
+    ]
     assert finding["level"] == "skip"
     assert finding["says"] == "no-such-distribution-zz not installed; only backend zz_mine needs it"
     assert finding["fix"] == "pip install 'no-such-distribution-zz>=2'"
@@ -115,14 +128,17 @@ def test_libraries_of_components_of_the_user_are_checked(rlcli, backend):
     assert code == 6
     assert "backend zz_mine needs no-such-distribution-zz>=2, which is not installed" in err
     assert "hint: pip install 'no-such-distribution-zz>=2'" in err
-    with pytest.raises(ResourceError, match="zz_mine needs"):  # and not an error of importing its file
+    # and not an error of importing its file
+    with pytest.raises(ResourceError, match="zz_mine needs"):
         load("backends", "zz_mine")
 
 
 def test_a_version_outside_the_requirement_is_reported_as_missing(rlcli, backend):
     backend('("packaging<1",)')
     (error,) = missing_libraries(signature("backends", "zz_mine"))
-    assert error.what.startswith("backend zz_mine needs packaging<1, which is installed in version ")
+    assert error.what.startswith(
+        "backend zz_mine needs packaging<1, which is installed in version "
+    )
 
 
 @pytest.mark.parametrize("declared", ['"deepspeed"', '("a b c",)', "(1,)"])
@@ -148,5 +164,7 @@ except SystemExit as ended:
     assert not ended.code, ended.code
 print([name for name in ("torch", "deepspeed", "megatron") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"

@@ -13,8 +13,12 @@ def project(rlcli, tmp_path):
     """The working directory as a project with a recipe, a profile and a broken dataset."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "recipes" / "profiles").mkdir(parents=True)
-    (tmp_path / "recipes" / "mine.yaml").write_text("# Does something. And more.\nextends: ppo_math\n")
-    (tmp_path / "recipes" / "profiles" / "tiny.yaml").write_text("# For a walk.\ntrain: {steps: 1}\n")
+    (tmp_path / "recipes" / "mine.yaml").write_text(
+        "# Does something. And more.\nextends: ppo_math\n"
+    )
+    (tmp_path / "recipes" / "profiles" / "tiny.yaml").write_text(
+        "# For a walk.\ntrain: {steps: 1}\n"
+    )
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "broken.py").write_text("def :\n")
     return rlcli
@@ -27,7 +31,9 @@ def test_each_entry_has_its_origin(project):
     (mine,) = [entry for entry in document["recipes"] if entry["name"] == "mine"]
     assert Path(mine["where"]).samefile("recipes/mine.yaml")
     assert mine["doc"] == "Does something. And more."
-    (line,) = [line for line in project("ls", "recipes")[1].splitlines() if line.startswith("mine ")]
+    (line,) = [
+        line for line in project("ls", "recipes")[1].splitlines() if line.startswith("mine ")
+    ]
     assert line.split() == ["mine", "project", "Does", "something."]
 
 
@@ -52,7 +58,9 @@ def test_the_list_fits_80_columns(project):
 def test_the_list_of_everything_fits_one_screen(project):
     out = project("ls")[1]
     assert out.count("\n") <= 40
-    homes = [line.split()[:3] for line in out.splitlines() if line.startswith(("datasets", "profiles"))]
+    homes = [
+        line.split()[:3] for line in out.splitlines() if line.startswith(("datasets", "profiles"))
+    ]
     assert homes[0][1] == "built-in"
     assert ["datasets", "project", "broken"] in homes
     assert ["profiles", "project", "tiny"] in homes

@@ -146,7 +146,11 @@ def test_with_json_problems_are_on_stdout_and_messages_on_stderr(mistake):
     code, out, err = mistake("validate", "typo.yaml", "--json")
     document = json.loads(out)
     assert (code, document["exit_code"], document["ok"]) == (2, 2, False)
-    assert [p["where"] for p in document["problems"]] == ["typo.yaml:2:1", "typo.yaml:3:9", "typo.yaml:4:1"]
+    assert [p["where"] for p in document["problems"]] == [
+        "typo.yaml:2:1",
+        "typo.yaml:3:9",
+        "typo.yaml:4:1",
+    ]
     assert all(p["code"] and p["what"] and p["hint"] for p in document["problems"])
     assert err == mistake("validate", "typo.yaml")[2]
 
@@ -159,7 +163,9 @@ def test_usage_errors_are_printed_as_json(mistake):
 
 
 def test_colour_follows_force_color_and_no_color(capsys, monkeypatch):
-    error = RecipeError([Problem("R42", "unknown key x", "a.yaml:1:1", "did you mean y?", "    x: 1\n    ^")])
+    error = RecipeError(
+        [Problem("R42", "unknown key x", "a.yaml:1:1", "did you mean y?", "    x: 1\n    ^")]
+    )
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     print_error(error)
@@ -178,7 +184,12 @@ def test_colour_follows_force_color_and_no_color(capsys, monkeypatch):
 def test_control_characters_never_reach_the_terminal(rlcli, capsys):
     print_error(UsageError("a\x1b[2Jb\x07", hint="c\x9bd"))
     assert not [sign for sign in capsys.readouterr().err if not sign.isprintable() and sign != "\n"]
-    for arguments in (["\x1b[2J"], ["plan", "\x1b[2J"], ["plan", "ppo_math", "\x1b=1"], ["plan", "--\x1b"]):
+    for arguments in (
+        ["\x1b[2J"],
+        ["plan", "\x1b[2J"],
+        ["plan", "ppo_math", "\x1b=1"],
+        ["plan", "--\x1b"],
+    ):
         code, _, err = rlcli(*arguments)
         assert code == 2
         assert "\x1b" not in err
@@ -186,7 +197,11 @@ def test_control_characters_never_reach_the_terminal(rlcli, capsys):
 
 @pytest.mark.parametrize(
     "words",
-    ["--project . validate sft_math -q", "validate --project=. sft_math --quiet", "validate sft_math -q --project ."],
+    [
+        "--project . validate sft_math -q",
+        "validate --project=. sft_math --quiet",
+        "validate sft_math -q --project .",
+    ],
 )
 def test_common_options_may_be_before_or_after_the_verb(rlcli, words):
     Path("pyproject.toml").write_text("[tool.rlcli]\n")
@@ -227,9 +242,12 @@ def test_errors_fit_the_terminal_with_hints_on_separate_lines(mistake):
 
 @pytest.mark.parametrize(
     ("option", "hint"),
-    [("--seed 3", "write seed=3"), ("--train.steps=5", "write train.steps=VALUE"),
-     ("--learning-rate 1e-4", "write models.<role>.backend.args.lr=1e-4")],
-)  # fmt: skip
+    [
+        ("--seed 3", "write seed=3"),
+        ("--train.steps=5", "write train.steps=VALUE"),
+        ("--learning-rate 1e-4", "write models.<role>.backend.args.lr=1e-4"),
+    ],
+)
 def test_a_key_written_as_an_option_gets_a_hint(rlcli, option, hint):
     code, _, err = rlcli("train", "sft_math", *option.split())
     assert (code, hint in err) == (2, True), err
@@ -238,7 +256,9 @@ def test_a_key_written_as_an_option_gets_a_hint(rlcli, option, hint):
 def test_every_error_code_has_a_meaning(rlcli):
     """`rlcli explain R42` works for every code of an error."""
     sources = [
-        path for root in ("rlcli", "interfaces", "backends", "datasets") for path in (REPOSITORY / root).rglob("*.py")
+        path
+        for root in ("rlcli", "interfaces", "backends", "datasets")
+        for path in (REPOSITORY / root).rglob("*.py")
     ]
     quoted = {code for path in sources for code in re.findall(r'"([RF]\d\d)"', path.read_text())}
     for code in sorted(quoted - {"F16", "F32", "F64"} | {"F32"}):
@@ -253,5 +273,8 @@ def test_show_lists_the_keys_of_a_section(rlcli):
     assert "  train.prompts_per_step  int >= 1 <= 10000000, required\n" in out
     assert "  train.eval.every_steps  int >= 1 <= 1000000000 | null = null\n" in out
     assert "  models.<role>.mesh.tp  int >= 1 <= 1000000000 = 1\n" in rlcli("show", "models")[1]
-    assert json.loads(rlcli("show", "cluster.device", "--json")[1])["keys"][0]["type"] == "auto | cpu | cuda"
+    assert (
+        json.loads(rlcli("show", "cluster.device", "--json")[1])["keys"][0]["type"]
+        == "auto | cpu | cuda"
+    )
     assert "rlcli show train" in rlcli("validate", "sft_math", "train.stepz=3")[2]

@@ -37,7 +37,10 @@ def older(rlcli, tmp_path: Path) -> Path:
 
 def test_a_recipe_is_rewritten_once_and_says_what_has_changed(rlcli, older: Path):
     code, out, err = rlcli("migrate", "older.yaml")
-    assert (code, out) == (0, "older.yaml: rewritten\n" + "".join(f"  {change}\n" for change in CHANGES))
+    assert (code, out) == (
+        0,
+        "older.yaml: rewritten\n" + "".join(f"  {change}\n" for change in CHANGES),
+    )
     assert err == "next: rlcli validate older.yaml\n"
     assert older.read_text() == TODAY
     assert rlcli("migrate", "older.yaml")[:2] == (0, "older.yaml: nothing to change\n")
@@ -76,10 +79,16 @@ def test_a_file_keeps_its_permissions_and_a_link_stays_one(rlcli, older: Path):
         (b"", "R02", "found nothing"),
         (b"\xff\xfe\x00\x01", "R19", "a recipe is written in UTF-8"),
         (b"extends: nowhere\n", "R51", "no such layer"),
-        (OLDER.replace("{kl_ctl: 0.3}", "{generation_size: 8}").encode(), "R71", "has another meaning now"),
+        (
+            OLDER.replace("{kl_ctl: 0.3}", "{generation_size: 8}").encode(),
+            "R71",
+            "has another meaning now",
+        ),
     ],
 )
-def test_a_file_that_cannot_be_rewritten_is_one_error(rlcli, older: Path, content: bytes, code: str, message: str):
+def test_a_file_that_cannot_be_rewritten_is_one_error(
+    rlcli, older: Path, content: bytes, code: str, message: str
+):
     """No file is changed then, not even those before it."""
     bad = older.with_name("bad.yaml")
     bad.write_bytes(content)
@@ -116,7 +125,9 @@ def test_a_file_that_may_not_be_read_or_written_is_one_error(rlcli, older: Path)
     assert older.read_text() == OLDER
 
 
-def test_a_full_disk_leaves_the_recipe_as_it_was(rlcli, older: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_leaves_the_recipe_as_it_was(
+    rlcli, older: Path, monkeypatch: pytest.MonkeyPatch
+):
     from rlcli.cli import migrate
 
     def fail(path: Path, data: bytes) -> None:

@@ -39,16 +39,27 @@ def parsed(answer):
     return json.loads(out)
 
 
-# -- eval ------------------------------------------------------------------------------------------------------
+# -- eval ------------------------------------------------------------------------------------------
 
 
 def test_results_of_eval_match_the_saved_responses(rlcli, tmp_path):
     arguments = ("--dataset", "rows.jsonl", "-n", "4", "--max-new-tokens", "5", "--rows", "3")
-    document = parsed(rlcli("eval", "chat", *arguments, "--save", "out.jsonl", "--show", "1", "--json"))
+    document = parsed(
+        rlcli("eval", "chat", *arguments, "--save", "out.jsonl", "--show", "1", "--json")
+    )
     samples = read_samples(tmp_path / "out.jsonl")
-    assert [(s.id, s.number) for s in samples] == [(f"rows:{row}", n) for row in (1, 2, 3) for n in range(4)]
+    assert [(s.id, s.number) for s in samples] == [
+        (f"rows:{row}", n) for row in (1, 2, 3) for n in range(4)
+    ]
     results = document["results"]
-    assert set(results) >= {"accuracy", "reward", "pass@2", "pass@4", "majority@4", "response_length"}
+    assert set(results) >= {
+        "accuracy",
+        "reward",
+        "pass@2",
+        "pass@4",
+        "majority@4",
+        "response_length",
+    }
     assert all(measure["prompts"] == 3 for measure in results.values())
     cut_off = [sample.finish == "length" for sample in samples]
     assert results["no_eos_fraction"]["mean"] == pytest.approx(sum(cut_off) / 12)
@@ -66,28 +77,50 @@ def test_eval_prints_a_table(rlcli):
     assert "rows     5 of rows.jsonl, one response to each, greedy, up to 5 tokens" in out
     assert "rows:1  (answer: 2)" in out
     assert "  --- response: reward 0" in out
-    assert [word[0] for word in lines if word and word[0] in ("accuracy", "reward", "response")][:2] == [
-        "accuracy", "reward"
-    ]  # fmt: skip
+    assert [word[0] for word in lines if word and word[0] in ("accuracy", "reward", "response")][
+        :2
+    ] == ["accuracy", "reward"]
 
 
 def test_eval_accepts_overrides_of_its_recipe(rlcli):
-    document = parsed(rlcli(
-        "eval", "chat", "--dataset", "rows.jsonl", "--json", "generation.max_new_tokens=2",
-        "datasets.held_out.args.max_rows=2", "generation.min_new_tokens=2",
-    ))  # fmt: skip
+    document = parsed(
+        rlcli(
+            "eval",
+            "chat",
+            "--dataset",
+            "rows.jsonl",
+            "--json",
+            "generation.max_new_tokens=2",
+            "datasets.held_out.args.max_rows=2",
+            "generation.min_new_tokens=2",
+        )
+    )
     assert document["results"]["response_length"] == {"mean": 2, "standard_error": 0, "prompts": 2}
 
 
 def test_eval_accepts_a_dataset_component(rlcli):
     held_out = "{type: arithmetic, args: {held_out: true, problems: 3}}"
-    document = parsed(rlcli("eval", "plain", "--dataset", held_out, "--max-new-tokens", "3", "--json"))
+    document = parsed(
+        rlcli("eval", "plain", "--dataset", held_out, "--max-new-tokens", "3", "--json")
+    )
     assert document["dataset"] == {"type": "arithmetic", "args": {"held_out": True, "problems": 3}}
     assert document["results"]["accuracy"]["prompts"] == 3
 
 
 def test_eval_uses_the_held_out_rows_of_a_recipe(rlcli):
-    document = parsed(rlcli("eval", "plain", "--dataset", "ppo_math", "--rows", "2", "--max-new-tokens", "3", "--json"))
+    document = parsed(
+        rlcli(
+            "eval",
+            "plain",
+            "--dataset",
+            "ppo_math",
+            "--rows",
+            "2",
+            "--max-new-tokens",
+            "3",
+            "--json",
+        )
+    )
     assert document["dataset"]["args"]["held_out"] is True
     assert document["generation"]["max_new_tokens"] == 3
 
@@ -96,7 +129,11 @@ def test_eval_uses_the_held_out_rows_of_a_recipe(rlcli):
     ("arguments", "code", "words"),
     [
         (("nothing", "--dataset", "rows.jsonl"), 2, "no folder nothing"),
-        ((".", "--dataset", "rows.jsonl"), 5, "neither a run, nor a checkpoint, nor a model's folder"),
+        (
+            (".", "--dataset", "rows.jsonl"),
+            5,
+            "neither a run, nor a checkpoint, nor a model's folder",
+        ),
         (("mute", "--dataset", "rows.jsonl"), 5, "tokenizer"),
         (("chat",), 2, "which rows?"),
         (("chat", "--dataset", "arithmetik"), 2, "did you mean arithmetic?"),
@@ -104,13 +141,21 @@ def test_eval_uses_the_held_out_rows_of_a_recipe(rlcli):
         (("chat", "--dataset", "sft_math"), 2, "evaluates on no dataset"),
         (("chat", "--dataset", "ppo_math#other"), 2, "has no dataset 'other'"),
         (("chat", "--dataset", "{type: "), 2, "names no component"),
-        (("chat", "--dataset", "{type: prompt_only, args: {path: prompts.jsonl}}"), 4, "have no answer"),
+        (
+            ("chat", "--dataset", "{type: prompt_only, args: {path: prompts.jsonl}}"),
+            4,
+            "have no answer",
+        ),
         (("chat", "--dataset", "rows.jsonl", "--max-new-tokens", "600"), 2, "512"),
         (("chat", "--dataset", "rows.jsonl", "--reward", "math_rewart"), 2, "math_reward"),
     ],
 )
 def test_eval_refuses_invalid_arguments(rlcli, tmp_path, models, arguments, code, words):
-    shutil.copytree(models / "chat", tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
+    shutil.copytree(
+        models / "chat",
+        tmp_path / "mute",
+        ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"),
+    )
     exit_code, out, err = rlcli("eval", *arguments)
     assert (exit_code, out) == (code, "")
     assert words in err
@@ -118,7 +163,7 @@ def test_eval_refuses_invalid_arguments(rlcli, tmp_path, models, arguments, code
     assert "Traceback" not in err
 
 
-# -- generate --------------------------------------------------------------------------------------------------
+# -- generate --------------------------------------------------------------------------------------
 
 
 def test_streamed_text_equals_the_returned_text(rlcli):
@@ -132,14 +177,18 @@ def test_streamed_text_equals_the_returned_text(rlcli):
 
 
 def printable(text):
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def test_generate_applies_the_chat_template_unless_raw(rlcli):
     texts = [
-        parsed(rlcli("generate", "chat", "--prompt", prompt, *options, "--json", "--max-new-tokens", "6"))["responses"][
-            0
-        ]
+        parsed(
+            rlcli(
+                "generate", "chat", "--prompt", prompt, *options, "--json", "--max-new-tokens", "6"
+            )
+        )["responses"][0]
         for prompt, options in (("Hi", ()), ("<user>Hi<assistant>", ("--raw",)), ("Hi", ("--raw",)))
     ]
     assert texts[0]["text"] == texts[1]["text"] != texts[2]["text"]
@@ -149,14 +198,18 @@ def test_generate_applies_the_chat_template_unless_raw(rlcli):
     ("model", "dataset", "prompt"),
     [
         ("plain", "arithmetic", "Hi\n"),
-        ("plain", "{type: math_prompts, args: {path: rows.jsonl, template: 'Q: {question} A:', system: Be}}",
+        ("plain",
+         "{type: math_prompts, args: {path: rows.jsonl, template: 'Q: {question} A:', system: Be}}",
          "Be\n\nQ: Hi A:"),
-        ("chat", "{type: math_prompts, args: {path: rows.jsonl, template: 'Q: {question}'}}", "<user>Q: Hi<assistant>"),
+        ("chat", "{type: math_prompts, args: {path: rows.jsonl, template: 'Q: {question}'}}",
+         "<user>Q: Hi<assistant>"),
         ("chat", "{type: math_prompts, args: {path: rows.jsonl, chat: false}}", "Hi"),
         ("chat", "{type: mixture, args: {weights: {held_out: 1.0}}}", "Hi\n"),
     ],
 )  # fmt: skip
-def test_prompts_for_a_run_have_the_format_of_its_training_rows(rlcli, tmp_path, models, model, dataset, prompt):
+def test_prompts_for_a_run_have_the_format_of_its_training_rows(
+    rlcli, tmp_path, models, model, dataset, prompt
+):
     (tmp_path / "run/models").mkdir(parents=True)
     (tmp_path / "run/models/actor").symlink_to(models / model)
     resolved = load_recipe("ppo_math", [f"datasets.train={dataset}"])
@@ -164,21 +217,39 @@ def test_prompts_for_a_run_have_the_format_of_its_training_rows(rlcli, tmp_path,
     (tmp_path / "rows.jsonl").unlink()  # the rows may be gone
 
     def answers(*arguments):
-        response = parsed(rlcli("generate", "run", *arguments, "--json", "--max-new-tokens", "6"))["responses"][0]
+        response = parsed(rlcli("generate", "run", *arguments, "--json", "--max-new-tokens", "6"))[
+            "responses"
+        ][0]
         return response["text"], response["logprob"]
 
-    assert answers("--prompt", "Hi") == answers("--prompt", prompt, "--raw") != answers("--prompt", "Hi!", "--raw")
+    assert (
+        answers("--prompt", "Hi")
+        == answers("--prompt", prompt, "--raw")
+        != answers("--prompt", "Hi!", "--raw")
+    )
 
 
 def test_generate_answers_each_line_of_a_file(rlcli, tmp_path):
     (tmp_path / "ask.txt").write_text("One?\n\nTwo?\n")
-    answer = rlcli("generate", "plain", "--file", "ask.txt", "-n", "2", "--temperature", "1", "--json")
+    answer = rlcli(
+        "generate", "plain", "--file", "ask.txt", "-n", "2", "--temperature", "1", "--json"
+    )
     responses = parsed(answer)["responses"]
-    assert [(r["prompt"], r["number"]) for r in responses] == [("One?", 0), ("One?", 1), ("Two?", 0), ("Two?", 1)]
+    assert [(r["prompt"], r["number"]) for r in responses] == [
+        ("One?", 0),
+        ("One?", 1),
+        ("Two?", 0),
+        ("Two?", 1),
+    ]
     assert responses[0]["text"] != responses[1]["text"]
-    code, out, _ = rlcli("generate", "plain", "--file", "ask.txt", "-n", "2", "--max-new-tokens", "2")
+    code, out, _ = rlcli(
+        "generate", "plain", "--file", "ask.txt", "-n", "2", "--max-new-tokens", "2"
+    )
     assert code == 0
-    assert [line for line in out.splitlines() if line.startswith("--- ")] == ["--- One?", "--- Two?"]
+    assert [line for line in out.splitlines() if line.startswith("--- ")] == [
+        "--- One?",
+        "--- Two?",
+    ]
     assert out.count("[2 of 2]") == 2
 
 
@@ -222,7 +293,7 @@ def test_generate_refuses_invalid_arguments(rlcli, arguments, code, words):
     assert words in err
 
 
-# -- chat ------------------------------------------------------------------------------------------------------
+# -- chat ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -261,7 +332,9 @@ def test_chat_keeps_the_conversation_until_reset(chat_with, heard_conversations)
     assert third == [("user", "three")]
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(chat_with, heard_conversations, monkeypatch):
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
+    chat_with, heard_conversations, monkeypatch
+):
     stream = Answerer.stream
 
     def interrupted(self, *arguments):

@@ -33,7 +33,11 @@ def test_a_new_project_has_a_valid_recipe(rlcli, tmp_path):
 def test_a_new_dataset_has_a_recipe_layer_and_a_test(rlcli, project):
     code, out, err = rlcli("new", "dataset", "my-dataset")
     assert code == 0
-    files = ["datasets/my_dataset.py", "tests/datasets/test_my_dataset.py", "recipes/data/my-dataset.yaml"]
+    files = [
+        "datasets/my_dataset.py",
+        "tests/datasets/test_my_dataset.py",
+        "recipes/data/my-dataset.yaml",
+    ]
     for file in files:
         assert file in out
         assert Path(file).is_file()
@@ -95,7 +99,9 @@ def test_outside_the_project_the_next_command_starts_with_cd(rlcli, project, tmp
     assert "next: cd mine && rlcli test interface grpo2" in err
 
 
-@pytest.mark.parametrize("arguments", [("datset", "x"), ("dataset",), ("dataset", "X"), ("project", "a b")])
+@pytest.mark.parametrize(
+    "arguments", [("datset", "x"), ("dataset",), ("dataset", "X"), ("project", "a b")]
+)
 def test_invalid_arguments_are_refused(rlcli, project, arguments):
     code, out, err = rlcli("new", *arguments)
     assert (code, out) == (2, "")

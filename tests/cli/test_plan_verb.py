@@ -27,10 +27,15 @@ def document(rlcli, *arguments: str) -> dict:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["ppo_math"], ["sft_math"], ["ppo_math", "--nodes", "2", "--devices", "8", "--device-memory", "0.2"],
-     ["ppo_math", "--nodes", "16", "--devices", "4"], ["ppo_math", "--graph"],
-     ["ppo_math", "models.actor.path=owner/a-model-with-a-long-name"]],
-)  # fmt: skip
+    [
+        ["ppo_math"],
+        ["sft_math"],
+        ["ppo_math", "--nodes", "2", "--devices", "8", "--device-memory", "0.2"],
+        ["ppo_math", "--nodes", "16", "--devices", "4"],
+        ["ppo_math", "--graph"],
+        ["ppo_math", "models.actor.path=owner/a-model-with-a-long-name"],
+    ],
+)
 def test_a_plan_is_plain_text_of_80_columns(rlcli, arguments):
     code, out, err = rlcli("plan", *arguments)
     assert (code, err) == (0, "")
@@ -72,7 +77,10 @@ def test_keys_of_calls_are_shown_only_with_graph(rlcli):
     [
         (["--device-memory", "80"], None),
         (["--device-memory", "0.2"], "actor_train needs more memory than a device has"),
-        (["--device-memory", "80", "models.actor.path=owner/name"], "the memory of actor is unknown"),
+        (
+            ["--device-memory", "80", "models.actor.path=owner/name"],
+            "the memory of actor is unknown",
+        ),
     ],
 )
 def test_a_strict_plan_exits_6_unless_it_fits(rlcli, arguments, shortfall):
@@ -101,8 +109,11 @@ def test_a_strict_plan_requires_the_memory_of_a_device(rlcli):
 def test_the_json_contains_the_entire_plan(rlcli):
     plan = document(rlcli, "ppo_math", "--device-memory", "80")
     assert [(role["role"], role["ranks"]) for role in plan["roles"]] == [
-        ("actor", [0]), ("critic", [0]), ("ref", [0]), ("reward", [0]),
-    ]  # fmt: skip
+        ("actor", [0]),
+        ("critic", [0]),
+        ("ref", [0]),
+        ("reward", [0]),
+    ]
     assert plan["stages"][0] == ["actor_gen"]
     assert {role["role"]: role["parameters"] for role in plan["memory"]["held"]}["actor"] == 852608
     assert {peak["verdict"] for peak in plan["memory"]["peaks"]} == {"ok"}
@@ -114,7 +125,9 @@ def test_the_json_contains_the_entire_plan(rlcli):
 
 def test_too_little_memory_is_reported_with_a_key_that_helps(rlcli):
     plan = document(rlcli, "ppo_math", "cluster.device=cpu", "--device-memory", "0.2")
-    assert {peak["call"]: peak["verdict"] for peak in plan["memory"]["peaks"]}["actor_train"] == "too much"
+    assert {peak["call"]: peak["verdict"] for peak in plan["memory"]["peaks"]}[
+        "actor_train"
+    ] == "too much"
     (key, *_) = plan["memory"]["advice"]["actor_train"]
     _, out, _ = rlcli("plan", "ppo_math", "cluster.device=cpu", "--device-memory", "0.2")
     assert f"would fit with {key}" in " ".join(out.split())
@@ -122,9 +135,14 @@ def test_too_little_memory_is_reported_with_a_key_that_helps(rlcli):
 
 def test_the_memory_of_a_missing_model_is_unknown_with_the_reason(rlcli):
     _, out, _ = rlcli("plan", "ppo_math", "models.actor.path=owner/name")
-    assert "memory of actor, critic, ref is unknown: owner/name is not in the local Hub cache" in " ".join(out.split())
+    assert (
+        "memory of actor, critic, ref is unknown: owner/name is not in the local Hub cache"
+        in " ".join(out.split())
+    )
     assert "the size of a checkpoint is unknown" in out
-    assert document(rlcli, "ppo_math", "models.actor.path=owner/name")["storage"]["checkpoint"] is None
+    assert (
+        document(rlcli, "ppo_math", "models.actor.path=owner/name")["storage"]["checkpoint"] is None
+    )
 
 
 REF = "models.ref.backend="
@@ -165,15 +183,17 @@ class MyMemory(MemoryModel):
 
 @pytest.fixture
 def backends(rlcli, tmp_path, monkeypatch):
-    """Three backends of the user that cannot be imported here: with a memory model, without one, and with the name of
-    a missing one."""
+    """Three backends of the user that cannot be imported here: with a memory model, without one,
+    and with the name of a missing one."""
     project = tmp_path / "mine"
     (project / "backends").mkdir(parents=True)
     (project / "pyproject.toml").write_text("[tool.rlcli]\n")
     (project / "backends" / "_my_memory.py").write_text(MEMORY)
     offers = {"with_memory": "_my_memory.MyMemory", "with_a_typo": "_my_memory.Mine"}
     for name, model in {**offers, "without": None}.items():
-        text = BACKEND.format(name=name, memory=f'MEMORY: ClassVar[str] = "{model}"' if model else "")
+        text = BACKEND.format(
+            name=name, memory=f'MEMORY: ClassVar[str] = "{model}"' if model else ""
+        )
         (project / "backends" / f"{name}.py").write_text(text)
     monkeypatch.setenv("RLCLI_PROJECT", str(project))
     monkeypatch.delitem(sys.modules, "rlcli.backends._my_memory", raising=False)
@@ -185,14 +205,17 @@ def test_a_backend_of_the_user_may_have_a_memory_model(rlcli, backends):
     assert (memory["unknown"], memory["within_percent"]) == ({}, 40)
     assert {role["role"]: role["total"] for role in memory["held"]}["ref"] == 2 * 852608
     (peak,) = [peak for peak in memory["peaks"] if peak["call"] == "ref_inf"]
-    assert peak["activations"] == 7 * (16384 // 104 * 104)  # of whole sequences: groups of four may be cut
+    # of whole sequences: groups of four may be cut
+    assert peak["activations"] == 7 * (16384 // 104 * 104)
     on_two_ranks = document(rlcli, "ppo_math", backend, "--devices", "2")
     assert on_two_ranks["memory"]["unknown"] == {"ref": "nobody has measured several ranks"}
 
 
 def test_a_backend_without_a_memory_model_is_named(rlcli, backends):
     _, out, _ = rlcli("plan", "ppo_math", f"{REF}{{_replace_: true, type: without}}")
-    assert "memory of ref is unknown: the backend without does not estimate it" in " ".join(out.split())
+    assert "memory of ref is unknown: the backend without does not estimate it" in " ".join(
+        out.split()
+    )
     assert "ref      0       853 K" in out
     code, _, err = rlcli("plan", "ppo_math", f"{REF}{{_replace_: true, type: with_a_typo}}")
     assert code == 2
@@ -229,14 +252,28 @@ heavy = ("torch", "transformers", "datasets", "sympy", "huggingface_hub", "numpy
 print([name for name in heavy if name in sys.modules], file=sys.stderr)
 """
     paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
-                          text=True, timeout=60, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
 def test_a_plan_for_16384_devices_is_as_short_as_for_a_few(rlcli):
     few, many = (
-        rlcli("plan", "ppo_math", "--nodes", nodes, "--devices", "8", f"train.prompts_per_step={8 * int(nodes)}")[1]
+        rlcli(
+            "plan",
+            "ppo_math",
+            "--nodes",
+            nodes,
+            "--devices",
+            "8",
+            f"train.prompts_per_step={8 * int(nodes)}",
+        )[1]
         for nodes in ("2", "2048")
     )
     assert "2048 nodes x 8 devices" in many

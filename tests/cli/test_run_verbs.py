@@ -18,12 +18,20 @@ from rlcli.observe.run_search import find_run, find_runs
 from rlcli.processes import ProcessRecord
 
 
-def record(path: str, state: str = "done", step: int = 2, steps: int = 4, message: str | None = None) -> Path:
+def record(
+    path: str, state: str = "done", step: int = 2, steps: int = 4, message: str | None = None
+) -> Path:
     """The folder of a run with metrics."""
     folder = Path(path)
     with RunDirectory.create(folder, "ppo_math", command=["rlcli", "train", "ppo_math"]) as run:
-        lines = [{"step": n, "actor/reward": n / 10, "eval/accuracy": n / 20, "time/step": 2.0} for n in (1, 2)]
-        run.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "torn')
+        lines = [
+            {"step": n, "actor/reward": n / 10, "eval/accuracy": n / 20, "time/step": 2.0}
+            for n in (1, 2)
+        ]
+        run.write_text(
+            "metrics.jsonl",
+            "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "torn',
+        )
         run.write_status(state, step, steps, {"done": 0, "failed": 7}.get(state), message)
     return folder
 
@@ -54,14 +62,19 @@ def test_status_lists_runs_with_state_step_reward_and_host(rlcli):
     assert rows["ppo_math/four"][1] == "died"
     document = json.loads(rlcli("status", "--json")[1])
     assert {Path(run["run"]).name: run["state"] for run in document["runs"]} == {
-        "one": "done", "two": "running", "three": "running", "four": "died",
-    }  # fmt: skip
+        "one": "done",
+        "two": "running",
+        "three": "running",
+        "four": "died",
+    }
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
 def test_a_job_is_shown_from_its_files_without_squeue(rlcli, tmp_path, monkeypatch, caplog):
     folder = record("runs/ppo_math/one", "running")
-    (folder / "job.json").write_text('{"launcher": "slurm", "job_id": "77", "cluster": null, "submitted": "now"}')
+    (folder / "job.json").write_text(
+        '{"launcher": "slurm", "job_id": "77", "cluster": null, "submitted": "now"}'
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, _ = rlcli("status")
     assert (code, "there is no squeue here" in caplog.text) == (0, True)
@@ -80,16 +93,25 @@ def test_waiting_jobs_have_no_host_and_finished_ones_have_nodes(rlcli, tmp_path,
     allocation = {"job": "76", "restart": 0, "started": "now", "nodes": "gpu-[16-17]", "step": None}
     waits, done = record("runs/ppo_math/waits", "submitted"), record("runs/ppo_math/done")
     for folder, job in ((waits, "77"), (done, "76")):
-        (folder / "job.json").write_text(json.dumps({"launcher": "slurm", "job_id": job, "submitted": "now"}))
+        (folder / "job.json").write_text(
+            json.dumps({"launcher": "slurm", "job_id": job, "submitted": "now"})
+        )
     (done / "job.allocations.jsonl").write_text(json.dumps(allocation) + "\n")
     columns = {"JobArrayID": "77", "State": "PENDING", "Reason": "Priority"}
-    queue_answers(tmp_path, "".join(f"{columns.get(name, ''):<{width}}" for name, width in QUEUE.items()))
+    queue_answers(
+        tmp_path, "".join(f"{columns.get(name, ''):<{width}}" for name, width in QUEUE.items())
+    )
     out = rlcli("status", "waits")[1]
     assert "waits  waiting" in out
     assert "pid" not in out
     assert "where" not in out
     document = json.loads(rlcli("status", "waits", "--json")[1])
-    assert (document["state"], document["job"], document["host"], document["pid"]) == ("waiting", "77", None, None)
+    assert (document["state"], document["job"], document["host"], document["pid"]) == (
+        "waiting",
+        "77",
+        None,
+        None,
+    )
     assert "job                76 on gpu-[16-17]" in rlcli("status", "done")[1]
     rows = {line.split()[0]: line for line in rlcli("status")[1].splitlines()[2:]}
     assert "job 76 on gpu-[16-17]" in rows["ppo_math/done"]
@@ -105,7 +127,9 @@ def test_missing_logs_of_a_job_are_explained(rlcli, tmp_path, monkeypatch):
     assert "job 77 has not begun; rlcli status" in err
     (folder / "status.json").unlink()
     record("runs/ppo_math/ended", "failed")
-    (tmp_path / "runs/ppo_math/ended/job.json").write_text('{"launcher": "slurm", "job_id": "78", "submitted": "now"}')
+    (tmp_path / "runs/ppo_math/ended/job.json").write_text(
+        '{"launcher": "slurm", "job_id": "78", "submitted": "now"}'
+    )
     assert "job 78 has not written any" in rlcli("logs", "ended")[2]
 
 
@@ -114,12 +138,16 @@ def test_a_reused_process_id_is_not_taken_for_the_run(rlcli):
     this_process = ProcessRecord.of_this_process()
     write_owner(folder, this_process)
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "running"
-    write_owner(folder, ProcessRecord(this_process.host, this_process.pid, this_process.started - 100))
+    write_owner(
+        folder, ProcessRecord(this_process.host, this_process.pid, this_process.started - 100)
+    )
     assert json.loads(rlcli("status", "one", "--json")[1])["state"] == "died"
 
 
 def test_status_of_a_failed_run_shows_the_error_and_the_next_command(rlcli):
-    record("runs/ppo_math/one", "failed", message="rank 1 was killed\nlast lines of \x1b[2Jrank1.log")
+    record(
+        "runs/ppo_math/one", "failed", message="rank 1 was killed\nlast lines of \x1b[2Jrank1.log"
+    )
     code, out, _ = rlcli("status", "ppo_math")
     assert code == 0
     assert "failed, exit code 7  step 2/4" in out
@@ -128,7 +156,10 @@ def test_status_of_a_failed_run_shows_the_error_and_the_next_command(rlcli):
     assert "held-out accuracy  0.0500 -> 0.100" in out
     assert "rlcli resume runs/ppo_math/one" in out
     document = json.loads(rlcli("status", "ppo_math", "--json")[1])
-    assert (document["metrics"]["actor/reward"], document["last"]) == (0.2, {"name": "reward", "value": 0.2})
+    assert (document["metrics"]["actor/reward"], document["last"]) == (
+        0.2,
+        {"name": "reward", "value": 0.2},
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,11 +180,49 @@ def test_corrupted_files_of_a_run_are_ignored(rlcli, name, text):
 
 
 SAMPLES = [
-    {"step": 1, "id": "a", "prompt": "1+1?", "response": "3", "reward": 0.0, "answer": "2", "phase": "eval"},
-    {"step": 1, "id": "b", "prompt": "2+1?", "response": "3", "reward": 1.0, "answer": "3", "phase": "eval"},
-    {"step": 2, "id": "a", "prompt": "1+1?", "response": "\x1b[2J2\nso 2", "reward": 1.0, "phase": "eval"},
-    {"step": 2, "id": "b", "prompt": "2+1?", "response": "3", "reward": 0.5, "finish": "length", "phase": "eval"},
-    {"step": 2, "id": "c", "prompt": "x" * 5000, "response": "\u202eno", "reward": -1.0, "phase": "train"},
+    {
+        "step": 1,
+        "id": "a",
+        "prompt": "1+1?",
+        "response": "3",
+        "reward": 0.0,
+        "answer": "2",
+        "phase": "eval",
+    },
+    {
+        "step": 1,
+        "id": "b",
+        "prompt": "2+1?",
+        "response": "3",
+        "reward": 1.0,
+        "answer": "3",
+        "phase": "eval",
+    },
+    {
+        "step": 2,
+        "id": "a",
+        "prompt": "1+1?",
+        "response": "\x1b[2J2\nso 2",
+        "reward": 1.0,
+        "phase": "eval",
+    },
+    {
+        "step": 2,
+        "id": "b",
+        "prompt": "2+1?",
+        "response": "3",
+        "reward": 0.5,
+        "finish": "length",
+        "phase": "eval",
+    },
+    {
+        "step": 2,
+        "id": "c",
+        "prompt": "x" * 5000,
+        "response": "\u202eno",
+        "reward": -1.0,
+        "phase": "train",
+    },
 ]
 
 
@@ -201,7 +270,9 @@ def test_invalid_options_and_missing_samples_are_reported(sampled):
     for options in (["--grep", "("], ["--worst", "1", "--best", "1"], ["--worst", "0"]):
         assert sampled(*options)[0] == 2
     assert "nothing matches" in sampled("--grep", "no such thing")[2]
-    Path("runs/ppo_math/one/samples.jsonl").write_text('{"step": 1, "id": 1, "prompt": 5, "response": "x"}\n')
+    Path("runs/ppo_math/one/samples.jsonl").write_text(
+        '{"step": 1, "id": 1, "prompt": 5, "response": "x"}\n'
+    )
     assert sampled()[0] == 4
     Path("runs/ppo_math/one/samples.jsonl").unlink()
     assert sampled()[0] == 6
@@ -242,9 +313,12 @@ def swept(rlcli):
     for number, (rate, seed) in enumerate([("0.1", 1), ("0.1", 2), ("0.2", 1), ("0.2", 2)]):
         folder = record(f"runs/ppo_math/sweep/{number}")
         (folder / "recipe").mkdir()
-        (folder / "recipe/overrides.txt").write_text(f"train.steps=4\nppo.kl_ctl={rate}\nseed={seed}\n")
+        (folder / "recipe/overrides.txt").write_text(
+            f"train.steps=4\nppo.kl_ctl={rate}\nseed={seed}\n"
+        )
         (folder / "recipe.resolved.yaml").write_text(
-            f"name: ppo_math\nseed: {seed}\nlaunch:\n  type: inline\nppo:\n  kl_ctl: {rate}\ntrain:\n  steps: 4\n"
+            f"name: ppo_math\nseed: {seed}\nlaunch:\n  type: inline\nppo:\n  kl_ctl: "
+            f"{rate}\ntrain:\n  steps: 4\n"
         )
         line = {"step": 1, "actor/reward": number / 10, "eval/accuracy": 0.5, "time/step": 2.0}
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -255,11 +329,17 @@ def test_runs_that_differ_only_in_the_seed_are_grouped(swept):
     code, out, _ = swept("compare", "ppo_math/sweep", "reward")
     assert code == 0
     rows = [line for line in out.splitlines() if line.startswith("ppo.kl_ctl=")]
-    assert [row.split()[:3] for row in rows] == [["ppo.kl_ctl=0.1", "2", "1"], ["ppo.kl_ctl=0.2", "2", "1"]]
+    assert [row.split()[:3] for row in rows] == [
+        ["ppo.kl_ctl=0.1", "2", "1"],
+        ["ppo.kl_ctl=0.2", "2", "1"],
+    ]
     assert "0.0500 ±0.071" in rows[0]
     assert "b ppo.kl_ctl=0.2  0.250 ± 0.0707" in out
     groups = json.loads(swept("compare", "ppo_math/sweep", "--json")[1])["groups"]
-    assert [(group["label"], len(group["runs"])) for group in groups] == [("ppo.kl_ctl=0.1", 2), ("ppo.kl_ctl=0.2", 2)]
+    assert [(group["label"], len(group["runs"])) for group in groups] == [
+        ("ppo.kl_ctl=0.1", 2),
+        ("ppo.kl_ctl=0.2", 2),
+    ]
     assert groups[1]["results"]["reward in training"]["mean"] == pytest.approx(0.25)
 
 
@@ -267,7 +347,10 @@ def test_single_runs_are_labelled_by_recipe_and_overrides(swept):
     record("runs/sft_math/one")
     Path("runs/sft_math/one/recipe.resolved.yaml").write_text("name: sft_math\nseed: 1\n")
     groups = json.loads(swept("compare", "sweep/0", "sft_math/one", "--json")[1])["groups"]
-    assert [group["label"] for group in groups] == ["ppo_math train.steps=4 ppo.kl_ctl=0.1", "sft_math"]
+    assert [group["label"] for group in groups] == [
+        "ppo_math train.steps=4 ppo.kl_ctl=0.1",
+        "sft_math",
+    ]
     assert groups[0]["results"]["reward in training"] == {"mean": 0.0, "spread": None}
     code, _, err = swept("compare", "sweep/0", "rewrad")
     assert (code, "did you mean reward?" in err) == (2, True)
@@ -290,11 +373,16 @@ def test_attach_to_a_finished_run_shows_how_it_ended(rlcli):
 
 def test_status_without_runs_names_the_folder(rlcli):
     assert rlcli("status")[:2] == (0, "no runs in runs\n")
-    assert json.loads(rlcli("status", "--json", "--runs", "other")[1]) == {"runs": [], "left_out": 0}
+    assert json.loads(rlcli("status", "--json", "--runs", "other")[1]) == {
+        "runs": [],
+        "left_out": 0,
+    }
 
 
 def test_names_select_runs(rlcli, tmp_path):
-    first, second, of_sft = (record(f"runs/{name}") for name in ("ppo_math/one", "ppo_math/two", "sft_math/one"))
+    first, second, of_sft = (
+        record(f"runs/{name}") for name in ("ppo_math/one", "ppo_math/two", "sft_math/one")
+    )
     for age, folder in enumerate((of_sft, second, first)):
         os.utime(folder / "status.json", (1000 + age, 1000 + age))
     assert find_runs() == [first, second, of_sft]
@@ -304,7 +392,9 @@ def test_names_select_runs(rlcli, tmp_path):
     assert find_run(str(tmp_path / of_sft)) == tmp_path / of_sft
     code, out, err = rlcli("status", "one")
     assert (code, out) == (6, "")
-    assert err.startswith("error[F72]: 2 runs are called one\n  hint: say which: runs/ppo_math/one, ")
+    assert err.startswith(
+        "error[F72]: 2 runs are called one\n  hint: say which: runs/ppo_math/one, "
+    )
     assert "did you mean ppo_math/two?" in rlcli("status", "ppo_math/tow")[2]
     assert rlcli("status", "a\0b")[0] == 6
 
@@ -319,15 +409,19 @@ def test_logs_show_the_last_lines_of_each_process(rlcli):
         )
     (folder / "logs/node0.log").write_text("")
     lines = rlcli("logs", "one", "-n", "2")[1].splitlines()
-    assert lines == [line for rank, name in ((0, "rank0 "), (1, "rank1 "), (10, "rank10"))
-                     for line in (f"{name}  line 29 of {rank}", f"{name}  \\x1b[2Jtorn")]  # fmt: skip
+    assert lines == [
+        line
+        for rank, name in ((0, "rank0 "), (1, "rank1 "), (10, "rank10"))
+        for line in (f"{name}  line 29 of {rank}", f"{name}  \\x1b[2Jtorn")
+    ]
     assert rlcli("logs", "one", "--rank", "10", "-n", "1")[1] == "\\x1b[2Jtorn\n"
     document = json.loads(rlcli("logs", "one", "--rank", "1", "--json")[1])
     assert len(document["logs"]["rank1"]["lines"]) == 20
     code, _, err = rlcli("logs", "one", "--rank", "2")
     assert code == 6
     assert "rank0, rank1, rank10, node0" in err
-    assert rlcli("logs", "one", "-f", "-n", "1")[1].splitlines()[0] == "rank0   line 29 of 0"  # it is over
+    # it is over
+    assert rlcli("logs", "one", "-f", "-n", "1")[1].splitlines()[0] == "rank0   line 29 of 0"
 
 
 def test_only_a_run_in_progress_on_this_machine_is_stopped(rlcli):
@@ -335,7 +429,9 @@ def test_only_a_run_in_progress_on_this_machine_is_stopped(rlcli):
     code, out, _ = rlcli("stop", "one")
     assert (code, out) == (0, "runs/ppo_math/one was not running: done at step 2/4\n")
     RunDirectory.open(folder).write_status("running", 2, 4)
-    write_owner(folder, ProcessRecord("elsewhere", os.getpid(), ProcessRecord.of_this_process().started))
+    write_owner(
+        folder, ProcessRecord("elsewhere", os.getpid(), ProcessRecord.of_this_process().started)
+    )
     code, out, err = rlcli("stop", "one")
     assert (code, out) == (6, "")
     assert "is running on elsewhere, which is another machine" in err

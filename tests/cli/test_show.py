@@ -1,4 +1,5 @@
-"""`rlcli show`: a recipe that loads to the same, with its origins; and what components can be told."""
+"""`rlcli show`: a recipe that loads to the same, with its origins;
+and what components can be told."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_defaults_are_shown_only_with_all(rlcli):
 def test_a_profile_is_applied(rlcli):
     Path("small.yaml").write_text("train: {prompts_per_step: 8}\n")
     out = rlcli("show", "ppo_math", "--with", "small.yaml", "--origins")[1]
-    assert ["prompts_per_step:", "8", "#", "small.yaml:1:27"] in [line.split() for line in out.splitlines()]
+    assert ["prompts_per_step:", "8", "#", "small.yaml:1:27"] in [
+        line.split() for line in out.splitlines()
+    ]
 
 
 @pytest.mark.parametrize("name", ["ppo_actor", "fsdp", "math_prompts", "null", "sft"])
@@ -73,7 +76,9 @@ def test_arguments_of_a_component_are_documented(rlcli):
     assert "takes no args" in rlcli("show", "null")[1]
 
 
-@pytest.mark.parametrize("arguments", [["interface", "ppo_actor", "--origins"], ["interface", "a", "b"]])
+@pytest.mark.parametrize(
+    "arguments", [["interface", "ppo_actor", "--origins"], ["interface", "a", "b"]]
+)
 def test_invalid_arguments_are_refused(rlcli, arguments):
     code, out, err = rlcli("show", *arguments)
     assert (code, out) == (2, "")
@@ -88,7 +93,8 @@ def test_keys_of_a_list_of_sections_are_listed(rlcli):
     assert keys["launch.slurm.parts[].nodes"]["default"] is None  # required
     assert "launch.slurm.parts[].gres" in keys
     assert not any(
-        "[]" in described["name"] for described in json.loads(rlcli("show", "launch.slurm", "--json")[1])["keys"]
+        "[]" in described["name"]
+        for described in json.loads(rlcli("show", "launch.slurm", "--json")[1])["keys"]
     )
 
 

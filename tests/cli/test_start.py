@@ -1,4 +1,5 @@
-"""The start and the end of a command: Ctrl-C ends it quietly, and garbage is collected where it matters."""
+"""The start and the end of a command: Ctrl-C ends it quietly,
+and garbage is collected where it matters."""
 
 import subprocess
 import sys
@@ -12,9 +13,14 @@ REPOSITORY = Path(__file__).parents[2]
 def python(*words, path=(), cwd):
     search = ":".join(map(str, [*path, REPOSITORY]))
     return subprocess.run(
-        [sys.executable, *words], env={"PYTHONPATH": search}, cwd=cwd, capture_output=True, text=True, timeout=60,
+        [sys.executable, *words],
+        env={"PYTHONPATH": search},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
         check=False,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("library", ["typer", "pydantic", "yaml"])
@@ -26,7 +32,8 @@ def test_ctrl_c_while_libraries_are_loaded_ends_quietly(tmp_path, library):
 
 def test_ctrl_c_while_a_class_is_created_ends_quietly(tmp_path):
     maker = (
-        "class A:\n    def __set_name__(self, owner, name):\n        raise KeyboardInterrupt\nclass B:\n    a = A()\n"
+        "class A:\n    def __set_name__(self, owner, name):\n        raise KeyboardInterrupt\n"
+        "class B:\n    a = A()\n"
     )
     (tmp_path / "yaml.py").write_text(maker)
     done = python("-m", "rlcli", "validate", "ppo_math", path=[tmp_path], cwd=tmp_path)
@@ -48,7 +55,11 @@ main()
 
 @pytest.mark.parametrize(
     ("arguments", "collects"),
-    [(["ls", "--help"], "False"), (["__complete", "zsh", "train", ""], "False"), (["train", "--help"], "True 20000")],
+    [
+        (["ls", "--help"], "False"),
+        (["__complete", "zsh", "train", ""], "False"),
+        (["train", "--help"], "True 20000"),
+    ],
 )
 def test_only_long_running_verbs_collect_garbage(tmp_path, arguments, collects):
     script = f"""
@@ -63,7 +74,9 @@ except SystemExit:
     assert python("-c", script, cwd=tmp_path).stderr.strip() == collects
 
 
-@pytest.mark.parametrize(("statement", "frozen"), [("collect_rarely()", "True True"), ("pass", "True False")])
+@pytest.mark.parametrize(
+    ("statement", "frozen"), [("collect_rarely()", "True True"), ("pass", "True False")]
+)
 def test_a_process_that_has_started_collects_garbage_as_usual(tmp_path, statement, frozen):
     script = f"""
 import gc

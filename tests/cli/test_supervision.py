@@ -12,22 +12,34 @@ import pytest
 from rlcli.cli.supervision import WHOLE_PROCESS, is_to_supervise
 
 HOME = str(Path(__file__).parents[2])
-STARTED = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from rlcli.__main__ import main; main()"
+STARTED = (
+    "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from "
+    "rlcli.__main__ import main; main()"
+)
 """As started by a user, because a background job may ignore SIGINT."""
 ENTIRE = SimpleNamespace(obj={WHOLE_PROCESS: True})
 
 
 def start(*arguments, cwd):
     return subprocess.Popen(
-        [sys.executable, "-c", STARTED, *arguments], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", STARTED, *arguments],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": HOME},
-    )  # fmt: skip
+    )
 
 
-@pytest.mark.parametrize(("context", "no_supervisor", "expected"), [
-    (ENTIRE, False, True), (ENTIRE, True, False), (SimpleNamespace(obj={WHOLE_PROCESS: False}), False, False),
-    (SimpleNamespace(obj=None), False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("context", "no_supervisor", "expected"),
+    [
+        (ENTIRE, False, True),
+        (ENTIRE, True, False),
+        (SimpleNamespace(obj={WHOLE_PROCESS: False}), False, False),
+        (SimpleNamespace(obj=None), False, False),
+    ],
+)
 def test_a_separate_process_is_supervised_unless_disabled(context, no_supervisor, expected):
     assert is_to_supervise(context, no_supervisor) is expected
 
@@ -43,13 +55,15 @@ def test_a_process_in_a_debugger_is_not_supervised():
 
 @pytest.fixture
 def project_with(tmp_path):
-    """Writes the interface `leaves`, which runs a statement when it is loaded; returns the project."""
+    """Writes the interface `leaves`, which runs a statement when it is loaded;
+    returns the project."""
 
     def write(statement):
         (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
         (tmp_path / "interfaces").mkdir()
         (tmp_path / "interfaces/leaves.py").write_text(
-            f"import os, signal, time\n{statement}\nfrom rlcli.api.model import ModelInterface, register_interface\n\n"
+            f"import os, signal, time\n{statement}\nfrom rlcli.api.model import ModelInterface, "
+            "register_interface\n\n"
             '@register_interface("leaves")\nclass Leaves(ModelInterface): pass\n'
         )
         return tmp_path
@@ -57,10 +71,16 @@ def project_with(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(("statement", "says"), [
-    ("os._exit(0)", "the command ended with exit code 0, before its work was done"),
-    ("os.kill(os.getpid(), signal.SIGKILL)", "the command was killed by SIGKILL, before its work was done"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("os._exit(0)", "the command ended with exit code 0, before its work was done"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "the command was killed by SIGKILL, before its work was done",
+        ),
+    ],
+)
 def test_a_component_that_exits_does_not_pass(project_with, statement, says):
     process = start("test", "interface", "leaves", cwd=project_with(statement))
     _, err = process.communicate(timeout=200)
@@ -80,7 +100,9 @@ def test_an_interrupt_of_the_supervisor_reaches_the_command(project_with):
 def test_a_run_writes_private_files_under_any_umask(tmp_path):
     before = os.umask(0)
     try:
-        running = start("train", "sft_math", "train.steps=1", "--run-dir", "run", "--no-check", cwd=tmp_path)
+        running = start(
+            "train", "sft_math", "train.steps=1", "--run-dir", "run", "--no-check", cwd=tmp_path
+        )
         output = running.communicate(timeout=120)
     finally:
         os.umask(before)
@@ -91,6 +113,11 @@ def test_a_run_writes_private_files_under_any_umask(tmp_path):
 
 
 def test_a_private_process_writes_no_core_dump():
-    script = "from rlcli.processes import keep_private; keep_private(); import resource; print(resource.getrlimit(4))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=HOME, timeout=60)
+    script = (
+        "from rlcli.processes import keep_private; keep_private(); import resource; "
+        "print(resource.getrlimit(4))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=HOME, timeout=60
+    )
     assert done.stdout.strip() == "(0, 0)"

@@ -1,4 +1,5 @@
-"""Processes with closed or redirected streams and limited terminals: no traceback, and streams are not mixed up."""
+"""Processes with closed or redirected streams and limited terminals: no traceback,
+and streams are not mixed up."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ import pytest
 from rlcli.cli.output import print_table
 
 REPOSITORY = Path(__file__).parents[2]
-PLAIN = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ} | {"PYTHONPATH": str(REPOSITORY)}
+PLAIN = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ} | {
+    "PYTHONPATH": str(REPOSITORY)
+}
 """Variables that every shell has. Others, such as PYTHONUNBUFFERED, would affect the tests."""
 PRINTING = {
     "alone": "",
@@ -40,13 +43,20 @@ def start(tmp_path):
     """Starts rlcli in an empty folder with a minimal environment."""
 
     def run(arguments, *, before="", variables=None, cwd=None, redirect="", **options):
-        environment = {name: value for name, value in (PLAIN | (variables or {})).items() if value is not None}
+        environment = {
+            name: value for name, value in (PLAIN | (variables or {})).items() if value is not None
+        }
         line = f'{before} exec "$0" -m rlcli "$@" {redirect}'
         words = arguments if isinstance(arguments, list) else arguments.split()
         return subprocess.run(
             ["bash", "-c", line, sys.executable, *words],
-            env=environment, cwd=cwd or tmp_path, timeout=60, capture_output=True, check=False, **options,
-        )  # fmt: skip
+            env=environment,
+            cwd=cwd or tmp_path,
+            timeout=60,
+            capture_output=True,
+            check=False,
+            **options,
+        )
 
     return run
 
@@ -60,9 +70,13 @@ child.stdout.close()
 print(child.stderr.read().decode(), child.wait())
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, *PRINTING[name].split()], text=True, capture_output=True, timeout=60,
-        env=PLAIN, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", script, *PRINTING[name].split()],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        env=PLAIN,
+        check=True,
+    )
     assert done.stdout.split() == ["141"]
 
 
@@ -86,7 +100,10 @@ def test_a_full_disk_behind_stdout_is_reported(start, name):
         pytest.skip("no /dev/full")
     done = start(PRINTING[name], redirect=">/dev/full")
     assert done.returncode == 6
-    assert done.stderr.decode() == "error[RESOURCE]: cannot write the output: No space left on device\n"
+    assert (
+        done.stderr.decode()
+        == "error[RESOURCE]: cannot write the output: No space left on device\n"
+    )
 
 
 def test_closed_streams_are_not_an_error(start):
@@ -120,11 +137,21 @@ def test_verbs_work_without_home(start):
         assert start(arguments, variables={"HOME": None}).returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [
-    [b"\xff"], [b"plan", b"\xff"], [b"plan", b"ppo_math", b"name=\xff"], [b"plan", b"ppo_math", b"\xff=1"],
-    [b"--project", b"\xff", b"ls"], [b"show", b"dataset", b"\xff"], [b"ls", b"\xff"], [b"plan", b"--\xff"],
-    [b"plan", b"ppo_math", b"--with", b"\xff"], [b"plan", b"\xff", b"--json"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [b"\xff"],
+        [b"plan", b"\xff"],
+        [b"plan", b"ppo_math", b"name=\xff"],
+        [b"plan", b"ppo_math", b"\xff=1"],
+        [b"--project", b"\xff", b"ls"],
+        [b"show", b"dataset", b"\xff"],
+        [b"ls", b"\xff"],
+        [b"plan", b"--\xff"],
+        [b"plan", b"ppo_math", b"--with", b"\xff"],
+        [b"plan", b"\xff", b"--json"],
+    ],
+)
 def test_arguments_that_are_not_text_are_refused(start, arguments):
     done = start(arguments)
     assert done.returncode == 2, done.stderr
@@ -136,7 +163,12 @@ def test_arguments_that_are_not_text_are_refused(start, arguments):
 
 @pytest.mark.parametrize("name", [name for name in PRINTING if name not in ("json", "schema")])
 def test_output_is_ascii_on_a_terminal_without_unicode(start, name):
-    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii:strict"}
+    ascii_only = {
+        "LC_ALL": "C",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONUTF8": "0",
+        "PYTHONIOENCODING": "ascii:strict",
+    }
     done = start(PRINTING[name], variables=ascii_only)
     assert done.returncode == 0
     text = (done.stdout + done.stderr).decode("ascii")
@@ -150,13 +182,18 @@ def test_json_is_valid_without_unicode(start, tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "mine.yaml").rename(tmp_path / "recipes/mine.yaml")
     done = start("ls recipes --json", variables={"PYTHONIOENCODING": "ascii:strict"})
-    (entry,) = [entry for entry in json.loads(done.stdout.decode("ascii"))["recipes"] if entry["name"] == "mine"]
+    (entry,) = [
+        entry
+        for entry in json.loads(done.stdout.decode("ascii"))["recipes"]
+        if entry["name"] == "mine"
+    ]
     assert entry["doc"] == "größer → besser"
 
 
 @pytest.mark.parametrize("name", PRINTING)
 def test_output_without_a_terminal(start, name):
-    """Results on stdout, messages on stderr, no colour, and 80 columns except in text for copying."""
+    """Results on stdout, messages on stderr, no colour,
+    and 80 columns except in text for copying."""
     done = start(PRINTING[name])
     assert done.returncode == 0
     assert b"error[" not in done.stderr
@@ -170,13 +207,24 @@ def test_output_without_a_terminal(start, name):
 @pytest.mark.parametrize("name", ["tokens", "ls", "component", "plan"])
 def test_no_color_takes_precedence_over_force_color(start, name):
     done = start(PRINTING[name], variables={"FORCE_COLOR": "1", "NO_COLOR": "1"})
-    assert not re.search(rb"\x1b\[(\d+;)*(3|4|9|10)[0-7]\b", done.stdout)  # bold and dim are no colours
+    # bold and dim are no colours
+    assert not re.search(rb"\x1b\[(\d+;)*(3|4|9|10)[0-7]\b", done.stdout)
 
 
-@pytest.mark.parametrize("label", ["ppo.kl_ctl=0.02", "ppo.kl_ctl=0.02 ppo.eps_clip=0.3 models.actor.backend=fsdp"])
+@pytest.mark.parametrize(
+    "label", ["ppo.kl_ctl=0.02", "ppo.kl_ctl=0.02 ppo.eps_clip=0.3 models.actor.backend=fsdp"]
+)
 def test_numbers_are_not_split_in_a_table_that_is_too_wide(label, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    columns = ["", "runs", "steps", "held-out accuracy", "reward in training", "KL from the reference", "seconds"]
+    columns = [
+        "",
+        "runs",
+        "steps",
+        "held-out accuracy",
+        "reward in training",
+        "KL from the reference",
+        "seconds",
+    ]
     row = [label, "3", "200", "0.954 ±0.011", "0.912 ±0.0012", "-0.00213 ±0.0041", "1.23 ±0.045"]
     print_table(columns, [row], numbers=True)
     out = capsys.readouterr().out

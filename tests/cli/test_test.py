@@ -1,4 +1,5 @@
-"""`rlcli test`: its report, its JSON, its exit codes, and that its help page loads no heavy library."""
+"""`rlcli test`: its report, its JSON, its exit codes,
+and that its help page loads no heavy library."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from rlcli.testing.subjects import Subject
 SUBJECT = Subject("interface", "custom", Path("interfaces/custom.py"))
 MEAN = CheckFailure(
     "loss differs by 0.031 between 1 and 3 micro-batches",
-    "the loss is a mean of the micro-batch; return a sum, the engine divides by the weight of all of them",
+    (
+        "the loss is a mean of the micro-batch; return a sum, the engine divides by "
+        "the weight of all of them"
+    ),
     "interfaces/custom.py:48",
     "the traceback",
 )
@@ -25,21 +29,35 @@ CRASH = CheckFailure("ZeroDivisionError: division by zero", where="interfaces/cu
 
 
 def check(words, outcome="ok", **fields):
-    return Check(words, outcome, f"interface/custom::TestContract::test_{len(words)}", 0.5, **fields)
+    return Check(
+        words, outcome, f"interface/custom::TestContract::test_{len(words)}", 0.5, **fields
+    )
 
 
 CHECKS = (
     check("registers under its name, read without importing it"),
     check("packed batch is as padded batch", note="max diff 3e-7"),
-    check("two steps run", note="not on this machine, so with bytes as tokens: Qwen/Qwen2.5-0.5B-Instruct"),
-    check("the same for any number of micro-batches", "FAIL", failure=MEAN, cases=3, failed_cases=("2", "3")),
+    check(
+        "two steps run",
+        note="not on this machine, so with bytes as tokens: Qwen/Qwen2.5-0.5B-Instruct",
+    ),
+    check(
+        "the same for any number of micro-batches",
+        "FAIL",
+        failure=MEAN,
+        cases=3,
+        failed_cases=("2", "3"),
+    ),
     check("equal rewards", "FAIL", failure=CRASH),
     check("a rank without samples", "FAIL", failure=CRASH),
     check("respects the limits of generation", "skip", reason="does not generate"),
     check("counts the tokens that it generates", "skip", reason="does not generate"),
     check("gives a number for each text", "skip", reason="does not score texts"),
     check("the same on two processes", "skip", reason="not tried: the ranks did not get through"),
-    check("a name of a test of the user's own that is so long that it does not fit into one line of a narrow page"),
+    check(
+        "a name of a test of the user's own that is so long that it does not fit into "
+        "one line of a narrow page"
+    ),
 )
 TESTED = Examined(SUBJECT, CHECKS, 9.2)
 
@@ -72,7 +90,11 @@ def test_a_traceback_is_shown_on_request(capsys):
 
 
 def test_reports_may_have_colours_but_no_control_characters(capsys, monkeypatch):
-    evil = Examined(SUBJECT, (check("a \x1b]0;title\x07 b", "FAIL", failure=CheckFailure("\x1b[2J", "\x07")),), 1.0)
+    evil = Examined(
+        SUBJECT,
+        (check("a \x1b]0;title\x07 b", "FAIL", failure=CheckFailure("\x1b[2J", "\x07")),),
+        1.0,
+    )
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     report(tested=evil)
@@ -84,7 +106,12 @@ def test_reports_may_have_colours_but_no_control_characters(capsys, monkeypatch)
 
 
 def test_a_component_that_cannot_be_loaded_is_reported(capsys):
-    report(tested=Examined(SUBJECT, broken=ProjectError("the file cannot be imported", where="interfaces/custom.py:3")))
+    report(
+        tested=Examined(
+            SUBJECT,
+            broken=ProjectError("the file cannot be imported", where="interfaces/custom.py:3"),
+        )
+    )
     out = capsys.readouterr().out
     assert "interface custom cannot be loaded" in out
     assert "interfaces/custom.py:3" in out
@@ -108,8 +135,9 @@ def test_json_contains_every_check(rlcli):
     (component,) = document["components"]
     assert (component["kind"], component["name"], component["passed"]) == ("recipe", "sft_math", 2)
     assert [performed["check"] for performed in component["checks"]] == [
-        "every key and value is valid", "it says nothing that its parents or the defaults say"
-    ]  # fmt: skip
+        "every key and value is valid",
+        "it says nothing that its parents or the defaults say",
+    ]
     assert {performed["outcome"] for performed in component["checks"]} == {"passed"}
 
 
@@ -128,7 +156,9 @@ def test_several_components_are_summarised(rlcli):
     assert code == 0
     recipes = len(list((Path(__file__).parents[2] / "recipes").glob("*.yaml")))
     assert out.count("every key and value is valid") == recipes
-    assert err.startswith(f"{recipes} of {recipes} components keep their contract: {recipes} passed in ")
+    assert err.startswith(
+        f"{recipes} of {recipes} components keep their contract: {recipes} passed in "
+    )
 
 
 def test_an_unwritable_junit_file_is_reported_before_anything_runs(rlcli, tmp_path):
@@ -138,7 +168,9 @@ def test_an_unwritable_junit_file_is_reported_before_anything_runs(rlcli, tmp_pa
     assert "file/report.xml" in err
 
 
-@pytest.mark.parametrize("words", [["test", "--help"], ["test", "interface", "nonesuch"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["test", "--help"], ["test", "interface", "nonesuch"]], ids=" ".join
+)
 def test_help_and_mistakes_load_no_heavy_library(words):
     code = f"""
 import sys
@@ -149,5 +181,7 @@ except SystemExit:
     pass
 print([name for name in ("torch", "pytest", "transformers", "numpy") if name in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stderr.splitlines()[-1] == "[]"

@@ -1,4 +1,5 @@
-"""`rlcli tokens`: which tokens of a row are trained on, as text, with ids, as JSON and as a page."""
+"""`rlcli tokens`: which tokens of a row are trained on, as text, with ids,
+as JSON and as a page."""
 
 import json
 from html.parser import HTMLParser
@@ -29,9 +30,14 @@ def rlcli(rlcli, tmp_path, monkeypatch):
     """Run the command line in a folder with mine.yaml: (exit code, stdout, stderr)."""
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     load("datasets", "arithmetic").make_tokenizer().save_pretrained(tmp_path / "tok")
-    rows = [{"prompt": "1+1?\n", "answer": "2\nyes"}, {"prompt": "<b>\x1b[31m&é🙂", "answer": "\u202e4"}]
+    rows = [
+        {"prompt": "1+1?\n", "answer": "2\nyes"},
+        {"prompt": "<b>\x1b[31m&é🙂", "answer": "\u202e4"},
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "3?", "pos_answers": ["3"], "neg_answers": ["4"]}')
+    (tmp_path / "pairs.jsonl").write_text(
+        '{"prompt": "3?", "pos_answers": ["3"], "neg_answers": ["4"]}'
+    )
     (tmp_path / "mine.yaml").write_text(RECIPE)
     return rlcli
 
@@ -136,7 +142,9 @@ def test_the_page_is_self_contained_and_escaped(rlcli, tmp_path):
 
 
 def test_a_page_of_a_prompt_mentions_the_response():
-    page = token_page("t", [("id", "<x>")], [[Token(1, "a\n", False, False)]], "the response follows")
+    page = token_page(
+        "t", [("id", "<x>")], [[Token(1, "a\n", False, False)]], "the response follows"
+    )
     assert "<dd>&lt;x&gt;</dd>" in page
     assert 'title="1, masked">a⏎' in page
     assert "the response follows</span>" in page
@@ -152,6 +160,8 @@ def test_texts_of_tokens_add_up_to_the_decoded_text(text, cut):
 
 
 def test_control_characters_are_escaped_in_a_page():
-    page = token_page("t\x1b[2J", [("id\u202e", "x\x00")], [[Token(1, "a\x1b\u202e", False, False)]], "\x07")
+    page = token_page(
+        "t\x1b[2J", [("id\u202e", "x\x00")], [[Token(1, "a\x1b\u202e", False, False)]], "\x07"
+    )
     assert not set("\x1b\x00\x07\u202e") & set(page)
     assert "\\u202e" in page

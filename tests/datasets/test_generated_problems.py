@@ -14,7 +14,9 @@ TOKENIZER = load("datasets", "arithmetic").make_tokenizer()
 
 
 def dataset(name="arithmetic", **args):
-    return make_dataset(DatasetAbstraction(name, {"problems": 200, **args}), DatasetUtility(1, 0, 1, TOKENIZER))
+    return make_dataset(
+        DatasetAbstraction(name, {"problems": 200, **args}), DatasetUtility(1, 0, 1, TOKENIZER)
+    )
 
 
 def expression_of(question):
@@ -34,7 +36,9 @@ def total(expression):
 @pytest.mark.parametrize("held_out", [False, True])
 def test_answers_are_correct(held_out):
     for sample in (dataset(held_out=held_out)[i] for i in range(200)):
-        assert total(expression_of(sample.metadata["question"][0])) == int(sample.metadata["answer"][0])
+        assert total(expression_of(sample.metadata["question"][0])) == int(
+            sample.metadata["answer"][0]
+        )
 
 
 def test_splits_share_no_problem_in_any_wording():
@@ -47,7 +51,9 @@ def test_splits_share_no_problem_in_any_wording():
 
 def test_both_wordings_and_all_requested_levels_occur():
     data = dataset(levels=(1, 3))
-    counts = {len(re.findall(r"[+-]", expression_of(data[i].metadata["question"][0]))) for i in range(200)}
+    counts = {
+        len(re.findall(r"[+-]", expression_of(data[i].metadata["question"][0]))) for i in range(200)
+    }
     assert counts == {1, 3}
     symbols = sum(data[i].metadata["question"][0].startswith("What is") for i in range(200))
     assert 60 < symbols < 140
@@ -65,7 +71,9 @@ def test_demonstrations_mask_the_prompt_and_end_the_answer():
 
 def test_hasty_demonstrations_stop_after_the_first_line():
     data = dataset("arithmetic_demonstrations", hasty=(0.65,), levels=(4,), problems=1000)
-    short = sum(TOKENIZER.decode(data[i].data["packed_input_ids"]).count("\n") == 2 for i in range(1000))
+    short = sum(
+        TOKENIZER.decode(data[i].data["packed_input_ids"]).count("\n") == 2 for i in range(1000)
+    )
     assert 600 < short < 700
     with pytest.raises(UsageError, match="between 0 and 1"):
         dataset("arithmetic_demonstrations", hasty=(0.1, 0.1, 1.5))
@@ -82,7 +90,9 @@ def test_more_problems_than_exist_are_refused():
         dataset(problems=20_000, levels=[1], held_out=True)[19_999]
 
 
-@pytest.mark.parametrize("wrong", [{"problems": 0}, {"problems": -1}, {"levels": []}, {"levels": [2, 0]}])
+@pytest.mark.parametrize(
+    "wrong", [{"problems": 0}, {"problems": -1}, {"levels": []}, {"levels": [2, 0]}]
+)
 def test_an_invalid_number_of_problems_or_level_is_refused(wrong):
     with pytest.raises(UsageError, match=r"problems: .* greater than or equal to 1|levels is"):
         dataset(**wrong)
@@ -95,7 +105,10 @@ def pairs_of(**args):
         question, answer = sample.metadata["question"][0], sample.metadata["answer"][0]
         tokens = sample.data["packed_input_ids"].split(sample.flat_seqlens("packed_input_ids"))
         masks = sample.data["prompt_mask"].split(sample.flat_seqlens("prompt_mask"))
-        texts = [TOKENIZER.decode(t[~m]).removesuffix("<eos>") for t, m in zip(tokens, masks, strict=True)]
+        texts = [
+            TOKENIZER.decode(t[~m]).removesuffix("<eos>")
+            for t, m in zip(tokens, masks, strict=True)
+        ]
         yield from ((question, answer, *two) for two in zip(texts[::2], texts[1::2], strict=True))
 
 
@@ -127,5 +140,7 @@ def test_the_share_of_hasty_answers_is_as_requested():
     for share in (0.0, 1.0):
         are_hasty = [rejected.count("\n") == 1 for *_, rejected in pairs_of(hasty=share)]
         assert set(are_hasty) == {share == 1.0}
-    with pytest.raises(UsageError, match="a hasty answer to a problem of one operation is a right one"):
+    with pytest.raises(
+        UsageError, match="a hasty answer to a problem of one operation is a right one"
+    ):
         dataset("arithmetic_pairs", levels=(1, 2))

@@ -28,7 +28,11 @@ def build(tmp_path):
         described = {}
         for name, length in lengths.items():
             path = tmp_path / f"{name}.jsonl"
-            path.write_text("\n".join(json.dumps({"prompt": f"{name}{n}", "answer": "a"}) for n in range(length)))
+            path.write_text(
+                "\n".join(
+                    json.dumps({"prompt": f"{name}{n}", "answer": "a"}) for n in range(length)
+                )
+            )
             described[name] = DatasetAbstraction(kind, {"path": str(path)})
         described["train"] = DatasetAbstraction("mixture", {"weights": weights, **args})
         util = DatasetUtility(1, 0, 1, byte_tokenizer(), described)
@@ -43,7 +47,16 @@ def ids(dataset):
 
 def test_shares_passes_and_ids_of_a_mixture(build):
     mixture = build({"a": 4, "b": 2}, {"a": 1, "b": 1})
-    assert ids(mixture) == ["a/a:1", "b/b:1", "a/a:2", "b/b:2", "a/a:3", "b/b:1#2", "a/a:4", "b/b:2#2"]
+    assert ids(mixture) == [
+        "a/a:1",
+        "b/b:1",
+        "a/a:2",
+        "b/b:2",
+        "a/a:3",
+        "b/b:1#2",
+        "a/a:4",
+        "b/b:2#2",
+    ]
     assert [mixture[row].ids[0] for row in range(8)] == ids(mixture)
     assert mixture[1].metadata["source"] == ["b"]
     assert mixture.notes == [
@@ -88,7 +101,10 @@ def test_every_row_is_used_before_any_is_repeated(lengths, data):
         assert max(used) - min(used) <= 1
         passes = [number for one, _, number in plan if one == name]
         assert passes == sorted(passes)
-        so_far = [sum(one == name for one, *_ in plan[:end]) - counts[name] * end / total for end in range(total + 1)]
+        so_far = [
+            sum(one == name for one, *_ in plan[:end]) - counts[name] * end / total
+            for end in range(total + 1)
+        ]
         assert all(abs(drift) < len(lengths) for drift in so_far)
 
 
@@ -107,7 +123,8 @@ def test_rows_with_different_metadata_form_a_batch(tmp_path):
 
 def test_invalid_mixtures_are_refused(build, tmp_path):
     with pytest.raises(
-        UsageError, match="weights names c, which is not another dataset of the recipe; there is a, train"
+        UsageError,
+        match="weights names c, which is not another dataset of the recipe; there is a, train",
     ):
         build({"a": 1}, {"a": 1, "c": 1})
     with pytest.raises(UsageError, match="weights names train"):
@@ -116,7 +133,9 @@ def test_invalid_mixtures_are_refused(build, tmp_path):
         with pytest.raises(UsageError, match="each with a number above 0"):
             build({"a": 1}, weights)
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}')
-    stream = DatasetAbstraction("prompt_only", {"path": str(tmp_path / "a.jsonl"), "streaming": True})
+    stream = DatasetAbstraction(
+        "prompt_only", {"path": str(tmp_path / "a.jsonl"), "streaming": True}
+    )
     of_a = DatasetAbstraction("mixture", {"weights": {"a": 1}})
     with pytest.raises(UsageError, match="weights names a, a stream"):
         make_dataset(of_a, DatasetUtility(1, 0, 1, byte_tokenizer(), {"a": stream}))
@@ -125,11 +144,13 @@ def test_invalid_mixtures_are_refused(build, tmp_path):
         "b": DatasetAbstraction("arithmetic_demonstrations", {"problems": 2}),
     }
     util = DatasetUtility(1, 0, 1, byte_tokenizer(), described)
-    with pytest.raises(UsageError, match=r"different keys .* a: packed_prompts; b: packed_input_ids, prompt_mask"):
+    with pytest.raises(
+        UsageError, match=r"different keys .* a: packed_prompts; b: packed_input_ids, prompt_mask"
+    ):
         make_dataset(DatasetAbstraction("mixture", {"weights": {"a": 1, "b": 1}}), util)
 
 
-# -- in a recipe ---------------------------------------------------------------------------------------------
+# -- in a recipe -----------------------------------------------------------------------------------
 
 RECIPE = """\
 extends: base/sft

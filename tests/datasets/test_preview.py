@@ -1,4 +1,5 @@
-"""Previews and surveys beyond the contract: texts, the order of answers, dropped rows, and no torch."""
+"""Previews and surveys beyond the contract: texts, the order of answers, dropped rows,
+and no torch."""
 
 import json
 import subprocess
@@ -33,13 +34,20 @@ def build(name, util, tmp_path, rows=None, **args):
 
 
 def test_every_built_in_dataset_has_a_preview():
-    assert [name for name in names("datasets") if not hasattr(load("datasets", name), "preview")] == []
+    assert [
+        name for name in names("datasets") if not hasattr(load("datasets", name), "preview")
+    ] == []
 
 
 def test_a_preview_has_the_location_and_the_texts_of_a_row(util, tmp_path):
     preview = build("prompt_answer", util, tmp_path, system="be brief").preview(1)
     assert preview.where == f"{tmp_path}/rows.jsonl:2"
-    assert (preview.prompt, preview.system, list(preview.answers), preview.chat) == ("2+2", "be brief", ["4"], False)
+    assert (preview.prompt, preview.system, list(preview.answers), preview.chat) == (
+        "2+2",
+        "be brief",
+        ["4"],
+        False,
+    )
 
 
 def test_answers_of_pairs_are_in_the_order_of_the_sequences(util, tmp_path):
@@ -52,13 +60,17 @@ def test_answers_of_pairs_are_in_the_order_of_the_sequences(util, tmp_path):
 
 def test_a_survey_includes_rows_that_were_left_out(util, tmp_path):
     rows = [{"prompt": "2"}, {"prompt": "2" * 9}, {"bad": 1}, {"prompt": "3"}]
-    dataset = build("prompt_only", util, tmp_path, rows, max_length=5, overlong="drop", bad_rows="skip")
+    dataset = build(
+        "prompt_only", util, tmp_path, rows, max_length=5, overlong="drop", bad_rows="skip"
+    )
     survey = dataset.survey()
     assert len(dataset) == 2
     assert list(survey.lengths) == [2, 10, 2]
     assert survey.too_long == 1
     assert [prompt for _, prompt in survey.prompts] == ["2", "2" * 9, "3"]
-    assert survey.bad_rows == [f"{tmp_path}/rows.jsonl:3: there is no field 'prompt'; the row has ['bad']"]
+    assert survey.bad_rows == [
+        f"{tmp_path}/rows.jsonl:3: there is no field 'prompt'; the row has ['bad']"
+    ]
 
 
 def test_a_survey_counts_rows_that_are_too_long():
@@ -86,6 +98,11 @@ import rlcli.api.data, rlcli.api.interface
 print([name for name in ("torch", "transformers") if name in sys.modules])
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

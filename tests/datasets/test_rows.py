@@ -71,7 +71,9 @@ def test_utf_16_is_refused(file):
 
 
 def test_unusual_but_valid_rows_are_read(file):
-    path = file(b"\xef\xbb\xbf" + GOOD.encode() + b"\r", "   ", '{"t": "snow\u2028 \\ud83d\\ude00"}', "")
+    path = file(
+        b"\xef\xbb\xbf" + GOOD.encode() + b"\r", "   ", '{"t": "snow\u2028 \\ud83d\\ude00"}', ""
+    )
     assert [(row.id, row.content) for row in read_rows(path, read)] == [
         ("rows:1", "one"),
         ("rows:3", "snow\u2028 \U0001f600"),
@@ -115,7 +117,11 @@ def test_a_missing_file_is_a_data_error(tmp_path):
 def test_ids_in_the_file_are_used_if_all_rows_have_one(file):
     with_ids = [json.dumps({"t": "x", "id": i}) for i in ("a", 7)]
     assert [row.id for row in read_rows(file(*with_ids), read)] == ["a", "7"]
-    assert [row.id for row in read_rows(file(*with_ids, GOOD), read)] == ["rows:1", "rows:2", "rows:3"]
+    assert [row.id for row in read_rows(file(*with_ids, GOOD), read)] == [
+        "rows:1",
+        "rows:2",
+        "rows:3",
+    ]
 
 
 def test_duplicate_ids_are_counted_and_located(file):
@@ -175,7 +181,9 @@ def test_all_bad_rows_are_reported_in_one_error(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"x": 1}\n{"y": 2}\nnot json\n{"x": 3}\n{}\n')
     with pytest.raises(DataError) as caught:
-        read_rows(str(file), lambda fields: text_field(fields, "z") if "x" not in fields else fields["x"])
+        read_rows(
+            str(file), lambda fields: text_field(fields, "z") if "x" not in fields else fields["x"]
+        )
     assert caught.value.where == f"{file}:2"
     assert "3 rows are bad; the others: line 3, 5" in caught.value.what
 
@@ -211,7 +219,10 @@ def test_a_line_that_is_too_long_is_reported_without_reading_it(tmp_path):
     rows = read_rows(str(path), read, bad_rows="skip")
     assert tracemalloc.get_traced_memory()[1] < 64 << 20
     tracemalloc.stop()
-    assert [(row.content, row.where) for row in rows] == [("one", f"{path}:1"), ("two", f"{path}:3")]
+    assert [(row.content, row.where) for row in rows] == [
+        ("one", f"{path}:1"),
+        ("two", f"{path}:3"),
+    ]
 
 
 def test_a_json_list_that_is_too_large_is_refused_by_its_size(tmp_path):

@@ -19,18 +19,27 @@ REWARDS = {"rows:1": [0, 0], "rows:2": [0, 1], "rows:3": [1, 1], "rows:4": [1, 1
 @pytest.fixture
 def build(tmp_path):
     """Builds a dataset of six rows with these settings of `scores`."""
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"p{n}"}) for n in range(1, 7)))
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": f"p{n}"}) for n in range(1, 7))
+    )
     (tmp_path / "run").mkdir()
     with SampleWriter(tmp_path / "run" / "samples.jsonl") as writer:
         for id_, rewards in REWARDS.items():
             for reward in rewards:
                 writer.write(SampleRecord(step=1, id=id_, prompt="", response="", reward=reward))
         writer.write(SampleRecord(step=1, id="rows:5", prompt="", response="", reward=None))
-        writer.write(SampleRecord(step=1, id="rows:6", prompt="", response="", reward=1, phase="eval"))
+        writer.write(
+            SampleRecord(step=1, id="rows:6", prompt="", response="", reward=1, phase="eval")
+        )
 
     def make(name="prompt_only", **scores):
-        args = {"path": str(tmp_path / "rows.jsonl"), "scores": {"path": str(tmp_path / "run"), **scores}}
-        return make_dataset(DatasetAbstraction(name, args), DatasetUtility(1, 0, 1, byte_tokenizer()))
+        args = {
+            "path": str(tmp_path / "rows.jsonl"),
+            "scores": {"path": str(tmp_path / "run"), **scores},
+        }
+        return make_dataset(
+            DatasetAbstraction(name, args), DatasetUtility(1, 0, 1, byte_tokenizer())
+        )
 
     return make
 
@@ -71,7 +80,10 @@ def test_unrelated_scores_and_impossible_limits_are_refused(build, tmp_path):
         DataError, match=r"none of the 1 ids in .*other\.jsonl is that of a row of .*rows\.jsonl"
     ) as caught:
         build(path=str(unrelated))
-    assert (caught.value.hint, caught.value.exit_code) == ("rows are called rows:1, …; scores are of x:1, …", 4)
+    assert (caught.value.hint, caught.value.exit_code) == (
+        "rows are called rows:1, …; scores are of x:1, …",
+        4,
+    )
     with pytest.raises(DataError, match="no rows remain; left out by scores: 4 too hard"):
         build(min=2, unknown="drop")
     with pytest.raises(UsageError, match=r"min is 0\.9, above max, 0\.1"):
@@ -82,7 +94,12 @@ def test_unrelated_scores_and_impossible_limits_are_refused(build, tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ['{"id": "rows:1"}', '{"reward": 1}', '{"id": "rows:1", "reward": "much"}', '{"id": "rows:1", "rewards": [null]}'],
+    [
+        '{"id": "rows:1"}',
+        '{"reward": 1}',
+        '{"id": "rows:1", "reward": "much"}',
+        '{"id": "rows:1", "rewards": [null]}',
+    ],
 )
 def test_an_invalid_line_of_scores_is_reported_with_its_number(build, tmp_path, line):
     (tmp_path / "scores.jsonl").write_text('{"id": "rows:1", "rewards": [1, 0]}\n' + line)
@@ -104,7 +121,9 @@ def test_paths_of_scores_are_relative_to_the_recipe(build, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path / "elsewhere")
     scores = load_recipe(tmp_path / "mine.yaml").recipe.datasets["train"].args["scores"]
     assert scores == {"path": str(tmp_path / "run"), "min": 0.5}
-    with pytest.raises(DataError, match=r"datasets\.train\.args\.scores\.path: no such file: nowhere"):
+    with pytest.raises(
+        DataError, match=r"datasets\.train\.args\.scores\.path: no such file: nowhere"
+    ):
         load_recipe(tmp_path / "mine.yaml", ["datasets.train.args.scores.path=nowhere"])
     with pytest.raises(RecipeError, match=r"scores\.mni\. hint: did you mean min"):
         load_recipe(tmp_path / "mine.yaml", ["datasets.train.args.scores.mni=1"])

@@ -1,4 +1,5 @@
-"""Rows in formats other than JSON: equal rows from each, locations, refusals, and an unreachable Hub."""
+"""Rows in formats other than JSON: equal rows from each, locations, refusals,
+and an unreachable Hub."""
 
 import csv
 import json
@@ -70,7 +71,9 @@ FORMATS = {
 
 def build(path, name="prompt_answer", /, **args):
     args = {"path": str(path), "max_length": 100, **args}
-    return make_dataset(DatasetAbstraction(name, args), DatasetUtility(1, 0, 1, byte_tokenizer(chat=name == "chat")))
+    return make_dataset(
+        DatasetAbstraction(name, args), DatasetUtility(1, 0, 1, byte_tokenizer(chat=name == "chat"))
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -91,7 +94,10 @@ def test_rows_of_csv_are_text_and_located_by_their_first_line(tmp_path):
     assert [dataset.preview(row).where.rpartition(":")[2] for row in (0, 1)] == ["2", "5"]
     assert dataset.preview(0).answers == ["007"]
     path.write_text("prompt,answer\na,b\nc,d,e\nf\n")
-    with pytest.raises(DataError, match=r"rows\.csv:3: 3 cells under 2 columns \(2 rows are bad; the others: line 4\)"):
+    with pytest.raises(
+        DataError,
+        match=r"rows\.csv:3: 3 cells under 2 columns \(2 rows are bad; the others: line 4\)",
+    ):
         build(path)
     assert len(build(path, bad_rows="skip")) == 1
     for content, message in (
@@ -105,7 +111,9 @@ def test_rows_of_csv_are_text_and_located_by_their_first_line(tmp_path):
             build(path)
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "saved/state.json", "nowhere.parquet", "nowhere.csv"])
+@pytest.mark.parametrize(
+    "name", ["rows.parquet", "rows.arrow", "saved/state.json", "nowhere.parquet", "nowhere.csv"]
+)
 def test_an_unreadable_file_is_a_data_error(name, tmp_path):
     path = tmp_path / name
     if not name.startswith("nowhere"):
@@ -125,14 +133,15 @@ def test_a_missing_split_is_reported_with_the_available_ones(tmp_path):
 def test_tables_are_read_without_torch(tmp_path):
     as_parquet(tmp_path / "rows.parquet")
     script = (
-        "import sys; from rlcli.datasets._sources import RowSource; print(len(list(RowSource(sys.argv[1]).rows())), "
-        "[name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+        "import sys; from rlcli.datasets._sources import RowSource; "
+        "print(len(list(RowSource(sys.argv[1]).rows())), [name for name in ('torch', "
+        "'transformers', 'datasets') if name in sys.modules])"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows.parquet")]
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "5 []\n"
 
 
-# -- the Hub -------------------------------------------------------------------------------------------------
+# -- the Hub ---------------------------------------------------------------------------------------
 
 
 def test_an_unreachable_hub_is_a_data_error(monkeypatch, tmp_path):
@@ -170,7 +179,7 @@ def test_only_the_needed_rows_of_a_stream_are_read(hub):
     assert hub[0][-1] is True
 
 
-# -- hf ------------------------------------------------------------------------------------------------------
+# -- hf --------------------------------------------------------------------------------------------
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
 
@@ -181,7 +190,8 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"
         ({"instruction": "q", "output": "a"}, {}, {"packed_input_ids", "prompt_mask"}, "q"),
         ({"problem": "q", "solution": "#### 4"}, {}, {"packed_prompts"}, "q"),
         ({"prompt": "q", "other": 1}, {}, {"packed_prompts"}, "q"),
-        ({"prompt": "q", "chosen": "a", "rejected": "b"}, {}, {"packed_input_ids", "prompt_mask", "prompt_lens"}, "q"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, {},
+         {"packed_input_ids", "prompt_mask", "prompt_lens"}, "q"),
         ({"frage": "q", "antwort": "a"}, {"columns": {"prompt": "frage", "answer": "antwort"}},
          {"packed_input_ids", "prompt_mask"}, "q"),
         ({"prompt": "q", "answer": "a"}, {"kind": "prompt_only"}, {"packed_prompts"}, "q"),
@@ -190,7 +200,11 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"
 def test_the_kind_of_rows_follows_from_their_columns(row, args, keys, prompt, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     dataset = build(tmp_path / "rows.jsonl", "hf", **args)
-    assert (set(dataset[0].keys), set(dataset.keys), dataset.preview(0).prompt) == (keys, keys, prompt)
+    assert (set(dataset[0].keys), set(dataset.keys), dataset.preview(0).prompt) == (
+        keys,
+        keys,
+        prompt,
+    )
 
 
 def test_conversations_are_read_as_by_the_chat_dataset(tmp_path):

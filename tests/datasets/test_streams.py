@@ -14,12 +14,17 @@ from rlcli.errors import DataError, UsageError
 from rlcli.registry import load, make_dataset
 from rlcli.testing.tokenizer import byte_tokenizer
 
-EXAMPLES = {name: load("datasets", name).EXAMPLES for name in ("chat", "paired", "prompt_answer", "math_prompts", "hf")}
+EXAMPLES = {
+    name: load("datasets", name).EXAMPLES
+    for name in ("chat", "paired", "prompt_answer", "math_prompts", "hf")
+}
 
 
 def build(path, kind="prompt_only", /, **args):
     args = {"path": str(path), "max_length": 60, **args}
-    return make_dataset(DatasetAbstraction(kind, args), DatasetUtility(1, 0, 1, byte_tokenizer(chat=kind == "chat")))
+    return make_dataset(
+        DatasetAbstraction(kind, args), DatasetUtility(1, 0, 1, byte_tokenizer(chat=kind == "chat"))
+    )
 
 
 def as_jsonl(path, rows):
@@ -28,7 +33,10 @@ def as_jsonl(path, rows):
 
 
 def contents(samples):
-    return [(sample.ids, {key: value.tolist() for key, value in sample.data.items()}) for sample in samples]
+    return [
+        (sample.ids, {key: value.tolist() for key, value in sample.data.items()})
+        for sample in samples
+    ]
 
 
 def rows_in_memory(path, kind="prompt_only", /, **args):
@@ -56,7 +64,11 @@ def test_a_stream_has_the_rows_of_the_file_from_any_start(eleven_rows, overlong,
     stream = build(eleven_rows, streaming=True, overlong=overlong)
     assert len(expected) == (9 if overlong == "drop" else 11)
     assert stream.is_stream
-    assert contents(stream.rows_from(0, start)) == contents(stream.rows_from(3, start)) == expected[start:]
+    assert (
+        contents(stream.rows_from(0, start))
+        == contents(stream.rows_from(3, start))
+        == expected[start:]
+    )
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -94,7 +106,9 @@ def test_the_hub_is_read_only_when_a_row_is_requested(monkeypatch):
 
 def test_bad_rows_are_counted_over_the_entire_stream(tmp_path):
     rows = [{"prompt": "good" if number % 3 else ""} for number in range(12)]
-    read = build(as_jsonl(tmp_path / "rows", rows), streaming=True, bad_rows="skip", max_bad_rows=3).rows_from(0, 0)
+    read = build(
+        as_jsonl(tmp_path / "rows", rows), streaming=True, bad_rows="skip", max_bad_rows=3
+    ).rows_from(0, 0)
     assert len([next(read) for _ in range(6)]) == 6
     with pytest.raises(DataError, match="more than max_bad_rows"):
         list(read)
@@ -120,7 +134,9 @@ def test_scores_are_refused_for_an_unlimited_stream(tmp_path, eleven_rows):
 
 def test_the_digest_of_a_stream_depends_on_its_first_rows(tmp_path):
     def digest(first):
-        return build(as_jsonl(tmp_path / "two", [{"prompt": first}, {"prompt": "another"}]), streaming=True).digest()
+        return build(
+            as_jsonl(tmp_path / "two", [{"prompt": first}, {"prompt": "another"}]), streaming=True
+        ).digest()
 
     assert digest("one") == digest("one") != digest("two")
 

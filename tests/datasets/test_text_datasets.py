@@ -1,4 +1,5 @@
-"""The datasets that read files, beyond their contract: texts, truncation, random pairs and refusals."""
+"""The datasets that read files, beyond their contract: texts, truncation,
+random pairs and refusals."""
 
 import json
 
@@ -36,7 +37,10 @@ def build(tmp_path):
 
 
 def texts(sample, key="packed_prompts", tokenizer=PLAIN):
-    return [tokenizer.decode(tokens.tolist()) for tokens in sample.data[key].split(sample.flat_seqlens(key))]
+    return [
+        tokenizer.decode(tokens.tolist())
+        for tokens in sample.data[key].split(sample.flat_seqlens(key))
+    ]
 
 
 @pytest.mark.parametrize("name", ["prompt_answer", "paired"])
@@ -50,14 +54,16 @@ def test_special_tokens_in_answers_are_encoded_as_plain_text(build, name):
         assert PLAIN.decode(tokens.tolist(), skip_special_tokens=True) == f"hi{forged}"
 
 
-# -- all of them ---------------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_an_overlong_row_is_refused_dropped_or_truncated(build, name):
     first, *_ = ROWS[name]
     rows = [ROWS[name], ROWS[name] | {first: "x" * 200}, ROWS[name]]
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: row rows:2 has \d+ tokens, .*max_length = 100") as caught:
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:2: row rows:2 has \d+ tokens, .*max_length = 100"
+    ) as caught:
         build(name, rows, max_length=100)
     assert (caught.value.code, caught.value.exit_code) == ("F30", 4)
     dropped = build(name, rows, max_length=100, overlong="drop")
@@ -92,7 +98,7 @@ def test_misspelt_arguments_and_choices_are_refused(build, name):
             build(name, [ROWS[name]], **wrong)
 
 
-# -- each of them --------------------------------------------------------------------------------------------
+# -- each of them ----------------------------------------------------------------------------------
 
 
 def test_prompt_only_writes_special_tokens_once(build):
@@ -100,7 +106,9 @@ def test_prompt_only_writes_special_tokens_once(build):
     assert texts(build("prompt_only", rows)[0]) == ["<bos>hi"]
     assert texts(build("prompt_only", [{"prompt": "<bos>hi"}])[0]) == ["<bos>hi"]
     assert texts(build("prompt_only", rows, CHAT)[0]) == ["<bos><user>hi<assistant>"]
-    assert texts(build("prompt_only", rows, CHAT, system="be")[0]) == ["<bos><system>be<user>hi<assistant>"]
+    assert texts(build("prompt_only", rows, CHAT, system="be")[0]) == [
+        "<bos><system>be<user>hi<assistant>"
+    ]
     assert texts(build("prompt_only", rows, system="be")[0]) == ["<bos>be\n\nhi"]
     closing = byte_tokenizer(around="<bos> $A <eos>")
     assert texts(build("prompt_only", rows, closing)[0]) == ["<bos>hi"]
@@ -152,7 +160,11 @@ def test_pairs_are_interleaved_and_start_with_the_prompt(build):
     answers = ("yes", "no", "so", "not")
     assert texts(sample, "packed_input_ids") == [f"<bos>hi{answer}<eos>" for answer in answers]
     lengths = [[7, 6, 6, 7]]
-    assert sample.seqlens == {"packed_input_ids": lengths, "prompt_mask": lengths, "prompt_lens": [[1]]}
+    assert sample.seqlens == {
+        "packed_input_ids": lengths,
+        "prompt_mask": lengths,
+        "prompt_lens": [[1]],
+    }
     prompts = sample.data["packed_input_ids"][sample.data["prompt_mask"]]
     assert PLAIN.decode(prompts.tolist()) == "<bos>hi" * 4
     assert sample.data["prompt_lens"].tolist() == [3]
@@ -164,7 +176,8 @@ def test_drawn_pairs_depend_on_the_seed_and_the_row(build):
     def drawn(seed):
         data = build("paired", rows, seed=seed, max_pairs_per_prompt=3)
         return [
-            [text.removeprefix("<bos>p")[0] for text in texts(data[i], "packed_input_ids")] for i in range(len(data))
+            [text.removeprefix("<bos>p")[0] for text in texts(data[i], "packed_input_ids")]
+            for i in range(len(data))
         ]
 
     assert drawn(1) == drawn(1) != drawn(2)
@@ -182,22 +195,37 @@ def test_margins_belong_to_their_pairs(build):
     assert sample.seqlens["margins"] == [[1, 1, 1, 1]]
     assert build("paired", [row], margin_key="by").keys[-1] == "margins"
     assert sample.data["margins"].tolist() == [2.0, 0.0, 0.5, 0.0]
-    many = {"prompt": "p", "pos_answers": list("abcdefgh"), "neg_answers": ["x"] * 8, "by": list(range(8))}
+    many = {
+        "prompt": "p",
+        "pos_answers": list("abcdefgh"),
+        "neg_answers": ["x"] * 8,
+        "by": list(range(8)),
+    }
     sample = build("paired", [many], margin_key="by", max_pairs_per_prompt=3)[0]
     letters = [text.removeprefix("<bos>p")[0] for text in texts(sample, "packed_input_ids")][::2]
     assert sample.data["margins"].tolist()[::2] == ["abcdefgh".index(letter) for letter in letters]
-    for wrong, message in (([1], "2 pos_answers but 1 by"), ([1, True], "not a list of numbers"), (None, "not a list")):
+    for wrong, message in (
+        ([1], "2 pos_answers but 1 by"),
+        ([1, True], "not a list of numbers"),
+        (None, "not a list"),
+    ):
         with pytest.raises(DataError, match=f"rows.jsonl:1: .*{message}"):
             build("paired", [row | {"by": wrong}], margin_key="by")
 
 
 def test_a_single_pair_may_be_written_without_lists(build):
     keys = {"positive_key": "chosen", "negative_key": "rejected", "margin_key": "margin"}
-    sample = build("paired", [{"prompt": "hi", "chosen": "yes", "rejected": "no", "margin": 0.5}], **keys)[0]
+    sample = build(
+        "paired", [{"prompt": "hi", "chosen": "yes", "rejected": "no", "margin": 0.5}], **keys
+    )[0]
     assert texts(sample, "packed_input_ids") == ["<bos>hiyes<eos>", "<bos>hino<eos>"]
     assert sample.data["margins"].tolist() == [0.5, 0.0]
     with pytest.raises(DataError, match="1 chosen but 2 rejected"):
-        build("paired", [{"prompt": "hi", "chosen": "yes", "rejected": ["no", "so"], "margin": 1}], **keys)
+        build(
+            "paired",
+            [{"prompt": "hi", "chosen": "yes", "rejected": ["no", "so"], "margin": 1}],
+            **keys,
+        )
 
 
 def test_invalid_pairs_are_refused(build):
@@ -211,10 +239,20 @@ def test_invalid_pairs_are_refused(build):
 
 def test_pairs_have_the_same_prompt_after_truncation(build):
     sample = build("paired", [ROWS["paired"]], max_length=6, overlong="truncate_left")[0]
-    assert texts(sample, "packed_input_ids") == ["hiyes<eos>", "hino<eos>", "hiso<eos>", "hinot<eos>"]
+    assert texts(sample, "packed_input_ids") == [
+        "hiyes<eos>",
+        "hino<eos>",
+        "hiso<eos>",
+        "hinot<eos>",
+    ]
     assert sample.data["prompt_lens"].tolist() == [2]
     sample = build("paired", [ROWS["paired"]], max_length=6, overlong="truncate_right")[0]
-    assert texts(sample, "packed_input_ids") == ["<bos>hiyes", "<bos>hino<eos>", "<bos>hiso<eos>", "<bos>hinot"]
+    assert texts(sample, "packed_input_ids") == [
+        "<bos>hiyes",
+        "<bos>hino<eos>",
+        "<bos>hiso<eos>",
+        "<bos>hinot",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +285,9 @@ def test_the_question_is_inserted_literally_into_the_template(build):
     rows = [{"problem": "{x}^{2}?", "solution": "4"}]
     keys = {"question_key": "problem", "answer_key": "solution"}
     template = "Q: {question}\n{steps}"
-    assert texts(build("math_prompts", rows, template=template, **keys)[0]) == ["<bos>Q: {x}^{2}?\n{steps}"]
+    assert texts(build("math_prompts", rows, template=template, **keys)[0]) == [
+        "<bos>Q: {x}^{2}?\n{steps}"
+    ]
     assert texts(build("math_prompts", rows, CHAT, **keys)[0]) == ["<bos><user>{x}^{2}?<assistant>"]
     with pytest.raises(UsageError, match=r"must contain \{question\}"):
         build("math_prompts", rows, template="Q: {}", **keys)
@@ -255,7 +295,9 @@ def test_the_question_is_inserted_literally_into_the_template(build):
 
 def test_the_error_of_a_template_without_system_role_is_reported(build):
     strict = byte_tokenizer(chat=True)
-    strict.chat_template = "{{ raise_exception('no system role') if messages[0]['role'] == 'system' }}"
+    strict.chat_template = (
+        "{{ raise_exception('no system role') if messages[0]['role'] == 'system' }}"
+    )
     with pytest.raises(ModelError, match=r"chat template of .* fails: .*no system role"):
         build("math_prompts", [ROWS["math_prompts"]], strict, system="be brief")
 

@@ -14,7 +14,14 @@ from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
 from rlcli.checkpoint.state_reading import fill
 from rlcli.registry import make_backend
-from rlcli.testing.backend.base import answer_loss, answer_weight, batch, prompts, value_loss, value_weight
+from rlcli.testing.backend.base import (
+    answer_loss,
+    answer_weight,
+    batch,
+    prompts,
+    value_loss,
+    value_weight,
+)
 from rlcli.testing.batches import make_batch
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.pretend_cuda.libraries import deepspeed_on_cuda
@@ -28,7 +35,15 @@ def role(device, module=None, backend="fsdp", seed=0, tokenizer=None, mesh=None,
     """A model on `device` under a backend that computes in float32."""
     source = HeldSource(module or tiny_model(seed=seed))
     family = family_of(source.config.model_type)
-    model = Model("actor", None, tokenizer or TinyTokenizer(), device, source=source, family=family, device_mesh=mesh)
+    model = Model(
+        "actor",
+        None,
+        tokenizer or TinyTokenizer(),
+        device,
+        source=source,
+        family=family,
+        device_mesh=mesh,
+    )
     settings = {"dtype": "float32", **args}
     if backend != "inference":  # Adam's first steps amplify rounding unless eps is large
         settings = {"lr": 1e-2, "eps": 1e-2, **settings}
@@ -36,7 +51,9 @@ def role(device, module=None, backend="fsdp", seed=0, tokenizer=None, mesh=None,
 
 
 def weights(engine):
-    return {name: local_tensor(tensor).cpu().clone() for name, tensor in engine.state().weights.items()}
+    return {
+        name: local_tensor(tensor).cpu().clone() for name, tensor in engine.state().weights.items()
+    }
 
 
 def local_tensor(tensor):
@@ -46,7 +63,9 @@ def local_tensor(tensor):
 
 def train(engine, steps=2, first=0, loss=answer_loss, weight=answer_weight):
     return [
-        engine.train_batch(batch(step).to(engine.device), loss, weight, mb_spec=CUT, version_steps=step)
+        engine.train_batch(
+            batch(step).to(engine.device), loss, weight, mb_spec=CUT, version_steps=step
+        )
         for step in range(first, first + steps)
     ]
 
@@ -54,7 +73,9 @@ def train(engine, steps=2, first=0, loss=answer_loss, weight=answer_weight):
 def responses(engine, **settings):
     asked = GenerationHyperparameters(**{"max_new_tokens": 6, **settings})
     inputs = prompts().to(engine.device)
-    generated = engine.generate(inputs, TinyTokenizer(), asked, range(inputs.bs * asked.responses_per_prompt))
+    generated = engine.generate(
+        inputs, TinyTokenizer(), asked, range(inputs.bs * asked.responses_per_prompt)
+    )
     return (
         [tokens.tolist() for tokens in generated.tokens],
         [scores.cpu() for scores in generated.logprobs],
@@ -65,7 +86,10 @@ def responses(engine, **settings):
 def engine_trains(device, folder, family="llama", tolerance=None, **args):
     engine = role(device, tiny_model(family), **args).module
     stats = train(engine)
-    return [{name: step[name] for name in ("loss", "grad_norm", "entropy", "loss_weight")} for step in stats]
+    return [
+        {name: step[name] for name in ("loss", "grad_norm", "entropy", "loss_weight")}
+        for step in stats
+    ]
 
 
 def engine_trains_a_value_head(device, folder, **args):
@@ -79,9 +103,13 @@ def engine_refuses_updates(device, folder):
     before = weights(engine)
     samples = batch().to(device)
     empty = engine.train_batch(samples.select_indices([]), answer_loss, answer_weight)
-    bad = engine.train_batch(samples, lambda output, _: output.logprobs.sum() * math.inf, answer_weight)
+    bad = engine.train_batch(
+        samples, lambda output, _: output.logprobs.sum() * math.inf, answer_weight
+    )
     unwanted = engine.train_batch(samples, answer_loss, answer_weight, step_if=lambda stats: False)
-    per_rank = engine.train_batch(samples, answer_loss, answer_weight, token_normalize_scope="dp", cut="sequence")
+    per_rank = engine.train_batch(
+        samples, answer_loss, answer_weight, token_normalize_scope="dp", cut="sequence"
+    )
     assert [empty["update_skipped"], bad["update_skipped"], unwanted["update_skipped"]] == [1, 1, 1]
     return before, per_rank["loss"], weights(engine)
 
@@ -128,14 +156,17 @@ def engine_is_paused(device, folder):
 
 
 def engine_is_offloaded(device, folder, generates=True, **args):
-    """An offloaded engine still returns its state without using memory of the device, and returns for the next pass."""
+    """An offloaded engine still returns its state without using memory of the device, and returns
+    for the next pass."""
     engine = role(device, **args).module
     stats = train(engine)
     engine.offload()
     memory = memory_of(device)
     state = engine.state()
     tensors = {**state.weights, **state.optimizer}
-    assert {local_tensor(tensor).device.type for tensor in tensors.values() if tensor.dim()} == {"cpu"}
+    assert {local_tensor(tensor).device.type for tensor in tensors.values() if tensor.dim()} == {
+        "cpu"
+    }
     copied = copy_to_host(state, leads=True)
     del state, tensors
     assert memory_of(device) == memory
@@ -193,7 +224,11 @@ def engine_loads_a_folder(device, folder):
     role(device, seed=4).module.save_to_hf(None, str(folder / "model"))
     source = open_source(str(folder / "model"), head="lm", tokenizer=None, seed=0)
     model = Model("actor", None, TinyTokenizer(), device, source=source)
-    engine = make_backend(ModelBackendAbstraction("inference", {"dtype": "float32"})).initialize(model, SPEC).module
+    engine = (
+        make_backend(ModelBackendAbstraction("inference", {"dtype": "float32"}))
+        .initialize(model, SPEC)
+        .module
+    )
     full = {name: parameter.cpu() for name, parameter in source.load(device).named_parameters()}
     return weights(engine), full, source.read(next(iter(full)))
 
@@ -218,8 +253,12 @@ def engine_follows_another(device, folder):
 
 
 def engine_passes_weights_on(device, folder, **args):
-    """The engine follows another one and is followed, also while offloaded, and scores with the received weights."""
-    source, target = role(device, seed=1, backend="inference").module, role(device, seed=2, **args).module
+    """The engine follows another one and is followed, also while offloaded, and scores with the
+    received weights."""
+    source, target = (
+        role(device, seed=1, backend="inference").module,
+        role(device, seed=2, **args).module,
+    )
     target.take_parameters(source, 0.5)
     target.offload()
     target.take_parameters(source, 0.5)
@@ -265,15 +304,23 @@ ENGINES = {
     "training, biases": functools.partial(engine_trains, family="gpt2"),
     "training, capped scores and windows": functools.partial(engine_trains, family="gemma2"),
     "training, 16 bits": functools.partial(engine_trains, dtype="bfloat16"),
-    "training, 16 bits, recomputed": functools.partial(engine_trains, dtype="bfloat16", gradient_checkpointing=True),
-    "training, 16 bits, windows": functools.partial(engine_trains, family="mistral", dtype="bfloat16"),
+    "training, 16 bits, recomputed": functools.partial(
+        engine_trains, dtype="bfloat16", gradient_checkpointing=True
+    ),
+    "training, 16 bits, windows": functools.partial(
+        engine_trains, family="mistral", dtype="bfloat16"
+    ),
     "training, dtype of the device": functools.partial(engine_trains, dtype="auto"),
     "value head": engine_trains_a_value_head,
     "updates refused": engine_refuses_updates,
     "scores": engine_scores,
     "generation": functools.partial(engine_generates, responses_per_prompt=3),
-    "generation, greedy": functools.partial(engine_generates, greedy=True, max_concurrent_responses=2),
-    "generation, truncated": functools.partial(engine_generates, top_p=0.8, top_k=20, min_new_tokens=3),
+    "generation, greedy": functools.partial(
+        engine_generates, greedy=True, max_concurrent_responses=2
+    ),
+    "generation, truncated": functools.partial(
+        engine_generates, top_p=0.8, top_k=20, min_new_tokens=3
+    ),
     "generation, paused": engine_is_paused,
     "generation, windows": functools.partial(engine_generates, family="mistral", temperature=0.7),
     "generation, 16 bits": functools.partial(engine_generates, dtype="bfloat16", greedy=True),
@@ -282,10 +329,14 @@ ENGINES = {
     "loading": engine_loads_a_folder,
     "weight copies": engine_follows_another,
     "deepspeed, stage 1, offload": with_deepspeed(engine_is_offloaded, zero_stage=1),
-    "deepspeed, stage 1, checkpoint": with_deepspeed(engine_continues_from_a_checkpoint, others=1, zero_stage=1),
+    "deepspeed, stage 1, checkpoint": with_deepspeed(
+        engine_continues_from_a_checkpoint, others=1, zero_stage=1
+    ),
     "deepspeed, stage 1, weight copies": with_deepspeed(engine_passes_weights_on, zero_stage=1),
     "deepspeed, stage 3, offload": with_deepspeed(engine_is_offloaded, zero_stage=3),
-    "deepspeed, stage 3, checkpoint": with_deepspeed(engine_continues_from_a_checkpoint, others=1, zero_stage=3),
+    "deepspeed, stage 3, checkpoint": with_deepspeed(
+        engine_continues_from_a_checkpoint, others=1, zero_stage=3
+    ),
     "deepspeed, stage 3, weight copies": with_deepspeed(engine_passes_weights_on, zero_stage=3),
     "megatron, training, recomputed": with_megatron(engine_trains, gradient_checkpointing=True),
     "megatron, value head": with_megatron(engine_trains_a_value_head),

@@ -22,15 +22,22 @@ def rollout(device, **changes):
 
 
 def data_of(sample):
-    return {key: tensor.cpu() for key, tensor in sample.data.items()} | {"metadata": sample.metadata}
+    return {key: tensor.cpu() for key, tensor in sample.data.items()} | {
+        "metadata": sample.metadata
+    }
 
 
 def two_steps(device, kind, module=None, leaving_out=(), **args):
     if kind.startswith("ppo"):
         args = {"minibatches": 2, **args}
     made, model = interface(kind, **args), role(device, module)
-    batches = [rollout(device, seed=seed).select(key for key in KEYS if key not in leaving_out) for seed in range(2)]
-    return [call_interface(made, "train_step", model, batch, CUT) for batch in batches], weights(model.module)
+    batches = [
+        rollout(device, seed=seed).select(key for key in KEYS if key not in leaving_out)
+        for seed in range(2)
+    ]
+    return [call_interface(made, "train_step", model, batch, CUT) for batch in batches], weights(
+        model.module
+    )
 
 
 def trains_by(kind, **args):
@@ -41,7 +48,9 @@ def trains_by(kind, **args):
 def infers_by(kind, head="lm", **args):
     def path(device, folder):
         model = role(device, tiny_model(head=head), "inference")
-        return data_of(call_interface(interface(kind, **args), "inference", model, rollout(device), CUT))
+        return data_of(
+            call_interface(interface(kind, **args), "inference", model, rollout(device), CUT)
+        )
 
     return path
 
@@ -66,16 +75,25 @@ def reference_keeps_what_it_computes(device, folder):
 def actor_generates(device, folder):
     args = {"generation": {"responses_per_prompt": 2, "max_new_tokens": 6}}
     model = role(device, backend="inference")
-    return data_of(call_interface(interface("ppo_actor", **args), "generate", model, prompts().to(device), CUT))
+    return data_of(
+        call_interface(interface("ppo_actor", **args), "generate", model, prompts().to(device), CUT)
+    )
 
 
 def classifier_rewards(device, folder):
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     tokenizer = byte_tokens()
-    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    size = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, max_position_embeddings=64, **size)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_labels=1, max_position_embeddings=64, **size
+    )
     LlamaForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     model = Model("reward", None, tokenizer, device)
@@ -91,18 +109,27 @@ def byte_tokens():
 
 def rule_rewards(device, folder):
     model = Model("reward", None, byte_tokens(), device)
-    return data_of(call_interface(interface("math_reward"), "inference", model, rollout(device), CUT))
+    return data_of(
+        call_interface(interface("math_reward"), "inference", model, rollout(device), CUT)
+    )
 
 
 def distils(device, folder):
     made, model = interface("distill"), role(device)
-    batch = rollout(device).select(["packed_input_ids", "prompt_mask", "packed_logprobs", "packed_ref_logprobs"])
+    batch = rollout(device).select(
+        ["packed_input_ids", "prompt_mask", "packed_logprobs", "packed_ref_logprobs"]
+    )
     return call_interface(made, "train_step", model, batch, CUT), weights(model.module)
 
 
 def distils_whole_distributions(device, folder):
-    made, batch = interface("distill", estimator="full"), rollout(device).select(["packed_input_ids", "prompt_mask"])
-    batch.update_(call_interface(made, "inference", role(device, backend="inference", seed=1), batch, CUT))
+    made, batch = (
+        interface("distill", estimator="full"),
+        rollout(device).select(["packed_input_ids", "prompt_mask"]),
+    )
+    batch.update_(
+        call_interface(made, "inference", role(device, backend="inference", seed=1), batch, CUT)
+    )
     model = role(device)
     return call_interface(made, "train_step", model, batch, CUT), weights(model.module)
 
@@ -112,14 +139,20 @@ def reads_scores(kind, **args):
 
     def path(device, folder):
         model = Model("reward", None, None, device)
-        return data_of(call_interface(interface(kind, **args), "inference", model, rollout(device), CUT))
+        return data_of(
+            call_interface(interface(kind, **args), "inference", model, rollout(device), CUT)
+        )
 
     return path
 
 
 def programs_are_judged(device, folder):
     """As far as a device matters: what is made of the marks."""
-    return data_of(interface("code_reward").mock("inference", Model("reward", None, None, device), rollout(device)))
+    return data_of(
+        interface("code_reward").mock(
+            "inference", Model("reward", None, None, device), rollout(device)
+        )
+    )
 
 
 def a_role_judges(device, folder):
@@ -134,7 +167,11 @@ def interfaces_pretend(device, folder):
     """Mocks, which answer for an engine that is not there."""
     given, made = rollout(device), []
     model = Model("actor", None, TinyTokenizer(), device, seed=3)
-    for kind, call in (("ppo_actor", "generate"), ("ppo_actor", "inference"), ("ppo_critic", "inference")):
+    for kind, call in (
+        ("ppo_actor", "generate"),
+        ("ppo_actor", "inference"),
+        ("ppo_critic", "inference"),
+    ):
         made.append(data_of(interface(kind).mock(call, model, given)))
     return made
 
@@ -148,25 +185,42 @@ INTERFACES = {
     "reward model, scores": infers_by("reward_model", head="value"),
     "actor": trains_by("ppo_actor"),
     "actor, nothing recomputed": trains_by("ppo_actor", leaving_out=("proximal_logprobs",)),
-    "actor, by sequences": trains_by("ppo_actor", policy_loss="gspo", loss_aggregation="sequence", entropy_coef=0.01),
+    "actor, by sequences": trains_by(
+        "ppo_actor", policy_loss="gspo", loss_aggregation="sequence", entropy_coef=0.01
+    ),
     "actor, by tokens": trains_by(
-        "ppo_actor", policy_loss="cispo", loss_aggregation="constant", loss_constant=8.0, kl_gradient="naive"
+        "ppo_actor",
+        policy_loss="cispo",
+        loss_aggregation="constant",
+        loss_constant=8.0,
+        kl_gradient="naive",
     ),
     "actor, whole responses": trains_by("ppo_actor", policy_loss="sequence"),
     "actor, dual clip": trains_by("ppo_actor", c_clip=3.0),
     "advantages": infers_by("gae"),
     "advantages, dense rewards": infers_by("gae", use_dense_reward=True),
     "advantages, no critic": infers_by("gae", disable_value=True, kl_ctl=0),
-    "advantages, groups": infers_by("gae", group_adv_norm=True, mask_too_long=True, mask_no_eos_with_zero=True),
-    "advantages, decoupled": infers_by("gae", use_decoupled_loss=True, behav_imp_weight_cap=2.0, kl_estimator="k3"),
-    "advantages, recomputed": infers_by("gae", recompute_logprob=True, adaptive_kl_ctl=True, bootstrap_no_eos=False),
+    "advantages, groups": infers_by(
+        "gae", group_adv_norm=True, mask_too_long=True, mask_no_eos_with_zero=True
+    ),
+    "advantages, decoupled": infers_by(
+        "gae", use_decoupled_loss=True, behav_imp_weight_cap=2.0, kl_estimator="k3"
+    ),
+    "advantages, recomputed": infers_by(
+        "gae", recompute_logprob=True, adaptive_kl_ctl=True, bootstrap_no_eos=False
+    ),
     "advantages, best of two": infers_by("gae", train_on_best=1),
     "relative advantages": infers_by("group_relative"),
     "relative advantages, over the batch": infers_by(
         "group_relative", baseline="leave_one_out", scale="batch", kl_in="reward"
     ),
     "relative advantages, to go": infers_by(
-        "group_relative", baseline="batch", credit="to_go", adv_norm=True, overlong_buffer=4, overlong_limit=8
+        "group_relative",
+        baseline="batch",
+        credit="to_go",
+        adv_norm=True,
+        overlong_buffer=4,
+        overlong_limit=8,
     ),
     "critic": trains_by("ppo_critic"),
     "critic, other settings": trains_by("ppo_critic", value_norm_type="ma", value_loss="huber"),

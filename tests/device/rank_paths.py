@@ -1,4 +1,5 @@
-"""Paths of engines on several ranks: each has its own pretend device, and they communicate over gloo."""
+"""Paths of engines on several ranks: each has its own pretend device,
+and they communicate over gloo."""
 
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -12,8 +13,8 @@ from .runtime_paths import HOME, RUN_ON_RANKS, on
 
 
 def on_two_ranks(backend, **degrees):
-    """Two ranks that share a model train like a single rank on the CPU. (Both have the same batch, so losses count
-    twice and are divided by twice the weight.)"""
+    """Two ranks that share a model train like a single rank on the CPU. (Both have the same batch,
+    so losses count twice and are divided by twice the weight.)"""
 
     def path(device, folder):
         if device.type == "cpu":
@@ -26,7 +27,11 @@ def on_two_ranks(backend, **degrees):
     def part_of(device, rank):
         with on(device), functions_run(HOME) as run:
             engine = role(device, backend=backend, mesh=mesh_of(device, degrees)).module
-            numbers = [train(engine)[-1]["loss"], answers_of(engine), sums(engine.whole_parameters())]
+            numbers = [
+                train(engine)[-1]["loss"],
+                answers_of(engine),
+                sums(engine.whole_parameters()),
+            ]
             copy_to_host(engine.state(), leads=rank == 0)
         return {"numbers": numbers, "run": [[one.file, one.name] for one in run]}
 
@@ -38,7 +43,9 @@ def on_two_ranks(backend, **degrees):
 
 def mesh_of(device, degrees):
     """A mesh as in a run, which names the kind of its devices."""
-    return init_device_mesh(device.type, tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER)
+    return init_device_mesh(
+        device.type, tuple(degrees.get(name, 1) for name in MESH_ORDER), mesh_dim_names=MESH_ORDER
+    )
 
 
 def sums(parameters):

@@ -35,7 +35,10 @@ from .interface_paths import data_of
 
 HOME = Path(__file__).resolve().parents[2]
 INLINE = ["launch.type=inline", "log.tensorboard=false", "log.plot=false"]
-TINY = "{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"  # noqa: E501
+TINY = (
+    "{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, "
+    "num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"
+)  # noqa: E501
 RUN_ON_RANKS: set[Function] = set()
 """Functions that ranks of a path have run on their pretend devices."""
 
@@ -44,20 +47,34 @@ def on(device):
     return pretend_cuda() if device.type == "cuda" else contextlib.nullcontext()
 
 
-WATCHED = ("datasets.held_out.args.problems=4", "train.eval.every_steps=2", "checkpoint.every_steps=1")
+WATCHED = (
+    "datasets.held_out.args.problems=4",
+    "train.eval.every_steps=2",
+    "checkpoint.every_steps=1",
+)
 UNWATCHED = ("datasets.held_out=null", "train.eval=null")
 
 
 def ppo_recipe(device, *changes, evaluates=True):
     small = [
-        "models.actor.path=null", f"models.actor.scratch={TINY}", "models.actor.tokenizer=builtin:arithmetic",
-        "models.actor.backend.args.gradient_checkpointing=true", "models.actor.backend.args.eps=1e-2",
-        "models.critic.backend.args.eps=1e-2", "ppo.adv_norm=false", "ppo.entropy_coef=0.1",
-        "datasets.train.args.problems=64", "generation.max_new_tokens=6",
-        "train.prompts_per_step=4", "train.steps=2", *(WATCHED if evaluates else UNWATCHED),
+        "models.actor.path=null",
+        f"models.actor.scratch={TINY}",
+        "models.actor.tokenizer=builtin:arithmetic",
+        "models.actor.backend.args.gradient_checkpointing=true",
+        "models.actor.backend.args.eps=1e-2",
+        "models.critic.backend.args.eps=1e-2",
+        "ppo.adv_norm=false",
+        "ppo.entropy_coef=0.1",
+        "datasets.train.args.problems=64",
+        "generation.max_new_tokens=6",
+        "train.prompts_per_step=4",
+        "train.steps=2",
+        *(WATCHED if evaluates else UNWATCHED),
         "graph.actor_train.hooks={copy_to: ref, eta: 0.5}",
-        "graph.ref_inf.hooks={offload: true}", f"cluster.device={device.type}", *INLINE,
-    ]  # fmt: skip
+        "graph.ref_inf.hooks={offload: true}",
+        f"cluster.device={device.type}",
+        *INLINE,
+    ]
     return load_recipe("ppo_math", [*small, *changes])
 
 
@@ -70,7 +87,11 @@ def numbers(run_dir):
     left_out = ("tokens_per_second", "critic/explained_variance")
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [
-        {name: value for name, value in record.items() if "time/" not in name and name not in left_out}
+        {
+            name: value
+            for name, value in record.items()
+            if "time/" not in name and name not in left_out
+        }
         for record in records
     ]
 
@@ -83,13 +104,16 @@ def ppo_runs_and_resumes(device, folder):
 
 
 TURNS = (
-    "graph.actor_gen.hooks={offload: true}", "graph.actor_train.hooks.offload=true",
-    "graph.critic_inf.hooks={offload: true}", "graph.critic_train.hooks={offload: true}",
-)  # fmt: skip
+    "graph.actor_gen.hooks={offload: true}",
+    "graph.actor_train.hooks.offload=true",
+    "graph.critic_inf.hooks={offload: true}",
+    "graph.critic_train.hooks={offload: true}",
+)
 
 
 def trained_roles_take_turns(device, folder):
-    """Actor and critic are on the device only during their calls; metrics equal those of a run in which both stay."""
+    """Actor and critic are on the device only during their calls; metrics equal those of a run in
+    which both stay."""
     run_recipe(ppo_recipe(device, *TURNS, evaluates=False), folder / "turns", quiet())
     if device.type == "cuda":
         in_turns = torch.cuda.max_memory_allocated()
@@ -104,9 +128,14 @@ def trained_roles_take_turns(device, folder):
 
 
 def sft_runs(device, folder):
-    small = [f"models.actor.scratch={TINY}", "train.steps=2", "train.prompts_per_step=4",
-             "datasets.train.args.problems=32",
-             f"cluster.device={device.type}", *INLINE]  # fmt: skip
+    small = [
+        f"models.actor.scratch={TINY}",
+        "train.steps=2",
+        "train.prompts_per_step=4",
+        "datasets.train.args.problems=32",
+        f"cluster.device={device.type}",
+        *INLINE,
+    ]
     run_recipe(load_recipe("sft_math", small), folder / "run", quiet())
     return numbers(folder / "run")
 
@@ -122,7 +151,9 @@ def worker_holds_its_samples_on_its_device(device, folder):
     ask("open_datasets")
     ask("load_rows", dataset="train", rows=[("a", 0, 0), ("b", 1, 0)])
     samples = [worker.samples.sample(id_) for id_ in "ab"]
-    return [tensor.device.type == device.type for sample in samples for tensor in sample.data.values()]
+    return [
+        tensor.device.type == device.type for sample in samples for tensor in sample.data.values()
+    ]
 
 
 def worker_keeps_samples_in_a_checkpoint(device, folder):
@@ -134,7 +165,9 @@ def worker_keeps_samples_in_a_checkpoint(device, folder):
     write_samples(samples, folder, rank=0)
     ask("load_samples", folder=str(folder), ids=["row-2", "row-0"])
     restored = [worker.samples.sample(id_) for id_ in ("row-2", "row-0")]
-    assert {tensor.device.type for sample in restored for tensor in sample.data.values()} == {device.type}
+    assert {tensor.device.type for sample in restored for tensor in sample.data.values()} == {
+        device.type
+    }
     return [data_of(sample.cpu()) for sample in restored]
 
 
@@ -161,11 +194,14 @@ def worker_without_samples_runs_calls(device, folder):
 
 
 def ask_rows(ask, id_, row):
-    return SequenceSample.from_json(ask("load_rows", dataset="train", rows=[(id_, row, 0)])["batch"])
+    return SequenceSample.from_json(
+        ask("load_rows", dataset="train", rows=[(id_, row, 0)])["batch"]
+    )
 
 
 def worker_joins_local_and_received_rows(device, folder):
-    """Two ranks: the samples of a call are partly local rows, partly received from the other rank."""
+    """Two ranks: the samples of a call are partly local rows,
+    partly received from the other rank."""
 
     def work(rank):
         with on(device), functions_run(HOME) as run:
@@ -179,7 +215,9 @@ def worker_joins_local_and_received_rows(device, folder):
             if rank == 0:
                 ask("build", steps=1, rows=4)
                 answer = ask("run_call", call="actor_gen", ids=["a", "b"])
-                assert unpacked(packed(worker.samples.gather(["a"], ["packed_prompts"]))).ids == ["a"]
+                assert unpacked(packed(worker.samples.gather(["a"], ["packed_prompts"]))).ids == [
+                    "a"
+                ]
                 lengths = answer["batch"]["seqlens"]["packed_input_ids"]
         return {"rows": len(rows), "lengths": lengths, "run": [[one.file, one.name] for one in run]}
 
@@ -194,14 +232,18 @@ def weights_reach_another_rank(device, folder):
     def work(rank):
         with on(device), functions_run(HOME) as run:
             model = role(device, backend="inference", seed=rank + 1)
-            channel = WeightChannel(RolePlacement("actor", (0,), Mesh()), RolePlacement("rollout", (1,), Mesh()))
+            channel = WeightChannel(
+                RolePlacement("actor", (0,), Mesh()), RolePlacement("rollout", (1,), Mesh())
+            )
             ends = (model, None) if rank == 0 else (None, model.module)
             transfer = WeightTransfer(channel, rank, device, *ends, bucket=2000)
             if rank == 0:
                 transfer.finish()
             else:
                 model.module.take_parameters(transfer, 1.0)
-            totals = {name: tensor.double().sum().item() for name, tensor in weights(model.module).items()}
+            totals = {
+                name: tensor.double().sum().item() for name, tensor in weights(model.module).items()
+            }
         return {"held": totals, "run": [[one.file, one.name] for one in run]}
 
     answers = run_on_ranks(2, work)
@@ -223,7 +265,8 @@ def described_by_rank_1(device):
 
 
 def device_is_picked(device, folder):
-    """The start of a rank under torchrun is not run here, because NCCL needs GPUs, but its choice of a device is."""
+    """The start of a rank under torchrun is not run here, because NCCL needs GPUs,
+    but its choice of a device is."""
     return pick_device(device.type, 0).type == device.type == pick_device("auto", 0).type
 
 

@@ -1,8 +1,8 @@
 """Every function that uses a device runs on one with the results of the CPU, and none is left out.
 
-A path is a function of a device that returns numbers. It runs on the CPU and on the pretend CUDA device, where host
-and device tensors refuse to mix. The functions that name a device, or make or move tensors, are found by reading the
-source; the last test fails for each that no path has run.
+A path is a function of a device that returns numbers. It runs on the CPU and on the pretend CUDA
+device, where host and device tensors refuse to mix. The functions that name a device, or make or
+move tensors, are found by reading the source; the last test fails for each that no path has run.
 """
 
 import functools
@@ -31,7 +31,12 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 PATHS = {
     f"{kind}: {name}": path
-    for kind, paths in {"engine": ENGINES, "interface": INTERFACES, "runtime": RUNTIME, "ranks": RANKS}.items()
+    for kind, paths in {
+        "engine": ENGINES,
+        "interface": INTERFACES,
+        "runtime": RUNTIME,
+        "ranks": RANKS,
+    }.items()
     for name, path in paths.items()
 }
 ROUGH = ("16 bits", "dtype of the device")
@@ -42,7 +47,8 @@ RUN: set[Function] = set()
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries():
-    """Loaded once here: deepspeed for the CPU, which other tests of the process may use; megatron for GPUs."""
+    """Loaded once here: deepspeed for the CPU, which other tests of the process may use;
+    megatron for GPUs."""
     import_deepspeed(CPU)
     with pretend_cuda():
         model = importlib.import_module("rlcli.backends._megatron_model")
@@ -50,7 +56,8 @@ def libraries():
     model.get_cuda_rng_tracker().reset()
     _group_of_one.cache_clear()
     gc.collect()
-    gc.freeze()  # loaded objects: deepspeed and the paths make the garbage collector scan all others
+    # loaded objects: deepspeed and the paths make the garbage collector scan all others
+    gc.freeze()
     yield
     gc.unfreeze()
 
@@ -59,7 +66,8 @@ def libraries():
 def on_cuda(name):
     """The result of a path on the pretend device; each path runs once."""
     with tempfile.TemporaryDirectory() as folder:
-        if PATHS[name] in OF_RANKS or name.startswith("ranks"):  # each of their ranks has its own device
+        # each of their ranks has its own device
+        if PATHS[name] in OF_RANKS or name.startswith("ranks"):
             return PATHS[name](CUDA, Path(folder))
         with pretend_cuda(), functions_run(HOME) as run:
             result = PATHS[name](CUDA, Path(folder))
@@ -84,7 +92,7 @@ def plain(result):
     return [ord(letter) for letter in result] if isinstance(result, str) else result
 
 
-# -- completeness ------------------------------------------------------------------------------------------
+# -- completeness ----------------------------------------------------------------------------------
 
 ROOMS = ("backends", "interfaces", "rlcli/api", "rlcli/checkpoint", "rlcli/ops", "rlcli/runtime")
 
@@ -92,7 +100,9 @@ NOT_HERE = {
     "rlcli/api/engine.py HoldsWeights.device": "is that of engines without a device",
     "backends/_sglang_engine.py": "is on the host: servers have the devices",
     "backends/_sglang_memory.py devices_of_servers": "numbers devices for a plan, and uses none",
-    "backends/sglang.py SGLang._environment": "names devices to servers of its own, which no pretend device can run",
+    "backends/sglang.py SGLang._environment": (
+        "names devices to servers of its own, which no pretend device can run"
+    ),
     "backends/_sglang_response.py": "is on the host",
     "backends/_sglang_weights.py": "is on the host",
     "rlcli/checkpoint/conversion_check.py": "`rlcli convert` compares models on the host",
@@ -117,5 +127,9 @@ def test_every_function_that_uses_a_device_has_run():
     unexplained = sorted(name for name in left_out if not {name, name.split()[0]} & NOT_HERE.keys())
     advice = "add a path that runs these on the device, or say in NOT_HERE why none can"
     assert not unexplained, "\n".join([advice, *unexplained])
-    stale = [given for given in NOT_HERE if not any(name == given or name.split()[0] == given for name in left_out)]
+    stale = [
+        given
+        for given in NOT_HERE
+        if not any(name == given or name.split()[0] == given for name in left_out)
+    ]
     assert not stale, "these need no excuse"

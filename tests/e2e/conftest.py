@@ -24,11 +24,17 @@ class Run:
     @property
     def records(self):
         """metrics.jsonl."""
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
+        ]
 
     @property
     def steps(self):
-        return [record for record in self.records if "actor/loss" in record or "actor/grad_norm" in record]
+        return [
+            record
+            for record in self.records
+            if "actor/loss" in record or "actor/grad_norm" in record
+        ]
 
     @property
     def status(self):
@@ -42,17 +48,24 @@ def command():
     def run(*arguments, cwd=None, timeout=300):
         return subprocess.run(
             [sys.executable, "-m", "rlcli", *arguments],
-            cwd=cwd, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=timeout,
-        )  # fmt: skip
+            cwd=cwd,
+            env={**os.environ, **ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
 
     return run
 
 
 @pytest.fixture(scope="session")
 def warm_command():
-    """The same in a fork of a process that has loaded everything, for runs whose start is not tested."""
+    """The same in a fork of a process that has loaded everything,
+    for runs whose start is not tested."""
     with contextlib.closing(WarmCommand()) as warm:
-        yield lambda *arguments, cwd=".", timeout=300: warm.run(list(arguments), Path(cwd).resolve(), timeout)
+        yield lambda *arguments, cwd=".", timeout=300: warm.run(
+            list(arguments), Path(cwd).resolve(), timeout
+        )
 
 
 @pytest.fixture(scope="session")
@@ -74,5 +87,6 @@ def train(tmp_path, train_into):
 
 @pytest.fixture(scope="session")
 def tiny_ppo():
-    """Overrides that make ppo_math small: no warm start, a toy model, two steps of eight prompts."""
+    """Overrides that make ppo_math small: no warm start, a toy model,
+    two steps of eight prompts."""
     return TINY_PPO

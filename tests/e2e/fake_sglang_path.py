@@ -10,5 +10,7 @@ def fake_python_path(folder: Path) -> str:
     package = folder / "path" / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "launch_server.py").write_text("from rlcli.testing.fake_sglang import main\n\nmain()\n")
+    (package / "launch_server.py").write_text(
+        "from rlcli.testing.fake_sglang import main\n\nmain()\n"
+    )
     return f"{package.parent}:{HOME}"

@@ -1,8 +1,10 @@
-"""Fills the disk of a run, and resumes it once there is space: `python fill_disk.py NAME TIMES SEED FOLDER`.
+"""Fills the disk of a run, and resumes it once there is space:
+`python fill_disk.py NAME TIMES SEED FOLDER`.
 
-NAME is one of those of `kill_anywhere`; FOLDER is on a small separate file system, such as a tmpfs of a few MB.
-Prints the exit codes of the runs whose disk was full, and which ended runs differ from an undisturbed one. Ends
-with an error where a resumed run fails, or a row that was drawn is not accounted for or was trained on twice.
+NAME is one of those of `kill_anywhere`; FOLDER is on a small separate file system, such as a tmpfs
+of a few MB. Prints the exit codes of the runs whose disk was full, and which ended runs differ from
+an undisturbed one. Ends with an error where a resumed run fails, or a row that was drawn is not
+accounted for or was trained on twice.
 """
 
 import contextlib
@@ -28,7 +30,11 @@ from kill_anywhere import (
 )
 from warm_command import load_everything
 
-CHECKPOINTS = ("checkpoint.every_steps=1", "checkpoint.max_failed_saves=0", "checkpoint.keep_last=1")
+CHECKPOINTS = (
+    "checkpoint.every_steps=1",
+    "checkpoint.max_failed_saves=0",
+    "checkpoint.keep_last=1",
+)
 
 
 def fill(file: Path) -> None:
@@ -41,7 +47,10 @@ def fill(file: Path) -> None:
 
 def run_on_full_disk(settings: tuple[str, ...], folder: Path, seconds: float) -> int:
     """The exit code of a run whose disk is full after `seconds`, and which is resumed then."""
-    pid, filler = quietly(["train", *settings, "--run-dir", str(folder)]), folder.with_name("filler")
+    pid, filler = (
+        quietly(["train", *settings, "--run-dir", str(folder)]),
+        folder.with_name("filler"),
+    )
     time.sleep(seconds)
     fill(filler)
     code = finish(pid)
@@ -55,7 +64,8 @@ def run_on_full_disk(settings: tuple[str, ...], folder: Path, seconds: float) ->
         again = finish(quietly(["train", *settings, "--run-dir", str(folder)]))
     if again:
         raise SystemExit(
-            f"{folder}: after exit code {code}, resuming ended with {again}: {Path('log.txt').read_text()}"
+            f"{folder}: after exit code {code}, resuming ended with {again}: "
+            f"{Path('log.txt').read_text()}"
         )
     return code
 
@@ -75,10 +85,16 @@ def main(name: str, times: int, seed: int, home: Path) -> None:
         check_accounting(folder)
         if "async" in settings:
             check_staleness(folder)
-        elif wrong := [name for name, digest in result(folder).items() if expected.get(name) != digest]:
+        elif wrong := [
+            name for name, digest in result(folder).items() if expected.get(name) != digest
+        ]:
             differing.append({"run": str(folder), "differs": wrong})
         shutil.rmtree(folder)
-    print(json.dumps({"exit_codes": codes, "seconds_of_a_run": round(seconds, 2), "differing": differing}))
+    print(
+        json.dumps(
+            {"exit_codes": codes, "seconds_of_a_run": round(seconds, 2), "differing": differing}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Ranks that are forks of the master, as the master may be a fork of a process that has everything loaded.
+"""Ranks that are forks of the master, as the master may be a fork of a process that has everything
+loaded.
 
-A small process replaces the agent of the node: it ends all ranks once one has failed, and reports which. The real agent
-is tested in `tests/launch`.
+A small process replaces the agent of the node: it ends all ranks once one has failed, and reports
+which. The real agent is tested in `tests/launch`.
 """
 
 import contextlib
@@ -30,7 +31,8 @@ from rlcli.runtime.pulse import Pulse
 from rlcli.testing.ranks import leave_groups_of_parent
 
 Prepare = Callable[[int], object]
-"""Called by each rank with the number of ranks before its work; its result is kept as long as the rank runs."""
+"""Called by each rank with the number of ranks before its work;
+its result is kept as long as the rank runs."""
 
 
 @contextlib.contextmanager
@@ -41,9 +43,17 @@ def forked_ranks(prepare: Prepare = lambda ranks: None) -> Iterator[None]:
 
 
 class _Agent:
-    """The part of `subprocess.Popen` that launchers use, for one node; it does the same as `rlcli.launch.node`."""
+    """The part of `subprocess.Popen` that launchers use, for one node; it does the same as
+    `rlcli.launch.node`."""
 
-    def __init__(self, prepare: Prepare, run_dir: Path, node: int, environment: dict[str, str], folder: Path | None):
+    def __init__(
+        self,
+        prepare: Prepare,
+        run_dir: Path,
+        node: int,
+        environment: dict[str, str],
+        folder: Path | None,
+    ):
         self.returncode: int | None = None
         recipe = json.loads((run_dir / worker_main.WORKER_FILE).read_text())
         ranks = recipe["cluster"]["devices_per_node"]
@@ -51,7 +61,9 @@ class _Agent:
         lo = {"GLOO_SOCKET_IFNAME": LOOPBACK}
 
         def rank(number: int) -> None:
-            os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number), worker_main.NODE: "0"})
+            os.environ.update(
+                {"RANK": str(number), "LOCAL_RANK": str(number), worker_main.NODE: "0"}
+            )
             torch.set_num_threads(1)
             prepared = prepare(ranks)
             worker_main.main(run_dir)
@@ -84,7 +96,8 @@ class _Agent:
 
 
 def _watch(ranks: dict[int, int], meeting: Path) -> None:
-    """Wait until all ranks (pid → number) have ended, or until one has failed, which is reported to the master."""
+    """Wait until all ranks (pid → number) have ended, or until one has failed,
+    which is reported to the master."""
     context = zmq.Context()
     pulse = Pulse(context, Control.read(meeting), ("node", 0), lambda why: os._exit(1))
     while ranks:
@@ -129,4 +142,6 @@ def redirect(number: int, file: str | Path) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, number)
     os.close(descriptor)
-    setattr(sys, {1: "stdout", 2: "stderr"}[number], os.fdopen(number, "w", buffering=1, closefd=False))
+    setattr(
+        sys, {1: "stdout", 2: "stderr"}[number], os.fdopen(number, "w", buffering=1, closefd=False)
+    )

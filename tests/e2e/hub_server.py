@@ -1,4 +1,5 @@
-"""A Hub on this machine: the part of its HTTP API with which `datasets` finds and downloads a dataset."""
+"""A Hub on this machine: the part of its HTTP API with which `datasets` finds and downloads a
+dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ def _entries(files: Mapping[str, bytes]) -> dict[str, dict[str, object]]:
     entries: dict[str, dict[str, object]] = {}
     for path, content in files.items():
         for parent in PurePosixPath(path).parents:
-            entries[str(parent)] = {"type": "directory", "path": str(parent), "size": 0, "oid": COMMIT}
+            entries[str(parent)] = {
+                "type": "directory",
+                "path": str(parent),
+                "size": 0,
+                "oid": COMMIT,
+            }
         digest = hashlib.sha1(content).hexdigest()
         entries[path] = {"type": "file", "path": path, "size": len(content), "oid": digest}
     entries.pop(".", None)
@@ -39,7 +45,13 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length", 0))
         asked = json.loads(self.rfile.read(length) or b"{}").get("paths", [])
         entries = _entries(self.server.files)
-        self._send_json([entries[path] for path in ([asked] if isinstance(asked, str) else asked) if path in entries])
+        self._send_json(
+            [
+                entries[path]
+                for path in ([asked] if isinstance(asked, str) else asked)
+                if path in entries
+            ]
+        )
 
     def _answer(self, with_body: bool) -> None:
         path, name = urlsplit(self.path).path, self.server.dataset
@@ -51,14 +63,22 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith(f"/api/datasets/{name}/tree/"):
             folder = path.split("/tree/", 1)[1].partition("/")[2] or "."
             entries = _entries(files)
-            self._send_json([entry for file, entry in entries.items() if str(PurePosixPath(file).parent) == folder])
+            self._send_json(
+                [
+                    entry
+                    for file, entry in entries.items()
+                    if str(PurePosixPath(file).parent) == folder
+                ]
+            )
         elif path in (
             f"/api/datasets/{name}",
             f"/api/datasets/{name}/revision/{COMMIT}",
             f"/api/datasets/{name}/revision/main",
         ):
             siblings = [{"rfilename": file} for file in files]
-            self._send_json({"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []})
+            self._send_json(
+                {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
+            )
         else:
             self._send_file(None, with_body)
 

@@ -1,8 +1,10 @@
-"""Kills runs at random moments and resumes them: `python kill_anywhere.py KILLS SEED FOLDER ALGORITHM[:RANKS]…`.
+"""Kills runs at random moments and resumes them: `python kill_anywhere.py KILLS SEED FOLDER
+ALGORITHM[:RANKS]…`.
 
-Each run is a fork of this process (see `warm_command`). Prints a JSON object for each algorithm: how many kills were
-made, after how many of them a checkpoint existed, and which ended runs differ from one that was never killed; or a
-failure, where a row that was drawn is not accounted for, or was trained on twice or with weights that are too old.
+Each run is a fork of this process (see `warm_command`). Prints a JSON object for each algorithm:
+how many kills were made, after how many of them a checkpoint existed, and which ended runs differ
+from one that was never killed; or a failure, where a row that was drawn is not accounted for, or
+was trained on twice or with weights that are too old.
 """
 
 import json
@@ -19,42 +21,76 @@ from run_results import check_accounting, check_staleness, is_free, result
 from warm_command import finish, load_everything, start
 
 TINY_MODEL = (
-    "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
-    "max_position_embeddings: 128, tie_word_embeddings: true}"
+    "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, "
+    "num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"
 )
 QUICK = ("log.tensorboard=false", "log.plot=false", "checkpoint.every_steps=2", "train.steps=7")
 ALGORITHMS = {
     "ppo": (
-        "ppo_math", "models.actor.path=null", f"models.actor.scratch={TINY_MODEL}",
-        "models.actor.tokenizer=builtin:arithmetic", "datasets.train.args.problems=10",
-        "datasets.held_out.args.problems=2", "generation.max_new_tokens=4", "generation.responses_per_prompt=2",
-        "train.prompts_per_step=4", "train.eval.every_steps=3", "ppo.adaptive_kl_ctl=true", "ppo.minibatches=2",
-        "graph.actor_train.hooks={copy_to: ref, eta: 0.5}", "graph.reward_inf.interface.args.wrong_reward=-1.0",
+        "ppo_math",
+        "models.actor.path=null",
+        f"models.actor.scratch={TINY_MODEL}",
+        "models.actor.tokenizer=builtin:arithmetic",
+        "datasets.train.args.problems=10",
+        "datasets.held_out.args.problems=2",
+        "generation.max_new_tokens=4",
+        "generation.responses_per_prompt=2",
+        "train.prompts_per_step=4",
+        "train.eval.every_steps=3",
+        "ppo.adaptive_kl_ctl=true",
+        "ppo.minibatches=2",
+        "graph.actor_train.hooks={copy_to: ref, eta: 0.5}",
+        "graph.reward_inf.interface.args.wrong_reward=-1.0",
         "ppo.discount=0.9",
     ),
     "sft": (
-        "sft_math", f"models.actor.scratch={{_replace_: true, {TINY_MODEL[1:]}", "datasets.train.args.problems=10",
+        "sft_math",
+        f"models.actor.scratch={{_replace_: true, {TINY_MODEL[1:]}",
+        "datasets.train.args.problems=10",
         "train.prompts_per_step=4",
     ),
     "dapo": (
-        "grpo_math", "--with", "dapo", "models.actor.path=null", f"models.actor.scratch={TINY_MODEL}",
-        "models.actor.tokenizer=builtin:arithmetic", "datasets.train.args.problems=10",
-        "datasets.held_out.args.problems=2", "train.prompts_per_step=4", "train.prompts_per_draw=3",
-        "train.eval.every_steps=3", "generation.responses_per_prompt=2", "generation.max_new_tokens=2",
-        f"generation.stop_token_ids={list(range(2, 512, 3))}", "grpo.overlong_buffer=null",
-        "graph.reward_inf.interface={_replace_: true, type: weighted_sum, args: {weights: {seq_no_eos_mask: -1.0}}}",
+        "grpo_math",
+        "--with",
+        "dapo",
+        "models.actor.path=null",
+        f"models.actor.scratch={TINY_MODEL}",
+        "models.actor.tokenizer=builtin:arithmetic",
+        "datasets.train.args.problems=10",
+        "datasets.held_out.args.problems=2",
+        "train.prompts_per_step=4",
+        "train.prompts_per_draw=3",
+        "train.eval.every_steps=3",
+        "generation.responses_per_prompt=2",
+        "generation.max_new_tokens=2",
+        f"generation.stop_token_ids={list(range(2, 512, 3))}",
+        "grpo.overlong_buffer=null",
+        (
+            "graph.reward_inf.interface={_replace_: true, type: weighted_sum, args: {weights: "
+            "{seq_no_eos_mask: -1.0}}}"
+        ),
     ),
     "generation": (
-        "base/scored", f"models.actor.scratch={TINY_MODEL}", "models.actor.tokenizer=builtin:arithmetic",
-        "datasets.held_out={type: arithmetic, args: {problems: 28}}", "train.eval.dataset=null", "train.epochs=null",
-        "train.prompts_per_step=4", "generation.max_new_tokens=4", "generation.responses_per_prompt=2",
+        "base/scored",
+        f"models.actor.scratch={TINY_MODEL}",
+        "models.actor.tokenizer=builtin:arithmetic",
+        "datasets.held_out={type: arithmetic, args: {problems: 28}}",
+        "train.eval.dataset=null",
+        "train.epochs=null",
+        "train.prompts_per_step=4",
+        "generation.max_new_tokens=4",
+        "generation.responses_per_prompt=2",
     ),
-}  # fmt: skip
-"""Name → a recipe and what makes it small. An algorithm joins all tests of resuming by an entry here."""
+}
+"""Name → a recipe and what makes it small. An algorithm joins all tests of resuming by an entry
+here."""
 ROLLOUT = (
-    *(one for one in ALGORITHMS["ppo"] if "copy_to" not in one), "launch=local", "cluster.devices_per_node=2",
-    "models.actor.rollout.devices=1", "models.actor.rollout.backend.args.dtype=float32",
-)  # fmt: skip
+    *(one for one in ALGORITHMS["ppo"] if "copy_to" not in one),
+    "launch=local",
+    "cluster.devices_per_node=2",
+    "models.actor.rollout.devices=1",
+    "models.actor.rollout.backend.args.dtype=float32",
+)
 POOL = "models.reward.backend=cpu_pool"
 APART = {
     "ppo_rollout": ROLLOUT,
@@ -62,8 +98,8 @@ APART = {
     "ppo_pool": (*ALGORITHMS["ppo"], POOL),
     "ppo_async_pool": (*ROLLOUT, "--with", "async", POOL),
 }
-"""Runs with a separate rank for generation or a separate process for rewards, some ahead of training; too slow for
-tests."""
+"""Runs with a separate rank for generation or a separate process for rewards, some ahead of
+training; too slow for tests."""
 AHEAD = {
     "ppo_ahead_1": (
         *(setting for setting in ALGORITHMS["ppo"] if "adaptive_kl_ctl" not in setting),
@@ -72,7 +108,8 @@ AHEAD = {
     ),
     "dapo_ahead_4": (*ALGORITHMS["dapo"], "train.max_staleness=4"),
 }
-"""Runs that sample ahead of training: after a kill no sample is lost or repeated, but metrics may differ."""
+"""Runs that sample ahead of training: after a kill no sample is lost or repeated,
+but metrics may differ."""
 
 
 def quietly(arguments: list[str]) -> int:
@@ -81,8 +118,8 @@ def quietly(arguments: list[str]) -> int:
 
 
 def frozen(events: Path, process: subprocess.Popen) -> int:
-    """Waits until a process of a run has frozen itself at a failpoint; returns its pid. `events`: the file of events of
-    failpoints; `process`: the command."""
+    """Waits until a process of a run has frozen itself at a failpoint; returns its pid. `events`:
+    the file of events of failpoints; `process`: the command."""
     while not (met := [json.loads(line) for line in _lines(events) if '"stop"' in line]):
         assert process.poll() is None, "the run ended before its failpoint"
         time.sleep(0.01)
@@ -99,8 +136,8 @@ def _lines(file: Path) -> list[str]:
 def kill_and_resume(
     settings: tuple[str, ...], folder: Path, seconds: float, draws: random.Random
 ) -> tuple[list[float], int]:
-    """A run that is killed at a random moment, perhaps again after it was resumed, and finally ends; returns the
-    moments, and after how many of them a checkpoint existed."""
+    """A run that is killed at a random moment, perhaps again after it was resumed, and finally
+    ends; returns the moments, and after how many of them a checkpoint existed."""
     moments, accounted = [], 0
     arguments = ["train", *settings, "--run-dir", str(folder)]
     for _ in range(draws.choice([1, 1, 2, 3])):
@@ -119,7 +156,9 @@ def kill_and_resume(
             arguments = ["train", *settings, "--run-dir", str(folder)]
     code = finish(quietly(arguments))
     if code:
-        raise SystemExit(f"{folder}: resuming ended with exit code {code}: {Path('log.txt').read_text()[-2000:]}")
+        raise SystemExit(
+            f"{folder}: resuming ended with exit code {code}: {Path('log.txt').read_text()[-2000:]}"
+        )
     return moments, accounted
 
 
@@ -153,7 +192,11 @@ def killed(case: str, kills: int, seed: int, home: Path) -> dict[str, Any]:
         wrong = [name for name, digest in result(ended).items() if expected.get(name) != digest]
         if wrong:
             differing.append({"run": str(ended), "differs": wrong})
-    summary = {"kills": kill_count, "with_a_checkpoint": accounted, "seconds_of_a_run": round(seconds, 2)}
+    summary = {
+        "kills": kill_count,
+        "with_a_checkpoint": accounted,
+        "seconds_of_a_run": round(seconds, 2),
+    }
     return {**summary, "differing": differing}
 
 

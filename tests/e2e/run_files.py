@@ -8,7 +8,11 @@ def numbers(folder):
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clocks = ("time/", "tokens_per_second")
     return [
-        {key: value for key, value in record.items() if not key.startswith(clocks) and not key.endswith("/calls")}
+        {
+            key: value
+            for key, value in record.items()
+            if not key.startswith(clocks) and not key.endswith("/calls")
+        }
         for record in records
     ]
 
@@ -19,12 +23,18 @@ def samples(folder):
 
 
 def checkpoints(folder):
-    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+    return sorted(
+        int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*")
+    )
 
 
 def files(folder):
     """All files of a run except its lock."""
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
 
 
 def ledger(folder):

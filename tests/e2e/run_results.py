@@ -17,11 +17,18 @@ def result(folder: Path) -> dict[str, str]:
     """Digests of all results that must not depend on disturbances of a run."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     numbers = [
-        {key: value for key, value in line.items() if not key.startswith(COUNTERS) and not key.endswith("/calls")}
+        {
+            key: value
+            for key, value in line.items()
+            if not key.startswith(COUNTERS) and not key.endswith("/calls")
+        }
         for line in lines
     ]
-    texts = {"metrics": json.dumps(numbers, sort_keys=True), "ledger": (folder / "ledger.jsonl").read_text(),
-             "samples": (folder / "samples.jsonl").read_text()}  # fmt: skip
+    texts = {
+        "metrics": json.dumps(numbers, sort_keys=True),
+        "ledger": (folder / "ledger.jsonl").read_text(),
+        "samples": (folder / "samples.jsonl").read_text(),
+    }
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     for file in sorted(path for path in folder.glob("models/*/*") if path.is_file()):
         digests[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -29,9 +36,13 @@ def result(folder: Path) -> dict[str, str]:
 
 
 def check_accounting(folder: Path) -> bool:
-    """Whether a run has a checkpoint. By it, each (epoch, row) that was drawn must be in exactly one place: trained on,
-    dropped, ready to be trained on, or waiting to be drawn again."""
-    committed = sorted(path for path in (folder / "checkpoints").glob("step-*") if (path / "MANIFEST.json").exists())
+    """Whether a run has a checkpoint. By it, each (epoch, row) that was drawn must be in exactly
+    one place: trained on, dropped, ready to be trained on, or waiting to be drawn again."""
+    committed = sorted(
+        path
+        for path in (folder / "checkpoints").glob("step-*")
+        if (path / "MANIFEST.json").exists()
+    )
     if not committed:
         return False
     state = json.loads((committed[-1] / "state.json").read_text())
@@ -51,16 +62,21 @@ def check_accounting(folder: Path) -> bool:
 
 
 def check_staleness(folder: Path) -> None:
-    """Check that an ended run trained on each sample once, with weights within the recipe's limit of staleness."""
+    """Check that an ended run trained on each sample once,
+    with weights within the recipe's limit of staleness."""
     train = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())["train"]
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["state"] == "trained"]
     lags = [line["step"] - 1 - version for line in trained for version in line["versions"].values()]
     samples = train["steps"] * train["prompts_per_step"]
     if not len(trained) == len({line["sample"] for line in trained}) == len(lags) == samples:
-        raise SystemExit(f"{folder}: {len(trained)} samples were trained on, not {samples} once each")
+        raise SystemExit(
+            f"{folder}: {len(trained)} samples were trained on, not {samples} once each"
+        )
     if not 0 <= min(lags) <= max(lags) <= train["max_staleness"]:
-        raise SystemExit(f"{folder}: staleness {sorted(set(lags))}, of at most {train['max_staleness']}")
+        raise SystemExit(
+            f"{folder}: staleness {sorted(set(lags))}, of at most {train['max_staleness']}"
+        )
 
 
 def is_free(lock: Path) -> bool:

@@ -1,4 +1,5 @@
-"""The call for advantages takes the batch of a step, however the calls before it were given its prompts."""
+"""The call for advantages takes the batch of a step, however the calls before it were given its
+prompts."""
 
 import runpy
 from pathlib import Path
@@ -7,9 +8,17 @@ import pytest
 
 KILL_ANYWHERE = runpy.run_path(str(Path(__file__).with_name("kill_anywhere.py")))
 SETTINGS = (
-    *(setting for setting in KILL_ANYWHERE["ALGORITHMS"]["dapo"] if "prompts_per_draw" not in setting),
-    "log.tensorboard=false", "log.plot=false", "train.eval.dataset=null", "grpo.baseline=batch", "grpo.adv_norm=true",
-)  # fmt: skip
+    *(
+        setting
+        for setting in KILL_ANYWHERE["ALGORITHMS"]["dapo"]
+        if "prompts_per_draw" not in setting
+    ),
+    "log.tensorboard=false",
+    "log.plot=false",
+    "train.eval.dataset=null",
+    "grpo.baseline=batch",
+    "grpo.adv_norm=true",
+)
 COUNTING = "graph.advantages.interface={type: counted, args: '${grpo}'}"
 OF_REWARD = "graph.advantages.model=reward"
 """A role whose weights never change, whose other calls work ahead of training."""
@@ -53,15 +62,21 @@ def numbers_of(run):
     """The numbers of roles, by step."""
     assert run.code == 0, run.err
     roles = ("actor/", "reward/")
-    return [{name: value for name, value in step.items() if name.startswith(roles)} for step in run.steps]
+    return [
+        {name: value for name, value in step.items() if name.startswith(roles)}
+        for step in run.steps
+    ]
 
 
 def test_advantages_do_not_depend_on_the_number_of_prompts_drawn_at_a_time(home, train_into):
-    """Some prompts are dropped and replaced, so that calls before it see the batch in different pieces."""
+    """Some prompts are dropped and replaced, so that calls before it see the batch in different
+    pieces."""
     settings = (*SETTINGS, "train.steps=1", COUNTING)
     numbers = []
     for draw in ("null", "1", "3"):
-        (step,) = numbers_of(train_into(home, *settings, f"train.prompts_per_draw={draw}", name=f"draw{draw}"))
+        (step,) = numbers_of(
+            train_into(home, *settings, f"train.prompts_per_draw={draw}", name=f"draw{draw}")
+        )
         numbers.append(step)
     assert numbers[0]["actor/taken"] == 4
     assert numbers[0]["actor/advantage_abs"] > 0
@@ -69,9 +84,13 @@ def test_advantages_do_not_depend_on_the_number_of_prompts_drawn_at_a_time(home,
         assert step == pytest.approx(numbers[0], rel=1e-5, abs=1e-6)
 
 
-def test_samples_made_ahead_of_training_are_compared_within_the_batch_of_their_step(home, train_into):
+def test_samples_made_ahead_of_training_are_compared_within_the_batch_of_their_step(
+    home, train_into
+):
     settings = (*SETTINGS, "train.steps=3", "train.max_staleness=1", "train.prompts_per_draw=3")
     steps = numbers_of(train_into(home, *settings, COUNTING, OF_REWARD))
     assert [step["reward/taken"] for step in steps] == [4, 4, 4]
     for step in steps:
-        assert step["reward/shaped_reward"] == pytest.approx(-0.5), "the filter keeps pairs of -1 and 0"
+        assert step["reward/shaped_reward"] == pytest.approx(-0.5), (
+            "the filter keeps pairs of -1 and 0"
+        )

@@ -4,13 +4,19 @@ import json
 
 import pytest
 
-TINY = "{model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}"
+TINY = (
+    "{model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, "
+    "num_attention_heads: 2}"
+)
 
 
 @pytest.fixture
 def project(tmp_path):
     """A folder with a dataset of two rows and a recipe that fits it."""
-    rows = [{"question": "What is 1+1?", "answer": "#### 2"}, {"question": "What is 2+2?", "answer": "#### 4"}]
+    rows = [
+        {"question": "What is 1+1?", "answer": "#### 2"},
+        {"question": "What is 2+2?", "answer": "#### 4"},
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.yaml").write_text(
         "extends: base/ppo\n"
@@ -37,15 +43,28 @@ def test_the_unchanged_recipe_trains(command, project):
 
 
 def test_a_misspelt_key_is_reported(command, project):
-    (project / "mine.yaml").write_text((project / "mine.yaml").read_text().replace("steps: 1", "stepps: 1"))
+    (project / "mine.yaml").write_text(
+        (project / "mine.yaml").read_text().replace("steps: 1", "stepps: 1")
+    )
     assert_fails(
-        command("train", "mine.yaml", cwd=project), 2, "error[R42] mine.yaml:5:9", "stepps", "did you mean", "steps"
+        command("train", "mine.yaml", cwd=project),
+        2,
+        "error[R42] mine.yaml:5:9",
+        "stepps",
+        "did you mean",
+        "steps",
     )
     assert not (project / "runs").exists()
 
 
 def test_a_misspelt_key_on_the_command_line_is_reported(command, project):
-    assert_fails(command("train", "mine.yaml", "ppo.kl_clt=0.1", cwd=project), 2, "command line", "kl_clt", "kl_ctl")
+    assert_fails(
+        command("train", "mine.yaml", "ppo.kl_clt=0.1", cwd=project),
+        2,
+        "command line",
+        "kl_clt",
+        "kl_ctl",
+    )
 
 
 def test_a_missing_dataset_file_is_reported(command, project):
@@ -55,7 +74,13 @@ def test_a_missing_dataset_file_is_reported(command, project):
 
 
 def test_a_missing_model_is_reported(command, project):
-    done = command("train", "mine.yaml", "models.actor.scratch=null", "models.actor.path=./nowhere", cwd=project)
+    done = command(
+        "train",
+        "mine.yaml",
+        "models.actor.scratch=null",
+        "models.actor.path=./nowhere",
+        cwd=project,
+    )
     assert_fails(done, 5, "nowhere")
     assert not (project / "runs").exists()
 
@@ -77,7 +102,13 @@ def test_a_prompt_longer_than_the_limit_is_reported(command, project):
 
 
 def test_a_dataset_that_is_empty_or_smaller_than_a_step_is_reported(command, project):
-    assert_fails(command("train", "mine.yaml", "train.prompts_per_step=3", cwd=project), 4, "F80", "2 rows", "3")
+    assert_fails(
+        command("train", "mine.yaml", "train.prompts_per_step=3", cwd=project),
+        4,
+        "F80",
+        "2 rows",
+        "3",
+    )
     (project / "rows.jsonl").write_text("")
     assert_fails(command("train", "mine.yaml", cwd=project), 4, "error[F80]")
 
@@ -85,10 +116,14 @@ def test_a_dataset_that_is_empty_or_smaller_than_a_step_is_reported(command, pro
 def test_a_model_with_code_or_pickles_is_reported(command, project):
     model = project / "model"
     model.mkdir()
-    (model / "config.json").write_text('{"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}')
+    (model / "config.json").write_text(
+        '{"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}'
+    )
     (model / "model.safetensors").write_bytes(b"")
     settings = ("models.actor.scratch=null", "models.actor.path=./model")
     assert_fails(command("train", "mine.yaml", *settings, cwd=project), 5, "error[S6]", "auto_map")
     (model / "config.json").write_text('{"model_type": "llama"}')
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    assert_fails(command("train", "mine.yaml", *settings, cwd=project), 5, "pytorch_model.bin", "safetensors")
+    assert_fails(
+        command("train", "mine.yaml", *settings, cwd=project), 5, "pytorch_model.bin", "safetensors"
+    )

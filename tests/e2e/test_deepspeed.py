@@ -1,4 +1,5 @@
-"""PPO on two ranks of deepspeed: a full disk and a killed rank lose no progress, and fsdp can continue the run."""
+"""PPO on two ranks of deepspeed: a full disk and a killed rank lose no progress, and fsdp can
+continue the run."""
 
 import json
 import os
@@ -18,20 +19,29 @@ pytest.importorskip("deepspeed")
 KILL_ANYWHERE = runpy.run_path(str(Path(__file__).with_name("kill_anywhere.py")))
 HOME = str(Path(__file__).resolve().parents[2])
 RUN = (
-    *KILL_ANYWHERE["ALGORITHMS"]["ppo"], "log.tensorboard=false", "log.plot=false", "checkpoint.every_steps=1",
-    "train.steps=4", "launch=local",
-    "cluster.devices_per_node=2", "models.actor.backend.type=deepspeed", "models.actor.backend.args.zero_stage=3",
-    "models.critic.backend.type=deepspeed", "models.critic.backend.args.zero_stage=1",
-    "models.actor.backend.args.eps=1e-5", "models.critic.backend.args.eps=1e-5",
-)  # fmt: skip
+    *KILL_ANYWHERE["ALGORITHMS"]["ppo"],
+    "log.tensorboard=false",
+    "log.plot=false",
+    "checkpoint.every_steps=1",
+    "train.steps=4",
+    "launch=local",
+    "cluster.devices_per_node=2",
+    "models.actor.backend.type=deepspeed",
+    "models.actor.backend.args.zero_stage=3",
+    "models.critic.backend.type=deepspeed",
+    "models.critic.backend.args.zero_stage=1",
+    "models.actor.backend.args.eps=1e-5",
+    "models.critic.backend.args.eps=1e-5",
+)
 ON_FSDP = tuple(
-    f"models.{role}.backend={{_replace_: true, type: fsdp, args: {{dtype: float32, lr: {lr}, beta2: 0.999, eps: 1e-5, "
-    "weight_decay: 0.0, schedule: linear, min_lr_ratio: 0.1}}"
+    f"models.{role}.backend={{_replace_: true, type: fsdp, args: {{dtype: float32, lr: {lr}, "
+    "beta2: 0.999, eps: 1e-5, weight_decay: 0.0, schedule: linear, min_lr_ratio: 0.1}}"
     for role, lr in (("actor", "1e-4"), ("critic", "3e-4"))
 )
 FULL_ONCE_THEN_FROZEN = {
-    "RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.begun:ENOSPC@1;checkpoint.committed:stop@1",
-}  # fmt: skip
+    "RLCLI_ENABLE_FAILPOINTS": "1",
+    "RLCLI_FAILPOINTS": "checkpoint.begun:ENOSPC@1;checkpoint.committed:stop@1",
+}
 
 pytestmark = pytest.mark.timeout(420)  # four runs
 
@@ -71,24 +81,39 @@ def test_a_disturbed_run_resumes_exactly_and_is_continued_by_fsdp(tmp_path, comm
     assert (copy / "ledger.jsonl").read_text() == (tmp_path / "whole/ledger.jsonl").read_text()
     for actual, expected in zip(steps(copy), steps(tmp_path / "whole"), strict=True):
         assert actual["step"] == expected["step"]
-        for key in {"actor/loss", "actor/grad_norm", "critic/loss", "critic/grad_norm", "actor/kl"} & expected.keys():
+        for key in {
+            "actor/loss",
+            "actor/grad_norm",
+            "critic/loss",
+            "critic/grad_norm",
+            "actor/kl",
+        } & expected.keys():
             assert actual[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6), key
 
 
 def killed_after_step_2(folder):
-    """A run in separate processes, whose disk is full at the first checkpoint. At the second one its master is frozen
-    while one of its ranks is killed."""
+    """A run in separate processes, whose disk is full at the first checkpoint. At the second one
+    its master is frozen while one of its ranks is killed."""
     events = folder.with_suffix(".events")
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME, **FULL_ONCE_THEN_FROZEN,
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": HOME,
+        **FULL_ONCE_THEN_FROZEN,
         "RLCLI_FAILPOINT_EVENTS": str(events),
-    }  # fmt: skip
+    }
     process = subprocess.Popen(
         [sys.executable, "-m", "rlcli", "train", *RUN, "--run-dir", str(folder)],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     master = KILL_ANYWHERE["frozen"](events, process)
-    ranks = {entry["name"]: entry["pid"] for entry in json.loads((folder / "procs.json").read_text())}
+    ranks = {
+        entry["name"]: entry["pid"] for entry in json.loads((folder / "procs.json").read_text())
+    }
     os.kill(ranks["rank1"], signal.SIGKILL)
     os.kill(master, signal.SIGCONT)
     _, errors = process.communicate(timeout=200)

@@ -1,4 +1,5 @@
-"""A first command for the owner of a GPU: the recipes over GSM8K take it from the Hub, as they are."""
+"""A first command for the owner of a GPU: the recipes over GSM8K take it from the Hub,
+as they are."""
 
 from __future__ import annotations
 
@@ -30,14 +31,18 @@ configs:
 # GSM8K
 """
 SMALL = (
-    "models.reward.backend=null", "train.steps=1", "train.prompts_per_step=2", "generation.responses_per_prompt=2",
-    "generation.max_new_tokens=4", "grpo.minibatches=1", "cluster.device=cpu", "checkpoint.save=false",
+    "models.reward.backend=null", "train.steps=1", "train.prompts_per_step=2",
+    "generation.responses_per_prompt=2", "generation.max_new_tokens=4", "grpo.minibatches=1",
+    "cluster.device=cpu", "checkpoint.save=false",
 )  # fmt: skip
 
 
 def rows(count: int) -> bytes:
     """A table of questions, as the Hub stores them."""
-    questions = {"question": [f"{i}+1?" for i in range(count)], "answer": [f"#### {i + 1}" for i in range(count)]}
+    questions = {
+        "question": [f"{i}+1?" for i in range(count)],
+        "answer": [f"#### {i + 1}" for i in range(count)],
+    }
     file = io.BytesIO()
     parquet.write_table(pyarrow.table(questions), file)
     return file.getvalue()
@@ -59,17 +64,30 @@ def train(tmp_path):
             *SMALL,
             *overrides,
         ]
-        variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
+        variables = {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_HUB_OFFLINE": "0",
+        }
         return subprocess.run(
             [*command, "--run-dir", str(tmp_path / "run")],
-            env=os.environ | variables, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
-        )  # fmt: skip
+            env=os.environ | variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
 
     return run
 
 
 def test_gsm8k_comes_from_the_hub(train, tmp_path):
-    files = {"README.md": CARD, "main/train-0.parquet": rows(20), "socratic/train-0.parquet": rows(3)}
+    files = {
+        "README.md": CARD,
+        "main/train-0.parquet": rows(20),
+        "socratic/train-0.parquet": rows(3),
+    }
     with hub_with("openai/gsm8k", files) as endpoint:
         finished = train(endpoint)
     assert finished.returncode == 0, finished.stderr
@@ -85,5 +103,9 @@ def test_without_a_hub_the_error_says_how_to_use_a_copy(train, tmp_path):
 def test_a_copy_needs_no_other_setting(tmp_path):
     copy = tmp_path / "copy.jsonl"
     copy.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
-    settings = load_recipe("grpo_gsm8k", [f"datasets.train.args.path={copy}"]).recipe.datasets["train"].args
+    settings = (
+        load_recipe("grpo_gsm8k", [f"datasets.train.args.path={copy}"])
+        .recipe.datasets["train"]
+        .args
+    )
     assert len(list(RowSource(str(copy), config=settings["config"]).rows())) == 1

@@ -1,5 +1,5 @@
-"""Every metric that a run of any algorithm writes is listed by `rlcli show metrics`, and every listed metric is
-written."""
+"""Every metric that a run of any algorithm writes is listed by `rlcli show metrics`, and every
+listed metric is written."""
 
 import json
 import re
@@ -18,17 +18,28 @@ from rlcli.recipe.introspection.metrics import all_metrics
 pytestmark = pytest.mark.timeout(600)
 
 TINY_MODEL = (
-    "{_replace_: true, model_type: llama, hidden_size: 32, intermediate_size: 32, num_hidden_layers: 1, "
-    "num_attention_heads: 2, max_position_embeddings: 512, tie_word_embeddings: true}"
+    "{_replace_: true, model_type: llama, hidden_size: 32, intermediate_size: 32, "
+    "num_hidden_layers: 1, num_attention_heads: 2, max_position_embeddings: 512, "
+    "tie_word_embeddings: true}"
 )
 SMALL = (
-    "models.actor.path=null", f"models.actor.scratch={TINY_MODEL}", "models.actor.tokenizer=builtin:arithmetic",
-    "train.prompts_per_step=4", "train.steps=2", "log.plot=false", "log.tensorboard=false",
-)  # fmt: skip
+    "models.actor.path=null",
+    f"models.actor.scratch={TINY_MODEL}",
+    "models.actor.tokenizer=builtin:arithmetic",
+    "train.prompts_per_step=4",
+    "train.steps=2",
+    "log.plot=false",
+    "log.tensorboard=false",
+)
 ARITHMETIC = ("datasets.train.args.problems=8",)
 EVALUATED = (*ARITHMETIC, "datasets.held_out.args.problems=2", "train.eval.every_steps=2")
 SAMPLED = ("evaluation.generation.greedy=false", "evaluation.generation.responses_per_prompt=2")
-GENERATED = (*EVALUATED, *SAMPLED, "generation.max_new_tokens=4", "generation.responses_per_prompt=4")
+GENERATED = (
+    *EVALUATED,
+    *SAMPLED,
+    "generation.max_new_tokens=4",
+    "generation.responses_per_prompt=4",
+)
 TWO_RANKS = ("launch=local", "cluster.devices_per_node=2")
 OWN_LOGPROBS = (
     "graph.own_inf={model: actor, call: inference, interface: {type: ppo_actor, args: '${ppo}'}, "
@@ -49,34 +60,95 @@ def recipes(judge):
     """Name of a run → its arguments. Together the runs write every metric."""
     rewards = (
         reward("timed", "function_reward", path="busy.py", cpu_s=0.2, max_error_fraction=1.0),
-        reward("judged", "llm_judge", url=judge, model="m", tries=1, pause_s=0.0, max_error_fraction=1.0),
+        reward(
+            "judged",
+            "llm_judge",
+            url=judge,
+            model="m",
+            tries=1,
+            pause_s=0.0,
+            max_error_fraction=1.0,
+        ),
         reward("liked", "hf_reward", path="classifier", max_length=4),
-        "graph.total_inf={model: reward, call: inference, interface: {type: weighted_sum, args: {weights: "
-        "{timed: 1.0, judged: 0.1}}}, output_key_remap: {rewards: total}}",
+        (
+            "graph.total_inf={model: reward, call: inference, interface: {type: weighted_sum, "
+            "args: {weights: {timed: 1.0, judged: 0.1}}}, output_key_remap: {rewards: total}}"
+        ),
     )
     dropping = "{_replace_: true, type: weighted_sum, args: {weights: {seq_no_eos_mask: -1.0}}}"
     return {
-        "ppo": ("ppo_math", *SMALL, *GENERATED, *TWO_RANKS, "models.critic.devices=1", "models.ref.devices=1",
-                "models.actor.rollout.devices=1", "models.actor.rollout.backend.args.dtype=float32",
-                "ppo.recompute_logprob=true", OWN_LOGPROBS, "ppo.c_clip=3.0", "checkpoint.every_steps=1"),
+        "ppo": (
+            "ppo_math",
+            *SMALL,
+            *GENERATED,
+            *TWO_RANKS,
+            "models.critic.devices=1",
+            "models.ref.devices=1",
+            "models.actor.rollout.devices=1",
+            "models.actor.rollout.backend.args.dtype=float32",
+            "ppo.recompute_logprob=true",
+            OWN_LOGPROBS,
+            "ppo.c_clip=3.0",
+            "checkpoint.every_steps=1",
+        ),
         "rewards": ("ppo_math", *SMALL, *GENERATED, *rewards),
         "stale": ("grpo_math", *SMALL, *GENERATED, "train.max_staleness=1"),
-        "dapo": ("grpo_math", "--with", "dapo", *SMALL, *EVALUATED, "generation.responses_per_prompt=2",
-            "generation.max_new_tokens=2", "train.prompts_per_draw=3", "grpo.overlong_buffer=null",
-                 f"generation.stop_token_ids={list(range(2, 512, 3))}", f"graph.reward_inf.interface={dropping}"),
-        "sft": ("sft_math", *SMALL, "datasets.long={type: arithmetic_demonstrations, args: {problems: 8}}",
-                "datasets.short={type: arithmetic_demonstrations, args: {problems: 8, seed: 1}}",
-                "datasets.train={_replace_: true, type: mixture, args: {weights: {long: 1, short: 1}}}",
-                "train.eval={dataset: long, graph: {fit: {model: actor, call: evaluate, interface: sft}}}"),
-        "reward_model": ("rm_arithmetic", *(line.replace("models.actor", "models.reward") for line in SMALL),
-                         *EVALUATED, "reward_model.pair_aggregation=prompt"),
-        "dpo": ("dpo_arithmetic", *SMALL, *EVALUATED, "dpo.nll_coef=0.1", "models.reward=null",
+        "dapo": (
+            "grpo_math",
+            "--with",
+            "dapo",
+            *SMALL,
+            *EVALUATED,
+            "generation.responses_per_prompt=2",
+            "generation.max_new_tokens=2",
+            "train.prompts_per_draw=3",
+            "grpo.overlong_buffer=null",
+            f"generation.stop_token_ids={list(range(2, 512, 3))}",
+            f"graph.reward_inf.interface={dropping}",
+        ),
+        "sft": (
+            "sft_math",
+            *SMALL,
+            "datasets.long={type: arithmetic_demonstrations, args: {problems: 8}}",
+            "datasets.short={type: arithmetic_demonstrations, args: {problems: 8, seed: 1}}",
+            "datasets.train={_replace_: true, type: mixture, args: {weights: {long: 1, short: 1}}}",
+            (
+                "train.eval={dataset: long, graph: {fit: {model: actor, call: "
+                "evaluate, interface: sft}}}"
+            ),
+        ),
+        "reward_model": (
+            "rm_arithmetic",
+            *(line.replace("models.actor", "models.reward") for line in SMALL),
+            *EVALUATED,
+            "reward_model.pair_aggregation=prompt",
+        ),
+        "dpo": (
+            "dpo_arithmetic",
+            *SMALL,
+            *EVALUATED,
+            "dpo.nll_coef=0.1",
+            "models.reward=null",
             "datasets.held_out.type=arithmetic_pairs",
-                "train.eval.graph={_replace_: true, eval_ref: '${graph.ref_inf}', eval_pairs: {model: actor, "
-                "call: evaluate, interface: {type: dpo, args: '${dpo}'}}}"),
-        "distill": ("distill_math", *SMALL, *GENERATED, "models.teacher.path=null", "models.teacher.init=actor"),
-        "best_of_n": ("best_of_n_math", *SMALL, *GENERATED, "graph.actor_train.interface.args={keep: best}"),
-    }  # fmt: skip
+            (
+                "train.eval.graph={_replace_: true, eval_ref: '${graph.ref_inf}', eval_pairs: "
+                "{model: actor, call: evaluate, interface: {type: dpo, args: '${dpo}'}}}"
+            ),
+        ),
+        "distill": (
+            "distill_math",
+            *SMALL,
+            *GENERATED,
+            "models.teacher.path=null",
+            "models.teacher.init=actor",
+        ),
+        "best_of_n": (
+            "best_of_n_math",
+            *SMALL,
+            *GENERATED,
+            "graph.actor_train.interface.args={keep: best}",
+        ),
+    }
 
 
 BUSY = """\
@@ -92,11 +164,19 @@ class Judge(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        mark = re.search(r"^SCORE ([0-9a-f]{16}): <number>$", body["messages"][0]["content"], re.MULTILINE)[1]
-        text = body["messages"][1]["content"].rpartition(f"[BEGIN {mark}]\n")[2].partition(f"\n[END {mark}]")[0]
+        mark = re.search(
+            r"^SCORE ([0-9a-f]{16}): <number>$", body["messages"][0]["content"], re.MULTILINE
+        )[1]
+        text = (
+            body["messages"][1]["content"]
+            .rpartition(f"[BEGIN {mark}]\n")[2]
+            .partition(f"\n[END {mark}]")[0]
+        )
         is_scored = text == "I do not know." or len(text) % 2
         reply = f"SCORE {mark}: 1" if is_scored else "no verdict"
-        raw = json.dumps({"choices": [{"message": {"role": "assistant", "content": reply}}]}).encode()
+        raw = json.dumps(
+            {"choices": [{"message": {"role": "assistant", "content": reply}}]}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
@@ -109,7 +189,9 @@ class Judge(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def judge():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    ).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
     server.server_close()
@@ -124,9 +206,14 @@ def home(tmp_path_factory):
     (folder / "busy.py").write_text(BUSY)
     tokenizer = registry.load("datasets", "arithmetic").make_tokenizer()
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        num_labels=2, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=2,
+        pad_token_id=0,
+    )
     BertForSequenceClassification(config).save_pretrained(folder / "classifier")
     tokenizer.save_pretrained(folder / "classifier")
     return folder
@@ -147,27 +234,42 @@ def metrics_of(folder):
     recipe = yaml.safe_load((folder / "recipe.resolved.yaml").read_text())
     calls = [*recipe["graph"].values(), *recipe["train"]["eval"].get("graph", {}).values()]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    renamed = {f"{call['model']}/{key}" for call in calls for key in call.get("output_key_remap", {}).values()}
+    renamed = {
+        f"{call['model']}/{key}"
+        for call in calls
+        for key in call.get("output_key_remap", {}).values()
+    }
     keys = {key for record in records for key in record} - {"step", "nonfinite"} - renamed
     return {call["interface"]["type"] for call in calls}, keys
 
 
-OF_RARE_RESPONSES = {f"<role>/reward_{name}" for name in ("unparsed", "timeouts", "crashes", "errors")}
-"""Written by `math_reward` for responses that a tiny model does not give: see tests/interfaces/test_math_*.py."""
+OF_RARE_RESPONSES = {
+    f"<role>/reward_{name}" for name in ("unparsed", "timeouts", "crashes", "errors")
+}
+"""Written by `math_reward` for responses that a tiny model does not give: see
+tests/interfaces/test_math_*.py."""
 
 
 def test_every_written_metric_is_described(run_metrics):
     for name, (interfaces, keys) in run_metrics.items():
         described = [
-            metric.name for metric in all_metrics() if not metric.interfaces or {*metric.interfaces} & interfaces
+            metric.name
+            for metric in all_metrics()
+            if not metric.interfaces or {*metric.interfaces} & interfaces
         ]
         assert {key for key in keys if metric_for(key, described) is None} == set(), name
 
 
 def test_every_described_metric_is_written_by_a_run(run_metrics, restart_metrics):
     keys = {key for _, keys_of_run in run_metrics.values() for key in keys_of_run} | restart_metrics
-    interfaces = {path.stem for path in Path(registry.__file__).parents[2].glob("interfaces/**/*.py")}
-    described = [metric.name for metric in all_metrics() if not metric.interfaces or {*metric.interfaces} & interfaces]
+    interfaces = {
+        path.stem for path in Path(registry.__file__).parents[2].glob("interfaces/**/*.py")
+    }
+    described = [
+        metric.name
+        for metric in all_metrics()
+        if not metric.interfaces or {*metric.interfaces} & interfaces
+    ]
     unwritten = {name for name in described if all(metric_for(key, [name]) is None for key in keys)}
     assert unwritten <= OF_RARE_RESPONSES
 
@@ -178,7 +280,17 @@ def restart_metrics(tmp_path_factory, warm_command):
     project = make_project(tmp_path_factory.mktemp("restarts"))
     (project / "toy.yaml").write_text(RECIPE)
     trouble = "graph.score.interface={type: toy_trouble, args: {kind: 'kill -9'}}"
-    done = warm_command("train", "toy.yaml", trouble, "models.reward.backend=cpu_pool", "--run-dir", "run", cwd=project)
+    done = warm_command(
+        "train",
+        "toy.yaml",
+        trouble,
+        "models.reward.backend=cpu_pool",
+        "--run-dir",
+        "run",
+        cwd=project,
+    )
     assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()
+    ]
     return {key for record in records for key in record if metric_for(key, RUN_METRICS)}

@@ -14,16 +14,23 @@ WITHOUT_LINUX = Path(__file__).parent / "without_linux"
 
 @pytest.fixture(scope="module")
 def rlcli(tmp_path_factory):
-    """Runs a command to its end, which must succeed; returns its output. All commands share a folder."""
+    """Runs a command to its end, which must succeed; returns its output.
+    All commands share a folder."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    search_path = os.pathsep.join([str(WITHOUT_LINUX), *filter(None, [os.environ.get("PYTHONPATH")])])
+    search_path = os.pathsep.join(
+        [str(WITHOUT_LINUX), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": search_path}
 
     def run(*arguments):
         done = subprocess.run(
             [sys.executable, "-m", "rlcli", *arguments],
-            cwd=folder, env=environment, capture_output=True, text=True, timeout=100,
-        )  # fmt: skip
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -39,7 +46,11 @@ print(hasattr(ctypes.CDLL(None), "prctl"), hasattr(signal, "SIGRTMIN"), os.path.
 def test_linux_features_are_missing_in_the_emulated_python():
     environment = {**os.environ, "PYTHONPATH": str(WITHOUT_LINUX)}
     done = subprocess.run(
-        [sys.executable, "-c", LINUX_ONLY], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", LINUX_ONLY],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "False False False\n"
 
@@ -51,11 +62,20 @@ def test_a_model_is_trained_and_used_without_linux(rlcli):
     assert rlcli("generate", "./run", "--prompt", "1+1")
 
 
-@pytest.mark.parametrize("command", [
-    ["ls"], ["show", "ppo_actor"], ["validate", "ppo_math"], ["plan", "ppo_math"],
-    ["explain", "ppo_math", "ppo.kl_ctl"],
-    ["check", "ppo_math"], ["tokens", "sft_math"], ["doctor"],
-], ids=lambda command: command[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ls"],
+        ["show", "ppo_actor"],
+        ["validate", "ppo_math"],
+        ["plan", "ppo_math"],
+        ["explain", "ppo_math", "ppo.kl_ctl"],
+        ["check", "ppo_math"],
+        ["tokens", "sft_math"],
+        ["doctor"],
+    ],
+    ids=lambda command: command[0],
+)
 def test_verbs_work_without_linux(rlcli, command):
     assert rlcli(*command)
 

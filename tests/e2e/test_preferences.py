@@ -1,4 +1,5 @@
-"""From preferences to a policy: with a reward model and PPO, with DPO on the same pairs, with a judge in the graph."""
+"""From preferences to a policy: with a reward model and PPO, with DPO on the same pairs, with a
+judge in the graph."""
 
 import json
 
@@ -53,7 +54,13 @@ train: {steps: 1, prompts_per_step: 4, eval: {every_steps: null}}
 def home(tmp_path_factory, warm_command):
     """A folder with the recipes, in which PPO and its warm starts have been run."""
     folder = tmp_path_factory.mktemp("preferences")
-    for name, text in (("warm", WARM), ("reward", REWARD), ("ppo", PPO), ("dpo", DPO), ("judged", JUDGED)):
+    for name, text in (
+        ("warm", WARM),
+        ("reward", REWARD),
+        ("ppo", PPO),
+        ("dpo", DPO),
+        ("judged", JUDGED),
+    ):
         (folder / f"{name}.yaml").write_text(text)
     done = warm_command("train", "ppo.yaml", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -86,10 +93,17 @@ def test_ppo_learns_from_the_scores_of_the_reward_model(home):
 def test_dpo_starts_from_its_reference_and_can_read_stored_log_probs(home, warm_command):
     store = "graph.ref_inf.interface={type: reference, args: {store: store}}"
     runs = []
-    for name, changes in {"storing": (), "stored": ("models.ref.init=null", "models.ref.backend=null")}.items():
-        done = warm_command("train", "dpo.yaml", store, *changes, "--run-dir", name, "--json", cwd=home)
+    for name, changes in {
+        "storing": (),
+        "stored": ("models.ref.init=null", "models.ref.backend=null"),
+    }.items():
+        done = warm_command(
+            "train", "dpo.yaml", store, *changes, "--run-dir", name, "--json", cwd=home
+        )
         assert done.returncode == 0, done.stderr
-        lines = [json.loads(line) for line in (home / name / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (home / name / "metrics.jsonl").read_text().splitlines()
+        ]
         runs.append([line for line in lines if "actor/loss" in line])
     first, second = runs[0]
     assert first["actor/loss"] == pytest.approx(0.6931472)

@@ -1,4 +1,5 @@
-"""Every command of the README works as written there (training commands on a toy model, for two steps)."""
+"""Every command of the README works as written there (training commands on a toy model,
+for two steps)."""
 
 import json
 import re
@@ -26,10 +27,16 @@ def commands():
 RLCLI = [words[1:] for words in commands() if words[0] == "rlcli"]
 ABOUT_A_RUN = [words for words in RLCLI if "runs/ppo_math/<time>" in words]
 TRAINING = [words for words in RLCLI if words[0] == "train" and "--dry-run" not in words]
-COMPONENTS = [words for words in RLCLI if words[0] in ("new", "test") and words[-1].startswith("my-")]
+COMPONENTS = [
+    words for words in RLCLI if words[0] in ("new", "test") and words[-1].startswith("my-")
+]
 HEAVY = ("test", "check", "eval", "generate", "chat", "convert")
 """Verbs that load torch."""
-LOOKING = [words for words in RLCLI if words not in ABOUT_A_RUN and words not in TRAINING and words not in COMPONENTS]
+LOOKING = [
+    words
+    for words in RLCLI
+    if words not in ABOUT_A_RUN and words not in TRAINING and words not in COMPONENTS
+]
 
 
 def test_make_targets_of_the_readme_exist():
@@ -63,7 +70,10 @@ def test_commands_about_a_run_work(command, warm_command, tmp_path, tiny_ppo):
     trained = command("train", "ppo_math", *tiny_ppo, "--run-dir", "run", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     for words in ABOUT_A_RUN:
-        replaced = [{"runs/ppo_math/<time>": "run", "train.steps=40": "train.steps=3"}.get(w, w) for w in words]
+        replaced = [
+            {"runs/ppo_math/<time>": "run", "train.steps=40": "train.steps=3"}.get(w, w)
+            for w in words
+        ]
         done = warm_command(*replaced, cwd=tmp_path)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         assert done.stdout  # a toy model may answer with blank lines
@@ -89,7 +99,9 @@ def project_with_data(tmp_path):
     """A project and the data that the examples of the README use."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "gsm8k").mkdir()
-    rows = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(8))
+    rows = "".join(
+        json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(8)
+    )
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(rows)
     return tmp_path
@@ -105,7 +117,12 @@ def model_and_data(tmp_path, project_with_data):
 
     tokenizer = load("datasets", "arithmetic").make_tokenizer()
     torch.manual_seed(0)
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    size = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **size)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "my-chat-model")
     tokenizer.save_pretrained(tmp_path / "my-chat-model")
@@ -154,6 +171,8 @@ def test_the_example_layer_and_component_work(warm_command, model_and_data):
 
 def test_the_python_example_works(model_and_data, capsys):
     [example] = [block for block in blocks("python") if "AutoModelForCausalLM" in block]
-    code = example.replace("runs/ppo_math/<time>/models/actor", str(model_and_data / "my-chat-model"))
+    code = example.replace(
+        "runs/ppo_math/<time>/models/actor", str(model_and_data / "my-chat-model")
+    )
     exec(compile(code, "README.md", "exec"), {})
     assert "What is 14+4-5-5?" in capsys.readouterr().out

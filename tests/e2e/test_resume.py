@@ -1,4 +1,5 @@
-"""`kill -9` at any moment, then `rlcli resume`, gives the bytes of a run that was never killed, for every algorithm."""
+"""`kill -9` at any moment, then `rlcli resume`, gives the bytes of a run that was never killed, for
+every algorithm."""
 
 import json
 import os
@@ -16,7 +17,12 @@ KILL_ANYWHERE = runpy.run_path(str(SCRIPT))
 NAMES = ("ALGORITHMS", "AHEAD", "QUICK", "frozen", "is_free", "result")
 ALGORITHMS, AHEAD, QUICK, frozen, is_free, result = (KILL_ANYWHERE[name] for name in NAMES)
 HOME = str(Path(__file__).resolve().parents[2])
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONPATH": HOME,
+}
 KILLS = "4"
 CASES = (*ALGORITHMS, *AHEAD, "dapo:2", "generation:2", "sft:2", "dapo_ahead_4:2")
 """A number after the colon is the number of ranks."""
@@ -27,7 +33,14 @@ pytestmark = pytest.mark.timeout(900)  # each test is several runs
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """Case → the outcome of its runs."""
-    command = [sys.executable, str(SCRIPT), KILLS, "1", str(tmp_path_factory.mktemp("killed")), *CASES]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        KILLS,
+        "1",
+        str(tmp_path_factory.mktemp("killed")),
+        *CASES,
+    ]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     return {outcome.pop("case"): outcome for outcome in map(json.loads, done.stdout.splitlines())}
@@ -75,13 +88,20 @@ def test_a_stopped_run_commits_a_checkpoint_and_resumes_exactly(tmp_path, warm_c
 
 
 def frozen_at_step_2(folder, *settings):
-    """A run whose master (or only process) has frozen itself after committing its first checkpoint: the command and the
-    pid of that process."""
+    """A run whose master (or only process) has frozen itself after committing its first checkpoint:
+    the command and the pid of that process."""
     events = folder.with_suffix(".events")
-    faults = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.committed:stop@1",
-              "RLCLI_FAILPOINT_EVENTS": str(events)}  # fmt: skip
+    faults = {
+        "RLCLI_ENABLE_FAILPOINTS": "1",
+        "RLCLI_FAILPOINTS": "checkpoint.committed:stop@1",
+        "RLCLI_FAILPOINT_EVENTS": str(events),
+    }
     process = subprocess.Popen(
         [sys.executable, "-m", "rlcli", "train", *settings, "--run-dir", str(folder)],
-        cwd=folder.parent, env=ENVIRONMENT | faults, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=folder.parent,
+        env=ENVIRONMENT | faults,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     return process, frozen(events, process)

@@ -1,5 +1,5 @@
-"""Runs whose servers or their network fail: each continues with the same samples and metrics, or ends within its
-deadlines and names the culprit. `docs/servers.md` has a table of these faults."""
+"""Runs whose servers or their network fail: each continues with the same samples and metrics, or
+ends within its deadlines and names the culprit. `docs/servers.md` has a table of these faults."""
 
 import contextlib
 import json
@@ -38,7 +38,9 @@ class Servers:
     def __init__(self, stack, count=1):
         size = len(Arithmetic.make_tokenizer())
         self.fakes = [stack.enter_context(FakeSGLang(HashModel(size))) for _ in range(count)]
-        self.proxies = [stack.enter_context(TcpProxy(fake.url.removeprefix("http://"))) for fake in self.fakes]
+        self.proxies = [
+            stack.enter_context(TcpProxy(fake.url.removeprefix("http://"))) for fake in self.fakes
+        ]
         self.urls = [f"http://{proxy.address}" for proxy in self.proxies]
         self.failed_at = None
         self._answers = 0
@@ -71,12 +73,22 @@ def servers():
 
 @pytest.fixture(scope="module")
 def train_with(train_into, tiny_ppo):
-    """Train the tiny recipe into a folder, with servers that these arguments of the backend describe."""
+    """Train the tiny recipe into a folder, with servers that these arguments of the backend
+    describe."""
 
     def run(home, steps=2, **args):
-        quick = {"update": "disk", "request_deadline_s": 20.0, "update_deadline_s": 20.0, "start_deadline_s": 20.0}
+        quick = {
+            "update": "disk",
+            "request_deadline_s": 20.0,
+            "update_deadline_s": 20.0,
+            "start_deadline_s": 20.0,
+        }
         backend = json.dumps({"type": "sglang", "args": {**quick, **args}})
-        settings = (*tiny_ppo[:-1], f"train.steps={steps}", f"models.actor.rollout.backend={backend}")
+        settings = (
+            *tiny_ppo[:-1],
+            f"train.steps={steps}",
+            f"models.actor.rollout.backend={backend}",
+        )
         return train_into(home, "ppo_math", *settings)
 
     return run
@@ -95,7 +107,10 @@ def faultless(tmp_path_factory, train_with):
 def numbers(run):
     """The metrics of each step that do not depend on the clock or on faults."""
     excluded = ("time", "tokens_per_second", "memory", "restarts/")
-    return [{key: value for key, value in record.items() if not key.startswith(excluded)} for record in run.records]
+    return [
+        {key: value for key, value in record.items() if not key.startswith(excluded)}
+        for record in run.records
+    ]
 
 
 def ledger(run):
@@ -111,7 +126,9 @@ def assert_same_results(run, faultless):
     assert ledger(run) == ledger(faultless)
     assert len(ledger(run)) == 16
     assert numbers(run) == numbers(faultless)
-    assert (run.folder / "samples.jsonl").read_bytes() == (faultless.folder / "samples.jsonl").read_bytes()
+    assert (run.folder / "samples.jsonl").read_bytes() == (
+        faultless.folder / "samples.jsonl"
+    ).read_bytes()
 
 
 def test_the_time_of_an_update_includes_that_of_the_server(servers, train_with, tmp_path):
@@ -147,7 +164,9 @@ def cut(proxy, length):
 
 PASSING = {
     "all connections are reset": lambda proxy: proxy.reset,
-    "answers are cut off on the way": lambda proxy: temporarily(lambda: cut(proxy, 300), lambda: cut(proxy, None)),
+    "answers are cut off on the way": lambda proxy: temporarily(
+        lambda: cut(proxy, 300), lambda: cut(proxy, None)
+    ),
     "nothing is read or forwarded for a while": lambda proxy: temporarily(
         lambda: stall(proxy, True), lambda: stall(proxy, False)
     ),
@@ -173,22 +192,43 @@ def test_a_slow_network_does_not_change_results(train_with, servers, tmp_path, f
 
 
 LASTING = {
-    "connections are refused": (lambda setup: setup.proxies[0].refuse, 7, "F91", "was not ready within 4 s"),
-    "nothing is read or forwarded": (
-        lambda setup: lambda: stall(setup.proxies[0], True), 7, "F91", "was not ready within",
+    "connections are refused": (
+        lambda setup: setup.proxies[0].refuse,
+        7,
+        "F91",
+        "was not ready within 4 s",
     ),
-    "half of each connection is gone": (lambda setup: setup.proxies[0].forget, 8, "F91", "lives, but gave no answer"),
+    "nothing is read or forwarded": (
+        lambda setup: lambda: stall(setup.proxies[0], True),
+        7,
+        "F91",
+        "was not ready within",
+    ),
+    "half of each connection is gone": (
+        lambda setup: setup.proxies[0].forget,
+        8,
+        "F91",
+        "lives, but gave no answer",
+    ),
     "all arrives later than it may": (
-        lambda setup: lambda: setattr(setup.proxies[0], "delay", 10.0), 7, "F91", "was not ready within",
+        lambda setup: lambda: setattr(setup.proxies[0], "delay", 10.0),
+        7,
+        "F91",
+        "was not ready within",
     ),
     "answers are garbage": (
-        lambda setup: lambda: setup.fakes[0].fail("/generate", *["garbage"] * 99), 7, "F90", "JSON",
+        lambda setup: lambda: setup.fakes[0].fail("/generate", *["garbage"] * 99),
+        7,
+        "F90",
+        "JSON",
     ),
     "one of two does not take an update": (
-        lambda setup: lambda: setup.fakes[0].fail("/update_weights_from_disk", "refuse", "refuse"), 7, "F92",
+        lambda setup: lambda: setup.fakes[0].fail("/update_weights_from_disk", "refuse", "refuse"),
+        7,
+        "F92",
         "did not take the weights",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", LASTING)
@@ -196,7 +236,9 @@ def test_a_lasting_fault_ends_the_run_in_time_and_is_named(train_with, servers, 
     act, code, id_, message = LASTING[fault]
     setup = servers(2 if "one of two" in fault else 1)
     setup.fail(act(setup))
-    run = train_with(tmp_path, urls=setup.urls, request_deadline_s=DEADLINE, start_deadline_s=DEADLINE)
+    run = train_with(
+        tmp_path, urls=setup.urls, request_deadline_s=DEADLINE, start_deadline_s=DEADLINE
+    )
     assert setup.failed_at is not None
     assert time.monotonic() - setup.failed_at < 12 * DEADLINE
     assert run.code == code == run.status["exit_code"], run.err
@@ -206,7 +248,7 @@ def test_a_lasting_fault_ends_the_run_in_time_and_is_named(train_with, servers, 
     assert {step for step, _ in ledger(run)} <= {1}
 
 
-# -- servers of the run ----------------------------------------------------------------------------------------------
+# -- servers of the run ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -244,7 +286,9 @@ def processes(*words):
     return matches
 
 
-def test_a_killed_server_of_the_run_is_restarted(train_with, tmp_path, faultless, python_path, in_background):
+def test_a_killed_server_of_the_run_is_restarted(
+    train_with, tmp_path, faultless, python_path, in_background
+):
     folder, killed = tmp_path / "run" / "servers" / f"{ROLLOUT}-server0", []
 
     def kill():
@@ -256,7 +300,12 @@ def test_a_killed_server_of_the_run_is_restarted(train_with, tmp_path, faultless
         return killed
 
     in_background(kill)
-    run = train_with(tmp_path, python=sys.executable, environment={"PYTHONPATH": python_path}, options={"token_s": 0.2})
+    run = train_with(
+        tmp_path,
+        python=sys.executable,
+        environment={"PYTHONPATH": python_path},
+        options={"token_s": 0.2},
+    )
     assert len(killed) == 2  # the server and its guardian
     assert_same_results(run, faultless)
     assert sum(record.get(f"restarts/{ROLLOUT}-server", 0) for record in run.records) == 1
@@ -266,7 +315,9 @@ def test_a_killed_server_of_the_run_is_restarted(train_with, tmp_path, faultless
     assert not (folder / "settings.yaml").exists()
 
 
-def test_a_server_over_two_nodes_is_replaced_as_one(command, tmp_path, tiny_ppo, faultless, python_path, in_background):
+def test_a_server_over_two_nodes_is_replaced_as_one(
+    command, tmp_path, tiny_ppo, faultless, python_path, in_background
+):
     """The process on the second node is killed, which the first one does not notice."""
     slots = [tmp_path / "run" / "servers" / f"{ROLLOUT}-server{number}" for number in (0, 1)]
     killed = []
@@ -281,16 +332,29 @@ def test_a_server_over_two_nodes_is_replaced_as_one(command, tmp_path, tiny_ppo,
 
     in_background(kill)
     args = {
-        "python": sys.executable, "nodes": 2, "tp": 2, "weights_folder": str(tmp_path), "update": "disk",
-        "environment": {"PYTHONPATH": python_path}, "options": {"token_s": 0.2},
-    }  # fmt: skip
+        "python": sys.executable,
+        "nodes": 2,
+        "tp": 2,
+        "weights_folder": str(tmp_path),
+        "update": "disk",
+        "environment": {"PYTHONPATH": python_path},
+        "options": {"token_s": 0.2},
+    }
     rollout = {"devices": "0", "backend": {"type": "sglang", "args": args}}
-    nodes = ("launch=local", "cluster.nodes=2", f"models.actor.rollout={json.dumps(rollout)}", "--run-dir", "run")
+    nodes = (
+        "launch=local",
+        "cluster.nodes=2",
+        f"models.actor.rollout={json.dumps(rollout)}",
+        "--run-dir",
+        "run",
+    )
     finished = command("train", "ppo_math", *tiny_ppo, *nodes, cwd=tmp_path)
     assert len(killed) == 2  # it and its guardian
     assert finished.returncode == 0, finished.stderr
     assert ledger(SimpleNamespace(folder=tmp_path / "run")) == ledger(faultless)
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert sum(record.get(f"restarts/{ROLLOUT}-server", 0) for record in records) == 1
     warned = (
         rf"warning: {ROLLOUT}-server0 on .+ \(node 0 of the run\) ended with {ROLLOUT}-server1, "
@@ -300,7 +364,9 @@ def test_a_server_over_two_nodes_is_replaced_as_one(command, tmp_path, tiny_ppo,
     assert not [process for slot in slots for process in processes(str(slot))]
 
 
-def test_a_server_whose_agent_keeps_being_killed_ends_the_run_at_once(train_with, tmp_path, python_path, in_background):
+def test_a_server_whose_agent_keeps_being_killed_ends_the_run_at_once(
+    train_with, tmp_path, python_path, in_background
+):
     folder, killed = tmp_path / "run" / "servers" / f"{ROLLOUT}-server0", []
 
     def kill():
@@ -314,40 +380,68 @@ def test_a_server_whose_agent_keeps_being_killed_ends_the_run_at_once(train_with
 
     in_background(kill)
     run = train_with(
-        tmp_path, 100_000, python=sys.executable, environment={"PYTHONPATH": python_path}, start_deadline_s=300.0,
-    )  # fmt: skip
+        tmp_path,
+        100_000,
+        python=sys.executable,
+        environment={"PYTHONPATH": python_path},
+        start_deadline_s=300.0,
+    )
     assert 2 <= len(killed) <= 4
     assert time.monotonic() - killed[-1] < 30
     assert run.code == 7, run.err
     assert f"{ROLLOUT}-server0" in run.err
     ends = (
         "was killed by SIGKILL (out of memory?), 4 times",
-        "ended before it was ready", "did not take the weights after that",  # if it is killed while it restarts
-    )  # fmt: skip
+        # if it is killed while it restarts
+        "ended before it was ready",
+        "did not take the weights after that",
+    )
     assert any(end in run.err for end in ends), run.err
 
 
 def test_a_killed_node_is_named_and_its_servers_end(tmp_path, tiny_ppo, python_path):
     backend = {
         "type": "sglang",
-        "args": {"python": sys.executable, "update": "disk", "environment": {"PYTHONPATH": python_path}},
+        "args": {
+            "python": sys.executable,
+            "update": "disk",
+            "environment": {"PYTHONPATH": python_path},
+        },
     }
     run = subprocess.Popen(
         [
-            sys.executable, "-m", "rlcli", "train", "ppo_math", *tiny_ppo[:-1], "train.steps=100000", "launch=local",
-            "cluster.nodes=2", f"models.actor.rollout={json.dumps({'devices': '1', 'backend': backend})}",
-            "--run-dir", "run",
+            sys.executable,
+            "-m",
+            "rlcli",
+            "train",
+            "ppo_math",
+            *tiny_ppo[:-1],
+            "train.steps=100000",
+            "launch=local",
+            "cluster.nodes=2",
+            f"models.actor.rollout={json.dumps({'devices': '1', 'backend': backend})}",
+            "--run-dir",
+            "run",
         ],
-        cwd=tmp_path, env={**os.environ, **ENVIRONMENT}, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, **ENVIRONMENT},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         metrics = tmp_path / "run" / "metrics.jsonl"
         while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
             assert run.poll() is None, run.communicate()
             time.sleep(0.1)
         records = json.loads((tmp_path / "run" / "procs.json").read_text())
-        node = next(psutil.Process(record["pid"]) for record in records if record["name"] == "node1")
-        (server,) = [one for one in processes("sglang.launch_server") if str(tmp_path) in " ".join(one.cmdline())][1:]
+        node = next(
+            psutil.Process(record["pid"]) for record in records if record["name"] == "node1"
+        )
+        (server,) = [
+            one
+            for one in processes("sglang.launch_server")
+            if str(tmp_path) in " ".join(one.cmdline())
+        ][1:]
         node.kill()
         _, errors = run.communicate(timeout=60)
     finally:

@@ -17,8 +17,8 @@ from rlcli.recipe.resolve import load_recipe
 pytestmark = pytest.mark.timeout(420)  # some are several runs
 
 RUN_FILES = {
-    "README.md", "curve.png", "environment.json", "metrics.jsonl", "models", "origins.json", "recipe",
-    "recipe.resolved.yaml", "samples.jsonl", "status.json", "tensorboard",
+    "README.md", "curve.png", "environment.json", "metrics.jsonl", "models", "origins.json",
+    "recipe", "recipe.resolved.yaml", "samples.jsonl", "status.json", "tensorboard",
 }  # fmt: skip
 
 
@@ -35,8 +35,15 @@ def test_a_run_writes_the_files_and_metrics_of_the_readme(run):
     assert run.status["state"] == "done"
     assert [record["step"] for record in run.records] == [0, 1, 2]
     assert run.records[0]["eval/accuracy"] == run.records[0]["eval/reward"]
-    assert {"actor/loss", "actor/kl", "critic/loss", "time/actor_gen", "tokens_per_second"} <= run.records[1].keys()
-    assert run.records[1]["actor/kl"] == pytest.approx(0, abs=1e-6)  # before any update actor and reference are equal
+    assert {
+        "actor/loss",
+        "actor/kl",
+        "critic/loss",
+        "time/actor_gen",
+        "tokens_per_second",
+    } <= run.records[1].keys()
+    # before any update actor and reference are equal
+    assert run.records[1]["actor/kl"] == pytest.approx(0, abs=1e-6)
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     assert {sample["phase"] for sample in samples} == {"train", "eval"}
     assert "before" in run.out
@@ -47,13 +54,18 @@ def test_the_saved_actor_gives_the_same_answers_in_transformers(run):
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
     folder = run.folder / "models" / "actor"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     last = [sample for sample in samples if sample["phase"] == "eval" and sample["step"] == 2]
     assert last
     for sample in last:
         question = tokenizer(sample["prompt"], return_tensors="pt")
-        answer = model.generate(**question, max_new_tokens=6, do_sample=False)[0, question.input_ids.shape[1] :]
+        answer = model.generate(**question, max_new_tokens=6, do_sample=False)[
+            0, question.input_ids.shape[1] :
+        ]
         assert tokenizer.decode(answer, skip_special_tokens=True) == sample["response"]
     critic = AutoModelForTokenClassification.from_pretrained(run.folder / "models" / "critic")
     assert critic.config.num_labels == 1
@@ -65,18 +77,24 @@ def test_eval_gives_the_results_of_the_last_evaluation_of_the_run(run, warm_comm
     assert done.returncode == 0, done.stderr
     report, last = json.loads(done.stdout), run.records[-1]
     assert {name: one["mean"] for name, one in report["results"].items()} == {
-        name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")
+        name.removeprefix("eval/"): value
+        for name, value in last.items()
+        if name.startswith("eval/")
     }
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
-    expected = [sample["response"] for sample in samples if (sample["phase"], sample["step"]) == ("eval", 2)]
+    expected = [
+        sample["response"] for sample in samples if (sample["phase"], sample["step"]) == ("eval", 2)
+    ]
     assert [sample["response"] for sample in report["samples"]] == expected
 
 
 def test_metrics_do_not_depend_on_ranks_and_micro_batches(train, tiny_ppo):
-    # A toy model solves no problem. A penalty, discounted along the response, still gives different advantages.
+    # A toy model solves no problem. A penalty, discounted along the response,
+    # still gives different advantages.
     penalty = ("graph.reward_inf.interface.args.wrong_reward=-1.0", "ppo.discount=0.9")
-    # AdamW divides by the gradient's own size. With its usual epsilon, rounding noise around a zero gradient would
-    # move a weight as far as a real gradient does, and step 2 would start from other weights.
+    # AdamW divides by the gradient's own size. With its usual epsilon, rounding noise around a zero
+    # gradient would move a weight as far as a real gradient does,
+    # and step 2 would start from other weights.
     penalty += ("models.actor.backend.args.eps=1e-5", "models.critic.backend.args.eps=1e-5")
     two = ("launch=local", "cluster.devices_per_node=2")
     variants: dict[str, tuple[str, ...]] = {
@@ -86,12 +104,25 @@ def test_metrics_do_not_depend_on_ranks_and_micro_batches(train, tiny_ppo):
         "critic_apart": (*two, "models.critic.devices=1"),
         "tensor_parallel": (*two, "models.actor.mesh.tp=2", "models.critic.mesh.tp=2"),
     }
-    follow = ("graph.actor_train.hooks={copy_to: ref, eta: 0.5}", "graph.ref_inf.hooks.offload=true")
+    follow = (
+        "graph.actor_train.hooks={copy_to: ref, eta: 0.5}",
+        "graph.ref_inf.hooks.offload=true",
+    )
     penalty += follow  # and the reference follows the actor, sharded or not
-    runs = {name: train("ppo_math", *tiny_ppo, *penalty, *extra, name=name) for name, extra in variants.items()}
+    runs = {
+        name: train("ppo_math", *tiny_ppo, *penalty, *extra, name=name)
+        for name, extra in variants.items()
+    }
     for name, run in runs.items():
         assert run.code == 0, f"{name}: {run.err}"
-    keys = ("actor/loss", "actor/grad_norm", "critic/loss", "critic/grad_norm", "reward/reward", "actor/entropy")
+    keys = (
+        "actor/loss",
+        "actor/grad_norm",
+        "critic/loss",
+        "critic/grad_norm",
+        "reward/reward",
+        "actor/entropy",
+    )
     for name, run in runs.items():
         for ours, theirs in zip(run.steps, runs["inline"].steps, strict=True):
             for key in keys:
@@ -103,9 +134,16 @@ def test_a_role_that_follows_the_actor_samples_with_its_current_weights(train, t
     """Also on a separate rank, which could begin the next step before the actor is trained."""
     follower = (
         "models.actor.rollout.backend.args.dtype=float32",
-        "models.actor.backend.args.lr=1e-3", "graph.reward_inf.interface.args.wrong_reward=-1.0", "ppo.discount=0.9",
-    )  # fmt: skip
-    apart = ("launch=local", "cluster.devices_per_node=2", "models.critic.devices=1", "models.ref.devices=1")
+        "models.actor.backend.args.lr=1e-3",
+        "graph.reward_inf.interface.args.wrong_reward=-1.0",
+        "ppo.discount=0.9",
+    )
+    apart = (
+        "launch=local",
+        "cluster.devices_per_node=2",
+        "models.critic.devices=1",
+        "models.ref.devices=1",
+    )
     apart += ("models.actor.rollout.devices=1",)
     inline = train("ppo_math", *tiny_ppo, *follower, name="follower")
     two_ranks = train("ppo_math", *tiny_ppo, *follower, *apart, name="follower_apart")
@@ -118,12 +156,23 @@ def test_a_role_that_follows_the_actor_samples_with_its_current_weights(train, t
 
 def test_a_rollout_role_does_not_change_responses_and_metrics(train, tiny_ppo):
     """In the same process, and on a separate rank."""
-    learns = ("models.actor.backend.args.lr=1e-3", "graph.reward_inf.interface.args.wrong_reward=-1.0")
+    learns = (
+        "models.actor.backend.args.lr=1e-3",
+        "graph.reward_inf.interface.args.wrong_reward=-1.0",
+    )
     rollout = ("models.actor.rollout.backend.args.dtype=float32",)
-    apart = ("launch=local", "cluster.devices_per_node=2", "models.critic.devices=0", "models.ref.devices=0")
+    apart = (
+        "launch=local",
+        "cluster.devices_per_node=2",
+        "models.critic.devices=0",
+        "models.ref.devices=0",
+    )
     apart += ("models.actor.rollout.devices=1",)
     layouts = {"alone": (), "rollout": rollout, "rollout_apart": (*rollout, *apart)}
-    runs = {name: train("ppo_math", *tiny_ppo, *learns, *changes, name=name) for name, changes in layouts.items()}
+    runs = {
+        name: train("ppo_math", *tiny_ppo, *learns, *changes, name=name)
+        for name, changes in layouts.items()
+    }
     for name, run in runs.items():
         assert run.code == 0, f"{name}: {run.err}"
         assert samples(run.folder) == samples(runs["alone"].folder), name
@@ -131,20 +180,30 @@ def test_a_rollout_role_does_not_change_responses_and_metrics(train, tiny_ppo):
 
 
 def _by_metric(run):
-    """The metrics of each step without times, by name; the role of generation is renamed to the actor."""
+    """The metrics of each step without times, by name;
+    the role of generation is renamed to the actor."""
     renamed = [
         {name.replace("actor_rollout/", "actor/"): number for name, number in step.items()}
         for step in numbers(run.folder)
     ]
-    return [{name: number for name, number in step.items() if not name.startswith("queue/")} for step in renamed]
+    return [
+        {name: number for name, number in step.items() if not name.startswith("queue/")}
+        for step in renamed
+    ]
 
 
 def test_generation_on_separate_devices_may_run_one_step_ahead(train, tiny_ppo):
     devices = {"actor": 0, "critic": 0, "ref": 0, "actor.rollout": 1}
     run = train(
-        "ppo_math", "--with", "async", *tiny_ppo[:-1], "train.steps=5", "launch=local", "cluster.devices_per_node=2",
+        "ppo_math",
+        "--with",
+        "async",
+        *tiny_ppo[:-1],
+        "train.steps=5",
+        "launch=local",
+        "cluster.devices_per_node=2",
         *(f"models.{role}.devices={device}" for role, device in devices.items()),
-    )  # fmt: skip
+    )
     assert run.code == 0, run.err
     staleness = [step["actor_rollout/staleness"] for step in run.steps]
     assert staleness[0] == 0
@@ -159,7 +218,8 @@ def with_warm_start(tmp_path):
     """after.yaml, which starts from the result of warm.yaml."""
     (tmp_path / "warm.yaml").write_text(
         "extends: sft_math\n"
-        "models: {actor: {scratch: {hidden_size: 32, num_hidden_layers: 1, intermediate_size: 32}}}\n"
+        "models: {actor: {scratch: {hidden_size: 32, num_hidden_layers: 1, intermediate_size: "
+        "32}}}\n"
         "datasets: {train: {args: {problems: 32}}}\n"
         "train: {steps: 1, prompts_per_step: 8}\n"
     )
@@ -188,12 +248,18 @@ def test_a_warm_start_is_run_only_once(with_warm_start, tmp_path, warm_command):
 def test_an_interrupted_warm_start_is_continued(with_warm_start, tmp_path, warm_command):
     with (tmp_path / "warm.yaml").open("a") as recipe:
         recipe.write("checkpoint: {every_steps: 1, asynchronous: false}\n")
-    (tmp_path / "warm.yaml").write_text((tmp_path / "warm.yaml").read_text().replace("steps: 1, p", "steps: 4, p"))
+    (tmp_path / "warm.yaml").write_text(
+        (tmp_path / "warm.yaml").read_text().replace("steps: 1, p", "steps: 4, p")
+    )
     faults = {"RLCLI_ENABLE_FAILPOINTS": "1", "RLCLI_FAILPOINTS": "checkpoint.committed:kill@2"}
     killed = subprocess.run(
-        [sys.executable, "-m", "rlcli", "train", "after.yaml"], cwd=tmp_path, env=os.environ | ENVIRONMENT | faults,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "rlcli", "train", "after.yaml"],
+        cwd=tmp_path,
+        env=os.environ | ENVIRONMENT | faults,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert killed.returncode == 7, killed.stderr
     shutil.copytree(tmp_path, tmp_path / "damaged")
     for manifest in (tmp_path / "damaged/runs/warm").glob("*/checkpoints/*/MANIFEST.json"):
@@ -204,8 +270,12 @@ def test_an_interrupted_warm_start_is_continued(with_warm_start, tmp_path, warm_
     done = warm_command("train", "after.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs/warm").iterdir()
-    assert f"continuing runs/warm/{run.name}, which was interrupted, after step 2" in " ".join(done.stderr.split())
-    assert [json.loads(line)["step"] for line in (run / "resumes.jsonl").read_text().splitlines()] == [2]
+    assert f"continuing runs/warm/{run.name}, which was interrupted, after step 2" in " ".join(
+        done.stderr.split()
+    )
+    assert [
+        json.loads(line)["step"] for line in (run / "resumes.jsonl").read_text().splitlines()
+    ] == [2]
     uninterrupted = warm_command("train", "warm.yaml", "--run-dir", "whole", cwd=tmp_path)
     assert uninterrupted.returncode == 0, uninterrupted.stderr
     for file in ("ledger.jsonl", "models/actor/model.safetensors"):
@@ -218,19 +288,26 @@ def test_a_run_prepared_for_a_job_runs_its_warm_start_when_it_begins(
     monkeypatch.chdir(tmp_path)
     prepare_run(load_recipe("after.yaml", ()), tmp_path / "prepared")
     assert json.loads((tmp_path / "prepared/status.json").read_text())["state"] == "submitted"
-    assert json.loads((tmp_path / "prepared/starts.json").read_text())["actor"] == "recipe:warm.yaml#actor"
+    assert (
+        json.loads((tmp_path / "prepared/starts.json").read_text())["actor"]
+        == "recipe:warm.yaml#actor"
+    )
     assert not (tmp_path / "runs").exists()
     done = warm_command("resume", "prepared", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "training that first" in done.stderr
     assert "resuming" not in done.stderr
     (warm,) = (tmp_path / "runs/warm").iterdir()
-    assert json.loads((tmp_path / "prepared/starts.json").read_text())["actor"] == str(warm / "models/actor")
+    assert json.loads((tmp_path / "prepared/starts.json").read_text())["actor"] == str(
+        warm / "models/actor"
+    )
     assert not (tmp_path / "prepared/resumes.jsonl").exists()
     trained = warm_command("train", "after.yaml", "--run-dir", "trained", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     for file in ("samples.jsonl", "models/actor/model.safetensors"):
-        assert (tmp_path / "prepared" / file).read_bytes() == (tmp_path / "trained" / file).read_bytes()
+        assert (tmp_path / "prepared" / file).read_bytes() == (
+            tmp_path / "trained" / file
+        ).read_bytes()
 
 
 def test_a_used_folder_is_refused(run, train_into, tiny_ppo):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 TINY = (
-    "{model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2, "
-    "max_position_embeddings: 128}"
+    "{model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, "
+    "num_attention_heads: 2, max_position_embeddings: 128}"
 )
 EXAMPLE = Path(__file__).parents[1] / "interfaces" / "custom_interface_example.txt"
 
@@ -44,7 +44,9 @@ class MaskedRows:
 '''
 
 
-ITERATED_ROWS = MASKED_ROWS.replace("class MaskedRows:", "class MaskedRows(torch.utils.data.IterableDataset):").replace(
+ITERATED_ROWS = MASKED_ROWS.replace(
+    "class MaskedRows:", "class MaskedRows(torch.utils.data.IterableDataset):"
+).replace(
     "    def __getitem__(self, i):",
     "    def __iter__(self):\n        return map(self.row, range(8))\n\n    def row(self, i):",
 )
@@ -63,18 +65,26 @@ def records(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("launch", "rows"), [
-    ((), MASKED_ROWS), (("launch=local", "cluster.devices_per_node=2"), ITERATED_ROWS),
-], ids=["inline", "two ranks, iterated"])  # fmt: skip
-def test_the_custom_interface_of_the_documentation_of_areal_trains(project, warm_command, launch, rows):
+@pytest.mark.parametrize(
+    ("launch", "rows"),
+    [
+        ((), MASKED_ROWS),
+        (("launch=local", "cluster.devices_per_node=2"), ITERATED_ROWS),
+    ],
+    ids=["inline", "two ranks, iterated"],
+)
+def test_the_custom_interface_of_the_documentation_of_areal_trains(
+    project, warm_command, launch, rows
+):
     (project / "interfaces" / "custom.py").write_text(EXAMPLE.read_text())
     (project / "datasets" / "masked_rows.py").write_text(rows)
     (project / "recipes" / "custom.yaml").write_text(
-        f"models: {{actor: {{scratch: {TINY}, tokenizer: 'builtin:arithmetic', backend: "
-        "{type: fsdp, args: {lr: 1e-2, dtype: float32}}}}\n"
+        f"models: {{actor: {{scratch: {TINY}, tokenizer: 'builtin:arithmetic', backend: {{type: "
+        "fsdp, args: {lr: 1e-2, dtype: float32}}}}\n"
         "datasets: {train: masked-rows}\n"
         "graph:\n"
-        "  train: {model: actor, call: train_step, interface: {type: custom, args: {custom_param: 2.0}},\n"
+        "  train: {model: actor, call: train_step, interface: {type: custom, args: {custom_param: "
+        "2.0}},\n"
         "          inputs: [packed_input_ids, mask]}\n"
         "train: {steps: 6, prompts_per_step: 8}\n"
     )
@@ -98,10 +108,15 @@ def classifier(project):
     tokenizer = load("datasets", "arithmetic").make_tokenizer()
     model = BertForSequenceClassification(
         BertConfig(
-            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=16, num_labels=2, pad_token_id=0,
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            num_labels=2,
+            pad_token_id=0,
         )
-    )  # fmt: skip
+    )
     model.save_pretrained(project / "sentiment")
     tokenizer.save_pretrained(project / "sentiment")
 
@@ -122,21 +137,29 @@ def test_a_sentiment_classifier_gives_rewards_for_ppo(project, classifier, warm_
     assert done.returncode == 0, done.stderr
     [record] = records(project / "out")
     assert record["reward/reward"] != 0
-    rewards = {json.loads(line)["reward"] for line in (project / "out" / "samples.jsonl").read_text().splitlines()}
+    rewards = {
+        json.loads(line)["reward"]
+        for line in (project / "out" / "samples.jsonl").read_text().splitlines()
+    }
     assert len(rewards) > 1
-    pooled = warm_command("train", "nice", "--run-dir", "pooled", "models.reward.backend=cpu_pool", cwd=project)
+    pooled = warm_command(
+        "train", "nice", "--run-dir", "pooled", "models.reward.backend=cpu_pool", cwd=project
+    )
     assert pooled.returncode == 0, pooled.stderr
     [in_pool] = records(project / "pooled")
     clocks = ("time/", "tokens_per_second")
     assert in_pool.keys() == record.keys()
-    assert all(in_pool[name] == value for name, value in record.items() if not name.startswith(clocks))
+    assert all(
+        in_pool[name] == value for name, value in record.items() if not name.startswith(clocks)
+    )
 
 
 RECIPE = (
     f"models: {{actor: {{scratch: {TINY}, tokenizer: 'builtin:arithmetic', backend: BACKEND}}}}\n"
     "datasets: {train: masked-rows}\n"
     "graph:\n"
-    "  train: {model: actor, call: train_step, interface: {type: custom, args: {custom_param: 2.0}},\n"
+    "  train: {model: actor, call: train_step, interface: {type: custom, args: {custom_param: "
+    "2.0}},\n"
     "          inputs: [packed_input_ids, mask]}\n"
     "train: {steps: 6, prompts_per_step: 8}\n"
 )
@@ -208,7 +231,12 @@ def test_a_backend_that_expects_a_loaded_model_gets_a_hint(documented_project, w
     (documented_project / "backends" / "my_fsdp.py").write_text(text)
     done = warm_command("train", "custom", "--run-dir", "out", cwd=documented_project)
     assert done.returncode == 2
-    line = text.splitlines().index("        self.optimizer = torch.optim.AdamW(list(module.parameters()), lr=1e-2)") + 1
+    line = (
+        text.splitlines().index(
+            "        self.optimizer = torch.optim.AdamW(list(module.parameters()), lr=1e-2)"
+        )
+        + 1
+    )
     assert f"my_fsdp.py:{line}" in done.stderr
     assert "model.source.load(model.device)" in done.stderr
 
@@ -276,7 +304,9 @@ model_api.register_interface("sentiment_scoring", SentimentScoringInterface)
 """
 
 
-def test_the_sentiment_interface_of_the_documentation_of_realhf_runs(project, classifier, warm_command):
+def test_the_sentiment_interface_of_the_documentation_of_realhf_runs(
+    project, classifier, warm_command
+):
     (project / "interfaces" / "sentiment_scoring.py").write_text(SENTIMENT)
     (project / "recipes" / "nice.yaml").write_text(
         PPO.replace("responses_per_prompt: 2", "responses_per_prompt: 1")
@@ -341,18 +371,25 @@ data_api.register_dataset("my-dataset", MyDataset)
 '''
 
 
-@pytest.mark.parametrize("dataset", [
-    "{type: my-dataset, args: {max_length: 64, dataset_path: pairs.jsonl}}",
-    "{type: paired, args: {path: pairs.jsonl}}",
-], ids=["its own class", "the file format"])  # fmt: skip
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        "{type: my-dataset, args: {max_length: 64, dataset_path: pairs.jsonl}}",
+        "{type: paired, args: {path: pairs.jsonl}}",
+    ],
+    ids=["its own class", "the file format"],
+)
 def test_the_dataset_of_pairs_of_the_documentation_of_realhf_trains(project, warm_command, dataset):
-    rows = [{"prompt": f"{i}+1=", "pos_answers": [f"{i + 1}"], "neg_answers": [f"{i}"]} for i in range(8)]
+    rows = [
+        {"prompt": f"{i}+1=", "pos_answers": [f"{i + 1}"], "neg_answers": [f"{i}"]}
+        for i in range(8)
+    ]
     (project / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (project / "datasets" / "my_dataset.py").write_text(PAIRS)
     (project / "recipes" / "rw.yaml").write_text(
         "extends: base/reward_model\n"
-        f"models: {{reward: {{scratch: {TINY}, tokenizer: 'builtin:arithmetic', backend: {{type: fsdp, args: "
-        "{lr: 1e-2}}}}\n"
+        f"models: {{reward: {{scratch: {TINY}, tokenizer: 'builtin:arithmetic', backend: {{type: "
+        "fsdp, args: {lr: 1e-2}}}}\n"
         f"datasets: {{train: {dataset}}}\n"
         "train: {steps: 8, prompts_per_step: 8}\n"
     )

@@ -1,5 +1,5 @@
-"""Small runs: PPO on a model of a few thousand parameters, and a recipe of toy components whose results do not depend
-on the layout."""
+"""Small runs: PPO on a model of a few thousand parameters, and a recipe of toy components whose
+results do not depend on the layout."""
 
 import shutil
 from pathlib import Path
@@ -8,8 +8,11 @@ TOY = Path(__file__).parents[1] / "launch/toy"
 
 TINY_PPO = (
     "models.actor.path=null",
-    "models.actor.scratch={model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
-    "num_attention_heads: 4, max_position_embeddings: 128, tie_word_embeddings: true}",
+    (
+        "models.actor.scratch={model_type: llama, hidden_size: 32, intermediate_size: 64, "
+        "num_hidden_layers: 2, num_attention_heads: 4, max_position_embeddings: 128, "
+        "tie_word_embeddings: true}"
+    ),
     "models.actor.tokenizer=builtin:arithmetic",
     "datasets.train.args.problems=64",
     "datasets.held_out.args.problems=8",

@@ -1,7 +1,9 @@
-"""The command in forks of a process that has torch and the rest loaded: a short run takes one second instead of ten.
+"""The command in forks of a process that has torch and the rest loaded: a short run takes one
+second instead of ten.
 
-`WarmCommand` asks; `python warm_command.py` is forked, with a line of JSON on its stdin for each command, and two on
-its stdout: the pid, later the exit code. A fork does its work itself, without a supervisor above it.
+`WarmCommand` asks; `python warm_command.py` is forked, with a line of JSON on its stdin for each
+command, and two on its stdout: the pid, later the exit code. A fork does its work itself, without a
+supervisor above it.
 """
 
 import contextlib
@@ -16,7 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 HOME = str(Path(__file__).resolve().parents[2])
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": HOME, "COLUMNS": "80"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONPATH": HOME,
+    "COLUMNS": "80",
+}
 
 
 def load_everything() -> None:
@@ -41,10 +48,14 @@ def load_everything() -> None:
 
 
 def start(
-    arguments: list[str], out: str, err: str, folder: str = ".", prepare: Callable[[int], object] = lambda ranks: None
+    arguments: list[str],
+    out: str,
+    err: str,
+    folder: str = ".",
+    prepare: Callable[[int], object] = lambda ranks: None,
 ) -> int:
-    """`rlcli <arguments>` in a separate process, the leader of a group; returns its pid. Its ranks are forks too, and
-    call `prepare` first (see `forked_ranks`)."""
+    """`rlcli <arguments>` in a separate process, the leader of a group; returns its pid. Its ranks
+    are forks too, and call `prepare` first (see `forked_ranks`)."""
     from forked_ranks import fork, forked_ranks, redirect
 
     from rlcli.cli.main import main as command
@@ -80,22 +91,32 @@ class WarmCommand:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, **ENVIRONMENT},
-        )  # fmt: skip
+        )
 
-    def run(self, arguments: list[str], folder: Path, timeout: float) -> subprocess.CompletedProcess[str]:
-        """Raises TimeoutExpired after `timeout` seconds; all processes of the command are killed then."""
+    def run(
+        self, arguments: list[str], folder: Path, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Raises TimeoutExpired after `timeout` seconds;
+        all processes of the command are killed then."""
         with tempfile.TemporaryDirectory() as home:
             out, err = Path(home, "out"), Path(home, "err")
-            self._say({"arguments": arguments, "out": str(out), "err": str(err), "folder": str(folder)})
+            self._say(
+                {"arguments": arguments, "out": str(out), "err": str(err), "folder": str(folder)}
+            )
             pid, late = self._hear()["pid"], threading.Event()
             timer = threading.Timer(timeout, lambda: (late.set(), _kill_group(pid)))
             timer.start()
             code = self._hear()["code"]
             timer.cancel()
             if late.is_set():
-                raise subprocess.TimeoutExpired(arguments, timeout, out.read_bytes(), err.read_bytes())
+                raise subprocess.TimeoutExpired(
+                    arguments, timeout, out.read_bytes(), err.read_bytes()
+                )
             return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
     def close(self) -> None:

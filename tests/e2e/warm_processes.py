@@ -1,8 +1,10 @@
-"""The processes of a run as forks of one that has everything loaded: a start takes one second instead of ten.
+"""The processes of a run as forks of one that has everything loaded:
+a start takes one second instead of ten.
 
-`with warm_processes():` replaces `subprocess.Popen`. Whatever then starts `python -m rlcli…` gets a fork that does what
-a new process would: the same module, arguments, environment, descriptors and session. So supervisor, master, agents,
-torchrun, ranks, pools and the agents of servers are the real ones, and can be killed one by one.
+`with warm_processes():` replaces `subprocess.Popen`. Whatever then starts `python -m rlcli…` gets a
+fork that does what a new process would: the same module, arguments, environment, descriptors and
+session. So supervisor, master, agents, torchrun, ranks, pools and the agents of servers are the
+real ones, and can be killed one by one.
 """
 
 import contextlib
@@ -24,8 +26,9 @@ from rlcli.testing.ranks import leave_groups_of_parent
 
 STANDARD = (0, 1, 2)
 LOADED_FIRST = (
-    "torch.distributed.run", "rlcli.backends.sglang", "rlcli.cli.resume", "rlcli.launch.node", "rlcli.launch.resume",
-    "rlcli.launch.server", "rlcli.launch.supervisor", "rlcli.runtime.pool",
+    "torch.distributed.run", "rlcli.backends.sglang", "rlcli.cli.resume", "rlcli.launch.node",
+    "rlcli.launch.resume", "rlcli.launch.server", "rlcli.launch.supervisor",
+    "rlcli.runtime.pool",
 )  # fmt: skip
 """Besides what `load_everything` loads."""
 
@@ -37,9 +40,10 @@ def warm_processes() -> Iterator[None]:
         importlib.import_module(module)
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    with mock.patch.object(subprocess, "Popen", ForkedPopen), mock.patch.object(
-        subprocess_handler, "Popen", ForkedPopen
-    ):  # fmt: skip
+    with (
+        mock.patch.object(subprocess, "Popen", ForkedPopen),
+        mock.patch.object(subprocess_handler, "Popen", ForkedPopen),
+    ):
         yield
 
 
@@ -50,7 +54,24 @@ class ForkedPopen(subprocess.Popen):
         module = module_of(args)
         if module is None:
             return super()._execute_child(args, *rest)
-        (_, preexec_fn, close_fds, pass_fds, cwd, env, _, _, _, p2cread, _, _, c2pwrite, _, errwrite, *others) = rest
+        (
+            _,
+            preexec_fn,
+            close_fds,
+            pass_fds,
+            cwd,
+            env,
+            _,
+            _,
+            _,
+            p2cread,
+            _,
+            _,
+            c2pwrite,
+            _,
+            errwrite,
+            *others,
+        ) = rest
         start_new_session, process_group = others[-2:]
         sys.stdout.flush()
         sys.stderr.flush()

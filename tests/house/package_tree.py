@@ -1,5 +1,5 @@
-"""Builds the package as in a wheel, with links to its files: components are inside `rlcli` there, where tools that read
-code without running it find them.
+"""Builds the package as in a wheel, with links to its files: components are inside `rlcli` there,
+where tools that read code without running it find them.
 
     python tests/house/package_tree.py build/package
 """
@@ -20,7 +20,8 @@ def build(target: Path) -> None:
         for source in sorted((ROOT / folder).rglob("*.py")):
             link = target / "rlcli" / source.relative_to(ROOT)
             _link(source, link)
-            (link.parent / "__init__.py").touch()  # such tools ignore subfolders that are not packages
+            # such tools ignore subfolders that are not packages
+            (link.parent / "__init__.py").touch()
     _link(ROOT / "pyproject.toml", target / "pyproject.toml")
 
 

@@ -1,4 +1,5 @@
-"""Injected faults: refused unless enabled, reported before they happen, and raised at the requested passages."""
+"""Injected faults: refused unless enabled, reported before they happen,
+and raised at the requested passages."""
 
 from __future__ import annotations
 
@@ -21,14 +22,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def faults(monkeypatch, tmp_path):
-    """Sets faults and returns a function that reads the events. A unique text separates passages from other tests'."""
+    """Sets faults and returns a function that reads the events. A unique text separates passages
+    from other tests'."""
     log = tmp_path / "events.jsonl"
 
     def set_faults(text: str):
         monkeypatch.setenv("RLCLI_FAILPOINTS", f"{text};{tmp_path.name}:note")
         monkeypatch.setenv("RLCLI_ENABLE_FAILPOINTS", "1")
         monkeypatch.setenv("RLCLI_FAILPOINT_EVENTS", str(log))
-        return lambda: [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return lambda: (
+            [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        )
 
     return set_faults
 
@@ -51,7 +55,9 @@ def test_faults_are_refused_unless_enabled(monkeypatch, enabled):
             refuse()
 
 
-@pytest.mark.parametrize("text", ["a", "a:b", "a:ENOTHING", "a:kill@", "a:kill@x", "a:sleep", ":kill", "a:E2BIG@1-"])
+@pytest.mark.parametrize(
+    "text", ["a", "a:b", "a:ENOTHING", "a:kill@", "a:kill@x", "a:sleep", ":kill", "a:E2BIG@1-"]
+)
 def test_invalid_faults_are_refused(monkeypatch, text):
     monkeypatch.setenv("RLCLI_FAILPOINTS", text)
     monkeypatch.setenv("RLCLI_ENABLE_FAILPOINTS", "1")
@@ -92,18 +98,25 @@ def test_a_failpoint_sleeps(faults):
 @pytest.mark.parametrize(("action", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])
 def test_a_fault_is_reported_before_the_process_is_killed_or_stopped(tmp_path, action, number):
     environment = {
-        "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "RLCLI_FAILPOINTS": f"here:{action}@2",
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.environ["PATH"],
+        "RLCLI_FAILPOINTS": f"here:{action}@2",
         "RLCLI_ENABLE_FAILPOINTS": "1",
-    }  # fmt: skip
+    }
     program = "from rlcli.failpoints import failpoint\nfor _ in range(3): failpoint('here')"
-    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE
+    )
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         received = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else os.WTERMSIG(status)
         assert received == number
         assert json.loads(process.stderr.readline()) == {
-            "failpoint": "here", "action": action, "passage": 2, "pid": process.pid,
-        }  # fmt: skip
+            "failpoint": "here",
+            "action": action,
+            "passage": 2,
+            "pid": process.pid,
+        }
     finally:
         process.kill()
         process.stderr.close()

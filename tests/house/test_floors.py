@@ -15,7 +15,9 @@ LIGHT_ROOMS = ("errors", "project", "registry", "recipe", "topology", "launch", 
 
 def run_python(code: str, cwd: Path = ROOT) -> str:
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=env, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=env, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -29,7 +31,9 @@ def test_component_folders_are_not_packages_in_a_checkout():
 def lint_imports(package: Path) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     environment = {"PYTHONPATH": str(package)}
-    return subprocess.run(command, capture_output=True, text=True, cwd=package, timeout=60, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=package, timeout=60, env=environment
+    )
 
 
 def test_rooms_and_components_import_only_from_lower_floors(tmp_path):
@@ -41,7 +45,9 @@ def test_rooms_and_components_import_only_from_lower_floors(tmp_path):
 @pytest.mark.parametrize("imported", ["launch", "runtime", "interfaces"])
 def test_a_backend_that_imports_from_above_or_sideways_is_reported(tmp_path, imported):
     build(tmp_path)
-    (tmp_path / "rlcli" / "backends" / "intruder.py").write_text(f"import rlcli.{imported}\n", encoding="utf-8")
+    (tmp_path / "rlcli" / "backends" / "intruder.py").write_text(
+        f"import rlcli.{imported}\n", encoding="utf-8"
+    )
     assert f"rlcli.backends.intruder -> rlcli.{imported}" in lint_imports(tmp_path).stdout
 
 
@@ -82,7 +88,12 @@ print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
     assert json.loads(run_python(code)) == []
 
 
-VERBS = [["--help"], ["ls"], ["validate", "recipes/ppo_math.yaml"], ["plan", "recipes/ppo_math.yaml"]]
+VERBS = [
+    ["--help"],
+    ["ls"],
+    ["validate", "recipes/ppo_math.yaml"],
+    ["plan", "recipes/ppo_math.yaml"],
+]
 
 
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)

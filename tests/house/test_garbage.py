@@ -29,7 +29,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 5)
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="asks for glibc")
 def test_a_step_takes_no_new_pages():
-    # How much glibc returns by itself depends on the layout of the heap; so told, it returns every large block.
+    # How much glibc returns by itself depends on the layout of the heap; so told,
+    # it returns every large block.
     returning = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
     def faults(how):

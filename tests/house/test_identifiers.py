@@ -1,7 +1,8 @@
-"""A name says what it holds: words without content are not assigned, except in a comprehension on one line.
+"""A name says what it holds: words without content are not assigned,
+except in a comprehension on one line.
 
-`vague_names.txt` records how many of them each file still has. A number may only go down, and is lowered by
-`python tests/house/test_identifiers.py`.
+`vague_names.txt` records how many of them each file still has. A number may only go down, and is
+lowered by `python tests/house/test_identifiers.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def short_lived(tree: ast.Module) -> set[ast.AST]:
-    """The variables of comprehensions that fit on one line: a reader sees all of their use at once."""
+    """The variables of comprehensions that fit on one line:
+    a reader sees all of their use at once."""
     return {
         node
         for comprehension in ast.walk(tree)
-        if isinstance(comprehension, COMPREHENSIONS) and comprehension.lineno == comprehension.end_lineno
+        if isinstance(comprehension, COMPREHENSIONS)
+        and comprehension.lineno == comprehension.end_lineno
         for loop in comprehension.generators
         for node in ast.walk(loop.target)
     }
@@ -64,22 +67,28 @@ def todays_names() -> dict[str, list[tuple[int, str]]]:
     """The names without content of each file that has some, in the order of its lines."""
     files = [file for folder in FOLDERS for file in sorted((HOME / folder).rglob("*.py"))]
     names = {
-        file.relative_to(HOME).as_posix(): sorted(vague_names(ast.parse(file.read_text(encoding="utf-8"))))
+        file.relative_to(HOME).as_posix(): sorted(
+            vague_names(ast.parse(file.read_text(encoding="utf-8")))
+        )
         for file in files
     }
     return {file: lines for file, lines in names.items() if lines}
 
 
 def recorded_counts() -> dict[str, int]:
-    """The count of each file. A merge keeps the lines of both sides (`.gitattributes`): the lower one holds."""
+    """The count of each file. A merge keeps the lines of both sides (`.gitattributes`):
+    the lower one holds."""
     lines = [line.split() for line in RECORD.read_text(encoding="utf-8").splitlines()]
     return {file: int(count) for count, file in sorted(lines, key=lambda line: -int(line[0]))}
 
 
 def lower_the_record() -> None:
-    """Write today's counts where they are lower than the recorded ones; files without such names are left out."""
+    """Write today's counts where they are lower than the recorded ones;
+    files without such names are left out."""
     today = todays_names()
-    counts = {file: min(count, len(today.get(file, ()))) for file, count in recorded_counts().items()}
+    counts = {
+        file: min(count, len(today.get(file, ()))) for file, count in recorded_counts().items()
+    }
     lines = [f"{count:4} {file}\n" for file, count in sorted(counts.items()) if count]
     RECORD.write_text("".join(lines), encoding="utf-8")
 

@@ -1,4 +1,5 @@
-"""Components of installed packages: by a short name through an entry point, or by the name of their module."""
+"""Components of installed packages: by a short name through an entry point,
+or by the name of their module."""
 
 import json
 import os
@@ -58,7 +59,9 @@ def site(tmp_path, monkeypatch, unregistered_afterwards):
     site = tmp_path / "site"
     files = {
         "my_lab/__init__.py": "raise SystemExit('imported')",
-        "my_lab/rlcli/interfaces/short_words.py": BREVITY.format(shared="._bounded", name="short-words"),
+        "my_lab/rlcli/interfaces/short_words.py": BREVITY.format(
+            shared="._bounded", name="short-words"
+        ),
         "my_lab/rlcli/interfaces/_bounded.py": SHARED,
         "my_lab/rlcli/recipes/my_lab_math.yaml": RECIPE % "short_words",
         "my_lab-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-lab\nVersion: 1.0\n",
@@ -83,17 +86,27 @@ def rlcli(site):
 
     def run(*arguments):
         done = subprocess.run(
-            [sys.executable, "-m", "rlcli", *arguments], capture_output=True, text=True, cwd=site.parent, check=False,
+            [sys.executable, "-m", "rlcli", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=site.parent,
+            check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(HOME)])},
-        )  # fmt: skip
+        )
         return done.stdout if done.returncode == 0 else done.stderr
 
     return run
 
 
 def test_components_of_an_entry_point_have_short_names(site):
-    assert registry.path_of("interfaces", "short-words") == site / "my_lab/rlcli/interfaces/short_words.py"
-    assert [one.name for one in registry.signature("interfaces", "short-words").arguments] == ["floor", "goal"]
+    assert (
+        registry.path_of("interfaces", "short-words")
+        == site / "my_lab/rlcli/interfaces/short_words.py"
+    )
+    assert [one.name for one in registry.signature("interfaces", "short-words").arguments] == [
+        "floor",
+        "goal",
+    ]
     assert "my_lab" not in sys.modules
     assert registry.load("interfaces", "short-words").__name__ == "Brevity"
     assert "my_lab" not in sys.modules  # the folder is one of rlcli.interfaces
@@ -101,7 +114,10 @@ def test_components_of_an_entry_point_have_short_names(site):
 
 def test_a_component_may_be_named_by_its_module(site):
     name = "their_lab.rewards.brevity"
-    assert [one.name for one in registry.signature("interfaces", name).arguments] == ["floor", "goal"]
+    assert [one.name for one in registry.signature("interfaces", name).arguments] == [
+        "floor",
+        "goal",
+    ]
     assert registry.module_of("interfaces", name) == name
     assert name not in sys.modules
     assert registry.load("interfaces", name).__module__ == name
@@ -112,7 +128,9 @@ def test_packages_may_have_modules_of_the_same_name(site):
     third.parent.mkdir()
     (third.parent / "_bounded.py").write_text(SHARED)
     third.write_text(BREVITY.format(shared="._bounded", name="brevity"))
-    classes = [registry.load("interfaces", name) for name in ("their_lab.rewards.brevity", "third.brevity")]
+    classes = [
+        registry.load("interfaces", name) for name in ("their_lab.rewards.brevity", "third.brevity")
+    ]
     assert [one.__module__ for one in classes] == ["their_lab.rewards.brevity", "third.brevity"]
 
 
@@ -132,7 +150,9 @@ def test_an_entry_point_without_a_package_only_causes_a_warning(site, caplog):
     (site / "my_lab-1.0.dist-info/entry_points.txt").write_text("[rlcli]\nmy_lab = my_lab.gone\n")
     assert "short_words" not in registry.names("interfaces")
     assert "ppo_actor" in registry.names("interfaces")
-    wrong = "the entry point my_lab of my-lab names 'my_lab.gone', which is not an installed package"
+    wrong = (
+        "the entry point my_lab of my-lab names 'my_lab.gone', which is not an installed package"
+    )
     assert caplog.messages == [f"{wrong}. rlcli doctor says more"]
     (warning,) = [finding for finding in examine() if finding.about == "my-lab"]
     assert (warning.level, warning.says) == ("warn", wrong)
@@ -146,4 +166,6 @@ def test_recipes_use_entry_points_and_modules(rlcli, site):
     listed = json.loads(rlcli("ls", "interfaces", "--json"))["interfaces"]
     assert [one["home"] for one in listed if one["name"] == "short_words"] == ["my-lab"]
     assert "Characters that earn" in rlcli("show", "interface", "their_lab.rewards.brevity")
-    assert "did you mean floor?" in rlcli("validate", "mine.yaml", "graph.reward_inf.interface.args.flor=1")
+    assert "did you mean floor?" in rlcli(
+        "validate", "mine.yaml", "graph.reward_inf.interface.args.flor=1"
+    )

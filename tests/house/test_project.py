@@ -51,7 +51,9 @@ def test_use_project_sets_the_project_of_child_processes(tmp_path, monkeypatch):
     assert project.current_project() == named
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "not a folder"), ("[project]\n", "does not mark it")])
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "not a folder"), ("[project]\n", "does not mark it")]
+)
 def test_a_named_folder_that_is_not_a_project_is_an_error(tmp_path, monkeypatch, text, message):
     if text is not None:
         make_project(tmp_path / "named", text)
@@ -111,7 +113,9 @@ def test_the_search_path_lists_existing_folders_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "owner", "trusted"), [(0o1777, 12345, False), (0o755, 12345, True), (0o1777, 0, True)]
 )
-def test_a_project_of_another_user_in_a_shared_folder_must_be_named(tmp_path, monkeypatch, mode, owner, trusted):
+def test_a_project_of_another_user_in_a_shared_folder_must_be_named(
+    tmp_path, monkeypatch, mode, owner, trusted
+):
     shared = make_project(tmp_path / "shared")
     (shared / "mine").mkdir()
     shared.chmod(mode)
@@ -130,7 +134,9 @@ def test_files_below_a_folder_of_another_user_are_planted(tmp_path, monkeypatch)
     deep = make_project(tmp_path / "everybody" / "stranger" / "project")
     shared = tmp_path.resolve() / "everybody"
     shared.chmod(0o1777)
-    monkeypatch.setattr(project, "_owner", lambda file: 12345 if file.is_relative_to(shared / "stranger") else 0)
+    monkeypatch.setattr(
+        project, "_owner", lambda file: 12345 if file.is_relative_to(shared / "stranger") else 0
+    )
     assert project.planted(deep / "pyproject.toml") == shared / "stranger"
     assert project.planted(deep / "missing") == shared / "stranger"
     with pytest.raises(ProjectError, match="rlcli --project"):

@@ -11,7 +11,8 @@ from rlcli.errors import ProjectError, UnknownComponent, UsageError
 
 @pytest.fixture
 def write(tmp_path, monkeypatch, unregistered_afterwards):
-    """Writes component files into a new user project; their components are unregistered afterwards."""
+    """Writes component files into a new user project;
+    their components are unregistered afterwards."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
 
@@ -66,14 +67,25 @@ def test_a_component_of_a_subfolder_keeps_its_name(write):
     assert registry.path_of("backends", "zz_inner") == mine
     assert registry.signature("backends", "zz_inner").class_name == "Simple"
     cls = registry.load("backends", "zz_inner")
-    assert cls.__module__ == registry.module_of("backends", "zz_inner") == "rlcli.backends.fast.zz_inner"
+    assert (
+        cls.__module__
+        == registry.module_of("backends", "zz_inner")
+        == "rlcli.backends.fast.zz_inner"
+    )
 
 
 def test_a_subfolder_of_the_project_extends_a_built_in_one(write):
-    text = "from ._scores import RightOrWrong\n" + textwrap.dedent(SIMPLE).format(one="interface", name="zz_reward")
+    text = "from ._scores import RightOrWrong\n" + textwrap.dedent(SIMPLE).format(
+        one="interface", name="zz_reward"
+    )
     write("interfaces/rewards/zz_reward.py", text)
-    assert registry.load("interfaces", "zz_reward").__module__ == "rlcli.interfaces.rewards.zz_reward"
-    assert registry.load("interfaces", "math_reward").__module__ == "rlcli.interfaces.rewards.math_reward"
+    assert (
+        registry.load("interfaces", "zz_reward").__module__ == "rlcli.interfaces.rewards.zz_reward"
+    )
+    assert (
+        registry.load("interfaces", "math_reward").__module__
+        == "rlcli.interfaces.rewards.math_reward"
+    )
 
 
 def test_a_component_that_hides_a_subfolder_is_refused(write):
@@ -99,7 +111,9 @@ def test_a_misspelt_name_is_reported_with_a_guess_and_all_names(write, tmp_path)
     assert "zz_tracker" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["os.system", "a.b:c", "x.py", "../x", "", "PPO", "_ppo", "a" * 65, "1a", "a\nb"])
+@pytest.mark.parametrize(
+    "name", ["os.system", "a.b:c", "x.py", "../x", "", "PPO", "_ppo", "a" * 65, "1a", "a\nb"]
+)
 def test_paths_and_expressions_are_refused_as_names(name):
     for read in (registry.load, registry.signature):
         with pytest.raises(UnknownComponent) as caught:
@@ -190,7 +204,9 @@ def test_nested_settings_become_dataclasses(write):
     assert (dataset.generation.top_k, dataset.generation.temperature) == (5, 1.0)
     assert (dataset.warm.top_k, dataset.warm.temperature) == (6, 2.0)
     with pytest.raises(UsageError, match="util"):
-        registry.make_dataset(DatasetAbstraction("zz_nested", {"util": "from the recipe"}), util="the util")
+        registry.make_dataset(
+            DatasetAbstraction("zz_nested", {"util": "from the recipe"}), util="the util"
+        )
 
 
 BASE = """
@@ -218,7 +234,10 @@ def test_a_signature_is_read_again_after_one_of_its_files_changed(write):
     heir = write("backends/zz_heir.py", HEIR)
 
     def defaults():
-        return {argument.name: argument.default for argument in registry.signature("backends", "zz_heir").arguments}
+        return {
+            argument.name: argument.default
+            for argument in registry.signature("backends", "zz_heir").arguments
+        }
 
     assert defaults() == {"size": 3, "width": 1}
     assert registry.signature("backends", "zz_heir") is registry.signature("backends", "zz_heir")

@@ -115,7 +115,8 @@ def signature(write):
 
 def test_fields_come_with_types_defaults_docs_and_lines(signature, tmp_path):
     by_name = {argument.name: argument for argument in signature.arguments}
-    assert list(by_name)[:2] == ["inherited", "rate"]  # fields of the base first, also overridden ones
+    # fields of the base first, also overridden ones
+    assert list(by_name)[:2] == ["inherited", "rate"]
     assert not {"_", "constant", "state"} & set(by_name)
     assert by_name["path"].required
     assert by_name["path"].annotation == "Path"
@@ -210,7 +211,9 @@ def test_invalid_arguments_are_reported_with_their_location(signature, args, loc
 def test_a_missing_required_argument_is_reported(signature):
     with pytest.raises(ValidationError) as caught:
         signature.model().model_validate({})
-    assert [(error["loc"], error["type"]) for error in caught.value.errors()] == [(("path",), "missing")]
+    assert [(error["loc"], error["type"]) for error in caught.value.errors()] == [
+        (("path",), "missing")
+    ]
 
 
 def test_a_class_that_is_not_a_dataclass_has_the_arguments_of_init(write):

@@ -1,4 +1,5 @@
-"""Problems are reported before anything is started: all at once, with locations, without a run folder."""
+"""Problems are reported before anything is started: all at once, with locations,
+without a run folder."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from rlcli.inspect.model_files import model_faults
 from rlcli.observe.run_lock import RunLock
 from rlcli.recipe.resolve import load_recipe
 
-SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 380}
+SIZES = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "vocab_size": 380,
+}
 RECIPE = """\
 extends: base/sft
 models: {actor: {path: model, tokenizer: builtin:arithmetic}}
@@ -40,7 +47,10 @@ def project(tmp_path, monkeypatch):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
-    tensors = {"model.embed_tokens.weight": np.ones((380, 8), np.float32), "model.norm.weight": np.ones(8, np.float32)}
+    tensors = {
+        "model.embed_tokens.weight": np.ones((380, 8), np.float32),
+        "model.norm.weight": np.ones(8, np.float32),
+    }
     save_file(tensors, model / "a.safetensors")
     index(model, dict.fromkeys(tensors, "a.safetensors"))
     return tmp_path
@@ -62,14 +72,19 @@ def faults_before_start(*overrides: str, run_dir: Path | None = None) -> list[Rl
 
 
 def rlcli(*arguments: str) -> tuple[int, str]:
-    """(exit code, stderr) of a command in a separate process, limited to 512 MiB and 2 s of processor time."""
+    """(exit code, stderr) of a command in a separate process,
+    limited to 512 MiB and 2 s of processor time."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (2, 3));"
         "resource.setrlimit(resource.RLIMIT_DATA, (512 << 20,) * 2);"
         "from rlcli.cli.main import main; main(sys.argv[1:])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return done.returncode, done.stderr
 
@@ -80,10 +95,13 @@ def test_a_valid_recipe_has_no_problems(project):
 
 
 def test_all_missing_files_and_models_are_reported_together(project):
-    (project / "start.yaml").write_text(RECIPE.replace("path: model", "path: ./m1").replace("rows.jsonl", "d1.jsonl"))
+    (project / "start.yaml").write_text(
+        RECIPE.replace("path: model", "path: ./m1").replace("rows.jsonl", "d1.jsonl")
+    )
     (project / "two.yaml").write_text(
         "extends: base/ppo\n"
-        'models: {actor: {path: "recipe:start.yaml#actor"}, ref: {init: null, path: ./m2, tokenizer: ./t2}}\n'
+        'models: {actor: {path: "recipe:start.yaml#actor"}, ref: {init: null, path: '
+        "./m2, tokenizer: ./t2}}\n"
         "datasets:\n"
         "  train: {type: math_prompts, args: {path: d2.jsonl}}\n"
         "  held_out: {type: math_prompts, args: {path: d3.jsonl}}\n"
@@ -93,9 +111,13 @@ def test_all_missing_files_and_models_are_reported_together(project):
     assert code == 4
     locations = [line.split(": ")[0] for line in output.splitlines() if line.startswith("error")]
     assert locations == [
-        "error[F81] two.yaml:4:44", "error[F81] two.yaml:5:47", "error[MODEL] two.yaml:2:76",
-        "error[MODEL] two.yaml:2:93", "error[F81] start.yaml:3:54", "error[MODEL] start.yaml:2:24",
-    ]  # fmt: skip
+        "error[F81] two.yaml:4:44",
+        "error[F81] two.yaml:5:47",
+        "error[MODEL] two.yaml:2:76",
+        "error[MODEL] two.yaml:2:93",
+        "error[F81] start.yaml:3:54",
+        "error[MODEL] start.yaml:2:24",
+    ]
     assert "6 problems; nothing was started" in output
     assert not (project / "runs").exists()
 
@@ -107,7 +129,10 @@ def test_json_output_has_all_errors(project, capsys):
         main(["check", "mine.yaml", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert (ended.value.code, document["exit_code"]) == (4, 4)
-    assert [problem["where"] for problem in document["problems"]] == ["mine.yaml:3:54", "mine.yaml:2:24"]
+    assert [problem["where"] for problem in document["problems"]] == [
+        "mine.yaml:3:54",
+        "mine.yaml:2:24",
+    ]
 
 
 def test_problems_of_rows_model_and_run_folder_are_reported_together(project):
@@ -115,7 +140,9 @@ def test_problems_of_rows_model_and_run_folder_are_reported_together(project):
     (project / "start.yaml").write_text(RECIPE)
     (project / "used").mkdir()
     (project / "used" / "notes.txt").write_text("mine")
-    (project / "mine.yaml").write_text(RECIPE.replace("path: model", 'path: "recipe:start.yaml#actor"'))
+    (project / "mine.yaml").write_text(
+        RECIPE.replace("path: model", 'path: "recipe:start.yaml#actor"')
+    )
     os.truncate(project / "model" / "a.safetensors", 100)
     code, output = rlcli("train", "mine.yaml", "--run-dir", "used")
     assert code == 5
@@ -126,7 +153,7 @@ def test_problems_of_rows_model_and_run_folder_are_reported_together(project):
     assert not (project / "runs").exists()
 
 
-# -- models --------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
 def damage(project: Path, kind: str) -> None:
@@ -173,19 +200,34 @@ def damage(project: Path, kind: str) -> None:
 
 
 DAMAGES = {
-    "index leads out": "S7", "index names an absolute path": "S7", "index names a pickle": "S5",
-    "index names a missing shard": "MODEL", "index names a tensor that is not there": "MODEL",
-    "index is no index": "MODEL", "shard is cut off": "MODEL", "shard is longer": "MODEL", "shard is empty": "MODEL",
-    "shard is a link out": "S7", "only a pickle": "MODEL", "an adapter": "MODEL", "a pipe": "MODEL",
-    "two models": "MODEL", "a larger embedding": "MODEL",
-}  # fmt: skip
+    "index leads out": "S7",
+    "index names an absolute path": "S7",
+    "index names a pickle": "S5",
+    "index names a missing shard": "MODEL",
+    "index names a tensor that is not there": "MODEL",
+    "index is no index": "MODEL",
+    "shard is cut off": "MODEL",
+    "shard is longer": "MODEL",
+    "shard is empty": "MODEL",
+    "shard is a link out": "S7",
+    "only a pickle": "MODEL",
+    "an adapter": "MODEL",
+    "a pipe": "MODEL",
+    "two models": "MODEL",
+    "a larger embedding": "MODEL",
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_train_and_check_refuse_a_damaged_or_unsafe_model_folder(project, kind):
     damage(project, kind)
     (fault,) = faults_before_start()
-    assert (type(fault), fault.exit_code, fault.code, fault.where) == (ModelError, 5, DAMAGES[kind], "mine.yaml:2:24")
+    assert (type(fault), fault.exit_code, fault.code, fault.where) == (
+        ModelError,
+        5,
+        DAMAGES[kind],
+        "mine.yaml:2:24",
+    )
     with pytest.raises(SystemExit) as ended:
         main(["check", "mine.yaml"])
     assert ended.value.code == 5
@@ -200,10 +242,14 @@ def test_disk_space_is_not_checked_for_a_model_with_wrong_sizes(project, monkeyp
     assert [fault.code for fault in faults_before_start()] == ["MODEL"]
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"]
+)
 @pytest.mark.parametrize("value", [10**9, 10**12, -1, "many", 1.5, True, [], 10**400])
 def test_impossible_sizes_of_a_model_are_refused_by_name(project, key, value):
-    (project / "model" / "config.json").write_text(json.dumps({"model_type": "no_family", **SIZES, key: value}))
+    (project / "model" / "config.json").write_text(
+        json.dumps({"model_type": "no_family", **SIZES, key: value})
+    )
     (fault,) = faults_before_start()
     assert key in fault.what
     assert fault.exit_code == 5
@@ -214,12 +260,17 @@ def test_impossible_sizes_of_a_model_are_refused_by_name(project, key, value):
 
 
 def test_more_layers_than_tensors_are_refused(project):
-    (project / "model" / "config.json").write_text(json.dumps({"model_type": "x", **SIZES, "num_hidden_layers": 9000}))
+    (project / "model" / "config.json").write_text(
+        json.dumps({"model_type": "x", **SIZES, "num_hidden_layers": 9000})
+    )
     assert "9000 layers; the files hold 2 tensors" in faults_before_start()[0].what
 
 
 def test_a_model_from_scratch_that_exceeds_memory_is_refused(project):
-    scratch = "{model_type: llama, hidden_size: 262144, intermediate_size: 1048576, num_hidden_layers: 1000}"
+    scratch = (
+        "{model_type: llama, hidden_size: 262144, intermediate_size: 1048576, "
+        "num_hidden_layers: 1000}"
+    )
     faults = faults_before_start("models.actor.path=null", f"models.actor.scratch={scratch}")
     (fault,) = [fault for fault in faults if fault.code != "F28"]
     assert fault.exit_code == 6
@@ -262,7 +313,8 @@ def test_a_model_loaded_by_an_interface_is_checked(project):
     damage(project, "index names a pickle")
     (project / "ppo.yaml").write_text(
         "extends: base/ppo\n"
-        "models: {actor: {scratch: {model_type: llama, num_hidden_layers: 1}, tokenizer: builtin:arithmetic}}\n"
+        "models: {actor: {scratch: {model_type: llama, num_hidden_layers: 1}, tokenizer: "
+        "builtin:arithmetic}}\n"
         "datasets: {train: arithmetic}\n"
         "graph:\n"
         "  reward_inf:\n"
@@ -275,7 +327,7 @@ def test_a_model_loaded_by_an_interface_is_checked(project):
     assert (fault.code, fault.where) == ("S5", "ppo.yaml:6:47")
 
 
-# -- folders and disk ----------------------------------------------------------------------------------------
+# -- folders and disk ------------------------------------------------------------------------------
 
 
 def test_a_run_folder_locked_by_another_run_is_refused(project):
@@ -288,7 +340,8 @@ def test_a_run_folder_locked_by_another_run_is_refused(project):
 
 
 @pytest.mark.parametrize(
-    ("folder", "code"), [("rows.jsonl/run", "F75"), ("model/run", "R69"), ("used", "F72"), ("/proc/run", None)]
+    ("folder", "code"),
+    [("rows.jsonl/run", "F75"), ("model/run", "R69"), ("used", "F72"), ("/proc/run", None)],
 )
 def test_an_unusable_run_folder_is_refused(project, folder, code):
     (project / "used").mkdir()
@@ -314,11 +367,14 @@ def test_only_the_first_rows_of_a_large_file_are_read(project, monkeypatch):
     assert [fault.where for fault in faults_before_start()] == ["rows.jsonl:1000"]
 
 
-# -- further problems -------------------------------------------------------------------------------
+# -- further problems ------------------------------------------------------------------------------
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(project):
-    scratch = "{model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1, vocab_size: 100}"
+    scratch = (
+        "{model_type: llama, hidden_size: 8, num_hidden_layers: 1, "
+        "num_attention_heads: 1, vocab_size: 100}"
+    )
     (fault,) = faults_before_start("models.actor.path=null", f"models.actor.scratch={scratch}")
     assert (fault.code, fault.exit_code) == ("F32", 5)
     assert "380 tokens, the embedding of models.actor 100 rows" in fault.what
@@ -345,7 +401,9 @@ def test_verbs_do_not_open_pipes_or_devices(project, verb):
     assert not (project / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"]
+)
 def test_pipes_and_devices_as_files_of_a_model_are_refused(project, name):
     (project / "model" / name).unlink(missing_ok=True)
     os.mkfifo(project / "model" / name)
@@ -360,11 +418,16 @@ def test_pipes_and_devices_as_files_of_a_model_are_refused(project, name):
 def test_heads_not_divisible_among_tensor_parallel_ranks_are_refused(project):
     sizes = {"model_type": "llama", **SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
     (project / "model" / "config.json").write_text(json.dumps(sizes))
-    (project / "mine.yaml").write_text(RECIPE.replace("path: model,", "path: model, mesh: {tp: 4},"))
+    (project / "mine.yaml").write_text(
+        RECIPE.replace("path: model,", "path: model, mesh: {tp: 4},")
+    )
     devices = ("launch=local", "cluster.devices_per_node=4")
     (fault,) = faults_before_start(*devices)
     assert fault.code == "R49"
-    assert fault.what == "the 2 key-value heads of models.actor cannot be divided among 4 tensor-parallel ranks"
+    assert (
+        fault.what
+        == "the 2 key-value heads of models.actor cannot be divided among 4 tensor-parallel ranks"
+    )
     assert fault.where.endswith("mine.yaml:2:42")
     assert fault.hint == "use a divisor of both: 1, 2"
     (project / "rows.jsonl").write_text(2 * ROW)
@@ -373,8 +436,13 @@ def test_heads_not_divisible_among_tensor_parallel_ranks_are_refused(project):
 
 def test_components_of_warm_starts_are_built_before_the_first_run():
     """Also those of a warm start, whose arguments are valid alone but not together."""
-    valid, contradictory = load_recipe("sft_math"), load_recipe("ppo_math", ["ppo.behav_imp_weight_cap=2.0"])
-    with pytest.raises(RlcliError, match="behav_imp_weight_cap has no effect without use_decoupled_loss") as caught:
+    valid, contradictory = (
+        load_recipe("sft_math"),
+        load_recipe("ppo_math", ["ppo.behav_imp_weight_cap=2.0"]),
+    )
+    with pytest.raises(
+        RlcliError, match="behav_imp_weight_cap has no effect without use_decoupled_loss"
+    ) as caught:
         check_before_start(valid, None, [contradictory])
     assert caught.value.where == "command line"
 
@@ -399,7 +467,16 @@ def test_a_reward_function_that_cannot_be_loaded_is_refused(tmp_path, monkeypatc
 
 
 def test_check_reports_heads_not_divisible_among_ranks():
-    overrides = ["models.actor.mesh.tp=3", "cluster.devices_per_node=3", "launch=local", "train.prompts_per_step=60"]
-    failures = [finding for finding in preflight(load_recipe("ppo_math", overrides), rows=2) if finding.level == "FAIL"]
+    overrides = [
+        "models.actor.mesh.tp=3",
+        "cluster.devices_per_node=3",
+        "launch=local",
+        "train.prompts_per_step=60",
+    ]
+    failures = [
+        finding
+        for finding in preflight(load_recipe("ppo_math", overrides), rows=2)
+        if finding.level == "FAIL"
+    ]
     assert [finding.code for finding in failures] == ["R49"]
     assert "4 attention heads of models.actor cannot be divided among 3" in failures[0].says

@@ -18,8 +18,8 @@ from rlcli.recipe.resolve import load_recipe
 SPECIAL = ["<pad>", "<s>", "</s>", "<user>", "<bot>", "<end>"]
 LETTERS = [*SPECIAL, *sorted(map(chr, range(10, 127)))]
 CHAT = (
-    "{{ bos_token }}{% for m in messages %}{{ '<user>' if m.role != 'assistant' else '<bot>' }}{{ m.content }}</s>"
-    "{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{{ '<user>' if m.role != 'assistant' else '<bot>' }}{{ "
+    "m.content }}</s>{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 )
 SFT = """\
 extends: base/sft
@@ -40,40 +40,71 @@ GOOD = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(9)]
 SUMS = [{"question": f"{n}+1?", "answer": f"it is #### {n + 1}"} for n in range(9)]
 
 
-def model_folder(folder: Path, *, template: str | None = None, named: dict | None = None, **config) -> Path:
-    """Write a model folder with one token per character, and `<s>` in front; `named` are special tokens by name."""
+def model_folder(
+    folder: Path, *, template: str | None = None, named: dict | None = None, **config
+) -> Path:
+    """Write a model folder with one token per character, and `<s>` in front;
+    `named` are special tokens by name."""
     folder.mkdir(parents=True, exist_ok=True)
-    characters = Tokenizer(models.WordLevel({c: i for i, c in enumerate(LETTERS)}, unk_token="<pad>"))
+    characters = Tokenizer(
+        models.WordLevel({c: i for i, c in enumerate(LETTERS)}, unk_token="<pad>")
+    )
     characters.add_special_tokens(SPECIAL)
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()
-    characters.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    characters.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     characters.save(str(folder / "tokenizer.json"))
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", **(named or {})}
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **special}
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": template,
+        **special,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = {"model_type": "llama", "vocab_size": len(LETTERS), "max_position_embeddings": 128, **sizes, **config}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    model = {
+        "model_type": "llama",
+        "vocab_size": len(LETTERS),
+        "max_position_embeddings": 128,
+        **sizes,
+        **config,
+    }
     (folder / "config.json").write_text(json.dumps(model))
-    save_file({"model.embed_tokens.weight": np.zeros((len(LETTERS), 8), np.float32)}, folder / "model.safetensors")
+    save_file(
+        {"model.embed_tokens.weight": np.zeros((len(LETTERS), 8), np.float32)},
+        folder / "model.safetensors",
+    )
     return folder
 
 
 def write_rows(file: Path, rows: list) -> Path:
     """One line per row: rows as JSON, texts unchanged."""
-    file.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    file.write_text(
+        "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+    )
     return file
 
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
-    """Runs the checks of a recipe in an empty folder; returns the last finding about each subject."""
+    """Runs the checks of a recipe in an empty folder;
+    returns the last finding about each subject."""
     monkeypatch.chdir(tmp_path)
 
     def run(recipe=SFT, rows=GOOD, held_out=SUMS, overrides=(), looked_at=200, **model):
         model_folder(tmp_path / "model", **model)
         write_rows(tmp_path / "train.jsonl", rows)
-        write_rows(tmp_path / "held_out.jsonl", [{**row, "question": "now " + row["question"]} for row in held_out])
+        write_rows(
+            tmp_path / "held_out.jsonl",
+            [{**row, "question": "now " + row["question"]} for row in held_out],
+        )
         (tmp_path / "mine.yaml").write_text(recipe)
         run.findings = list(preflight(load_recipe("mine.yaml", list(overrides)), looked_at))
         return {finding.about: finding for finding in run.findings}
@@ -82,7 +113,11 @@ def check(tmp_path, monkeypatch):
 
 
 def levels(findings, but=()):
-    return {about: finding.level for about, finding in findings.items() if about not in ("GPU checks", "devices", *but)}
+    return {
+        about: finding.level
+        for about, finding in findings.items()
+        if about not in ("GPU checks", "devices", *but)
+    }
 
 
 @pytest.mark.parametrize("template", [None, CHAT])
@@ -110,12 +145,16 @@ def test_rows_to_check_are_spread_evenly(check):
 def test_the_first_rows_of_a_generated_dataset_are_checked():
     resolved = load_recipe("sft_math")
     opened = open_dataset(resolved, "train")
-    assert [row.id for row in opened.sample(3)] == [opened.preview(number).id for number in range(3)]
+    assert [row.id for row in opened.sample(3)] == [
+        opened.preview(number).id for number in range(3)
+    ]
     findings = {finding.about: finding for finding in preflight(resolved, 5)}
-    assert findings["train"].says == "40 000 rows of arithmetic_demonstrations, the first 5 looked at"
+    assert (
+        findings["train"].says == "40 000 rows of arithmetic_demonstrations, the first 5 looked at"
+    )
 
 
-# -- rows ------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def test_bad_rows_are_reported_with_their_lines(check):
@@ -123,7 +162,9 @@ def test_bad_rows_are_reported_with_their_lines(check):
     assert (finding.level, finding.exit_code, finding.code) == ("FAIL", 4, "F31")
     assert list(finding.details) == ["train.jsonl:10"]
     assert "2 rows are bad; the others: line 11" in finding.says
-    finding = check(rows=[*GOOD, "not json"], overrides=["datasets.train.args.bad_rows=skip"])["train"]
+    finding = check(rows=[*GOOD, "not json"], overrides=["datasets.train.args.bad_rows=skip"])[
+        "train"
+    ]
     assert finding.level == "warn"
     assert list(finding.details) == ["train.jsonl:10: not JSON: Expecting value at column 1"]
 
@@ -146,13 +187,21 @@ def test_rows_beyond_the_positions_of_the_model_are_reported(check):
 
 
 def test_rows_that_exceed_the_kv_cache_are_reported(check):
-    finding = check(PPO, SUMS, overrides=["models.actor.backend.args.kv_cache_tokens=20"])["train lengths"]
+    finding = check(PPO, SUMS, overrides=["models.actor.backend.args.kv_cache_tokens=20"])[
+        "train lengths"
+    ]
     assert (finding.level, finding.exit_code) == ("FAIL", 4)
-    assert "the longest row with 16 new tokens takes up to 21 tokens; the KV cache has room for 20" in finding.says
+    assert (
+        "the longest row with 16 new tokens takes up to 21 tokens; the KV cache has room for 20"
+        in finding.says
+    )
 
 
 def test_rows_that_exceed_a_microbatch_are_reported(check):
-    assert check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=21"])["train lengths"].level == "ok"
+    assert (
+        check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=21"])["train lengths"].level
+        == "ok"
+    )
     finding = check(PPO, SUMS, overrides=["train.max_tokens_per_microbatch=20"])["train lengths"]
     assert finding.level == "FAIL"
     assert "takes up to 21 tokens; a micro-batch holds 20" in finding.says
@@ -168,12 +217,21 @@ def test_repeated_and_leaked_prompts_are_reported(check):
 
 def limits(**changes):
     return RowLimits(
-        **{"stop_ids": frozenset({2}), "new_tokens": 0, "responses": 1, "positions": None, "microbatch": 999, **changes}
+        **{
+            "stop_ids": frozenset({2}),
+            "new_tokens": 0,
+            "responses": 1,
+            "positions": None,
+            "microbatch": 999,
+            **changes,
+        }
     )
 
 
 def answered(mask, ids=None):
-    return Preview(id="r", where="rows.jsonl:1", sequences=[ids or list(range(len(mask)))], trained=[mask])
+    return Preview(
+        id="r", where="rows.jsonl:1", sequences=[ids or list(range(len(mask)))], trained=[mask]
+    )
 
 
 def test_a_mask_without_trained_tokens_is_reported():
@@ -185,7 +243,10 @@ def test_a_mask_without_trained_tokens_is_reported():
 
 def test_a_mask_that_trains_all_tokens_is_reported():
     assert check_mask("train", [answered([True, True])]).level == "warn"
-    assert check_mask("train", [answered([False, True, True, True])]).says == "75 % of the tokens are trained on"
+    assert (
+        check_mask("train", [answered([False, True, True, True])]).says
+        == "75 % of the tokens are trained on"
+    )
 
 
 def test_the_mask_of_prompts_is_not_checked():
@@ -195,7 +256,12 @@ def test_the_mask_of_prompts_is_not_checked():
 @pytest.mark.parametrize(
     ("ids", "mask", "level", "says"),
     [
-        ([1, 7, 8, 2], [False, False, True, True], "ok", "one <s> in front; the stop token </s> is trained"),
+        (
+            [1, 7, 8, 2],
+            [False, False, True, True],
+            "ok",
+            "one <s> in front; the stop token </s> is trained",
+        ),
         ([1, 1, 8, 2], [False, False, True, True], "FAIL", "begin with <s> twice"),
         ([7, 8, 2], [False, True, True], "warn", "lack <s>, which the tokenizer adds"),
         ([1, 7, 8], [False, False, True], "FAIL", "do not train the stop token </s>"),
@@ -220,7 +286,10 @@ def test_a_prompt_that_ends_with_eos_is_reported(check):
 def test_too_few_rows_for_a_step_are_reported(check):
     finding = check(overrides=["train.prompts_per_step=10"])["train"]
     assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F80", 4)
-    assert finding.says == "dataset train has 9 rows, fewer than one step takes: prompts_per_step is 10"
+    assert (
+        finding.says
+        == "dataset train has 9 rows, fewer than one step takes: prompts_per_step is 10"
+    )
 
 
 def test_an_empty_file_is_reported(check):
@@ -228,7 +297,7 @@ def test_an_empty_file_is_reported(check):
     assert (finding.level, finding.code, finding.exit_code) == ("FAIL", "F80", 4)
 
 
-# -- templates and tokenizers ----------------------------------------------------------------------------
+# -- templates and tokenizers ----------------------------------------------------------------------
 
 
 def test_a_template_that_writes_bos_twice_is_reported(check):
@@ -241,7 +310,9 @@ def test_a_prompt_that_is_not_a_prefix_of_its_answer_is_reported(check):
     odd = CHAT.replace("{% endif %}", "think:{% endif %}")
     finding = check(template=odd)["train template"]
     assert finding.level == "warn"
-    assert finding.says.startswith("the prompt is not a prefix of the prompt with its answer in 9 of 9 rows")
+    assert finding.says.startswith(
+        "the prompt is not a prefix of the prompt with its answer in 9 of 9 rows"
+    )
     assert "think:" in finding.details[1]
 
 
@@ -250,7 +321,12 @@ def test_a_template_with_another_stop_token_is_reported(check):
     assert finding.level == "warn"
     assert finding.fix == "set generation.stop_token_ids=[5]"
     stops = ["generation.stop_token_ids=[5]"]
-    assert check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"), overrides=stops)["train template"].level == "ok"
+    assert (
+        check(PPO, SUMS, template=CHAT.replace("</s>", "<end>"), overrides=stops)[
+            "train template"
+        ].level
+        == "ok"
+    )
 
 
 def test_chat_without_a_template_is_reported(check):
@@ -261,7 +337,11 @@ def test_chat_without_a_template_is_reported(check):
 
 def test_a_tokenizer_larger_than_the_embedding_is_reported(check):
     findings = check(vocab_size=100)
-    assert (findings["model actor"].level, findings["model actor"].code, exit_code(check.findings)) == (
+    assert (
+        findings["model actor"].level,
+        findings["model actor"].code,
+        exit_code(check.findings),
+    ) == (
         "FAIL",
         "F32",
         5,
@@ -335,14 +415,14 @@ def test_unreadable_settings_of_a_model_are_reported(check, tmp_path):
     assert findings["train"].level == "FAIL"
 
 
-# -- rewards ---------------------------------------------------------------------------------------------
+# -- rewards ---------------------------------------------------------------------------------------
 
 
 def test_gold_answers_that_the_reward_refuses_are_reported(check):
     rows = [*SUMS, {"question": "why?", "answer": "x" * 600}]
-    finding = check(PPO, rows, overrides=["datasets.train.args.max_length=2000"], max_position_embeddings=4096)[
-        "reward_inf reward"
-    ]
+    finding = check(
+        PPO, rows, overrides=["datasets.train.args.max_length=2000"], max_position_embeddings=4096
+    )["reward_inf reward"]
     assert (finding.level, finding.exit_code) == ("FAIL", 4)
     assert finding.says.startswith("gold answers accepted 9/10")
     assert finding.details[0].startswith("train.jsonl:10: xxx")
@@ -364,15 +444,29 @@ def test_rows_without_an_answer_are_reported(check):
 
 def test_shares_have_one_decimal_only_near_0_and_100_percent():
     assert [share(n, 1000) for n in (0, 1, 99, 100, 500, 999, 1000)] == [
-        "0 %", "0.1 %", "9.9 %", "10 %", "50 %", "99.9 %", "100 %"
-    ]  # fmt: skip
+        "0 %",
+        "0.1 %",
+        "9.9 %",
+        "10 %",
+        "50 %",
+        "99.9 %",
+        "100 %",
+    ]
 
 
 @pytest.mark.parametrize(
     ("source", "level", "says"),
     [
-        ("def score(response, answer):\n    return float(answer in response)\n", "ok", "from 1 to 1"),
-        ("def score(response, level):\n    return 1.0\n", "FAIL", "takes level, which the rows do not have"),
+        (
+            "def score(response, answer):\n    return float(answer in response)\n",
+            "ok",
+            "from 1 to 1",
+        ),
+        (
+            "def score(response, level):\n    return 1.0\n",
+            "FAIL",
+            "takes level, which the rows do not have",
+        ),
         ("def score(response):\n    return 1 / 0\n", "FAIL", "ZeroDivisionError"),
         ("def score(response):\n    return 'good'\n", "FAIL", "is not a number"),
     ],
@@ -393,5 +487,9 @@ def test_a_reward_function_that_cannot_be_loaded_is_reported_once(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def score(\n")
     reward = "graph.reward_inf.interface={type: function_reward, args: {path: mine.py}}"
-    failures = [finding for finding in preflight(load_recipe("ppo_math", [reward]), rows=3) if finding.level == "FAIL"]
+    failures = [
+        finding
+        for finding in preflight(load_recipe("ppo_math", [reward]), rows=3)
+        if finding.level == "FAIL"
+    ]
     assert [(finding.about, finding.code) for finding in failures] == [("arguments", "F51")]

@@ -10,7 +10,8 @@ from rlcli.inspect.cores import available_cores
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine of 64 cores with given control groups: files below /sys/fs/cgroup, and the group of this process."""
+    """A machine of 64 cores with given control groups: files below /sys/fs/cgroup,
+    and the group of this process."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
 
     def make(membership, files):
@@ -32,8 +33,10 @@ def machine(tmp_path, monkeypatch):
     ("0::/job/step\n", {"job/step/cpu.max": "max 100000\n", "job/cpu.max": "300000 100000\n"}, 3),
     ("0::/not/seen/here\n", {"cpu.max": "200000 100000\n"}, 2),
     ("0::/../outside\n", {}, 64),
-    ("4:cpu,cpuacct:/docker/x\n", {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
-    ("4:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+    ("4:cpu,cpuacct:/docker/x\n",
+     {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+    ("4:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+     64),
     ("0::/\n", {"cpu.max": "nonsense\n"}, 64),
 ])  # fmt: skip
 def test_cores_are_limited_by_the_quota_of_the_control_group(machine, membership, files, expected):
@@ -41,7 +44,9 @@ def test_cores_are_limited_by_the_quota_of_the_control_group(machine, membership
     assert available_cores({}) == expected
 
 
-@pytest.mark.parametrize(("cores_of_task", "expected"), [("8", 8), ("128", 64), ("", 64), ("eight", 64), ("0", 1)])
+@pytest.mark.parametrize(
+    ("cores_of_task", "expected"), [("8", 8), ("128", 64), ("", 64), ("eight", 64), ("0", 1)]
+)
 def test_cores_are_limited_by_the_slurm_task(machine, cores_of_task, expected):
     machine("0::/\n", {})
     assert available_cores({"SLURM_CPUS_PER_TASK": cores_of_task}) == expected

@@ -1,4 +1,5 @@
-"""How full micro-batches are: compared with values worked out by hand, and as `rlcli check` reports it."""
+"""How full micro-batches are: compared with values worked out by hand,
+and as `rlcli check` reports it."""
 
 import json
 
@@ -16,15 +17,21 @@ def test_packing_of_a_small_step():
     packing = pack_steps([[[6], [4], [3], [5]]], capacity=10, ranks=1, minibatches=1, cut=False)
     assert (packing.micro_batches, packing.fill) == ([2], 0.9)  # 6 + 4, 5 + 3
     assert packing.figures() == {
-        "row_tokens_min": 3, "row_tokens_median": 5, "row_tokens_p95": 6, "row_tokens_max": 6,
-        "micro_batches_min": 2, "micro_batches_max": 2, "fill": 0.9,
-    }  # fmt: skip
+        "row_tokens_min": 3,
+        "row_tokens_median": 5,
+        "row_tokens_p95": 6,
+        "row_tokens_max": 6,
+        "micro_batches_min": 2,
+        "micro_batches_max": 2,
+        "fill": 0.9,
+    }
 
 
 def test_ranks_and_minibatches_are_packed_separately():
     assert pack_steps([[[5]] * 4], 10, ranks=2, minibatches=1, cut=False).micro_batches == [1, 1]
     assert pack_steps([[[5]] * 4], 10, ranks=1, minibatches=4, cut=False).micro_batches == [4]
-    assert pack_steps([[[5]]], 10, ranks=2, minibatches=1, cut=False).micro_batches == [1, 1]  # one rank idles
+    # one rank idles
+    assert pack_steps([[[5]]], 10, ranks=2, minibatches=1, cut=False).micro_batches == [1, 1]
 
 
 def test_sequences_of_a_row_stay_together_unless_cut():
@@ -62,7 +69,12 @@ def recipe(tmp_path, monkeypatch):
 
 def packing_of(*overrides):
     return next(
-        (finding for finding in preflight(load_recipe("mine.yaml", overrides)) if "packing" in finding.about), None
+        (
+            finding
+            for finding in preflight(load_recipe("mine.yaml", overrides))
+            if "packing" in finding.about
+        ),
+        None,
     )
 
 
@@ -75,11 +87,14 @@ def test_check_reports_how_full_micro_batches_are(recipe):
     assert "2 micro-batches of a rank per step" in finding.says
     assert "in the first 2 steps" in finding.says
     assert "1 micro-batch of a rank" in packing_of("train.max_tokens_per_microbatch=1000").says
-    assert packing_of("train.max_tokens_per_microbatch=5") is None  # a row that does not fit is a separate error
+    # a row that does not fit is a separate error
+    assert packing_of("train.max_tokens_per_microbatch=5") is None
 
 
 def test_responses_count_with_their_full_length(monkeypatch):
-    resolved = load_recipe("ppo_math", ["datasets.train.args.problems=300", "generation.max_new_tokens=64"])
+    resolved = load_recipe(
+        "ppo_math", ["datasets.train.args.problems=300", "generation.max_new_tokens=64"]
+    )
     finding = next(finding for finding in preflight(resolved, 5) if "packing" in finding.about)
     assert "rows with responses of 64 tokens" in finding.says
     responses = resolved.recipe.generation.responses_per_prompt

@@ -1,4 +1,5 @@
-"""Requesting bfloat16 on a processor that only emulates it causes a warning; other recipes cause none."""
+"""Requesting bfloat16 on a processor that only emulates it causes a warning;
+other recipes cause none."""
 
 import pytest
 

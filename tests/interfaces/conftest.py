@@ -1,4 +1,5 @@
-"""A rollout over the tiny engine's vocabulary, and policy gradients written out by hand to compare with."""
+"""A rollout over the tiny engine's vocabulary, and policy gradients written out by hand to compare
+with."""
 
 from __future__ import annotations
 
@@ -12,15 +13,17 @@ from rlcli.testing.batches import DigitTokenizer, make_batch
 from rlcli.testing.tiny_engine import TinyOutput
 
 OF_ROLLOUTS = (
-    "packed_input_ids", "prompt_mask", "packed_logprobs", "proximal_logprobs", "packed_ref_logprobs", "values",
-    "dense_rewards", "rewards", "solved", "seq_no_eos_mask", "margins",
+    "packed_input_ids", "prompt_mask", "packed_logprobs", "proximal_logprobs",
+    "packed_ref_logprobs", "values", "dense_rewards", "rewards", "solved", "seq_no_eos_mask",
+    "margins",
 )  # fmt: skip
 LOGPROBS = ("packed_logprobs", "proximal_logprobs", "packed_ref_logprobs")
 
 
 @pytest.fixture
 def rollout():
-    """Eight samples of two responses each, of different lengths, with all that calls before training can find out."""
+    """Eight samples of two responses each, of different lengths, with all that calls before
+    training can find out."""
     return make_batch(OF_ROLLOUTS)
 
 
@@ -35,7 +38,11 @@ def sampled_by():
 
     def sampled(model, batch, spread=0.0):
         lengths = batch.flat_seqlens("packed_input_ids")
-        logprobs = TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths).logprobs.detach().float()
+        logprobs = (
+            TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths)
+            .logprobs.detach()
+            .float()
+        )
         generator = torch.Generator().manual_seed(7)
         for key in LOGPROBS:
             batch.data[key] = logprobs + spread * torch.randn(logprobs.shape, generator=generator)
@@ -55,16 +62,21 @@ def loss_by_hand():
 
 
 def rollout_by_hand(advantages, batch):
-    """What is trained on, with the settings of an interface for advantages: for each sequence a dict of lists over its
-    actions. One number at a time, in plain floats."""
+    """What is trained on, with the settings of an interface for advantages: for each sequence a
+    dict of lists over its actions. One number at a time, in plain floats."""
     column = {key: batch.data[key].double().tolist() for key in batch.keys}
     sequences, token, action, number = [], 0, 0, 0
     for sample, lengths in enumerate(batch.seqlens["packed_input_ids"]):
         for length in lengths:
-            per_token = {key: column[key][token : token + length] for key in ("prompt_mask", "values", "dense_rewards")}
+            per_token = {
+                key: column[key][token : token + length]
+                for key in ("prompt_mask", "values", "dense_rewards")
+            }
             per_action = {key: column[key][action : action + length - 1] for key in LOGPROBS}
             ended = not column["seq_no_eos_mask"][number]
-            sequence = _sequence(advantages, length, per_token, per_action, column["rewards"][number], ended)
+            sequence = _sequence(
+                advantages, length, per_token, per_action, column["rewards"][number], ended
+            )
             tokens = batch.data["packed_input_ids"][token : token + length]
             sequences.append(sequence | {"sample": sample, "tokens": tokens})
             token, action, number = token + length, action + length - 1, number + 1
@@ -76,7 +88,9 @@ def _compared(args, sequences):
     """Each response by what it earned, against what others did."""
     in_batch = [sum(sequence["earned"]) for sequence in sequences]
     for index, sequence in enumerate(sequences):
-        neighbours = [i for i, neighbour in enumerate(sequences) if neighbour["sample"] == sequence["sample"]]
+        neighbours = [
+            i for i, neighbour in enumerate(sequences) if neighbour["sample"] == sequence["sample"]
+        ]
         in_group = [in_batch[i] for i in neighbours]
         baseline = {
             "group": statistics.fmean(in_group),
@@ -90,9 +104,14 @@ def _compared(args, sequences):
             "none": 1.0,
         }[args.scale]
         earned, response = sequence["earned"], sequence["response"]
-        credits = [sum(earned if args.credit == "response" else earned[t:]) * response[t] for t in range(len(earned))]
+        credits = [
+            sum(earned if args.credit == "response" else earned[t:]) * response[t]
+            for t in range(len(earned))
+        ]
         sequence["returns"] = credits
-        sequence["advantages"] = [(credits[t] - baseline) / scale * response[t] for t in range(len(earned))]
+        sequence["advantages"] = [
+            (credits[t] - baseline) / scale * response[t] for t in range(len(earned))
+        ]
     return sequences
 
 
@@ -108,7 +127,9 @@ def _valued(args, sequences):
             running = error + args.discount * args.gae_lambda * running
             advantages.insert(0, running)
         sequence["advantages"] = advantages
-        sequence["returns"] = [advantage + value for advantage, value in zip(advantages, values[:-1], strict=True)]
+        sequence["returns"] = [
+            advantage + value for advantage, value in zip(advantages, values[:-1], strict=True)
+        ]
     return sequences
 
 
@@ -118,7 +139,9 @@ def _sequence(args, length, per_token, per_action, reward, ended):
     behaviour, proximal = per_action["packed_logprobs"], per_action["proximal_logprobs"]
     reference = per_action["packed_ref_logprobs"]
     old = proximal if args.use_decoupled_loss or args.recompute_logprob else behaviour
-    weights = [math.exp(proximal[t] - behaviour[t]) if args.use_decoupled_loss else 1.0 for t in actions]
+    weights = [
+        math.exp(proximal[t] - behaviour[t]) if args.use_decoupled_loss else 1.0 for t in actions
+    ]
     trained = [response[t] and (ended or not args.mask_too_long) for t in actions]
     if args.behav_imp_weight_mode == "truncate":
         weights = [min(weight, args.behav_imp_weight_cap) for weight in weights]
@@ -126,13 +149,19 @@ def _sequence(args, length, per_token, per_action, reward, ended):
         trained = [trained[t] and weights[t] <= args.behav_imp_weight_cap for t in actions]
     sampler = proximal if args.recompute_logprob and not args.use_decoupled_loss else behaviour
     kl = [_kl(args.kl_estimator, sampler[t] - reference[t]) * response[t] for t in actions]
-    trained_kl = [math.exp(old[t] - behaviour[t]) * _kl("k3", old[t] - reference[t]) for t in actions if response[t]]
+    trained_kl = [
+        math.exp(old[t] - behaviour[t]) * _kl("k3", old[t] - reference[t])
+        for t in actions
+        if response[t]
+    ]
     earned = [-args.kl_ctl * kl[t] if args.kl_in == "reward" else 0.0 for t in actions]
     limit = args.max_reward_clip
     if args.use_dense_reward:
         for t in actions:
             if response[t]:
-                score = per_token["dense_rewards"][t + 1] - (per_token["dense_rewards"][t] if args.reward_delta else 0)
+                score = per_token["dense_rewards"][t + 1] - (
+                    per_token["dense_rewards"][t] if args.reward_delta else 0
+                )
                 earned[t] += min(max(score * args.reward_output_scaling, -limit), limit)
     elif length > 1 and response[-1]:
         score = (reward - args.reward_output_bias) * args.reward_output_scaling
@@ -142,16 +171,28 @@ def _sequence(args, length, per_token, per_action, reward, ended):
         beyond = sum(response) - (args.overlong_limit - args.overlong_buffer)
         earned[-1] -= args.overlong_penalty * min(max(beyond / args.overlong_buffer, 0.0), 1.0)
     return {
-        "old": old, "weights": weights, "trained": trained, "trained_kl": trained_kl, "response": response,
-        "earned": earned, "values": list(per_token["values"]), "ended": ended, "reference": reference,
+        "old": old,
+        "weights": weights,
+        "trained": trained,
+        "trained_kl": trained_kl,
+        "response": response,
+        "earned": earned,
+        "values": list(per_token["values"]),
+        "ended": ended,
+        "reference": reference,
         "kl_weight": args.kl_ctl if args.kl_in == "loss" else 0.0,
-    }  # fmt: skip
+    }
 
 
 def _kl(estimator, difference):
-    """Of the policy from the reference, given the difference of their log-probs at what the policy sampled."""
+    """Of the policy from the reference, given the difference of their log-probs at what the policy
+    sampled."""
     ratio = math.exp(-difference)  # reference over policy
-    return {"k1": -math.log(ratio), "k2": math.log(ratio) ** 2 / 2, "k3": ratio - 1 - math.log(ratio)}[estimator]
+    return {
+        "k1": -math.log(ratio),
+        "k2": math.log(ratio) ** 2 / 2,
+        "k3": ratio - 1 - math.log(ratio),
+    }[estimator]
 
 
 def _normalised(args, sequences):
@@ -159,23 +200,29 @@ def _normalised(args, sequences):
         return sequences
     by_group = getattr(args, "group_adv_norm", False)
     for group in {sequence["sample"] if by_group else 0 for sequence in sequences}:
-        members = [sequence for sequence in sequences if not by_group or sequence["sample"] == group]
+        members = [
+            sequence for sequence in sequences if not by_group or sequence["sample"] == group
+        ]
         trained = [
             advantage
             for sequence in members
-            for advantage, is_trained in zip(sequence["advantages"], sequence["trained"], strict=True)
+            for advantage, is_trained in zip(
+                sequence["advantages"], sequence["trained"], strict=True
+            )
             if is_trained
         ]
         if trained:
             mean, spread = statistics.fmean(trained), statistics.pstdev(trained)
             for sequence in members:
-                sequence["advantages"] = [(a - mean) / (spread + 1e-5) for a in sequence["advantages"]]
+                sequence["advantages"] = [
+                    (a - mean) / (spread + 1e-5) for a in sequence["advantages"]
+                ]
     return sequences
 
 
 def policy_loss_by_hand(policy, sequences, model):
-    """(sum over tokens or responses of the loss, with its gradient; what it is divided by), in float64, with the
-    settings of `ppo_actor`."""
+    """(sum over tokens or responses of the loss, with its gradient; what it is divided by), in
+    float64, with the settings of `ppo_actor`."""
     loss, count = torch.zeros((), dtype=torch.float64), 0
     for sequence in sequences:
         output = TinyOutput(model, sequence["tokens"], [len(sequence["tokens"])])
@@ -189,11 +236,14 @@ def policy_loss_by_hand(policy, sequences, model):
             * _surrogate(policy, sequence["advantages"][t], log_ratios[t].exp(), logprobs[t])
             / (len(trained) if policy.policy_loss == "sequence" else 1)
             - policy.entropy_coef * -(scores[t].exp() * scores[t]).sum()
-            + sequence["kl_weight"] * _kl_in_loss(policy, logprobs[t], sequence["old"][t], sequence["reference"][t])
+            + sequence["kl_weight"]
+            * _kl_in_loss(policy, logprobs[t], sequence["old"][t], sequence["reference"][t])
             for t in trained
         ]
         if terms:
-            share = {"token": 1, "sequence": len(terms), "constant": policy.loss_constant}[policy.loss_aggregation]
+            share = {"token": 1, "sequence": len(terms), "constant": policy.loss_constant}[
+                policy.loss_aggregation
+            ]
             loss = loss + torch.stack(terms).sum() / share
         counted = {"token": len(terms), "sequence": bool(terms), "constant": 1}
         count += counted[policy.loss_aggregation]
@@ -205,7 +255,9 @@ def _log_ratios(policy, by_token):
     if not by_token or policy.policy_loss in ("ppo", "cispo"):
         return by_token
     together = torch.stack(list(by_token.values()))
-    return dict.fromkeys(by_token, together.mean() if policy.policy_loss == "gspo" else together.sum())
+    return dict.fromkeys(
+        by_token, together.mean() if policy.policy_loss == "gspo" else together.sum()
+    )
 
 
 def _surrogate(policy, advantage, ratio, logprob):
@@ -215,17 +267,23 @@ def _surrogate(policy, advantage, ratio, logprob):
         return -inside.detach() * advantage * logprob
     objective = torch.minimum(ratio * advantage, inside * advantage)
     if policy.c_clip is not None and advantage < 0:
-        objective = torch.maximum(objective, torch.tensor(policy.c_clip * advantage, dtype=torch.float64))
+        objective = torch.maximum(
+            objective, torch.tensor(policy.c_clip * advantage, dtype=torch.float64)
+        )
     return -objective
 
 
 def _kl_in_loss(policy, logprob, old, reference):
-    """The estimator, weighted by the ratio; with the gradient of the reverse KL, (log-prob - reference) times that of
-    the log-prob."""
+    """The estimator, weighted by the ratio; with the gradient of the reverse KL, (log-prob -
+    reference) times that of the log-prob."""
     difference = logprob - reference
     fixed = difference.detach()
     if policy.kl_gradient == "naive":
-        estimates = {"k1": difference, "k2": difference**2 / 2, "k3": (-difference).exp() - 1 + difference}
+        estimates = {
+            "k1": difference,
+            "k2": difference**2 / 2,
+            "k3": (-difference).exp() - 1 + difference,
+        }
         return estimates[policy.kl_estimator]
     ratio = math.exp(float(logprob.detach()) - old)
     return ratio * (_kl(policy.kl_estimator, float(fixed)) + fixed * (difference - fixed))

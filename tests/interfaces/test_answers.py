@@ -13,7 +13,20 @@ from rlcli.interfaces._answers.value import read_value
 from rlcli.interfaces._answers.verdict import Comparison, Verdict, final_answer, gold_of, judge
 from rlcli.interfaces._answers.words import HEDGES, NEGATIONS, OPERATIONS
 
-GSM8K_GOLDS = ("72", "10", "5", "1,450", "-3", "0", "2,125", "5600", "0.5", "18.50", "1,000,000", "07")
+GSM8K_GOLDS = (
+    "72",
+    "10",
+    "5",
+    "1,450",
+    "-3",
+    "0",
+    "2,125",
+    "5600",
+    "0.5",
+    "18.50",
+    "1,000,000",
+    "07",
+)
 """Golds of each kind that GSM8K has."""
 
 
@@ -82,10 +95,14 @@ def test_the_gold_answer_is_read_from_a_row(answer, text, value):
 
 @pytest.mark.parametrize("gold", GSM8K_GOLDS)
 @pytest.mark.parametrize(
-    "form", ["#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>${}</answer>", "#### {} apples"]
+    "form",
+    ["#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>${}</answer>", "#### {} apples"],
 )
 def test_golds_of_gsm8k_are_accepted(form, gold):
-    assert judge(final_answer(form.format(gold)), gold_of(f"3 + 4 = <<3+4=7>>7\n#### {gold}")) is Verdict.RIGHT
+    assert (
+        judge(final_answer(form.format(gold)), gold_of(f"3 + 4 = <<3+4=7>>7\n#### {gold}"))
+        is Verdict.RIGHT
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +166,11 @@ def test_answers_are_judged_without_symbolic_maths(answer, expected, verdict):
         ("y = 1+x", "x+1", ("1+x", "x+1")),
         ("x \\in (-\\infty, 6)", "(-\\infty, 5)", ("(-\\infty, 6)", "(-\\infty, 5)")),
         ("the set is $\\{2, 1\\}$", "\\{1,2\\}", ("\\{2, 1\\}", "\\{1,2\\}")),
-        ("√3/2 \\text{ cm}", "\\frac{\\sqrt{3}}{2}\\text{ cm}", ("\\sqrt3/2", "\\frac{\\sqrt{3}}{2}")),
+        (
+            "√3/2 \\text{ cm}",
+            "\\frac{\\sqrt{3}}{2}\\text{ cm}",
+            ("\\sqrt3/2", "\\frac{\\sqrt{3}}{2}"),
+        ),
     ],
 )
 def test_answers_that_need_symbolic_maths_are_returned_as_comparisons(answer, gold, compared):
@@ -159,15 +180,42 @@ def test_answers_that_need_symbolic_maths_are_returned_as_comparisons(answer, go
 @pytest.mark.parametrize(
     "answer",
     [
-        "9^{9^9}", "10^{10^{10}}", "9^9^9", "9**9**9", "2^{99999}", "x^{101}", "(x+1)^{21}", "((x+1)^{9})^{9}",
-        "1000000!", "(10!)!", "3!!", "\\binom{1000}{500}", "9" * 21, "\\sqrt{" * 11 + "2" + "}" * 11,
+        "9^{9^9}",
+        "10^{10^{10}}",
+        "9^9^9",
+        "9**9**9",
+        "2^{99999}",
+        "x^{101}",
+        "(x+1)^{21}",
+        "((x+1)^{9})^{9}",
+        "1000000!",
+        "(10!)!",
+        "3!!",
+        "\\binom{1000}{500}",
+        "9" * 21,
+        "\\sqrt{" * 11 + "2" + "}" * 11,
         "(" * 11 + "2" + ")" * 11,
-        "\\binom{10^9}{5}", "\\binom{9}{5*9*9*9}", "\\binom{50 50 50}{5}", "\\binom{5(9)(9)(9)}{5}",
-        "\\binom{9i9i9i9}{5}", "\\binom{" + "n+" * 30 + "n}{99999}", "\\binom\\pi{99999}",
-        "1+" * 61 + "1", "x" * 121, "\\sin" * 11 + " x", "\\sum_{n=1}^{9} n", "\\int_0^1 x dx", "\\lim x", "2^{50!}",
-        "\\begin{pmatrix}" + "1&" * 25 + "1\\end{pmatrix}", "x+\u202e1", "x+\x001", "x = 1 ; DROP @", "2^{2^{2^x}}",
+        "\\binom{10^9}{5}",
+        "\\binom{9}{5*9*9*9}",
+        "\\binom{50 50 50}{5}",
+        "\\binom{5(9)(9)(9)}{5}",
+        "\\binom{9i9i9i9}{5}",
+        "\\binom{" + "n+" * 30 + "n}{99999}",
+        "\\binom\\pi{99999}",
+        "1+" * 61 + "1",
+        "x" * 121,
+        "\\sin" * 11 + " x",
+        "\\sum_{n=1}^{9} n",
+        "\\int_0^1 x dx",
+        "\\lim x",
+        "2^{50!}",
+        "\\begin{pmatrix}" + "1&" * 25 + "1\\end{pmatrix}",
+        "x+\u202e1",
+        "x+\x001",
+        "x = 1 ; DROP @",
+        "2^{2^{2^x}}",
     ],
-)  # fmt: skip
+)
 def test_expressions_out_of_bounds_are_not_compared(answer):
     assert read_expression(answer) is None
     assert judge(answer, gold_of("\\frac{\\sqrt{3}}{2}")) is Verdict.UNPARSED
@@ -176,24 +224,59 @@ def test_expressions_out_of_bounds_are_not_compared(answer):
 @pytest.mark.parametrize(
     "gold",
     [
-        "x+1", "\\frac{\\sqrt{3}}{2}", "(-\\infty, 5)", "[2,5)", "\\{1,2\\}", "2^{2004}", "x^{100}", "(x+1)^{10}",
+        "x+1",
+        "\\frac{\\sqrt{3}}{2}",
+        "(-\\infty, 5)",
+        "[2,5)",
+        "\\{1,2\\}",
+        "2^{2004}",
+        "x^{100}",
+        "(x+1)^{10}",
         "e^{x^2}",
-        "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\binom{20}{10}", "\\binom52 + 100",
-        "\\binom{2n + 1}{n-1}", "n!", "y = 2x + 3", "x \\le 3", "1,-2", "5\\pi",
-        "\\log_2 3", "(0,1) \\cup (2,3)", "3 + 4i", "\\sqrt[3]{2}", "\\frac{1}{1+\\frac{1}{1+\\frac{1}{x}}}",
+        "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}",
+        "\\binom{20}{10}",
+        "\\binom52 + 100",
+        "\\binom{2n + 1}{n-1}",
+        "n!",
+        "y = 2x + 3",
+        "x \\le 3",
+        "1,-2",
+        "5\\pi",
+        "\\log_2 3",
+        "(0,1) \\cup (2,3)",
+        "3 + 4i",
+        "\\sqrt[3]{2}",
+        "\\frac{1}{1+\\frac{1}{1+\\frac{1}{x}}}",
     ],
-)  # fmt: skip
+)
 def test_usual_golds_are_within_bounds(gold):
     assert gold_of(gold).expression is not None
 
 
-# -- properties of all answers ---------------------------------------------------------------------------
+# -- properties of all answers ---------------------------------------------------------------------
 
 WHOLE = st.integers(0, 10**12)
 PLAIN_FORMS = (
-    "{}", "{:,}", "{}.0", "$ {} $", "${:,}", "**{}**", "`{}`", "\\text{{{}}}", "x = {}", "({})", "{} apples", "0{}",
-    "{} km/h", "{:,} \\text{{ cm}}^2", "Tom has {} left.", "it is {:,}.", "{}%", "+{}", "\\boxed{{{}}}",
-)  # fmt: skip
+    "{}",
+    "{:,}",
+    "{}.0",
+    "$ {} $",
+    "${:,}",
+    "**{}**",
+    "`{}`",
+    "\\text{{{}}}",
+    "x = {}",
+    "({})",
+    "{} apples",
+    "0{}",
+    "{} km/h",
+    "{:,} \\text{{ cm}}^2",
+    "Tom has {} left.",
+    "it is {:,}.",
+    "{}%",
+    "+{}",
+    "\\boxed{{{}}}",
+)
 
 
 @given(WHOLE, st.sampled_from(PLAIN_FORMS))
@@ -214,7 +297,9 @@ def test_fractions_are_read_as_their_quotient(top, bottom):
 @given(
     WHOLE,
     WHOLE,
-    st.sampled_from([" ", ", ", "; ", " or ", "+", " - ", " = ", "/3/", ":", "^", " and ", "x", "!", " (", "_"]),
+    st.sampled_from(
+        [" ", ", ", "; ", " or ", "+", " - ", " = ", "/3/", ":", "^", " and ", "x", "!", " (", "_"]
+    ),
 )
 def test_two_numbers_are_not_a_value(first, second, between):
     assume(between not in " _" or not 100 <= second < 1000 or first == 0)  # "1 200" is 1200
@@ -223,7 +308,9 @@ def test_two_numbers_are_not_a_value(first, second, between):
 
 
 @given(
-    WHOLE, st.sampled_from(sorted(HEDGES | NEGATIONS | (OPERATIONS - {"minus", "negative", "times"}))), st.booleans()
+    WHOLE,
+    st.sampled_from(sorted(HEDGES | NEGATIONS | (OPERATIONS - {"minus", "negative", "times"}))),
+    st.booleans(),
 )
 def test_qualifying_words_before_or_after_a_number_are_refused(number, word, before):
     assert read_value(f"{word} {number}" if before else f"{number} {word}") is None
@@ -243,7 +330,12 @@ def test_numbers_in_words_are_read(number):
 
 @given(st.text(max_size=600), st.sampled_from(["5", "x+1", "Monday", "\\frac{1}{2}", "(2,3)"]))
 def test_any_text_gets_a_verdict(text, gold):
-    for response in (f"#### {text}", f"\\boxed{{{text}}}", f"The answer is {text}.", f"<answer>{text}"):
+    for response in (
+        f"#### {text}",
+        f"\\boxed{{{text}}}",
+        f"The answer is {text}.",
+        f"<answer>{text}",
+    ):
         verdict = judge(final_answer(response), gold_of(gold))
         assert isinstance(verdict, Comparison | Verdict)
 

@@ -1,4 +1,5 @@
-"""Rejection-sampling fine-tuning: which responses are learned, and that the loss is theirs alone."""
+"""Rejection-sampling fine-tuning: which responses are learned,
+and that the loss is theirs alone."""
 
 import math
 
@@ -41,7 +42,10 @@ def only(data, indices):
     masks = data.data["prompt_mask"].split(data.flat_seqlens("prompt_mask"))
     return SequenceSample.from_default(
         ids=[f"r{index}" for index in indices],
-        seqlens={key: [[len(tokens[index])] for index in indices] for key in ("packed_input_ids", "prompt_mask")},
+        seqlens={
+            key: [[len(tokens[index])] for index in indices]
+            for key in ("packed_input_ids", "prompt_mask")
+        },
         data={
             "packed_input_ids": torch.cat([tokens[index] for index in indices]),
             "prompt_mask": torch.cat([masks[index] for index in indices]),
@@ -60,15 +64,23 @@ def learned(data, **settings):
     ("settings", "rewards", "solved", "indices"),
     [
         ({}, [0.0, 2.0, 1.0, 0.5, 1.0, 0.0, 3.0, 0.0], None, [1, 6]),
-        ({}, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], None, [1, 5]),  # of equals the shorter, then the earlier
+        # of equals the shorter, then the earlier
+        ({}, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], None, [1, 5]),
         ({"best": 2}, [0.0, 2.0, 1.0, 0.5, 1.0, 0.0, 3.0, 0.0], None, [1, 2, 4, 6]),
         ({"min_reward": 2.5}, [0.0, 2.0, 1.0, 0.5, 1.0, 0.0, 3.0, 0.0], None, [6]),
         ({"keep": "solved"}, [0.0] * 8, [True, False, True, False] + [False] * 4, [0, 2]),
-        ({"keep": "solved", "min_reward": 1.0}, [1.0, 0.0, 0.0] + [0.0] * 5, [True, False, True] + [False] * 5, [0]),
+        (
+            {"keep": "solved", "min_reward": 1.0},
+            [1.0, 0.0, 0.0] + [0.0] * 5,
+            [True, False, True] + [False] * 5,
+            [0],
+        ),
         ({"best": 9}, [0.0] * 8, None, range(8)),
     ],
 )
-def test_loss_and_gradient_are_those_of_sft_on_the_chosen_responses(settings, rewards, solved, indices):
+def test_loss_and_gradient_are_those_of_sft_on_the_chosen_responses(
+    settings, rewards, solved, indices
+):
     """loss and gradient are those of sft on the chosen responses"""
     data, model = rollout(rewards, solved), tiny_model()
     stats, gradient = learned(data, **settings)
@@ -77,8 +89,12 @@ def test_loss_and_gradient_are_those_of_sft_on_the_chosen_responses(settings, re
     for name, expected_gradient in model.module.gradient.items():
         torch.testing.assert_close(gradient[name], expected_gradient, atol=1e-9, rtol=1e-6)
     assert stats["kept_fraction"] == pytest.approx(len(indices) / 8)
-    assert stats["kept_reward"] == pytest.approx(sum(rewards[index] for index in indices) / len(indices))
-    assert stats["prompts_without"] == (0.5 if all(index < 4 for index in indices) or indices == [6] else 0)
+    assert stats["kept_reward"] == pytest.approx(
+        sum(rewards[index] for index in indices) / len(indices)
+    )
+    assert stats["prompts_without"] == (
+        0.5 if all(index < 4 for index in indices) or indices == [6] else 0
+    )
 
 
 def test_nothing_is_learned_without_a_right_response():

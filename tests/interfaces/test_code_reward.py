@@ -53,13 +53,20 @@ class TestContract(InterfaceContract):
     @pytest.fixture
     def inference_batches(self, tokenizer):
         def make(lengths=PAIRS, seed=0):
-            texts = [fenced(ADD), fenced(ADD.replace("+", "*")), "None.", fenced("def add(a, b): return 3")]
+            texts = [
+                fenced(ADD),
+                fenced(ADD.replace("+", "*")),
+                "None.",
+                fenced("def add(a, b): return 3"),
+            ]
             rows = [
                 ("Add!", [texts[(seed + sample + number) % 4] for number in range(len(group))])
                 for sample, group in enumerate(lengths)
             ]
             batch = text_batch(tokenizer, rows, ["?"] * len(rows))
-            batch.metadata["tests"] = [ADDS if number % 2 else ADDS[:1] for number in range(len(rows))]
+            batch.metadata["tests"] = [
+                ADDS if number % 2 else ADDS[:1] for number in range(len(rows))
+            ]
             return batch
 
         return make
@@ -71,7 +78,9 @@ def fenced(program):
 
 def batch(groups, tests, **metadata):
     tokenizer = byte_tokenizer()
-    data = text_batch(tokenizer, [("Write a program.", group) for group in groups], ["?"] * len(groups))
+    data = text_batch(
+        tokenizer, [("Write a program.", group) for group in groups], ["?"] * len(groups)
+    )
     data.metadata |= {"tests": tests, **metadata}
     return Model("reward", None, tokenizer, torch.device("cpu")), data
 
@@ -86,11 +95,17 @@ def judge():
         key = str(args)
         if key not in interfaces:
             interfaces[key] = CodeRewardInterface(**{"cpu_s": 1, "wall_s": 10.0, **args})
-        texts = responses if responses is not None else [fenced(textwrap.dedent(program)) for program in programs]
+        texts = (
+            responses
+            if responses is not None
+            else [fenced(textwrap.dedent(program)) for program in programs]
+        )
         model, data = batch([texts], [tests], entry_point=[entry_point])
         out = interfaces[key].inference(model, data, SPEC)
         rewards = out.data["rewards"].tolist()
-        assert out.data["solved"].tolist() == [reward == interfaces[key].correct_reward for reward in rewards]
+        assert out.data["solved"].tolist() == [
+            reward == interfaces[key].correct_reward for reward in rewards
+        ]
         return (rewards, out.metadata) if metadata else rewards
 
     yield score
@@ -108,7 +123,14 @@ def test_programs_are_tested_by_input_and_output(judge):
         SUM + "1/0",
     ]
     assert judge(programs, SUMS) == [1, 0, 1, 0, 0, 0]
-    assert judge(programs, SUMS, score="share", wrong_reward=-1.0, correct_reward=3.0) == [3, 1, 3, -1, -1, -1]
+    assert judge(programs, SUMS, score="share", wrong_reward=-1.0, correct_reward=3.0) == [
+        3,
+        1,
+        3,
+        -1,
+        -1,
+        -1,
+    ]
 
 
 def test_output_must_match_completely(judge):
@@ -127,7 +149,9 @@ def test_functions_are_tested_by_assertions(judge):
     wrong = "def add(a, b):\n    return 3"
     assert judge([ADD, wrong, "x = 1", "def add(a, b): raise ValueError"], ADDS) == [1, 0, 0, 0]
     assert judge([ADD, wrong], ADDS, score="share") == [1.0, 0.5]
-    assert judge([ADD], "assert add(2, 3) == 5\nassert add(1, 1) == 2") == [1], "one text is one test"
+    assert judge([ADD], "assert add(2, 3) == 5\nassert add(1, 1) == 2") == [1], (
+        "one text is one test"
+    )
 
 
 @pytest.mark.parametrize(("program", "test"), USES)
@@ -137,11 +161,15 @@ def test_tests_can_use_a_program_in_many_ways(judge, program, test):
 
 def test_only_the_entry_point_comes_from_the_program(judge):
     check = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert add(1, 1) == 2"
-    assert judge([ADD, ADD.replace("+", "-"), "def sub(a, b): return a + b"], check, entry_point="add") == [1, 0, 0]
+    assert judge(
+        [ADD, ADD.replace("+", "-"), "def sub(a, b): return a + b"], check, entry_point="add"
+    ) == [1, 0, 0]
     method = "class Solution:\n    def add(self, a, b): return a + b"
-    assert judge([method], "def check(candidate):\n    assert candidate(2, 3) == 5", entry_point="Solution().add") == [
-        1
-    ]
+    assert judge(
+        [method],
+        "def check(candidate):\n    assert candidate(2, 3) == 5",
+        entry_point="Solution().add",
+    ) == [1]
     helper = ADD.replace("+", "-") + "def close(a, b): return True"
     assert judge([helper], "assert close(add(1, 2), 3)", entry_point="add") == [0], (
         "only the entry point is the program's"
@@ -150,7 +178,9 @@ def test_only_the_entry_point_comes_from_the_program(judge):
 
 def test_the_program_is_extracted_from_a_response(judge):
     two = f"```\nprint(1)\n```\nBetter:\n```py\n{SUM}```\n"
-    assert judge(None, SUMS, [two, two + "```py\nprint(2", SUM, "", "``` ```", "```python\n```"]) == [1, 1, 0, 0, 0, 0]
+    assert judge(
+        None, SUMS, [two, two + "```py\nprint(2", SUM, "", "``` ```", "```python\n```"]
+    ) == [1, 1, 0, 0, 0, 0]
     assert judge(None, SUMS, [two], program="first_block") == [0]
     assert judge(None, SUMS, [two, SUM], program="whole") == [0, 1]
 
@@ -259,17 +289,31 @@ def test_the_sandbox_takes_no_privileges(tmp_path_factory):
     """Of a plain user, by the system's Python, which that user can read."""
     python, folder = "/usr/bin/python3", Path(_sandbox.__file__).parent
     tried = subprocess.run(
-        [python, "-c", f"open({str(folder / '_sandbox.py')!r})"], user=65534, capture_output=True, cwd="/"
+        [python, "-c", f"open({str(folder / '_sandbox.py')!r})"],
+        user=65534,
+        capture_output=True,
+        cwd="/",
     )
     if tried.returncode:
         pytest.skip("nobody cannot read it")
-    done = subprocess.run([python, "-B", "-c", PLAIN_USER.format(folder=str(folder.parent))], user=65534, group=65534,
-                          extra_groups=[], capture_output=True, text=True, cwd="/", timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [python, "-B", "-c", PLAIN_USER.format(folder=str(folder.parent))],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=60,
+    )
     assert done.stdout.strip() == "65534 ['program.py'] False", done.stderr
 
 
 def test_programs_do_not_see_files_of_each_other(judge):
-    program = "import os\nprint(sorted(os.listdir('.')), os.listdir('/work'), sep='')\nopen('mark', 'w').write('x')"
+    program = (
+        "import os\nprint(sorted(os.listdir('.')), os.listdir('/work'), sep='')\n"
+        "open('mark', 'w').write('x')"
+    )
     tests = [{"input": str(n), "output": "['program.py']['program.py']"} for n in range(3)]
     assert judge([program], tests) == [1]
 
@@ -277,12 +321,16 @@ def test_programs_do_not_see_files_of_each_other(judge):
 def test_equal_programs_run_once(judge, monkeypatch):
     seen = []
     interface = CodeRewardInterface(workers=1)
-    monkeypatch.setattr(interface.pool, "run", lambda tasks, **_: seen.extend(tasks) or [None] * len(tasks))
+    monkeypatch.setattr(
+        interface.pool, "run", lambda tasks, **_: seen.extend(tasks) or [None] * len(tasks)
+    )
     model, data = batch([[fenced(SUM)] * 3 + [fenced(ADD)]], [SUMS])
     with pytest.raises((RuntimeError, IndexError)):
         interface.inference(model, data, SPEC)
     assert len(seen) == 4
-    assert not any("expected" in task or "output" in task for task in seen), "what is expected stays here"
+    assert not any("expected" in task or "output" in task for task in seen), (
+        "what is expected stays here"
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,7 +398,9 @@ def test_a_program_that_could_not_be_run_is_reported_as_an_error(judge):
 
     interface.pool.run = refused
     model, data = batch([[fenced(SUM)]], [SUMS])
-    with pytest.raises(WorkerError, match="1 of 1 scores could not be computed; first, sample s0: a program"):
+    with pytest.raises(
+        WorkerError, match="1 of 1 scores could not be computed; first, sample s0: a program"
+    ):
         interface.inference(model, data, SPEC)
     assert tried == [2]
 
@@ -363,11 +413,14 @@ def test_invalid_arguments_are_refused(args):
 
 def test_the_sandbox_does_not_show_home_or_temporary_folders():
     assert _sandbox.PYTHON.startswith("/")
-    assert not any(path.startswith(("/home", "/tmp", "/root/.ssh")) for path in _sandbox.VISIBLE[:-1])
+    assert not any(
+        path.startswith(("/home", "/tmp", "/root/.ssh")) for path in _sandbox.VISIBLE[:-1]
+    )
 
 
 def test_programs_that_sleep_do_not_exceed_the_deadline_of_a_call(caplog):
-    """They get their share of the time; a right one after them is still run, and none is an error."""
+    """They get their share of the time; a right one after them is still run,
+    and none is an error."""
     interface = CodeRewardInterface(workers=2)
     sleepers = [fenced(f"import time\ntime.sleep(99)  # {number}") for number in range(12)]
     model, data = batch([[*sleepers, fenced(SUM)]], [SUMS[:1]])

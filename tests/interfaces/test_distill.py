@@ -20,7 +20,8 @@ class TestContract(InterfaceContract):
 
 
 def test_the_expected_gradient_of_a_sampled_token_is_that_of_the_full_kl():
-    """over a softmax of five tokens: sum of p · gradient of the sampled term = gradient of the KL"""
+    """over a softmax of five tokens: sum of p · gradient of the sampled term = gradient of the
+    KL"""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
     teacher = torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(-1)
@@ -31,7 +32,8 @@ def test_the_expected_gradient_of_a_sampled_token_is_that_of_the_full_kl():
     (expected,) = torch.autograd.grad((logprobs.exp().detach() * terms).sum(), logits)
     torch.testing.assert_close(expected, exact)
     by_hand = torch.distributions.kl_divergence(
-        torch.distributions.Categorical(logits=logits), torch.distributions.Categorical(logits=teacher)
+        torch.distributions.Categorical(logits=logits),
+        torch.distributions.Categorical(logits=teacher),
     )
     assert float(full) == pytest.approx(float(by_hand))
 
@@ -40,9 +42,13 @@ def test_tokens_of_an_older_policy_are_weighted_by_the_ratio():
     """with w = p / p_sampled the expectation over the older policy is the same, up to the cap"""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
-    older, teacher = (torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    older, teacher = (
+        torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2)
+    )
     logprobs = logits.log_softmax(-1)
-    (exact,) = torch.autograd.grad(full_reverse_kl(logprobs[None], teacher[None]).sum(), logits, retain_graph=True)
+    (exact,) = torch.autograd.grad(
+        full_reverse_kl(logprobs[None], teacher[None]).sum(), logits, retain_graph=True
+    )
     terms = sampled_reverse_kl(logprobs, teacher, older, 1e9)
     (expected,) = torch.autograd.grad((older.exp() * terms).sum(), logits, retain_graph=True)
     torch.testing.assert_close(expected, exact)
@@ -53,7 +59,8 @@ def test_tokens_of_an_older_policy_are_weighted_by_the_ratio():
 
 @pytest.fixture
 def rollout():
-    """Ragged responses, one of a single token, with the teacher's log-probs of the whole vocabulary."""
+    """Ragged responses, one of a single token, with the teacher's log-probs of the whole
+    vocabulary."""
     data = make_batch(["packed_input_ids", "prompt_mask"], [[(2, 4), (2, 1)], [(3, 2), (3, 5)]])
     lengths = data.flat_seqlens("packed_input_ids")
     student, teacher = (distributions(TinyLM(seed=seed), data) for seed in (0, 7))
@@ -64,7 +71,11 @@ def rollout():
         "packed_ref_logprobs": teacher.gather(1, following[:, None])[:, 0],
         "teacher_distributions": teacher,
     }
-    data.update_(SequenceSample.from_default(ids=data.ids, seqlens=dict.fromkeys(columns, rows), data=columns))
+    data.update_(
+        SequenceSample.from_default(
+            ids=data.ids, seqlens=dict.fromkeys(columns, rows), data=columns
+        )
+    )
     return data
 
 
@@ -95,11 +106,14 @@ def test_the_full_loss_is_the_mean_kl_of_response_tokens(rollout):
     assert stats["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
     assert stats["reverse_kl"] == pytest.approx(float(expected.detach()), rel=1e-5)
     for name in ("embedding", "head"):
-        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-5
+        )
 
 
 def test_the_sampled_loss_is_half_the_squared_log_ratio(rollout):
-    """with estimator: sampled, the gradient is that of half the squared log-ratio, per response token"""
+    """with estimator: sampled, the gradient is that of half the squared log-ratio,
+    per response token"""
     model = tiny_model()
     stats = DistillInterface(minibatches=1).train_step(model, rollout, SPEC)
     lengths = rollout.flat_seqlens("packed_input_ids")
@@ -117,15 +131,22 @@ def test_the_temperature_divides_the_students_logits(rollout, estimator):
     )
     lengths = rollout.flat_seqlens("packed_input_ids")
     mask = torch.cat([~m[1:] for m in rollout.data["prompt_mask"].split(lengths)])
-    logits = torch.cat([
-        TinyOutput(TinyLM(), tokens, [len(tokens)]).logits[:-1]
-        for tokens in rollout.data["packed_input_ids"].split(lengths)
-    ])  # fmt: skip
-    student, teacher = (logits / 0.5).log_softmax(-1).detach(), rollout.data["teacher_distributions"]
+    logits = torch.cat(
+        [
+            TinyOutput(TinyLM(), tokens, [len(tokens)]).logits[:-1]
+            for tokens in rollout.data["packed_input_ids"].split(lengths)
+        ]
+    )
+    student, teacher = (
+        (logits / 0.5).log_softmax(-1).detach(),
+        rollout.data["teacher_distributions"],
+    )
     if estimator == "full":
         expected = (student.exp() * (student - teacher)).sum(-1)
     else:
-        following = torch.cat([t[1:] for t in rollout.data["packed_input_ids"].split(lengths)])[:, None]
+        following = torch.cat([t[1:] for t in rollout.data["packed_input_ids"].split(lengths)])[
+            :, None
+        ]
         expected = student.gather(1, following)[:, 0] - rollout.data["packed_ref_logprobs"]
     assert stats["reverse_kl"] == pytest.approx(float(expected[mask].mean()), rel=1e-5)
 
@@ -144,4 +165,6 @@ def test_a_student_equal_to_its_teacher_has_no_gradient(rollout):
 def test_inference_gives_the_log_probs_of_all_next_tokens(rollout):
     """inference gives the log-probs of all next tokens"""
     output = DistillInterface().inference(tiny_model(), rollout.select(["packed_input_ids"]), SPEC)
-    torch.testing.assert_close(output.data["teacher_distributions"], distributions(TinyLM(), rollout).float())
+    torch.testing.assert_close(
+        output.data["teacher_distributions"], distributions(TinyLM(), rollout).float()
+    )

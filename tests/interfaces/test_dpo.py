@@ -1,4 +1,5 @@
-"""DPO and its relatives, written out one token at a time; `InterfaceContract` checks what holds for any interface."""
+"""DPO and its relatives, written out one token at a time; `InterfaceContract` checks what holds for
+any interface."""
 
 import pytest
 import torch
@@ -11,8 +12,14 @@ from rlcli.testing.tiny_engine import TinyLM, TinyOutput, TinyRanks, tiny_model
 
 SPEC = MicroBatchSpec()
 KEYS = ["packed_input_ids", "prompt_mask", "packed_ref_logprobs"]
-UNEVEN = [[(2, 3), (2, 4)], [(1, 2), (1, 5), (1, 1), (1, 3), (1, 6), (1, 0)], [(3, 0), (3, 0)], [(3, 1), (3, 2)]]
-"""Samples of one, three, one and one pairs: answers of one token, an empty one, and a pair without any token."""
+UNEVEN = [
+    [(2, 3), (2, 4)],
+    [(1, 2), (1, 5), (1, 1), (1, 3), (1, 6), (1, 0)],
+    [(3, 0), (3, 0)],
+    [(3, 1), (3, 2)],
+]
+"""Samples of one, three, one and one pairs: answers of one token, an empty one,
+and a pair without any token."""
 
 SIMPO = {"reference_free": True, "length_normalized": True, "beta": 2.0, "gamma": 1.0}
 VARIANTS = [
@@ -39,7 +46,8 @@ def pairs():
 
 
 def sequences_by_hand(module, data):
-    """For each sample, for each of its sequences: ([log-prob of each answer token], [that of the reference])."""
+    """For each sample, for each of its sequences: ([log-prob of each answer token],
+    [that of the reference])."""
     tokens, prompt, reference = (data.data[key] for key in KEYS)
     start = action = 0
     samples = []
@@ -80,21 +88,29 @@ def by_hand(args, module, data):
     """(loss as it is minimised, weight, mean chosen reward, mean rejected reward, accuracy)."""
     total, weight, rewards, nll, tokens = torch.zeros((), dtype=torch.float64), 0.0, [], [], 0
     for rows in sequences_by_hand(module, data):
-        pairs = [pair for pair in zip(rows[::2], rows[1::2], strict=True) if pair[0][0] or pair[1][0]]
+        pairs = [
+            pair for pair in zip(rows[::2], rows[1::2], strict=True) if pair[0][0] or pair[1][0]
+        ]
         for chosen, rejected in pairs:
             share = 1 / len(pairs) if args.pair_aggregation == "prompt" else 1.0
             loss, good, bad = pair_loss(args, chosen, rejected)
             total, weight = total + share * loss, weight + share
             rewards.append((share, float(good.detach()), float(bad.detach())))
             alike = args.nll_aggregation == "token"
-            nll.append(-sum(chosen[0], torch.zeros(())) * (1 if alike else share / max(1, len(chosen[0]))))
+            nll.append(
+                -sum(chosen[0], torch.zeros(())) * (1 if alike else share / max(1, len(chosen[0])))
+            )
             tokens += len(chosen[0])
-    loss = total / weight + args.nll_coef * sum(nll) / (tokens if args.nll_aggregation == "token" else weight)
+    loss = total / weight + args.nll_coef * sum(nll) / (
+        tokens if args.nll_aggregation == "token" else weight
+    )
     means = [sum(share * row[i] for share, *row in rewards) / weight for i in (0, 1)]
     return loss, weight, *means, sum(share * (good > bad) for share, good, bad in rewards) / weight
 
 
-@pytest.mark.parametrize("settings", VARIANTS, ids=lambda settings: ",".join(map(str, settings.values())) or "dpo")
+@pytest.mark.parametrize(
+    "settings", VARIANTS, ids=lambda settings: ",".join(map(str, settings.values())) or "dpo"
+)
 def test_loss_and_gradient_are_those_of_the_formula(pairs, settings):
     """loss and gradient of each variant are those of its formula"""
     args, model, twin = DPOInterface(**settings), tiny_model(), TinyLM()
@@ -105,11 +121,15 @@ def test_loss_and_gradient_are_those_of_the_formula(pairs, settings):
         assert args.train_step(tiny_model(), pairs.select(KEYS[:2]), SPEC) == stats
     assert stats["loss"] == pytest.approx(float(loss.detach()), rel=1e-6)
     assert stats["loss_weight"] == pytest.approx(weight)
-    assert (stats["chosen_reward"], stats["rejected_reward"]) == pytest.approx((chosen, rejected), rel=1e-5)
+    assert (stats["chosen_reward"], stats["rejected_reward"]) == pytest.approx(
+        (chosen, rejected), rel=1e-5
+    )
     assert stats["margin"] == pytest.approx(chosen - rejected, rel=1e-5)
     assert stats["accuracy"] == pytest.approx(accuracy)
     for name in ("embedding", "head"):
-        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-5
+        )
     assert not model.module.gradient["value_head"].any()
 
 
@@ -120,7 +140,8 @@ def test_log_probs_are_reported_as_sums_over_answers(pairs):
         rows = [row for sample in sequences_by_hand(model.module.model, pairs) for row in sample]
     sums = [float(sum(logprobs)) for logprobs, _ in rows]
     stats = DPOInterface().train_step(model, pairs, SPEC)
-    assert stats["chosen_logprob"] == pytest.approx(sum(sums[::2]) / 5)  # the sixth pair has no token
+    # the sixth pair has no token
+    assert stats["chosen_logprob"] == pytest.approx(sum(sums[::2]) / 5)
     assert stats["rejected_logprob"] == pytest.approx(sum(sums[1::2]) / 5)
 
 
@@ -141,7 +162,9 @@ def test_evaluation_gives_the_training_loss_for_any_batches(pairs, aggregation):
     """evaluation reports what training would, over all batches"""
     args = DPOInterface(nll_coef=0.5, nll_aggregation=aggregation, pair_aggregation="prompt")
     model = tiny_model()
-    evaluation = args.evaluate(model, [pairs.select_indices(indices) for indices in ([0, 3], [1], [2])])
+    evaluation = args.evaluate(
+        model, [pairs.select_indices(indices) for indices in ([0, 3], [1], [2])]
+    )
     loss, weight, chosen, rejected, accuracy = by_hand(args, model.module.model, pairs)
     assert evaluation["loss"] == pytest.approx(float(loss.detach()), rel=1e-6)
     assert evaluation["margin"] == pytest.approx(chosen - rejected, rel=1e-5)
@@ -174,7 +197,10 @@ def test_uneven_ranks_and_micro_batches_change_no_gradient(pairs, aggregation):
         ({"loss": "hinge", "gamma": 0.1}, "gamma has no effect with loss: hinge"),
         ({"label_smoothing": 0.5}, "label_smoothing is 0.5; it must be at least 0 and below 0.5"),
         ({"beta": 0.0}, "beta is 0.0; it must be above 0"),
-        ({"pair_aggregation": "token"}, "pair_aggregation is 'token'; it must be one of pair, prompt"),
+        (
+            {"pair_aggregation": "token"},
+            "pair_aggregation is 'token'; it must be one of pair, prompt",
+        ),
     ],
 )
 def test_settings_without_an_effect_are_refused(settings, message):

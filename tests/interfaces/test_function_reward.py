@@ -30,7 +30,8 @@ class TestContract(InterfaceContract):
     def args(self, tmp_path):
         (tmp_path / "my_reward.py").write_text(
             "def score(prompt, response, answer):\n"
-            "    return len(prompt) + sum(map(int, response)) / 7 + 100 * (str(answer) in response)\n"
+            "    return len(prompt) + sum(map(int, response)) / 7 + 100 * "
+            "(str(answer) in response)\n"
         )
         return {"path": str(tmp_path / "my_reward.py"), "workers": 1}
 
@@ -39,12 +40,17 @@ class TestContract(InterfaceContract):
 def reward(tmp_path, monkeypatch):
     """Makes a reward of a function's body; its parameters are `response, **row`."""
     interfaces = []
-    monkeypatch.delenv("RLCLI_PROJECT", raising=False)  # functions run in its folder, where there is one
+    # functions run in its folder, where there is one
+    monkeypatch.delenv("RLCLI_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
 
     def make(body, head="def score(response, **row):", **args):
-        (tmp_path / "my_reward.py").write_text(f"{head}\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n")
-        interfaces.append(FunctionRewardInterface(path="my_reward.py", **{"workers": 1, "cpu_s": 60.0, **args}))
+        (tmp_path / "my_reward.py").write_text(
+            f"{head}\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n"
+        )
+        interfaces.append(
+            FunctionRewardInterface(path="my_reward.py", **{"workers": 1, "cpu_s": 60.0, **args})
+        )
         return interfaces[-1]
 
     yield make
@@ -65,9 +71,13 @@ def texts(data):
     """(prompt, response) of each sequence, without special tokens, as the tokenizer has them."""
     decode = DigitTokenizer().decode
     pieces = (
-        data.data[key].split(data.flat_seqlens("packed_input_ids")) for key in ("packed_input_ids", "prompt_mask")
+        data.data[key].split(data.flat_seqlens("packed_input_ids"))
+        for key in ("packed_input_ids", "prompt_mask")
     )
-    return [(decode(ids[mask], True), decode(ids[~mask], True)) for ids, mask in zip(*pieces, strict=True)]
+    return [
+        (decode(ids[mask], True), decode(ids[~mask], True))
+        for ids, mask in zip(*pieces, strict=True)
+    ]
 
 
 def test_the_function_receives_prompt_response_and_row(reward):
@@ -78,7 +88,13 @@ def test_the_function_receives_prompt_response_and_row(reward):
         return sum(ord(c) * (i + 1) for i, c in enumerate(said))
     """
     output = run(reward(body), data)
-    rows = [("add", 1), ("add", 1), ("add", 2), ("multiply", [3, {"a": None}]), ("multiply", [3, {"a": None}])]
+    rows = [
+        ("add", 1),
+        ("add", 1),
+        ("add", 2),
+        ("multiply", [3, {"a": None}]),
+        ("multiply", [3, {"a": None}]),
+    ]
     texts_seen = [repr((*pair, *row)) for pair, row in zip(texts(data), rows, strict=True)]
     expected = [sum(ord(c) * (i + 1) for i, c in enumerate(one)) for one in texts_seen]
     assert output.data["rewards"].tolist() == expected
@@ -94,7 +110,9 @@ def test_the_function_receives_only_the_parameters_it_names(reward):
 
 
 def test_a_parameter_that_rows_do_not_have_is_refused(reward):
-    with pytest.raises(DataError, match=r"score of my_reward.py takes solution, which the rows do not have") as caught:
+    with pytest.raises(
+        DataError, match=r"score of my_reward.py takes solution, which the rows do not have"
+    ) as caught:
         run(reward("return 1", "def score(response, solution):"))
     assert caught.value.hint == "they have answer, prompt, response"
 
@@ -102,11 +120,17 @@ def test_a_parameter_that_rows_do_not_have_is_refused(reward):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("raise ValueError('boom ' + response)", r"raised ValueError: boom .*\n.*line 2, in score\n.*raise ValueError"),
+        (
+            "raise ValueError('boom ' + response)",
+            r"raised ValueError: boom .*\n.*line 2, in score\n.*raise ValueError",
+        ),
         ("return 'one'", "raised TypeError: it returned 'one', which is not a number"),
         ("return None", "raised TypeError: it returned None, which is not a number"),
         ("return [1.0]", r"raised TypeError: it returned \[1.0\], which is not a number"),
-        ("return float('nan')", "raised ValueError: it returned nan, which is not a finite float32"),
+        (
+            "return float('nan')",
+            "raised ValueError: it returned nan, which is not a finite float32",
+        ),
         ("return 1e39", r"raised ValueError: it returned 1e\+39, which is not a finite float32"),
         ("raise SystemExit(0)", "raised SystemExit: 0"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
@@ -123,7 +147,9 @@ def test_an_exception_ends_the_run_and_is_reported(reward, tmp_path, body, messa
 def test_a_small_share_of_exceptions_is_counted_and_reported(reward, caplog):
     data = batch(bad=[False, True, False])
     with caplog.at_level(logging.WARNING):
-        output = run(reward("return 1 / (not row['bad'])", error_reward=-3.0, max_error_fraction=0.2), data)
+        output = run(
+            reward("return 1 / (not row['bad'])", error_reward=-3.0, max_error_fraction=0.2), data
+        )
     assert output.data["rewards"].tolist() == [1.0, 1.0, -3.0, 1.0, 1.0]
     assert output.metadata == {"reward_limits": [0, 0, 0], "reward_errors": [0, 1, 0]}
     assert "1 of 5 scores could not be computed; first, sample s1: " in caplog.text
@@ -140,8 +166,8 @@ def test_a_small_share_of_exceptions_is_counted_and_reported(reward, caplog):
 
 @pytest.fixture
 def witness(tmp_path, monkeypatch):
-    """Records what functions report, as they write no files: name → process numbers. It replies with how many reports
-    came before."""
+    """Records what functions report, as they write no files: name → process numbers. It replies
+    with how many reports came before."""
     reports = {}
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     server = socket.create_server("witness", family=socket.AF_UNIX)
@@ -186,7 +212,9 @@ def test_a_failed_call_is_tried_once_more_in_another_process(reward, witness):
     with pytest.raises(ProjectError, match="not yet"):
         run(reward(body, REPORT), data.select_indices([1]))
     assert len(set(witness["b"])) == 2, "two processes"
-    assert len(set(witness["c"])) == 4, "of either of two responses; one error alone would be tolerated"
+    assert len(set(witness["c"])) == 4, (
+        "of either of two responses; one error alone would be tolerated"
+    )
 
 
 def test_processor_time_is_a_limit_of_the_response(reward, caplog):
@@ -195,12 +223,18 @@ def test_processor_time_is_a_limit_of_the_response(reward, caplog):
         output = run(reward(body, cpu_s=0.3, limit_reward=-1.0), batch(slow=[False, True, False]))
     assert output.data["rewards"].tolist() == [1.0, 1.0, -1.0, 1.0, 1.0]
     assert output.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
-    assert "1 of 5 responses hit a limit; first, sample s1: score of my_reward.py used up 0.3 s of" in caplog.text
+    assert (
+        "1 of 5 responses hit a limit; first, sample s1: score of my_reward.py used up 0.3 s of"
+        in caplog.text
+    )
 
 
 def test_memory_is_a_limit_of_the_response(reward, caplog):
     with caplog.at_level(logging.WARNING):
-        output = run(reward("return len(bytearray(row['bytes'])) > 0", memory_gib=0.5), batch(bytes=[1, 1 << 30, 1]))
+        output = run(
+            reward("return len(bytearray(row['bytes'])) > 0", memory_gib=0.5),
+            batch(bytes=[1, 1 << 30, 1]),
+        )
     assert output.data["rewards"].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
     assert output.metadata == {"reward_limits": [0, 1, 0], "reward_errors": [0, 0, 0]}
     assert "used up 0.5 GiB of memory" in caplog.text
@@ -209,7 +243,9 @@ def test_memory_is_a_limit_of_the_response(reward, caplog):
 def test_memory_kept_by_earlier_calls_does_not_count_for_a_response(reward):
     """A function that leaks memory gets fresh processes."""
     head = "kept = []\ndef score(response, **row):"
-    output = run(reward("kept.append(bytearray(200 << 20))\nreturn 1", head, memory_gib=0.6), batch())
+    output = run(
+        reward("kept.append(bytearray(200 << 20))\nreturn 1", head, memory_gib=0.6), batch()
+    )
     assert output.data["rewards"].tolist() == [1.0] * 5
     assert output.metadata["reward_limits"] == [0, 0, 0]
 
@@ -217,15 +253,20 @@ def test_memory_kept_by_earlier_calls_does_not_count_for_a_response(reward):
 def test_a_hang_is_an_error_and_not_a_score(reward):
     begun = time.monotonic()
     with pytest.raises(WorkerError, match=r"it neither answered nor used the processor in 0.5 s"):
-        run(reward("import time\ntime.sleep(1000 if row['slow'] else 0)\nreturn 1", hang_s=0.5),
-            batch(slow=[False, True, True]))  # fmt: skip
+        run(
+            reward("import time\ntime.sleep(1000 if row['slow'] else 0)\nreturn 1", hang_s=0.5),
+            batch(slow=[False, True, True]),
+        )
     assert time.monotonic() - begun < 30
 
 
 def test_a_slow_function_is_not_treated_as_hanging(reward, monkeypatch):
-    """`hang_s` applies to an idle process: a busy machine does not turn a slow function into an error."""
+    """`hang_s` applies to an idle process: a busy machine does not turn a slow function into an
+    error."""
     used = itertools.count()
-    monkeypatch.setattr("rlcli.interfaces.rewards._worker_pool._cpu_seconds", lambda _: next(used) / 100)
+    monkeypatch.setattr(
+        "rlcli.interfaces.rewards._worker_pool._cpu_seconds", lambda _: next(used) / 100
+    )
     interface = reward("import time\ntime.sleep(1)\nreturn 1", hang_s=0.2)
     assert run(interface, batch().select_indices([1])).data["rewards"].tolist() == [1.0]
 
@@ -239,7 +280,8 @@ def test_a_function_that_ends_its_process_is_an_error(reward):
 @pytest.mark.parametrize("end", ["while True: pass", "return 1", "os._exit(3)", "time.sleep(60)"])
 @pytest.mark.parametrize("session", ["False", "True"])
 def test_processes_started_by_a_call_end_with_it(reward, witness, end, session):
-    """Whether the call returns, reaches its limit, exits or hangs; also a child with its own session."""
+    """Whether the call returns, reaches its limit, exits or hangs;
+    also a child with its own session."""
     body = f"""
         import subprocess, time
         child = subprocess.Popen(["sleep", "1000"], start_new_session={session})
@@ -254,15 +296,26 @@ def test_processes_started_by_a_call_end_with_it(reward, witness, end, session):
     assert not any(map(_runs, witness["child"]))
 
 
-@pytest.mark.skipif(bool(file_write_gap()), reason="this kernel has no Landlock that also refuses to truncate")
+@pytest.mark.skipif(
+    bool(file_write_gap()), reason="this kernel has no Landlock that also refuses to truncate"
+)
 @pytest.mark.parametrize(
     "attempt",
     [
-        "open('kept', 'w')", "open('kept', 'r+')", "os.truncate('kept', 0)", "os.unlink('kept')", "os.mkdir('new')",
-        "os.rename('kept', 'moved')", "os.symlink('kept', 'new')", "os.link('kept', 'new')", "open('new', 'x')",
-        "subprocess.run(['rm', 'kept'], check=True)", "os.mkfifo('new')", "shutil.copy('kept', 'new')",
+        "open('kept', 'w')",
+        "open('kept', 'r+')",
+        "os.truncate('kept', 0)",
+        "os.unlink('kept')",
+        "os.mkdir('new')",
+        "os.rename('kept', 'moved')",
+        "os.symlink('kept', 'new')",
+        "os.link('kept', 'new')",
+        "open('new', 'x')",
+        "subprocess.run(['rm', 'kept'], check=True)",
+        "os.mkfifo('new')",
+        "shutil.copy('kept', 'new')",
     ],
-)  # fmt: skip
+)
 def test_the_function_cannot_write_create_or_remove_files(reward, tmp_path, attempt):
     (tmp_path / "kept").write_text("content")
     body = f"""
@@ -321,7 +374,10 @@ def test_output_to_a_stray_descriptor_is_an_error_of_the_function(reward, noise,
 
 def test_output_to_a_stray_descriptor_during_loading_is_an_error(reward):
     head = STRAY.format(noise=b"noise\n", end="def score():")
-    with pytest.raises(WorkerError, match="did not start, 3 times in a row: it wrote to the descriptor of its replies"):
+    with pytest.raises(
+        WorkerError,
+        match="did not start, 3 times in a row: it wrote to the descriptor of its replies",
+    ):
         run(reward("return 1", head))
 
 
@@ -356,7 +412,10 @@ def test_the_function_sees_no_secrets_and_its_prints_are_harmless(reward, monkey
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        ("import nonesuch_at_all\ndef score(response):", "cannot be loaded: ModuleNotFoundError: No module named"),
+        (
+            "import nonesuch_at_all\ndef score(response):",
+            "cannot be loaded: ModuleNotFoundError: No module named",
+        ),
         ("def other(response):", "cannot be loaded: AttributeError: .* has no attribute 'score'"),
         ("def score(response:", "cannot be loaded: SyntaxError"),
         ("raise SystemExit(3)\ndef score(response):", "cannot be loaded: SystemExit: 3"),

@@ -1,4 +1,5 @@
-"""Where the function of a `function_reward` comes from: a file, a module, the project or the folder of a recipe."""
+"""Where the function of a `function_reward` comes from: a file, a module,
+the project or the folder of a recipe."""
 
 import pytest
 import torch
@@ -55,7 +56,9 @@ def test_a_file_is_found_next_to_the_recipe(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "mine.yaml").write_text(LAYER)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RlcliError, match=r"graph.reward_inf.interface.args.path: no such file: mine.py") as caught:
+    with pytest.raises(
+        RlcliError, match=r"graph.reward_inf.interface.args.path: no such file: mine.py"
+    ) as caught:
         load_recipe("recipes/mine.yaml")
     assert (caught.value.where, caught.value.exit_code) == ("recipes/mine.yaml:3:81", 4)
     (tmp_path / "recipes" / "mine.py").write_text("def score(): return 1\n")
@@ -72,7 +75,9 @@ def test_a_missing_file_is_refused(tmp_path, monkeypatch):
         FunctionRewardInterface(path="none.py")
 
 
-@pytest.mark.parametrize("args", [{}, {"path": "a.py", "function": "a:b"}, {"function": "a:b", "workers": 0}])
+@pytest.mark.parametrize(
+    "args", [{}, {"path": "a.py", "function": "a:b"}, {"function": "a:b", "workers": 0}]
+)
 def test_invalid_arguments_are_refused(args):
     with pytest.raises(ValueError, match=r"must be at least|path is"):
         FunctionRewardInterface(**args)

@@ -1,4 +1,5 @@
-"""`InterfaceContract` has what holds for any call that takes the batch; the numbers of PPO are in test_ppo_actor.py."""
+"""`InterfaceContract` has what holds for any call that takes the batch; the numbers of PPO are in
+test_ppo_actor.py."""
 
 import torch
 

@@ -30,6 +30,8 @@ def test_the_responses_equal_those_of_ppo_actor():
 
 def test_settings_may_come_as_a_mapping():
     """settings may come as a mapping, as recipes have them"""
-    assert GenerationInterface(generation={"greedy": True}).generation == GenerationHyperparameters(greedy=True)
+    assert GenerationInterface(generation={"greedy": True}).generation == GenerationHyperparameters(
+        greedy=True
+    )
     with pytest.raises(TypeError):
         GenerationInterface(generation={"greed": True})

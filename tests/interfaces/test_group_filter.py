@@ -1,4 +1,5 @@
-"""Dynamic sampling: which prompts are worth training on, worked by hand, and the recipes that use it."""
+"""Dynamic sampling: which prompts are worth training on, worked by hand,
+and the recipes that use it."""
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ def dropped(groups, key="rewards", dtype=torch.float32, **settings):
     """Which groups with these scores the interface drops."""
     scores = torch.tensor([score for group in groups for score in group], dtype=dtype)
     data = SequenceSample.from_default(
-        ids=[f"s{n}" for n in range(len(groups))], seqlens={key: [[1] * len(group) for group in groups]},
-        data={key: scores}, metadata={"answer": list(range(len(groups)))},
-    )  # fmt: skip
+        ids=[f"s{n}" for n in range(len(groups))],
+        seqlens={key: [[1] * len(group) for group in groups]},
+        data={key: scores},
+        metadata={"answer": list(range(len(groups)))},
+    )
     output = GroupFilterInterface(**settings).inference(ROLE, data, MicroBatchSpec())
     assert output.ids == data.ids
     assert not output.keys
@@ -27,7 +30,13 @@ def dropped(groups, key="rewards", dtype=torch.float32, **settings):
 
 
 def test_groups_with_equal_rewards_are_dropped():
-    assert dropped([[1, 1, 1], [0, 0], [0, 1, 0], [0.5, 0.5 + 1e-6], [3]]) == [True, True, False, False, False]
+    assert dropped([[1, 1, 1], [0, 0], [0, 1, 0], [0.5, 0.5 + 1e-6], [3]]) == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_groups_can_be_compared_by_solved():
@@ -48,12 +57,20 @@ def test_dapo_trains_after_the_group_filter():
     recipe = load_recipe("grpo_math", profiles=["dapo"]).recipe
     (chooser,) = (mfc for mfc in train_graph(recipe) if mfc.drops)
     assert (chooser.name, chooser.drops) == ("group_filter", ("equal_rewards",))
-    assert stages(recipe.graph) == [["actor_gen"], ["reward_inf"], ["group_filter"], ["advantages"], ["actor_train"]]
+    assert stages(recipe.graph) == [
+        ["actor_gen"],
+        ["reward_inf"],
+        ["group_filter"],
+        ["advantages"],
+        ["actor_train"],
+    ]
 
 
 @pytest.mark.parametrize(("on_error", "drops"), [("stop", ()), ("drop", ("unreadable_answer",))])
 def test_a_reward_drops_samples_only_with_on_error_drop(on_error, drops):
-    recipe = load_recipe("ppo_math", [f"graph.reward_inf.interface.args.on_error={on_error}"]).recipe
+    recipe = load_recipe(
+        "ppo_math", [f"graph.reward_inf.interface.args.on_error={on_error}"]
+    ).recipe
     assert {mfc.name: mfc.drops for mfc in train_graph(recipe)}["reward_inf"] == drops
     last = ["actor_train", "critic_train"]
     assert stages(recipe.graph)[-1] == last

@@ -1,4 +1,5 @@
-"""GRPO and its family are what their papers write; `InterfaceContract` has what holds for any interface."""
+"""GRPO and its family are what their papers write; `InterfaceContract` has what holds for any
+interface."""
 
 import pytest
 import torch
@@ -13,14 +14,24 @@ from .training import learn, rate, with_settings
 
 OF_RECIPE = {"minibatches": 1, "early_stop_imp_ratio": None, "loss_aggregation": "sequence"}
 REINFORCE_PLUS_PLUS = {
-    "baseline": "none", "scale": "none", "credit": "to_go", "adv_norm": True, "kl_in": "reward", "kl_estimator": "k1",
+    "baseline": "none",
+    "scale": "none",
+    "credit": "to_go",
+    "adv_norm": True,
+    "kl_in": "reward",
+    "kl_estimator": "k1",
     "loss_aggregation": "token",
-}  # fmt: skip
+}
 DAPO = {"kl_ctl": 0.0, "eps_clip_high": 0.28, "loss_aggregation": "token"}
 RLOO = {
-    "baseline": "leave_one_out", "scale": "none", "policy_loss": "sequence", "kl_in": "reward", "kl_estimator": "k1",
-    "loss_aggregation": "constant", "loss_constant": 1.0,
-}  # fmt: skip
+    "baseline": "leave_one_out",
+    "scale": "none",
+    "policy_loss": "sequence",
+    "kl_in": "reward",
+    "kl_estimator": "k1",
+    "loss_aggregation": "constant",
+    "loss_constant": 1.0,
+}
 
 
 class TestContract(InterfaceContract):
@@ -33,9 +44,13 @@ class TestContractOfReinforcePlusPlus(InterfaceContract):
 
     name = "group_relative"
     args = {
-        "baseline": "batch", "scale": "batch", "credit": "to_go", "adv_norm": True, "kl_in": "reward",
+        "baseline": "batch",
+        "scale": "batch",
+        "credit": "to_go",
+        "adv_norm": True,
+        "kl_in": "reward",
         "kl_estimator": "k1",
-    }  # fmt: skip
+    }
 
 
 def grpo(**settings):
@@ -63,7 +78,11 @@ def grpo(**settings):
         {"overlong_limit": 6, "overlong_buffer": 4, "overlong_penalty": 0.5},
         {"mask_too_long": True},
         {"policy_loss": "gspo", "eps_clip": 0.02, "eps_clip_high": 0.03},
-        {"use_decoupled_loss": True, "behav_imp_weight_cap": 1.1, "behav_imp_weight_mode": "truncate"},
+        {
+            "use_decoupled_loss": True,
+            "behav_imp_weight_cap": 1.1,
+            "behav_imp_weight_mode": "truncate",
+        },
         {"use_decoupled_loss": True, "behav_imp_weight_cap": 1.1, "loss_aggregation": "token"},
         {"c_clip": 1.2, "eps_clip": 0.1, "entropy_coef": 0.3},
         {"use_dense_reward": True, "credit": "to_go", "generation": {"temperature": 0.7}},
@@ -83,7 +102,9 @@ def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, loss_by_h
     assert stats["loss_weight"] == count
     assert stats["loss"] == pytest.approx(float(loss.detach()) / count, rel=1e-5, abs=1e-6)
     for name in ("embedding", "head"):
-        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4
+        )
     assert stats["kl_coef"] == pytest.approx(advantages.kl_ctl)
     assert ("kl_penalty" in stats) == (advantages.kl_in == "loss" and advantages.kl_ctl > 0)
 
@@ -92,7 +113,8 @@ def test_responses_with_equal_rewards_teach_nothing(rollout, sampled_by):
     """All responses to a prompt are right, or all wrong: there is nothing to compare."""
     model = tiny_model()
     data = sampled_by(model, rollout)
-    data.data["rewards"] = (torch.arange(16) % 4 < 2).float()  # equal within each pair, and not between them
+    # equal within each pair, and not between them
+    data.data["rewards"] = (torch.arange(16) % 4 < 2).float()
     for settings in ({}, {"baseline": "leave_one_out", "scale": "none"}, {"scale": "batch"}):
         advantages, policy = grpo(kl_ctl=0.0, **settings)
         stats = learn(policy, advantages, model, data)
@@ -110,7 +132,9 @@ def test_equal_rewards_are_counted_among_the_best_responses_only(rollout):
     rollout = make_batch(sorted(rollout.keys), [[(2, 3), (2, 1), (2, 5)], [(1, 2), (1, 6), (1, 4)]])
     rollout.data["rewards"] = torch.tensor([0.0, 1.0, 1.0, 2.0, 1.0, 0.0])
     for train_on_best, share in ((None, 0.0), (2, 0.5)):
-        _, numbers = rate(GroupRelativeInterface(train_on_best=train_on_best), tiny_model(), rollout)
+        _, numbers = rate(
+            GroupRelativeInterface(train_on_best=train_on_best), tiny_model(), rollout
+        )
         assert numbers["equal_rewards_fraction"] == share
 
 
@@ -128,7 +152,9 @@ def test_warning_in_steps_where_the_rewards_of_each_group_are_equal(rollout, cap
     assert len(caplog.records) == 2
 
 
-def test_warning_comes_from_the_rank_of_the_first_sample_once_all_ranks_see_equal_rewards(rollout, caplog):
+def test_warning_comes_from_the_rank_of_the_first_sample_once_all_ranks_see_equal_rewards(
+    rollout, caplog
+):
     """A rank whose own groups are equal does not warn as long as another's differ."""
     rollout.data["rewards"] = torch.zeros(16)
     rollout.data["rewards"][-1] = 1.0
@@ -145,13 +171,17 @@ def spread(rollout, shares):
     ranks = TinyRanks(len(shares))
     ranks.run(
         lambda rank: rate(
-            GroupRelativeInterface(), tiny_model(ranks=ranks, rank=rank), rollout.select_indices(shares[rank])
+            GroupRelativeInterface(),
+            tiny_model(ranks=ranks, rank=rank),
+            rollout.select_indices(shares[rank]),
         )
     )
 
 
 def test_without_a_penalty_no_reference_is_read(rollout):
-    few = rollout.select(set(rollout.keys) - {"values", "packed_ref_logprobs", "proximal_logprobs", "dense_rewards"})
+    few = rollout.select(
+        set(rollout.keys) - {"values", "packed_ref_logprobs", "proximal_logprobs", "dense_rewards"}
+    )
     advantages, policy = grpo(kl_ctl=0.0)
     assert "kl" not in learn(policy, advantages, tiny_model(), few)
 
@@ -159,7 +189,12 @@ def test_without_a_penalty_no_reference_is_read(rollout):
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
 def test_adaptive_weight_of_the_penalty_changes_the_next_step(rollout, kl_in):
     rollout.data["packed_ref_logprobs"] = rollout.data["packed_logprobs"] - 5.0
-    adaptive = {"adaptive_kl_ctl": True, "adaptive_kl_target": 1.0, "adaptive_kl_horizon": 80, "kl_estimator": "k1"}
+    adaptive = {
+        "adaptive_kl_ctl": True,
+        "adaptive_kl_target": 1.0,
+        "adaptive_kl_horizon": 80,
+        "kl_estimator": "k1",
+    }
     advantages, policy = grpo(kl_in=kl_in, kl_ctl=0.1, **adaptive)
     first, second = (learn(policy, advantages, tiny_model(), rollout) for _ in range(2))
     assert first["kl_coef"] == pytest.approx(0.1)

@@ -1,4 +1,5 @@
-"""The sentiment example: a classifier with its own tokenizer as the reward, compared with transformers."""
+"""The sentiment example: a classifier with its own tokenizer as the reward,
+compared with transformers."""
 
 import json
 from pathlib import Path
@@ -29,16 +30,23 @@ ROLE_WORDS = ["<eos>", "so", "film", "good", "bad", "very", "a", "dull"]
 def word_tokenizer(words, **special):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[1]))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[1])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def bert(labels=3):
     config = BertConfig(
-        vocab_size=12, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, max_position_embeddings=64, num_labels=labels,
-    )  # fmt: skip
+        vocab_size=12,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        num_labels=labels,
+    )
     if labels == 3:
         config.id2label = {0: "negative", 1: "neutral", 2: "positive"}
         config.label2id = {name: i for i, name in config.id2label.items()}
@@ -47,9 +55,15 @@ def bert(labels=3):
 
 def llama():
     config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, intermediate_size=16, max_position_embeddings=64, num_labels=1,
-    )  # fmt: skip
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        num_labels=1,
+    )
     return LlamaForSequenceClassification(config)
 
 
@@ -67,7 +81,8 @@ def digit_classifier(tmp_path_factory):
 
 
 class TestContract(InterfaceContract):
-    """Each digit of the role's text is a word of the classifier's, so that every score is another."""
+    """Each digit of the role's text is a word of the classifier's,
+    so that every score is another."""
 
     name = "hf_reward"
 
@@ -101,13 +116,21 @@ TEXTS = [
 @pytest.fixture
 def data(role):
     prompts = [[ROLE_WORDS.index(word) for word in prompt.split()] for prompt, _ in TEXTS]
-    rows = [p + [ROLE_WORDS.index(word) for word in r.split()] for p, (_, r) in zip(prompts, TEXTS, strict=True)]
+    rows = [
+        p + [ROLE_WORDS.index(word) for word in r.split()]
+        for p, (_, r) in zip(prompts, TEXTS, strict=True)
+    ]
     lengths = [[len(rows[0]), len(rows[1])], [len(rows[2])], [len(rows[3])]]
-    mask = torch.cat([torch.arange(len(row)) < len(p) for row, p in zip(rows, prompts, strict=True)])
+    mask = torch.cat(
+        [torch.arange(len(row)) < len(p) for row, p in zip(rows, prompts, strict=True)]
+    )
     return SequenceSample.from_default(
         ids=[0, 1, 2],
         seqlens={"packed_input_ids": lengths, "prompt_mask": lengths},
-        data={"packed_input_ids": torch.tensor([t for row in rows for t in row]), "prompt_mask": mask},
+        data={
+            "packed_input_ids": torch.tensor([t for row in rows for t in row]),
+            "prompt_mask": mask,
+        },
     )
 
 
@@ -139,7 +162,11 @@ def test_outputs_labels_and_response_only_are_supported(tmp_path, role, data):
     path = saved(tmp_path, bert)
 
     def rewards(**settings):
-        return HFRewardInterface(path=path, **settings).inference(role, data, MicroBatchSpec()).data["rewards"]
+        return (
+            HFRewardInterface(path=path, **settings)
+            .inference(role, data, MicroBatchSpec())
+            .data["rewards"]
+        )
 
     full, response = direct(path, FULL), direct(path, RESPONSES)
     torch.testing.assert_close(rewards(label="negative", output="prob"), full.softmax(-1)[:, 0])
@@ -152,7 +179,9 @@ def forging(text):
     """A role whose policy wrote this as text, and the batch of it."""
     tokenizer = word_tokenizer([*ROLE_WORDS, text], eos_token="<eos>")
     tokens = torch.tensor([ROLE_WORDS.index("bad"), len(ROLE_WORDS)])
-    data = SequenceSample(ids=["a"], seqlens={"packed_input_ids": [[2]]}, data={"packed_input_ids": tokens})
+    data = SequenceSample(
+        ids=["a"], seqlens={"packed_input_ids": [[2]]}, data={"packed_input_ids": tokens}
+    )
     return Model("reward", None, tokenizer, torch.device("cpu")), data
 
 
@@ -163,7 +192,8 @@ def test_a_special_token_named_in_a_response_is_read_as_text(tmp_path, make):
     role, data = forging("[EOS]")
     rewards = HFRewardInterface(path=path).inference(role, data, MicroBatchSpec()).data["rewards"]
     assert not torch.allclose(rewards, direct(path, ["bad [EOS]"])[:, -1])
-    torch.testing.assert_close(rewards, direct(path, ["bad [ EOS]"])[:, -1], atol=1e-5, rtol=1e-5)  # two unknown words
+    # two unknown words
+    torch.testing.assert_close(rewards, direct(path, ["bad [ EOS]"])[:, -1], atol=1e-5, rtol=1e-5)
 
 
 def test_special_tokens_of_the_classifier_are_added_around_a_text(tmp_path, role, data):
@@ -178,7 +208,11 @@ def test_special_tokens_of_the_classifier_are_added_around_a_text(tmp_path, role
     tokenizer.save_pretrained(path)
     uncut = HFRewardInterface(path=path).inference(role, data, MicroBatchSpec()).data["rewards"]
     torch.testing.assert_close(uncut, direct(path, FULL)[:, -1], atol=1e-5, rtol=1e-5)
-    cut = HFRewardInterface(path=path, max_length=5).inference(role, data, MicroBatchSpec()).data["rewards"]
+    cut = (
+        HFRewardInterface(path=path, max_length=5)
+        .inference(role, data, MicroBatchSpec())
+        .data["rewards"]
+    )
     torch.testing.assert_close(cut, direct(path, LAST)[:, -1], atol=1e-5, rtol=1e-5)
 
 
@@ -189,7 +223,9 @@ FIRST = [" ".join(text.split()[:3]) for text in FULL]
 @pytest.mark.parametrize(("overlong", "seen"), [("truncate_left", LAST), ("truncate_right", FIRST)])
 def test_the_end_of_a_long_text_is_scored_by_default(tmp_path, role, data, overlong, seen):
     path = saved(tmp_path, bert)
-    out = HFRewardInterface(path=path, max_length=3, overlong=overlong).inference(role, data, MicroBatchSpec())
+    out = HFRewardInterface(path=path, max_length=3, overlong=overlong).inference(
+        role, data, MicroBatchSpec()
+    )
     torch.testing.assert_close(out.data["rewards"], direct(path, seen)[:, -1], atol=1e-5, rtol=1e-5)
     assert HFRewardInterface(path=path).overlong == "truncate_left"
 
@@ -208,7 +244,9 @@ def test_truncated_texts_are_counted_and_reported_once(tmp_path, role, data, cap
 
 
 def test_texts_that_fit_are_not_counted(tmp_path, role, data, caplog):
-    out = HFRewardInterface(path=saved(tmp_path, bert), max_length=6).inference(role, data, MicroBatchSpec())
+    out = HFRewardInterface(path=saved(tmp_path, bert), max_length=6).inference(
+        role, data, MicroBatchSpec()
+    )
     assert out.metadata["truncated"] == [0.0, 0.0, 0.0]
     assert not caplog.records
 
@@ -226,9 +264,13 @@ def test_a_long_text_is_an_error_on_request(tmp_path, role, data):
 def test_a_text_is_truncated_to_the_positions_of_the_classifier(tmp_path, role):
     path = saved(tmp_path, bert)  # 64 positions; the default max_length is 512
     tokens = torch.tensor([1, 2] * 40)
-    long = SequenceSample(ids=["a"], seqlens={"packed_input_ids": [[80]]}, data={"packed_input_ids": tokens})
+    long = SequenceSample(
+        ids=["a"], seqlens={"packed_input_ids": [[80]]}, data={"packed_input_ids": tokens}
+    )
     out = HFRewardInterface(path=path).inference(role, long, MicroBatchSpec())
-    torch.testing.assert_close(out.data["rewards"], direct(path, ["so film " * 32])[:, -1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        out.data["rewards"], direct(path, ["so film " * 32])[:, -1], atol=1e-5, rtol=1e-5
+    )
     assert out.metadata["truncated"] == [1.0]
 
 
@@ -248,7 +290,9 @@ def test_unusable_models_and_settings_are_refused(tmp_path, role, data):
 def test_a_classifier_that_would_run_its_own_code_is_refused(tmp_path, role, data):
     path = saved(tmp_path, bert)
     config = Path(path) / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"_attn_implementation": "someone/kernel"}))
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"_attn_implementation": "someone/kernel"})
+    )
     with pytest.raises(ModelError, match="_attn_implementation") as refused:
         HFRewardInterface(path=path).inference(role, data, MicroBatchSpec())
     assert refused.value.code == "S6"

@@ -1,4 +1,5 @@
-"""The exam of `math_reward`: answers labelled before its parser was written, half of the rules held back from it."""
+"""The exam of `math_reward`: answers labelled before its parser was written,
+half of the rules held back from it."""
 
 import importlib.util
 import sys
@@ -8,7 +9,9 @@ import pytest
 
 
 def _exam():
-    spec = importlib.util.spec_from_file_location("math_exam", Path(__file__).parent / "math_answers" / "exam.py")
+    spec = importlib.util.spec_from_file_location(
+        "math_exam", Path(__file__).parent / "math_answers" / "exam.py"
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -54,6 +57,7 @@ def test_the_second_exam_is_large_and_split_by_rules():
 def test_precision_and_recall_on_the_second_exam_are_high(half):
     forms = exam.further_forms(half)
     result = exam.results(exam.judged(forms), forms)[half]
-    precision, recall = result.precision, result.recall  # a failure must not print the forms that are held back
+    # a failure must not print the forms that are held back
+    precision, recall = result.precision, result.recall
     assert precision >= 0.99
     assert recall >= 0.95

@@ -63,7 +63,8 @@ def fake_pool(tmp_path, body, workers=2, cpu_s=1.0):
     """A pool whose processes run `body` for each task `t`, and print what it leaves in `r`."""
     script = tmp_path / "worker.py"
     script.write_text(
-        "import json, os, sys, time\nsys.stdin.readline()\nprint(json.dumps({'ready': True}), flush=True)\n"
+        "import json, os, sys, time\nsys.stdin.readline()\nprint(json.dumps({'ready': True}), "
+        "flush=True)\n"
         "for line in sys.stdin:\n    t = json.loads(line)\n"
         + textwrap.indent(textwrap.dedent(body).strip(), "    ")
         + "\n    print(json.dumps(r), flush=True)\n"
@@ -72,7 +73,9 @@ def fake_pool(tmp_path, body, workers=2, cpu_s=1.0):
 
 
 def test_rewards_are_ordered_by_sample_and_response():
-    data = batch([["2+2=4 #### 4", "#### 5"], ["no idea", "the answer is 1/2."]], ["so\n#### 4", "0.5"])
+    data = batch(
+        [["2+2=4 #### 4", "#### 5"], ["no idea", "the answer is 1/2."]], ["so\n#### 4", "0.5"]
+    )
     interface = MathRewardInterface(correct_reward=2.0, wrong_reward=-1.0)
     out = interface.inference(role(), data, SPEC)
     assert out.data["rewards"].tolist() == [2.0, -1.0, -1.0, 2.0]
@@ -81,12 +84,17 @@ def test_rewards_are_ordered_by_sample_and_response():
     assert out.seqlens["rewards"] == [[1, 1], [1, 1]]
     assert out.ids == data.ids
     assert out.metadata == {
-        "reward_unparsed": [0, 0], "reward_timeouts": [0, 0], "reward_crashes": [0, 0], "reward_errors": [0, 0],
-    }  # fmt: skip
+        "reward_unparsed": [0, 0],
+        "reward_timeouts": [0, 0],
+        "reward_crashes": [0, 0],
+        "reward_errors": [0, 0],
+    }
     assert not interface.pool._workers, "numbers need no processes"
 
 
-RESPONSES = yaml.safe_load((Path(__file__).parent / "math_answers" / "responses.yaml").read_text(encoding="utf-8"))
+RESPONSES = yaml.safe_load(
+    (Path(__file__).parent / "math_answers" / "responses.yaml").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("gold", RESPONSES["wrong"])
@@ -129,7 +137,12 @@ def test_expressions_are_compared_in_separate_processes():
 
 def test_an_unreadable_answer_is_unparsed_and_an_unreadable_gold_an_error():
     pool = MathPool(1, 60.0)
-    pairs = [Comparison("x+", "x"), Comparison("x", "x+"), Comparison("x", "x"), Comparison("2x", "x")]
+    pairs = [
+        Comparison("x+", "x"),
+        Comparison("x", "x+"),
+        Comparison("x", "x"),
+        Comparison("2x", "x"),
+    ]
     assert pool.compare(pairs) == [Verdict.UNPARSED, Verdict.NO_GOLD, Verdict.RIGHT, Verdict.WRONG]
     pool.close()
 
@@ -156,7 +169,10 @@ def test_verdicts_are_in_order_whichever_worker_is_faster(tmp_path):
 def test_a_comparison_over_the_time_limit_does_not_affect_others(monkeypatch):
     """By the kernel, in a real process: a verdict does not depend on how busy the machine is."""
     monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 10_000)
-    easy, hard = Comparison("x", "x"), Comparison("(x+1)^{20} (x-1)^{20}", "(x^2-1)^{20} + \\sin(x)^2 + \\cos(x)^2")
+    easy, hard = (
+        Comparison("x", "x"),
+        Comparison("(x+1)^{20} (x-1)^{20}", "(x^2-1)^{20} + \\sin(x)^2 + \\cos(x)^2"),
+    )
     pool = MathPool(1, 60.0)
     assert pool.compare([easy]) == [Verdict.RIGHT]
     pool.cpu_s = 0.01
@@ -174,15 +190,22 @@ def test_a_worker_that_waits_for_the_processor_is_given_time(tmp_path):
 
 def test_a_stuck_worker_is_killed_and_the_others_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 1)
-    pool = fake_pool(tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", workers=1, cpu_s=0.3)
+    pool = fake_pool(
+        tmp_path, "while t['answer'] == 'hang': pass\nr = {'equal': True}\n", workers=1, cpu_s=0.3
+    )
     pairs = [Comparison(answer, "") for answer in ("a", "hang", "b")]
     assert pool.compare(pairs) == [Verdict.RIGHT, Verdict.TIMEOUT, Verdict.RIGHT]
     pool.close()
 
 
 def test_a_crashed_worker_gives_a_verdict_and_is_replaced(tmp_path):
-    pool = fake_pool(tmp_path, "os._exit(3) if t['answer'] == 'die' else None\nr = {'equal': True}\n", workers=1)
-    assert pool.compare([Comparison("die", ""), Comparison("a", "")]) == [Verdict.CRASHED, Verdict.RIGHT]
+    pool = fake_pool(
+        tmp_path, "os._exit(3) if t['answer'] == 'die' else None\nr = {'equal': True}\n", workers=1
+    )
+    assert pool.compare([Comparison("die", ""), Comparison("a", "")]) == [
+        Verdict.CRASHED,
+        Verdict.RIGHT,
+    ]
     assert pool.compare([Comparison("a", "")]) == [Verdict.RIGHT]
     pool.close()
 
@@ -193,7 +216,9 @@ def test_responses_that_crash_or_time_out_are_wrong_and_counted(tmp_path, monkey
         time.sleep(9 if t['answer'] == 'y' else 0)
         r = {'x+1': {'equal': True}, 'x+2': {'crashed': 'boom'}, 'x+3': {'unparsed': True}}[t['answer']]
     """
-    data = batch([["#### x+1", "#### x+2"], ["#### y", "#### x+3", "#### \\sum x", "#### x+4"]], ["x", "y+x"])
+    data = batch(
+        [["#### x+1", "#### x+2"], ["#### y", "#### x+3", "#### \\sum x", "#### x+4"]], ["x", "y+x"]
+    )
     interface = MathRewardInterface(timeout_s=0.3)
     interface.pool = fake_pool(tmp_path, body, cpu_s=0.3)
     out = interface.inference(role(), data, SPEC)
@@ -205,17 +230,25 @@ def test_responses_that_crash_or_time_out_are_wrong_and_counted(tmp_path, monkey
         "reward_errors": [0.0, 0.0],
     }
     assert (
-        "1 of 6 responses count as wrong because comparing their answers took too long; first, sample q1, "
-        "response 1 of 4: y" in caplog.text
+        "1 of 6 responses count as wrong because comparing their answers took too long; first, "
+        "sample q1, response 1 of 4: y" in caplog.text
     )
-    assert "2 of 6 responses count as wrong because comparing their answers ended its process" in caplog.text
+    assert (
+        "2 of 6 responses count as wrong because comparing their answers ended its process"
+        in caplog.text
+    )
 
 
 def test_unreadable_gold_answers_are_an_error_of_the_data(caplog):
     """An empty answer, one that is too long, one that math-verify does not understand."""
-    groups, answers = [["#### 5"], ["#### x^2"], ["#### x"], ["#### x+"]], ["", "x^3+", "9" * 600, "x"]
+    groups, answers = (
+        [["#### 5"], ["#### x^2"], ["#### x"], ["#### x+"]],
+        ["", "x^3+", "9" * 600, "x"],
+    )
     data = batch(groups, answers)
-    with pytest.raises(DataError, match=r"answers of 3 of 4 samples cannot be read; first, sample q0: ''") as caught:
+    with pytest.raises(
+        DataError, match=r"answers of 3 of 4 samples cannot be read; first, sample q0: ''"
+    ) as caught:
         MathRewardInterface(workers=1, timeout_s=60).inference(role(), data, SPEC)
     assert caught.value.code == "F51"
     assert "on_error: wrong" in caught.value.hint
@@ -226,33 +259,87 @@ def test_unreadable_gold_answers_are_an_error_of_the_data(caplog):
         assert out.metadata["reward_unparsed"] == [0, 0, 0, 1]
         assert "dropped" not in out.metadata
     assert "3 of 4 samples cannot be read" in caplog.text
-    out = MathRewardInterface(workers=1, timeout_s=60, on_error="drop").inference(role(), data, SPEC)
+    out = MathRewardInterface(workers=1, timeout_s=60, on_error="drop").inference(
+        role(), data, SPEC
+    )
     assert out.metadata["dropped"] == ["unreadable_answer"] * 3 + [None]
     assert "these samples are dropped" in caplog.text
     assert MathRewardInterface().score_texts(["#### 5"], [""]) == [None]
 
 
 HOSTILE = (
-    "9^{9^9}", "10^{10^{10}}", "9^9^9^9", "9**9**9", "2^{99999999}", "1000000!", "(10!)!", "9" * 5000,
-    "\\frac{1}{" * 10_000 + "2" + "}" * 10_000, "\\sqrt{" * 100 + "2" + "}" * 100, "(" * 200 + "9" + ")" * 200,
-    "\\begin{pmatrix}" + "1&" * 100 + "1\\end{pmatrix}", "5\x00", "\u202e5", "1+" * 5000 + "1", "x^{x^{x^{x}}}",
-    "\\binom{1000000}{500000}", "\\int_0^{9^9} x dx", "\\sum_{n=1}^{10^9} n", "((x+1)^{100})^{100}", "1e999999999",
-    "e^{e^{e^{e^{9}}}}", "*a" * 240, "`" * 480, "_" * 480, "{" * 480, "$" * 480, "\\text{" * 80, "\\boxed{" * 60,
-    "1," * 240, "1 " * 240, "=" * 480, "-" * 480 + "5", "a-" * 240, "a'" * 240, "answer" * 70, "five hundred " * 38,
-    "a" * 10_000_000, "a" * 400 + "1 $x$",
-    "(" * 15 + "2" + ")" * 15, "\\begin{pmatrix}" + "1&" * 30 + "1\\end{pmatrix}",
-    "\\exp(\\exp(\\exp(100)))", "\\sqrt[3]{7^{2999}+1}", "(1+" + "+".join(f"x^{n}" for n in range(2, 9)) + ")^{20}",
+    "9^{9^9}",
+    "10^{10^{10}}",
+    "9^9^9^9",
+    "9**9**9",
+    "2^{99999999}",
+    "1000000!",
+    "(10!)!",
+    "9" * 5000,
+    "\\frac{1}{" * 10_000 + "2" + "}" * 10_000,
+    "\\sqrt{" * 100 + "2" + "}" * 100,
+    "(" * 200 + "9" + ")" * 200,
+    "\\begin{pmatrix}" + "1&" * 100 + "1\\end{pmatrix}",
+    "5\x00",
+    "\u202e5",
+    "1+" * 5000 + "1",
+    "x^{x^{x^{x}}}",
+    "\\binom{1000000}{500000}",
+    "\\int_0^{9^9} x dx",
+    "\\sum_{n=1}^{10^9} n",
+    "((x+1)^{100})^{100}",
+    "1e999999999",
+    "e^{e^{e^{e^{9}}}}",
+    "*a" * 240,
+    "`" * 480,
+    "_" * 480,
+    "{" * 480,
+    "$" * 480,
+    "\\text{" * 80,
+    "\\boxed{" * 60,
+    "1," * 240,
+    "1 " * 240,
+    "=" * 480,
+    "-" * 480 + "5",
+    "a-" * 240,
+    "a'" * 240,
+    "answer" * 70,
+    "five hundred " * 38,
+    "a" * 10_000_000,
+    "a" * 400 + "1 $x$",
+    "(" * 15 + "2" + ")" * 15,
+    "\\begin{pmatrix}" + "1&" * 30 + "1\\end{pmatrix}",
+    "\\exp(\\exp(\\exp(100)))",
+    "\\sqrt[3]{7^{2999}+1}",
+    "(1+" + "+".join(f"x^{n}" for n in range(2, 9)) + ")^{20}",
     "(\\sqrt{2}+\\sqrt{3}+\\sqrt{5}+\\sqrt{7}+\\sqrt{11}+\\sqrt{13}+\\sqrt{17}+\\sqrt{19})^{20}",
-    "\\cup".join(f"(x,{n})" for n in range(10)), "\\frac{x^{100}-1}{x^{99}-1}+\\frac{x^{98}-1}{x^{97}-1}",
-    "<think>" * 9000, "</think>" * 9000, "~~" * 9000, "<b " * 9000, "<del>" * 9000,
-    "answer to " * 9000, "$$\n" * 9000, "\\color" * 80, "antwort " * 9000, "\\frac{" * 80, "x + " * 120,
-    "a, " * 160, "答案" * 240, "Q.E.D" * 90, "; " * 240 + "x",
-    "a " * 200 + "1 $x$", " " * 400 + "\\text{ x", "**a" * 150, "\\(" * 200 + "x",
-)  # fmt: skip
+    "\\cup".join(f"(x,{n})" for n in range(10)),
+    "\\frac{x^{100}-1}{x^{99}-1}+\\frac{x^{98}-1}{x^{97}-1}",
+    "<think>" * 9000,
+    "</think>" * 9000,
+    "~~" * 9000,
+    "<b " * 9000,
+    "<del>" * 9000,
+    "answer to " * 9000,
+    "$$\n" * 9000,
+    "\\color" * 80,
+    "antwort " * 9000,
+    "\\frac{" * 80,
+    "x + " * 120,
+    "a, " * 160,
+    "答案" * 240,
+    "Q.E.D" * 90,
+    "; " * 240 + "x",
+    "a " * 200 + "1 $x$",
+    " " * 400 + "\\text{ x",
+    "**a" * 150,
+    "\\(" * 200 + "x",
+)
 
 
 def test_hostile_answers_are_scored_without_a_comparison(monkeypatch):
-    """None starts a process and none ends the run, however much work it asks for and whatever the gold answer is."""
+    """None starts a process and none ends the run, however much work it asks for and whatever the
+    gold answer is."""
     monkeypatch.setattr(MathPool, "_start", lambda _: pytest.fail("a comparison was started"))
     for answer in ("5", "\\frac{\\sqrt{3}}{2}", "x+1", "Monday", "(0, 1)"):
         for form in ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>{}</answer>"):
@@ -288,7 +375,10 @@ def test_verdicts_do_not_depend_on_other_answers_or_order():
     mixed = list(enumerate(answers * 3))
     random.Random(0).shuffle(mixed)
     together = interface.score_texts([answer for _, answer in mixed], ["x+1"] * len(mixed))
-    assert all(score == alone[index % len(answers)] for (index, _), score in zip(mixed, together, strict=True))
+    assert all(
+        score == alone[index % len(answers)]
+        for (index, _), score in zip(mixed, together, strict=True)
+    )
     interface.pool.close()
 
 
@@ -309,7 +399,9 @@ def test_a_row_without_an_answer_is_refused():
 
 def test_a_role_without_a_tokenizer_is_refused():
     with pytest.raises(UsageError, match="needs a tokenizer"):
-        MathRewardInterface().inference(Model("r", None, None, torch.device("cpu")), batch([["1"]], ["1"]), SPEC)
+        MathRewardInterface().inference(
+            Model("r", None, None, torch.device("cpu")), batch([["1"]], ["1"]), SPEC
+        )
 
 
 def test_processes_end_with_their_parent(tmp_path):
@@ -323,9 +415,11 @@ def test_processes_end_with_their_parent(tmp_path):
         "print(pool._workers[0].process.pid, flush=True)\nsys.stdin.read()\n"
     )
     parent = subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )  # fmt: skip
+    )
     pid = int(parent.stdout.readline())
     assert os.path.exists(f"/proc/{pid}")
     parent.kill()
@@ -340,7 +434,8 @@ def test_processes_end_with_their_parent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"on_error": "zero"}, {"max_error_fraction": 2.0}, {"workers": 0}, {"timeout_s": 0.0}]
+    "settings",
+    [{"on_error": "zero"}, {"max_error_fraction": 2.0}, {"workers": 0}, {"timeout_s": 0.0}],
 )
 def test_invalid_settings_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):

@@ -1,4 +1,5 @@
-"""What PPO reports does not depend on micro-batches, over a real engine in float32, where sums round."""
+"""What PPO reports does not depend on micro-batches, over a real engine in float32,
+where sums round."""
 
 import pytest
 import torch
@@ -27,8 +28,16 @@ CUTS = [
 
 def model(head, seed=0):
     backend = make_backend(ModelBackendAbstraction("fsdp", {"dtype": "float32", "lr": 1e-3}))
-    lm = Model("role", None, DigitTokenizer(), torch.device("cpu"), source=HeldSource(tiny_model(head=head, seed=seed)))
-    return backend.initialize(lm, FinetuneSpec(total_train_steps=10, dataset_size=10, train_batch_size=10))
+    lm = Model(
+        "role",
+        None,
+        DigitTokenizer(),
+        torch.device("cpu"),
+        source=HeldSource(tiny_model(head=head, seed=seed)),
+    )
+    return backend.initialize(
+        lm, FinetuneSpec(total_train_steps=10, dataset_size=10, train_batch_size=10)
+    )
 
 
 def rollout(spec, critic):
@@ -49,7 +58,8 @@ def stats(settings, head, before, during):
     advantages, policy, critic = with_settings(
         {"minibatches": 2, **settings}, GAEInterface, PPOActorInterface, PPOCriticInterface
     )
-    critic.normalizer.update(torch.tensor([1.0, 3.3]))  # so that values are rounded on their way there and back
+    # so that values are rounded on their way there and back
+    critic.normalizer.update(torch.tensor([1.0, 3.3]))
     trained, batch = model(head), rollout(before, critic)
     learner = policy if head == "lm" else critic
     return [learn(learner, advantages, trained, batch, during) for _ in range(2)]
@@ -70,7 +80,9 @@ def test_metrics_do_not_depend_on_the_micro_batches(settings, head):
     expected = stats(settings, head, WHOLE, WHOLE)
     for cut in CUTS:
         for before, during in ((WHOLE, cut), (cut, WHOLE)):
-            for step, expected_step in zip(stats(settings, head, before, during), expected, strict=True):
+            for step, expected_step in zip(
+                stats(settings, head, before, during), expected, strict=True
+            ):
                 assert step.keys() == expected_step.keys()
                 assert step == pytest.approx(expected_step, rel=2e-4, abs=2e-6)
                 for name in step.keys() & set(SHARES):

@@ -1,8 +1,9 @@
-"""Losses and gradients of GRPO and its family, PPO and SFT are those of TRL's trainers, on one tiny model and rollout.
+"""Losses and gradients of GRPO and its family, PPO and SFT are those of TRL's trainers, on one tiny
+model and rollout.
 
-Theirs is TRL's own code from the responses on: advantages, log-probs of the old policy and of the reference, loss. It
-pads where rlcli packs, so nothing but weights, tokens and rewards is shared. Each test names the conventions in which
-the two differ on purpose.
+Theirs is TRL's own code from the responses on: advantages, log-probs of the old policy and of the
+reference, loss. It pads where rlcli packs, so nothing but weights, tokens and rewards is shared.
+Each test names the conventions in which the two differ on purpose.
 """
 
 import copy
@@ -34,7 +35,12 @@ RESPONSES = ((5, 1, 8, 3), (2, 2, 1, 7), (8, 4, 8, 6))
 REWARDS = (1.0, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.25)
 """Of four responses to each prompt; those to the second are alike."""
 GROUP = 4
-OF_GRPO = {"minibatches": 1, "early_stop_imp_ratio": None, "loss_aggregation": "sequence", "overlong_limit": LIMIT}
+OF_GRPO = {
+    "minibatches": 1,
+    "early_stop_imp_ratio": None,
+    "loss_aggregation": "sequence",
+    "overlong_limit": LIMIT,
+}
 
 
 class Rollout:
@@ -55,15 +61,25 @@ class Rollout:
 
     def batch(self):
         """As rlcli packs it, with rewards and without log-probs."""
-        whole = [[len(p) + n for p, n in self._pairs()[i : i + GROUP]] for i in range(0, len(self.lengths), GROUP)]
+        whole = [
+            [len(p) + n for p, n in self._pairs()[i : i + GROUP]]
+            for i in range(0, len(self.lengths), GROUP)
+        ]
         ones = [[1] * GROUP for _ in whole]
         masks = [torch.arange(len(p) + n) < len(p) for p, n in self._pairs()]
         rows = zip(self.prompt_of, self.responses, strict=True)
         return SequenceSample.from_default(
             ids=[f"p{n}" for n in range(len(whole))],
-            seqlens={"packed_input_ids": whole, "prompt_mask": whole, "rewards": ones, "seq_no_eos_mask": ones},
+            seqlens={
+                "packed_input_ids": whole,
+                "prompt_mask": whole,
+                "rewards": ones,
+                "seq_no_eos_mask": ones,
+            },
             data={
-                "packed_input_ids": torch.tensor([token for prompt, response in rows for token in prompt + response]),
+                "packed_input_ids": torch.tensor(
+                    [token for prompt, response in rows for token in prompt + response]
+                ),
                 "prompt_mask": torch.cat(masks),
                 "rewards": torch.tensor(REWARDS),
                 "seq_no_eos_mask": torch.tensor([length == LIMIT for length in self.lengths]),
@@ -102,7 +118,9 @@ def reference(sampler):
 def with_logprobs(batch, **modules):
     """The batch with a key of log-probs for each model."""
     for key, module in modules.items():
-        logprobs = call_interface(ReferenceInterface(), "inference", role(module, "inference"), batch)
+        logprobs = call_interface(
+            ReferenceInterface(), "inference", role(module, "inference"), batch
+        )
         logprobs.remap_keys_({"packed_ref_logprobs": key})
         batch.update_(logprobs)
     return batch
@@ -113,7 +131,9 @@ def ours(interface, module, batch):
 
 
 def our_grpo(settings, module, batch):
-    advantages, policy = with_settings({**OF_GRPO, **settings}, GroupRelativeInterface, PPOActorInterface)
+    advantages, policy = with_settings(
+        {**OF_GRPO, **settings}, GroupRelativeInterface, PPOActorInterface
+    )
     rated, _ = rate(advantages, role(module, "inference"), batch)
     return ours(policy, module, rated)
 
@@ -125,18 +145,33 @@ def trl():
 
 @pytest.fixture
 def theirs(trl, tmp_path, sampler, reference, trained, monkeypatch):
-    """(loss, gradients by name) of a trainer of TRL that is given the recorded responses and rewards."""
+    """(loss, gradients by name) of a trainer of TRL that is given the recorded responses and
+    rewards."""
     from datasets import Dataset
 
     monkeypatch.setattr(advantages, "SCALE_EPS", 1e-4)  # theirs
 
-    def of(kind="GRPO", rollout=None, beta=0.0, more_rewards=(), change=lambda trainer: None, **settings):
+    def of(
+        kind="GRPO",
+        rollout=None,
+        beta=0.0,
+        more_rewards=(),
+        change=lambda trainer: None,
+        **settings,
+    ):
         rollout = rollout or Rollout()
         common = {
-            "output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none", "num_iterations": 2,
-            "per_device_train_batch_size": len(rollout.responses), "num_generations": GROUP, "beta": 0.0,
-            "max_completion_length": LIMIT, "gradient_checkpointing": False,
-        }  # fmt: skip
+            "output_dir": str(tmp_path),
+            "use_cpu": True,
+            "bf16": False,
+            "report_to": "none",
+            "num_iterations": 2,
+            "per_device_train_batch_size": len(rollout.responses),
+            "num_generations": GROUP,
+            "beta": 0.0,
+            "max_completion_length": LIMIT,
+            "gradient_checkpointing": False,
+        }
         trainer = getattr(trl, f"{kind}Trainer")(
             copy.deepcopy(sampler),
             reward_funcs=[lambda prompts, completions, **_: list(REWARDS), *more_rewards],
@@ -172,7 +207,10 @@ GRPO_CASES = {
         {"kl_ctl": 0.3, "kl_gradient": "naive"},
         {"loss_type": "grpo", "beta": 0.3, "use_bias_correction_kl": False},
     ),
-    "grpo by batch": ({"scale": "batch", "kl_ctl": 0.0}, {"loss_type": "grpo", "scale_rewards": "batch"}),
+    "grpo by batch": (
+        {"scale": "batch", "kl_ctl": 0.0},
+        {"loss_type": "grpo", "scale_rewards": "batch"},
+    ),
     "dr_grpo": (
         {"scale": "none", "loss_aggregation": "constant", "loss_constant": 8.0, "kl_ctl": 0.0},
         {"loss_type": "dr_grpo", "scale_rewards": "none"},
@@ -183,10 +221,21 @@ GRPO_CASES = {
     ),
     "gspo": (
         {"policy_loss": "gspo", "eps_clip": 0.02, "eps_clip_high": 0.03, "kl_ctl": 0.0},
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03},
+        {
+            "loss_type": "grpo",
+            "importance_sampling_level": "sequence",
+            "epsilon": 0.02,
+            "epsilon_high": 0.03,
+        },
     ),
     "cispo": (  # their bound is that of the ratio itself, and there is none below
-        {"policy_loss": "cispo", "eps_clip": 1.0, "eps_clip_high": 0.1, "loss_aggregation": "token", "kl_ctl": 0.0},
+        {
+            "policy_loss": "cispo",
+            "eps_clip": 1.0,
+            "eps_clip_high": 0.1,
+            "loss_aggregation": "token",
+            "kl_ctl": 0.0,
+        },
         {"loss_type": "cispo", "epsilon_high": 1.1},
     ),
     "dual clip": (
@@ -212,23 +261,28 @@ def test_grpo_equals_trl(theirs, sampler, reference, trained, case):
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_truncated_responses_are_masked_as_in_trl(theirs, trl, sampler, trained, loss_type):
-    """With the soft penalty on long ones, too. TRL's mean over responses counts those that are masked whole, and ours
-    does not."""
+    """With the soft penalty on long ones, too. TRL's mean over responses counts those that are
+    masked whole, and ours does not."""
     aggregation = {
-        "grpo": {"loss_aggregation": "sequence"}, "dapo": {"loss_aggregation": "token"},
+        "grpo": {"loss_aggregation": "sequence"},
+        "dapo": {"loss_aggregation": "token"},
         "dr_grpo": {"loss_aggregation": "constant", "loss_constant": 8.0},
-    }[loss_type]  # fmt: skip
+    }[loss_type]
     settings = {"kl_ctl": 0.0, "mask_too_long": True, "overlong_buffer": 4, **aggregation}
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler)
     mine = our_grpo(settings, trained, batch)
-    other = theirs(loss_type=loss_type, mask_truncated_completions=True, more_rewards=[overlong(trl)])
+    other = theirs(
+        loss_type=loss_type, mask_truncated_completions=True, more_rewards=[overlong(trl)]
+    )
     cut = sum(length == LIMIT for group in RESPONSES for length in group)
     check_equal(mine, other, factor=12 / (12 - cut) if loss_type == "grpo" else 1.0)
 
 
 def test_truncated_importance_sampling_equals_trl(theirs, sampler, trained):
     """Between what an inference engine says that it sampled with and what the trainer finds."""
-    batch = with_logprobs(Rollout().batch(), packed_logprobs=near(sampler, 4, 0.02), proximal_logprobs=sampler)
+    batch = with_logprobs(
+        Rollout().batch(), packed_logprobs=near(sampler, 4, 0.02), proximal_logprobs=sampler
+    )
     rows = batch.data["packed_logprobs"].split(batch.flat_seqlens("packed_logprobs"))
     rollout = Rollout()
     sampled = [row[-length:].tolist() for row, length in zip(rows, rollout.lengths, strict=True)]
@@ -236,10 +290,17 @@ def test_truncated_importance_sampling_equals_trl(theirs, sampler, trained):
     def as_with_vllm(trainer):
         trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
         trainer.vllm_importance_sampling_mode = "token_truncate"
-        trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = None, 1.02
+        trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = (
+            None,
+            1.02,
+        )
         trainer._generate_single_turn = lambda *_: (rollout.responses, sampled)
 
-    tis = {"use_decoupled_loss": True, "behav_imp_weight_cap": 1.02, "behav_imp_weight_mode": "truncate"}
+    tis = {
+        "use_decoupled_loss": True,
+        "behav_imp_weight_cap": 1.02,
+        "behav_imp_weight_mode": "truncate",
+    }
     mine = our_grpo({"kl_ctl": 0.0, "loss_aggregation": "token", **tis}, trained, batch)
     check_equal(mine, theirs(loss_type="dapo", change=as_with_vllm))
 
@@ -248,9 +309,16 @@ def test_truncated_importance_sampling_equals_trl(theirs, sampler, trained):
 def test_rloo_equals_trl(theirs, sampler, reference, trained, beta, epsilon):
     """A response is one action; the KL penalty, k1, is in its reward."""
     settings = {
-        "baseline": "leave_one_out", "scale": "none", "policy_loss": "sequence", "loss_aggregation": "constant",
-        "loss_constant": 1.0, "kl_in": "reward", "kl_estimator": "k1", "kl_ctl": beta, "eps_clip": epsilon,
-    }  # fmt: skip
+        "baseline": "leave_one_out",
+        "scale": "none",
+        "policy_loss": "sequence",
+        "loss_aggregation": "constant",
+        "loss_constant": 1.0,
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+        "kl_ctl": beta,
+        "eps_clip": epsilon,
+    }
     batch = with_logprobs(Rollout().batch(), packed_logprobs=sampler, packed_ref_logprobs=reference)
     mine = our_grpo(settings, trained, batch)
     check_equal(mine, theirs("RLOO", beta=beta, epsilon=epsilon))
@@ -264,11 +332,17 @@ def test_sft_equals_trl(trl, tmp_path, trained):
     rows = [(p, r) for p, r in zip(rollout.prompt_of, rollout.responses, strict=True)]
     rows[5] = (rows[5][0] + rows[5][1], [])
     arguments = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
-    examples = [{"input_ids": p + r, "completion_mask": [0] * len(p) + [1] * len(r)} for p, r in rows]
+    examples = [
+        {"input_ids": p + r, "completion_mask": [0] * len(p) + [1] * len(r)} for p, r in rows
+    ]
     trainer = trl.SFTTrainer(
         copy.deepcopy(trained),
         args=trl.SFTConfig(
-            **arguments, max_length=None, completion_only_loss=True, loss_type="nll", gradient_checkpointing=False
+            **arguments,
+            max_length=None,
+            completion_only_loss=True,
+            loss_type="nll",
+            gradient_checkpointing=False,
         ),
         train_dataset=Dataset.from_list(examples),
         processing_class=as_transformers(byte_tokenizer()),
@@ -286,10 +360,12 @@ def test_sft_equals_trl(trl, tmp_path, trained):
         },
     )
     mine = ours(SFTInterface(), trained, batch)
-    check_equal(mine, (float(loss.detach()), {name: p.grad for name, p in module.named_parameters()}))
+    check_equal(
+        mine, (float(loss.detach()), {name: p.grad for name, p in module.named_parameters()})
+    )
 
 
-# -- PPO -------------------------------------------------------------------------------------------------------
+# -- PPO -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -301,31 +377,52 @@ def critics():
 
 @pytest.fixture
 def of_ppo(trl, tmp_path, sampler, reference, trained, critics, monkeypatch):
-    """(loss, gradients by name) of the policy and of the critic, in the first step of TRL's PPO; its own code from the
-    responses and their scores on."""
+    """(loss, gradients by name) of the policy and of the critic, in the first step of TRL's PPO;
+    its own code from the responses and their scores on."""
     from datasets import Dataset
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
     def rectangle(rows, left):
         width = max(map(len, rows))
-        return torch.tensor([[0] * (width - len(r)) + r if left else r + [0] * (width - len(r)) for r in rows])
+        return torch.tensor(
+            [[0] * (width - len(r)) + r if left else r + [0] * (width - len(r)) for r in rows]
+        )
 
     def of(rollout, **settings):
         queries = rectangle(rollout.prompt_of, left=True)
         texts = torch.cat([queries, rectangle(rollout.responses, left=False)], 1)
         one = Dataset.from_list([{"input_ids": [3]}] * len(rollout.responses))
-        rows = {"per_device_train_batch_size": len(texts), "local_rollout_forward_batch_size": len(texts)}
+        rows = {
+            "per_device_train_batch_size": len(texts),
+            "local_rollout_forward_batch_size": len(texts),
+        }
         trainer = PPOTrainer(
             args=PPOConfig(
-                output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", total_episodes=len(texts),
-                num_mini_batches=1, num_ppo_epochs=1, response_length=LIMIT, num_sample_generations=0, lam=1.0,
-                temperature=1.0, save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
-                **rows, **settings,
+                output_dir=str(tmp_path),
+                use_cpu=True,
+                bf16=False,
+                report_to="none",
+                total_episodes=len(texts),
+                num_mini_batches=1,
+                num_ppo_epochs=1,
+                response_length=LIMIT,
+                num_sample_generations=0,
+                lam=1.0,
+                temperature=1.0,
+                save_strategy="no",
+                disable_tqdm=True,
+                gradient_checkpointing=False,
+                **rows,
+                **settings,
             ),
-            processing_class=as_transformers(byte_tokenizer()), model=copy.deepcopy(trained).requires_grad_(True),
-            ref_model=copy.deepcopy(reference), reward_model=torch.nn.Linear(1, 1), train_dataset=one,
-            eval_dataset=one, value_model=copy.deepcopy(critics[1]).requires_grad_(True),
-        )  # fmt: skip
+            processing_class=as_transformers(byte_tokenizer()),
+            model=copy.deepcopy(trained).requires_grad_(True),
+            ref_model=copy.deepcopy(reference),
+            reward_model=torch.nn.Linear(1, 1),
+            train_dataset=one,
+            eval_dataset=one,
+            value_model=copy.deepcopy(critics[1]).requires_grad_(True),
+        )
         gradients, logged, rewarded = {}, {}, ppo_trainer.get_reward
 
         def responses(model, given, *_):
@@ -334,40 +431,62 @@ def of_ppo(trl, tmp_path, sampler, reference, trained, critics, monkeypatch):
 
         def scores(model, *inputs):
             return (
-                (None, torch.tensor(REWARDS), None) if model is trainer.reward_model else rewarded(critics[0], *inputs)
+                (None, torch.tensor(REWARDS), None)
+                if model is trainer.reward_model
+                else rewarded(critics[0], *inputs)
             )
 
         def step():
-            for name, module in (("policy", trainer.model.policy), ("critic", trainer.model.value_model)):
-                gradients[name] = {key: p.grad.clone() for key, p in module.named_parameters() if p.grad is not None}
+            for name, module in (
+                ("policy", trainer.model.policy),
+                ("critic", trainer.model.value_model),
+            ):
+                gradients[name] = {
+                    key: p.grad.clone()
+                    for key, p in module.named_parameters()
+                    if p.grad is not None
+                }
 
         monkeypatch.setattr(ppo_trainer, "batch_generation", torch.no_grad()(responses))
         monkeypatch.setattr(ppo_trainer, "get_reward", scores)
-        trainer.dataloader, trainer.optimizer.step, trainer.log = [{"input_ids": queries}], step, logged.update
+        trainer.dataloader, trainer.optimizer.step, trainer.log = (
+            [{"input_ids": queries}],
+            step,
+            logged.update,
+        )
         trainer.train()
-        return (logged["loss/policy_avg"], gradients["policy"]), (logged["loss/value_avg"], gradients["critic"])
+        return (logged["loss/policy_avg"], gradients["policy"]), (
+            logged["loss/value_avg"],
+            gradients["critic"],
+        )
 
     return of
 
 
 def of_last_states(rollout, old, trained, clip):
-    """(sum of TRL's value loss over the states after the last tokens of responses shorter than the longest, gradients
-    by name, their number): its mean counts these, and ours does not."""
+    """(sum of TRL's value loss over the states after the last tokens of responses shorter than the
+    longest, gradients by name, their number): its mean counts these, and ours does not."""
     module, total, count = copy.deepcopy(trained).requires_grad_(True), torch.zeros(()), 0
     for prompt, response, score in zip(rollout.prompt_of, rollout.responses, REWARDS, strict=True):
         if len(response) < LIMIT:
-            before, now = (m(torch.tensor([prompt + response])).logits[0, -1, 0] for m in (old, module))
+            before, now = (
+                m(torch.tensor([prompt + response])).logits[0, -1, 0] for m in (old, module)
+            )
             near_before = torch.clamp(now, before.detach() - clip, before.detach() + clip)
             total = total + 0.5 * torch.maximum((now - score) ** 2, (near_before - score) ** 2)
             count += 1
     total.backward()
-    return float(total.detach()), {name: p.grad for name, p in module.named_parameters() if p.grad is not None}, count
+    return (
+        float(total.detach()),
+        {name: p.grad for name, p in module.named_parameters() if p.grad is not None},
+        count,
+    )
 
 
 def test_ppo_equals_trl(of_ppo, sampler, reference, trained, critics):
-    """Their standard deviation is the unbiased one, with its epsilon inside the root: a factor of all advantages. They
-    put the score, and a value to learn, one state later; without discounting (and with lambda 1) the returns are the
-    same."""
+    """Their standard deviation is the unbiased one, with its epsilon inside the root: a factor of
+    all advantages. They put the score, and a value to learn, one state later; without discounting
+    (and with lambda 1) the returns are the same."""
     rollout = Rollout()
     policy, (value_loss, value_gradients) = of_ppo(
         rollout, kl_coef=0.1, kl_estimator="k3", cliprange=0.05, cliprange_value=0.1, vf_coef=1.0
@@ -384,9 +503,15 @@ def test_ppo_equals_trl(of_ppo, sampler, reference, trained, critics):
         for adv_norm in (True, False)
     )
     raw = raw.data["advantages"][raw.data["loss_mask"]].double()
-    mine = ours(PPOActorInterface(minibatches=1, early_stop_imp_ratio=None, eps_clip=0.05), trained, normalised)
+    mine = ours(
+        PPOActorInterface(minibatches=1, early_stop_imp_ratio=None, eps_clip=0.05),
+        trained,
+        normalised,
+    )
     assert mine[0]["clip_fraction"] > 0
-    check_equal(mine, policy, factor=float((raw.var() + 1e-8).sqrt() / (raw.std(correction=0) + 1e-5)))
+    check_equal(
+        mine, policy, factor=float((raw.var() + 1e-8).sqrt() / (raw.std(correction=0) + 1e-5))
+    )
     extra, extra_gradients, count = of_last_states(rollout, *critics, 0.1)
     tokens = len(raw)
     expected = {

@@ -1,7 +1,8 @@
-"""Losses and gradients of DPO, SimPO and reward models are those of TRL's trainers, on one tiny model and batch.
+"""Losses and gradients of DPO, SimPO and reward models are those of TRL's trainers, on one tiny
+model and batch.
 
-TRL pads a batch to a rectangle, rlcli packs it; nothing but the weights and the tokens is shared. Log-probs of the
-reference are computed by each for itself.
+TRL pads a batch to a rectangle, rlcli packs it; nothing but the weights and the tokens is shared.
+Log-probs of the reference are computed by each for itself.
 """
 
 import copy
@@ -43,17 +44,27 @@ def drawn_rows(lengths=LENGTHS):
 
 def as_batch(rows, **columns):
     """The same rows, packed."""
-    sequences = [[row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")] for row in rows]
+    sequences = [
+        [row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")] for row in rows
+    ]
     masks = [
-        torch.arange(len(s)) < len(row["prompt_ids"]) for row, two in zip(rows, sequences, strict=True) for s in two
+        torch.arange(len(s)) < len(row["prompt_ids"])
+        for row, two in zip(rows, sequences, strict=True)
+        for s in two
     ]
     lengths = [[len(sequence) for sequence in two] for two in sequences]
-    keys = {"packed_input_ids": lengths, "prompt_mask": lengths, **{key: [[1, 1]] * len(rows) for key in columns}}
+    keys = {
+        "packed_input_ids": lengths,
+        "prompt_mask": lengths,
+        **{key: [[1, 1]] * len(rows) for key in columns},
+    }
     return SequenceSample.from_default(
         ids=[f"r{n}" for n in range(len(rows))],
         seqlens=keys,
         data={
-            "packed_input_ids": torch.tensor([t for two in sequences for sequence in two for t in sequence]),
+            "packed_input_ids": torch.tensor(
+                [t for two in sequences for sequence in two for t in sequence]
+            ),
             "prompt_mask": torch.cat(masks),
             **columns,
         },
@@ -73,7 +84,8 @@ def theirs(trainer, module, inputs):
 
 
 def reported_by(trainer):
-    """The trainer's own metrics, of training or evaluation as its model is in the one mode or the other."""
+    """The trainer's own metrics, of training or evaluation as its model is in the one mode or the
+    other."""
     return {name: values[-1] for mode in trainer._metrics.values() for name, values in mode.items()}
 
 
@@ -86,9 +98,13 @@ def trl():
 def common(tmp_path):
     """The arguments that any trainer needs."""
     return {
-        "output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none", "max_length": None,
+        "output_dir": str(tmp_path),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "max_length": None,
         "gradient_checkpointing": False,
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -107,7 +123,9 @@ def with_reference(reference):
 
     def make(rows):
         batch = as_batch(rows)
-        batch.update_(call_interface(ReferenceInterface(), "inference", role(reference, "inference"), batch))
+        batch.update_(
+            call_interface(ReferenceInterface(), "inference", role(reference, "inference"), batch)
+        )
         return batch
 
     return make
@@ -151,7 +169,10 @@ def cpo_trainer(trl, common, policy):
         ({"beta": 0.3}, {"loss_type": ["sigmoid"]}),
         ({"loss": "ipo", "length_normalized": True, "beta": 0.3}, {"loss_type": ["ipo"]}),
         ({"loss": "hinge", "beta": 0.3}, {"loss_type": ["hinge"]}),
-        ({"loss": "robust", "label_smoothing": 0.2, "beta": 0.3}, {"loss_type": ["robust"], "label_smoothing": 0.2}),
+        (
+            {"loss": "robust", "label_smoothing": 0.2, "beta": 0.3},
+            {"loss_type": ["robust"], "label_smoothing": 0.2},
+        ),
         ({"length_normalized": True, "beta": 0.3}, {"loss_type": ["sigmoid_norm"]}),
         (
             {"nll_coef": 0.7, "nll_aggregation": "token", "beta": 0.3},
@@ -168,10 +189,15 @@ def test_dpo_equals_trl(dpo_trainer, policy, with_reference, settings, of_trl):
     check_equal(mine, expected)
     reported = reported_by(trainer)
     for name, key in (
-        ("rewards/chosen", "chosen_reward"), ("rewards/rejected", "rejected_reward"), ("rewards/margins", "margin"),
-        ("rewards/accuracies", "accuracy"), ("logps/chosen", "chosen_logprob"), ("logps/rejected", "rejected_logprob"),
-    ):  # fmt: skip
-        if not (settings.get("length_normalized") and "rewards" in name):  # theirs are sums there too
+        ("rewards/chosen", "chosen_reward"),
+        ("rewards/rejected", "rejected_reward"),
+        ("rewards/margins", "margin"),
+        ("rewards/accuracies", "accuracy"),
+        ("logps/chosen", "chosen_logprob"),
+        ("logps/rejected", "rejected_logprob"),
+    ):
+        # theirs are sums there too
+        if not (settings.get("length_normalized") and "rewards" in name):
             assert mine[0][key] == pytest.approx(reported[name], rel=TOLERANCE, abs=TOLERANCE), name
 
 
@@ -181,7 +207,10 @@ def test_label_smoothing_equals_trl(dpo_trainer, policy, with_reference):
     trainer = dpo_trainer(beta=0.3, loss_type=["aot"], label_smoothing=0.2)
     parts = [theirs(trainer, policy, trainer.data_collator.torch_call([row])) for row in rows]
     loss = sum(loss for loss, _ in parts) / len(rows)
-    gradients = {name: sum(gradients_of_row[name] for _, gradients_of_row in parts) / len(rows) for name in parts[0][1]}
+    gradients = {
+        name: sum(gradients_of_row[name] for _, gradients_of_row in parts) / len(rows)
+        for name in parts[0][1]
+    }
     mine = ours(DPOInterface(beta=0.3, label_smoothing=0.2), policy, with_reference(rows))
     check_equal(mine, (loss, gradients))
 
@@ -201,22 +230,32 @@ def test_a_pair_without_tokens_counts_in_trl_but_not_in_rlcli(dpo_trainer, polic
 @pytest.mark.parametrize(
     ("settings", "of_trl"),
     [
-        ({"length_normalized": True, "gamma": 1.0}, {"loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}),
+        (
+            {"length_normalized": True, "gamma": 1.0},
+            {"loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0},
+        ),
         (
             {"length_normalized": True, "gamma": 0.5, "nll_coef": 0.3, "nll_aggregation": "token"},
             {"loss_type": "simpo", "simpo_gamma": 0.5, "cpo_alpha": 0.3},
         ),
-        ({"label_smoothing": 0.2}, {"loss_type": "sigmoid", "label_smoothing": 0.2, "cpo_alpha": 0.0}),
+        (
+            {"label_smoothing": 0.2},
+            {"loss_type": "sigmoid", "label_smoothing": 0.2, "cpo_alpha": 0.0},
+        ),
         ({"loss": "ipo", "length_normalized": True}, {"loss_type": "ipo", "cpo_alpha": 0.0}),
     ],
     ids=["simpo", "simpo-nll", "smoothed", "ipo"],
 )
 def test_reference_free_losses_equal_trl(cpo_trainer, policy, settings, of_trl):
-    rows = drawn_rows([lengths for lengths in LENGTHS if all(lengths)])  # theirs is NaN for an answer without a token
+    # theirs is NaN for an answer without a token
+    rows = drawn_rows([lengths for lengths in LENGTHS if all(lengths)])
     trainer = cpo_trainer(beta=2.0, **of_trl)
     features = []
     for row in rows:
-        feature = {"prompt_input_ids": row["prompt_ids"], "prompt_attention_mask": [1] * len(row["prompt_ids"])}
+        feature = {
+            "prompt_input_ids": row["prompt_ids"],
+            "prompt_attention_mask": [1] * len(row["prompt_ids"]),
+        }
         for side in ("chosen", "rejected"):
             tokens = row["prompt_ids"] + row[f"{side}_ids"]
             feature |= {f"{side}_input_ids": tokens, f"{side}_attention_mask": [1] * len(tokens)}
@@ -248,7 +287,10 @@ def test_the_reward_model_equals_trl(trl, common, centering, with_margins):
         train_dataset=Dataset.from_list([{"chosen_ids": [5], "rejected_ids": [6]}]),
         processing_class=as_transformers(byte_tokenizer()),
     )
-    examples = [{**row, "margin": float(m)} if with_margins else row for row, m in zip(rows, margins, strict=True)]
+    examples = [
+        {**row, "margin": float(m)} if with_margins else row
+        for row, m in zip(rows, margins, strict=True)
+    ]
     expected = theirs(trainer, their_model.eval(), trainer.data_collator(examples))
     batch = as_batch(rows, margins=torch.stack([margins, torch.zeros_like(margins)], 1).flatten())
     interface = RewardModelInterface(centering=centering, use_margins=with_margins)

@@ -1,4 +1,5 @@
-"""The policy's training is PPO as written in its papers; `InterfaceContract` has what holds for any interface."""
+"""The policy's training is PPO as written in its papers; `InterfaceContract` has what holds for any
+interface."""
 
 import math
 
@@ -34,14 +35,19 @@ class TestContractOfConstantAggregation(InterfaceContract):
 
     name = "ppo_actor"
     args = {
-        "minibatches": 2, "policy_loss": "sequence", "loss_aggregation": "constant", "loss_constant": 7.0,
+        "minibatches": 2,
+        "policy_loss": "sequence",
+        "loss_aggregation": "constant",
+        "loss_constant": 7.0,
         "entropy_coef": 0.1,
-    }  # fmt: skip
+    }
 
 
 def ppo(**settings):
     """(the interface for advantages, that of the policy)."""
-    return with_settings({"minibatches": 1, **LIMITLESS, **settings}, GAEInterface, PPOActorInterface)
+    return with_settings(
+        {"minibatches": 1, **LIMITLESS, **settings}, GAEInterface, PPOActorInterface
+    )
 
 
 def weights(model):
@@ -59,9 +65,19 @@ def weights(model):
         {"c_clip": 1.2, "eps_clip": 0.1},
         {"adv_norm": False, "mask_no_eos_with_zero": True, "disable_value": True},
         {"mask_too_long": True},
-        {"adv_norm": False, "reward_output_scaling": 3.0, "reward_output_bias": 0.5, "max_reward_clip": 1.0},
+        {
+            "adv_norm": False,
+            "reward_output_scaling": 3.0,
+            "reward_output_bias": 0.5,
+            "max_reward_clip": 1.0,
+        },
         {"adv_norm": False, "use_dense_reward": True, "reward_output_scaling": 0.5},
-        {"adv_norm": False, "use_dense_reward": True, "reward_delta": False, "max_reward_clip": 0.8},
+        {
+            "adv_norm": False,
+            "use_dense_reward": True,
+            "reward_delta": False,
+            "max_reward_clip": 0.8,
+        },
         {"use_decoupled_loss": True},
         {"use_decoupled_loss": True, "behav_imp_weight_cap": 1.1},
         {"recompute_logprob": True},
@@ -70,8 +86,18 @@ def weights(model):
         {"entropy_coef": 0.3},
         {"generation": {"temperature": 0.7}},
         {"policy_loss": "gspo", "eps_clip": 0.05},
-        {"eps_clip": 0.05, "eps_clip_high": 0.15, "loss_aggregation": "constant", "loss_constant": 5.0},
-        {"loss_aggregation": "sequence", "use_decoupled_loss": True, "behav_imp_weight_cap": 1.1, "entropy_coef": 0.3},
+        {
+            "eps_clip": 0.05,
+            "eps_clip_high": 0.15,
+            "loss_aggregation": "constant",
+            "loss_constant": 5.0,
+        },
+        {
+            "loss_aggregation": "sequence",
+            "use_decoupled_loss": True,
+            "behav_imp_weight_cap": 1.1,
+            "entropy_coef": 0.3,
+        },
         {"policy_loss": "gspo", "mask_too_long": True, "loss_aggregation": "sequence"},
     ],
     ids=lambda settings: ",".join(settings) or "defaults",
@@ -89,7 +115,9 @@ def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, loss_by_h
     assert stats["loss_weight"] == count
     assert stats["loss"] == pytest.approx(float(loss.detach()) / count, rel=1e-5, abs=1e-6)
     for name in ("embedding", "head"):
-        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4
+        )
     kl = [value for sequence in sequences for value in sequence["trained_kl"]]
     assert stats["kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-4, abs=1e-6)
     assert ("kl_penalty" in stats) == (advantages.kl_in == "loss")
@@ -118,7 +146,12 @@ def test_higher_reward_raises_the_likelihood_of_that_response(rollout, sampled_b
         before = data.data["packed_logprobs"].split(data.flat_seqlens("packed_logprobs"))[3].sum()
         advantages, policy = ppo(kl_ctl=0.0, disable_value=True)
         learn(policy, advantages, model, data)
-        after = sampled_by(model, data).data["packed_logprobs"].split(data.flat_seqlens("packed_logprobs"))[3].sum()
+        after = (
+            sampled_by(model, data)
+            .data["packed_logprobs"]
+            .split(data.flat_seqlens("packed_logprobs"))[3]
+            .sum()
+        )
         changes.append(float(after - before))
     assert changes[1] > changes[0] + 0.01
 
@@ -154,9 +187,13 @@ def test_temperature_divides_the_logits_in_training_as_in_sampling(rollout):
     model = tiny_model()
     advantages, policy = ppo(generation=GenerationHyperparameters(temperature=0.7))
     rollout.update_(policy.inference(model, rollout, SPEC))
-    assert learn(policy, advantages, model, rollout)["importance_ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert learn(policy, advantages, model, rollout)["importance_ratio"] == pytest.approx(
+        1.0, abs=1e-6
+    )
     advantages, cold = ppo()
-    assert learn(cold, advantages, tiny_model(), rollout)["importance_ratio"] != pytest.approx(1.0, abs=1e-2)
+    assert learn(cold, advantages, tiny_model(), rollout)["importance_ratio"] != pytest.approx(
+        1.0, abs=1e-2
+    )
 
 
 def test_every_response_is_dealt_once_per_epoch_in_a_new_order(rollout, sampled_by):
@@ -204,7 +241,10 @@ def test_policy_learns_from_the_chosen_responses_only(rollout, sampled_by):
     every, _ = ppo(**EARNED)
     batch, _ = rate(every, twin, data)
     batch.data["loss_mask"] &= torch.cat(
-        [torch.full((length,), number % 2 == 0) for number, length in enumerate(batch.flat_seqlens("loss_mask"))]
+        [
+            torch.full((length,), number % 2 == 0)
+            for number, length in enumerate(batch.flat_seqlens("loss_mask"))
+        ]
     )
     expected = policy.train_step(twin, batch, SPEC)
     assert stats["loss_weight"] == expected["loss_weight"]
@@ -213,12 +253,21 @@ def test_policy_learns_from_the_chosen_responses_only(rollout, sampled_by):
         torch.testing.assert_close(model.module.gradient[name], gradient)
 
 
-RECOMPUTED = [{}, {"policy_loss": "gspo"}, {"recompute_logprob": True}, {"use_decoupled_loss": True}]
+RECOMPUTED = [
+    {},
+    {"policy_loss": "gspo"},
+    {"recompute_logprob": True},
+    {"use_decoupled_loss": True},
+]
 
 
 @pytest.mark.parametrize("settings", RECOMPUTED, ids=str)
-@pytest.mark.parametrize(("age", "name"), [(None, "sampler_gap"), (0, "sampler_gap"), (2, "policy_drift")])
-def test_distance_to_the_sampler_is_named_by_the_age_of_the_samples(rollout, sampled_by, settings, age, name):
+@pytest.mark.parametrize(
+    ("age", "name"), [(None, "sampler_gap"), (0, "sampler_gap"), (2, "policy_drift")]
+)
+def test_distance_to_the_sampler_is_named_by_the_age_of_the_samples(
+    rollout, sampled_by, settings, age, name
+):
     """It is the mean distance of the log-probs as the step begins, over whole responses."""
     model = tiny_model()
     current = sampled_by(model, rollout).data["packed_logprobs"].clone()
@@ -237,8 +286,11 @@ def test_distance_to_the_sampler_is_named_by_the_age_of_the_samples(rollout, sam
 
 @pytest.mark.parametrize("settings", RECOMPUTED, ids=str)
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_kl_of_stale_samples_is_that_of_the_policy_as_the_step_begins(rollout, sampled_by, settings, estimator):
-    """Not that of the policy that sampled them, which here is the reference itself, nor of the policy after it."""
+def test_kl_of_stale_samples_is_that_of_the_policy_as_the_step_begins(
+    rollout, sampled_by, settings, estimator
+):
+    """Not that of the policy that sampled them, which here is the reference itself, nor of the
+    policy after it."""
     model = tiny_model()
     current = sampled_by(model, rollout).data["packed_logprobs"].clone()
     sampled = sampled_by(model, rollout, spread=0.3).data["packed_logprobs"]

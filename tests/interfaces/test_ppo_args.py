@@ -19,8 +19,8 @@ def keys(cls):
 
 
 def test_each_key_belongs_to_one_call():
-    """So calls cannot disagree on what they learn from. The steps of policy and critic are their own, and an estimator
-    is for the penalty in the reward and for that in the loss."""
+    """So calls cannot disagree on what they learn from. The steps of policy and critic are their
+    own, and an estimator is for the penalty in the reward and for that in the loss."""
     actor, critic = keys(PPOActorInterface), keys(PPOCriticInterface)
     assert actor & critic == keys(OptimizerSteps)
     for advantages in (GAEInterface, GroupRelativeInterface):
@@ -33,10 +33,16 @@ def test_classes_behind_an_interface_are_few():
         assert len(inspect.getmro(interface)) <= 4, interface
 
 
-@pytest.mark.parametrize("functions", [POLICY_LOSSES, LOSS_AGGREGATIONS], ids=["loss", "aggregation"])
+@pytest.mark.parametrize(
+    "functions", [POLICY_LOSSES, LOSS_AGGREGATIONS], ids=["loss", "aggregation"]
+)
 def test_keyword_of_a_named_function_is_a_key_of_the_policy(functions):
     for function in functions.values():
-        keywords = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+        keywords = {
+            p.name
+            for p in inspect.signature(function).parameters.values()
+            if p.kind is p.KEYWORD_ONLY
+        }
         assert keywords <= keys(PPOActorInterface)
 
 
@@ -52,7 +58,11 @@ def test_defaults_are_those_of_the_command_line_of_the_seed_systems():
     policy, critic, advantages = PPOActorInterface(), PPOCriticInterface(), GAEInterface()
     assert (policy.minibatches, policy.ppo_epochs, policy.eps_clip) == (4, 1, 0.2)
     assert (policy.early_stop_imp_ratio, policy.early_stop_kl) == (5.0, None)
-    assert (policy.c_clip, policy.token_normalize_scope, policy.loss_aggregation) == (None, "global", "token")
+    assert (policy.c_clip, policy.token_normalize_scope, policy.loss_aggregation) == (
+        None,
+        "global",
+        "token",
+    )
     assert (critic.minibatches, critic.ppo_epochs, critic.value_eps_clip) == (4, 1, 0.2)
     assert (critic.value_norm, critic.value_norm_type) == (True, "exp")
     assert (critic.value_norm_beta, critic.value_norm_eps) == (0.99995, 1e-5)
@@ -66,7 +76,10 @@ def test_defaults_are_those_of_the_command_line_of_the_seed_systems():
 
 
 OF_BOTH_ESTIMATORS = [
-    ({"use_decoupled_loss": True, "behav_imp_weight_mode": "truncate"}, "needs behav_imp_weight_cap"),
+    (
+        {"use_decoupled_loss": True, "behav_imp_weight_mode": "truncate"},
+        "needs behav_imp_weight_cap",
+    ),
     ({"behav_imp_weight_cap": 2.0}, "no effect without use_decoupled_loss"),
     ({"use_decoupled_loss": True, "behav_imp_weight_cap": 1.0}, "behav_imp_weight_cap is 1.0"),
     ({"behav_imp_weight_mode": "clip"}, "mask, truncate"),
@@ -97,8 +110,16 @@ OF_BOTH_ESTIMATORS = [
         (GroupRelativeInterface, {"scale": "std"}, ", ".join(SCALES)),
         (GroupRelativeInterface, {"credit": "token"}, "response, to_go"),
         (GroupRelativeInterface, {"train_on_best": 1}, "set train_on_best above 1"),
-        (GroupRelativeInterface, {"train_on_best": 1, "baseline": "none"}, "set train_on_best above 1"),
-        (GroupRelativeInterface, {"train_on_best": 1, "scale": "none"}, "set train_on_best above 1"),
+        (
+            GroupRelativeInterface,
+            {"train_on_best": 1, "baseline": "none"},
+            "set train_on_best above 1",
+        ),
+        (
+            GroupRelativeInterface,
+            {"train_on_best": 1, "scale": "none"},
+            "set train_on_best above 1",
+        ),
         (PPOActorInterface, {"minibatches": 0}, "minibatches is 0"),
         (PPOActorInterface, {"ppo_epochs": 0}, "ppo_epochs"),
         (PPOActorInterface, {"token_normalize_scope": "rank"}, "global, dp"),
@@ -106,7 +127,11 @@ OF_BOTH_ESTIMATORS = [
         (PPOActorInterface, {"eps_clip": float("nan")}, "eps_clip"),
         (PPOActorInterface, {"eps_clip_high": 0.0}, "eps_clip_high"),
         (PPOActorInterface, {"c_clip": 1.0}, "c_clip is 1.0"),
-        (PPOActorInterface, {"c_clip": 3.0, "policy_loss": "gspo"}, "no effect with policy_loss: gspo"),
+        (
+            PPOActorInterface,
+            {"c_clip": 3.0, "policy_loss": "gspo"},
+            "no effect with policy_loss: gspo",
+        ),
         (PPOActorInterface, {"policy_loss": "reinforce"}, "ppo, gspo, cispo, sequence"),
         (PPOActorInterface, {"loss_aggregation": "batch"}, "token, sequence, constant"),
         (PPOActorInterface, {"loss_aggregation": "constant"}, "set both, or neither"),
@@ -121,7 +146,9 @@ OF_BOTH_ESTIMATORS = [
         (PPOCriticInterface, {"value_norm_beta": 1.0}, "value_norm_beta"),
         (PPOCriticInterface, {"value_eps_clip": 0.0}, "value_eps_clip"),
     ],
-    ids=lambda value: ",".join(value) if isinstance(value, dict) else getattr(value, "__name__", None),
+    ids=lambda value: (
+        ",".join(value) if isinstance(value, dict) else getattr(value, "__name__", None)
+    ),
 )
 def test_settings_that_make_no_sense_are_refused(cls, settings, message):
     with pytest.raises(ValueError, match=message):

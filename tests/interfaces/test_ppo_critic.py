@@ -1,4 +1,5 @@
-"""The critic learns the returns of PPO as written out; `InterfaceContract` has what holds for any interface."""
+"""The critic learns the returns of PPO as written out; `InterfaceContract` has what holds for any
+interface."""
 
 import statistics
 
@@ -29,7 +30,11 @@ def ppo(**settings):
 
 def raw_values(model, batch):
     lengths = batch.flat_seqlens("packed_input_ids")
-    return TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths).values.detach().float()
+    return (
+        TinyOutput(model.module.model, batch.data["packed_input_ids"], lengths)
+        .values.detach()
+        .float()
+    )
 
 
 def moments(sequences):
@@ -53,7 +58,9 @@ def loss_by_hand(critic, sequences, model, old_values, mean, std):
                 if critic.value_norm:
                     target = min(max((target - mean) / std, -5.0), 5.0)
                 near = old + (new[t] - old).clamp(-critic.value_eps_clip, critic.value_eps_clip)
-                loss = loss + torch.maximum(_error(critic, new[t] - target), _error(critic, near - target))
+                loss = loss + torch.maximum(
+                    _error(critic, new[t] - target), _error(critic, near - target)
+                )
                 count += 1
         start += len(sequence["tokens"])
     return loss, count
@@ -81,8 +88,11 @@ def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, settings)
     model, (advantages, critic) = tiny_model(), ppo(**settings)
     sampled_by(model, rollout, spread=0.3)
     generator = torch.Generator().manual_seed(3)
-    old = raw_values(model, rollout) + 0.4 * torch.randn(len(rollout.data["values"]), generator=generator)
-    rollout.data["values"] = old  # in units of the reward, which are the model's until statistics move
+    old = raw_values(model, rollout) + 0.4 * torch.randn(
+        len(rollout.data["values"]), generator=generator
+    )
+    # in units of the reward, which are the model's until statistics move
+    rollout.data["values"] = old
     sequences = by_hand(advantages, rollout)
     stats = learn(critic, advantages, model, rollout)
     twin = TinyLM()
@@ -91,13 +101,17 @@ def test_gradient_is_that_of_the_formula(rollout, sampled_by, by_hand, settings)
     assert stats["loss_weight"] == count
     assert stats["loss"] == pytest.approx(float(loss.detach()) / count, rel=1e-5)
     for name in ("embedding", "value_head"):
-        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            model.module.gradient[name], getattr(twin, name).grad, atol=1e-6, rtol=1e-4
+        )
     assert not model.module.gradient["head"].any()
 
 
 def test_values_have_the_units_of_the_reward(rollout, by_hand):
     model, (advantages, critic) = tiny_model(), ppo(value_norm_beta=0.5)
-    torch.testing.assert_close(critic.inference(model, rollout, SPEC).data["values"], raw_values(model, rollout))
+    torch.testing.assert_close(
+        critic.inference(model, rollout, SPEC).data["values"], raw_values(model, rollout)
+    )
     means, squares = [], []
     for reward in (4.0, 15.0):
         rollout.data["rewards"] = rollout.data["rewards"] * 0 + reward + torch.arange(16) / 4
@@ -105,10 +119,13 @@ def test_values_have_the_units_of_the_reward(rollout, by_hand):
         means.append(mean)
         squares.append(std**2 - 1e-5 + mean**2)
         learn(critic, advantages, model, rollout)
-    # Weights of an exponential average that starts at zero, by 1/2 per step: a quarter and a half, of three quarters.
+    # Weights of an exponential average that starts at zero, by 1/2 per step: a quarter and a half,
+    # of three quarters.
     mean, square = (means[0] + 2 * means[1]) / 3, (squares[0] + 2 * squares[1]) / 3
     expected = raw_values(model, rollout) * (square - mean**2 + 1e-5) ** 0.5 + mean
-    torch.testing.assert_close(critic.inference(model, rollout, SPEC).data["values"], expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(
+        critic.inference(model, rollout, SPEC).data["values"], expected, atol=1e-3, rtol=1e-4
+    )
 
 
 def test_old_values_are_normalised_before_the_statistics_are_updated(rollout):
@@ -148,7 +165,9 @@ def test_values_within_the_clip_are_not_counted_as_clipped(rollout, n_mbs):
     """`old + (new - old)` is not `new` to the last bit; that is not a clip."""
     model, (advantages, critic) = tiny_model(), ppo(value_norm=False, value_eps_clip=100.0)
     model.module.model.float()
-    rollout.data["values"] = torch.randn(len(rollout.data["values"]), generator=torch.Generator().manual_seed(1))
+    rollout.data["values"] = torch.randn(
+        len(rollout.data["values"]), generator=torch.Generator().manual_seed(1)
+    )
     stats = learn(critic, advantages, model, rollout, MicroBatchSpec(n_mbs=n_mbs))
     assert stats["value_clip_fraction"] == 0
 

@@ -28,7 +28,11 @@ def test_actor_and_reference_log_probs_are_bit_equal():
     for keys in (["packed_input_ids"], ["packed_input_ids", "prompt_mask"]):
         batch = make_batch(keys)
         mine = actor.inference(tiny_model(), batch, MicroBatchSpec(n_mbs=3)).data["packed_logprobs"]
-        its = make(temperature=0.8).inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"]
+        its = (
+            make(temperature=0.8)
+            .inference(tiny_model(), batch, MicroBatchSpec())
+            .data["packed_ref_logprobs"]
+        )
         assert torch.equal(mine, its)
 
 
@@ -39,7 +43,11 @@ def batch():
 
 def stored(folder, model, batch):
     """(log-probs, forward passes) of a new interface with that store."""
-    logprobs = make(store=str(folder)).inference(model, batch, MicroBatchSpec(n_mbs=2)).data["packed_ref_logprobs"]
+    logprobs = (
+        make(store=str(folder))
+        .inference(model, batch, MicroBatchSpec(n_mbs=2))
+        .data["packed_ref_logprobs"]
+    )
     return logprobs, model.module.micro_batches if model.module else 0
 
 
@@ -51,7 +59,9 @@ def test_stored_log_probs_are_reused_and_bit_equal(batch, tmp_path):
     assert passes == 2
     others = batch.reorder([3, 1, 0, 2, 7, 6, 5, 4])
     again, passes = stored(tmp_path / "store", tiny_model(seed=5), others)
-    assert torch.equal(again, make().inference(tiny_model(), others, MicroBatchSpec()).data["packed_ref_logprobs"])
+    assert torch.equal(
+        again, make().inference(tiny_model(), others, MicroBatchSpec()).data["packed_ref_logprobs"]
+    )
     assert passes == 0
     weightless = tiny_model()
     weightless.module = None
@@ -63,7 +73,10 @@ def test_missing_log_probs_are_computed_and_stored(batch, tmp_path):
     """sequences that are not stored are computed, and stored"""
     stored(tmp_path, tiny_model(), batch.select_indices([0, 5]))
     logprobs, passes = stored(tmp_path, tiny_model(), batch)
-    assert torch.equal(logprobs, make().inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"])
+    assert torch.equal(
+        logprobs,
+        make().inference(tiny_model(), batch, MicroBatchSpec()).data["packed_ref_logprobs"],
+    )
     assert passes == 2
     assert stored(tmp_path, tiny_model(), batch)[1] == 0
 
@@ -72,7 +85,9 @@ def test_the_prompt_mask_is_that_of_the_batch(batch, tmp_path):
     """the store holds whole sequences; the mask is that of the batch"""
     stored(tmp_path, tiny_model(), batch)
     without_mask = batch.select(["packed_input_ids"])
-    expected = make().inference(tiny_model(), without_mask, MicroBatchSpec()).data["packed_ref_logprobs"]
+    expected = (
+        make().inference(tiny_model(), without_mask, MicroBatchSpec()).data["packed_ref_logprobs"]
+    )
     assert torch.equal(stored(tmp_path, tiny_model(), without_mask)[0], expected)
 
 
@@ -81,7 +96,10 @@ def test_a_role_without_weights_reports_missing_log_probs(batch, tmp_path):
     model = tiny_model()
     stored(tmp_path, model, batch.select_indices([0, 5]))
     model.module = None
-    with pytest.raises(DataError, match=r"has no log-probs of 12 of 16 sequences.*give the reference its weights back"):
+    with pytest.raises(
+        DataError,
+        match=r"has no log-probs of 12 of 16 sequences.*give the reference its weights back",
+    ):
         stored(tmp_path, model, batch)
 
 

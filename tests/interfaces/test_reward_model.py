@@ -1,4 +1,5 @@
-"""The loss of a reward model, written out; `InterfaceContract` checks what holds for any interface."""
+"""The loss of a reward model, written out; `InterfaceContract` checks what holds for any
+interface."""
 
 import math
 
@@ -38,7 +39,12 @@ def scores_by_hand(module, data):
             start += n
         margin = [float(one) for one in margins[number : number + len(lengths)]]
         number += len(lengths)
-        samples.append([(scores[i], scores[i + 1], margin[i] - margin[i + 1]) for i in range(0, len(lengths), 2)])
+        samples.append(
+            [
+                (scores[i], scores[i + 1], margin[i] - margin[i + 1])
+                for i in range(0, len(lengths), 2)
+            ]
+        )
     return samples
 
 
@@ -55,7 +61,12 @@ def loss_by_hand(args, samples):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"pair_aggregation": "prompt"}, {"centering": 0.1}, {"use_margins": True, "centering": 0.01}],
+    [
+        {},
+        {"pair_aggregation": "prompt"},
+        {"centering": 0.1},
+        {"use_margins": True, "centering": 0.01},
+    ],
     ids=lambda settings: ",".join(settings) or "defaults",
 )
 def test_loss_and_gradient_are_those_of_the_formula(pairs, settings):
@@ -68,7 +79,9 @@ def test_loss_and_gradient_are_those_of_the_formula(pairs, settings):
     assert stats["loss_weight"] == pytest.approx(weight)
     assert stats["loss"] == pytest.approx(float(total.detach()) / weight, rel=1e-6)
     for name in ("embedding", "value_head"):
-        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-7, rtol=1e-6)
+        torch.testing.assert_close(
+            model.module.gradient[name], getattr(twin, name).grad, atol=1e-7, rtol=1e-6
+        )
     assert not model.module.gradient["head"].any()
 
 
@@ -78,7 +91,11 @@ def test_evaluation_reports_accuracy_and_margin(pairs, aggregation):
     args, model = RewardModelInterface(pair_aggregation=aggregation), tiny_model(seed=1)
     with torch.no_grad():
         samples = scores_by_hand(model.module.model, pairs)
-    rows = [(float(c), float(r), 1 / len(s) if aggregation == "prompt" else 1.0) for s in samples for c, r, _ in s]
+    rows = [
+        (float(c), float(r), 1 / len(s) if aggregation == "prompt" else 1.0)
+        for s in samples
+        for c, r, _ in s
+    ]
     weight = sum(share for *_, share in rows)
     evaluation = args.evaluate(model, [pairs.select_indices([0, 2]), pairs.select_indices([1])])
     expected = {
@@ -99,7 +116,10 @@ def test_inference_scores_the_last_token(pairs):
     model = tiny_model()
     output = RewardModelInterface().inference(model, pairs, MicroBatchSpec(n_mbs=3))
     by_hand = [
-        float(s.detach()) for sample in scores_by_hand(model.module.model, pairs) for pair in sample for s in pair[:2]
+        float(s.detach())
+        for sample in scores_by_hand(model.module.model, pairs)
+        for pair in sample
+        for s in pair[:2]
     ]
     assert output.seqlens["rewards"] == [[1] * 2, [1] * 6, [1] * 2]
     assert output.data["rewards"].tolist() == pytest.approx(by_hand)
@@ -108,13 +128,18 @@ def test_inference_scores_the_last_token(pairs):
 def test_inference_scores_any_number_of_sequences():
     """inference scores groups of any size, as rollouts have them"""
     rollout = make_batch(["packed_input_ids"], [[(2, 3)] * 3, [(1, 4)]])
-    assert RewardModelInterface().inference(tiny_model(), rollout, SPEC).seqlens["rewards"] == [[1] * 3, [1]]
+    assert RewardModelInterface().inference(tiny_model(), rollout, SPEC).seqlens["rewards"] == [
+        [1] * 3,
+        [1],
+    ]
 
 
 def test_an_odd_number_of_sequences_is_refused():
     """a sample with an odd number of sequences is refused"""
     odd = make_batch(["packed_input_ids"], [[(2, 3)] * 2, [(2, 3)] * 3])
-    with pytest.raises(DataError, match="sample s1 has 3 sequences; pairs are chosen 0, rejected 0") as caught:
+    with pytest.raises(
+        DataError, match="sample s1 has 3 sequences; pairs are chosen 0, rejected 0"
+    ) as caught:
         RewardModelInterface().train_step(tiny_model(), odd, SPEC)
     assert caught.value.code == "F31"
 
@@ -128,11 +153,15 @@ def test_unequal_numbers_of_pairs_on_ranks_change_no_gradient(pairs):
     def one_rank(rank):
         model = tiny_model(ranks=ranks, rank=rank)
         share = pairs.select_indices([1] if rank else [0, 2])
-        return RewardModelInterface(pair_aggregation="prompt", centering=0.1).train_step(model, share, SPEC), model
+        return RewardModelInterface(pair_aggregation="prompt", centering=0.1).train_step(
+            model, share, SPEC
+        ), model
 
     for stats, model in ranks.run(one_rank):
         assert stats == pytest.approx(expected, rel=1e-6)
-        torch.testing.assert_close(model.module.gradient["value_head"], alone.module.gradient["value_head"])
+        torch.testing.assert_close(
+            model.module.gradient["value_head"], alone.module.gradient["value_head"]
+        )
 
 
 def test_an_evaluation_covers_all_ranks(pairs):

@@ -22,7 +22,12 @@ from rlcli.testing.tiny_engine import tiny_model
 from rlcli.testing.tokenizer import byte_tokenizer
 
 SPEC = MicroBatchSpec()
-OF_DIGITS = {"highest": 1e9, "max_error_fraction": 1.0, "error_reward": -1.0, "unscored_reward": -1.0}
+OF_DIGITS = {
+    "highest": 1e9,
+    "max_error_fraction": 1.0,
+    "error_reward": -1.0,
+    "unscored_reward": -1.0,
+}
 """Settings with which a model that writes only digits gives scores."""
 
 
@@ -56,10 +61,14 @@ def question(response, settings, template):
 
 def continued(model, prompt, question, most, temperature):
     """By the engine itself, alone."""
-    data = SequenceSample.from_default(ids=[0], seqlens=[len(prompt)], data={"packed_prompts": torch.tensor(prompt)})
+    data = SequenceSample.from_default(
+        ids=[0], seqlens=[len(prompt)], data={"packed_prompts": torch.tensor(prompt)}
+    )
     how = {"greedy": True} if not temperature else {"temperature": temperature}
     settings = GenerationHyperparameters(max_new_tokens=most, **how)
-    responses = model.module.generate(data, model.tokenizer, settings, [stable_seed(model.seed, question.key, most)])
+    responses = model.module.generate(
+        data, model.tokenizer, settings, [stable_seed(model.seed, question.key, most)]
+    )
     tokens = responses.tokens[0].tolist()
     return tokens[:-1] if responses.ended[0] else tokens
 
@@ -72,7 +81,9 @@ def test_the_judge_thinks_and_then_completes_its_score_line(thought, temperature
     expected = []
     for response in texts_judged:
         asked = question(response, judge, judge.template)
-        opening = model.tokenizer("\n\n".join(message["content"] for message in asked.messages)).input_ids
+        opening = model.tokenizer(
+            "\n\n".join(message["content"] for message in asked.messages)
+        ).input_ids
         if thought:
             opening = opening + continued(model, opening, asked, thought, temperature)
         opening = opening + model.tokenizer(asked.mark).input_ids
@@ -89,7 +100,9 @@ def test_the_chat_template_is_used_and_equal_questions_are_asked_once():
     model.module.generate = lambda data, *how: asked.append(data) or generate(data, *how)
     judge.inference(model, texts("3", "4", "3"), SPEC)
     thinking, scoring = asked
-    assert thinking.bs == scoring.bs == 3, "two responses, and a plain one until the judge has scored anything"
+    assert thinking.bs == scoring.bs == 3, (
+        "two responses, and a plain one until the judge has scored anything"
+    )
     first = question("3", judge, judge.template)
     message = {"role": "user", "content": "\n\n".join(entry["content"] for entry in first.messages)}
     text = conversation_text(tokenizer, [message], add_generation_prompt=True, day=DAY)
@@ -103,7 +116,9 @@ def test_the_chat_template_is_used_and_equal_questions_are_asked_once():
 def test_the_end_token_of_a_thought_is_removed():
     model, asked, outputs = role(DigitTokenizer(), seed=3), [], []
     generate = model.module.generate
-    model.module.generate = lambda data, *how: asked.append(data) or outputs.append(generate(data, *how)) or outputs[-1]
+    model.module.generate = lambda data, *how: (
+        asked.append(data) or outputs.append(generate(data, *how)) or outputs[-1]
+    )
     judge = RoleJudgeInterface(**OF_DIGITS, thought_tokens=40, temperature=1.0)
     judge.inference(model, texts(*"01234567"), SPEC)
     assert outputs[0].ended.any()
@@ -113,15 +128,34 @@ def test_the_end_token_of_a_thought_is_removed():
 @pytest.mark.parametrize(
     ("reply", "score"),
     [
-        (" 7", 7.0), ("7", 7.0), (" 7.5 \n", 7.5), ("10\nbecause", 10.0), (" 0", 0.0), ("\n 3", 3.0),
-        ("11", None), ("-1", None), ("8/10", None), ("seven", None), ("", None), ("\n", None), ("nan", None),
-        ("7 of 10", None), ("1e1", None), ("7\r8", None),
+        (" 7", 7.0),
+        ("7", 7.0),
+        (" 7.5 \n", 7.5),
+        ("10\nbecause", 10.0),
+        (" 0", 0.0),
+        ("\n 3", 3.0),
+        ("11", None),
+        ("-1", None),
+        ("8/10", None),
+        ("seven", None),
+        ("", None),
+        ("\n", None),
+        ("nan", None),
+        ("7 of 10", None),
+        ("1e1", None),
+        ("7\r8", None),
     ],
-)  # fmt: skip
+)
 def test_only_a_number_in_range_is_a_score(reply, score):
-    """a number in its range on the line that was begun, and nothing else; no other reply is a zero"""
-    verdict = RoleJudgeInterface(unscored_reward=-1.0)._score(question("x", RoleJudgeInterface(), "{response}"), reply)
-    assert (verdict.unscored == "", verdict.value) == (score is not None, -1.0 if score is None else score)
+    """a number in its range on the line that was begun, and nothing else;
+    no other reply is a zero"""
+    verdict = RoleJudgeInterface(unscored_reward=-1.0)._score(
+        question("x", RoleJudgeInterface(), "{response}"), reply
+    )
+    assert (verdict.unscored == "", verdict.value) == (
+        score is not None,
+        -1.0 if score is None else score,
+    )
 
 
 class Scripted:
@@ -133,11 +167,20 @@ class Scripted:
         self.tokenizer, self.reply, self.prompts = tokenizer, reply, []
 
     def generate(self, data, tokenizer, settings, seeds):
-        prompts = data.data["packed_prompts"].split(data.flat_seqlens("packed_prompts")) if data.bs else []
+        prompts = (
+            data.data["packed_prompts"].split(data.flat_seqlens("packed_prompts"))
+            if data.bs
+            else []
+        )
         self.prompts += [prompt.tolist() for prompt in prompts]
-        replies = [self.tokenizer(self.reply(tokenizer.decode(prompt.tolist()))).input_ids[1:] for prompt in prompts]
+        replies = [
+            self.tokenizer(self.reply(tokenizer.decode(prompt.tolist()))).input_ids[1:]
+            for prompt in prompts
+        ]
         tokens = [torch.tensor(reply, dtype=torch.int64) for reply in replies]
-        return GeneratedResponses(tokens, [torch.zeros(len(one)) for one in tokens], torch.zeros(len(tokens)).bool())
+        return GeneratedResponses(
+            tokens, [torch.zeros(len(one)) for one in tokens], torch.zeros(len(tokens)).bool()
+        )
 
 
 class PlainTokenizer:
@@ -172,7 +215,10 @@ def test_a_response_too_long_for_the_judge_has_no_score():
     judge, model = RoleJudgeInterface(thought_tokens=0), scripted_role(lambda prompt: " 7")
     model.source = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=1500))
     output = judge.inference(model, texts("4", "x" * 2000), SPEC)
-    assert (output.data["rewards"].tolist(), output.metadata["reward_unscored"]) == ([7.0, 0.0], [0.5])
+    assert (output.data["rewards"].tolist(), output.metadata["reward_unscored"]) == (
+        [7.0, 0.0],
+        [0.5],
+    )
 
 
 @pytest.mark.parametrize("chat", [True, False])
@@ -183,13 +229,19 @@ def test_a_response_cannot_write_special_tokens_into_the_question(chat):
     RoleJudgeInterface(thought_tokens=0).inference(model, data, SPEC)
     honest, attack, _ = model.module.prompts
     special = set(model.tokenizer.all_special_ids)
-    assert [token for token in attack if token in special] == [token for token in honest if token in special]
+    assert [token for token in attack if token in special] == [
+        token for token in honest if token in special
+    ]
     assert forged in model.tokenizer.decode(attack)
 
 
 def test_too_many_replies_without_a_score_end_the_run():
-    with pytest.raises(WorkerError, match=r"3 of 3 scores could not be computed; .*no score from the judge"):
-        RoleJudgeInterface(thought_tokens=0).inference(role(byte_tokenizer()), texts("a", "b", "c"), SPEC)
+    with pytest.raises(
+        WorkerError, match=r"3 of 3 scores could not be computed; .*no score from the judge"
+    ):
+        RoleJudgeInterface(thought_tokens=0).inference(
+            role(byte_tokenizer()), texts("a", "b", "c"), SPEC
+        )
 
 
 def test_the_template_may_use_fields_of_the_row():
@@ -201,9 +253,13 @@ def test_the_template_may_use_fields_of_the_row():
 
 @pytest.mark.parametrize(
     ("args", "message"),
-    [({"template": "?"}, r"\{response\}"), ({"lowest": 10.0}, "must be below"), ({"thought_tokens": -1}, "at least 0"),
-     ({"temperature": -1.0}, "at least 0")],
-)  # fmt: skip
+    [
+        ({"template": "?"}, r"\{response\}"),
+        ({"lowest": 10.0}, "must be below"),
+        ({"thought_tokens": -1}, "at least 0"),
+        ({"temperature": -1.0}, "at least 0"),
+    ],
+)
 def test_invalid_arguments_are_refused(args, message):
     with pytest.raises(ValueError, match=message):
         RoleJudgeInterface(**args)

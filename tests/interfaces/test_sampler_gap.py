@@ -1,4 +1,5 @@
-"""How far the trainer's log-probs are from the sampler's: by hand, and only where both are known."""
+"""How far the trainer's log-probs are from the sampler's: by hand,
+and only where both are known."""
 
 import math
 
@@ -11,17 +12,21 @@ from rlcli.ops.reduce import identity
 
 
 def batch(**metadata):
-    """Two responses: of two tokens behind a prompt of two, and of one token behind a prompt of one."""
+    """Two responses: of two tokens behind a prompt of two,
+    and of one token behind a prompt of one."""
     mask = torch.tensor([True, True, False, False, True, False])
     behaviour = torch.tensor([-9.0, -1.0, -2.0, -3.0])
     return SequenceSample.from_default(
-        ids=["a", "b"], seqlens=[[4], [2]],
+        ids=["a", "b"],
+        seqlens=[[4], [2]],
         data={
-            "packed_input_ids": torch.arange(6), "prompt_mask": mask, "packed_logprobs": behaviour,
+            "packed_input_ids": torch.arange(6),
+            "prompt_mask": mask,
+            "packed_logprobs": behaviour,
             "proximal_logprobs": behaviour + torch.tensor([100.0, 0.5, -0.25, 0.0]),
         },
         metadata=metadata,
-    )  # fmt: skip
+    )
 
 
 def distances(data):
@@ -44,10 +49,13 @@ def test_no_gap_is_computed_without_log_probs_of_the_trainer():
 
 
 def test_kl_is_that_of_the_trainers_log_probs():
-    """By hand, with a reference that equals the sampler: exp(d) · (exp(-d) - 1 + d) for distances d of 1/2, -1/4, 0."""
+    """By hand, with a reference that equals the sampler: exp(d) · (exp(-d) - 1 + d) for distances d
+    of 1/2, -1/4, 0."""
     data = batch()
     data.update_(reference_like_sampler(data))
-    expected = (1 - math.exp(0.5) + 0.5 * math.exp(0.5) + 1 - math.exp(-0.25) - 0.25 * math.exp(-0.25)) / 3
+    expected = (
+        1 - math.exp(0.5) + 0.5 * math.exp(0.5) + 1 - math.exp(-0.25) - 0.25 * math.exp(-0.25)
+    ) / 3
     for metadata in ({}, {"age": [2, 0]}):
         data.metadata = metadata
         assert distances(data)["kl"] == pytest.approx(expected, rel=1e-6)
@@ -62,7 +70,9 @@ def test_kl_is_known_before_the_step_unless_samples_are_older():
     data.metadata = {"age": [0, 1]}
     assert distances(data) == {}
     data.metadata = {"age": [0, 0]}
-    assert distances_before(with_ages(data), lambda sums: sums + 1) == {}, "another rank has an older sample"
+    assert distances_before(with_ages(data), lambda sums: sums + 1) == {}, (
+        "another rank has an older sample"
+    )
 
 
 def reference_like_sampler(data):

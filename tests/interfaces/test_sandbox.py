@@ -1,5 +1,5 @@
-"""What a sandboxed program can hold and reach: memory, keys, sockets, namespaces. Each of these programs prints 3 if it
-succeeds."""
+"""What a sandboxed program can hold and reach: memory, keys, sockets, namespaces. Each of these
+programs prints 3 if it succeeds."""
 
 import errno
 import os
@@ -18,10 +18,19 @@ from rlcli.interfaces.rewards._code_worker import run_program
 from rlcli.interfaces.rewards._process_tree import descendants_of, memory_held
 
 LIMITS = _sandbox.Limits(
-    cpu_s=5, wall_s=10.0, memory_bytes=96 << 20, file_bytes=16 << 20, output_bytes=1 << 16, processes=16
+    cpu_s=5,
+    wall_s=10.0,
+    memory_bytes=96 << 20,
+    file_bytes=16 << 20,
+    output_bytes=1 << 16,
+    processes=16,
 )
-X86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="these programs call x86-64 numbers")
-FILTERED = pytest.mark.skipif(not _syscall_filter.is_available(), reason="this machine has no seccomp filters")
+X86_64 = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="these programs call x86-64 numbers"
+)
+FILTERED = pytest.mark.skipif(
+    not _syscall_filter.is_available(), reason="this machine has no seccomp filters"
+)
 
 SYSTEM = """
 import ctypes, os, time
@@ -107,24 +116,28 @@ print(3)
 """,
     "long queues of a socket": "import socket\nsocket.socketpair()[0].setsockopt(1, 7, 1 << 26)\nprint(3)",
     "long pipes": "import fcntl\npipes = [os.pipe() for _ in range(20)]\n"
-                  "for _, end in pipes: fcntl.fcntl(end, 1031, 1 << 20)\nprint(3)",
+    "for _, end in pipes: fcntl.fcntl(end, 1031, 1 << 20)\nprint(3)",
     "message queues": "call(68, 0, 0o1600)\nprint(3)",
     "rings": "call(206, 1000, 0)\nprint(3)",
     "pending signals": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {40})\n"
-                       "for _ in range(2000): call(129, os.getpid(), 40, 0)\nprint(3)",
-}  # fmt: skip
+    "for _ in range(2000): call(129, os.getpid(), 40, 0)\nprint(3)",
+}
 ACCESS_ATTACKS = {
     "reads the user's keys": "call(250, 11, -3, 0, 0)\nprint(3)",
     "clears the user's keys": "call(250, 7, -4)\nprint(3)",
     "leaves a key": "call(248, b'user', b'mark', b'secret', 6, -4)\nprint(3)",
-    "connects to the host of a virtual machine": "import socket\nsocket.socket(40, socket.SOCK_STREAM)\nprint(3)",
-    "talks to the kernel": "import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)\nprint(3)",
+    "connects to the host of a virtual machine": (
+        "import socket\nsocket.socket(40, socket.SOCK_STREAM)\nprint(3)"
+    ),
+    "talks to the kernel": (
+        "import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)\nprint(3)"
+    ),
     "makes a user namespace": "call(272, 0x10000000)\nprint(3)",
     "makes one by clone": "call(56, 0x10000000 | 17, 0, 0, 0, 0) or os._exit(0)\nprint(3)",
     "calls by numbers of another architecture": "call(0x40000000 + 29, 0, 4096, 0o1600)\nprint(3)",
     "calls what is newer than the filter": "import errno\ntry: call(467, -1, b'', 0, 0, 0)\n"
-                                           "except OSError as e: e.errno == errno.ENOSYS or print(3)",
-}  # fmt: skip
+    "except OSError as e: e.errno == errno.ENOSYS or print(3)",
+}
 ALLOWED = """
 import asyncio, json, multiprocessing.connection, os, re, socket, sqlite3, ssl, subprocess, tempfile, threading
 asyncio.run(asyncio.sleep(0))
@@ -165,8 +178,11 @@ def test_memory_of_several_processes_is_reported_as_the_limit():
 @pytest.mark.parametrize("confined", [True, False])
 def test_memory_shared_by_processes_counts_once(confined):
     """Nine processes that have one block of 30 MiB in common are within 96 MiB."""
-    program = "block = bytearray(30 << 20)\nfor _ in range(8):\n    if os.fork() == 0:\n        time.sleep(0.5)\n" \
-              "        os._exit(0)\nfor _ in range(8): os.wait()\nprint(3)"  # fmt: skip
+    program = (
+        "block = bytearray(30 << 20)\nfor _ in range(8):\n    if os.fork() == 0:\n        "
+        "time.sleep(0.5)\n"
+        "        os._exit(0)\nfor _ in range(8): os.wait()\nprint(3)"
+    )
     ended = run(program, confined)
     assert (ended.output, ended.why) == (b"3\n", "")
 
@@ -202,14 +218,23 @@ for program in {programs!r}:
 text = ctypes.create_string_buffer(6)
 print(libc.syscall(250, 11, ctypes.c_int(key), text, ctypes.c_size_t(6)), text.raw)
 """
-READ_KEY = "text = ctypes.create_string_buffer(6)\ncall(250, 11, {key}, ctypes.addressof(text), 6)\nprint(3)"
+READ_KEY = (
+    "text = ctypes.create_string_buffer(6)\ncall(250, 11, {key}, "
+    "ctypes.addressof(text), 6)\nprint(3)"
+)
 REVOKE_KEY = "call(250, 3, {key})\nprint(3)"
 
 
 @X86_64
 def test_keys_and_segments_are_protected_without_seccomp_and_this_is_reported():
     programs = [
-        SYSTEM + program for program in (READ_KEY, REVOKE_KEY, SEGMENTS, MOUNTS.replace("{", "{{").replace("}", "}}"))
+        SYSTEM + program
+        for program in (
+            READ_KEY,
+            REVOKE_KEY,
+            SEGMENTS,
+            MOUNTS.replace("{", "{{").replace("}", "}}"),
+        )
     ]
     code = WITHOUT_FILTER.format(programs=programs)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -267,23 +292,29 @@ def decided(machine, number, arguments, architecture=None):
 
 
 @pytest.mark.parametrize(
-    ("header", "name"), [("x86_64-linux-gnu/asm/unistd_64.h", "x86_64"), ("asm-generic/unistd.h", "aarch64")]
+    ("header", "name"),
+    [("x86_64-linux-gnu/asm/unistd_64.h", "x86_64"), ("asm-generic/unistd.h", "aarch64")],
 )
 def test_call_numbers_equal_those_of_the_kernel_headers(header, name):
     file = Path("/usr/include", header)
     if not file.exists():
         pytest.skip(f"{file} is not installed")
-    numbers = dict(re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)", file.read_text(), re.MULTILINE))
+    numbers = dict(
+        re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)", file.read_text(), re.MULTILINE)
+    )
     index = _syscall_filter.ARCHITECTURES[name].index
     filtered = dict(_syscall_filter.REFUSED)
     for call in ("clone", "clone3", "socket", "setsockopt", "fcntl"):
         filtered[call] = getattr(_syscall_filter, call.upper())
-    assert {call: number[index] for call, number in filtered.items()} == {call: int(numbers[call]) for call in filtered}
+    assert {call: number[index] for call, number in filtered.items()} == {
+        call: int(numbers[call]) for call in filtered
+    }
 
 
 def test_child_processes_are_found_and_their_memory_is_measured():
     code = (
-        "import os, time\nheld = bytearray(50 << 20)\nif os.fork() == 0: os.setsid()\nprint(flush=True)\ntime.sleep(60)"
+        "import os, time\nheld = bytearray(50 << 20)\nif os.fork() == 0: os.setsid()\n"
+        "print(flush=True)\ntime.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()

@@ -1,4 +1,5 @@
-"""A reward asked about texts, without a model and without torch; `InterfaceContract` compares it with a run."""
+"""A reward asked about texts, without a model and without torch;
+`InterfaceContract` compares it with a run."""
 
 import subprocess
 import sys
@@ -25,5 +26,7 @@ def test_scoring_texts_does_not_import_torch():
         "assert load('interfaces', 'math_reward')().score_texts(['#### 4'], ['4']) == [1.0]\n"
         "print([name for name in ('torch', 'transformers', 'sympy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

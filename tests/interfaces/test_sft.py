@@ -1,4 +1,5 @@
-"""The loss of supervised fine-tuning, written out; `InterfaceContract` checks what holds for any interface."""
+"""The loss of supervised fine-tuning, written out; `InterfaceContract` checks what holds for any
+interface."""
 
 import math
 
@@ -38,7 +39,9 @@ def test_loss_and_gradient_are_those_of_the_formula(rollout):
     assert stats["loss"] == pytest.approx(expected, rel=1e-9)
     assert stats["ppl"] == pytest.approx(math.exp(expected), rel=1e-6)
     for name in ("embedding", "head"):
-        torch.testing.assert_close(model.module.gradient[name], getattr(twin, name).grad, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(
+            model.module.gradient[name], getattr(twin, name).grad, atol=1e-10, rtol=1e-10
+        )
 
 
 def test_evaluation_reports_the_training_loss(rollout):

@@ -26,7 +26,11 @@ class TestContract(InterfaceContract):
             ones = [[1] * len(group) for group in lengths]
             numbers = make_batch(["rewards"], lengths, seed + 1).data["rewards"]
             data = {"correct": numbers, "brevity": 2 * numbers.roll(1) + batch.data["rewards"]}
-            batch.update_(SequenceSample.from_default(ids=batch.ids, seqlens=dict.fromkeys(data, ones), data=data))
+            batch.update_(
+                SequenceSample.from_default(
+                    ids=batch.ids, seqlens=dict.fromkeys(data, ones), data=data
+                )
+            )
             return batch
 
         return make
@@ -36,13 +40,18 @@ def batch(**keys):
     """Two responses to the first prompt, one to the second, none to the third."""
     data = {key: torch.tensor(values, dtype=torch.float32) for key, values in keys.items()}
     return SequenceSample.from_default(
-        ids=["a", "b", "c"], seqlens={key: [[1, 1], [1], []] for key in keys}, data=data, metadata={}
+        ids=["a", "b", "c"],
+        seqlens={key: [[1, 1], [1], []] for key in keys},
+        data=data,
+        metadata={},
     )
 
 
 def test_a_weighted_sum_equals_that_worked_by_hand():
     interface = WeightedSumInterface(weights={"correct": 2.0, "brevity": -0.5})
-    out = interface.inference(ROLE, batch(correct=[1, 0, 1], brevity=[-3, 5, 4], other=[9, 9, 9]), SPEC)
+    out = interface.inference(
+        ROLE, batch(correct=[1, 0, 1], brevity=[-3, 5, 4], other=[9, 9, 9]), SPEC
+    )
     assert out.data["rewards"].tolist() == [3.5, -2.5, 0.0]
     assert out.data["rewards"].dtype == torch.float32
     assert out.seqlens["rewards"] == [[1, 1], [1], []]
@@ -53,9 +62,13 @@ def test_boolean_rewards_are_added_as_numbers():
     data = batch(solved=[0, 1, 1])
     data.data["solved"] = data.data["solved"].bool()
     data.dtypes["solved"] = torch.bool
-    assert WeightedSumInterface(weights={"solved": 0.25}).inference(ROLE, data, SPEC).data["rewards"].tolist() == [
-        0.0, 0.25, 0.25,
-    ]  # fmt: skip
+    assert WeightedSumInterface(weights={"solved": 0.25}).inference(ROLE, data, SPEC).data[
+        "rewards"
+    ].tolist() == [
+        0.0,
+        0.25,
+        0.25,
+    ]
 
 
 def test_a_small_reward_is_not_lost_next_to_a_large_one():
@@ -115,13 +128,18 @@ def test_a_key_that_no_call_produces_is_refused_with_its_location(tmp_path, monk
         load_recipe("sum.yaml")
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == ("R71", "sum.yaml:11:13")
-    assert "sum_inf reads leniant, which no call produces and the dataset does not bring" in problem.what
+    assert (
+        "sum_inf reads leniant, which no call produces and the dataset does not bring"
+        in problem.what
+    )
     assert problem.hint == "add a call that makes leniant, or change weights"
 
 
 def test_two_calls_that_write_rewards_are_refused(tmp_path, monkeypatch):
     """A reward that is not renamed would be lost in the sum."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sum.yaml").write_text(LAYER.replace("  reward_inf: {output_key_remap: {rewards: strict}}\n", ""))
+    (tmp_path / "sum.yaml").write_text(
+        LAYER.replace("  reward_inf: {output_key_remap: {rewards: strict}}\n", "")
+    )
     with pytest.raises(RecipeError, match="rewards"):
         load_recipe("sum.yaml")

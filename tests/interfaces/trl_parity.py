@@ -1,4 +1,5 @@
-"""What the comparisons with TRL share: a step of ours on a real backend, and when it equals theirs."""
+"""What the comparisons with TRL share: a step of ours on a real backend,
+and when it equals theirs."""
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ def role(module, backend="fsdp"):
     model = Model("tested", None, TinyTokenizer(), torch.device("cpu"), source=HeldSource(module))
     args = {"lr": 1e-3} if backend == "fsdp" else {}
     backend_there = make_backend(ModelBackendAbstraction(backend, {"dtype": "float32", **args}))
-    return backend_there.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
+    return backend_there.initialize(
+        model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8)
+    )
 
 
 def ours(interface, module, batch, micro_batches):
@@ -30,16 +33,20 @@ def ours(interface, module, batch, micro_batches):
         return step()
 
     model.module.optimizer_step = watched
-    stats = call_interface(interface, "train_step", model, batch, MicroBatchSpec(n_mbs=micro_batches))
+    stats = call_interface(
+        interface, "train_step", model, batch, MicroBatchSpec(n_mbs=micro_batches)
+    )
     return stats, gradients
 
 
 def check_equal(ours, theirs, factor=1.0, least=100 * TOLERANCE):
-    """(stats, gradients) of ours are (loss, gradients) of theirs times a factor that a convention explains, and some
-    gradient is above `least`, so that there is something to compare."""
+    """(stats, gradients) of ours are (loss, gradients) of theirs times a factor that a convention
+    explains, and some gradient is above `least`, so that there is something to compare."""
     (stats, gradients), (loss, expected) = ours, theirs
     assert stats["loss"] == pytest.approx(factor * loss, rel=TOLERANCE, abs=TOLERANCE)
     assert expected.keys() <= gradients.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(gradients[name], factor * gradient, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+        torch.testing.assert_close(
+            gradients[name], factor * gradient, rtol=TOLERANCE, atol=TOLERANCE, msg=name
+        )
     assert max(float(gradient.abs().max()) for gradient in expected.values()) > least

@@ -1,4 +1,5 @@
-"""A project of its own: toy components whose numbers do not depend on who computes what, and a recipe for them."""
+"""A project of its own: toy components whose numbers do not depend on who computes what, and a
+recipe for them."""
 
 import os
 import signal
@@ -20,12 +21,14 @@ from rlcli.recipe.resolve import load_recipe
 
 HOME = str(Path(__file__).parents[2])
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and so would every process started here
+# `nohup make test` ignores it, and so would every process started here
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
 def components(tmp_path_factory):
-    """A user's project with the toy components; one for all tests, for a process imports a component once."""
+    """A user's project with the toy components; one for all tests,
+    for a process imports a component once."""
     return make_project(tmp_path_factory.mktemp("project"))
 
 
@@ -41,14 +44,28 @@ def project(tmp_path, components, monkeypatch):
 
 @pytest.fixture
 def endless(project):
-    """Start toy.yaml without an end as a user does; returns the process once it has done a few steps."""
+    """Start toy.yaml without an end as a user does; returns the process once it has done a few
+    steps."""
     started = []
 
     def start(*options, folder="run"):
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", folder, "train.steps=100000", *options],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": HOME},
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "rlcli",
+                "train",
+                "toy.yaml",
+                "--run-dir",
+                folder,
+                "train.steps=100000",
+                *options,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": HOME},
+        )
         started.append(process)
         metrics, deadline = project / folder / "metrics.jsonl", time.monotonic() + 200
         while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
@@ -65,7 +82,8 @@ def endless(project):
 
 @pytest.fixture
 def quick_ranks(project):
-    """Ranks are forks, where a test is about what they do; torchrun starts them where it is about processes."""
+    """Ranks are forks, where a test is about what they do;
+    torchrun starts them where it is about processes."""
     load_everything()
     with forked_ranks():
         yield
@@ -85,7 +103,9 @@ def train(project):
 
     def run(*overrides, name="run"):
         with PlainDisplay(sys.stderr) as display:
-            return run_recipe(load_recipe("toy.yaml", overrides), project / name, display), project / name
+            return run_recipe(
+                load_recipe("toy.yaml", overrides), project / name, display
+            ), project / name
 
     return run
 

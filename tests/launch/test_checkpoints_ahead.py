@@ -1,4 +1,5 @@
-"""Checkpoints and evaluations while samples are made ahead of training: neither waits for them, and none is lost."""
+"""Checkpoints and evaluations while samples are made ahead of training: neither waits for them,
+and none is lost."""
 
 import json
 import shutil
@@ -10,10 +11,20 @@ from rlcli.runtime.data_order import DataOrder, training_id
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("quick_ranks")]
 
-AHEAD = ("train.max_staleness=2", "train.prompts_per_draw=5", "checkpoint.every_steps=1", "checkpoint.keep_last=9")
+AHEAD = (
+    "train.max_staleness=2",
+    "train.prompts_per_draw=5",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep_last=9",
+)
 PLAIN = (*AHEAD, "train.eval.dataset=null", "train.steps=6")
 DROPPING = ("graph.score.interface={type: toy_reward, args: {drop: 3}}",)
-TWO_RANKS = ("launch=local", "cluster.devices_per_node=2", "models.critic.devices='1'", "models.reward.devices='0'")
+TWO_RANKS = (
+    "launch=local",
+    "cluster.devices_per_node=2",
+    "models.critic.devices='1'",
+    "models.reward.devices='0'",
+)
 
 
 def state_of(folder, step):
@@ -25,12 +36,17 @@ def sample(draw):
 
 
 def assert_each_sample_is_in_one_place(folder, step):
-    """By the checkpoint of a step, each drawn sample is in exactly one place: trained, dropped, waiting or ready."""
+    """By the checkpoint of a step, each drawn sample is in exactly one place: trained, dropped,
+    waiting or ready."""
     state = state_of(folder, step)
     places = [line["sample"] for line in ledger(folder) if line["step"] <= step]
-    places += [sample(draw) for draw in state["returned"]] + [sample(one["draw"]) for one in state["ready"]]
+    places += [sample(draw) for draw in state["returned"]] + [
+        sample(one["draw"]) for one in state["ready"]
+    ]
     order = DataOrder(20, seed=5)
-    assert sorted(places) == sorted(training_id(*order.at(position)) for position in range(state["drawn"]))
+    assert sorted(places) == sorted(
+        training_id(*order.at(position)) for position in range(state["drawn"])
+    )
 
 
 def trained(folder):
@@ -75,23 +91,37 @@ def test_one_rank_resumes_with_the_samples_that_two_ranks_made(train, resume):
     _, folder = train(*PLAIN, *TWO_RANKS)
     forget_after(folder, 3)
     state = state_of(folder, 3)
-    resume("launch=inline", "cluster.devices_per_node=1", "models.critic.devices=null", "models.reward.devices=null")
+    resume(
+        "launch=inline",
+        "cluster.devices_per_node=1",
+        "models.critic.devices=null",
+        "models.reward.devices=null",
+    )
     for step in range(3, 7):
         assert_each_sample_is_in_one_place(folder, step)
     steps_and_versions = trained(folder)
     assert len(steps_and_versions) == 6 * 8
-    assert all(steps_and_versions[sample(ready["draw"])][1] == ready["versions"]["gen"] for ready in state["ready"])
+    assert all(
+        steps_and_versions[sample(ready["draw"])][1] == ready["versions"]["gen"]
+        for ready in state["ready"]
+    )
 
 
 def test_samples_too_stale_for_a_resumed_run_are_sampled_again(train, resume):
     _, folder = train(*PLAIN)
     forget_after(folder, 4)
-    stale = [sample(one["draw"]) for one in state_of(folder, 4)["ready"] if 4 - one["versions"]["gen"] > 1]
+    stale = [
+        sample(one["draw"])
+        for one in state_of(folder, 4)["ready"]
+        if 4 - one["versions"]["gen"] > 1
+    ]
     assert stale
     resume("train.max_staleness=1", accept=True)
     steps_and_versions = trained(folder)
     assert_each_sample_is_in_one_place(folder, 6)
-    assert all(0 <= step - 1 - version <= 1 for step, version in steps_and_versions.values() if step > 4)
+    assert all(
+        0 <= step - 1 - version <= 1 for step, version in steps_and_versions.values() if step > 4
+    )
     assert all(steps_and_versions[id_][1] >= 4 for id_ in stale if id_ in steps_and_versions)
     expired = [record.get("samples/expired", 0) for record in numbers(folder)]
     assert sum(expired[4:]) >= len(stale)
@@ -107,10 +137,20 @@ def test_ready_samples_are_sampled_again_when_resuming_at_staleness_0(train, res
 
 
 def test_evaluations_and_checkpoints_do_not_drain_the_samples_ahead(train):
-    """With both after every step there is no less ahead than without; and an evaluation says of which weights it is."""
-    _, plain = train("train.max_staleness=1", "train.steps=6", "train.eval.dataset=null", name="plain")
-    _, folder = train("train.max_staleness=1", "train.steps=6", "train.eval.every_steps=1", "checkpoint.every_steps=1")
-    lags, plain_lags = ([step - 1 - version for step, version in trained(one).values()] for one in (folder, plain))
+    """With both after every step there is no less ahead than without; and an evaluation says of
+    which weights it is."""
+    _, plain = train(
+        "train.max_staleness=1", "train.steps=6", "train.eval.dataset=null", name="plain"
+    )
+    _, folder = train(
+        "train.max_staleness=1",
+        "train.steps=6",
+        "train.eval.every_steps=1",
+        "checkpoint.every_steps=1",
+    )
+    lags, plain_lags = (
+        [step - 1 - version for step, version in trained(one).values()] for one in (folder, plain)
+    )
     assert set(lags) == {0, 1}
     assert sum(lags) >= sum(plain_lags)
     assert [record["eval/version"] for record in numbers(folder)] == [0, 1, 2, 3, 4, 5, 6]

@@ -15,16 +15,27 @@ def commands(*overrides, recipe="ppo_math", **options):
 
 
 def test_each_node_has_one_command_and_the_first_starts_the_master(tmp_path):
-    first, second = commands("launch=local", "cluster.nodes=2", "cluster.devices_per_node=2", run_dir=tmp_path / "r")
+    first, second = commands(
+        "launch=local", "cluster.nodes=2", "cluster.devices_per_node=2", run_dir=tmp_path / "r"
+    )
     assert (first.node, first.ranks, second.node, second.ranks) == (0, (0, 1), 1, (2, 3))
     folder, _, train = first.command.partition(" && ")
     assert folder.startswith("cd ")
     assert shlex.split(train)[-5:] == [
-        "ppo_math", "launch=local", "cluster.nodes=2", "cluster.devices_per_node=2", "launch.by_hand=true",
-    ]  # fmt: skip
+        "ppo_math",
+        "launch=local",
+        "cluster.nodes=2",
+        "cluster.devices_per_node=2",
+        "launch.by_hand=true",
+    ]
     assert shlex.split(second.command)[-6:] == [
-        sys.executable, "-P", "-m", "rlcli.launch.node", str(tmp_path / "r"), "1",
-    ]  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        "rlcli.launch.node",
+        str(tmp_path / "r"),
+        "1",
+    ]
 
 
 def test_paths_with_shell_characters_are_quoted(tmp_path):
@@ -41,7 +52,9 @@ def test_one_node_has_one_command():
 
 
 def test_a_slurm_job_has_one_command_that_submits_it(tmp_path):
-    (only,) = commands("launch=slurm", "cluster.nodes=2", "cluster.devices_per_node=8", run_dir=tmp_path / "r")
+    (only,) = commands(
+        "launch=slurm", "cluster.nodes=2", "cluster.devices_per_node=8", run_dir=tmp_path / "r"
+    )
     assert (only.node, only.ranks) == (None, tuple(range(16)))
     assert shlex.split(only.command)[-4:] == [
         "ppo_math",
@@ -57,8 +70,10 @@ def test_a_slurm_job_has_one_command_that_submits_it(tmp_path):
 def test_a_comment_explains_each_command():
     lines = command_lines(commands("launch=local", "cluster.nodes=3"), "lo")
     assert [line.split(";")[0] for line in lines if line.startswith("# node")] == [
-        "# node 0: rank 0", "# node 1: rank 1", "# node 2: rank 2",
-    ]  # fmt: skip
+        "# node 0: rank 0",
+        "# node 1: rank 1",
+        "# node 2: rank 2",
+    ]
     assert "name that which connects yours" in lines[-1]
     assert all(line.startswith(("#", "cd ", "env ", sys.executable)) for line in lines if line)
 
@@ -66,5 +81,8 @@ def test_a_comment_explains_each_command():
 def test_commands_for_2048_nodes_take_less_than_two_seconds():
     began = time.process_time()
     devices = [f"models.{role}.devices=0-7" for role in ("actor", "critic", "ref", "reward")]
-    assert len(commands("launch=local", "cluster.nodes=2048", "cluster.devices_per_node=8", *devices)) == 2048
+    assert (
+        len(commands("launch=local", "cluster.nodes=2048", "cluster.devices_per_node=8", *devices))
+        == 2048
+    )
     assert time.process_time() - began < 2

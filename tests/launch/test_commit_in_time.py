@@ -1,4 +1,5 @@
-"""A checkpoint is committed as soon as its files are safe, whatever the workers compute and however the run ends."""
+"""A checkpoint is committed as soon as its files are safe,
+whatever the workers compute and however the run ends."""
 
 import sys
 import time
@@ -40,12 +41,15 @@ def slow(seconds):
 
 
 def committed(folder):
-    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+    return sorted(
+        int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*")
+    )
 
 
 @pytest.fixture
 def until_committed(folder):
-    """The second training step lasts until the checkpoint of the first is committed; it fails if that never happens."""
+    """The second training step lasts until the checkpoint of the first is committed; it fails if
+    that never happens."""
     return f"{TRAIN}.until={folder / 'checkpoints/step-000000000001'}"
 
 
@@ -56,7 +60,9 @@ def test_a_checkpoint_is_committed_while_a_call_is_running(train, folder, launch
 
 
 @launches
-def test_a_checkpoint_is_committed_before_an_error_ends_the_run(train, folder, launch, until_committed, capsys):
+def test_a_checkpoint_is_committed_before_an_error_ends_the_run(
+    train, folder, launch, until_committed, capsys
+):
     with pytest.raises(DataError, match="a row that nobody can train on"):
         train(*launch, until_committed, slow(1.0), f"{TRAIN}.fail_rank=0")
     assert newest_verified(folder / "checkpoints")[0].manifest.step == 1
@@ -76,7 +82,8 @@ def test_an_error_gives_up_on_files_that_take_too_long(train, folder, monkeypatc
     with pytest.raises(DataError):
         train(slow(3), f"{TRAIN}.fail_rank=0")
     assert "step 1 was not committed: its files are not complete" in capsys.readouterr().err
-    time.sleep(max(0.0, began + 6 - time.monotonic()))  # the thread ends some time: nobody takes its report any more
+    # the thread ends some time: nobody takes its report any more
+    time.sleep(max(0.0, began + 6 - time.monotonic()))
     assert committed(folder) == []
 
 

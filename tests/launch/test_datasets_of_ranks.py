@@ -11,8 +11,9 @@ from rlcli.topology.placement import plan_topology
 
 CRITIC = "  critic: {init: actor, head: value, backend: toy}\n"
 CRITIC_OF_ANOTHER_FAMILY = (
-    "  critic: {scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, "
-    "num_attention_heads: 1}, tokenizer: builtin:arithmetic, head: value, backend: toy}\n"
+    "  critic: {scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, "
+    "num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: builtin:arithmetic, head: "
+    "value, backend: toy}\n"
 )
 
 
@@ -21,15 +22,25 @@ CRITIC_OF_ANOTHER_FAMILY = (
     [
         ((), [{"train", "held_out"}, {"train", "held_out"}]),
         (("models.actor.devices='0'",), [{"train", "held_out"}, set()]),
-        (("models.actor.devices='1'", "models.critic.devices='0'"), [{"train", "held_out"}, {"train", "held_out"}]),
+        (
+            ("models.actor.devices='1'", "models.critic.devices='0'"),
+            [{"train", "held_out"}, {"train", "held_out"}],
+        ),
     ],
     ids=["everywhere", "generation on rank 0", "generation on rank 1"],
 )
 def test_a_rank_opens_only_the_datasets_it_reads_and_rank_0_opens_all(project, settings, opened):
-    overrides = ["launch=local", "cluster.devices_per_node=2", "models.reward.devices='0'", *settings]
+    overrides = [
+        "launch=local",
+        "cluster.devices_per_node=2",
+        "models.reward.devices='0'",
+        *settings,
+    ]
     recipe = load_recipe("toy.yaml", overrides).recipe
     for rank, expected in enumerate(opened):
-        worker = ModelWorker(recipe, plan_topology(recipe), rank, torch.device("cpu"), {}, lambda *report: None)
+        worker = ModelWorker(
+            recipe, plan_topology(recipe), rank, torch.device("cpu"), {}, lambda *report: None
+        )
         worker.open_datasets()
         assert set(worker.datasets) == expected
 
@@ -38,7 +49,9 @@ def test_samples_are_decoded_with_the_tokenizer_of_their_prompts(project, train)
     """The recipe's first role has another."""
     recipe = (project / "toy.yaml").read_text()
     assert CRITIC in recipe
-    others_first = recipe.replace(CRITIC, "").replace("models:\n", f"models:\n{CRITIC_OF_ANOTHER_FAMILY}")
+    others_first = recipe.replace(CRITIC, "").replace(
+        "models:\n", f"models:\n{CRITIC_OF_ANOTHER_FAMILY}"
+    )
     (project / "toy.yaml").write_text(others_first)
     _, folder = train("train.steps=1", "train.eval.at_start=false")
     first = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])

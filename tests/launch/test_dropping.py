@@ -1,6 +1,8 @@
-"""Samples that a call drops: replaced by the next ones, accounted for, and the same on any ranks and when resumed.
+"""Samples that a call drops: replaced by the next ones, accounted for, and the same on any ranks
+and when resumed.
 
-The reward of toy row i at step k is 14 + k + i % 3, so which rows are dropped depends on the weights.
+The reward of toy row i at step k is 14 + k + i % 3,
+so which rows are dropped depends on the weights.
 """
 
 import json
@@ -69,22 +71,35 @@ def test_each_drawn_sample_is_trained_on_once_or_dropped_with_a_reason(train):
     assert dropped
     assert len({*trained, *dropped}) == len(trained) + len(dropped)
     state = json.loads((folder / "checkpoints/step-000000000005/state.json").read_text())
-    assert (state["drawn"], state["samples"], state["returned"]) == (len(trained) + len(dropped), 40, [])
+    assert (state["drawn"], state["samples"], state["returned"]) == (
+        len(trained) + len(dropped),
+        40,
+        [],
+    )
     for line in lines(folder, "ledger.jsonl"):
         is_dropped = (14 + line["step"] - 1 + int(line["sample"].partition("r")[2]) % 3) % 3 == 0
         assert line["state"] == ("dropped" if is_dropped else "trained")
-        assert (line.get("call"), line.get("reason")) == (("score", "divisible") if is_dropped else (None, None))
+        assert (line.get("call"), line.get("reason")) == (
+            ("score", "divisible") if is_dropped else (None, None)
+        )
     for record in numbers(folder):
         assert record["actor/samples"] == 8
         assert record["samples/drawn"] == 8 + record["samples/dropped"]
-        assert record["samples/dropped/divisible"] == record["samples/dropped"] == record["samples/redrawn"]
+        assert (
+            record["samples/dropped/divisible"]
+            == record["samples/dropped"]
+            == record["samples/redrawn"]
+        )
 
 
 def test_a_reward_that_drops_nothing_leaves_the_run_unchanged(train):
     """A reward that could drop samples but drops none gives the same run as one that cannot."""
     plain = train("train.eval.dataset=null", name="plain")
     able = train("train.eval.dataset=null", DROP.replace("3", "1000"), name="able")
-    able_numbers = [{k: v for k, v in record.items() if not k.startswith("samples/")} for record in numbers(able)]
+    able_numbers = [
+        {k: v for k, v in record.items() if not k.startswith("samples/")}
+        for record in numbers(able)
+    ]
     assert able_numbers == numbers(plain)
     assert (able / "ledger.jsonl").read_text() == (plain / "ledger.jsonl").read_text()
 
@@ -98,7 +113,9 @@ def test_a_resumed_run_draws_the_same_samples_as_an_uninterrupted_run(train, res
     assert numbers(folder) == numbers(uninterrupted)
     assert (folder / "ledger.jsonl").read_text() == (uninterrupted / "ledger.jsonl").read_text()
     assert (folder / "samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
-    returned = json.loads((uninterrupted / "checkpoints/step-000000000005/state.json").read_text())["returned"]
+    returned = json.loads((uninterrupted / "checkpoints/step-000000000005/state.json").read_text())[
+        "returned"
+    ]
     assert bool(returned) == (per_draw == "5")
 
 
@@ -114,17 +131,29 @@ def test_two_ranks_drop_and_draw_the_same_samples_as_one(train, critic):
 
 
 def test_a_run_whose_samples_are_all_dropped_ends_with_the_reason(train, project):
-    with pytest.raises(DataError, match="step 1: the batch is empty: no sample is left of 24 in 3 draws") as caught:
+    with pytest.raises(
+        DataError, match="step 1: the batch is empty: no sample is left of 24 in 3 draws"
+    ) as caught:
         train(DROP.replace("3", "1"), "train.max_redraws=2")
-    assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("F80", 4, "graph.score")
+    assert (caught.value.code, caught.value.exit_code, caught.value.where) == (
+        "F80",
+        4,
+        "graph.score",
+    )
     assert "dropped: score 24 (divisible)" in caught.value.what
     assert by_state(project / "run", "trained") == []
 
 
 def test_steps_before_an_underfilled_batch_are_kept_and_can_be_resumed(train, resume, project):
-    """The second step needs one draw more than the first. With more redraws allowed, nothing is lost."""
-    settings = ("train.eval.dataset=null", "graph.score.interface={type: toy_reward, args: {drop: 3}}")
-    uninterrupted = train(*settings, "train.prompts_per_draw=1", "train.max_redraws=20", name="whole")
+    """The second step needs one draw more than the first. With more redraws allowed,
+    nothing is lost."""
+    settings = (
+        "train.eval.dataset=null",
+        "graph.score.interface={type: toy_reward, args: {drop: 3}}",
+    )
+    uninterrupted = train(
+        *settings, "train.prompts_per_draw=1", "train.max_redraws=20", name="whole"
+    )
     with pytest.raises(DataError, match="step 2: 7 of the 8 samples of a batch are left"):
         train(*settings, "train.prompts_per_draw=1", "train.max_redraws=12")
     assert numbers(project / "run") == numbers(uninterrupted)[:1]
@@ -135,7 +164,8 @@ def test_steps_before_an_underfilled_batch_are_kept_and_can_be_resumed(train, re
 
 @pytest.mark.parametrize("ahead", [(), ("train.max_staleness=1",)], ids=["", "ahead"])
 def test_epochs_cover_all_rows_although_some_are_dropped(train, resume, ahead):
-    """Sixty rows are eight steps of eight; a third is dropped. The last batch is filled from the next epoch."""
+    """Sixty rows are eight steps of eight; a third is dropped.
+    The last batch is filled from the next epoch."""
     folder = train("train.steps=null", "train.epochs=3", *DROPPING, *ahead)
     trained, dropped = by_state(folder, "trained"), by_state(folder, "dropped")
     drawn = {*trained, *dropped}
@@ -146,7 +176,10 @@ def test_epochs_cover_all_rows_although_some_are_dropped(train, resume, ahead):
     assert json.loads((folder / "status.json").read_text())["state"] == "done"
     assert [record["step"] for record in numbers(folder)] == list(range(1, steps + 1))
     resume("train.epochs=4")
-    assert {f"e3r{row}" for row in range(20)} <= {*by_state(folder, "trained"), *by_state(folder, "dropped")}
+    assert {f"e3r{row}" for row in range(20)} <= {
+        *by_state(folder, "trained"),
+        *by_state(folder, "dropped"),
+    }
 
 
 def test_an_undeclared_drop_reason_is_an_error_of_the_component(train):
@@ -160,6 +193,8 @@ def test_an_undeclared_drop_reason_is_an_error_of_the_component(train):
 def test_an_evaluation_drops_nothing(train):
     plain = train("train.steps=1", name="plain")
     able = train(
-        "train.steps=1", "train.eval.graph.eval_score.interface={type: toy_reward, args: {drop: 1}}", name="able"
+        "train.steps=1",
+        "train.eval.graph.eval_score.interface={type: toy_reward, args: {drop: 1}}",
+        name="able",
     )
     assert numbers(able) == numbers(plain)

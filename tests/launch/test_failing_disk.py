@@ -1,4 +1,5 @@
-"""Runs whose disk fails while a checkpoint is written: training continues, as many times as the recipe allows."""
+"""Runs whose disk fails while a checkpoint is written: training continues,
+as many times as the recipe allows."""
 
 import json
 import shutil
@@ -24,17 +25,28 @@ def train(project, monkeypatch):
     monkeypatch.setenv("RLCLI_FAILPOINT_EVENTS", str(log))
 
     def run(faults, *overrides):
-        monkeypatch.setenv("RLCLI_FAILPOINTS", f"{faults};{project.name}:note")  # passages are counted for each text
+        # passages are counted for each text
+        monkeypatch.setenv("RLCLI_FAILPOINTS", f"{faults};{project.name}:note")
         with PlainDisplay(sys.stderr) as display:
-            finished = run_recipe(load_recipe("toy.yaml", [*EVERY_STEP, *overrides]), project / "run", display)
-        return finished.exit_code, project / "run", [json.loads(line) for line in log.read_text().splitlines()]
+            finished = run_recipe(
+                load_recipe("toy.yaml", [*EVERY_STEP, *overrides]), project / "run", display
+            )
+        return (
+            finished.exit_code,
+            project / "run",
+            [json.loads(line) for line in log.read_text().splitlines()],
+        )
 
     return run
 
 
 @pytest.mark.parametrize(
     ("fault", "code", "says"),
-    [("ENOSPC", "F28", "No space left"), ("EDQUOT", "F76", "quota"), ("EIO", "F29", "Input/output")],
+    [
+        ("ENOSPC", "F28", "No space left"),
+        ("EDQUOT", "F76", "quota"),
+        ("EIO", "F29", "Input/output"),
+    ],
 )
 def test_a_failed_save_costs_one_checkpoint(train, capsys, fault, code, says):
     exit_code, folder, events = train(f"checkpoint.sealed:{fault}@5")
@@ -64,7 +76,9 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_only_a_warning(train, capsy
     assert [path.name for path in (folder / "checkpoints").glob("*step*")] == ["step-000000000004"]
 
 
-def test_failpoints_left_in_the_environment_are_refused_before_start(train, monkeypatch, project, capsys):
+def test_failpoints_left_in_the_environment_are_refused_before_start(
+    train, monkeypatch, project, capsys
+):
     monkeypatch.setenv("RLCLI_ENABLE_FAILPOINTS", "0")
     with pytest.raises(UsageError, match="would fail on purpose"):
         train("checkpoint.begun:kill")
@@ -87,7 +101,11 @@ def test_a_dangling_link_for_checkpoints_is_reported_before_resuming(project, ca
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(project, capsys):
     with PlainDisplay(sys.stderr) as display:
-        run_recipe(load_recipe("toy.yaml", ["train.steps=2", "checkpoint.every_steps=1"]), project / "run", display)
+        run_recipe(
+            load_recipe("toy.yaml", ["train.steps=2", "checkpoint.every_steps=1"]),
+            project / "run",
+            display,
+        )
     before = (project / "run/metrics.jsonl").read_bytes()
     for manifest in (project / "run/checkpoints").glob("*/MANIFEST.json"):
         manifest.write_text("{}")

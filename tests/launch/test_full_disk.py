@@ -18,7 +18,8 @@ FILES = ("metrics.jsonl", "samples.jsonl", "ledger.jsonl")
 
 
 class Disk:
-    """Is full for some of the writes of lines, which are counted from 1; each of these tears its line."""
+    """Is full for some of the writes of lines, which are counted from 1;
+    each of these tears its line."""
 
     def __init__(self):
         self.full = range(0)
@@ -90,7 +91,9 @@ def test_a_disk_full_to_the_end_commits_no_step_whose_lines_are_lost(project, di
 
 def test_a_run_without_checkpoints_fails_if_its_last_lines_are_not_written(project, disk):
     disk.full = range(9, 10**9)
-    with pytest.raises(ResourceError, match=r"lines that are not on disk: .* of metrics\.jsonl") as caught:
+    with pytest.raises(
+        ResourceError, match=r"lines that are not on disk: .* of metrics\.jsonl"
+    ) as caught:
         train(project / "run", "checkpoint.at_end=false", "checkpoint.every_seconds=null")
     assert (caught.value.code, caught.value.exit_code) == ("F28", 6)
     assert json.loads((project / "run/status.json").read_text())["exit_code"] == 6

@@ -1,4 +1,5 @@
-"""Servers and pools of a run: started, noticed when they die, replaced, given up, and ended with what they started."""
+"""Servers and pools of a run: started, noticed when they die, replaced, given up, and ended with
+what they started."""
 
 import os
 import signal
@@ -20,9 +21,15 @@ from rlcli.topology.groups import RANKS, Group, process_folder
 SERVER = Group("files", "server", (0, 1, 0), environment={"RLCLI_TEST": "here"})
 POOL = Group("pool", "pool", (0,), (sys.executable, "-c", "import time; time.sleep(1000)"))
 STUBBORN = Group(
-    "stubborn", "pool", (0,),
-    (sys.executable, "-c", "import subprocess, time; subprocess.Popen(['sleep', '1000']); time.sleep(1000)"),
-)  # fmt: skip
+    "stubborn",
+    "pool",
+    (0,),
+    (
+        sys.executable,
+        "-c",
+        "import subprocess, time; subprocess.Popen(['sleep', '1000']); time.sleep(1000)",
+    ),
+)
 FILES = (sys.executable, "-P", "-m", "http.server", PORT, "--bind", "127.0.0.1")
 
 
@@ -43,7 +50,10 @@ def wait_for(condition, seconds=60):
 
 def answers(slot):
     try:
-        return bool(slot.port) and urllib.request.urlopen(f"http://127.0.0.1:{slot.port}/", timeout=5).status == 200
+        return (
+            bool(slot.port)
+            and urllib.request.urlopen(f"http://127.0.0.1:{slot.port}/", timeout=5).status == 200
+        )
     except OSError:
         return False
 
@@ -63,7 +73,9 @@ def test_a_server_restarts_with_the_command_of_each_new_request(members, tmp_pat
     slot.start(["/there/is/none"], {})
     assert wait_for(lambda: slot.exit_code) == 1
     assert "/there/is/none" in slot.last_words()
-    assert wait_for(members.new_restarts) == [Restart("files", 0, "was killed by SIGKILL (out of memory?)")]
+    assert wait_for(members.new_restarts) == [
+        Restart("files", 0, "was killed by SIGKILL (out of memory?)")
+    ]
     slot.start(FILES, {})
     wait_for(lambda: answers(slot))
     assert wait_for(members.new_restarts) == [Restart("files", 0, "ended with exit code 1")]
@@ -86,7 +98,9 @@ def test_a_server_is_reported_as_ended_when_its_agent_is_killed(members, tmp_pat
     assert not answers(slot)
     slot.start(FILES, {})
     wait_for(lambda: answers(slot))
-    assert wait_for(members.new_restarts) == [Restart("files", 1, "ended with the agent that ran it")]
+    assert wait_for(members.new_restarts) == [
+        Restart("files", 1, "ended with the agent that ran it")
+    ]
 
 
 def test_a_dead_pool_process_is_replaced_until_it_has_died_too_often(members, monkeypatch):
@@ -102,7 +116,9 @@ def test_a_dead_pool_process_is_replaced_until_it_has_died_too_often(members, mo
     os.kill(second, signal.SIGKILL)
     (death,) = wait_for(members.deaths)
     assert death == Death("pool", 0, 0, -signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"pool0 was killed by SIGKILL \(out of memory\?\), ") as caught:
+    with pytest.raises(
+        WorkerError, match=r"pool0 was killed by SIGKILL \(out of memory\?\), "
+    ) as caught:
         check_members(members)
     assert (caught.value.code, caught.value.where) == ("F01", "pool0")
     assert str(death) == "was killed by SIGKILL (out of memory?)"
@@ -110,14 +126,23 @@ def test_a_dead_pool_process_is_replaced_until_it_has_died_too_often(members, mo
 
 def test_a_pool_process_that_cannot_start_logs_the_reason(members, tmp_path, monkeypatch):
     monkeypatch.setattr(children, "REPLACEMENTS", 0)
-    members.start([Group("broken", "pool", (0,), (sys.executable, "-c", "raise SystemExit('no such model')"))], node=0)
+    members.start(
+        [
+            Group(
+                "broken", "pool", (0,), (sys.executable, "-c", "raise SystemExit('no such model')")
+            )
+        ],
+        node=0,
+    )
     (death,) = wait_for(members.deaths)
     assert (death.exit, str(death)) == (1, "ended with exit code 1")
     assert (tmp_path / "logs" / "broken0.log").read_text() == "no such model\n"
     assert (tmp_path / "logs" / "broken0.log").stat().st_mode & 0o077 == 0
 
 
-def test_the_client_learns_at_once_that_its_servers_agent_is_given_up(members, tmp_path, monkeypatch):
+def test_the_client_learns_at_once_that_its_servers_agent_is_given_up(
+    members, tmp_path, monkeypatch
+):
     monkeypatch.setattr(children, "REPLACEMENTS", 0)
     members.start([SERVER], node=1)
     slot = ServerSlot(process_folder(tmp_path, "server", "files", 1))

@@ -1,4 +1,5 @@
-"""Ctrl-C in a whole process: once saves and stops, twice stops now, and both are reported, with --quiet too."""
+"""Ctrl-C in a whole process: once saves and stops, twice stops now, and both are reported,
+with --quiet too."""
 
 import json
 import os
@@ -18,7 +19,9 @@ def test_the_first_ctrl_c_saves_stops_and_is_reported(endless, project, options)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 130
-    assert "Ctrl-C (SIGINT): finishing this step, then saving. Send again to stop immediately." in err
+    assert (
+        "Ctrl-C (SIGINT): finishing this step, then saving. Send again to stop immediately." in err
+    )
     assert "To continue: rlcli resume run\n" in err
     assert ("evaluation at step" in err) != bool(options)
     assert "toy: " in out

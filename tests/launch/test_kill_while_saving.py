@@ -49,24 +49,39 @@ def result(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clocks = ("time/", "tokens_per_second")
     numbers = [
-        {key: value for key, value in line.items() if not key.startswith(clocks) and not key.endswith("/calls")}
+        {
+            key: value
+            for key, value in line.items()
+            if not key.startswith(clocks) and not key.endswith("/calls")
+        }
         for line in lines
     ]
     return numbers, (folder / "ledger.jsonl").read_text(), (folder / "samples.jsonl").read_text()
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_run_killed_at_any_failpoint_of_a_save_resumes_identically(train_with_faults, project, asynchronous):
+def test_a_run_killed_at_any_failpoint_of_a_save_resumes_identically(
+    train_with_faults, project, asynchronous
+):
     settings = () if asynchronous else (SYNCHRONOUS,)
     train(project / "whole", *settings)
     ended, failpoints = train_with_faults(project / "noted", "*:note", *settings)
     assert ended == 0
-    starts = [number for number, failpoint in enumerate(failpoints) if failpoint["failpoint"] == "checkpoint.begun"]
+    starts = [
+        number
+        for number, failpoint in enumerate(failpoints)
+        if failpoint["failpoint"] == "checkpoint.begun"
+    ]
     assert len(starts) == 4
     third_save = range(starts[2], starts[3])
     assert {failpoints[number]["failpoint"].partition(".")[2] for number in third_save} == {
-        "begun", "sealed", "synced", "appeared", "committed", "doomed",
-    }  # fmt: skip
+        "begun",
+        "sealed",
+        "synced",
+        "appeared",
+        "committed",
+        "doomed",
+    }
     for number in third_save:
         folder = project / f"run{number}"
         ended, events = train_with_faults(folder, f"*:kill@{number + 1}", *settings)
@@ -76,5 +91,6 @@ def test_a_run_killed_at_any_failpoint_of_a_save_resumes_identically(train_with_
             resume_run(folder, (), display)
         assert result(folder) == result(project / "whole"), events
         assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == [
-            "LATEST.json", "step-000000000004",
-        ]  # fmt: skip
+            "LATEST.json",
+            "step-000000000004",
+        ]

@@ -1,4 +1,5 @@
-"""Runs of which files are lost or damaged: resumed with what is left, or refused, and never silently started over."""
+"""Runs of which files are lost or damaged: resumed with what is left, or refused, and never
+silently started over."""
 
 import json
 import shutil
@@ -37,7 +38,9 @@ def flip_a_bit(file):
 
 
 @pytest.mark.parametrize("damaged", ["models/actor", "state.json"])
-def test_a_flipped_bit_is_detected_before_anything_is_loaded(train, resume, project, capsys, damaged):
+def test_a_flipped_bit_is_detected_before_anything_is_loaded(
+    train, resume, project, capsys, damaged
+):
     _, uninterrupted = train(*LONG, name="whole")
     train("train.steps=4", "checkpoint.every_steps=2")
     path = project / "run/checkpoints/step-000000000004" / damaged
@@ -91,9 +94,17 @@ def garble_the_record(run):
     (run / "committed.json").write_text("{")
 
 
-@pytest.mark.parametrize("lose", [
-    lose_folder, lose_content, lose_all_but_the_record, lose_the_record_too, lose_folder_and_record, garble_the_record,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lose_folder,
+        lose_content,
+        lose_all_but_the_record,
+        lose_the_record_too,
+        lose_folder_and_record,
+        garble_the_record,
+    ],
+)
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over(train, resume, project, lose):
     train("train.steps=2")
     lose(project / "run")
@@ -116,7 +127,9 @@ def test_starting_over_as_the_hint_says_gives_the_same_run(train, resume, projec
     assert numbers(project / "again") == numbers(project / "run")
 
 
-def test_a_missing_last_checkpoint_is_reported_and_the_one_before_is_used(train, resume, project, capsys):
+def test_a_missing_last_checkpoint_is_reported_and_the_one_before_is_used(
+    train, resume, project, capsys
+):
     _, uninterrupted = train(*LONG, name="whole")
     train("train.steps=4", "checkpoint.every_steps=2")
     shutil.rmtree(project / "run/checkpoints/step-000000000004")
@@ -128,7 +141,9 @@ def test_a_missing_last_checkpoint_is_reported_and_the_one_before_is_used(train,
     assert numbers(project / "run") == numbers(uninterrupted)
 
 
-@pytest.mark.parametrize("status", [None, "", '{"state": "running", "st', "[]", '{"run_id": 3, "state": "done"}'])
+@pytest.mark.parametrize(
+    "status", [None, "", '{"state": "running", "st', "[]", '{"run_id": 3, "state": "done"}']
+)
 def test_a_run_without_a_readable_status_is_resumed(train, resume, project, caplog, status):
     _, uninterrupted = train("train.steps=3", name="whole")
     train("train.steps=2")

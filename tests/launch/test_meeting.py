@@ -1,4 +1,5 @@
-"""The folder in which a run's processes meet: where it may be, and that it is removed however its master dies."""
+"""The folder in which a run's processes meet: where it may be,
+and that it is removed however its master dies."""
 
 import os
 import stat
@@ -35,9 +36,11 @@ def master():
     """Another process, and its folder in a TMPDIR of its own."""
     with tempfile.TemporaryDirectory(prefix="t") as tmpdir:
         process = subprocess.Popen(
-            [sys.executable, "-c", MASTER], stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", MASTER],
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "PYTHONPATH": HOME, "TMPDIR": tmpdir},
-        )  # fmt: skip
+        )
         yield process, Path(process.stdout.readline().strip())
         process.kill()
         process.communicate()

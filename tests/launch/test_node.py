@@ -1,4 +1,5 @@
-"""How an agent differs from torchrun: other ranks are ended at once, and agents meet in the run's store."""
+"""How an agent differs from torchrun: other ranks are ended at once,
+and agents meet in the run's store."""
 
 import signal
 from unittest import mock
@@ -40,11 +41,15 @@ def test_ranks_that_remain_are_ended_by_sigkill(monkeypatch, tmp_path, registry)
 def test_agents_keep_their_node_numbers_and_open_no_port(registry):
     shared = HashStore()
     node._meet_in(PrefixStore("agents", shared), 1, 2)
-    listening = {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+    listening = {
+        c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN
+    }
     second = registry.create_handler(parameters()).next_rendezvous()
     assert (second.rank, second.world_size) == (1, 2)
     second.store.set("key", b"value")
-    assert {c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN} == listening
+    assert {
+        c.laddr for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN
+    } == listening
     fresh = rendezvous.RendezvousHandlerRegistry()
     with mock.patch.object(rendezvous, "rendezvous_handler_registry", fresh):
         node._meet_in(PrefixStore("agents", shared), 0, 2)
@@ -53,7 +58,12 @@ def test_agents_keep_their_node_numbers_and_open_no_port(registry):
 
 def test_torchrun_parses_the_arguments_of_an_agent(tmp_path):
     config, _, arguments = config_from_args(parse_args(torchrun_arguments(tmp_path, 2, 4, 1)))
-    assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (
+        2,
+        2,
+        4,
+        0,
+    )
     assert config.rdzv_backend == "rlcli"
     assert arguments[-1] == str(tmp_path)
 

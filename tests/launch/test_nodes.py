@@ -1,4 +1,5 @@
-"""A run on two "nodes" of this machine: agents, folders and connections as between machines, and real processes."""
+"""A run on two "nodes" of this machine: agents, folders and connections as between machines,
+and real processes."""
 
 import contextlib
 import json
@@ -45,13 +46,19 @@ class Run:
         self.folder = project / "run"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *overrides],
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": HOME},
-        )  # fmt: skip
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": HOME},
+        )
 
     def is_training(self):
         assert self.process.poll() is None, self.process.stderr.read()
         file = self.folder / "metrics.jsonl"
-        return (self.folder / "procs.json").exists() and file.exists() and len(file.read_text().splitlines()) > 2
+        return (
+            (self.folder / "procs.json").exists()
+            and file.exists()
+            and len(file.read_text().splitlines()) > 2
+        )
 
     def processes(self):
         """Name → process, by the run's own record."""
@@ -89,15 +96,24 @@ def assert_gone(family):
 def test_two_nodes_give_bit_equal_results_to_one(start, project, quick_ranks):
     """Each also works without the other's temporary folder."""
     with PlainDisplay(sys.stderr) as display:
-        recipe = load_recipe("toy.yaml", ["launch=local", "cluster.devices_per_node=2", "train.steps=20"])
+        recipe = load_recipe(
+            "toy.yaml", ["launch=local", "cluster.devices_per_node=2", "train.steps=20"]
+        )
         run_recipe(recipe, project / "one", display)
     run = start("train.steps=20", "toy.seconds=0.2")
     wait_for(run.is_training)
     agents = {name: agent for name, agent in run.processes().items() if name.startswith("node")}
-    folders = {name: (Path(agent.environ()["TMPDIR"]), Path(agent.cwd())) for name, agent in agents.items()}
+    folders = {
+        name: (Path(agent.environ()["TMPDIR"]), Path(agent.cwd())) for name, agent in agents.items()
+    }
     assert len({*folders["node0"], *folders["node1"]}) == 4
     shutil.rmtree(folders["node1"][0])
-    listening = [c.laddr.ip for p in run.family() for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+    listening = [
+        c.laddr.ip
+        for p in run.family()
+        for c in p.net_connections()
+        if c.status == psutil.CONN_LISTEN
+    ]
     assert set(listening) == {"127.0.0.1"}
     _, errors = run.process.communicate(timeout=600)
     assert run.process.returncode == 0, errors
@@ -108,10 +124,22 @@ def test_two_nodes_give_bit_equal_results_to_one(start, project, quick_ranks):
     assert not (run.folder / "meeting").exists()
 
 
-@pytest.mark.parametrize(("victim", "says"), [
-    ("node1", r"\[F01\] \S+ \(node 1 of the run\): the node is lost, and with it rank 1: its agent was killed"),
-    ("rank1", r"\[F01\] \S+ \(node 1 of the run\), rank 1 pid \d+: rank 1 was killed by SIGKILL"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("victim", "says"),
+    [
+        (
+            "node1",
+            (
+                r"\[F01\] \S+ \(node 1 of the run\): the node is lost, and with it "
+                r"rank 1: its agent was killed"
+            ),
+        ),
+        (
+            "rank1",
+            r"\[F01\] \S+ \(node 1 of the run\), rank 1 pid \d+: rank 1 was killed by SIGKILL",
+        ),
+    ],
+)
 def test_a_killed_process_ends_the_run_on_all_nodes_and_is_named(start, victim, says):
     run = start("train.steps=100000")
     wait_for(run.is_training)
@@ -133,7 +161,10 @@ def test_a_stopped_agent_is_named_after_three_missed_heartbeats(start):
     began = time.monotonic()
     _, errors = run.process.communicate(timeout=300)
     assert time.monotonic() - began < LOST_AFTER + 10
-    says = r"\[F01\] \S+ \(node 1 of the run\): the node is lost.*its agent has not been heard for \d+ s"
+    says = (
+        r"\[F01\] \S+ \(node 1 of the run\): the node is lost.*its agent has "
+        r"not been heard for \d+ s"
+    )
     assert re.search(says, errors), errors
     assert run.process.returncode == 7
     assert_gone(family)
@@ -150,29 +181,46 @@ def test_no_node_outlives_its_master(start):
     assert run.process.returncode == 7
 
 
-# -- nodes that are started by hand ------------------------------------------------------------------------------
+# -- nodes that are started by hand ----------------------------------------------------------------
 
 
 class ByHand:
-    """A run whose commands are those that `rlcli plan --commands` prints, each typed into a shell."""
+    """A run whose commands are those that `rlcli plan --commands` prints,
+    each typed into a shell."""
 
     def __init__(self, project, *overrides):
         self.folder = project / "by hand"
         self.shells = []
-        plan = [sys.executable, "-m", "rlcli", "plan", "toy.yaml", *TWO_NODES, *overrides, "--commands"]
+        plan = [
+            sys.executable,
+            "-m",
+            "rlcli",
+            "plan",
+            "toy.yaml",
+            *TWO_NODES,
+            *overrides,
+            "--commands",
+        ]
         printed = subprocess.run(
-            [*plan, "--run-dir", str(self.folder)], capture_output=True, text=True, check=True,
+            [*plan, "--run-dir", str(self.folder)],
+            capture_output=True,
+            text=True,
+            check=True,
             env={**os.environ, "PYTHONPATH": HOME},
-        ).stdout  # fmt: skip
+        ).stdout
         self.commands = [line for line in printed.splitlines() if line and not line.startswith("#")]
 
     def type(self, node, folder, **variables):
         """Start a node in a shell of its own, which works in that folder."""
         shell = subprocess.Popen(
-            ["bash", "-c", f"exec {self.commands[node]}" if node else self.commands[node]], cwd=folder,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            ["bash", "-c", f"exec {self.commands[node]}" if node else self.commands[node]],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": HOME, **variables},
-        )  # fmt: skip
+        )
         self.shells.append(shell)
         return shell
 
@@ -211,7 +259,12 @@ def test_the_printed_commands_start_a_run_in_two_shells(by_hand, train, elsewher
     _, folder = train(name="one process")
     assert (run.folder / "samples.jsonl").read_bytes() == (folder / "samples.jsonl").read_bytes()
     records = json.loads((run.folder / "procs.json").read_text())
-    assert [(one["name"], one["node"]) for one in records] == [("node0", 0), ("node1", 1), ("rank0", 0), ("rank1", 1)]
+    assert [(one["name"], one["node"]) for one in records] == [
+        ("node0", 0),
+        ("node1", 1),
+        ("rank0", 0),
+        ("rank1", 1),
+    ]
     control = run.folder / "meeting" / CONTROL_FILE
     assert not control.exists()
 
@@ -233,14 +286,24 @@ def test_a_node_that_has_lost_its_master_ends_by_itself(by_hand, elsewhere):
     assert not (run.folder / "meeting" / CONTROL_FILE).stat().st_mode & 0o077
     family = [psutil.Process(second.pid), *psutil.Process(second.pid).children(recursive=True)]
     os.killpg(first.pid, signal.SIGKILL)
-    assert second.wait(LOST_AFTER + GONE_WITHIN) in (FAILED, LOST)  # its rank may notice the death of its peer first
+    # its rank may notice the death of its peer first
+    assert second.wait(LOST_AFTER + GONE_WITHIN) in (FAILED, LOST)
     assert_gone(family)
 
 
-@pytest.mark.parametrize(("fault", "says"), [
-    ("stall", r"\(node 1 of the run\): the node is lost, and with it rank 1: its agent has not been heard for 1\d s"),
-    ("reset", r"\[F08\] rank 1 pid \d+: the connection between the master and rank 1 was lost"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (
+            "stall",
+            (
+                r"\(node 1 of the run\): the node is lost, and with it rank 1: its agent has "
+                r"not been heard for 1\d s"
+            ),
+        ),
+        ("reset", r"\[F08\] rank 1 pid \d+: the connection between the master and rank 1 was lost"),
+    ],
+)
 def test_a_failing_network_ends_the_run_and_the_node_is_named(by_hand, elsewhere, fault, says):
     run = by_hand("train.steps=100000")
     first = run.type(0, elsewhere)

@@ -1,4 +1,5 @@
-"""A reward in a pool: a process next to its rank, which overlaps with other calls, is limited, and may die."""
+"""A reward in a pool: a process next to its rank, which overlaps with other calls, is limited,
+and may die."""
 
 import json
 import os
@@ -32,7 +33,9 @@ def score(**args):
 
 
 def trouble(kind, **args):
-    return f"graph.score.interface={{type: toy_trouble, args: {json.dumps({'kind': kind, **args})}}}"
+    return (
+        f"graph.score.interface={{type: toy_trouble, args: {json.dumps({'kind': kind, **args})}}}"
+    )
 
 
 @pytest.mark.parametrize("layout", [(), TWO_RANKS], ids=["inline", "two ranks"])
@@ -54,7 +57,8 @@ def test_a_pool_drops_the_same_samples_as_a_reward_on_the_rank(train):
 
 @pytest.mark.usefixtures("forked_processes")
 def test_a_call_waits_for_inputs_that_were_sent_for_a_pool_of_its_rank(train, monkeypatch):
-    """They are sent once, for whichever call of the rank is first; calls in a pool do not make others wait for them."""
+    """They are sent once, for whichever call of the rank is first; calls in a pool do not make
+    others wait for them."""
     handle = DataLane.handle
 
     def slow(self, request):
@@ -93,21 +97,25 @@ def test_a_call_that_kills_two_processes_ends_the_run_and_is_named(train, projec
     with pytest.raises(WorkerError) as caught:
         train(trouble("kill -9", at=1), POOL)
     assert caught.value.code == "F01"
-    assert (
-        caught.value.what
-        == "reward-pool0 was killed by SIGKILL (out of memory?) while it worked on call score, 2 times"
+    assert caught.value.what == (
+        "reward-pool0 was killed by SIGKILL (out of memory?) while it worked on call score, 2 times"
     )
     assert str(project / "run/logs/reward-pool0.log") in caught.value.hint
 
 
 def test_processor_time_is_limited(train):
-    with pytest.raises(WorkerError, match=r"SIGPROF, as it used more than 2 s of processor time for a call while it"):
+    with pytest.raises(
+        WorkerError,
+        match=r"SIGPROF, as it used more than 2 s of processor time for a call while it",
+    ):
         train(trouble("spin", at=1), "models.reward.backend={type: cpu_pool, args: {cpu_s: 2}}")
 
 
 def test_memory_is_limited(train):
     with pytest.raises(ResourceError, match="call score needs more than 8 GiB of memory") as caught:
-        train(trouble("16 GiB", at=1), "models.reward.backend={type: cpu_pool, args: {memory_gib: 8}}")
+        train(
+            trouble("16 GiB", at=1), "models.reward.backend={type: cpu_pool, args: {memory_gib: 8}}"
+        )
     assert "models.reward.backend.args.memory_gib is the limit" in caught.value.hint
 
 
@@ -129,14 +137,18 @@ def test_a_process_that_cannot_start_ends_the_run(train, monkeypatch):
 
 
 def test_a_memory_limit_too_low_to_start_is_the_error_of_the_run(train):
-    with pytest.raises(ResourceError, match=r"takes [\d.]+ GiB of address space before it has done anything"):
+    with pytest.raises(
+        ResourceError, match=r"takes [\d.]+ GiB of address space before it has done anything"
+    ):
         train("models.reward.backend={type: cpu_pool, args: {memory_gib: 0.1}}")
 
 
 def test_no_pool_process_remains_after_the_run(train, project):
     train(POOL)
     time.sleep(0.2)
-    left = [pid for pid in os.listdir("/proc") if pid.isdigit() and _names(pid, str(project / "run"))]
+    left = [
+        pid for pid in os.listdir("/proc") if pid.isdigit() and _names(pid, str(project / "run"))
+    ]
     assert not left
 
 
@@ -149,11 +161,16 @@ def _names(pid, folder):
 
 
 def test_a_pooled_reward_overlaps_with_the_calls_of_its_rank(project):
-    """The reward takes as long as the values of the critic, which the same rank computes, and as its training."""
+    """The reward takes as long as the values of the critic, which the same rank computes,
+    and as its training."""
     takes = "interface={type: toy, args: {seconds: 0.4}}"
     slow = (f"graph.value.{takes}", f"graph.train_critic.{takes}", score(seconds=0.4))
     with PlainDisplay(sys.stderr) as display:
-        run_recipe(load_recipe("toy.yaml", [*slow, POOL, "train.eval.dataset=null"]), project / "run", display)
+        run_recipe(
+            load_recipe("toy.yaml", [*slow, POOL, "train.eval.dataset=null"]),
+            project / "run",
+            display,
+        )
     lines = (project / "run/metrics.jsonl").read_text().splitlines()
     seconds = [record["time/step"] for record in map(json.loads, lines) if "time/step" in record]
     assert min(seconds) <= 0.8 * 1.3  # one after the other: 1.2

@@ -1,4 +1,5 @@
-"""A resumed run: the same numbers as without the interruption, and a clear error where that is impossible."""
+"""A resumed run: the same numbers as without the interruption,
+and a clear error where that is impossible."""
 
 import json
 import os
@@ -21,7 +22,8 @@ LONG = ("train.steps=5", "checkpoint.every_steps=2")
 
 
 def without_fault(argument):
-    """Changes after which no rank is killed or fails any more: the recipe has the argument in both calls."""
+    """Changes after which no rank is killed or fails any more:
+    the recipe has the argument in both calls."""
     return [f"graph.{call}.interface.args.{argument}=-1" for call in ("gen", "train_actor")]
 
 
@@ -57,10 +59,20 @@ def test_no_sample_is_trained_on_twice_in_an_epoch(train):
 
 
 def test_rows_used_of_each_dataset_of_a_mixture_are_counted_when_resumed(train, resume, project):
-    mixed = [f"datasets.{name}={{type: toy_rows, args: {{rows: {rows}}}}}" for name, rows in (("few", 4), ("many", 9))]
-    mixed += ["datasets.train={type: mixture, args: {weights: {few: 1, many: 3}}}", "train.eval.at_end=false"]
+    mixed = [
+        f"datasets.{name}={{type: toy_rows, args: {{rows: {rows}}}}}"
+        for name, rows in (("few", 4), ("many", 9))
+    ]
+    mixed += [
+        "datasets.train={type: mixture, args: {weights: {few: 1, many: 3}}}",
+        "train.eval.at_end=false",
+    ]
     _, uninterrupted = train("train.steps=4", *mixed, name="whole")
-    used = [(line["used/few"], line["used/many"]) for line in numbers(uninterrupted) if "used/few" in line]
+    used = [
+        (line["used/few"], line["used/many"])
+        for line in numbers(uninterrupted)
+        if "used/few" in line
+    ]
     assert [few + many for few, many in used] == [8, 16, 24, 32]
     assert (used[1], used[3]) == ((4, 12), (8, 24)), "an epoch has 16 rows"
     train("train.steps=3", *mixed)
@@ -80,16 +92,25 @@ def test_a_checkpoint_due_at_the_last_step_is_saved(train):
 
 def test_the_best_checkpoint_is_kept(train):
     settings = ("checkpoint.every_steps=1", "checkpoint.keep_last=1", "checkpoint.keep_best=1")
-    _, folder = train("train.steps=4", *settings, "checkpoint.best_metric=actor/loss", "checkpoint.best_is=lowest")
+    _, folder = train(
+        "train.steps=4", *settings, "checkpoint.best_metric=actor/loss", "checkpoint.best_is=lowest"
+    )
     assert checkpoints(folder) == [1, 4]
 
 
 @pytest.mark.usefixtures("quick_ranks")
 def test_a_dead_rank_costs_the_steps_since_the_last_checkpoint(train, resume, project, capsys):
     kill = "toy.kill_rank=1"
-    _, uninterrupted = train("train.steps=3", name="whole")  # two ranks give the numbers of one process
+    # two ranks give the numbers of one process
+    _, uninterrupted = train("train.steps=3", name="whole")
     with pytest.raises(WorkerError):
-        train(*TWO_RANKS, "train.steps=3", "checkpoint.every_steps=1", "checkpoint.asynchronous=false", kill)
+        train(
+            *TWO_RANKS,
+            "train.steps=3",
+            "checkpoint.every_steps=1",
+            "checkpoint.asynchronous=false",
+            kill,
+        )
     assert checkpoints(project / "run") == [1]
     resume(*without_fault("kill_rank"), accept=True)
     assert numbers(project / "run") == numbers(uninterrupted)
@@ -142,7 +163,12 @@ def test_resuming_a_completed_run_changes_nothing(train, resume, project):
 
 @pytest.mark.parametrize(
     ("change", "accept"),
-    [("seed=6", False), ("seed=6", True), ("train.prompts_per_step=4", False), ("train.shuffle=false", True)],
+    [
+        ("seed=6", False),
+        ("seed=6", True),
+        ("train.prompts_per_step=4", False),
+        ("train.shuffle=false", True),
+    ],
 )
 def test_a_change_that_alters_the_run_is_refused(train, resume, change, accept):
     train("train.steps=2")
@@ -169,18 +195,28 @@ def test_resuming_a_completed_run_with_json_prints_one_document(train, project, 
     assert document["models"]["actor"] == str(project / "run/models/actor")
 
 
-def test_a_run_stopped_in_its_first_evaluation_does_not_evaluate_twice(train, resume, project, monkeypatch):
+def test_a_run_stopped_in_its_first_evaluation_does_not_evaluate_twice(
+    train, resume, project, monkeypatch
+):
     _, uninterrupted = train("train.steps=2", name="whole")
     with monkeypatch.context() as patched:
-        patched.setattr(PlainDisplay, "phase", lambda self, text: text == "eval_gen" and os.kill(os.getpid(), 15))
+        patched.setattr(
+            PlainDisplay,
+            "phase",
+            lambda self, text: text == "eval_gen" and os.kill(os.getpid(), 15),
+        )
         assert train("train.steps=2")[0].exit_code == 75
     assert checkpoints(project / "run") == [0]
     resume()
     assert numbers(project / "run") == numbers(uninterrupted)
-    assert (project / "run/samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
+    assert (project / "run/samples.jsonl").read_text() == (
+        uninterrupted / "samples.jsonl"
+    ).read_text()
 
 
-def test_a_run_killed_right_after_writing_its_recipe_can_be_resumed(train, resume, project, monkeypatch):
+def test_a_run_killed_right_after_writing_its_recipe_can_be_resumed(
+    train, resume, project, monkeypatch
+):
     class Killed(BaseException):
         pass
 
@@ -218,8 +254,14 @@ def test_an_end_before_the_steps_already_done_is_refused(train, resume, change):
 
 def test_epochs_are_counted_in_rows_after_the_batch_size_changes(train, resume, project):
     train("train.steps=2")
-    epochs = ("train.steps=null", "train.epochs=2", "train.prompts_per_step=4", "checkpoint.every_epochs=1")
-    assert resume(*epochs, accept=True).finished.steps_done == 2 + 6  # 20 rows twice, 16 of them taken by two steps
+    epochs = (
+        "train.steps=null",
+        "train.epochs=2",
+        "train.prompts_per_step=4",
+        "checkpoint.every_epochs=1",
+    )
+    # 20 rows twice, 16 of them taken by two steps
+    assert resume(*epochs, accept=True).finished.steps_done == 2 + 6
     taken = [line["sample"] for line in ledger(project / "run")]
     assert len(taken) == len(set(taken)) == 40
     assert checkpoints(project / "run") == [3, 8]  # after 20 rows and after 40
@@ -247,7 +289,9 @@ def test_changed_training_data_is_refused_and_the_run_is_unchanged(train, resume
     assert files(folder) == before
 
 
-def test_resuming_without_a_needed_library_leaves_the_run_unchanged(train, resume, project, monkeypatch):
+def test_resuming_without_a_needed_library_leaves_the_run_unchanged(
+    train, resume, project, monkeypatch
+):
     train("train.steps=1")
     before = files(project / "run")
     lacking = ResourceError("backend toy needs a library, which is not installed", code="R75")

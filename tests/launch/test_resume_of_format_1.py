@@ -1,4 +1,5 @@
-"""Runs that an rlcli with recipes of format 1 began: resumed exactly, or refused before anything is touched."""
+"""Runs that an rlcli with recipes of format 1 began: resumed exactly,
+or refused before anything is touched."""
 
 import json
 
@@ -14,7 +15,8 @@ pytestmark = pytest.mark.timeout(420)
 
 @pytest.fixture
 def older(project):
-    """Make the record of a run's recipe one of format 1; `calls`: what its graph has besides, or instead."""
+    """Make the record of a run's recipe one of format 1; `calls`: what its graph has besides,
+    or instead."""
 
     def rewrite(calls=None, name="run"):
         file = project / name / "recipe.resolved.yaml"
@@ -44,11 +46,23 @@ def test_a_run_whose_calls_are_the_same_is_resumed_exactly(train, resume, older)
         ({"generation_size": 8}, "generation_size of graph.train_actor has another meaning now"),
     ],
 )
-def test_a_run_whose_calls_are_others_is_refused_untouched(train, resume, older, project, args, message):
+def test_a_run_whose_calls_are_others_is_refused_untouched(
+    train, resume, older, project, args, message
+):
     _, folder = train("train.steps=2")
-    older({"train_actor": {"model": "actor", "call": "train_step", "interface": {"type": "ppo_actor", "args": args}}})
+    older(
+        {
+            "train_actor": {
+                "model": "actor",
+                "call": "train_step",
+                "interface": {"type": "ppo_actor", "args": args},
+            }
+        }
+    )
     before = files(folder)
-    with pytest.raises(UsageError, match="begun by an older rlcli, whose recipes had format 1") as caught:
+    with pytest.raises(
+        UsageError, match="begun by an older rlcli, whose recipes had format 1"
+    ) as caught:
         resume("train.steps=4")
     assert (caught.value.code, caught.value.exit_code) == ("F85", 2)
     assert message in caught.value.what
@@ -59,7 +73,15 @@ def test_a_run_whose_calls_are_others_is_refused_untouched(train, resume, older,
 
 def test_the_verb_refuses_such_a_run_in_one_error(train, older, project, capsys):
     train("train.steps=1")
-    older({"train_actor": {"model": "actor", "call": "train_step", "interface": {"type": "grpo", "args": {}}}})
+    older(
+        {
+            "train_actor": {
+                "model": "actor",
+                "call": "train_step",
+                "interface": {"type": "grpo", "args": {}},
+            }
+        }
+    )
     before = files(project / "run")
     with pytest.raises(SystemExit) as ended:
         main(["resume", "run"])

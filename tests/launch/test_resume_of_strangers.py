@@ -1,4 +1,5 @@
-"""Whose code a resumed run may run: not that of a project which another user has put where anybody may write."""
+"""Whose code a resumed run may run: not that of a project which another user has put where anybody
+may write."""
 
 import contextlib
 import gc
@@ -26,12 +27,15 @@ STRANGER = 12345
 
 @pytest.fixture
 def give_to_stranger(monkeypatch):
-    """Give a folder and its content to another user: really as root, otherwise by faking the reported owner."""
+    """Give a folder and its content to another user: really as root,
+    otherwise by faking the reported owner."""
     folders, owner = [], projects._owner
     monkeypatch.setattr(
         projects,
         "_owner",
-        lambda file: STRANGER if any(file.is_relative_to(folder) for folder in folders) else owner(file),
+        lambda file: (
+            STRANGER if any(file.is_relative_to(folder) for folder in folders) else owner(file)
+        ),
     )
 
     def give(folder):
@@ -59,7 +63,8 @@ def trained(project, components, monkeypatch, shared_folder):
     with PlainDisplay(sys.stderr) as display:
         run_recipe(load_recipe("toy.yaml", ["train.steps=1"]), project / "run", display)
     monkeypatch.delenv("RLCLI_PROJECT")
-    home = shutil.copytree(components, shared_folder / "project")  # for later: a process imports a component once
+    # for later: a process imports a component once
+    home = shutil.copytree(components, shared_folder / "project")
     environment = project / "run/environment.json"
     record = json.loads(environment.read_text())
     assert record["variables"]["RLCLI_PROJECT"] == str(components)
@@ -76,7 +81,9 @@ def test_the_users_own_project_is_used_wherever_it_is(trained):
     assert resume(trained).longer
 
 
-def test_a_project_planted_by_another_user_is_refused(trained, shared_folder, give_to_stranger, monkeypatch):
+def test_a_project_planted_by_another_user_is_refused(
+    trained, shared_folder, give_to_stranger, monkeypatch
+):
     home = shared_folder / "project"
     give_to_stranger(home)
     before = (trained / "status.json").read_bytes()
@@ -121,7 +128,9 @@ def test_a_file_planted_by_another_user_in_a_run_is_refused(trained, give_to_str
     assert caught.value.where == str(trained / "environment.json")
 
 
-def test_a_result_planted_by_another_user_is_not_used_as_a_start(project, shared_folder, give_to_stranger, caplog):
+def test_a_result_planted_by_another_user_is_not_used_as_a_start(
+    project, shared_folder, give_to_stranger, caplog
+):
     resolved = load_recipe("toy.yaml", ["train.steps=1", f"log.dir={shared_folder}"])
     with PlainDisplay(sys.stderr) as display:
         folder = run_recipe(resolved, None, display).outcome.run_dir
@@ -132,7 +141,9 @@ def test_a_result_planted_by_another_user_is_not_used_as_a_start(project, shared
 
 
 @pytest.mark.parametrize("name", ["worker.json", "logs/node0.log"])
-def test_a_link_instead_of_a_file_of_the_run_is_not_followed(trained, tmp_path, monkeypatch, shared_folder, name):
+def test_a_link_instead_of_a_file_of_the_run_is_not_followed(
+    trained, tmp_path, monkeypatch, shared_folder, name
+):
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (trained / name).parent.mkdir(exist_ok=True)
@@ -141,7 +152,9 @@ def test_a_link_instead_of_a_file_of_the_run_is_not_followed(trained, tmp_path, 
         resume(trained, "train.steps=2", "launch=local", "cluster.devices_per_node=2")
     assert (caught.value.code, caught.value.where) == ("F75", str(trained / name))
     assert precious.read_text() == "mine"
-    meeting_folders = [candidate for candidate in gc.get_objects() if isinstance(candidate, MeetingFolder)]
+    meeting_folders = [
+        candidate for candidate in gc.get_objects() if isinstance(candidate, MeetingFolder)
+    ]
     assert not [folder.path for folder in meeting_folders if folder.path.exists()]
 
 
@@ -165,7 +178,9 @@ def own_run(trained, components, monkeypatch):
     return trained
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "resumes.jsonl", "recipe.digest", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "ledger.jsonl", "resumes.jsonl", "recipe.digest", "README.md"]
+)
 def test_a_pipe_instead_of_a_file_of_the_run_does_not_block(own_run, name):
     (own_run / name).unlink(missing_ok=True)
     os.mkfifo(own_run / name)

@@ -22,7 +22,9 @@ def clock(monkeypatch):
 def listings(monkeypatch):
     """One entry for each listing of the folder."""
     counted, list_folder = [], os.listdir
-    monkeypatch.setattr(launcher.os, "listdir", lambda folder: counted.append(folder) or list_folder(folder))
+    monkeypatch.setattr(
+        launcher.os, "listdir", lambda folder: counted.append(folder) or list_folder(folder)
+    )
     return counted
 
 

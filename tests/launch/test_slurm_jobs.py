@@ -1,4 +1,5 @@
-"""Slurm's answers, which the emulated cluster cannot give: every state in the accounts, and commands that fail."""
+"""Slurm's answers, which the emulated cluster cannot give: every state in the accounts, and
+commands that fail."""
 
 import os
 import subprocess
@@ -22,17 +23,29 @@ def answers(monkeypatch, tmp_path):
     def stand_in(name, out="", errors=""):
         (tmp_path / f"{name}.out").write_text(out)
         (tmp_path / f"{name}.err").write_text(errors)
-        body = f'cat "{tmp_path}/{name}.out"; cat "{tmp_path}/{name}.err" >&2; exit {1 if errors else 0}'
+        body = (
+            f'cat "{tmp_path}/{name}.out"; cat "{tmp_path}/{name}.err" >&2; '
+            f"exit {1 if errors else 0}"
+        )
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
 
     return stand_in
 
 
-@pytest.mark.parametrize(("recorded_state", "state"), [
-    ("COMPLETED", "done"), ("CANCELLED by 1000", "cancelled"), ("TIMEOUT", "out of time"), ("PREEMPTED", "preempted"),
-    ("NODE_FAIL", "node failed"), ("OUT_OF_MEMORY", "out of memory"), ("FAILED", "failed"), ("NEW_WORD", "unknown"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recorded_state", "state"),
+    [
+        ("COMPLETED", "done"),
+        ("CANCELLED by 1000", "cancelled"),
+        ("TIMEOUT", "out of time"),
+        ("PREEMPTED", "preempted"),
+        ("NODE_FAIL", "node failed"),
+        ("OUT_OF_MEMORY", "out of memory"),
+        ("FAILED", "failed"),
+        ("NEW_WORD", "unknown"),
+    ],
+)
 def test_a_job_that_left_the_queue_is_looked_up_in_the_accounts(answers, recorded_state, state):
     answers("squeue", errors="slurm_load_jobs error: Invalid job id specified")
     answers("sacct", f"7|{recorded_state}|2026-11-22T23:41:52|node[1-2]\n8|RUNNING|x\n")
@@ -67,13 +80,17 @@ def test_a_controller_that_does_not_answer_is_an_error(answers, monkeypatch):
 def test_a_query_killed_by_sigpipe_is_repeated_but_a_cancellation_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     columns = f"{'7':<40}{'RUNNING':<20}{'None':<200}{'N/A':<24}{'node1':<4000}0"
-    body = f'[ -e "{tmp_path}/asked" ] || {{ touch "{tmp_path}/asked"; kill -PIPE $$; }}; echo "{columns}"'
+    body = (
+        f'[ -e "{tmp_path}/asked" ] || {{ touch "{tmp_path}/asked"; kill -PIPE '
+        f'$$; }}; echo "{columns}"'
+    )
     for name in ("squeue", "scancel"):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     assert look_up(["7"])["7"].state == "running"
     (tmp_path / "asked").unlink()
-    with pytest.raises(ResourceError, match="scancel was killed by SIGPIPE"):  # which may have done something
+    # which may have done something
+    with pytest.raises(ResourceError, match="scancel was killed by SIGPIPE"):
         jobs.cancel("7")
 
 
@@ -89,9 +106,17 @@ def test_a_submission_survives_a_round_trip(tmp_path):
     assert Submission.read(tmp_path) == submission
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"launcher": "slurm", "job_id": "--all", "submitted": ""}',
-                                     '{"launcher": "slurm", "job_id": 7, "submitted": ""}',
-                                     '{"launcher": "local", "job_id": "7", "submitted": ""}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"launcher": "slurm", "job_id": "--all", "submitted": ""}',
+        '{"launcher": "slurm", "job_id": 7, "submitted": ""}',
+        '{"launcher": "local", "job_id": "7", "submitted": ""}',
+    ],
+)
 def test_an_invalid_job_file_is_ignored(tmp_path, content):
     (tmp_path / jobs.JOB_FILE).write_text(content)
     assert Submission.read(tmp_path) is None
@@ -106,10 +131,14 @@ def test_nodes_are_named_by_slurm(answers, monkeypatch):
 
 
 @pytest.mark.parametrize(("is_asked", "code", "requeued"), [(True, 0, False), (False, 75, True)])
-def test_a_job_is_requeued_unless_the_user_stopped_its_run(tmp_path, monkeypatch, is_asked, code, requeued):
+def test_a_job_is_requeued_unless_the_user_stopped_its_run(
+    tmp_path, monkeypatch, is_asked, code, requeued
+):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     asked = []
-    monkeypatch.setattr(allocations, "ask_slurm", lambda command: asked.append(command) or "RUNNING")
+    monkeypatch.setattr(
+        allocations, "ask_slurm", lambda command: asked.append(command) or "RUNNING"
+    )
     with RunDirectory.create(tmp_path / "run", "toy"):
         holder = read_holder(tmp_path / "run/lock")
 

@@ -1,4 +1,5 @@
-"""What the record of a training step says of the flows: waits, copies, queues and totals. By the toy recipe."""
+"""What the record of a training step says of the flows: waits, copies, queues and totals.
+By the toy recipe."""
 
 import json
 
@@ -6,7 +7,12 @@ import pytest
 
 pytestmark = pytest.mark.timeout(420)  # a start on two ranks takes a while on a slow machine
 
-TWO_RANKS = ("launch=local", "cluster.devices_per_node=2", "train.eval.dataset=null", "train.steps=5")
+TWO_RANKS = (
+    "launch=local",
+    "cluster.devices_per_node=2",
+    "train.eval.dataset=null",
+    "train.steps=5",
+)
 
 
 def records(folder):
@@ -19,11 +25,16 @@ def takes(seconds):
 
 @pytest.mark.usefixtures("quick_ranks")
 def test_copies_of_weights_and_idle_ranks_are_timed(train):
-    """The follower's rank has nothing to do but generate: it is idle while the other one trains for 0.2 s."""
+    """The follower's rank has nothing to do but generate: it is idle while the other one trains for
+    0.2 s."""
     _, folder = train(
-        *TWO_RANKS, "models.actor.rollout={backend: toy, devices: '1'}", "models.actor.devices='0'",
-        "models.critic.devices='0'", f"graph.train_actor.interface={takes(0.2)}", f"graph.gen.interface={takes(0.2)}",
-    )  # fmt: skip
+        *TWO_RANKS,
+        "models.actor.rollout={backend: toy, devices: '1'}",
+        "models.actor.devices='0'",
+        "models.critic.devices='0'",
+        f"graph.train_actor.interface={takes(0.2)}",
+        f"graph.gen.interface={takes(0.2)}",
+    )
     for record in records(folder):
         assert 0 < record["time/train_actor.copy_to"] < record["time/step"]
         idle = {name: value for name, value in record.items() if name.startswith("time/idle/")}
@@ -36,7 +47,12 @@ def test_copies_of_weights_and_idle_ranks_are_timed(train):
     "layout",
     [
         (),
-        (*TWO_RANKS[:2], "models.actor.rollout.devices='1'", "models.actor.devices='0'", "models.critic.devices='0'"),
+        (
+            *TWO_RANKS[:2],
+            "models.actor.rollout.devices='1'",
+            "models.actor.devices='0'",
+            "models.critic.devices='0'",
+        ),
     ],
     ids=["in one process", "on a rank of its own"],
 )
@@ -52,10 +68,17 @@ def test_the_time_of_a_weight_copy_includes_loading_at_the_receiver(train, layou
 def test_waiting_samples_are_counted_under_the_call_they_wait_for(train):
     """Scoring is slow, generation is not, and may run ahead: samples wait to be scored."""
     _, folder = train(
-        *TWO_RANKS, "train.max_staleness=3", "models.actor.devices='0'", "models.reward.devices='1'",
-        "models.critic.devices='0'", "graph.score.interface={type: toy_reward, args: {seconds: 0.3}}",
-    )  # fmt: skip
-    deepest = {name: max(record[name] for record in records(folder)) for name in ("queue/gen", "queue/score")}
+        *TWO_RANKS,
+        "train.max_staleness=3",
+        "models.actor.devices='0'",
+        "models.reward.devices='1'",
+        "models.critic.devices='0'",
+        "graph.score.interface={type: toy_reward, args: {seconds: 0.3}}",
+    )
+    deepest = {
+        name: max(record[name] for record in records(folder))
+        for name in ("queue/gen", "queue/score")
+    }
     assert deepest["queue/score"] >= 8
     assert deepest["queue/gen"] < deepest["queue/score"]
 

@@ -10,9 +10,16 @@ from rlcli.launch.stopping import StopSignals, heeded, passed_on
 from rlcli.processes import STOP_SIGNALS
 
 
-@pytest.mark.parametrize(("number", "code"), [
-    (signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 75),
+        (signal.SIGHUP, 75),
+        (signal.SIGUSR1, 75),
+        (signal.SIGUSR2, 75),
+    ],
+)
 def test_the_first_signal_asks_for_an_orderly_stop(number, code):
     messages = []
     with StopSignals(messages.append) as stop:

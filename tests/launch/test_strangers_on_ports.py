@@ -1,4 +1,5 @@
-"""Whoever reaches the interface of a run can connect to the ports over which its ranks exchange tensors."""
+"""Whoever reaches the interface of a run can connect to the ports over which its ranks exchange
+tensors."""
 
 import os
 import resource
@@ -119,9 +120,12 @@ def test_exhausted_descriptors_are_reported_with_their_likely_cause(endless, con
 
 
 def test_a_group_of_one_process_listens_on_the_loopback(tmp_path):
-    """Libraries that require a group get one; its port is on the address of the host's name unless told otherwise."""
+    """Libraries that require a group get one; its port is on the address of the host's name unless
+    told otherwise."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
-    done = subprocess.run([sys.executable, "-c", GROUP_OF_ONE], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", GROUP_OF_ONE], capture_output=True, text=True, env=environment
+    )
     assert (done.returncode, set(done.stdout.split())) == (0, {"127.0.0.1"}), done.stderr
 
 
@@ -133,5 +137,7 @@ def test_who_takes_the_place_of_a_rank_on_its_port_is_suspected_and_no_component
     lines = ranks.stdout.splitlines()
     assert lines, ranks.stderr
     for line in lines:
-        assert line.startswith("WorkerError F09 True tensors could not be exchanged with another rank: "), line
+        assert line.startswith(
+            "WorkerError F09 True tensors could not be exchanged with another rank: "
+        ), line
         assert "GLHF" not in line

@@ -1,4 +1,5 @@
-"""Datasets that do not know how many rows they have: read forward, pass after pass, and resumed where they were."""
+"""Datasets that do not know how many rows they have: read forward, pass after pass, and resumed
+where they were."""
 
 import json
 
@@ -41,8 +42,12 @@ def test_two_ranks_read_a_stream_like_one(train):
 def test_a_stream_is_read_once_when_samples_are_made_ahead(train):
     _, folder = train(*STREAM, *DROPPING, SIX, "train.max_staleness=2")
     state = json.loads((folder / "checkpoints/step-000000000006/state.json").read_text())
-    places = [line["sample"] for line in ledger(folder)] + [f"e{epoch}r{row}" for epoch, row, _ in state["returned"]]
-    assert sorted(places) == sorted(f"e{position // 20}r{position % 20}" for position in range(state["drawn"]))
+    places = [line["sample"] for line in ledger(folder)] + [
+        f"e{epoch}r{row}" for epoch, row, _ in state["returned"]
+    ]
+    assert sorted(places) == sorted(
+        f"e{position // 20}r{position % 20}" for position in range(state["drawn"])
+    )
     assert state["pass_rows"] == 20
 
 
@@ -50,11 +55,16 @@ def test_a_stream_is_read_once_when_samples_are_made_ahead(train):
     ("override", "where"),
     [
         (("datasets.train.type=toy_stream", "train.steps=null", "train.epochs=2"), "train.epochs"),
-        (("datasets.train.type=toy_stream", "checkpoint.every_epochs=1"), "checkpoint.every_epochs"),
+        (
+            ("datasets.train.type=toy_stream", "checkpoint.every_epochs=1"),
+            "checkpoint.every_epochs",
+        ),
         (("datasets.held_out.type=toy_stream",), "train.eval.dataset"),
     ],
 )
-def test_a_stream_is_refused_where_the_number_of_rows_must_be_known(train, project, override, where):
+def test_a_stream_is_refused_where_the_number_of_rows_must_be_known(
+    train, project, override, where
+):
     with pytest.raises(UsageError, match="the dataset is a stream") as caught:
         train(*override)
     assert (caught.value.where, caught.value.code) == (where, "R49")
@@ -62,7 +72,9 @@ def test_a_stream_is_refused_where_the_number_of_rows_must_be_known(train, proje
 
 
 def test_passes_of_different_lengths_are_an_error_of_the_dataset(train):
-    with pytest.raises(DataError, match="dataset train has 18 rows in pass 2, and had 20 in another"):
+    with pytest.raises(
+        DataError, match="dataset train has 18 rows in pass 2, and had 20 in another"
+    ):
         train(*STREAM, SIX, "datasets.train.args={rows: 20, fewer: 2}")
 
 

@@ -1,4 +1,5 @@
-"""A run as a user starts it: whatever happens to the process that trains, its supervisor reports it, and never as 0."""
+"""A run as a user starts it: whatever happens to the process that trains, its supervisor reports
+it, and never as 0."""
 
 import json
 import os
@@ -40,9 +41,13 @@ def train(project):
     def start(*options, **keywords):
         process = subprocess.Popen(
             [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *options],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": HOME}, **keywords,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": HOME},
+            **keywords,
+        )
         started.append(process)
         return process
 
@@ -84,7 +89,8 @@ def training(train, project):
 def has_ended(process, seconds=10):
     """Whether it ends within that time; a zombie has ended."""
     deadline = time.monotonic() + seconds
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # `is_running` knows a pid used again
+    # `is_running` knows a pid used again
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -94,18 +100,45 @@ def has_ended(process, seconds=10):
 PERHAPS = " (out of memory?)" if count_memory_kills() is None else ""
 """Said of a kill where the kernel does not count those for want of memory."""
 
-# -- ends ------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "code", "says"), [
-    ("sys.exit(0)", 2, at("sys.exit(0)") + ": SystemExit: 0\n  hint: rlcli test interface toy_trouble"),
-    ("KeyboardInterrupt", 2, at("raise error") + ": KeyboardInterrupt\n  hint: rlcli test"),
-    ("no Exception", 2, ": Speechless: its text cannot be made (ZeroDivisionError)\n  hint: rlcli test"),
-    ("write everywhere and end", 7, "the run ended with exit code 0 during score on rank 0, before its work was done"),
-    ("os._exit(0)", 7, "the run ended with exit code 0 during score on rank 0, before its work was done"),
-    ("segmentation fault", 7, "the run was killed by SIGSEGV during score on rank 0"),
-    ("kill -9", 7, f"the run was killed by SIGKILL{PERHAPS} during score on rank 0{'; it held ' if PERHAPS else ''}"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "code", "says"),
+    [
+        (
+            "sys.exit(0)",
+            2,
+            at("sys.exit(0)") + ": SystemExit: 0\n  hint: rlcli test interface toy_trouble",
+        ),
+        ("KeyboardInterrupt", 2, at("raise error") + ": KeyboardInterrupt\n  hint: rlcli test"),
+        (
+            "no Exception",
+            2,
+            ": Speechless: its text cannot be made (ZeroDivisionError)\n  hint: rlcli test",
+        ),
+        (
+            "write everywhere and end",
+            7,
+            "the run ended with exit code 0 during score on rank 0, before its work was done",
+        ),
+        (
+            "os._exit(0)",
+            7,
+            "the run ended with exit code 0 during score on rank 0, before its work was done",
+        ),
+        ("segmentation fault", 7, "the run was killed by SIGSEGV during score on rank 0"),
+        (
+            "kill -9",
+            7,
+            (
+                f"the run was killed by SIGKILL{PERHAPS} during score on rank "
+                f"0{'; it held ' if PERHAPS else ''}"
+            ),
+        ),
+    ],
+    ids=str,
+)
 def test_a_run_that_did_not_finish_reports_it_and_never_exits_with_0(end, kind, code, says):
     returned, err, status = end(trouble(kind))
     assert returned == code, err
@@ -146,9 +179,12 @@ def test_the_exit_code_of_a_completed_run_is_0(end, project):
     code, _, status = end()
     assert (code, status["state"]) == (0, "done")
     again = subprocess.run(
-        [sys.executable, "-m", "rlcli", "resume", "run"], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": HOME}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "rlcli", "resume", "run"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": HOME},
+        check=False,
+    )
     assert again.returncode == 0, again.stderr
     assert "run is complete (3 steps)" in again.stdout
 
@@ -174,7 +210,10 @@ def test_a_component_writing_junk_to_open_files_does_not_fail_a_completed_run(en
 def test_a_process_forked_by_a_component_does_not_repeat_steps_of_the_run(end, project):
     code, err, status = end(trouble("fork"))
     assert (code, status["state"]) == (0, "done"), err
-    steps = [json.loads(line)["step"] for line in (project / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (project / "run/metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [0, 1, 2, 3]
 
 
@@ -209,35 +248,49 @@ def test_a_breakpoint_suspends_the_deadline(train, project):
 
 
 def test_a_dead_run_is_resumed_up_to_the_limit(end, project):
-    code, err, status = end(trouble("kill -9"), "launch.max_restarts=1", "checkpoint.every_steps=1", "--quiet")
+    code, err, status = end(
+        trouble("kill -9"), "launch.max_restarts=1", "checkpoint.every_steps=1", "--quiet"
+    )
     assert code == 0, err
     assert "resuming the run, restart 1 of 1" in err
     assert (status["state"], status["step"]) == ("done", 3)
-    steps = [json.loads(line)["step"] for line in (project / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (project / "run/metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [0, 1, 2, 3]
 
 
 def test_a_resumed_run_that_dies_at_once_is_resumed_with_the_same_changes(end, project):
     code, err, _ = end(trouble("none"), "launch.max_restarts=1")
     assert code == 0, err
-    changes = ("train.steps=5", f"graph.score.interface.args.dies_once={project / 'died'}", "--accept-changes")
+    changes = (
+        "train.steps=5",
+        f"graph.score.interface.args.dies_once={project / 'died'}",
+        "--accept-changes",
+    )
     again = subprocess.run(
-        [sys.executable, "-m", "rlcli", "resume", "run", *changes], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": HOME}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "rlcli", "resume", "run", *changes],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": HOME},
+        check=False,
+    )
     assert again.returncode == 0, again.stderr
     assert "restart 1 of 1" in again.stderr
     assert json.loads((project / "run/status.json").read_text())["step"] == 5
 
 
 def test_a_run_is_not_resumed_beyond_the_limit(end):
-    code, err, status = end(trouble("os._exit(0)"), "launch.max_restarts=1", "checkpoint.every_seconds=null")
+    code, err, status = end(
+        trouble("os._exit(0)"), "launch.max_restarts=1", "checkpoint.every_seconds=null"
+    )
     assert code == 7, err
     assert err.count("before its work was done") == 2
     assert (status["state"], status["exit_code"]) == ("failed", 7)
 
 
-# -- signals ---------------------------------------------------------------------------------------------------
+# -- signals ---------------------------------------------------------------------------------------
 
 
 def test_the_run_does_not_outlive_a_killed_supervisor(training):
@@ -269,11 +322,17 @@ def test_no_process_started_by_a_component_outlives_a_completed_run(train):
 
 
 def test_processes_started_by_the_shell_before_exec_are_left_alone(project):
-    script = 'sleep 300 > /dev/null 2>&1 & echo $!; exec "$0" -m rlcli train toy.yaml --run-dir run --quiet'
+    script = (
+        'sleep 300 > /dev/null 2>&1 & echo $!; exec "$0" -m rlcli train '
+        "toy.yaml --run-dir run --quiet"
+    )
     done = subprocess.run(
-        ["bash", "-c", script, sys.executable], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": HOME}, check=False,
-    )  # fmt: skip
+        ["bash", "-c", script, sys.executable],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": HOME},
+        check=False,
+    )
     neighbour = psutil.Process(int(done.stdout.split()[0]))
     try:
         assert done.returncode == 0, done.stderr
@@ -282,10 +341,15 @@ def test_processes_started_by_the_shell_before_exec_are_left_alone(project):
         neighbour.kill()
 
 
-@pytest.mark.parametrize(("number", "to"), [
-    (signal.SIGTERM, "the supervisor"), (signal.SIGTERM, "every process"), (signal.SIGHUP, "every process"),
-    (signal.SIGUSR2, "the child"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "to"),
+    [
+        (signal.SIGTERM, "the supervisor"),
+        (signal.SIGTERM, "every process"),
+        (signal.SIGHUP, "every process"),
+        (signal.SIGUSR2, "the child"),
+    ],
+)
 def test_a_signal_counts_once_whichever_process_receives_it(training, project, number, to):
     process, child = training(start_new_session=True)
     if to == "the supervisor":
@@ -300,7 +364,7 @@ def test_a_signal_counts_once_whichever_process_receives_it(training, project, n
     assert json.loads((project / "run/status.json").read_text())["state"] == "stopped"
 
 
-# -- the process -----------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 def test_the_supervisor_is_small_and_shares_its_process_group_with_the_child(training):

@@ -23,21 +23,39 @@ HOME = str(Path(__file__).parents[2])
 
 def command(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "rlcli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "rlcli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": HOME},
-    )  # fmt: skip
+    )
 
 
 def test_two_seeds_at_once_are_one_group(project):
-    process = command("train", "toy.yaml", "train.steps=2", "--seeds", "2", "--at-once", "2", "--run-dir", "runs/s")
+    process = command(
+        "train",
+        "toy.yaml",
+        "train.steps=2",
+        "--seeds",
+        "2",
+        "--at-once",
+        "2",
+        "--run-dir",
+        "runs/s",
+    )
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert "curves: rlcli compare runs/s" in err
     assert "1-seed-5  done at step 2" in err
     assert "±" in out
-    states = [json.loads((project / f"runs/s/{name}/status.json").read_text()) for name in ("1-seed-5", "2-seed-6")]
+    states = [
+        json.loads((project / f"runs/s/{name}/status.json").read_text())
+        for name in ("1-seed-5", "2-seed-6")
+    ]
     assert [one["state"] for one in states] == ["done", "done"]
-    lines = [(project / f"runs/s/{name}/samples.jsonl").read_text() for name in ("1-seed-5", "2-seed-6")]
+    lines = [
+        (project / f"runs/s/{name}/samples.jsonl").read_text() for name in ("1-seed-5", "2-seed-6")
+    ]
     assert lines[0] != lines[1]
     process = command("compare", "runs/s", "--json")
     (group,) = json.loads(process.communicate(timeout=60)[0])["groups"]
@@ -46,7 +64,16 @@ def test_two_seeds_at_once_are_one_group(project):
 
 
 def test_ctrl_c_saves_the_current_run_and_starts_no_further_run(project):
-    process = command("train", "toy.yaml", "train.steps=100000", "--sweep", "seed=1,2", "--run-dir", "runs/s", "--json")
+    process = command(
+        "train",
+        "toy.yaml",
+        "train.steps=100000",
+        "--sweep",
+        "seed=1,2",
+        "--run-dir",
+        "runs/s",
+        "--json",
+    )
     metrics, deadline = project / "runs/s/1-seed-1/metrics.jsonl", time.monotonic() + 200
     while not (metrics.exists() and metrics.read_text().count("\n") > 2):
         assert process.poll() is None, process.communicate()
@@ -55,7 +82,10 @@ def test_ctrl_c_saves_the_current_run_and_starts_no_further_run(project):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert "to continue: rlcli train toy.yaml train.steps=100000 --sweep seed=1,2 --json --run-dir runs/s\n" in err
+    assert (
+        "to continue: rlcli train toy.yaml train.steps=100000 --sweep seed=1,2 "
+        "--json --run-dir runs/s\n" in err
+    )
     first, second = json.loads(out)["runs"]
     assert (first["state"], "state" in second) == ("stopped", False)
     assert not (project / "runs/s/2-seed-2").exists()
@@ -63,7 +93,9 @@ def test_ctrl_c_saves_the_current_run_and_starts_no_further_run(project):
 
 @pytest.fixture
 def sweep(tmp_path):
-    return Sweep("toy.yaml", ("more.yaml",), ("train.steps=2",), tuple(sweep_runs(["seed=1,2,3"], None, 1)))
+    return Sweep(
+        "toy.yaml", ("more.yaml",), ("train.steps=2",), tuple(sweep_runs(["seed=1,2,3"], None, 1))
+    )
 
 
 def test_completed_runs_are_skipped_and_unfinished_runs_are_resumed(project, sweep):
@@ -76,12 +108,24 @@ def test_completed_runs_are_skipped_and_unfinished_runs_are_resumed(project, swe
         status = {"run_id": "x", "state": state, "step": 1, "steps": 2}
         (project / "s" / name / "status.json").write_text(json.dumps(status))
     done, begun, new = sweep.runs
-    assert (local._is_done(done), local._is_done(begun), local._is_done(new)) == (True, False, False)
+    assert (local._is_done(done), local._is_done(begun), local._is_done(new)) == (
+        True,
+        False,
+        False,
+    )
     assert local._arguments(begun)[0] == "resume"
     assert local._arguments(new) == [
-        "train", "--quiet", "--run-dir", str(project / "s/3-seed-3"), "--with", "more.yaml", "--", "toy.yaml",
-        "train.steps=2", "seed=3",
-    ]  # fmt: skip
+        "train",
+        "--quiet",
+        "--run-dir",
+        str(project / "s/3-seed-3"),
+        "--with",
+        "more.yaml",
+        "--",
+        "toy.yaml",
+        "train.steps=2",
+        "seed=3",
+    ]
     local.is_checked = False
     assert local._arguments(new)[:3] == ["train", "--quiet", "--no-check"]
     open_sweep(project / "s", sweep)
@@ -100,7 +144,9 @@ def test_gpus_are_divided_between_runs(project, monkeypatch):
     gpus = [Gpu(n, "H100", 80, 80, "1") for n in range(5)]
     monkeypatch.setattr("rlcli.launch.sweep.list_gpus", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    two = load_recipe("toy.yaml", ["launch=local", "cluster.devices_per_node=2", "cluster.device=cuda"])
+    two = load_recipe(
+        "toy.yaml", ["launch=local", "cluster.devices_per_node=2", "cluster.device=cuda"]
+    )
     assert slots(two, None) == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
     assert slots(two, 1) == [{"CUDA_VISIBLE_DEVICES": "0,1"}]
     with pytest.raises(RlcliError, match="3 runs at once need 6 GPUs; there are 5"):

@@ -1,4 +1,5 @@
-"""The same toy graph in one process, on two ranks and on meshes that do not coincide: always the same numbers."""
+"""The same toy graph in one process, on two ranks and on meshes that do not coincide:
+always the same numbers."""
 
 import json
 import os
@@ -14,7 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcli.errors import DataError, HangError, NumericError, ProjectError, ResourceError, UsageError, WorkerError
+from rlcli.errors import (
+    DataError,
+    HangError,
+    NumericError,
+    ProjectError,
+    ResourceError,
+    UsageError,
+    WorkerError,
+)
 from rlcli.launch.run import run_recipe
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.results import digest, find_result
@@ -48,7 +57,10 @@ def numbers(folder):
     """The records of a run, without what a clock says."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clocks = ("time/", "tokens_per_second")
-    return [{key: value for key, value in record.items() if not key.startswith(clocks)} for record in records]
+    return [
+        {key: value for key, value in record.items() if not key.startswith(clocks)}
+        for record in records
+    ]
 
 
 def step_seconds(folder):
@@ -70,7 +82,7 @@ def status(folder):
     return json.loads((folder / "status.json").read_text())
 
 
-# -- one process -----------------------------------------------------------------------------------------------
+# -- one process -----------------------------------------------------------------------------------
 
 
 def test_a_run_in_one_process_writes_metrics_status_and_models(train):
@@ -79,14 +91,24 @@ def test_a_run_in_one_process_writes_metrics_status_and_models(train):
     records = numbers(folder)
     assert [record["step"] for record in records] == [0, 1, 2, 3]
     assert ["eval/reward" in record for record in records] == [True, False, True, True]
-    assert set(records[0]) == {"step", "eval/reward", "eval/accuracy", "eval/odd", "eval/loss", "eval/response_length"}
+    assert set(records[0]) == {
+        "step",
+        "eval/reward",
+        "eval/accuracy",
+        "eval/odd",
+        "eval/loss",
+        "eval/response_length",
+    }
     last = records[-1]
     assert last["actor/samples"] == 8
     assert last["actor/calls"] == last["critic/calls"] == 3
     assert last["reward/reward"] == pytest.approx(last["actor/rewards"] / 8)
     assert last["reward/accuracy"] == pytest.approx(last["actor/solved"] / 8)
     assert status(folder)["state"] == "done"
-    assert json.loads((folder / "models/actor/config.json").read_text())["weight"] == last["actor/loss"]
+    assert (
+        json.loads((folder / "models/actor/config.json").read_text())["weight"]
+        == last["actor/loss"]
+    )
     assert sorted(path.name for path in (folder / "models").iterdir()) == ["actor", "critic"]
 
 
@@ -110,7 +132,14 @@ def test_the_samples_are_written_with_the_ids_of_the_dataset(train):
     samples = read_samples(folder / "samples.jsonl")
     assert [(s.step, s.phase) for s in samples] == [
         (step, phase)
-        for step, phase in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (3, "eval"))
+        for step, phase in (
+            (0, "eval"),
+            (1, "train"),
+            (2, "train"),
+            (2, "eval"),
+            (3, "train"),
+            (3, "eval"),
+        )
         for _ in range(2)
     ]
     first = samples[0]
@@ -120,7 +149,9 @@ def test_the_samples_are_written_with_the_ids_of_the_dataset(train):
 
 
 def test_every_row_is_trained_on_once_per_epoch(train):
-    _, folder = train("train.steps=null", "train.epochs=2", "log.samples_per_step=8", "train.eval.dataset=null")
+    _, folder = train(
+        "train.steps=null", "train.epochs=2", "log.samples_per_step=8", "train.eval.dataset=null"
+    )
     ids = [sample.id for sample in read_samples(folder / "samples.jsonl")]
     assert len(ids) == 40
     assert sorted(ids[:20]) == sorted(ids[20:]) == sorted(f"row-{i}" for i in range(20))
@@ -131,18 +162,21 @@ def test_a_run_without_evaluation_writes_no_step_zero(train):
     assert [record["step"] for record in numbers(folder)] == [1, 2, 3]
 
 
-# -- ranks -----------------------------------------------------------------------------------------------------
+# -- ranks -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize(("meshes", "held_out"), [((), 1), (DISJOINT, 5)], ids=["same", "disjoint"])
 def test_two_ranks_give_the_same_numbers_as_one_process(train, project, meshes, held_out):
-    """Bool, int64, bfloat16 and float32 tensors move wherever meshes differ. Of one held-out row one rank gets none."""
+    """Bool, int64, bfloat16 and float32 tensors move wherever meshes differ. Of one held-out row
+    one rank gets none."""
     rows = f"datasets.held_out.args.rows={held_out}"
     train(rows, name="one")
     train(rows, *TWO_RANKS, *meshes, name="two")
     assert numbers(project / "two") == numbers(project / "one")
-    assert (project / "two/samples.jsonl").read_text() == (project / "one/samples.jsonl").read_text()
+    assert (project / "two/samples.jsonl").read_text() == (
+        project / "one/samples.jsonl"
+    ).read_text()
     assert processes_of(project / "two") == []
 
 
@@ -155,29 +189,55 @@ def test_stale_training_uses_samples_of_earlier_weights(train, project):
     assert len(stale) == 3
     assert [record["actor/staleness"] for record in stale][:2] == [0, 1]
     first, *others = [record["samples/ahead"] for record in stale]
-    assert first in (8, 16)  # by whether the critic is done before generation knows of the actor's new weights
+    # by whether the critic is done before generation knows of the actor's new weights
+    assert first in (8, 16)
     assert others == [8, 0]
     of_flow = ("samples/", "queue/", "staleness/", "actor/staleness")
-    assert {key: value for key, value in stale[0].items() if not key.startswith(of_flow)} == fresh[0]
+    assert {key: value for key, value in stale[0].items() if not key.startswith(of_flow)} == fresh[
+        0
+    ]
     assert fresh[1]["reward/reward"] - stale[1]["reward/reward"] == pytest.approx(1)
 
 
 def test_only_loopback_is_listened_on_and_no_secret_is_on_a_command_line(project):
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *TWO_RANKS, "train.steps=2000"],
-        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": HOME},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "rlcli",
+            "train",
+            "toy.yaml",
+            "--run-dir",
+            "run",
+            *TWO_RANKS,
+            "train.steps=2000",
+        ],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": HOME},
+    )
     try:
         wait_for(lambda: (project / "run/procs.json").exists())
         wait_for(lambda: status(project / "run")["state"] == "running")
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        meeting = Path(next(p for p in family if "rlcli.launch.node" in p.cmdline()).environ()[MEETING])
+        family = [
+            psutil.Process(process.pid),
+            *psutil.Process(process.pid).children(recursive=True),
+        ]
+        meeting = Path(
+            next(p for p in family if "rlcli.launch.node" in p.cmdline()).environ()[MEETING]
+        )
         control = Control.read(meeting)
         secrets = (control.token.hex(), control.key, control.client, control.secret)
-        listening = [c.laddr.ip for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        listening = [
+            c.laddr.ip
+            for p in family
+            for c in p.net_connections()
+            if c.status == psutil.CONN_LISTEN
+        ]
         assert set(listening) <= {"127.0.0.1"}
         assert not any(secret in " ".join(p.cmdline()) for p in family for secret in secrets)
-        assert not any(secret in value for p in family for value in p.environ().values() for secret in secrets)
+        assert not any(
+            secret in value for p in family for value in p.environ().values() for secret in secrets
+        )
         noted = json.loads((project / "run/procs.json").read_text())
         assert [entry["name"] for entry in noted] == ["node0", "rank0", "rank1"]
         for path in (project / "run").rglob("*"):
@@ -195,24 +255,34 @@ def wait_for(condition, seconds=200):
         time.sleep(0.1)
 
 
-# -- what can go wrong -----------------------------------------------------------------------------------------
+# -- what can go wrong -----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("quick_ranks")
 def test_disjoint_placements_compute_at_the_same_time(train):
-    """One rank generates for a second, the other trains for a second on what it is sent: a step takes one second."""
+    """One rank generates for a second, the other trains for a second on what it is sent: a step
+    takes one second."""
     _, folder = train(
-        *TWO_RANKS, "models.actor.devices=0", "models.critic.devices=1", "models.reward.devices=1", "toy.seconds=1.0",
-        "graph.value.interface={type: toy, args: {seconds: 0.5}}", "graph.train_actor=null",
-        "graph.train_critic.interface={type: toy, args: {seconds: 0.5}}", "train.steps=8", "train.eval.dataset=null",
-    )  # fmt: skip
+        *TWO_RANKS,
+        "models.actor.devices=0",
+        "models.critic.devices=1",
+        "models.reward.devices=1",
+        "toy.seconds=1.0",
+        "graph.value.interface={type: toy, args: {seconds: 0.5}}",
+        "graph.train_actor=null",
+        "graph.train_critic.interface={type: toy, args: {seconds: 0.5}}",
+        "train.steps=8",
+        "train.eval.dataset=null",
+    )
     assert min(step_seconds(folder)[3:]) <= 1.3  # on a busy machine, at least once
 
 
 def set_toy(project, **args):
     """Arguments for the toy of the actor."""
     text = (project / "toy.yaml").read_text()
-    (project / "toy.yaml").write_text(text.replace("toy: {seconds: 0.0}", f"toy: {json.dumps(args)}"))
+    (project / "toy.yaml").write_text(
+        text.replace("toy: {seconds: 0.0}", f"toy: {json.dumps(args)}")
+    )
 
 
 def test_a_killed_rank_ends_the_run_and_is_named(train, project):
@@ -250,7 +320,11 @@ def test_an_error_of_a_rank_arrives_with_code_and_location(train, project):
     set_toy(project, fail_rank=1)
     with pytest.raises(DataError, match="nobody can train") as raised:
         train(*TWO_RANKS)
-    assert (raised.value.code, raised.value.where, raised.value.exit_code) == ("F31", "rows.jsonl:7", 4)
+    assert (raised.value.code, raised.value.where, raised.value.exit_code) == (
+        "F31",
+        "rows.jsonl:7",
+        4,
+    )
     assert processes_of(project / "run") == []
 
 
@@ -265,7 +339,12 @@ def test_a_bug_in_a_users_component_is_reported_with_its_location(train, project
     assert isinstance(raised.value.__cause__, KeyError)
     assert re.search("in call train_[a-z]+ of step 1", " ".join(raised.value.__notes__))
     frames = [frame.name for frame in raised.traceback]
-    assert frames.index("_call") < frames.index("_compute") < frames.index("ask") < frames.index("handle")
+    assert (
+        frames.index("_call")
+        < frames.index("_compute")
+        < frames.index("ask")
+        < frames.index("handle")
+    )
 
 
 @pytest.mark.usefixtures("quick_ranks")
@@ -288,7 +367,11 @@ def test_nonfinite_updates_in_a_row_end_the_run_before_anything_is_saved(train, 
 
 
 def test_an_output_that_an_interface_does_not_produce_is_refused(train, project):
-    text = (project / "toy.yaml").read_text().replace("outputs: [values]", "outputs: [values, advantages]")
+    text = (
+        (project / "toy.yaml")
+        .read_text()
+        .replace("outputs: [values]", "outputs: [values, advantages]")
+    )
     (project / "toy.yaml").write_text(text)
     with pytest.raises(UsageError, match="did not produce advantages, which call value promises"):
         train()
@@ -299,7 +382,10 @@ REWARD_FAULTS = {
     "inf": "gave rewards inf for sample row-",
     "-inf": "gave rewards -inf for sample row-",
     "huge": "gave rewards 1e.300 for sample row-.*, which does not fit into a float32",
-    "short": "a batch that does not fit together: data of 'rewards' has shape \\(7,\\), expected \\(8,\\)",
+    "short": (
+        "a batch that does not fit together: data of 'rewards' has shape "
+        "\\(7,\\), expected \\(8,\\)"
+    ),
     "two each": "gave rewards of lengths \\[2\\] for sample row-.*one per sequence: \\[1\\]",
     "other ids": "nothing for sample row-.* and something for 'nobody', not asked for",
     "order": "returned the samples in another order",
@@ -313,7 +399,9 @@ REWARD_FAULTS = {
 def test_an_invalid_reward_is_reported_before_training_on_it(train, project, components, fault):
     text = (project / "toy.yaml").read_text()
     (project / "toy.yaml").write_text(
-        text.replace("interface: toy_reward", f"interface: {{type: toy_reward, args: {{spoil: {fault}}}}}")
+        text.replace(
+            "interface: toy_reward", f"interface: {{type: toy_reward, args: {{spoil: {fault}}}}}"
+        )
     )
     with pytest.raises(ProjectError, match=REWARD_FAULTS[fault]) as raised:
         train("train.eval.at_start=false", "train.eval.every_steps=null")
@@ -332,12 +420,25 @@ def test_a_dataset_with_too_few_rows_is_refused(train, rows, words):
     assert raised.value.code == "F80"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGUSR1, 75)]
+)
 def test_a_signal_lets_the_step_end_and_saves(project, number, code):
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", "train.steps=100000"],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": HOME},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "rlcli",
+            "train",
+            "toy.yaml",
+            "--run-dir",
+            "run",
+            "train.steps=100000",
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": HOME},
+    )
     metrics = project / "run/metrics.jsonl"
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3)
     process.send_signal(number)
@@ -347,15 +448,30 @@ def test_a_signal_lets_the_step_end_and_saves(project, number, code):
     assert (ended["state"], ended["exit_code"]) == ("stopped", code)
     last = numbers(project / "run")[-1]
     assert last["step"] == ended["step"]
-    assert json.loads((project / "run/models/actor/config.json").read_text())["weight"] == last["actor/loss"]
+    assert (
+        json.loads((project / "run/models/actor/config.json").read_text())["weight"]
+        == last["actor/loss"]
+    )
 
 
 def test_a_signal_to_every_process_of_a_job_lets_the_step_end_and_saves(project):
     """As a scheduler does it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlcli", "train", "toy.yaml", "--run-dir", "run", *TWO_RANKS, "train.steps=100000"],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": HOME},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "rlcli",
+            "train",
+            "toy.yaml",
+            "--run-dir",
+            "run",
+            *TWO_RANKS,
+            "train.steps=100000",
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": HOME},
+    )
     try:
         metrics = project / "run/metrics.jsonl"
         wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3)
@@ -377,7 +493,7 @@ def test_a_signal_to_every_process_of_a_job_lets_the_step_end_and_saves(project)
     assert processes_of(project / "run") == []
 
 
-# -- warm starts -----------------------------------------------------------------------------------------------
+# -- warm starts -----------------------------------------------------------------------------------
 
 
 def test_results_are_found_by_the_recipe_that_made_them(train, project):

@@ -5,7 +5,8 @@ import pytest
 pytestmark = pytest.mark.timeout(420)
 
 TWO_RANKS = ("launch=local", "cluster.devices_per_node=2", "train.eval.dataset=null")
-WARNS = "graph.score.interface={type: toy_trouble, args: {kind: warning, at: 1}}"  # what follows has it arrive in time
+# what follows has it arrive in time
+WARNS = "graph.score.interface={type: toy_trouble, args: {kind: warning, at: 1}}"
 POOL = "models.reward.backend=cpu_pool"
 WARNING = "the toy warns in process"
 

@@ -45,16 +45,27 @@ def set_facts(world, node, **facts):
 
 def test_the_rank_that_an_agent_reports_as_dead_is_named(world, exits):
     set_facts(world, 0)
-    estimate = {"device": "cpu", "bytes": 3 << 30, "within_percent": 20, "call": "actor_train", "phase": "update"}
+    estimate = {
+        "device": "cpu",
+        "bytes": 3 << 30,
+        "within_percent": 20,
+        "call": "actor_train",
+        "phase": "update",
+    }
     (world._logs.parent / "memory.json").write_text(json.dumps(estimate))
     set_facts(world, 1, rank=3, exit=-9, out_of_memory=True, memory=5 << 30)
     exits[1] = 7
     assert world.deaths() == [Death("ranks", 3, 1, -9, True)]
-    with pytest.raises(WorkerError, match=r"rank 3 was killed by SIGKILL \(out of memory\)") as raised:
+    with pytest.raises(
+        WorkerError, match=r"rank 3 was killed by SIGKILL \(out of memory\)"
+    ) as raised:
         world._check_alive(LOST_AFTER)
     assert raised.value.where == "node 1, rank 3 pid 103"
     assert "it held 5.00 GiB when last seen" in raised.value.what
-    assert "the memory plan has at most 3.00 GiB for it, within 20 % (actor_train, update)" in raised.value.what
+    assert (
+        "the memory plan has at most 3.00 GiB for it, within 20 % (actor_train, update)"
+        in raised.value.what
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,11 +74,18 @@ def test_the_rank_that_an_agent_reports_as_dead_is_named(world, exits):
         (-15, None, {}, ""),
         (-9, False, {}, ""),
         (-9, None, {}, "; it held 1.00 GiB when last seen"),
-        (-9, True, {"device": "cuda", "bytes": 1, "within_percent": 5}, "; the memory plan is about the devices'"),
+        (
+            -9,
+            True,
+            {"device": "cuda", "bytes": 1, "within_percent": 5},
+            "; the memory plan is about the devices'",
+        ),
         (-9, True, {"bytes": "much"}, "; it held 1.00 GiB when last seen"),
     ],
 )
-def test_a_kill_is_explained_by_memory_only_where_that_is_likely(tmp_path, code, out_of_memory, estimate, expected):
+def test_a_kill_is_explained_by_memory_only_where_that_is_likely(
+    tmp_path, code, out_of_memory, estimate, expected
+):
     (tmp_path / "memory.json").write_text(json.dumps(estimate))
     explanation = explain_kill(code, out_of_memory, 1 << 30, tmp_path)
     assert expected in explanation
@@ -79,7 +97,9 @@ def test_all_ranks_of_an_agent_die_with_it(world, exits):
     assert world.deaths() == []
     exits[1] = -9
     assert world.deaths() == [Death("ranks", 2, 1, -9), Death("ranks", 3, 1, -9)]
-    with pytest.raises(WorkerError, match="node 1: the node is lost, and with it ranks 2-3: its agent was killed"):
+    with pytest.raises(
+        WorkerError, match="node 1: the node is lost, and with it ranks 2-3: its agent was killed"
+    ):
         world._check_alive(LOST_AFTER)
 
 
@@ -104,7 +124,9 @@ def test_a_silent_agent_is_lost(world):
     world.transport.pulses.heard["node", 1] = now
     world._check_alive(LOST_AFTER)
     world.transport._listening_since = world.transport.pulses.heard["node", 1] = now - 16
-    with pytest.raises(WorkerError, match=r"node 1: the node is lost.*has not been heard for 1\d s"):
+    with pytest.raises(
+        WorkerError, match=r"node 1: the node is lost.*has not been heard for 1\d s"
+    ):
         world._check_alive(LOST_AFTER)
     set_facts(world, 1, is_over=True)
     world._check_alive(LOST_AFTER)
@@ -113,16 +135,27 @@ def test_a_silent_agent_is_lost(world):
 def test_a_lost_node_is_named_by_its_machine_and_its_number(world, exits):
     exits[1] = -9
     set_facts(world, 1, host="gpu-17")
-    with pytest.raises(WorkerError, match=r"gpu-17 \(node 1 of the run\): the node is lost, and with it ranks 2-3"):
+    with pytest.raises(
+        WorkerError, match=r"gpu-17 \(node 1 of the run\): the node is lost, and with it ranks 2-3"
+    ):
         world._check_alive(LOST_AFTER)
     set_facts(world, 1, host="gpu-17", rank=3, exit=-11)
-    with pytest.raises(WorkerError, match=r"gpu-17 \(node 1 of the run\), rank 3 pid 103: rank 3 was killed"):
+    with pytest.raises(
+        WorkerError, match=r"gpu-17 \(node 1 of the run\), rank 3 pid 103: rank 3 was killed"
+    ):
         world._check_alive(LOST_AFTER)
 
 
 def test_a_missing_node_has_the_name_of_the_scheduler(tmp_path):
     (tmp_path / "logs").mkdir()
-    world = World(recipe(), RANKS, tmp_path, tmp_path / "own", lambda node: None, {0: "gpu-16", 1: "gpu-17"}.get)
+    world = World(
+        recipe(),
+        RANKS,
+        tmp_path,
+        tmp_path / "own",
+        lambda node: None,
+        {0: "gpu-16", 1: "gpu-17"}.get,
+    )
     try:
         set_facts(world, 0, host="localhost")
         with pytest.raises(HangError, match=r"gpu-17 \(node 1 of the run\): the node has not come"):
@@ -145,10 +178,16 @@ def test_each_restart_is_reported_once_when_all_ranks_are_up(world):
     (report,) = reports
     assert report.name == RESTARTED
     assert report.value == {
-        "group": "reward-pool", "name": "reward-pool1", "machine": "gpu-17 (node 1 of the run)",
+        "group": "reward-pool",
+        "name": "reward-pool1",
+        "machine": "gpu-17 (node 1 of the run)",
         "how": "was killed by SIGKILL",
-    }  # fmt: skip
-    set_facts(world, 1, restarts=[["reward-pool", 1, "was killed by SIGKILL"], ["a-server", 0, "did not answer"]])
+    }
+    set_facts(
+        world,
+        1,
+        restarts=[["reward-pool", 1, "was killed by SIGKILL"], ["a-server", 0, "did not answer"]],
+    )
     world._check_alive(LOST_AFTER)
     assert [one.value["name"] for one in reports] == ["reward-pool1", "a-server0"]
 
@@ -161,7 +200,9 @@ def test_a_silent_agent_is_lost_on_a_single_node_too(tmp_path, exits):
     world = World(alone, Group("ranks", "ranks", (0, 0)), tmp_path, tmp_path / "own", exits.get)
     now = world.transport._listening_since
     world.transport._listening_since = world.transport.pulses.heard["node", 0] = now - 16
-    with pytest.raises(WorkerError, match=r"the node is lost.*its agent has not been heard for 1\d s"):
+    with pytest.raises(
+        WorkerError, match=r"the node is lost.*its agent has not been heard for 1\d s"
+    ):
         world._check_alive(LOST_AFTER)
     world.close()
 
@@ -170,15 +211,21 @@ def test_a_node_that_allows_too_few_open_files_is_named_with_the_number_needed(w
     set_facts(world, 0, host="near", open_files=20_000)
     world._check_alive(LOST_AFTER)
     set_facts(world, 1, host="far", open_files=64)
-    with pytest.raises(ResourceError, match=r"a rank on node 1 \(far\) may open 64 files .*needs 104") as raised:
+    with pytest.raises(
+        ResourceError, match=r"a rank on node 1 \(far\) may open 64 files .*needs 104"
+    ) as raised:
         world._check_alive(LOST_AFTER)
     assert (raised.value.where, raised.value.code, raised.value.exit_code) == ("node 1", "F61", 6)
 
 
 def test_a_rank_killed_without_descriptors_left_is_explained(world, tmp_path):
-    (tmp_path / "logs/rank3.log").write_text("gloo::EnforceNotMet ... accept: Too many open files\nAborted\n")
+    (tmp_path / "logs/rank3.log").write_text(
+        "gloo::EnforceNotMet ... accept: Too many open files\nAborted\n"
+    )
     set_facts(world, 1, rank=3, exit=-6)
-    with pytest.raises(WorkerError, match=r"rank 3 was killed by SIGABRT: it had no descriptors left") as raised:
+    with pytest.raises(
+        WorkerError, match=r"rank 3 was killed by SIGABRT: it had no descriptors left"
+    ) as raised:
         world._check_alive(LOST_AFTER)
     assert "others may have connected to its ports on lo" in raised.value.hint
 
@@ -186,7 +233,9 @@ def test_a_rank_killed_without_descriptors_left_is_explained(world, tmp_path):
 def test_the_last_lines_of_a_dead_ranks_log_are_shown(world, tmp_path):
     (tmp_path / "logs/rank3.log").write_text("loading\nSegmentation fault\n")
     set_facts(world, 1, rank=3, exit=-11)
-    with pytest.raises(WorkerError, match=r"last lines of rank3\.log:\n.*loading\n.*Segmentation fault"):
+    with pytest.raises(
+        WorkerError, match=r"last lines of rank3\.log:\n.*loading\n.*Segmentation fault"
+    ):
         world._check_alive(LOST_AFTER)
 
 

@@ -1,14 +1,16 @@
-"""How many planted bugs `rlcli test` finds: `python tests/mutants/kill_rate.py [--kind K] [--of NAME] [--json]`.
+"""How many planted bugs `rlcli test` finds: `python tests/mutants/kill_rate.py [--kind K] [--of
+NAME] [--json]`.
 
-Each mutant is a small change of a good component, listed in a YAML file next to this one. It is made in a copy of the
-repository, of whose tests only those of single components come along, as `rlcli test` runs them along; `--bare` leaves
-them out too, so that only the contract suites can find it. A mutant counts as killed when a check
-fails; one that cannot even be imported does not count. Every suite is first run on the unchanged copy, where it must
-pass. In the YAML, text of several lines is written under `|2-`, so that its own indentation counts.
+Each mutant is a small change of a good component, listed in a YAML file next to this one. It is
+made in a copy of the repository, of whose tests only those of single components come along, as
+`rlcli test` runs them along; `--bare` leaves them out too, so that only the contract suites can
+find it. A mutant counts as killed when a check fails; one that cannot even be imported does not
+count. Every suite is first run on the unchanged copy, where it must pass. In the YAML, text of
+several lines is written under `|2-`, so that its own indentation counts.
 
-A mutant may let loose what a sandbox would have stopped. So each suite runs in a control group with a limit of tasks
-where that is possible, and everywhere under a process that ends what the suite has started once these are too many
-processes, and whatever is left when the suite ends.
+A mutant may let loose what a sandbox would have stopped. So each suite runs in a control group with
+a limit of tasks where that is possible, and everywhere under a process that ends what the suite has
+started once these are too many processes, and whatever is left when the suite ends.
 """
 
 from __future__ import annotations
@@ -38,15 +40,18 @@ ROOT = HERE.parents[1]
 COPIED = ("rlcli", "interfaces", "backends", "datasets", "recipes", "pyproject.toml")
 KINDS = ("interfaces", "backends", "datasets", "families", "recipes")
 OWN_TESTS = tuple(f"tests/{kind}" for kind in KINDS)
-LOADED_ONCE = ("torch", "torch.distributed", "transformers", "transformers.models.llama.modeling_llama",
-               "transformers.models.auto.modeling_auto", "safetensors.torch", "tokenizers", "pytest", "pydantic",
-               "rich.console", "rich.text", "typer", "yaml", "jinja2", "numpy")  # fmt: skip
-"""Shared by all mutants, since each runs in a fork of this process; rlcli itself must not be among them."""
+LOADED_ONCE = ("torch", "torch.distributed", "transformers",
+               "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto",
+               "safetensors.torch", "tokenizers", "pytest", "pydantic", "rich.console", "rich.text",
+               "typer", "yaml", "jinja2", "numpy")  # fmt: skip
+"""Shared by all mutants, since each runs in a fork of this process;
+rlcli itself must not be among them."""
 AT_ONCE = 2
 MOST_PROCESSES = 200
 """That a suite may have at once; those of our components have a few dozen."""
 MOST_TASKS = 600
-"""Likewise, with all threads: fork() fails at this limit of the control group, however fast it is called."""
+"""Likewise, with all threads: fork() fails at this limit of the control group,
+however fast it is called."""
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 BY_SIGNAL = 128
 """Added to the number of a signal that ended a suite, for its exit code."""
@@ -74,7 +79,8 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: `killed`, `survived`, `timed out`, or `invalid`, which does not count."""
+    """What became of a mutant: `killed`, `survived`, `timed out`, or `invalid`,
+    which does not count."""
 
     mutant: Mutant
     verdict: str
@@ -84,17 +90,22 @@ class Outcome:
 
 
 def mutants(kind: str | None = None) -> list[Mutant]:
-    """Those of the YAML files: `interfaces.yaml` and `interfaces_training.yaml` are both of the kind interfaces."""
+    """Those of the YAML files: `interfaces.yaml` and `interfaces_training.yaml` are both of the
+    kind interfaces."""
     listed = []
     for path in sorted(HERE.glob("*.yaml")):
         of = path.stem.partition("_")[0]
         if kind is None or of == kind:
-            listed += [Mutant(kind=of, **entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or ()]
+            listed += [
+                Mutant(kind=of, **entry)
+                for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or ()
+            ]
     return listed
 
 
 def copy_repository(folder: Path, bare: bool = False) -> Path:
-    """The repository without its caches, and with the tests of single components only; `bare`: without these too."""
+    """The repository without its caches, and with the tests of single components only; `bare`:
+    without these too."""
     folder.mkdir(parents=True)
     for name in (*COPIED, *(name for name in OWN_TESTS if not bare and (ROOT / name).is_dir())):
         origin = ROOT / name
@@ -111,7 +122,8 @@ def plant(mutant: Mutant, copy: Path) -> None:
     text = file.read_text(encoding="utf-8")
     if text.count(mutant.old) != 1:
         raise ValueError(
-            f"{mutant.file} holds the old text {text.count(mutant.old)} times: {mutant.old.strip()[:60]!r}"
+            f"{mutant.file} holds the old text {text.count(mutant.old)} times: "
+            f"{mutant.old.strip()[:60]!r}"
         )
     if mutant.old == mutant.new:
         raise ValueError("it changes nothing")
@@ -127,12 +139,14 @@ def spread(mutants: Sequence[Mutant], each: int) -> list[Mutant]:
     return chosen
 
 
-# -- in a fork -------------------------------------------------------------------------------------------
+# -- in a fork -------------------------------------------------------------------------------------
 
 
 def _process_tree() -> ModuleType:
     """The module of the checkout; importing it by its name would import rlcli."""
-    spec = importlib.util.spec_from_file_location("process_tree", ROOT / "interfaces/rewards/_process_tree.py")
+    spec = importlib.util.spec_from_file_location(
+        "process_tree", ROOT / "interfaces/rewards/_process_tree.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -141,8 +155,11 @@ def _process_tree() -> ModuleType:
 
 
 def limited_group(name: str) -> Path | None:
-    """A new control group below that of this process, with a limit of MOST_TASKS; None where it cannot be made."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines() if CONTROL_GROUPS.is_dir() else ():
+    """A new control group below that of this process, with a limit of MOST_TASKS;
+    None where it cannot be made."""
+    for line in (
+        Path("/proc/self/cgroup").read_text().splitlines() if CONTROL_GROUPS.is_dir() else ()
+    ):
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "pids"):  # version 2 has one hierarchy, without a name
             continue
@@ -159,7 +176,8 @@ def limited_group(name: str) -> Path | None:
 def watch(suite: int) -> int:
     """Wait for a child of this process, which must adopt orphans. Returns its exit code.
 
-    What it has started is ended when it has ended, or when there are more than MOST_PROCESSES at once.
+    What it has started is ended when it has ended, or when there are more than MOST_PROCESSES at
+    once.
     """
     tree, this_process = _process_tree(), os.getpid()
     while True:
@@ -199,7 +217,10 @@ def _run_suite(test: str, copy: Path, out: Path) -> None:
     os.environ["RLCLI_PROJECT"] = str(copy)
     os.environ["PYTHONPATH"] = str(copy)
     sys.dont_write_bytecode = True
-    sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, HERE))]
+    sys.path[:] = [
+        str(copy),
+        *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, HERE)),
+    ]
     code = 70
     try:
         from rlcli.cli.main import main
@@ -284,7 +305,8 @@ def _ended(running: list[_Running]) -> Iterator[None]:
 
 
 def _judged(running: _Running, code: int) -> Outcome:
-    """From the suite's JSON: which checks failed. A program that no sandbox stops may also kill the suite itself."""
+    """From the suite's JSON: which checks failed. A program that no sandbox stops may also kill the
+    suite itself."""
     if code > BY_SIGNAL:
         how = f"the suite was killed by {signal.Signals(code - BY_SIGNAL).name}"
         return Outcome(running.mutant, "killed", how, running.seconds)
@@ -307,7 +329,7 @@ def _judged(running: _Running, code: int) -> Outcome:
     return Outcome(running.mutant, "invalid", f"exit code {code}: {errors[-300:]}", running.seconds)
 
 
-# -- all of them -----------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------
 
 
 def hunt(chosen: Iterable[Mutant], at_once: int = AT_ONCE, bare: bool = False) -> Iterator[Outcome]:
@@ -337,45 +359,88 @@ def hunt(chosen: Iterable[Mutant], at_once: int = AT_ONCE, bare: bool = False) -
 
 
 def unchanged(chosen: Iterable[Mutant]) -> list[Mutant]:
-    """One mutant without a change for each suite that is used: a false alarm would count as a kill."""
-    return [Mutant("none", "nothing changed", test, "", "", "") for test in dict.fromkeys(one.test for one in chosen)]
+    """One mutant without a change for each suite that is used:
+    a false alarm would count as a kill."""
+    return [
+        Mutant("none", "nothing changed", test, "", "", "")
+        for test in dict.fromkeys(one.test for one in chosen)
+    ]
 
 
 def _line(outcome: Outcome) -> str:
     mutant = outcome.mutant
     first, *rest = re.split("; ", outcome.by)
-    by = first + (f" (+{len(rest)})" if rest else "") if outcome.verdict == "killed" else outcome.by or mutant.survives
-    return f"{outcome.verdict:<10}{mutant.kind:<11}{mutant.bug[:44]:<46}{outcome.seconds:5.1f} s  {by}"
+    by = (
+        first + (f" (+{len(rest)})" if rest else "")
+        if outcome.verdict == "killed"
+        else outcome.by or mutant.survives
+    )
+    return (
+        f"{outcome.verdict:<10}{mutant.kind:<11}{mutant.bug[:44]:<46}{outcome.seconds:5.1f} s  {by}"
+    )
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:
     mutant = outcome.mutant
-    description = {"kind": mutant.kind, "bug": mutant.bug, "test": mutant.test, "survives": mutant.survives or None}
-    return {**description, "verdict": outcome.verdict, "by": outcome.by, "seconds": round(outcome.seconds, 1)}
+    description = {
+        "kind": mutant.kind,
+        "bug": mutant.bug,
+        "test": mutant.test,
+        "survives": mutant.survives or None,
+    }
+    return {
+        **description,
+        "verdict": outcome.verdict,
+        "by": outcome.by,
+        "seconds": round(outcome.seconds, 1),
+    }
 
 
 def _rates(outcomes: Sequence[Outcome]) -> list[str]:
     lines = []
     for kind in [*dict.fromkeys(one.mutant.kind for one in outcomes), "all"]:
-        of = [one for one in outcomes if kind in (one.mutant.kind, "all") and one.verdict != "invalid"]
+        of = [
+            one for one in outcomes if kind in (one.mutant.kind, "all") and one.verdict != "invalid"
+        ]
         killed = sum(one.verdict == "killed" for one in of)
-        lines.append(f"{kind:<11}{killed:3} of {len(of):3} killed" + (f"  {killed / len(of):.0%}" if of else ""))
+        lines.append(
+            f"{kind:<11}{killed:3} of {len(of):3} killed"
+            + (f"  {killed / len(of):.0%}" if of else "")
+        )
     return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--of", action="append", metavar="NAME", help="of these components only, such as sft")
-    parser.add_argument("--only", type=int, action="append", metavar="N", help="the Nth of those, from 1; repeatable")
-    parser.add_argument("--each", type=int, metavar="N", help="N of every kind, spread over its list")
-    parser.add_argument("--first", action="store_true", help="end a suite with the first check that fails")
-    parser.add_argument("--no-baseline", action="store_true", help="do not run the unchanged components first")
+    parser.add_argument(
+        "--of", action="append", metavar="NAME", help="of these components only, such as sft"
+    )
+    parser.add_argument(
+        "--only",
+        type=int,
+        action="append",
+        metavar="N",
+        help="the Nth of those, from 1; repeatable",
+    )
+    parser.add_argument(
+        "--each", type=int, metavar="N", help="N of every kind, spread over its list"
+    )
+    parser.add_argument(
+        "--first", action="store_true", help="end a suite with the first check that fails"
+    )
+    parser.add_argument(
+        "--no-baseline", action="store_true", help="do not run the unchanged components first"
+    )
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N")
-    parser.add_argument("--bare", action="store_true", help="without the tests of single components")
+    parser.add_argument(
+        "--bare", action="store_true", help="without the tests of single components"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    chosen = [one for one in mutants(options.kind) if not options.of or one.test.split()[1] in options.of]
+    chosen = [
+        one for one in mutants(options.kind) if not options.of or one.test.split()[1] in options.of
+    ]
     if options.only:
         chosen = [chosen[number - 1] for number in options.only]
     if options.each:
@@ -383,11 +448,19 @@ def main() -> int:
     if options.first:
         chosen = [replace(one, test=f"{one.test} --exit-first") for one in chosen]
     alarms, outcomes = [], []
-    for outcome in hunt([] if options.no_baseline else unchanged(chosen), options.at_once, options.bare):
+    for outcome in hunt(
+        [] if options.no_baseline else unchanged(chosen), options.at_once, options.bare
+    ):
         if outcome.verdict != "survived":
             alarms.append(outcome)
-        print(f"{'sound' if outcome.verdict == 'survived' else 'FALSE ALARM':<20}{outcome.mutant.test:<46}"
-              f"{outcome.seconds:5.1f} s  {outcome.by}", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            (
+                f"{'sound' if outcome.verdict == 'survived' else 'FALSE ALARM':<20}{outcome.mutant.test:<46}"
+                f"{outcome.seconds:5.1f} s  {outcome.by}"
+            ),
+            file=sys.stderr,
+            flush=True,
+        )
     for outcome in hunt(chosen, options.at_once, options.bare):
         outcomes.append(outcome)
         print(_line(outcome), file=sys.stderr if options.json else sys.stdout, flush=True)

@@ -28,7 +28,9 @@ kill_rate = _kill_rate()
 MUTANTS = kill_rate.mutants()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.kind}-{mutant.bug.replace(' ', '-')}"[:70])
+@pytest.mark.parametrize(
+    "mutant", MUTANTS, ids=lambda mutant: f"{mutant.kind}-{mutant.bug.replace(' ', '-')}"[:70]
+)
 def test_a_mutant_can_be_planted(mutant):
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
     assert text.count(mutant.old) == 1
@@ -40,7 +42,9 @@ def test_a_mutant_can_be_planted(mutant):
 
 def test_no_bug_is_planted_twice():
     assert not [
-        bug for bug, times in Counter((one.test, one.file, one.old, one.new) for one in MUTANTS).items() if times > 1
+        bug
+        for bug, times in Counter((one.test, one.file, one.old, one.new) for one in MUTANTS).items()
+        if times > 1
     ]
 
 
@@ -48,7 +52,15 @@ def test_no_bug_is_planted_twice():
 @pytest.mark.timeout(300)
 def test_one_mutant_of_each_kind_is_killed():
     """All of them: `python tests/mutants/kill_rate.py`."""
-    command = [sys.executable, str(HERE / "kill_rate.py"), "--each", "1", "--first", "--no-baseline", "--json"]
+    command = [
+        sys.executable,
+        str(HERE / "kill_rate.py"),
+        "--each",
+        "1",
+        "--first",
+        "--no-baseline",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
     outcomes = json.loads(done.stdout)
     assert {one["kind"] for one in outcomes} == {one.kind for one in MUTANTS}
@@ -57,7 +69,8 @@ def test_one_mutant_of_each_kind_is_killed():
 
 
 def test_harmless_mutants_survive_and_unusable_mutants_are_invalid(tmp_path):
-    """The verdict on a mutant that no check finds, and on mutants that cannot be planted or imported."""
+    """The verdict on a mutant that no check finds,
+    and on mutants that cannot be planted or imported."""
     code = f"""
 import importlib.util, json, sys
 spec = importlib.util.spec_from_file_location("kill_rate", {str(HERE / "kill_rate.py")!r})
@@ -76,7 +89,9 @@ chosen = [
 verdicts = {{one.mutant.new: one.verdict for one in kill_rate.hunt(chosen)}}
 print(json.dumps(verdicts))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     verdicts = json.loads(done.stdout)
     assert verdicts == {
@@ -123,7 +138,10 @@ def test_a_control_group_limits_the_tasks_of_a_suite(monkeypatch):
     group = kill_rate.limited_group("rlcli-test")
     if group is None:
         pytest.skip("control groups cannot be made here")
-    code = "import os, sys\nopen(sys.argv[1], 'w').write(str(os.getpid()))\nfor _ in range(5): os.fork()"
+    code = (
+        "import os, sys\nopen(sys.argv[1], 'w').write(str(os.getpid()))\nfor _ "
+        "in range(5): os.fork()"
+    )
     command = [sys.executable, "-c", code, str(group / "cgroup.procs")]
     try:
         forks = subprocess.run(command, capture_output=True, text=True)

@@ -27,7 +27,10 @@ RL = [
     }
     for step in range(41)
 ]
-SFT = [{"step": step, "actor/loss": 3.0 / step, "actor/accuracy": step / 20, "actor/lr": 1e-3} for step in range(1, 21)]
+SFT = [
+    {"step": step, "actor/loss": 3.0 / step, "actor/accuracy": step / 20, "actor/lr": 1e-3}
+    for step in range(1, 21)
+]
 
 
 def png_size(path):
@@ -65,7 +68,9 @@ def test_short_has_at_most_ten_characters_and_is_close_to_the_value(value):
         assert float(text) == pytest.approx(value, rel=0.06)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (272, "4:32"), (3872, "1:04:32"), (183_600, "2d 03:00")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (272, "4:32"), (3872, "1:04:32"), (183_600, "2d 03:00")]
+)
 def test_clock_time_is_readable_from_seconds_to_days(seconds, text):
     assert clock_time(seconds) == text
 
@@ -84,7 +89,10 @@ def test_sparkline_rises_with_its_values():
 
 
 def test_curves_are_found_by_the_last_component_of_their_keys():
-    assert find_key(["time/reward", "eval/reward", "reward/task_reward"], "reward") == "reward/task_reward"
+    assert (
+        find_key(["time/reward", "eval/reward", "reward/task_reward"], "reward")
+        == "reward/task_reward"
+    )
     assert find_key(["eval/reward", "time/kl"], "reward") is None
     records = [
         {"step": 0, "eval/reward": 1.0},
@@ -109,7 +117,11 @@ def test_png_of_a_reinforcement_run_has_four_panels(tmp_path):
 
 
 def test_png_of_supervised_training_shows_loss_and_accuracy(tmp_path):
-    assert [panel.title for panel in choose_panels(SFT)] == ["Loss", "Accuracy in training", "Learning rate"]
+    assert [panel.title for panel in choose_panels(SFT)] == [
+        "Loss",
+        "Accuracy in training",
+        "Learning rate",
+    ]
     assert png_size(plot_curves(SFT, tmp_path / "curve.png", "sft_math")) == (1200, 792)
 
 
@@ -138,7 +150,8 @@ def test_before_and_after_compare_the_first_and_last_steps():
     rows = {row.label: (row.before, row.after) for row in before_and_after(RL)}
     assert list(rows)[:2] == ["held-out accuracy", "held-out reward"]
     assert rows["held-out accuracy"] == (0.0, 1.0)
-    assert rows["reward in training"] == pytest.approx((2 / 40, 38 / 40))  # means of steps 0..4 and 36..40
+    # means of steps 0..4 and 36..40
+    assert rows["reward in training"] == pytest.approx((2 / 40, 38 / 40))
     assert rows["response length"] == pytest.approx((32, 68))
     (only,) = before_and_after([{"step": 0, "eval/accuracy": 0.5}])
     assert (only.before, only.after) == (None, 0.5)
@@ -147,7 +160,9 @@ def test_before_and_after_compare_the_first_and_last_steps():
 @pytest.fixture
 def outcome(tmp_path):
     def sample(response, reward):
-        return SampleRecord(step=1, id="a", prompt="What is 17 + 50?", response=response, reward=reward, answer="67")
+        return SampleRecord(
+            step=1, id="a", prompt="What is 17 + 50?", response=response, reward=reward, answer="67"
+        )
 
     (tmp_path / "tensorboard").mkdir()
     pair = (sample("it is 57\x1b[31m " + "very " * 200, 0.0), sample("[bold]it is 67[/bold]", 1.0))
@@ -172,7 +187,9 @@ def test_report_off_a_terminal_is_plain_text_of_80_columns(outcome, monkeypatch)
     text = report(outcome)
     assert text.isascii()
     assert "\x1b" not in text
-    wide = [line for line in text.splitlines() if len(line) > 80 and str(outcome.run_dir) not in line]
+    wide = [
+        line for line in text.splitlines() if len(line) > 80 and str(outcome.run_dir) not in line
+    ]
     assert wide == []
     assert "ppo_math: 40 steps in 4:32" in text
     row = next(line for line in text.splitlines() if line.startswith("held-out accuracy"))
@@ -188,7 +205,9 @@ def test_report_off_a_terminal_is_plain_text_of_80_columns(outcome, monkeypatch)
 def test_report_on_a_terminal_fits_80_columns(outcome):
     text = report(outcome, force_terminal=True, color_system=None)
     assert "───" in text
-    assert all(cell_len(line) <= 80 for line in text.splitlines() if str(outcome.run_dir) not in line)
+    assert all(
+        cell_len(line) <= 80 for line in text.splitlines() if str(outcome.run_dir) not in line
+    )
 
 
 def test_report_goes_to_stdout_and_lists_the_given_commands(tmp_path, capsys):
@@ -201,7 +220,12 @@ def test_report_goes_to_stdout_and_lists_the_given_commands(tmp_path, capsys):
 def test_report_is_not_truncated_on_a_narrow_terminal(tmp_path):
     stream = io.StringIO()
     records = [{"step": 0, "eval/response_length": 12.0}, {"step": 9, "eval/response_length": 34.5}]
-    print_report(RunOutcome(recipe="ppo", run_dir=tmp_path, records=records), open_console(stream, width=40))
+    print_report(
+        RunOutcome(recipe="ppo", run_dir=tmp_path, records=records), open_console(stream, width=40)
+    )
     table = stream.getvalue().partition("next:")[0].split()
-    assert [word for word in table if word.startswith(("held", "resp"))] == ["held-out", "response_length"]
+    assert [word for word in table if word.startswith(("held", "resp"))] == [
+        "held-out",
+        "response_length",
+    ]
     assert {"12.0", "34.5"} <= set(table)

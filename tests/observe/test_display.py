@@ -1,4 +1,5 @@
-"""The displays: plain lines off a terminal, a picture of bounded size on one, and no harm from either."""
+"""The displays: plain lines off a terminal, a picture of bounded size on one,
+and no harm from either."""
 
 import io
 import json
@@ -29,7 +30,10 @@ class Clock:
 
 
 def rl_record(step):
-    times = {f"time/{name}": 10.0 / (place + 1) for place, name in enumerate(["actor_gen", "actor_train", "ref_inf"])}
+    times = {
+        f"time/{name}": 10.0 / (place + 1)
+        for place, name in enumerate(["actor_gen", "actor_train", "ref_inf"])
+    }
     calls = {f"time/a_call_with_a_long_name_{number}": 0.1 for number in range(9)}
     return {
         "step": step,
@@ -72,7 +76,9 @@ def test_plain_display_prints_a_limited_number_of_lines_per_run(clock):
     assert lines[-2:] == ["warning: a worker is slow", "done"]
     steps = [line for line in lines if line.startswith("step ")]
     assert 20 <= len(steps) <= 30
-    assert steps[0].startswith("step 1/400  reward 0.0025  kl 0.0010  length 842  2.00 s/step  2512 tok/s  eta 13:18")
+    assert steps[0].startswith(
+        "step 1/400  reward 0.0025  kl 0.0010  length 842  2.00 s/step  2512 tok/s  eta 13:18"
+    )
     assert steps[-1].startswith("step 400/400  reward 1.00")
     assert "\x1b" not in stream.getvalue()
 
@@ -92,7 +98,13 @@ def test_staleness_is_shown_when_samples_are_made_ahead(clock):
     with PlainDisplay(stream, clock=clock) as display:
         display.start("ppo", "runs/ppo", steps=400)
         clock.now += 2
-        record = {"step": 1, "reward/reward": 0.5, "rollout/staleness": 1.25, "time/step": 2.0, "time/gen": 1.0}
+        record = {
+            "step": 1,
+            "reward/reward": 0.5,
+            "rollout/staleness": 1.25,
+            "time/step": 2.0,
+            "time/gen": 1.0,
+        }
         display.step(record | {"time/idle_share/actor": 0.5})
     assert "reward 0.500  staleness 1.25  2.00 s/step" in stream.getvalue()
 
@@ -124,14 +136,17 @@ def test_control_characters_in_texts_do_not_reach_the_terminal(clock):
     assert "\x1b" not in stream.getvalue()
     assert "\x9b" not in stream.getvalue()
     assert "[bold]hi[/bold]" in stream.getvalue()
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80, markup=False)
+    console = Console(
+        file=io.StringIO(), force_terminal=True, color_system=None, width=80, markup=False
+    )
     live = LiveDisplay(console)
     live.note("\x1b[2J[bold]hi[/bold]")
     assert console.file.getvalue() == "\\x1b[2J[bold]hi[/bold]\n"
 
 
 def render(display):
-    """The lines of the picture, on paper so wide that nothing but the display itself bounds them."""
+    """The lines of the picture, on paper so wide that nothing but the display itself bounds
+    them."""
     console = Console(width=500, file=io.StringIO(), record=True)
     console.print(display.picture())
     return console.export_text().splitlines()
@@ -164,7 +179,9 @@ def test_picture_fits_the_terminal_at_every_stage(live):
         assert len(lines) <= 12
         assert max(cell_len(line) for line in lines) <= min(width, 100)
         if encoding == "ascii":
-            assert all(character.isascii() or character in "実行中" for line in lines for character in line)
+            assert all(
+                character.isascii() or character in "実行中" for line in lines for character in line
+            )
 
 
 def test_picture_shows_progress_metrics_and_the_current_call(clock):
@@ -183,7 +200,10 @@ def test_picture_shows_progress_metrics_and_the_current_call(clock):
     assert re.search(r"eval acc +0\.870 +▁█  0\.310 at first, last at step 100", picture)
     assert re.search(r"kl +0\.120 ", picture)
     assert re.search(r"length +842 ", picture)
-    assert re.search(r"pace +20\.0 s/step   2512 tok/s\n +actor_gen 10\.0 · actor_train 5\.00 · ref_inf 3\.33", picture)
+    assert re.search(
+        r"pace +20\.0 s/step   2512 tok/s\n +actor_gen 10\.0 · actor_train 5\.00 · ref_inf 3\.33",
+        picture,
+    )
     assert "now: actor_gen" in picture
 
 
@@ -226,7 +246,10 @@ class ClosedPipe(io.StringIO):
 
 
 def test_a_closed_pipe_does_not_stop_a_display(clock):
-    for display in (PlainDisplay(ClosedPipe(), clock=clock), LiveDisplay(open_console(ClosedPipe()), clock)):
+    for display in (
+        PlainDisplay(ClosedPipe(), clock=clock),
+        LiveDisplay(open_console(ClosedPipe()), clock),
+    ):
         with display:
             display.start("x", "y", 2)
             display.step({"actor/loss": 1.0})
@@ -278,7 +301,9 @@ def test_progress_goes_to_stderr_and_results_to_stdout():
     os.close(theirs)
     progress = b"".join(iter(lambda: _read_terminal(ours), b"")).decode()
     os.close(ours)
-    assert [json.loads(line) for line in process.stdout.splitlines()] == [{"result": n} for n in (1, 2, 3)]
+    assert [json.loads(line) for line in process.stdout.splitlines()] == [
+        {"result": n} for n in (1, 2, 3)
+    ]
     assert "over" in progress
     assert progress.rindex(SHOW_CURSOR) > progress.rindex(HIDE_CURSOR)
 
@@ -303,7 +328,10 @@ print("somebody else's line")
 
 def test_report_into_a_closed_pipe_ends_with_exit_code_0():
     process = subprocess.Popen(
-        [sys.executable, "-c", REPORT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", REPORT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     process.stdout.close()
     process.stdin.close()

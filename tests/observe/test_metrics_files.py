@@ -1,4 +1,5 @@
-"""metrics.jsonl, samples.jsonl and TensorBoard files: whole lines, strict JSON, no way to stop a run."""
+"""metrics.jsonl, samples.jsonl and TensorBoard files: whole lines, strict JSON,
+no way to stop a run."""
 
 import contextlib
 import errno
@@ -35,7 +36,9 @@ def test_metrics_survive_a_round_trip_with_one_object_per_step(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as writer:
         writer.write(0, {"eval/accuracy": 0.25})
-        writer.write(1, {"step": 1, "actor/loss": Scalar(0.5), "time/actor_gen": 2, "actor/early_stop": True})
+        writer.write(
+            1, {"step": 1, "actor/loss": Scalar(0.5), "time/actor_gen": 2, "actor/early_stop": True}
+        )
         assert len(path.read_text().splitlines()) == 2, "each record is there when write returns"
     assert read_metrics(path) == [
         {"step": 0, "eval/accuracy": 0.25},
@@ -47,7 +50,9 @@ def test_nonfinite_values_are_null_in_the_file_and_restored_when_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as writer:
         writer.write(4, {"a/x": math.nan, "a/y": math.inf, "a/z": -math.inf, "a/w": 1.0})
-    line = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    line = json.loads(
+        path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
+    )
     assert line["a/x"] is None
     assert line["nonfinite"] == {"a/x": "nan", "a/y": "inf", "a/z": "-inf"}
     (record,) = read_metrics(path)
@@ -133,7 +138,11 @@ def test_a_file_size_limit_leaves_only_complete_lines(tmp_path):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["write", "sync", "reopen"])), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from(["write", "sync", "reopen"])), max_size=20
+    )
+)
 def test_the_file_always_holds_a_prefix_of_the_lines_written(steps):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         disk, path, written = Disk(patch), Path(folder, "x.jsonl"), 0
@@ -229,14 +238,20 @@ def test_every_number_is_written_to_tensorboard(tmp_path):
         (length,) = struct.unpack("<Q", content[:8])
         events.append(Event.FromString(content[12 : 12 + length]))
         content = content[16 + length :]
-    scalars = {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
+    scalars = {
+        value.tag: (event.step, value.simple_value)
+        for event in events
+        for value in event.summary.value
+    }
     assert scalars == {"actor/loss": (7, 0.5), "eval/accuracy": (7, 0.75)}
 
 
 def test_missing_tensorboard_is_one_warning(tmp_path, monkeypatch):
     warnings = []
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
-    with MetricsWriter(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", warnings.append) as writer:
+    with MetricsWriter(
+        tmp_path / "metrics.jsonl", tmp_path / "tensorboard", warnings.append
+    ) as writer:
         writer.write(1, {"a/x": 1.0})
     assert len(warnings) == 1
     assert "TensorBoard" in warnings[0]
@@ -248,7 +263,9 @@ def test_a_failing_tensorboard_write_is_one_warning(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     warnings = []
-    with MetricsWriter(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", warnings.append) as writer:
+    with MetricsWriter(
+        tmp_path / "metrics.jsonl", tmp_path / "tensorboard", warnings.append
+    ) as writer:
         monkeypatch.setattr("tensorboardX.event_file_writer.EventsWriter.write_event", full)
         writer.write(1, {"a/x": 1.0})
         writer.write(2, {"a/x": 2.0})

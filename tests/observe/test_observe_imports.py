@@ -13,5 +13,7 @@ print(sorted({"torch", "transformers", "matplotlib", "tensorboardX", "numpy"} & 
 
 
 def test_importing_observe_loads_no_heavy_library():
-    answer = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60
+    )
     assert answer.stdout.strip() == "[]"

@@ -40,7 +40,12 @@ def test_last_lines_are_read_from_the_end_of_a_file(tmp_path, monkeypatch):
     assert tail.lines() == ([], False)
     assert last_lines(file, 2) == [b"line 99", b"torn"]
     assert len(last_lines(file, 1000)) == 101
-    assert Tail(tmp_path / "none").last(1) == last_lines(tmp_path / "none", 1) == Tail(file).last(0) == []
+    assert (
+        Tail(tmp_path / "none").last(1)
+        == last_lines(tmp_path / "none", 1)
+        == Tail(file).last(0)
+        == []
+    )
     os.mkfifo(tmp_path / "pipe")
     assert Tail(tmp_path / "pipe").lines() == ([], False)
 
@@ -58,13 +63,20 @@ def test_an_overlong_line_is_skipped(tmp_path, monkeypatch):
 
 
 def test_replay_takes_the_pace_from_records_and_skips_unreadable_lines():
-    lines = [json.dumps({"step": n, "actor/reward": n / 10, "time/step": 3.0}).encode() for n in range(1, 11)]
-    records = records_of([b'{"step": 0, "eval/reward": 0.5}', *lines, b"torn", b"[]", b'{"step": "x"}'])
+    lines = [
+        json.dumps({"step": n, "actor/reward": n / 10, "time/step": 3.0}).encode()
+        for n in range(1, 11)
+    ]
+    records = records_of(
+        [b'{"step": 0, "eval/reward": 0.5}', *lines, b"torn", b"[]", b'{"step": "x"}']
+    )
     progress = replay(records, 20, until=1000.0)
     assert progress.done == 10
     assert progress.seconds_per_step == pytest.approx(3.0)
     assert progress.evaluated("reward") == [0.5]
-    assert records_of([b'{"step": 1, "a": null, "nonfinite": {"a": "inf", "b": "__import__"}}'])[0]["a"] == float("inf")
+    assert records_of([b'{"step": 1, "a": null, "nonfinite": {"a": "inf", "b": "__import__"}}'])[0][
+        "a"
+    ] == float("inf")
 
 
 def test_the_duration_of_a_finished_run_is_the_sum_of_its_steps(tmp_path):
@@ -88,13 +100,25 @@ def test_the_duration_of_a_finished_run_is_the_sum_of_its_steps(tmp_path):
 
 def test_a_metric_name_is_resolved_to_its_key():
     keys = ["step", "reward/reward", "actor/kl", "actor/loss", "eval/loss", "actor/grad_norm"]
-    keys_by_name = {name: metric_key(name, keys) for name in ("reward", "kl", "loss", "eval/loss", "grad_norm", "x")}
-    assert keys_by_name == {"reward": "reward/reward", "kl": "actor/kl", "loss": "actor/loss", "eval/loss": "eval/loss",
-                     "grad_norm": "actor/grad_norm", "x": None}  # fmt: skip
+    keys_by_name = {
+        name: metric_key(name, keys)
+        for name in ("reward", "kl", "loss", "eval/loss", "grad_norm", "x")
+    }
+    assert keys_by_name == {
+        "reward": "reward/reward",
+        "kl": "actor/kl",
+        "loss": "actor/loss",
+        "eval/loss": "eval/loss",
+        "grad_norm": "actor/grad_norm",
+        "x": None,
+    }
 
 
 def test_mean_and_spread_cover_the_steps_that_all_lines_have():
-    first, second = ChartLine("1", [1.0, 2.0, 3.0], [0.0, 1.0, 5.0]), ChartLine("2", [1.0, 2.0], [2.0, 1.0])
+    first, second = (
+        ChartLine("1", [1.0, 2.0, 3.0], [0.0, 1.0, 5.0]),
+        ChartLine("2", [1.0, 2.0], [2.0, 1.0]),
+    )
     mean = mean_of("both", [first, second])
     assert (mean.steps, mean.values) == ([1.0, 2.0], [1.0, 1.0])
     assert mean.spread == pytest.approx([2**0.5, 0.0])
@@ -102,13 +126,16 @@ def test_mean_and_spread_cover_the_steps_that_all_lines_have():
 
 
 @pytest.mark.parametrize("unicode", [True, False])
-@pytest.mark.parametrize("values", [[1.0], [0.0, 1e300, -1e300], [2.0, 2.0], [float(n % 7) for n in range(500)]])
+@pytest.mark.parametrize(
+    "values", [[1.0], [0.0, 1e300, -1e300], [2.0, 2.0], [float(n % 7) for n in range(500)]]
+)
 def test_a_chart_fits_the_terminal_for_any_values(values, unicode):
     records = [{"step": step, "x": value} for step, value in enumerate(values)]
     drawn = chart("x", {"a": records, "b": records})
     for width in (20, 80):
         lines = [
-            "".join(text for text, _ in parts) for parts in chart_lines(drawn, width, colours=True, unicode=unicode)
+            "".join(text for text, _ in parts)
+            for parts in chart_lines(drawn, width, colours=True, unicode=unicode)
         ]
         assert len(lines) == 1 + HEIGHT + 1 + 2
         assert max(map(len, lines)) <= max(width, 34)
@@ -117,7 +144,9 @@ def test_a_chart_fits_the_terminal_for_any_values(values, unicode):
 
 def test_a_steep_line_has_no_gaps():
     records = [{"step": 0, "x": 0.0}, {"step": 1, "x": 1.0}]
-    lines = ["".join(text for text, _ in parts) for parts in
-             chart_lines(chart("x", {"a": records}), 30, colours=True, unicode=True)]  # fmt: skip
+    lines = [
+        "".join(text for text, _ in parts)
+        for parts in chart_lines(chart("x", {"a": records}), 30, colours=True, unicode=True)
+    ]
     rows = [line.partition("│")[2].strip() for line in lines[1 : 1 + HEIGHT]]
     assert all(rows)

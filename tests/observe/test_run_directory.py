@@ -1,4 +1,5 @@
-"""The folder of a run: made once, locked by one process, private to its owner, and never left by a file name."""
+"""The folder of a run: made once, locked by one process, private to its owner,
+and never left by a file name."""
 
 import json
 import os
@@ -29,7 +30,9 @@ sys.stdin.read()
 
 @pytest.fixture
 def run(tmp_path):
-    with RunDirectory.create(tmp_path / "a run", "ppo_math", command=["/bin/rlcli", "train", "my recipe.yaml"]) as run:
+    with RunDirectory.create(
+        tmp_path / "a run", "ppo_math", command=["/bin/rlcli", "train", "my recipe.yaml"]
+    ) as run:
         yield run
 
 
@@ -101,7 +104,10 @@ def test_a_status_on_a_full_disk_is_one_warning(run, monkeypatch, caplog):
 def test_a_second_process_is_refused_and_the_holder_is_named(tmp_path):
     folder = tmp_path / "held"
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert holder.stdout.readline() == "held\n"
@@ -112,7 +118,8 @@ def test_a_second_process_is_refused_and_the_holder_is_named(tmp_path):
         holder.kill()
         holder.communicate()
     with pytest.raises(ResourceError, match=r"F72.*starting at step 0"):
-        RunDirectory.create(folder, "ppo_math")  # the lock is free at once, the folder is still used
+        # the lock is free at once, the folder is still used
+        RunDirectory.create(folder, "ppo_math")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "status.json", "README.md", "my thesis.tex"])
@@ -147,7 +154,8 @@ def test_an_existing_run_is_opened_without_its_lock(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "/x", "-rf", "a/b", "CON", "nul.txt", "a.", "x" * 65, "a\n", "é"]
+    "name",
+    ["", ".", "..", "../x", "/x", "-rf", "a/b", "CON", "nul.txt", "a.", "x" * 65, "a\n", "é"],
 )
 def test_names_that_are_not_plain_portable_path_components_are_refused(name):
     with pytest.raises(UsageError, match="R68"):
@@ -180,7 +188,7 @@ def test_the_model_folder_of_a_role_is_inside_the_run_folder(run):
         run.model("../actor")
 
 
-# -- the run without status.json ------------------------------------------------------------------------------
+# -- the run without status.json -------------------------------------------------------------------
 
 
 def test_the_committed_step_is_recorded_apart_from_the_status(run):
@@ -195,10 +203,15 @@ def test_the_committed_step_is_recorded_apart_from_the_status(run):
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"", b"{", b"[]", b"[" * 9999, b"{}", b'{"run_id": "a", "state": "done", "step": -1}']
+    "content",
+    [None, b"", b"{", b"[]", b"[" * 9999, b"{}", b'{"run_id": "a", "state": "done", "step": -1}'],
 )
-@pytest.mark.parametrize(("done", "expected"), [(True, ("done", 4, 4)), (False, ("unknown", 4, None))])
-def test_an_unreadable_status_is_reconstructed_from_the_other_files(run, caplog, content, done, expected):
+@pytest.mark.parametrize(
+    ("done", "expected"), [(True, ("done", 4, 4)), (False, ("unknown", 4, None))]
+)
+def test_an_unreadable_status_is_reconstructed_from_the_other_files(
+    run, caplog, content, done, expected
+):
     run.record.update(step=4, is_done=done)
     run.status.unlink()
     if content is not None:
@@ -231,7 +244,11 @@ def test_a_run_id_that_contradicts_the_two_other_files_is_ignored(run, tmp_path_
     run.status.write_bytes(original[0])
     shutil.copy(another_run.path / "committed.json", run.path)
     reopened = RunDirectory.open(run.path)
-    assert (reopened.run_id, reopened.record.step, reopened.record.is_lost) == (run.run_id, None, True)
+    assert (reopened.run_id, reopened.record.step, reopened.record.is_lost) == (
+        run.run_id,
+        None,
+        True,
+    )
     assert not run.record.is_lost
 
 

@@ -45,8 +45,8 @@ def advantages(inputs=None, **settings):
 
 
 def test_group_relative_advantages_equal_those_worked_by_hand():
-    """Outcomes 1 and 3: mean 2, standard deviation √2. Outcomes 2 and 1, and a sequence without actions: mean 1.5,
-    standard deviation 1/√2."""
+    """Outcomes 1 and 3: mean 2, standard deviation √2. Outcomes 2 and 1, and a sequence without
+    actions: mean 1.5, standard deviation 1/√2."""
     estimates, credits = relative(trajectories())
     a, b = 1 / 2**0.5, 0.5 / 0.5**0.5
     assert estimates.tolist() == pytest.approx([0, -a, -a, 0, a, b, -b, -b], abs=1e-5)
@@ -92,13 +92,22 @@ def test_batch_statistics_cover_all_ranks():
     t = trajectories()
     expected = relative(t, baseline="batch", scale="batch")[0]
     shares = [
-        Trajectories(t.rewards[:5], t.values[:7], t.mask[:5], SEQLENS[:2], t.group[:2], t.bootstrap[:2]),
-        Trajectories(t.rewards[5:], t.values[7:], t.mask[5:], SEQLENS[2:], t.group[2:], t.bootstrap[2:]),
+        Trajectories(
+            t.rewards[:5], t.values[:7], t.mask[:5], SEQLENS[:2], t.group[:2], t.bootstrap[:2]
+        ),
+        Trajectories(
+            t.rewards[5:], t.values[7:], t.mask[5:], SEQLENS[2:], t.group[2:], t.bootstrap[2:]
+        ),
     ]
     ranks = TinyRanks(2)
 
     def of_rank(rank):
-        return relative(shares[rank], lambda x: ranks.all_reduce(rank, x, "sum"), baseline="batch", scale="batch")[0]
+        return relative(
+            shares[rank],
+            lambda x: ranks.all_reduce(rank, x, "sum"),
+            baseline="batch",
+            scale="batch",
+        )[0]
 
     torch.testing.assert_close(torch.cat(ranks.run(of_rank)), expected)
 
@@ -118,7 +127,12 @@ def dense(*rewards):
     flat = torch.tensor([number for numbers in rewards for number in numbers])
     nothing = torch.zeros(len(rewards))
     return Trajectories(
-        flat, torch.zeros(sum(lengths)), torch.ones(len(flat)).bool(), lengths, nothing.long(), nothing.bool()
+        flat,
+        torch.zeros(sum(lengths)),
+        torch.ones(len(flat)).bool(),
+        lengths,
+        nothing.long(),
+        nothing.bool(),
     )
 
 
@@ -126,8 +140,13 @@ def dense(*rewards):
 @pytest.mark.parametrize("credit", get_args(CreditName))
 @pytest.mark.parametrize("scale", ["group", "batch"])
 def test_advantages_are_zero_where_outcomes_do_not_differ(baseline, scale, credit):
-    """Also where rewards of actions differ, and where equal outcomes differ only by the rounding of float32."""
-    for inputs in (dense([0.1, 0.7, -0.3]), dense([0.1, 0.7], [0.7, 0.1]), dense([0.1, 0.2], [0.3, 0.0, 0.0])):
+    """Also where rewards of actions differ, and where equal outcomes differ only by the rounding of
+    float32."""
+    for inputs in (
+        dense([0.1, 0.7, -0.3]),
+        dense([0.1, 0.7], [0.7, 0.1]),
+        dense([0.1, 0.2], [0.3, 0.0, 0.0]),
+    ):
         assert set(advantages(inputs, baseline=baseline, scale=scale, credit=credit)) == {0.0}
     nothing_in_sum = dense([1.0, 0.1, 0.2, -1.3], [0.0])
     assert set(advantages(nothing_in_sum, baseline=baseline, scale=scale, credit=credit)) == {0.0}
@@ -141,7 +160,8 @@ def test_rewards_to_go_are_compared_without_rounding():
 
 
 def test_advantages_in_a_group_ignore_shift_and_scale_of_rewards():
-    """Advantages compare: what all responses to a prompt earn in addition, and the units, cancel."""
+    """Advantages compare: what all responses to a prompt earn in addition,
+    and the units, cancel."""
     inputs = trajectories()
     shifted = inputs.rewards.clone()
     shifted[[2, 4]] += 5.0  # once for each response of group 0
@@ -153,7 +173,9 @@ def test_advantages_in_a_group_ignore_shift_and_scale_of_rewards():
 def test_generalized_equals_gae():
     t = trajectories()
     expected = gae(t.rewards, t.values, t.seqlens, t.bootstrap, 0.9, 0.8)
-    for tensor, reference in zip(generalized(t, discount=0.9, gae_lambda=0.8), expected, strict=True):
+    for tensor, reference in zip(
+        generalized(t, discount=0.9, gae_lambda=0.8), expected, strict=True
+    ):
         assert torch.equal(tensor, reference)
 
 
@@ -163,7 +185,9 @@ def test_generalized_equals_gae():
         partial(generalized, discount=0.9, gae_lambda=0.8),
         *(
             partial(relative, baseline=baseline, scale=scale, credit=credit)
-            for baseline, scale, credit in itertools.product(BASELINES, SCALES, get_args(CreditName))
+            for baseline, scale, credit in itertools.product(
+                BASELINES, SCALES, get_args(CreditName)
+            )
         ),
     ],
     ids=lambda estimate: " ".join(map(str, estimate.keywords.values())),
@@ -188,7 +212,9 @@ class TestEveryEstimator:
             return
         expected, _ = estimate(trajectories())
         t = trajectories()
-        first = Trajectories(t.rewards[:5], t.values[:7], t.mask[:5], SEQLENS[:2], t.group[:2], t.bootstrap[:2])
+        first = Trajectories(
+            t.rewards[:5], t.values[:7], t.mask[:5], SEQLENS[:2], t.group[:2], t.bootstrap[:2]
+        )
         torch.testing.assert_close(estimate(first)[0], expected[:5])
 
     def test_a_batch_without_sequences_is_allowed(self, estimate):

@@ -25,7 +25,9 @@ def test_pass_at_k_equals_that_worked_by_hand():
     assert estimate(1, 1, 1) == 1
 
 
-@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+@given(
+    st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
+)
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_response(drawn):
     n, c, k = drawn
     subsets = [any(index < c for index in subset) for subset in combinations(range(n), k)]
@@ -42,7 +44,9 @@ def test_pass_at_k_is_computed_for_several_prompts():
     estimates = pass_at_k(torch.tensor([4, 4, 2]), torch.tensor([0, 1, 2]), 2)
     assert estimates.tolist() == pytest.approx([0, 1 / 2, 1])
     assert estimates.dtype == torch.float64
-    assert pass_at_k(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 3).shape == (0,)
+    assert pass_at_k(
+        torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 3
+    ).shape == (0,)
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(3, 1, 4), (3, 1, 0), (3, 4, 2), (3, -1, 2)])

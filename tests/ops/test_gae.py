@@ -25,7 +25,14 @@ def slow_gae(rewards, values, lengths, bootstrap, discount, gae_lambda):
 
 
 def run(rewards, values, lengths, bootstrap, discount=1.0, gae_lambda=1.0):
-    return gae(torch.tensor(rewards), torch.tensor(values), lengths, torch.tensor(bootstrap), discount, gae_lambda)
+    return gae(
+        torch.tensor(rewards),
+        torch.tensor(values),
+        lengths,
+        torch.tensor(bootstrap),
+        discount,
+        gae_lambda,
+    )
 
 
 def test_gae_of_an_ended_response_worked_by_hand():
@@ -59,22 +66,33 @@ def batches(draw):
 @given(batches())
 def test_gae_equals_its_definition(batch):
     rewards, values, lengths, bootstrap, discount, gae_lambda = batch
-    tensors = torch.tensor(rewards), torch.tensor(values), lengths, torch.tensor(bootstrap, dtype=torch.bool)
+    tensors = (
+        torch.tensor(rewards),
+        torch.tensor(values),
+        lengths,
+        torch.tensor(bootstrap, dtype=torch.bool),
+    )
     before = [t.clone() for t in tensors[:2]]
     advantages, returns = gae(*tensors, discount, gae_lambda)
     expected = slow_gae(*batch)
     torch.testing.assert_close(advantages, torch.tensor(expected[0]), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(returns, torch.tensor(expected[1]), atol=1e-5, rtol=1e-5)
-    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=False)), "inputs were mutated"
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=False)), (
+        "inputs were mutated"
+    )
 
 
 def test_a_nan_spoils_only_its_own_sequence():
     generator = torch.Generator().manual_seed(0)
     lengths = [1000, 3, 517]
     values, rewards = torch.randn(1520, generator=generator), torch.randn(1517, generator=generator)
-    expected = slow_gae(rewards.tolist(), values.tolist(), lengths, [True, True, False], 0.99, 0.95)[0]
+    expected = slow_gae(
+        rewards.tolist(), values.tolist(), lengths, [True, True, False], 0.99, 0.95
+    )[0]
     values[1001] = float("nan")  # spoils its own sequence only
     advantages, _ = gae(rewards, values, lengths, torch.tensor([True, True, False]), 0.99, 0.95)
     torch.testing.assert_close(advantages[:999], torch.tensor(expected[:999]), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(advantages[1001:], torch.tensor(expected[1001:]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        advantages[1001:], torch.tensor(expected[1001:]), atol=1e-4, rtol=1e-4
+    )
     assert advantages[999:1001].isnan().any()

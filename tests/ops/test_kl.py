@@ -18,7 +18,9 @@ def test_estimators_agree_with_the_exact_kl():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
     exact = float((p * (p / q).log()).sum())
     for estimator in ("k1", "k3"):
-        assert float((p * kl_estimate(p.log(), q.log(), estimator)).sum()) == pytest.approx(exact, abs=1e-6)
+        assert float((p * kl_estimate(p.log(), q.log(), estimator)).sum()) == pytest.approx(
+            exact, abs=1e-6
+        )
     assert (kl_estimate(p.log(), q.log(), "k3") >= 0).all()
     torch.testing.assert_close(kl_estimate(p.log(), q.log(), "k2"), 0.5 * (p / q).log() ** 2)
 
@@ -41,7 +43,9 @@ OLD = torch.tensor([0.5, 0.5, 0.0, -1.0, 0.3], dtype=torch.float64).log_softmax(
 def expected_over_samples(estimator, gradient, sampler=OWN):
     """Of the penalty, where `sampler` draws the token: a choice that passes on no gradient."""
     return gradient_of(
-        lambda logprobs: (sampler.exp() * kl_loss(logprobs, sampler, REFERENCE, estimator, gradient)).sum()
+        lambda logprobs: (
+            sampler.exp() * kl_loss(logprobs, sampler, REFERENCE, estimator, gradient)
+        ).sum()
     )
 
 
@@ -78,8 +82,12 @@ def test_naive_gradients_of_k1_and_k3_are_not_those_of_the_reverse_kl():
     """None for k1, that of the forward KL for k3; k2 happens to be right."""
     forward = gradient_of(lambda logprobs: (REFERENCE.exp() * (REFERENCE - logprobs)).sum())
     torch.testing.assert_close(expected_over_samples("k3", "naive"), forward)
-    torch.testing.assert_close(expected_over_samples("k1", "naive"), torch.zeros(5, dtype=torch.float64))
-    torch.testing.assert_close(expected_over_samples("k2", "naive"), expected_over_samples("k2", "reverse"))
+    torch.testing.assert_close(
+        expected_over_samples("k1", "naive"), torch.zeros(5, dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        expected_over_samples("k2", "naive"), expected_over_samples("k2", "reverse")
+    )
 
 
 def test_the_penalty_of_an_extreme_token_is_finite():

@@ -20,9 +20,16 @@ def plain(hidden, weight, bias, tokens, softcap, scale, temperature):
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 @pytest.mark.parametrize(
     ("softcap", "scale", "temperature", "with_bias"),
-    [(None, 1.0, 1.0, False), (5.0, 1.0, 0.7, False), (None, 0.25, 1.3, True), (3.0, 2.0, 1.0, True)],
+    [
+        (None, 1.0, 1.0, False),
+        (5.0, 1.0, 0.7, False),
+        (None, 0.25, 1.3, True),
+        (3.0, 2.0, 1.0, True),
+    ],
 )
-def test_chunks_equal_the_plain_formula_and_its_gradients(chunk, softcap, scale, temperature, with_bias):
+def test_chunks_equal_the_plain_formula_and_its_gradients(
+    chunk, softcap, scale, temperature, with_bias
+):
     torch.manual_seed(0)
     tokens = torch.randint(0, 13, (7,))
     inputs = [torch.randn(7, 5), torch.randn(13, 5), torch.randn(13) if with_bias else None]
@@ -49,7 +56,11 @@ def test_entropy_is_computed_only_on_request():
 def test_logits_are_materialised_chunk_by_chunk(monkeypatch):
     seen = []
     original = OutputHead.logits
-    monkeypatch.setattr(OutputHead, "logits", lambda self, h, dtype: seen.append(len(h)) or original(self, h, dtype))
+    monkeypatch.setattr(
+        OutputHead, "logits", lambda self, h, dtype: seen.append(len(h)) or original(self, h, dtype)
+    )
     hidden = torch.randn(10, 3, requires_grad=True)
-    token_scores(hidden, OutputHead(torch.randn(4, 3)), torch.zeros(10, dtype=torch.int64), chunk=4)[0].sum().backward()
+    token_scores(
+        hidden, OutputHead(torch.randn(4, 3)), torch.zeros(10, dtype=torch.int64), chunk=4
+    )[0].sum().backward()
     assert max(seen) == 4

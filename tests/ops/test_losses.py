@@ -39,7 +39,10 @@ def test_values_that_moved_less_than_the_clip_do_not_count_as_clipped():
 
 
 def test_nll_is_a_sum_over_the_mask():
-    assert float(nll_loss(torch.tensor([-1.0, -2.0, float("nan")]), torch.tensor([True, True, False]))) == 3.0
+    assert (
+        float(nll_loss(torch.tensor([-1.0, -2.0, float("nan")]), torch.tensor([True, True, False])))
+        == 3.0
+    )
 
 
 def test_an_unknown_value_loss_is_refused():

@@ -24,20 +24,33 @@ def test_group_moments_equal_those_worked_by_hand():
     assert (count.tolist(), mean.tolist(), variance.tolist()) == ([2, 0, 1], [3, 0, 2], [4, 0, 0])
 
 
-@given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3), st.booleans()), min_size=1, max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3), st.booleans()),
+        min_size=1,
+        max_size=20,
+    )
+)
 def test_groups_are_normalized_independently(rows):
     x, group, mask = (list(column) for column in zip(*rows, strict=True))
     result = group_normalize(torch.tensor(x), torch.tensor(group), torch.tensor(mask))
     for i, g in enumerate(group):
         members = [v for v, h, m in zip(x, group, mask, strict=True) if h == g and m]
-        expected = (x[i] - statistics.fmean(members)) / (statistics.pstdev(members) + 1e-5) if mask[i] else 0.0
+        expected = (
+            (x[i] - statistics.fmean(members)) / (statistics.pstdev(members) + 1e-5)
+            if mask[i]
+            else 0.0
+        )
         assert float(result[i]) == pytest.approx(expected, abs=1e-3)
 
 
 def test_masked_entries_do_not_influence_the_others():
     x = torch.tensor([1.0, float("nan"), 3.0, float("inf")])
     mask = torch.tensor([True, False, True, False])
-    for result in (masked_normalize(x, mask), group_normalize(x, torch.zeros(4, dtype=torch.long), mask)):
+    for result in (
+        masked_normalize(x, mask),
+        group_normalize(x, torch.zeros(4, dtype=torch.long), mask),
+    ):
         torch.testing.assert_close(result, torch.tensor([-1.0, 0.0, 1.0, 0.0]), atol=1e-4, rtol=0)
 
 
@@ -60,7 +73,9 @@ def test_statistics_cover_all_ranks():
 def test_large_offsets_lose_no_precision():
     x = torch.tensor([1e6, 1e6 + 1, 1e6 + 2], dtype=torch.float64)
     expected = math.sqrt(1.5)
-    torch.testing.assert_close(masked_normalize(x), torch.tensor([-expected, 0, expected]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        masked_normalize(x), torch.tensor([-expected, 0, expected]), atol=1e-4, rtol=0
+    )
 
 
 def test_an_empty_mask_gives_zeros():

@@ -1,4 +1,5 @@
-"""Attention over packs: each sequence as if it were alone, forward and backward, whatever the lengths."""
+"""Attention over packs: each sequence as if it were alone, forward and backward,
+whatever the lengths."""
 
 import pytest
 import torch
@@ -22,11 +23,17 @@ def test_rectangles_hold_every_sequence_once_with_little_padding(lengths):
 
 
 windows = st.none() | st.integers(1, 45)
-scorings = st.builds(Scoring, scale=st.sampled_from([None, 0.3]), window=windows, softcap=st.sampled_from([None, 1.5]))
+scorings = st.builds(
+    Scoring,
+    scale=st.sampled_from([None, 0.3]),
+    window=windows,
+    softcap=st.sampled_from([None, 1.5]),
+)
 
 
 def plain_attention(query, key, value, scoring, first=0):
-    """[1, T, H, D], one token at a time, by its definition. The queries' positions begin at `first`."""
+    """[1, T, H, D], one token at a time, by its definition.
+    The queries' positions begin at `first`."""
     group = query.shape[1] // key.shape[1]
     key, value = (x[0].repeat_interleave(group, dim=0) for x in (key, value))  # [H, T, D]
     rows = []
@@ -64,11 +71,16 @@ def test_a_pack_gives_the_same_as_its_sequences_alone(lengths, kv_heads, scoring
 def test_an_attention_window_includes_the_token_itself(window):
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 1, 2, 8, 4)
-    before = packed_attention([8], torch.device("cpu")).attend(query, key, value, Scoring(window=window))
+    before = packed_attention([8], torch.device("cpu")).attend(
+        query, key, value, Scoring(window=window)
+    )
     key[:, :, 0] = 9.0
-    after = packed_attention([8], torch.device("cpu")).attend(query, key, value, Scoring(window=window))
+    after = packed_attention([8], torch.device("cpu")).attend(
+        query, key, value, Scoring(window=window)
+    )
     changed = (before != after).any(-1).any(-1)[0].nonzero()[:, 0].tolist()
-    assert set(changed) <= set(range(min(window or 8, 8)))  # the first token alone sees nothing else to weigh
+    # the first token alone sees nothing else to weigh
+    assert set(changed) <= set(range(min(window or 8, 8)))
     assert changed[-1:] == ([min(window or 8, 8) - 1] if window != 1 else [])
 
 
@@ -77,11 +89,23 @@ def test_an_attention_window_includes_the_token_itself(window):
 def test_a_new_token_attends_only_to_filled_slots_of_its_window(filled, scoring):
     torch.manual_seed(0)
     rows, longest = len(filled), max(filled)
-    query, key, value = torch.randn(rows, 4, 1, 8), torch.randn(rows, 2, longest, 8), torch.randn(rows, 2, longest, 8)
-    want = torch.cat([
-        plain_attention(query[i, None], key[i, None, :, :length], value[i, None, :, :length], scoring, first=length - 1)
-        for i, length in enumerate(filled)
-    ])  # fmt: skip
+    query, key, value = (
+        torch.randn(rows, 4, 1, 8),
+        torch.randn(rows, 2, longest, 8),
+        torch.randn(rows, 2, longest, 8),
+    )
+    want = torch.cat(
+        [
+            plain_attention(
+                query[i, None],
+                key[i, None, :, :length],
+                value[i, None, :, :length],
+                scoring,
+                first=length - 1,
+            )
+            for i, length in enumerate(filled)
+        ]
+    )
     for i, length in enumerate(filled):
         key[i, :, length:] = value[i, :, length:] = 99.0
     out = CachedAttention(torch.tensor(filled), longest).attend(query, key, value, scoring)

@@ -46,7 +46,9 @@ def test_clipped_terms_equal_those_worked_by_hand():
     assert one_token(-1.0, 0.5) == pytest.approx(0.8)
     assert one_token(-1.0, 4.0) == pytest.approx(4.0)
     assert one_token(-1.0, 4.0, c_clip=3.0) == pytest.approx(3.0)
-    assert one_token(1.0, 4.0, c_clip=3.0) == pytest.approx(-1.2), "dual clip is for negative advantages"
+    assert one_token(1.0, 4.0, c_clip=3.0) == pytest.approx(-1.2), (
+        "dual clip is for negative advantages"
+    )
 
 
 def slow_clipped(new, old, advantages, mask, eps, c_clip):
@@ -83,16 +85,26 @@ def test_the_clipped_loss_equals_the_formula(rows, c_clip):
 
 def test_the_mean_ratio_of_a_sequence_equals_that_worked_by_hand():
     """Two sequences of two actions; the ratio is the geometric mean of those of the tokens."""
-    new = torch.tensor([math.log(2.0), math.log(0.5), math.log(1.5), 0.0], dtype=torch.float64, requires_grad=True)
-    inputs = Actions(new, torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, -3.0]), torch.ones(4, dtype=torch.bool), [3, 3])
+    new = torch.tensor(
+        [math.log(2.0), math.log(0.5), math.log(1.5), 0.0], dtype=torch.float64, requires_grad=True
+    )
+    inputs = Actions(
+        new,
+        torch.zeros(4),
+        torch.tensor([1.0, 1.0, 1.0, -3.0]),
+        torch.ones(4, dtype=torch.bool),
+        [3, 3],
+    )
     losses, stats = mean_clipped(inputs, eps_clip=0.1)
-    second = math.sqrt(1.5)  # 1.2247: above 1.1, which cuts a good action's gradient, and not a bad one's
+    # 1.2247: above 1.1, which cuts a good action's gradient, and not a bad one's
+    second = math.sqrt(1.5)
     assert losses.tolist() == pytest.approx([-1.0, -1.0, -1.1, 3 * second])
     assert float(stats["clip_fraction"]) == 1
     assert float(stats["importance_ratio"]) == pytest.approx(2 + 2 * second)
     assert float(stats["approx_kl"]) == pytest.approx(-math.log(1.5))
     losses.sum().backward()
-    # d ratio / d logprob = ratio / 2, for each of the two tokens of a sequence, from both of its losses
+    # d ratio / d logprob = ratio / 2, for each of the two tokens of a sequence,
+    # from both of its losses
     assert new.grad.tolist() == pytest.approx([-1.0, -1.0, 1.5 * second, 1.5 * second])
 
 
@@ -110,22 +122,40 @@ def test_sequences_of_one_action_have_the_ratio_of_their_token(rows):
 def test_prompts_and_other_sequences_do_not_enter_a_sequences_ratio():
     mask = torch.tensor([False, True, True, False, True])
     new = torch.tensor([9.0, 0.2, 0.4, float("nan"), -0.6])
-    losses, _ = mean_clipped(Actions(new, torch.zeros(5), -torch.ones(5), mask, [4, 3]), eps_clip=0.5)
-    assert losses.tolist() == pytest.approx([math.exp(0.3)] * 2 + [math.exp(-0.6) if math.exp(-0.6) > 0.5 else 0.5])
+    losses, _ = mean_clipped(
+        Actions(new, torch.zeros(5), -torch.ones(5), mask, [4, 3]), eps_clip=0.5
+    )
+    assert losses.tolist() == pytest.approx(
+        [math.exp(0.3)] * 2 + [math.exp(-0.6) if math.exp(-0.6) > 0.5 else 0.5]
+    )
 
 
 @pytest.mark.parametrize("loss", [clipped, mean_clipped, product_clipped])
 def test_the_upper_clip_may_differ_from_the_lower(loss):
     """Clip-higher: a good action counts up to 1.5, and a bad one still down to 0.8 only."""
-    for ratio, advantage, expected in ((1.4, 1.0, -1.4), (2.0, 1.0, -1.5), (0.5, -1.0, 0.8), (0.9, -1.0, 0.9)):
-        losses, _ = loss(actions([math.log(ratio)], [0.0], [advantage]), eps_clip=0.2, eps_clip_high=0.5)
+    for ratio, advantage, expected in (
+        (1.4, 1.0, -1.4),
+        (2.0, 1.0, -1.5),
+        (0.5, -1.0, 0.8),
+        (0.9, -1.0, 0.9),
+    ):
+        losses, _ = loss(
+            actions([math.log(ratio)], [0.0], [advantage]), eps_clip=0.2, eps_clip_high=0.5
+        )
         assert losses.tolist() == pytest.approx([expected])
 
 
 def test_the_product_ratio_of_a_sequence_equals_that_worked_by_hand():
-    """Ratios 2 · 0.5 · 1.5 = 1.5, clipped at 1.2, and 0.9 · 1.1 = 0.99 for another sequence, each spread evenly."""
+    """Ratios 2 · 0.5 · 1.5 = 1.5, clipped at 1.2, and 0.9 · 1.1 = 0.99 for another sequence,
+    each spread evenly."""
     new = torch.tensor([2.0, 0.5, 1.5, 0.9, 1.1], dtype=torch.float64).log().requires_grad_()
-    inputs = Actions(new, torch.zeros(5), torch.tensor([1.0] * 3 + [-2.0] * 2), torch.ones(5, dtype=torch.bool), [4, 3])
+    inputs = Actions(
+        new,
+        torch.zeros(5),
+        torch.tensor([1.0] * 3 + [-2.0] * 2),
+        torch.ones(5, dtype=torch.bool),
+        [4, 3],
+    )
     losses, _ = product_clipped(inputs, eps_clip=0.2)
     assert losses.tolist() == pytest.approx([-0.4] * 3 + [0.99] * 2)
     losses.sum().backward()
@@ -133,11 +163,16 @@ def test_the_product_ratio_of_a_sequence_equals_that_worked_by_hand():
 
 
 def test_clipped_weights_keep_the_gradient_of_every_token():
-    """-weight · A · log-prob: the weights 4 and 0.1 are clipped to 1.5 and 0.8; the gradient is -weight · A."""
+    """-weight · A · log-prob: the weights 4 and 0.1 are clipped to 1.5 and 0.8;
+    the gradient is -weight · A."""
     new = torch.tensor([4.0, 0.1, 1.25], dtype=torch.float64).log().requires_grad_()
-    inputs = Actions(new, torch.zeros(3), torch.tensor([1.0, 1.0, -2.0]), torch.ones(3, dtype=torch.bool), [4])
+    inputs = Actions(
+        new, torch.zeros(3), torch.tensor([1.0, 1.0, -2.0]), torch.ones(3, dtype=torch.bool), [4]
+    )
     losses, stats = clipped_weights(inputs, eps_clip=0.2, eps_clip_high=0.5)
-    assert losses.tolist() == pytest.approx([-1.5 * math.log(4), -0.8 * math.log(0.1), 2.5 * math.log(1.25)])
+    assert losses.tolist() == pytest.approx(
+        [-1.5 * math.log(4), -0.8 * math.log(0.1), 2.5 * math.log(1.25)]
+    )
     losses.sum().backward()
     assert new.grad.tolist() == pytest.approx([-1.5, -0.8, 2.5])
     assert float(stats["clip_fraction"]) == 2
@@ -152,7 +187,9 @@ class TestEveryLoss:
     def loss(self, name, inputs):
         settings = {"eps_clip": 0.2}
         parameters = inspect.signature(POLICY_LOSSES[name]).parameters
-        return POLICY_LOSSES[name](inputs, **{key: value for key, value in settings.items() if key in parameters})
+        return POLICY_LOSSES[name](
+            inputs, **{key: value for key, value in settings.items() if key in parameters}
+        )
 
     def test_nan_in_masked_tokens_reaches_neither_loss_nor_gradient(self, name):
         nan = float("nan")
@@ -193,7 +230,12 @@ class TestEveryLoss:
         mask = torch.tensor([True, True, False, True, True, False, True])
         expected, stats = self.loss(name, Actions(*columns, mask, [4, 3, 3]))
         parts = [
-            self.loss(name, Actions(*(column[actions_of_one] for column in columns), mask[actions_of_one], [length]))
+            self.loss(
+                name,
+                Actions(
+                    *(column[actions_of_one] for column in columns), mask[actions_of_one], [length]
+                ),
+            )
             for actions_of_one, length in ((slice(0, 3), 4), (slice(3, 5), 3), (slice(5, 7), 3))
         ]
         torch.testing.assert_close(torch.cat([losses for losses, _ in parts]), expected)
@@ -209,7 +251,9 @@ def test_aggregations_equal_those_worked_by_hand():
     shares, total = sequence_mean(mask, seqlens)
     assert (shares.tolist(), int(total)) == ([0.5, 0.5, 1.0], 2)
     shares, total = constant_mean(mask, seqlens, loss_constant=8)
-    assert (shares.tolist(), int(total)) == ([0.125] * 3, 3), "a response without tokens to train on counts too"
+    assert (shares.tolist(), int(total)) == ([0.125] * 3, 3), (
+        "a response without tokens to train on counts too"
+    )
 
 
 @pytest.mark.parametrize("name", LOSS_AGGREGATIONS)

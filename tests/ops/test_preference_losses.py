@@ -57,7 +57,8 @@ def test_robust_without_label_noise_equals_sigmoid():
 
 
 def test_robust_is_unbiased_under_label_noise():
-    """The mean over labels that are turned round with probability ε is the loss with the right ones."""
+    """The mean over labels that are turned round with probability ε is the loss with the right
+    ones."""
     robust, share = PREFERENCE_LOSSES["robust"], 0.3
     mixed = (1 - share) * robust(LEAD, beta=1.0, label_smoothing=share) + share * robust(
         -LEAD, beta=1.0, label_smoothing=share
@@ -76,9 +77,13 @@ def test_losses_of_extreme_leads_are_finite(loss):
 
 def test_bradley_terry_applies_margin_and_centering():
     chosen, rejected = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 1.0])
-    assert bradley_terry(chosen, rejected).tolist() == pytest.approx([softplus(-0.5), softplus(3.0)])
+    assert bradley_terry(chosen, rejected).tolist() == pytest.approx(
+        [softplus(-0.5), softplus(3.0)]
+    )
     margins = torch.tensor([2.0, 0.0])
-    assert bradley_terry(chosen, rejected, margins).tolist() == pytest.approx([softplus(1.5), softplus(3.0)])
+    assert bradley_terry(chosen, rejected, margins).tolist() == pytest.approx(
+        [softplus(1.5), softplus(3.0)]
+    )
     centred = bradley_terry(chosen, rejected, margins, centering=0.1)
     assert centred.tolist() == pytest.approx([softplus(1.5) + 0.225, softplus(3.0) + 0.1])
 
@@ -97,7 +102,9 @@ def test_chosen_and_rejected_sequences_alternate():
 
 
 def test_sequence_sums_ignore_everything_outside_the_mask():
-    actions = torch.tensor([float("nan"), 1.0, 2.0, float("inf"), 4.0, float("nan")], requires_grad=True)
+    actions = torch.tensor(
+        [float("nan"), 1.0, 2.0, float("inf"), 4.0, float("nan")], requires_grad=True
+    )
     mask = torch.tensor([False, True, True, False, True, False])
     sums = sequence_sums(actions, mask, [4, 1, 3, 2])
     assert sums.tolist() == [3.0, 0.0, 4.0, 0.0]

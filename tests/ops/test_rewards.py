@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from rlcli.ops.rewards import action_mask, dense_rewards, overlong_penalties, shape_scores, token_rewards
+from rlcli.ops.rewards import (
+    action_mask,
+    dense_rewards,
+    overlong_penalties,
+    shape_scores,
+    token_rewards,
+)
 
 NO_EOS = torch.tensor([False, True])
 
@@ -31,13 +37,25 @@ def test_a_sequence_without_actions_gets_no_reward():
 def test_the_soft_overlong_penalty_equals_that_worked_by_hand():
     """At most 10 tokens, the last 4 of which cost a quarter each."""
     lengths = torch.tensor([0, 1, 6, 7, 9, 10, 12])
-    assert overlong_penalties(lengths, limit=10, buffer=4).tolist() == [0, 0, 0, -0.25, -0.75, -1, -1]
+    assert overlong_penalties(lengths, limit=10, buffer=4).tolist() == [
+        0,
+        0,
+        0,
+        -0.25,
+        -0.75,
+        -1,
+        -1,
+    ]
 
 
 def test_dense_rewards_are_differences_or_scaled_scores():
     scores = torch.tensor([0.0, 0.5, 2.0, 1.0, 4.0])
     assert dense_rewards(scores, [3, 2], delta=True).tolist() == [0.5, 1.5, 3.0]
-    assert dense_rewards(scores, [3, 2], delta=False, scaling=2.0, clip=5.0).tolist() == [1.0, 4.0, 5.0]
+    assert dense_rewards(scores, [3, 2], delta=False, scaling=2.0, clip=5.0).tolist() == [
+        1.0,
+        4.0,
+        5.0,
+    ]
     total = token_rewards(
         torch.zeros(2),
         torch.zeros(3),

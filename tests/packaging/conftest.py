@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKED = ("rlcli", "interfaces", "backends", "datasets", "recipes", "pyproject.toml", "README.md", "LICENSE")
+PACKED = (
+    "rlcli",
+    "interfaces",
+    "backends",
+    "datasets",
+    "recipes",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 
 
 def _run(command, cwd, **variables):
@@ -38,7 +47,10 @@ def wheel(tmp_path_factory):
         (shutil.copytree if origin.is_dir() else shutil.copy)(origin, source / name)
     (source / "interfaces" / "__pycache__").mkdir(exist_ok=True)
     (source / "interfaces" / "__pycache__" / "stale.pyc").write_bytes(b"")
-    _run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)], cwd=source)
+    _run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)],
+        cwd=source,
+    )
     return next(out.glob("*.whl"))
 
 
@@ -46,6 +58,16 @@ def wheel(tmp_path_factory):
 def site(wheel, tmp_path_factory):
     """A folder like site-packages, with the wheel in it."""
     target = tmp_path_factory.mktemp("site")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(target),
+    ]
     _run([*install, str(wheel)], cwd=target)
     return target

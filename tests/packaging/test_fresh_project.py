@@ -1,4 +1,5 @@
-"""A user who has only the wheel: a project, a dataset, an interface and a recipe of their own, tested and trained."""
+"""A user who has only the wheel: a project, a dataset, an interface and a recipe of their own,
+tested and trained."""
 
 from __future__ import annotations
 
@@ -40,7 +41,12 @@ def rlcli(site, tmp_path, run):
 
     def command(*words):
         cwd = project if project.is_dir() else tmp_path
-        return run([sys.executable, "-m", "rlcli", *words], cwd=cwd, PYTHONPATH=str(site), PYTHONSAFEPATH="1")
+        return run(
+            [sys.executable, "-m", "rlcli", *words],
+            cwd=cwd,
+            PYTHONPATH=str(site),
+            PYTHONSAFEPATH="1",
+        )
 
     return command
 
@@ -59,7 +65,9 @@ def test_a_new_project_trains_with_its_own_components(rlcli, tmp_path, site):
 
     for kind, name in (("dataset", "my-rows"), ("interface", "my-loss"), ("recipe", "my-recipe")):
         report = rlcli("test", kind, name)
-        assert report.startswith(f"{kind} {name} ({kind}s/{name.replace('-', '_') if kind != 'recipe' else name}.")
+        assert report.startswith(
+            f"{kind} {name} ({kind}s/{name.replace('-', '_') if kind != 'recipe' else name}."
+        )
         assert "FAIL" not in report
         assert " passed" in report.splitlines()[-1]
     assert not list(project.rglob("*pytest*/")), "nothing is left behind"

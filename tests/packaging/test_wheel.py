@@ -43,16 +43,23 @@ def project(tmp_path):
 
 def test_the_wheel_adds_only_rlcli(wheel):
     files = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in files} - {"rlcli"} == {f"rlcli-{wheel.name.split('-')[1]}.dist-info"}
+    assert {name.split("/")[0] for name in files} - {"rlcli"} == {
+        f"rlcli-{wheel.name.split('-')[1]}.dist-info"
+    }
     assert not [name for name in files if "__pycache__" in name or name.endswith(".pyc")]
     for kind in ("interfaces", "backends", "datasets"):
         components = {f"rlcli/{path.relative_to(ROOT)}" for path in (ROOT / kind).rglob("*.py")}
         assert components
         assert components <= set(files)
-    recipes = {f"rlcli/recipes/{path.relative_to(ROOT / 'recipes')}" for path in (ROOT / "recipes").rglob("*.yaml")}
+    recipes = {
+        f"rlcli/recipes/{path.relative_to(ROOT / 'recipes')}"
+        for path in (ROOT / "recipes").rglob("*.yaml")
+    }
     assert recipes
     assert recipes <= set(files)
-    assert {name for name in files if name.startswith("rlcli/interfaces/_")} >= {"rlcli/interfaces/__init__.py"}
+    assert {name for name in files if name.startswith("rlcli/interfaces/_")} >= {
+        "rlcli/interfaces/__init__.py"
+    }
 
 
 def test_ls_lists_built_in_and_user_components(site, project, run):
@@ -81,4 +88,6 @@ print(rlcli.__file__, type(made).__module__, made.custom_param)
 def test_the_datasets_library_of_hugging_face_is_not_hidden(site, project, run):
     code = "import rlcli.datasets, datasets; print(datasets.load_dataset.__module__)"
     for cwd in (project, ROOT):
-        assert run([sys.executable, "-c", code], cwd=cwd, PYTHONPATH=str(site)).startswith("datasets.")
+        assert run([sys.executable, "-c", code], cwd=cwd, PYTHONPATH=str(site)).startswith(
+            "datasets."
+        )

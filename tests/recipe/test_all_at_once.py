@@ -54,7 +54,8 @@ MISTAKES = {
 
 
 def problems_of(folder: Path, layers: list[str]) -> set[tuple[str, str | None]]:
-    """(id, place) of all problems of ppo_math with these layers on top, each in a file of its own."""
+    """(id, place) of all problems of ppo_math with these layers on top,
+    each in a file of its own."""
     for number, text in enumerate(layers):
         (folder / f"layer{number}.yaml").write_text(text + "\n")
     names = [f"layer{number}.yaml" for number in range(len(layers))]
@@ -85,7 +86,8 @@ def test_several_mistakes_give_the_same_problems_as_each_alone(folder: Path, mon
     expected["R37"] += any("plot: maybe" in mistake for mistake in chosen)
     codes = Counter(code for code, _ in problems_of(folder, chosen))
     assert codes <= expected, chosen
-    assert set(expected - codes) <= {"R49", "R71"}, chosen  # checks across sections may have to wait
+    # checks across sections may have to wait
+    assert set(expected - codes) <= {"R49", "R71"}, chosen
 
 
 def one_for_each_key(mistakes: list[str]) -> list[str]:
@@ -144,7 +146,8 @@ def test_a_problem_names_the_key_as_it_was_written(folder: Path):
 def test_types_of_a_union_are_reported_together(refusal, folder: Path):
     text = (
         "extends: ppo_math\ntrain: {eval: {graph: {eval_reward: {outputs: [rewards]}}}}\n"
-        "graph: {reward_inf: {outputs: [rewards], interface: {type: hf_reward, args: {path: a/b, label: [1]}}}}\n"
+        "graph: {reward_inf: {outputs: [rewards], interface: {type: hf_reward, args: "
+        "{path: a/b, label: [1]}}}}\n"
     )
     (folder / "bad.yaml").write_text(text)
     with pytest.raises(RecipeError, match="label must be int or text, found a list") as caught:

@@ -37,7 +37,11 @@ def test_every_section_has_a_rule():
 )
 def test_a_change_has_the_kind_of_its_rule(override, kind):
     before = load_recipe("ppo_math").recipe
-    now = before if override.startswith(("models.actor.path", "graph.")) else load_recipe("ppo_math", [override]).recipe
+    now = (
+        before
+        if override.startswith(("models.actor.path", "graph."))
+        else load_recipe("ppo_math", [override]).recipe
+    )
     if now is before:
         assert kind_of_change(tuple(override.partition("=")[0].split(".")), before) is kind
         return
@@ -46,7 +50,10 @@ def test_a_change_has_the_kind_of_its_rule(override, kind):
     )  # a value may have many uses
 
 
-TWO_DEVICES = ("cluster.devices_per_node=2", *(f"models.{role}.devices='0'" for role in ("actor", "critic", "ref")))
+TWO_DEVICES = (
+    "cluster.devices_per_node=2",
+    *(f"models.{role}.devices='0'" for role in ("actor", "critic", "ref")),
+)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +66,12 @@ TWO_DEVICES = ("cluster.devices_per_node=2", *(f"models.{role}.devices='0'" for 
     ],
 )
 def test_a_rollout_may_move_and_change_its_layout(rollout, kind):
-    """Whether there is a copy that generates is part of the run: it has a version, and its calls name it."""
+    """Whether there is a copy that generates is part of the run: it has a version,
+    and its calls name it."""
     before, now = (
-        load_recipe("ppo_math", [*TWO_DEVICES, "launch=local", f"models.actor.rollout={section}"]).recipe
+        load_recipe(
+            "ppo_math", [*TWO_DEVICES, "launch=local", f"models.actor.rollout={section}"]
+        ).recipe
         for section in ("{devices: '1'}", rollout)
     )
     kinds = [change.kind for change in changes(before, now)]
@@ -71,7 +81,9 @@ def test_a_rollout_may_move_and_change_its_layout(rollout, kind):
 @pytest.mark.parametrize(("schedule", "kind"), [("constant", Kind.SAFE), ("linear", Kind.ALTERS)])
 def test_more_steps_alter_a_run_only_if_its_learning_rate_decays(schedule, kind):
     settings = [f"models.{role}.backend.args.schedule={schedule}" for role in ("actor", "critic")]
-    before, now = (load_recipe("ppo_math", [*settings, f"train.steps={steps}"]).recipe for steps in (20, 80))
+    before, now = (
+        load_recipe("ppo_math", [*settings, f"train.steps={steps}"]).recipe for steps in (20, 80)
+    )
     assert [change.kind for change in changes(before, now)] == [kind]
 
 
@@ -100,15 +112,26 @@ def test_a_users_backend_declares_which_arguments_may_change(tmp_path, monkeypat
     monkeypatch.setenv("RLCLI_PROJECT", str(tmp_path))
 
     def load(args, *others):
-        return load_recipe("sft_math", [f"models.actor.backend={{_replace_: true, type: zz_declares{args}}}", *others])
+        return load_recipe(
+            "sft_math",
+            [f"models.actor.backend={{_replace_: true, type: zz_declares{args}}}", *others],
+        )
 
     plain = load("").recipe
-    for args, kind in (("style: wild", "safe"), ("layout: columns", "forbidden"), ("lr: 1.0", "alters")):
+    for args, kind in (
+        ("style: wild", "safe"),
+        ("layout: columns", "forbidden"),
+        ("lr: 1.0", "alters"),
+    ):
         changed = changes(plain, load(f", args: {{{args}}}").recipe)
         assert {change.kind.value for change in changed} == {kind}
     wild = ", args: {style: wild}"
-    assert [change.kind for change in changes(plain, load("", "train.steps=7").recipe)] == [Kind.SAFE]
-    assert [change.kind for change in changes(load(wild).recipe, load(wild, "train.steps=7").recipe)] == [Kind.ALTERS]
+    assert [change.kind for change in changes(plain, load("", "train.steps=7").recipe)] == [
+        Kind.SAFE
+    ]
+    assert [
+        change.kind for change in changes(load(wild).recipe, load(wild, "train.steps=7").recipe)
+    ] == [Kind.ALTERS]
 
 
 def test_a_change_holds_both_values():

@@ -16,7 +16,12 @@ OVERRIDES = [
     ["models.actor.backend.args.lr=1e-4", "models.critic.backend.args.lr=2.50e-4"],
     ["launch=local", "cluster.devices_per_node=2"],
     ["log.dir=out/${name}", "train.prompts_per_step=${train.steps}"],
-    ["graph.critic_inf.hooks={offload: false}", "graph.ref_inf=null", "models.ref=null", "ppo.kl_ctl=0.0"],
+    [
+        "graph.critic_inf.hooks={offload: false}",
+        "graph.ref_inf=null",
+        "models.ref=null",
+        "ppo.kl_ctl=0.0",
+    ],
     ["models.actor.backend={_replace_: true, type: fsdp, args: {lr: 0.5}}"],
     ["datasets.held_out={type: arithmetic, args: {levels: [2, 3], held_out: true}}"],
     ['models.actor.tokenizer="builtin:arithmetic"', "train.eval.every_steps=null"],
@@ -40,7 +45,10 @@ def test_a_child_has_the_header_of_its_parent_and_the_overrides(tmp_path, monkey
     does, needs = parent.layers[-1].text.splitlines()[:2]
     rest = "extends: ppo_math\n\nmodels:\n  actor:\n    backend:\n      args:\n        lr: 1e-4\n"
     assert child_of(parent, Path("mine.yaml")) == f"{does}\n{rest}"
-    assert child_of(load_recipe("ppo_math"), Path("mine.yaml")) == f"{does}\n{needs}\nextends: ppo_math\n"
+    assert (
+        child_of(load_recipe("ppo_math"), Path("mine.yaml"))
+        == f"{does}\n{needs}\nextends: ppo_math\n"
+    )
 
 
 def test_profiles_become_layers_of_the_child(tmp_path, monkeypatch):
@@ -48,7 +56,8 @@ def test_profiles_become_layers_of_the_child(tmp_path, monkeypatch):
     Path("small.yaml").write_text("train: {prompts_per_step: 8}\n")
     parent = load_recipe("ppo_math", ["name=mine"], ["small.yaml"])
     write_child(
-        Path("mine.yaml"), child_of(load_recipe("ppo_math", [], ["small.yaml"]), Path("mine.yaml"), ["small.yaml"])
+        Path("mine.yaml"),
+        child_of(load_recipe("ppo_math", [], ["small.yaml"]), Path("mine.yaml"), ["small.yaml"]),
     )
     assert load_recipe("mine.yaml").recipe == parent.recipe
     assert "extends: [ppo_math, small.yaml]" in Path("mine.yaml").read_text()
@@ -81,7 +90,8 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["a b.yaml", "mine", "mine.yml", ".yaml", "-x.yaml", "ä.yaml", "x" * 65 + ".yaml", "a\n.yaml"]
+    "name",
+    ["a b.yaml", "mine", "mine.yml", ".yaml", "-x.yaml", "ä.yaml", "x" * 65 + ".yaml", "a\n.yaml"],
 )
 def test_invalid_file_names_are_refused(name):
     with pytest.raises(UsageError) as caught:

@@ -46,7 +46,9 @@ def project(folder: Path) -> Path:
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
     (folder / "interfaces").mkdir()
     (folder / "interfaces" / "grouped.py").write_text(GROUPED)
-    (folder / "grouped.yaml").write_text("extends: ppo_math\ngraph: {actor_train: {interface: {type: grouped}}}\n")
+    (folder / "grouped.yaml").write_text(
+        "extends: ppo_math\ngraph: {actor_train: {interface: {type: grouped}}}\n"
+    )
     return folder
 
 
@@ -60,7 +62,9 @@ def test_class_constants_are_read_without_importing(project: Path):
     assert declared("interfaces", "nowhere", "NEEDS_GROUP") is None
     keys = ("packed_input_ids", "prompt_mask", "prompt_lens")
     assert dataset_keys({"train": Component(type="paired")}, "train") == keys
-    assert dataset_keys({"train": Component(type="paired", args={"margin_key": "by"})}, "train") == (*keys, "margins")
+    assert dataset_keys(
+        {"train": Component(type="paired", args={"margin_key": "by"})}, "train"
+    ) == (*keys, "margins")
 
 
 def test_too_few_responses_for_a_grouped_interface_are_refused(project: Path):
@@ -68,9 +72,15 @@ def test_too_few_responses_for_a_grouped_interface_are_refused(project: Path):
     with pytest.raises(RecipeError, match="needs at least 4, but actor_gen makes 3") as caught:
         load_recipe("grouped", ["generation.responses_per_prompt=3"])
     (problem,) = caught.value.problems
-    assert (problem.code, problem.where, problem.hint) == ("R49", "command line", "generation.responses_per_prompt=8")
+    assert (problem.code, problem.where, problem.hint) == (
+        "R49",
+        "command line",
+        "generation.responses_per_prompt=8",
+    )
     load_recipe("grouped", ["generation.responses_per_prompt=5", "ppo.train_on_best=3"])
-    load_recipe("grouped", ["generation.responses_per_prompt=3", "graph.actor_train.interface.args.size=2"])
+    load_recipe(
+        "grouped", ["generation.responses_per_prompt=3", "graph.actor_train.interface.args.size=2"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,21 +92,28 @@ def test_too_few_responses_for_a_grouped_interface_are_refused(project: Path):
         ("ppo_math", ("ppo.group_adv_norm=true",)),
     ],
 )
-def test_comparing_responses_to_a_prompt_requires_two_of_them(recipe: str, settings: tuple[str, ...]):
+def test_comparing_responses_to_a_prompt_requires_two_of_them(
+    recipe: str, settings: tuple[str, ...]
+):
     load_recipe(recipe, [*settings, "generation.responses_per_prompt=2"])
     with pytest.raises(RecipeError, match="needs at least 2, but actor_gen makes 1"):
         load_recipe(recipe, [*settings, "generation.responses_per_prompt=1"])
 
 
 def test_comparing_with_the_batch_allows_one_response_per_prompt():
-    load_recipe("grpo_math", ["grpo.baseline=batch", "grpo.scale=batch", "generation.responses_per_prompt=1"])
+    load_recipe(
+        "grpo_math",
+        ["grpo.baseline=batch", "grpo.scale=batch", "generation.responses_per_prompt=1"],
+    )
 
 
 def test_responses_longer_than_the_warm_start_model_allows_are_refused(folder: Path):
     chain(load_recipe("ppo_math"))
     with pytest.raises(RecipeError, match=r"512 positions of models\.actor") as caught:
         chain(load_recipe("ppo_math", ["generation.max_new_tokens=600"]))
-    assert [(problem.code, problem.where) for problem in caught.value.problems] == [("R49", "command line")]
+    assert [(problem.code, problem.where) for problem in caught.value.problems] == [
+        ("R49", "command line")
+    ]
 
 
 def test_a_kv_cache_too_small_for_a_response_is_refused(folder: Path):
@@ -123,4 +140,7 @@ def test_only_a_row_limit_set_by_the_user_is_checked_against_the_model(folder: P
     ]
     load_recipe("ppo_math", settings)
     with pytest.raises(RecipeError, match="at most 236"):
-        load_recipe("ppo_math", [*settings[:3], settings[3].replace("}}", ", max_length: 250}}"), settings[4]])
+        load_recipe(
+            "ppo_math",
+            [*settings[:3], settings[3].replace("}}", ", max_length: 250}}"), settings[4]],
+        )

@@ -1,4 +1,5 @@
-"""Calls that list no keys have those that their interfaces declare, and their graph is the one written out by hand."""
+"""Calls that list no keys have those that their interfaces declare, and their graph is the one
+written out by hand."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Call, Recipe
 
 EXPLICIT = json.loads(Path(__file__).with_name("explicit_graphs.json").read_text(encoding="utf-8"))
-"""Graphs whose calls listed all their keys by hand, before they had any by default. For each combination of arguments
-the training calls listed what the checks of that time demanded, and nothing else. Edge → the keys that flow there."""
+"""Graphs whose calls listed all their keys by hand, before they had any by default. For each
+combination of arguments the training calls listed what the checks of that time demanded, and
+nothing else. Edge → the keys that flow there."""
 
 WHERE_GIVEN = {
     "actor_gen → ref_inf": {"prompt_mask"},
@@ -44,7 +46,9 @@ def edges(graph: list[MFCDef]) -> dict[str, set[str]]:
     produced = {key for mfc in graph for key in mfc.produced_keys}
     read = CallGraph(graph).reads
     flows = {
-        f"{giver} → {reader}": set(keys) for reader, from_calls in read.items() for giver, keys in from_calls.items()
+        f"{giver} → {reader}": set(keys)
+        for reader, from_calls in read.items()
+        for giver, keys in from_calls.items()
     }
     brought = {f"dataset → {mfc.name}": set(mfc.input_keys) - produced for mfc in graph}
     return flows | {edge: keys for edge, keys in brought.items() if keys}
@@ -64,8 +68,12 @@ ARGUMENTS = list(itertools.product(("0.0", "0.01"), ("false", "true"), ("false",
 
 
 @pytest.mark.parametrize(("kl_ctl", "disable_value", "use_decoupled_loss"), ARGUMENTS)
-def test_the_derived_graph_of_ppo_equals_the_handwritten_one(folder: Path, kl_ctl, disable_value, use_decoupled_loss):
-    arguments = f"kl_ctl={kl_ctl} disable_value={disable_value} use_decoupled_loss={use_decoupled_loss}"
+def test_the_derived_graph_of_ppo_equals_the_handwritten_one(
+    folder: Path, kl_ctl, disable_value, use_decoupled_loss
+):
+    arguments = (
+        f"kl_ctl={kl_ctl} disable_value={disable_value} use_decoupled_loss={use_decoupled_loss}"
+    )
     needs_it = use_decoupled_loss == "true"
     (folder / "mine.yaml").write_text("extends: ppo_math\n" + (PROXIMAL if needs_it else ""))
     recipe = load_recipe("mine.yaml", [f"ppo.{argument}" for argument in arguments.split()]).recipe
@@ -75,7 +83,9 @@ def test_the_derived_graph_of_ppo_equals_the_handwritten_one(folder: Path, kl_ct
     assert without(edges(eval_graph(recipe)), {}) == expected["evaluation"]
 
 
-@pytest.mark.parametrize(("name", "explicit"), [("ppo_math", "as shipped"), ("sft_math", "sft_math")])
+@pytest.mark.parametrize(
+    ("name", "explicit"), [("ppo_math", "as shipped"), ("sft_math", "sft_math")]
+)
 def test_the_derived_graph_of_a_shipped_recipe_equals_the_handwritten_one(name: str, explicit: str):
     recipe = load_recipe(name).recipe
     expected = EXPLICIT[explicit]
@@ -89,17 +99,23 @@ def test_a_key_that_no_call_produces_is_one_problem_for_all_readers(folder: Path
         load_recipe("ppo_math", ["ppo.use_decoupled_loss=true"])
     (problem,) = caught.value.problems
     assert problem.code == "R71"
-    assert problem.what == ("advantages reads proximal_logprobs, which no call produces and the dataset does not bring")
+    assert problem.what == (
+        "advantages reads proximal_logprobs, which no call produces and the dataset does not bring"
+    )
     assert problem.hint == "add a call that makes proximal_logprobs, or change use_decoupled_loss"
     assert "type: gae" in (problem.excerpt or "")
 
 
 def test_null_restores_the_default_inputs_that_a_list_replaced(folder: Path):
-    by_hand = "[packed_input_ids, prompt_mask, packed_logprobs, advantages, loss_mask, old_logprobs]"
+    by_hand = (
+        "[packed_input_ids, prompt_mask, packed_logprobs, advantages, loss_mask, old_logprobs]"
+    )
     listed = load_recipe("ppo_math", [f"graph.actor_train.inputs={by_hand}"])
     assert "packed_ref_logprobs" not in listed.recipe.graph["actor_train"].inputs
     assert listed.origin("graph.actor_train.inputs").file == "command line"
-    (folder / "mine.yaml").write_text(f"extends: ppo_math\ngraph: {{actor_train: {{inputs: {by_hand}}}}}\n")
+    (folder / "mine.yaml").write_text(
+        f"extends: ppo_math\ngraph: {{actor_train: {{inputs: {by_hand}}}}}\n"
+    )
     again = load_recipe("mine.yaml", ["graph.actor_train.inputs=null"])
     assert again.recipe.graph == load_recipe("ppo_math").recipe.graph
     assert str(again.origin("graph.actor_train.inputs")) == "default, READS of ppo_actor"
@@ -133,12 +149,18 @@ graph:
     [
         (
             "critic_inf: {output_key_remap: {value: v}}",
-            "graph.critic_inf.output_key_remap renames value, and inference of ppo_critic does not write value",
+            (
+                "graph.critic_inf.output_key_remap renames value, and inference of "
+                "ppo_critic does not write value"
+            ),
             "did you mean values?",
         ),
         (
             "ref_inf: {input_key_remap: {mask: prompt_msk}}",
-            "graph.ref_inf.input_key_remap renames mask, and inference of reference does not read prompt_msk",
+            (
+                "graph.ref_inf.input_key_remap renames mask, and inference of reference "
+                "does not read prompt_msk"
+            ),
             "did you mean prompt_mask?",
         ),
         (
@@ -148,7 +170,10 @@ graph:
         ),
         (
             "critic_inf: {output_key_remap: {values: old}}",
-            "advantages and critic_train read values, which no call produces and the dataset does not bring",
+            (
+                "advantages and critic_train read values, which no call produces and the "
+                "dataset does not bring"
+            ),
             "critic_inf makes it as old: rename it in input_key_remap too",
         ),
         (
@@ -159,7 +184,9 @@ graph:
     ],
 )
 def test_a_wrong_rename_is_one_problem(folder: Path, rename: str, message: str, hint: str):
-    (folder / "bad.yaml").write_text(f"extends: ppo_math\ntrain: {{eval: {{dataset: null}}}}\ngraph: {{{rename}}}\n")
+    (folder / "bad.yaml").write_text(
+        f"extends: ppo_math\ntrain: {{eval: {{dataset: null}}}}\ngraph: {{{rename}}}\n"
+    )
     with pytest.raises(RecipeError) as caught:
         load_recipe("bad.yaml")
     assert [(problem.what, problem.hint) for problem in caught.value.problems] == [(message, hint)]
@@ -173,7 +200,7 @@ def test_a_resolved_recipe_lists_all_keys(folder: Path):
     assert load_recipe("flat.yaml").recipe == resolved.recipe
 
 
-# -- what is read where it is given, whatever interfaces declare ---------------------------------------------
+# -- what is read where it is given, whatever interfaces declare -----------------------------------
 
 NAMES = "abcde"
 KEYS = [f"k{number}" for number in range(6)]
@@ -181,11 +208,16 @@ KEYS = [f"k{number}" for number in range(6)]
 
 @st.composite
 def declared_graphs(draw: st.DrawFn) -> dict[str, tuple[list[str], list[str]]]:
-    """Call → what it writes, and what it reads: always (only keys of earlier calls: no cycle), or if given."""
+    """Call → what it writes, and what it reads: always (only keys of earlier calls: no cycle),
+    or if given."""
     owners = draw(st.lists(st.sampled_from([*NAMES, ""]), min_size=len(KEYS), max_size=len(KEYS)))
     graph = {}
     for position, name in enumerate(NAMES):
-        earlier = [key for key, owner in zip(KEYS, owners, strict=True) if owner and owner in NAMES[:position]]
+        earlier = [
+            key
+            for key, owner in zip(KEYS, owners, strict=True)
+            if owner and owner in NAMES[:position]
+        ]
         needed = draw(st.lists(st.sampled_from(earlier), unique=True)) if earlier else []
         optional = draw(st.lists(st.sampled_from(KEYS), unique=True))
         written = [key for key, owner in zip(KEYS, owners, strict=True) if owner == name]
@@ -193,15 +225,21 @@ def declared_graphs(draw: st.DrawFn) -> dict[str, tuple[list[str], list[str]]]:
     return graph
 
 
-@given(declared=declared_graphs(), order=st.permutations(NAMES), brought=st.sets(st.sampled_from(KEYS)))
+@given(
+    declared=declared_graphs(), order=st.permutations(NAMES), brought=st.sets(st.sampled_from(KEYS))
+)
 def test_optional_reads_never_create_a_cycle(declared: Any, order: list[str], brought: set[str]):
     def constants(_: str, name: str, constant: str) -> Any:
         return {"inference": tuple(declared[name][constant == "READS"])}
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(components, "declared", constants)
-        written = {name: Call.model_validate({"model": "m", "call": "inference", "interface": {"type": name}})
-                   for name in order}  # fmt: skip
+        written = {
+            name: Call.model_validate(
+                {"model": "m", "call": "inference", "interface": {"type": name}}
+            )
+            for name in order
+        }
         calls = call_keys.with_declared_keys(written, brought)
     stages(calls)  # raises for a cycle
     owners = {key: name for name, (keys, _) in declared.items() for key in keys}

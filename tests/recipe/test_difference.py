@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from rlcli.recipe.introspection.difference import Values, differences, grouped, sections_of_one
 
-plain = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.text("ab", max_size=2), st.lists(st.integers(0, 2)))
+plain = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.text("ab", max_size=2),
+    st.lists(st.integers(0, 2)),
+)
 values = st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz")), plain).map(
     lambda of: Values(of, {})
 )
@@ -44,7 +50,9 @@ def test_applying_the_differences_gives_the_other_recipe(left, right):
 @given(values, values)
 def test_groups_hold_every_difference_once(left, right):
     ungrouped = differences(left, right)
-    assert sorted(d.key for group in grouped(ungrouped) for d in group.differences) == sorted(d.key for d in ungrouped)
+    assert sorted(d.key for group in grouped(ungrouped) for d in group.differences) == sorted(
+        d.key for d in ungrouped
+    )
 
 
 def test_true_differs_from_1_but_1_does_not_differ_from_1_0():
@@ -62,5 +70,11 @@ def test_the_same_change_at_several_keys_is_one_group():
 
 
 def test_sections_that_only_one_recipe_has_are_found():
-    before, now = Values({("m", "a", "x"): 1, ("m", "b"): None}, {}), Values({("m", "b", "x"): 1}, {})
-    assert sections_of_one(differences(before, now), before, now) == {"m.a.x": "m.a", "m.b.x": "m.b"}
+    before, now = (
+        Values({("m", "a", "x"): 1, ("m", "b"): None}, {}),
+        Values({("m", "b", "x"): 1}, {}),
+    )
+    assert sections_of_one(differences(before, now), before, now) == {
+        "m.a.x": "m.a",
+        "m.b.x": "m.b",
+    }

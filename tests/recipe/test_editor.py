@@ -14,7 +14,9 @@ OURS = {"./.rlcli/recipe.schema.json": ["recipes/**/*.yaml"]}
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -36,7 +38,10 @@ def test_other_schemas_are_kept(schemas):
 
 
 def test_comments_trailing_commas_and_line_ends_are_kept():
-    text = '// mine\r\n{\r\n  /* "yaml.schemas": {} */\r\n  "a": "// no comment, }", // yes\r\n  "b": [1, 2,],\r\n}\r\n'
+    text = (
+        '// mine\r\n{\r\n  /* "yaml.schemas": {} */\r\n  "a": "// no comment, }", // yes\r\n  '
+        '"b": [1, 2,],\r\n}\r\n'
+    )
     result = with_entry(text)
     assert result is not None
     assert f'\r\n  "{SETTING}": {json.dumps(OURS)},\r\n' in result
@@ -51,7 +56,9 @@ def test_an_entry_is_added_to_empty_settings(text):
     assert with_entry(result) == result
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"a": 1} extra', '{"yaml.schemas": []}', "{'a': 1}", "null"])
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"a": 1} extra', '{"yaml.schemas": []}', "{'a': 1}", "null"]
+)
 def test_unreadable_settings_are_left_alone(text):
     assert with_entry(text) is None
 

@@ -17,7 +17,8 @@ RECIPES = ["ppo_math", "sft_math"]
 
 
 def another_value(value: object) -> str | None:
-    """Another value of the same kind, as an override; None where there is no telling which would be legal."""
+    """Another value of the same kind, as an override; None where there is no telling which would be
+    legal."""
     if isinstance(value, bool):
         return str(not value).lower()
     if isinstance(value, int) and value > 0:
@@ -29,7 +30,10 @@ def another_value(value: object) -> str | None:
 
 @pytest.mark.parametrize(
     ("recipe", "sections"),
-    [("ppo_math", ("generation", "cluster")), ("sft_math", ("train", "cluster", "models", "graph", "log"))],
+    [
+        ("ppo_math", ("generation", "cluster")),
+        ("sft_math", ("train", "cluster", "models", "graph", "log")),
+    ],
 )
 def test_explain_names_the_keys_that_change_topology_or_batch(recipe, sections):
     resolved = load_recipe(recipe)
@@ -87,5 +91,7 @@ def test_an_override_changes_exactly_the_explained_uses(recipe, key):
     explanation = explain(resolved, key)
     assert isinstance(explanation, Explanation)
     after = known_values(load_recipe(recipe, [f"{key}={value / 2}"]))
-    changed = {dotted(path) for path in after if after[path] != before[path] and path[0] in SECTIONS}
+    changed = {
+        dotted(path) for path in after if after[path] != before[path] and path[0] in SECTIONS
+    }
     assert changed - {key} == {use.key for use in explanation.uses} - {key}

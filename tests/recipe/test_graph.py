@@ -16,11 +16,19 @@ KEYS = st.lists(st.sampled_from("abcde"), max_size=3, unique=True)
 def test_accepted_calls_run_after_the_calls_whose_keys_they_read(edges):
     calls = {
         f"n{i}": Call.model_validate(
-            {"model": "m", "call": "inference", "interface": {"type": "x"}, "inputs": ins, "outputs": outs}
+            {
+                "model": "m",
+                "call": "inference",
+                "interface": {"type": "x"},
+                "inputs": ins,
+                "outputs": outs,
+            }
         )
         for i, (ins, outs) in enumerate(edges)
     }
-    recipe = SimpleNamespace(graph=calls, train=SimpleNamespace(microbatches=1, max_tokens_per_microbatch=9))
+    recipe = SimpleNamespace(
+        graph=calls, train=SimpleNamespace(microbatches=1, max_tokens_per_microbatch=9)
+    )
     assume(not graph_problems(calls, None))
     graph = CallGraph(train_graph(recipe))
     order = graph.order()

@@ -23,8 +23,11 @@ def chain(length: int, value: str) -> str:
 
 
 def test_a_reference_as_the_entire_value_keeps_type_and_origin(folder: Path):
-    path = write(folder, "n: {rows: 8, opt: {lr: 1e-3, eps: 1e-6}}\ntrain: {prompts_per_step: '${n.rows}'}\n"
-                 "models: {actor: {backend: {type: fsdp, args: '${n.opt}'}}}\n")  # fmt: skip
+    path = write(
+        folder,
+        "n: {rows: 8, opt: {lr: 1e-3, eps: 1e-6}}\ntrain: {prompts_per_step: '${n.rows}'}\n"
+        "models: {actor: {backend: {type: fsdp, args: '${n.opt}'}}}\n",
+    )
     resolved = load_recipe(path)
     assert resolved.recipe.train.prompts_per_step == 8
     assert resolved.recipe.models["actor"].backend.args == {"lr": 1e-3, "eps": 1e-6}
@@ -55,7 +58,10 @@ def test_a_variable_that_holds_the_word_null_is_text(folder: Path, monkeypatch, 
 
 
 def test_entries_over_a_reference_merge_with_its_target(folder: Path):
-    path = write(folder, "opt: {lr: 1e-3, eps: 1e-6}\nmodels: {actor: {backend: {type: fsdp, args: '${opt}'}}}\n")
+    path = write(
+        folder,
+        "opt: {lr: 1e-3, eps: 1e-6}\nmodels: {actor: {backend: {type: fsdp, args: '${opt}'}}}\n",
+    )
     resolved = load_recipe(path, ["models.actor.backend.args.lr=0.5"])
     assert resolved.recipe.models["actor"].backend.args == {"lr": 0.5, "eps": 1e-6}
 
@@ -119,9 +125,12 @@ def test_a_cycle_is_reported_in_order_and_no_secret_is_printed(folder: Path, mon
         ("generation.stop_token_ids", []),
     ],
 )
-def test_a_reference_to_an_unset_key_gives_the_default_of_the_schema(folder: Path, reference, value):
+def test_a_reference_to_an_unset_key_gives_the_default_of_the_schema(
+    folder: Path, reference, value
+):
     (folder / "top.yaml").write_text(
-        f"extends: small\nmodels: {{actor: {{scratch: {{rope_parameters: {{x: '${{{reference}}}'}}}}}}}}\n"
+        "extends: small\nmodels: {actor: {scratch: {rope_parameters: {x: "
+        f"'${{{reference}}}'}}}}}}}}\n"
     )
     resolved = load_recipe("top.yaml")
     assert resolved.recipe.models["actor"].scratch["rope_parameters"]["x"] == value
@@ -130,13 +139,21 @@ def test_a_reference_to_an_unset_key_gives_the_default_of_the_schema(folder: Pat
 
 def test_a_reference_to_an_unset_section_gives_an_empty_section(folder: Path):
     (folder / "top.yaml").write_text(
-        "extends: small\nmodels: {actor: {scratch: {_replace_: true, model_type: llama, rope_parameters: '${log}'}}}\n"
+        "extends: small\nmodels: {actor: {scratch: {_replace_: true, model_type: llama, "
+        "rope_parameters: '${log}'}}}\n"
     )
     assert load_recipe("top.yaml").recipe.models["actor"].scratch["rope_parameters"] == {}
 
 
 @pytest.mark.parametrize(
-    "reference", ["models.gone.head", "train.prompts", "models.actor.backend.args.lr", "gone", "datasets.train.args.x"]
+    "reference",
+    [
+        "models.gone.head",
+        "train.prompts",
+        "models.actor.backend.args.lr",
+        "gone",
+        "datasets.train.args.x",
+    ],
 )
 def test_a_reference_to_an_unknown_key_is_refused(folder: Path, reference):
     (folder / "top.yaml").write_text(f"extends: small\nseed: ${{{reference}}}\n")

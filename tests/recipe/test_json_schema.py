@@ -31,7 +31,10 @@ def read(text: str):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_shipped_recipe_and_layer_is_valid(validator, name):
-    errors = [(list(e.absolute_path), e.message) for e in validator.iter_errors(read(recipe_names()[name].read_text()))]
+    errors = [
+        (list(e.absolute_path), e.message)
+        for e in validator.iter_errors(read(recipe_names()[name].read_text()))
+    ]
     assert errors == []
 
 
@@ -54,7 +57,10 @@ GOOD = [
     "models: {actor: {backend: {type: fsdp, args: '${optimizer}'}}}",
     "datasets: {train: math-prompts}",
     "datasets: {train: '${data}'}",
-    "graph: {x: {inputs: {_append_: [a]}, interface: {type: ppo-actor, args: {eps_clip: '${clip}'}}}}",
+    (
+        "graph: {x: {inputs: {_append_: [a]}, interface: {type: ppo-actor, args: "
+        "{eps_clip: '${clip}'}}}}"
+    ),
     "graph: {x: {interface: {type: ppo_actor, args: {generation: {top_k: 3}}}}}",
     "train: {steps: '${env:STEPS}', epochs: null}",
     "ppo: {kl_ctl: 0.1, generation: '${generation}'}",
@@ -136,24 +142,37 @@ def test_every_key_has_a_description():
 
     def described(field):
         forms = [field, *field.get("anyOf", [])]
-        refs = [schema["$defs"][form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
+        refs = [
+            schema["$defs"][form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form
+        ]
         return any(
-            "description" in form for form in [field, *(r for r in refs if r is not schema["$defs"]["reference"])]
+            "description" in form
+            for form in [field, *(r for r in refs if r is not schema["$defs"]["reference"])]
         )
 
-    documented = [(path, field) for path, field in fields(schema) if ".then." not in path and ".if." not in path]
+    documented = [
+        (path, field)
+        for path, field in fields(schema)
+        if ".then." not in path and ".if." not in path
+    ]
     assert len(documented) > 150
-    assert [path for path, field in documented if not described(field) and ".else" not in path] == []
+    assert [
+        path for path, field in documented if not described(field) and ".else" not in path
+    ] == []
 
 
 def test_descriptions_come_from_the_source():
     definitions = recipe_schema()["$defs"]
     (argument,) = [a for a in registry.signature("backends", "fsdp").arguments if a.name == "lr"]
-    assert definitions["backends.fsdp"]["properties"]["lr"]["description"] == " ".join(argument.doc.split())
+    assert definitions["backends.fsdp"]["properties"]["lr"]["description"] == " ".join(
+        argument.doc.split()
+    )
     assert definitions["backends.fsdp"]["properties"]["lr"]["default"] == argument.default
 
 
-@pytest.mark.parametrize("name", ["train", "train.eval", "models.actor.mesh", "ppo_actor", "ppo-actor", "fsdp", "ppo"])
+@pytest.mark.parametrize(
+    "name", ["train", "train.eval", "models.actor.mesh", "ppo_actor", "ppo-actor", "fsdp", "ppo"]
+)
 def test_the_schema_of_a_section_or_component_stands_alone(name):
     schema = schema_of(name)
     Draft202012Validator.check_schema(schema)
@@ -162,7 +181,9 @@ def test_the_schema_of_a_section_or_component_stands_alone(name):
     assert not Draft202012Validator(schema).is_valid({"no_such_key": 1})
 
 
-@pytest.mark.parametrize(("name", "near"), [("trian", "train"), ("ppo_acter", "ppo_actor"), ("train.evl", None)])
+@pytest.mark.parametrize(
+    ("name", "near"), [("trian", "train"), ("ppo_acter", "ppo_actor"), ("train.evl", None)]
+)
 def test_an_unknown_section_or_component_is_refused(name, near):
     with pytest.raises(UsageError) as caught:
         schema_of(name)

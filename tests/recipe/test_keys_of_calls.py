@@ -1,4 +1,5 @@
-"""A call's inputs and outputs against what the class of its interface declares that it reads and writes."""
+"""A call's inputs and outputs against what the class of its interface declares that it reads and
+writes."""
 
 from __future__ import annotations
 
@@ -47,8 +48,10 @@ def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None,
         (
             "graph: {critic_train: {inputs: [rewards]}}",
             "2:32",
-            "graph.critic_train lacks the input packed_input_ids, values, returns, loss_mask, which train_step of "
-            "ppo_critic reads",
+            (
+                "graph.critic_train lacks the input packed_input_ids, values, returns, loss_mask, "
+                "which train_step of ppo_critic reads"
+            ),
             "add all to its inputs",
         ),
         (
@@ -60,7 +63,10 @@ def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None,
         (
             "graph: {critic_inf: {outputs: [values, entropy]}}",
             "2:40",
-            "graph.critic_inf lists the output entropy, which inference of ppo_critic does not write",
+            (
+                "graph.critic_inf lists the output entropy, which inference of "
+                "ppo_critic does not write"
+            ),
             "it writes values",
         ),
         (
@@ -72,7 +78,10 @@ def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None,
         (
             "train: {eval: {graph: {eval_reward: {inputs: [packed_input_ids]}}}}",
             "2:46",
-            "train.eval.graph.eval_reward lacks the input prompt_mask, which inference of math_reward reads",
+            (
+                "train.eval.graph.eval_reward lacks the input prompt_mask, which "
+                "inference of math_reward reads"
+            ),
             "add it to its inputs (eval_gen makes it)",
         ),
         (
@@ -83,7 +92,9 @@ def problems(text: str, folder: Path, *overrides: str) -> list[tuple[str | None,
         ),
     ],
 )
-def test_wrong_keys_are_one_problem_with_a_hint(folder: Path, text: str, where: str | None, message: str, hint: str):
+def test_wrong_keys_are_one_problem_with_a_hint(
+    folder: Path, text: str, where: str | None, message: str, hint: str
+):
     (problem,) = problems(text, folder)
     assert problem[1:] == (message, hint)
     assert where is None or problem[0] == f"bad.yaml:{where}"
@@ -107,7 +118,9 @@ def test_arguments_decide_which_keys_are_read(folder: Path):
     assert problem[2] == "add it to its inputs, or change recompute_logprob"
     without = f"graph.advantages.inputs=[{ROLLOUT}, rewards, values]"
     load_recipe("ppo_math", ["ppo.kl_ctl=0.0", without])
-    load_recipe("ppo_math", ["ppo.disable_value=true", without.replace(", values", ", packed_ref_logprobs")])
+    load_recipe(
+        "ppo_math", ["ppo.disable_value=true", without.replace(", values", ", packed_ref_logprobs")]
+    )
 
 
 def test_renamed_keys_are_compared_under_the_interfaces_names(folder: Path):
@@ -138,7 +151,13 @@ model_api.register_interface("silent", Silent)
 
 
 @pytest.mark.parametrize(
-    "declaration", ["", 'READS = {"train_step": ("x",)}', "READS = WRITES = make()", 'READS = {"inference": ("a if",)}']
+    "declaration",
+    [
+        "",
+        'READS = {"train_step": ("x",)}',
+        "READS = WRITES = make()",
+        'READS = {"inference": ("a if",)}',
+    ],
 )
 def test_keys_of_an_interface_without_declarations_must_be_listed(folder: Path, declaration: str):
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
@@ -148,19 +167,31 @@ def test_keys_of_an_interface_without_declarations_must_be_listed(folder: Path, 
     text = f"graph: {{reward_inf: {{interface: {{_replace_: true, type: silent}}, {lists}}}}}\n"
     (folder / "good.yaml").write_text(f"extends: ppo_math\n{text}")
     load_recipe("good.yaml")
-    (folder / "bad.yaml").write_text("extends: good.yaml\ngraph: {reward_inf: {inputs: null, outputs: null}}\n")
+    (folder / "bad.yaml").write_text(
+        "extends: good.yaml\ngraph: {reward_inf: {inputs: null, outputs: null}}\n"
+    )
     with pytest.raises(RecipeError) as caught:
         load_recipe("bad.yaml")
     (problem,) = caught.value.problems  # the evaluation's call is the same one
     assert (problem.code, problem.where) == ("R39", "good.yaml:2:57")
-    assert problem.what.startswith("graph.reward_inf lists no inputs and no outputs, and silent does not declare")
+    assert problem.what.startswith(
+        "graph.reward_inf lists no inputs and no outputs, and silent does not declare"
+    )
     assert problem.hint is not None
     assert problem.hint.startswith("list the keys, or declare them in its class: READS = {")
 
 
 def test_conditional_entries_are_resolved_with_the_arguments():
     arguments = {"kl": 0.1, "off": 0, "text": "response", "none": None}
-    entries = ["a", "b if kl", "c if off", "d unless none", "e if text=full", "e if text=response", "f if given"]
+    entries = [
+        "a",
+        "b if kl",
+        "c if off",
+        "d unless none",
+        "e if text=full",
+        "e if text=response",
+        "f if given",
+    ]
     keys = declared_keys([*entries, "g unless unknown", "b if given"], arguments.__getitem__)
     due_to = {"b": "kl", "d": "none", "e": "text"}
     assert keys == DeclaredKeys(("a", "b", "d", "e"), ("c", "f", "g"), due_to, if_given=("f", "g"))
@@ -171,9 +202,18 @@ def test_conditional_entries_are_resolved_with_the_arguments():
 
 def test_entries_can_take_keys_from_an_argument():
     arguments = {"weights": {"a": 1.0, "b": 0.1}, "listed": ["c"], "number": 3}
-    entries = ["d", "each of weights", "each of listed", "each of number", "each of unknown", "b if given"]
+    entries = [
+        "d",
+        "each of weights",
+        "each of listed",
+        "each of number",
+        "each of unknown",
+        "b if given",
+    ]
     keys = declared_keys(entries, arguments.__getitem__)
-    assert keys == DeclaredKeys(("d", "a", "b", "c"), (), {"a": "weights", "b": "weights", "c": "listed"})
+    assert keys == DeclaredKeys(
+        ("d", "a", "b", "c"), (), {"a": "weights", "b": "weights", "c": "listed"}
+    )
     for entry in ("each of", "each of a b", "each weights"):
         with pytest.raises(ValueError, match="is not a valid key"):
             declared_keys([entry], arguments.__getitem__)
@@ -186,13 +226,16 @@ def test_declarations_of_base_classes_are_inherited():
         interface = registry.load("interfaces", name)()
         assert set(read) >= {"train_step", "inference"}
         for call, entries in read.items():
-            assert interface.reads(call) == declared_keys(entries, lambda key, of=interface: getattr(of, key))
+            assert interface.reads(call) == declared_keys(
+                entries, lambda key, of=interface: getattr(of, key)
+            )
     assert interface.writes("train_step") is None
 
 
 @pytest.mark.parametrize("base", ["ppo", "grpo"])
 def test_an_adaptive_penalty_with_staleness_needs_recomputed_log_probs(base):
-    """The KL of the trained policy, which it follows, is otherwise known only after the loss has used the weight."""
+    """The KL of the trained policy, which it follows, is otherwise known only after the loss has
+    used the weight."""
     adaptive = [f"{base}.adaptive_kl_ctl=true"]
     stale = [*adaptive, "train.max_staleness=1"]
     load_recipe(f"{base}_math", adaptive)

@@ -23,13 +23,18 @@ def lay(*texts: str):
     problems = Problems()
     tree = None
     for text in texts:
-        tree = merge(tree, spell_out_types(parse(textwrap.dedent(text), "l.yaml", problems)), problems)
+        tree = merge(
+            tree, spell_out_types(parse(textwrap.dedent(text), "l.yaml", problems)), problems
+        )
     assert [p.code for p in problems.reported] == []
     return plain(tree)
 
 
 def test_mappings_merge_and_the_rest_is_replaced():
-    assert lay("a: {x: 1, y: [1, 2]}\nb: 2", "a: {y: [3], z: 4}") == {"a": {"x": 1, "y": [3], "z": 4}, "b": 2}
+    assert lay("a: {x: 1, y: [1, 2]}\nb: 2", "a: {y: [3], z: 4}") == {
+        "a": {"x": 1, "y": [3], "z": 4},
+        "b": 2,
+    }
     assert lay("a: {x: 1}", "a: 5") == {"a": 5}
     assert lay("a: 5", "a: {x: 1}") == {"a": {"x": 1}}
     assert lay("a: {x: 1}", "a: null") == {"a": None}
@@ -41,12 +46,18 @@ def test_replace_and_append_markers_are_applied():
     assert lay("b: 1", "a: {_append_: [2]}") == {"b": 1, "a": [2]}
 
 
-@pytest.mark.parametrize("override", ["seed=", "seed=  ", "log={dir: }", "generation.stop_token_ids=[1, {a: }]"])
+@pytest.mark.parametrize(
+    "override", ["seed=", "seed=  ", "log={dir: }", "generation.stop_token_ids=[1, {a: }]"]
+)
 def test_an_empty_override_is_refused_and_an_explicit_null_accepted(folder: Path, override):
     with pytest.raises(RecipeError) as caught:
         load_recipe("small", [override])
-    assert [(problem.code, problem.where) for problem in caught.value.problems] == [("R40", "command line")]
-    load_recipe("small", ["models.actor.devices=null", 'log.dir="logs"', "generation.stop_token_ids=[]"])
+    assert [(problem.code, problem.where) for problem in caught.value.problems] == [
+        ("R40", "command line")
+    ]
+    load_recipe(
+        "small", ["models.actor.devices=null", 'log.dir="logs"', "generation.stop_token_ids=[]"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,24 +85,35 @@ def test_a_marker_at_the_top_level_is_refused(refusal):
 
 def test_a_component_with_another_type_loses_its_arguments():
     base = "models: {a: {backend: {type: fsdp, args: {lr: 1}}}}"
-    assert lay(base, "models: {a: {backend: {args: {eps: 2}}}}")["models"]["a"]["backend"]["args"] == {
+    assert lay(base, "models: {a: {backend: {args: {eps: 2}}}}")["models"]["a"]["backend"][
+        "args"
+    ] == {
         "lr": 1,
         "eps": 2,
     }
-    assert lay(base, "models: {a: {backend: {type: fsdp, args: {eps: 2}}}}")["models"]["a"]["backend"] == {
-        "type": "fsdp", "args": {"lr": 1, "eps": 2},
-    }  # fmt: skip
-    assert lay(base, "models: {a: {backend: inference}}")["models"]["a"]["backend"] == {"type": "inference"}
+    assert lay(base, "models: {a: {backend: {type: fsdp, args: {eps: 2}}}}")["models"]["a"][
+        "backend"
+    ] == {
+        "type": "fsdp",
+        "args": {"lr": 1, "eps": 2},
+    }
+    assert lay(base, "models: {a: {backend: inference}}")["models"]["a"]["backend"] == {
+        "type": "inference"
+    }
 
 
 def test_text_names_the_type_of_a_component():
-    assert lay("launch: local", "launch: {max_restarts: 2}") == {"launch": {"type": "local", "max_restarts": 2}}
+    assert lay("launch: local", "launch: {max_restarts: 2}") == {
+        "launch": {"type": "local", "max_restarts": 2}
+    }
     assert lay("name: local") == {"name": "local"}
 
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["x", "y", "1.10", "on"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 MAPPINGS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
@@ -142,7 +164,7 @@ def test_every_value_of_the_upper_layer_wins(lower, upper):
             assert value == plain(node)
 
 
-# -- finding layers --------------------------------------------------------------------------------------
+# -- finding layers --------------------------------------------------------------------------------
 
 
 def test_layers_are_ordered_lowest_first_and_shared_layers_occur_once(folder: Path):
@@ -151,7 +173,12 @@ def test_layers_are_ordered_lowest_first_and_shared_layers_occur_once(folder: Pa
     (folder / "sub" / "b.yaml").write_text("seed: 3\n")
     (folder / "top.yaml").write_text("extends: [a.yaml, small, sub/b]\n")
     resolved = load_recipe("top")
-    assert [layer.label for layer in resolved.layers] == ["small.yaml", "a.yaml", "sub/b.yaml", "top.yaml"]
+    assert [layer.label for layer in resolved.layers] == [
+        "small.yaml",
+        "a.yaml",
+        "sub/b.yaml",
+        "top.yaml",
+    ]
     assert resolved.recipe.seed == 3
     assert resolved.recipe.name == "top"
 
@@ -159,18 +186,31 @@ def test_layers_are_ordered_lowest_first_and_shared_layers_occur_once(folder: Pa
 def test_built_in_layers_are_found_from_anywhere(folder: Path):
     (folder / "mine.yaml").write_text("extends: sft_math\nseed: 9\n")
     resolved = load_recipe("mine.yaml")
-    assert [layer.label for layer in resolved.layers] == ["base/sft.yaml", "sft_math.yaml", "mine.yaml"]
+    assert [layer.label for layer in resolved.layers] == [
+        "base/sft.yaml",
+        "sft_math.yaml",
+        "mine.yaml",
+    ]
 
 
 @pytest.mark.parametrize(
     ("ref", "code"),
     [
         ("none", "R51"),
-        ("../small", "R55"), ("/etc/passwd", "R55"), ("~/x", "R55"), ("file:///etc/x", "R55"),
-        ("https://x.org/a.yaml", "R55"), ("sub/../../small", "R55"), ("${env:HOME}", "R55"), ("[1]", "R37"),
-        ("{a: 1}", "R37"), ("''", "R37"), ("bad", "R52"), ("linked", "R55"),
+        ("../small", "R55"),
+        ("/etc/passwd", "R55"),
+        ("~/x", "R55"),
+        ("file:///etc/x", "R55"),
+        ("https://x.org/a.yaml", "R55"),
+        ("sub/../../small", "R55"),
+        ("${env:HOME}", "R55"),
+        ("[1]", "R37"),
+        ("{a: 1}", "R37"),
+        ("''", "R37"),
+        ("bad", "R52"),
+        ("linked", "R55"),
     ],
-)  # fmt: skip
+)
 def test_invalid_layer_references_are_refused(folder: Path, refusal, ref, code):
     (folder.parent / f"{folder.name}-outside.yaml").write_text("seed: 1\n")
     (folder / "linked.yaml").symlink_to(folder.parent / f"{folder.name}-outside.yaml")
@@ -198,18 +238,27 @@ def test_a_missing_layer_is_reported_with_its_chain(folder: Path):
     assert "pulled in by a.yaml:1" in str(caught.value)
 
 
-# -- overrides -------------------------------------------------------------------------------------------
+# -- overrides -------------------------------------------------------------------------------------
 
 
 def test_overrides_win_over_all_layers(folder: Path):
     resolved = load_recipe(
         "small.yaml",
-        ["train.steps=7", "models.actor.scratch.rope_parameters.x=a=b", "launch=local", "launch.max_restarts=2",
-         "graph.sft_train.inputs=[packed_input_ids, prompt_mask]", "models.actor.backend.args={lr: 1e-3}"],
-    )  # fmt: skip
+        [
+            "train.steps=7",
+            "models.actor.scratch.rope_parameters.x=a=b",
+            "launch=local",
+            "launch.max_restarts=2",
+            "graph.sft_train.inputs=[packed_input_ids, prompt_mask]",
+            "models.actor.backend.args={lr: 1e-3}",
+        ],
+    )
     recipe = resolved.recipe
     assert recipe.train.steps == 7
-    assert recipe.models["actor"].scratch == {"model_type": "llama", "rope_parameters": {"x": "a=b"}}
+    assert recipe.models["actor"].scratch == {
+        "model_type": "llama",
+        "rope_parameters": {"x": "a=b"},
+    }
     assert (recipe.launch.type, recipe.launch.max_restarts) == ("local", 2)
     assert str(resolved.origin("train.steps")) == "command line"
 
@@ -242,11 +291,13 @@ def test_a_hash_or_colon_in_an_override_is_text(folder: Path):
     assert load_recipe("small.yaml", ["log.dir=runs #1: x"]).recipe.log.dir == "runs #1: x"
 
 
-# -- origins ---------------------------------------------------------------------------------------------
+# -- origins ---------------------------------------------------------------------------------------
 
 
 def test_the_origin_of_every_value_is_where_it_was_written(folder: Path):
-    (folder / "top.yaml").write_text("extends: small\nblock: {steps: 9}\ntrain:\n  steps: ${block.steps}\n")
+    (folder / "top.yaml").write_text(
+        "extends: small\nblock: {steps: 9}\ntrain:\n  steps: ${block.steps}\n"
+    )
     resolved = load_recipe("top.yaml", ["seed=4"])
     lines = {name: (folder / name).read_text().splitlines() for name in ("top.yaml", "small.yaml")}
     for key, origin in resolved.origins.items():
@@ -264,7 +315,9 @@ def test_the_origin_of_every_value_is_where_it_was_written(folder: Path):
 
 
 def test_history_lists_every_value_that_a_key_had(folder: Path):
-    (folder / "mid.yaml").write_text("extends: small\nblock: {n: 9}\ntrain: {steps: '${block.n}'}\n")
+    (folder / "mid.yaml").write_text(
+        "extends: small\nblock: {n: 9}\ntrain: {steps: '${block.n}'}\n"
+    )
     (folder / "top.yaml").write_text("extends: mid\nblock: {n: 10}\n")
     history = load_recipe("top.yaml", ["block.n=11"]).history("train.steps")
     assert [(str(s.mark), s.value, s.via) for s in history] == [

@@ -60,7 +60,10 @@ REPOSITORY = Path(__file__).parents[2]
         ("models: {spare: {init: actor}}\n", ("R71", "bad.yaml:2:10")),
         ("graph: {sft_train: {model: actr}}\n", ("R71", "bad.yaml:2:28")),
         ("graph: {sft_train: {call: generate}}\n", ("R71", "bad.yaml:2:27")),
-        ("graph: {sft_train: {inputs: [packed_input_ids, prompt_mesk]}}\n", ("R71", "bad.yaml:2:48")),
+        (
+            "graph: {sft_train: {inputs: [packed_input_ids, prompt_mesk]}}\n",
+            ("R71", "bad.yaml:2:48"),
+        ),
         ("graph: {sft_train: {outputs: [packed_input_ids]}}\n", ("R71", "bad.yaml:2:31")),
         ("train: {epochs: 2}\n", ("R47", "bad.yaml:2:17")),
         ("train: {steps: null}\n", ("R39", "bad.yaml:2:1")),
@@ -88,9 +91,14 @@ def test_a_cycle_of_init_is_refused(refusal):
 
 
 def test_all_problems_are_reported_in_the_order_of_their_lines(refusal):
-    text = "train: {stpes: 3, shuffle: yes}\nsed: 1\nlaunch: locl\ngraph: {sft_train: {interface: stf}}\n"
+    text = (
+        "train: {stpes: 3, shuffle: yes}\nsed: 1\nlaunch: locl\ngraph: "
+        "{sft_train: {interface: stf}}\n"
+    )
     reported = refusal(TOP + text)
-    assert [where for _, where in reported] == [f"bad.yaml:{p}" for p in ("2:9", "2:28", "3:1", "4:9", "5:32")]
+    assert [where for _, where in reported] == [
+        f"bad.yaml:{p}" for p in ("2:9", "2:28", "3:1", "4:9", "5:32")
+    ]
 
 
 def test_a_misspelt_key_is_not_also_reported_as_missing(refusal):
@@ -101,11 +109,17 @@ def test_a_mistake_that_a_reference_spreads_is_reported_once(folder: Path):
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["ppo.kl_cof=0.1"])
     (problem,) = caught.value.problems
-    assert (problem.code, problem.where, problem.hint) == ("R42", "command line", "did you mean kl_ctl?")
+    assert (problem.code, problem.where, problem.hint) == (
+        "R42",
+        "command line",
+        "did you mean kl_ctl?",
+    )
 
 
 def test_numbers_and_words_are_text_where_text_is_expected(folder: Path):
-    (folder / "top.yaml").write_text(TOP + "name: 1.10\nlog: {dir: on}\nmodels: {actor: {devices: 0}}\n")
+    (folder / "top.yaml").write_text(
+        TOP + "name: 1.10\nlog: {dir: on}\nmodels: {actor: {devices: 0}}\n"
+    )
     recipe = load_recipe("top.yaml").recipe
     assert (recipe.name, recipe.log.dir, recipe.models["actor"].devices) == ("1.10", "on", "0")
 
@@ -134,7 +148,7 @@ def test_hostile_text_is_data_and_is_escaped_in_messages(folder: Path):
     assert "\x1b" not in str(caught.value)
 
 
-# -- files -----------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def test_a_missing_model_folder_is_reported(folder: Path):
@@ -153,17 +167,21 @@ def test_dataset_files_are_searched_next_to_the_recipe_too(folder: Path):
         load_recipe("sub/top.yaml")
     assert (caught.value.exit_code, caught.value.where) == (4, "sub/top.yaml:2:54")
     (folder / "sub" / "rows.jsonl").write_text("")
-    assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == str(folder / "sub" / "rows.jsonl")
+    assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == str(
+        folder / "sub" / "rows.jsonl"
+    )
     (folder / "rows.jsonl").write_text("")
     assert load_recipe("sub/top.yaml").recipe.datasets["train"].args["path"] == "rows.jsonl"
 
 
 def test_backend_files_are_found_next_to_the_recipe_and_links_are_kept(folder: Path):
-    """A virtual environment's Python is a link to another one, which knows nothing of the environment."""
+    """A virtual environment's Python is a link to another one,
+    which knows nothing of the environment."""
     (folder / "sub" / "venv").mkdir(parents=True)
     (folder / "python").write_text("")
     (folder / "sub" / "top.yaml").write_text(
-        "extends: ppo_math\nmodels: {actor: {rollout: {backend: {type: sglang, args: {python: venv/python}}}}}\n"
+        "extends: ppo_math\nmodels: {actor: {rollout: {backend: {type: sglang, args: "
+        "{python: venv/python}}}}}\n"
     )
     with pytest.raises(ResourceError, match="there is no venv/python") as caught:
         load_recipe("sub/top.yaml")
@@ -181,10 +199,13 @@ def test_backend_files_are_found_next_to_the_recipe_and_links_are_kept(folder: P
 
 
 def test_a_hub_id_needs_no_folder(folder: Path):
-    assert load_recipe("ppo_math", ["models.actor.path=owner/name"]).recipe.models["actor"].path == "owner/name"
+    assert (
+        load_recipe("ppo_math", ["models.actor.path=owner/name"]).recipe.models["actor"].path
+        == "owner/name"
+    )
 
 
-# -- round trips -----------------------------------------------------------------------------------------
+# -- round trips -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["ppo_math", "sft_math"])
@@ -209,13 +230,14 @@ def test_shipped_recipes_begin_with_two_comment_lines():
 
 KEY_TEXT = st.text(st.characters(whitelist_categories=("Ll", "Nd")), min_size=1)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63) + 1, 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(blacklist_categories=("Cs", "Cc", "Cf", "Cn", "Zl", "Zp"))),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(KEY_TEXT, inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEY_TEXT, inner, max_size=3),
     max_leaves=10,
-)  # fmt: skip
+)
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON, min_size=1))
@@ -227,13 +249,21 @@ def test_any_value_is_dumped_and_loaded_unchanged(folder: Path, value):
     from rlcli.recipe.parsing.write import to_yaml
 
     (folder / "dumped.yaml").write_text(to_yaml(base), encoding="utf-8")
-    assert load_recipe("dumped.yaml").recipe.models["actor"].scratch == base["models"]["actor"]["scratch"]
+    assert (
+        load_recipe("dumped.yaml").recipe.models["actor"].scratch
+        == base["models"]["actor"]["scratch"]
+    )
 
 
 VALID = (REPOSITORY / "recipes" / "ppo_math.yaml").read_bytes()
 
 
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass"))))
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")),
+    )
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_bytes_give_a_recipe_or_a_recipe_error(folder: Path, raw):
     (folder / "any.yaml").write_bytes(raw)
@@ -242,7 +272,9 @@ def test_any_bytes_give_a_recipe_or_a_recipe_error(folder: Path, raw):
 
 
 @given(st.integers(0, len(VALID) - 1), st.binary(max_size=3), st.integers(0, 4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 def test_any_mutation_gives_a_recipe_or_an_rlcli_error(folder: Path, position, inserted, removed):
     (folder / "any.yaml").write_bytes(VALID[:position] + inserted + VALID[position + removed :])
     with suppress(RecipeError, ModelError):
@@ -250,13 +282,15 @@ def test_any_mutation_gives_a_recipe_or_an_rlcli_error(folder: Path, position, i
 
 
 @given(st.lists(st.text(max_size=20), max_size=3))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 def test_any_override_gives_a_recipe_or_a_recipe_error(folder: Path, overrides):
     with suppress(RecipeError):
         load_recipe("small.yaml", overrides)
 
 
-# -- warm starts -----------------------------------------------------------------------------------------
+# -- warm starts -----------------------------------------------------------------------------------
 
 
 def test_the_chain_of_warm_starts_is_in_order(folder: Path):
@@ -275,17 +309,21 @@ def test_the_chain_of_warm_starts_is_in_order(folder: Path):
     [("recipe:gone#actor", "R51"), ("recipe:small#critic", "R51"), ("recipe:c#actor", "R52")],
 )
 def test_impossible_warm_starts_are_refused(folder: Path, path, code):
-    (folder / "c.yaml").write_text(f"extends: small\nmodels: {{actor: {{scratch: null, path: '{path}'}}}}\n")
+    (folder / "c.yaml").write_text(
+        f"extends: small\nmodels: {{actor: {{scratch: null, path: '{path}'}}}}\n"
+    )
     with pytest.raises(RecipeError) as caught:
         chain(load_recipe("c.yaml"))
     assert [(p.code, p.where) for p in caught.value.problems] == [(code, "c.yaml:2:39")]
 
 
 def test_a_warm_start_without_a_role_is_refused(refusal):
-    assert ("R45", "bad.yaml:2:39") in refusal(TOP + "models: {actor: {scratch: null, path: 'recipe:sft_math'}}\n")
+    assert ("R45", "bad.yaml:2:39") in refusal(
+        TOP + "models: {actor: {scratch: null, path: 'recipe:sft_math'}}\n"
+    )
 
 
-# -- calls -----------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def test_a_classifier_replaces_the_reward_of_ppo(folder: Path):
@@ -297,8 +335,10 @@ def test_a_classifier_replaces_the_reward_of_ppo(folder: Path):
     )
     call = load_recipe("sentiment.yaml").recipe.graph["reward_inf"]
     assert (call.interface.type, call.interface.args, call.outputs) == (
-        "hf_reward", {"path": "me/classifier"}, ["rewards"],
-    )  # fmt: skip
+        "hf_reward",
+        {"path": "me/classifier"},
+        ["rewards"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,31 +362,46 @@ def test_impossible_hooks_are_refused(override, word):
 
 
 def test_a_reference_may_follow_the_actor():
-    overrides = ["graph.actor_train.hooks={copy_to: ref, eta: 0.1}", "graph.ref_inf.hooks.offload=true"]
+    overrides = [
+        "graph.actor_train.hooks={copy_to: ref, eta: 0.1}",
+        "graph.ref_inf.hooks.offload=true",
+    ]
     calls = {mfc.name: mfc for mfc in train_graph(load_recipe("ppo_math", overrides).recipe)}
     assert calls["actor_train"].post_hooks == (ParamReallocHook(target="ref", eta=0.1),)
     assert calls["ref_inf"].post_hooks == (OffloadHook(),)
 
 
 def test_a_moving_average_needs_weights_in_float32():
-    overrides = ["graph.actor_train.hooks={copy_to: ref, eta: 0.1}", "models.ref.backend.args.dtype=bfloat16"]
+    overrides = [
+        "graph.actor_train.hooks={copy_to: ref, eta: 0.1}",
+        "models.ref.backend.args.dtype=bfloat16",
+    ]
     with pytest.raises(RecipeError, match="would stand still") as caught:
         load_recipe("ppo_math", overrides)
-    assert caught.value.problems[0].hint == "use models.ref.backend.args.dtype=auto, which holds them in float32"
+    assert (
+        caught.value.problems[0].hint
+        == "use models.ref.backend.args.dtype=auto, which holds them in float32"
+    )
     load_recipe("ppo_math", [overrides[0], "models.ref.backend.args.dtype=float32"])
     load_recipe("ppo_math", ["graph.actor_train.hooks={copy_to: ref}", overrides[1]])
 
 
 @pytest.mark.parametrize("call", ["critic_inf", "critic_train"])
 def test_calls_that_share_an_interface_need_the_same_arguments(folder: Path, call):
-    """Two instances would each have a value normaliser of their own, and values would be wrong from step 2 on."""
-    with pytest.raises(RecipeError, match="critic_inf and critic_train share the interface ppo_critic") as caught:
+    """Two instances would each have a value normaliser of their own,
+    and values would be wrong from step 2 on."""
+    with pytest.raises(
+        RecipeError, match="critic_inf and critic_train share the interface ppo_critic"
+    ) as caught:
         load_recipe("ppo_math", [f"graph.{call}.interface.args.minibatches=8"])
     assert [problem.where for problem in caught.value.problems] == ["command line"]
 
 
 def test_calls_without_state_may_differ_in_their_arguments(folder: Path):
     interface = "interface: {type: reference, args: {temperature: 0.5}}"
-    second = f"{{model: ref, call: inference, {interface}, output_key_remap: {{packed_ref_logprobs: cold}}}}"
+    second = (
+        f"{{model: ref, call: inference, {interface}, output_key_remap: "
+        "{packed_ref_logprobs: cold}}"
+    )
     load_recipe("ppo_math", [f"graph.cold_inf={second}"])
     load_recipe("ppo_math", ["train.eval.graph.eval_gen.interface.args.generation.greedy=false"])

@@ -1,4 +1,5 @@
-"""`rlcli migrate` rewrites recipes of format 1: what they mean and what they look like otherwise stays."""
+"""`rlcli migrate` rewrites recipes of format 1: what they mean and what they look like otherwise
+stays."""
 
 from __future__ import annotations
 
@@ -136,25 +137,44 @@ def test_a_graph_on_one_line():
 
 @pytest.mark.parametrize("reference", ['"${ppo}"', "'${ppo}'", "${ppo}"])
 def test_a_reference_is_given_to_the_new_call_too(reference: str):
-    text = graph(actor_train=f"\n    call: train_step\n    interface:\n      type: ppo_actor\n      args: {reference}")
+    text = graph(
+        actor_train=(
+            "\n    call: train_step\n    interface:\n      type: "
+            f"ppo_actor\n      args: {reference}"
+        )
+    )
     migration = migrate(text + "ppo: {kl_ctl: 0.3}\n")
     assert args_of(migration) == {"gae": "${ppo}", "actor_train": "${ppo}"}
     assert yaml.safe_load(migration.text)["ppo"] == {"kl_ctl": 0.3}
 
 
 def test_values_of_any_kind_are_moved_as_they_are():
-    values = "{kl_ctl: 1e-3, kl_in: 'loss', adv_norm: no, overlong_limit: '${generation.max_new_tokens}'}"
-    block = graph(actor_train="\n    call: train_step\n    interface:\n      type: ppo_actor\n      args:\n")
-    entries = values.strip("{}").replace("'${generation.max_new_tokens}'", "${generation.max_new_tokens}").split(", ")
+    values = (
+        "{kl_ctl: 1e-3, kl_in: 'loss', adv_norm: no, overlong_limit: "
+        "'${generation.max_new_tokens}'}"
+    )
+    block = graph(
+        actor_train="\n    call: train_step\n    interface:\n      type: ppo_actor\n      args:\n"
+    )
+    entries = (
+        values.strip("{}")
+        .replace("'${generation.max_new_tokens}'", "${generation.max_new_tokens}")
+        .split(", ")
+    )
     lines = "".join(f"        {entry}\n" for entry in entries)
     expected = yaml.safe_load(values)
     assert args_of(migrate(block + lines))["gae"] == expected
-    assert args_of(migrate(graph(actor_train=call("train_step", "ppo_actor", values))))["gae"] == expected
+    assert (
+        args_of(migrate(graph(actor_train=call("train_step", "ppo_actor", values))))["gae"]
+        == expected
+    )
 
 
 @pytest.mark.parametrize("args", [None, "{}", "{eps_clip: 0.1}", "{loss_aggregation: token}"])
 def test_grpo_becomes_a_policy_with_the_default_that_grpo_had(args: str | None):
-    migration = migrate(graph(gen=call("generate", "grpo", args), train=call("train_step", "grpo", args)))
+    migration = migrate(
+        graph(gen=call("generate", "grpo", args), train=call("train_step", "grpo", args))
+    )
     arguments = yaml.safe_load(args or "{}")
     assert args_of(migration) == {
         "gen": {"loss_aggregation": "sequence", **arguments},
@@ -179,12 +199,21 @@ def test_a_block_of_grpo_gets_the_default_that_grpo_had(block: str, expected: di
 
 
 def test_a_profile_does_not_set_what_the_layer_below_decides():
-    text = graph(actor_inf=call("inference", "grpo", '"${grpo}"')) + "grpo: {use_decoupled_loss: true}\n"
+    text = (
+        graph(actor_inf=call("inference", "grpo", '"${grpo}"'))
+        + "grpo: {use_decoupled_loss: true}\n"
+    )
     migrated = yaml.safe_load(migrate(text).text)
     assert migrated["grpo"] == {"use_decoupled_loss": True}
     assert list(migrated["graph"]) == ["actor_inf"]
-    extending = "extends: base\n" + graph(train=call("train_step", "grpo", '"${grpo}"')) + "grpo: {kl_ctl: 0.1}\n"
-    assert yaml.safe_load(migrate(extending, below=["group_relative"]).text)["grpo"] == {"kl_ctl": 0.1}
+    extending = (
+        "extends: base\n"
+        + graph(train=call("train_step", "grpo", '"${grpo}"'))
+        + "grpo: {kl_ctl: 0.1}\n"
+    )
+    assert yaml.safe_load(migrate(extending, below=["group_relative"]).text)["grpo"] == {
+        "kl_ctl": 0.1
+    }
 
 
 def test_a_recipe_that_says_it_is_of_today_stays():
@@ -202,15 +231,43 @@ def test_no_call_is_inserted_where_a_layer_below_has_one():
 @pytest.mark.parametrize(
     ("actor", "critic", "message", "where"),
     [
-        ("{kl_ctl: 0.1}", "{kl_ctl: 0.2}", "kl_ctl is 0.1 in actor (mine:2:87) and 0.2 in critic (mine:3:89)", "3:89"),
-        ("{}", "{gae_lambda: 0.5}", "gae_lambda is 0.5 in critic (mine:3:93) and 1.0 in actor (the default)", "3:93"),
-        ('"${a}"', '"${b}"', 'calls have different arguments for what gae computes once: "${a}", "${b}"', "2:3"),
-        ('"${a}"', "{kl_ctl: 0.1}", 'calls have different arguments for what gae computes once: "${a}", kl_ctl', "2:3"),
-        ("{generation_size: 8}", "{}", "generation_size of graph.actor has another meaning now", "2:79"),
+        (
+            "{kl_ctl: 0.1}",
+            "{kl_ctl: 0.2}",
+            "kl_ctl is 0.1 in actor (mine:2:87) and 0.2 in critic (mine:3:89)",
+            "3:89",
+        ),
+        (
+            "{}",
+            "{gae_lambda: 0.5}",
+            "gae_lambda is 0.5 in critic (mine:3:93) and 1.0 in actor (the default)",
+            "3:93",
+        ),
+        (
+            '"${a}"',
+            '"${b}"',
+            'calls have different arguments for what gae computes once: "${a}", "${b}"',
+            "2:3",
+        ),
+        (
+            '"${a}"',
+            "{kl_ctl: 0.1}",
+            'calls have different arguments for what gae computes once: "${a}", kl_ctl',
+            "2:3",
+        ),
+        (
+            "{generation_size: 8}",
+            "{}",
+            "generation_size of graph.actor has another meaning now",
+            "2:79",
+        ),
     ],
 )
 def test_what_has_no_single_meaning_is_refused(actor: str, critic: str, message: str, where: str):
-    calls = {"actor": call("train_step", "ppo_actor", actor), "critic": call("train_step", "ppo_critic", critic)}
+    calls = {
+        "actor": call("train_step", "ppo_actor", actor),
+        "critic": call("train_step", "ppo_critic", critic),
+    }
     with pytest.raises(UsageError) as caught:
         migrate(graph(**calls), "mine")
     assert (caught.value.code, caught.value.where) == ("R71", f"mine:{where}")
@@ -219,7 +276,8 @@ def test_what_has_no_single_meaning_is_refused(actor: str, critic: str, message:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "name: x\n", "graph: {}\n", "graph: 3\n", "format: 2\n", "- 1\n", "graph: {a: 1}\n"]
+    "text",
+    ["", "name: x\n", "graph: {}\n", "graph: 3\n", "format: 2\n", "- 1\n", "graph: {a: 1}\n"],
 )
 def test_nothing_changes_without_such_a_call(text: str):
     assert migrate(text) == Migration(text)
@@ -232,7 +290,7 @@ def test_shipped_recipes_are_of_today(path: Path):
     assert migrate(text, below=below) == Migration(text)
 
 
-# -- recipes over the layers of format 1 ------------------------------------------------------------------------------
+# -- recipes over the layers of format 1 -----------------------------------------------------------
 
 
 @pytest.fixture
@@ -253,7 +311,8 @@ def older(folder: Path):
 
 
 def calls_of(resolved: Resolved) -> list[dict]:
-    """The calls in their order; without their names, and without a limit that only counts with `overlong_buffer`."""
+    """The calls in their order; without their names, and without a limit that only counts with
+    `overlong_buffer`."""
     calls = [call.model_dump() for call in resolved.recipe.graph.values()]
     for record in calls:
         record["interface"]["args"].pop("overlong_limit", None)
@@ -272,7 +331,9 @@ def calls_of(resolved: Resolved) -> list[dict]:
         ("grpo_math", [], ["gspo"]),
     ],
 )
-def test_a_migrated_recipe_means_the_shipped_one(older, recipe: str, overrides: list[str], profiles: list[str]):
+def test_a_migrated_recipe_means_the_shipped_one(
+    older, recipe: str, overrides: list[str], profiles: list[str]
+):
     layer = older(recipe)
     translated = load_recipe("mine.yaml", overrides, profiles) if recipe == "ppo_math" else None
     migration = migrate(layer.read_text())
@@ -282,7 +343,8 @@ def test_a_migrated_recipe_means_the_shipped_one(older, recipe: str, overrides: 
     assert translated is None or translated.recipe.graph == migrated.recipe.graph
     assert migrate(migration.text) == Migration(migration.text)
     comments = [
-        line.partition("#")[2] for line in (FORMAT_1 / layer.name.removeprefix("old_")).read_text().splitlines()
+        line.partition("#")[2]
+        for line in (FORMAT_1 / layer.name.removeprefix("old_")).read_text().splitlines()
     ]
     assert [line.partition("#")[2] for line in migration.text.splitlines() if "#" in line] == list(
         filter(None, comments)
@@ -299,7 +361,13 @@ def test_a_migrated_profile_means_the_shipped_one(older):
     assert calls_of(migrated) == calls_of(load_recipe("grpo_math", settings, ["async_grpo"]))
 
 
-ARGUMENTS = {"kl_ctl": "0.3", "gae_lambda": "0.9", "eps_clip": "0.1", "kl_estimator": "k2", "adv_norm": "false"}
+ARGUMENTS = {
+    "kl_ctl": "0.3",
+    "gae_lambda": "0.9",
+    "eps_clip": "0.1",
+    "kl_estimator": "k2",
+    "adv_norm": "false",
+}
 
 
 @given(
@@ -308,18 +376,25 @@ ARGUMENTS = {"kl_ctl": "0.3", "gae_lambda": "0.9", "eps_clip": "0.1", "kl_estima
     comments=st.lists(st.sampled_from(["", "# why"]), min_size=5, max_size=5),
     calls=st.permutations(["a", "b", "c"]),
 )
-def test_arguments_are_neither_lost_nor_changed(names: list[str], is_flow: bool, comments: list[str], calls: list[str]):
+def test_arguments_are_neither_lost_nor_changed(
+    names: list[str], is_flow: bool, comments: list[str], calls: list[str]
+):
     entries = [f"{name}: {ARGUMENTS[name]}" for name in names]
-    block = "".join(f"\n        {entry} {comment}" for entry, comment in zip(entries, comments, strict=False))
+    block = "".join(
+        f"\n        {entry} {comment}" for entry, comment in zip(entries, comments, strict=False)
+    )
     args = f"{{{', '.join(entries)}}}" if is_flow or not entries else block
     text = "graph:\n" + "".join(
-        f"  {name}:\n    call: train_step\n    interface:\n      type: ppo_actor\n      args: {args}\n"
+        f"  {name}:\n    call: train_step\n    interface:\n      type: "
+        f"ppo_actor\n      args: {args}\n"
         for name in calls
     )
     migration = migrate(text)
     before = yaml.safe_load(text)["graph"]["a"]["interface"]["args"]
     after = args_of(migration)
     for name in calls:
-        assert after[name] == {key: before[key] for key in names if key in ("eps_clip", "kl_estimator")}
+        assert after[name] == {
+            key: before[key] for key in names if key in ("eps_clip", "kl_estimator")
+        }
     assert after["gae"] == {key: before[key] for key in names if key != "eps_clip"}
     assert migrate(migration.text) == Migration(migration.text)

@@ -1,4 +1,5 @@
-"""Recipes of format 1, in which calls that train have the arguments of the call that computes advantages now."""
+"""Recipes of format 1, in which calls that train have the arguments of the call that computes
+advantages now."""
 
 from __future__ import annotations
 
@@ -56,15 +57,24 @@ def refused(folder: Path, text: str, *overrides: str) -> list[Problem]:
     [
         ("", "", ""),
         ("kl_ctl: 0.3, eps_clip: 0.1", "kl_ctl: 0.3, value_eps_clip: 0.4", "kl_ctl: 0.3"),
-        ("gae_lambda: 0.95, discount: 0.9", "gae_lambda: 0.95, discount: 0.9", "gae_lambda: 0.95, discount: 0.9"),
+        (
+            "gae_lambda: 0.95, discount: 0.9",
+            "gae_lambda: 0.95, discount: 0.9",
+            "gae_lambda: 0.95, discount: 0.9",
+        ),
         ("kl_ctl: 0.1", "", "kl_ctl: 0.1"),  # the default of the other
-        ("kl_estimator: k2", "kl_estimator: k2", "kl_estimator: k2"),  # also an argument of the loss
+        # also an argument of the loss
+        ("kl_estimator: k2", "kl_estimator: k2", "kl_estimator: k2"),
         ("generation: {top_p: 0.9}", "generation: {top_p: 0.9}", ""),
     ],
 )
-def test_a_recipe_without_the_call_means_the_one_with_it(folder: Path, actor: str, critic: str, gae: str):
+def test_a_recipe_without_the_call_means_the_one_with_it(
+    folder: Path, actor: str, critic: str, gae: str
+):
     older = loaded(folder, written(WITHOUT_ADVANTAGES, ACTOR=actor, CRITIC=critic))
-    own_of_actor = ", ".join(a for a in actor.split(", ") if a.startswith(("eps_clip", "kl_estimator", "generation")))
+    own_of_actor = ", ".join(
+        a for a in actor.split(", ") if a.startswith(("eps_clip", "kl_estimator", "generation"))
+    )
     own_of_critic = ", ".join(a for a in critic.split(", ") if a.startswith("value_eps_clip"))
     today = loaded(folder, written(TODAY, ACTOR=own_of_actor, CRITIC=own_of_critic, GAE=gae))
     assert older.recipe == today.recipe
@@ -86,9 +96,24 @@ def test_a_block_of_all_calls_feeds_the_inserted_call(folder: Path):
 @pytest.mark.parametrize(
     ("actor", "critic", "where", "values"),
     [
-        ("", "gae_lambda: 0.5", "mine.yaml:14:100", ["1.0 in actor_train (the default)", "0.5 in critic_train"]),
-        ("kl_ctl: 0.2", "kl_ctl: 0.5", "mine.yaml:14:96", ["0.2 in actor_train (mine.yaml:13:93)", "0.5 in critic_tr"]),
-        ("kl_estimator: k3", "", "mine.yaml:13:99", ["'k3' in actor_train", "'k1' in critic_train (the default)"]),
+        (
+            "",
+            "gae_lambda: 0.5",
+            "mine.yaml:14:100",
+            ["1.0 in actor_train (the default)", "0.5 in critic_train"],
+        ),
+        (
+            "kl_ctl: 0.2",
+            "kl_ctl: 0.5",
+            "mine.yaml:14:96",
+            ["0.2 in actor_train (mine.yaml:13:93)", "0.5 in critic_tr"],
+        ),
+        (
+            "kl_estimator: k3",
+            "",
+            "mine.yaml:13:99",
+            ["'k3' in actor_train", "'k1' in critic_train (the default)"],
+        ),
     ],
 )
 def test_rewards_that_would_differ_are_refused_with_both_places(
@@ -104,28 +129,47 @@ def test_rewards_that_would_differ_are_refused_with_both_places(
 
 
 @pytest.mark.parametrize("argument", ["gae_lambda", "kl_ctl"])
-def test_with_the_call_the_critic_cannot_have_arguments_of_its_own_for_it(folder: Path, argument: str):
-    (problem,) = refused(folder, written(TODAY), f"graph.critic_train.interface.args.{argument}=0.5")
+def test_with_the_call_the_critic_cannot_have_arguments_of_its_own_for_it(
+    folder: Path, argument: str
+):
+    (problem,) = refused(
+        folder, written(TODAY), f"graph.critic_train.interface.args.{argument}=0.5"
+    )
     assert (problem.code, problem.where) == ("R43", "command line")
     assert problem.hint == f"did you mean graph.gae.interface.args.{argument}?"
 
 
 def test_listed_inputs_and_renames_of_format_1_are_those_of_the_inserted_call(folder: Path):
-    inputs = "packed_input_ids, prompt_mask, packed_logprobs, seq_no_eos_mask, packed_ref_logprobs, rewards, estimates"
+    inputs = (
+        "packed_input_ids, prompt_mask, packed_logprobs, seq_no_eos_mask, "
+        "packed_ref_logprobs, rewards, estimates"
+    )
     keys = f"inputs: [{inputs}], input_key_remap: {{estimates: values}}, "
     text = written(WITHOUT_ADVANTAGES).replace("call: train_step, ", f"call: train_step, {keys}")
-    text = text.replace("{type: ppo_critic, args: {}}}", "ppo_critic, output_key_remap: {values: estimates}}", 1)
+    text = text.replace(
+        "{type: ppo_critic, args: {}}}", "ppo_critic, output_key_remap: {values: estimates}}", 1
+    )
     graph = loaded(folder, text).recipe.graph
-    assert graph["gae"].input_key_remap == graph["critic_train"].input_key_remap == {"estimates": "values"}
+    assert (
+        graph["gae"].input_key_remap
+        == graph["critic_train"].input_key_remap
+        == {"estimates": "values"}
+    )
     assert graph["actor_train"].input_key_remap == {}
-    assert set(graph["critic_train"].inputs) == {"packed_input_ids", "estimates", "returns", "loss_mask"}
+    assert set(graph["critic_train"].inputs) == {
+        "packed_input_ids",
+        "estimates",
+        "returns",
+        "loss_mask",
+    }
 
 
 def test_an_estimator_of_ones_own_needs_no_other_call(folder: Path):
     (folder / "pyproject.toml").write_text("[tool.rlcli]\n")
     (folder / "interfaces").mkdir()
     (folder / "interfaces" / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom rlcli.interfaces._advantages import AdvantageInterface\n"
+        "from dataclasses import dataclass\nfrom rlcli.interfaces._advantages import "
+        "AdvantageInterface\n"
         "from rlcli.api.model import register_interface\n\n"
         "@dataclass(kw_only=True)\nclass Mine(AdvantageInterface):\n    pass\n\n"
         'register_interface("mine", Mine)\n'
@@ -141,7 +185,11 @@ def test_a_resolved_recipe_of_format_1_is_read(folder: Path):
     record = today.to_json()
     del record["format"], record["graph"]["advantages"]
     for call in ("actor_train", "critic_train"):
-        record["graph"][call]["inputs"] = [*record["graph"]["actor_gen"]["outputs"], "rewards", "values"]
+        record["graph"][call]["inputs"] = [
+            *record["graph"]["actor_gen"]["outputs"],
+            "rewards",
+            "values",
+        ]
         record["graph"][call]["interface"]["args"] |= {"kl_ctl": 0.01, "bootstrap_no_eos": False}
     older = loaded(folder, to_yaml(record))
     args = older.recipe.graph["gae"].interface.args
@@ -154,7 +202,10 @@ def test_an_interface_that_was_replaced_is_refused_with_the_verb_that_rewrites_i
     text = written(WITHOUT_ADVANTAGES).replace("ppo_actor", "grpo")
     problems = refused(folder, text)
     assert {problem.code for problem in problems} == {"R70"}
-    assert problems[0].what == "the interface grpo is now ppo_actor, with a call of group_relative before it"
+    assert (
+        problems[0].what
+        == "the interface grpo is now ppo_actor, with a call of group_relative before it"
+    )
     assert problems[0].hint == "rlcli migrate FILE rewrites the recipe"
 
 

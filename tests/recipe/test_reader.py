@@ -25,14 +25,35 @@ def read(text: str):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-5", 1e-5), ("1E3", 1000.0), (".5", 0.5), ("5.", 5.0), ("+1", 1), ("-0.0", -0.0), ("0", 0),
-        ("no", "no"), ("on", "on"), ("Yes", "Yes"), ("true", True), ("FALSE", False), ("~", None),
-        ("null", None), ("none", "none"),
-        ("12:30:45", "12:30:45"), ("1:30", "1:30"), ("2026-01-01", "2026-01-01"),
-        ("2026-13-45", "2026-13-45"), ("0o17", "0o17"), ("0x1F", "0x1F"), ("017", "017"), ("1_000", "1_000"),
-        ("'1'", "1"), ('"true"', "true"), ("é 🎉 漢字", "é 🎉 漢字"), ("{{7*7}}x", None),
+        ("1e-5", 1e-5),
+        ("1E3", 1000.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("+1", 1),
+        ("-0.0", -0.0),
+        ("0", 0),
+        ("no", "no"),
+        ("on", "on"),
+        ("Yes", "Yes"),
+        ("true", True),
+        ("FALSE", False),
+        ("~", None),
+        ("null", None),
+        ("none", "none"),
+        ("12:30:45", "12:30:45"),
+        ("1:30", "1:30"),
+        ("2026-01-01", "2026-01-01"),
+        ("2026-13-45", "2026-13-45"),
+        ("0o17", "0o17"),
+        ("0x1F", "0x1F"),
+        ("017", "017"),
+        ("1_000", "1_000"),
+        ("'1'", "1"),
+        ('"true"', "true"),
+        ("é 🎉 漢字", "é 🎉 漢字"),
+        ("{{7*7}}x", None),
     ],
-)  # fmt: skip
+)
 def test_scalars_are_those_of_the_yaml_1_2_core(text, value):
     node, problems = read(f"k: {text}\n")
     if value is None and text.startswith("{{"):
@@ -130,7 +151,13 @@ def bomb(levels: int) -> str:
         ("a: [" + "x, " * 60_000 + "]", "R10"),
         ("a: &x 1\nb: [" + "*x, " * 200 + "]", "R10"),
         ("a: [" + ", ".join(f"&a{i} 1" for i in range(1100)) + "]", "R10"),
-        ("x: &x [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]\na: [[[[[[[[[[[[[[[[*x]]]]]]]]]]]]]]]]\n", "R14"),
+        (
+            (
+                "x: &x [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]\na: "
+                "[[[[[[[[[[[[[[[[*x]]]]]]]]]]]]]]]]\n"
+            ),
+            "R14",
+        ),
     ],
 )
 def test_bombs_are_refused_quickly(text, code):
@@ -167,9 +194,13 @@ def test_unusable_files_are_refused(tmp_path: Path):
     (tmp_path / "large.yaml").write_bytes(b"a: 1\n" * 300_000)
     (tmp_path / "folder.yaml").mkdir()
     for name, code in [
-        ("fifo.yaml", "R57"), ("large.yaml", "R16"), ("folder.yaml", "R57"), ("none.yaml", "R51"),
-        ("x" * 300, "R59"), ("a\0b", "R59"),
-    ]:  # fmt: skip
+        ("fifo.yaml", "R57"),
+        ("large.yaml", "R16"),
+        ("folder.yaml", "R57"),
+        ("none.yaml", "R51"),
+        ("x" * 300, "R59"),
+        ("a\0b", "R59"),
+    ]:
         problems = Problems()
         assert read_file(Path(os.path.join(tmp_path, name)), name, problems) is None
         assert [p.code for p in problems.reported] == [code], name
@@ -186,14 +217,17 @@ def test_a_file_without_permission_is_refused(tmp_path: Path, monkeypatch):
     assert [p.code for p in problems.reported] == ["R58"]
 
 
-@pytest.mark.parametrize("name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"])
+@pytest.mark.parametrize(
+    "name", ["with space.yaml", "it's.yaml", "$HOME.yaml", "-rf.yaml", "é漢.yaml", "a\nb.yaml"]
+)
 def test_unusual_file_names_are_accepted(folder: Path, name):
     (folder / "small.yaml").rename(folder / name)
     assert load_recipe(folder / name, ["name=x"]).recipe.train.steps == 3
 
 
 @pytest.mark.parametrize(
-    ("text", "content"), [("- a\n", "a list"), ("hello\n", "text"), ("", "nothing"), ("# x", "nothing")]
+    ("text", "content"),
+    [("- a\n", "a list"), ("hello\n", "text"), ("", "nothing"), ("# x", "nothing")],
 )
 def test_a_top_level_that_is_not_a_mapping_is_refused(folder: Path, text, content):
     (folder / "bad.yaml").write_text(text)

@@ -19,14 +19,18 @@ from rlcli.recipe.parsing.tree import plain
 from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import load_recipe
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
-# -- layers ----------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------------------
 
 LISTS = st.lists(st.integers(-3, 3), max_size=3)
 LAYERS = st.dictionaries(
     st.sampled_from("abc"),
-    LISTS | st.integers(0, 3) | st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3), min_size=1, max_size=3),
+    LISTS
+    | st.integers(0, 3)
+    | st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3), min_size=1, max_size=3),
     max_size=3,
 )
 
@@ -66,7 +70,8 @@ def replaces_a_mapping(lowest, two, three):
     """Whether `two` has a value other than a mapping where both others have a mapping."""
     shared = lowest.keys() & two.keys() & three.keys()
     return any(
-        isinstance(lowest[k], dict) and isinstance(three[k], dict) and not isinstance(two[k], dict) for k in shared
+        isinstance(lowest[k], dict) and isinstance(three[k], dict) and not isinstance(two[k], dict)
+        for k in shared
     )
 
 
@@ -89,7 +94,7 @@ def test_merging_does_not_modify_its_inputs(layer):
     assert plain(tree) == before
 
 
-# -- any text --------------------------------------------------------------------------------------------
+# -- any text --------------------------------------------------------------------------------------
 
 
 def outcome(capsys, *arguments: str) -> tuple[int, str]:
@@ -98,7 +103,12 @@ def outcome(capsys, *arguments: str) -> tuple[int, str]:
     return int(ended.value.code or 0), capsys.readouterr().err
 
 
-@given(st.one_of(st.binary(max_size=120), st.text(max_size=120).map(lambda t: t.encode("utf-8", "surrogatepass"))))
+@given(
+    st.one_of(
+        st.binary(max_size=120),
+        st.text(max_size=120).map(lambda t: t.encode("utf-8", "surrogatepass")),
+    )
+)
 @quick
 def test_any_bytes_are_refused_with_a_message(folder: Path, capsys, raw):
     (folder / "any.yaml").write_bytes(raw)
@@ -110,17 +120,48 @@ def test_any_bytes_are_refused_with_a_message(folder: Path, capsys, raw):
 
 @given(st.text(max_size=30), st.text(max_size=20))
 @quick
-def test_any_override_and_profile_is_refused_with_a_message(folder: Path, capsys, override, profile):
+def test_any_override_and_profile_is_refused_with_a_message(
+    folder: Path, capsys, override, profile
+):
     code, output = outcome(capsys, f"--with={profile}", "small.yaml", "--", f"seed{override}")
     assert code == 2
     assert "Traceback" not in output
 
 
 YAMLISH = st.lists(
-    st.sampled_from(["a", "models", ":", " ", "\n", "\n  ", "- ", "[", "]", "{", "}", "&x ", "*x", "!t ", "'", '"',
-                     "|\n", "#", "${seed}", "${", "1", "null", ",", "_append_", "_replace_: true", "extends", "?"]),
+    st.sampled_from(
+        [
+            "a",
+            "models",
+            ":",
+            " ",
+            "\n",
+            "\n  ",
+            "- ",
+            "[",
+            "]",
+            "{",
+            "}",
+            "&x ",
+            "*x",
+            "!t ",
+            "'",
+            '"',
+            "|\n",
+            "#",
+            "${seed}",
+            "${",
+            "1",
+            "null",
+            ",",
+            "_append_",
+            "_replace_: true",
+            "extends",
+            "?",
+        ]
+    ),
     max_size=30,
-).map("".join)  # fmt: skip
+).map("".join)
 
 
 @given(YAMLISH)
@@ -132,7 +173,7 @@ def test_any_yaml_over_a_recipe_is_accepted_or_refused_with_a_message(folder: Pa
     assert "Traceback" not in output
 
 
-# -- any recipe ------------------------------------------------------------------------------------------
+# -- any recipe ------------------------------------------------------------------------------------
 
 VALUES = {
     "seed": st.integers(0, 2**63 - 1),
@@ -150,7 +191,9 @@ VALUES = {
     "launch.step_deadline": st.floats(1e-3, 1e9),
     "checkpoint.every_steps": st.none() | st.integers(1, 10**6),
     "checkpoint.best_metric": st.text(
-        st.characters(exclude_categories=("Cs", "Cc", "Cf", "Cn", "Zl", "Zp")), min_size=1, max_size=20
+        st.characters(exclude_categories=("Cs", "Cc", "Cf", "Cn", "Zl", "Zp")),
+        min_size=1,
+        max_size=20,
     ),
 }
 
@@ -191,9 +234,12 @@ cluster: {devices_per_node: 2, device: cpu}
 
 
 @given(st.integers(0, len(SENSITIVE) - 1), st.binary(max_size=1), st.booleans())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_one_changed_byte_alters_only_values_on_its_line(folder: Path, position, byte, insert):
-    """A slip never changes a path, a name or a device unnoticed: it is refused, or its line shows it."""
+    """A slip never changes a path, a name or a device unnoticed: it is refused,
+    or its line shows it."""
     (folder / "m.yaml").write_text(SENSITIVE)
     before = load_recipe("m.yaml")
     raw = SENSITIVE.encode()

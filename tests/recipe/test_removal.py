@@ -1,4 +1,5 @@
-"""`null` takes away an entry, or what layers set of an optional key; a reference to it is one clear error."""
+"""`null` takes away an entry, or what layers set of an optional key;
+a reference to it is one clear error."""
 
 from __future__ import annotations
 
@@ -26,17 +27,26 @@ NO_REFERENCE = ["graph.ref_inf=null", "models.ref=null", "ppo.kl_ctl=0.0"]
 def problems(name: str, *overrides: str) -> list[tuple[str, str | None, str, str | None]]:
     with pytest.raises(RecipeError) as caught:
         load_recipe(name, overrides)
-    return [(problem.code, problem.where, problem.what, problem.hint) for problem in caught.value.problems]
+    return [
+        (problem.code, problem.where, problem.what, problem.hint)
+        for problem in caught.value.problems
+    ]
 
 
-# -- removed entries ----------------------------------------------------------------------------------------
+# -- removed entries -------------------------------------------------------------------------------
 
 
 def test_a_layer_removes_a_role_and_its_calls(folder: Path):
     (folder / "mine.yaml").write_text(NO_CRITIC)
     resolved = load_recipe("mine.yaml")
     assert list(resolved.recipe.models) == ["actor", "ref", "reward"]
-    assert list(resolved.recipe.graph) == ["actor_gen", "reward_inf", "ref_inf", "advantages", "actor_train"]
+    assert list(resolved.recipe.graph) == [
+        "actor_gen",
+        "reward_inf",
+        "ref_inf",
+        "advantages",
+        "actor_train",
+    ]
     assert "values" not in resolved.recipe.graph["advantages"].inputs
     places = {key: str(mark) for key, mark in resolved.removed.items()}
     assert places == {
@@ -59,11 +69,14 @@ def test_an_override_removes_entries_too():
 def test_a_higher_layer_may_define_a_removed_entry_again(folder: Path):
     (folder / "less.yaml").write_text(NO_CRITIC)
     call = "critic_inf: {model: critic, call: inference, interface: ppo_critic}"
-    text = f"extends: less.yaml\nmodels: {{critic: {{path: a/b, head: value}}}}\ngraph: {{{call}}}\n"
+    text = (
+        f"extends: less.yaml\nmodels: {{critic: {{path: a/b, head: value}}}}\ngraph: {{{call}}}\n"
+    )
     (folder / "more.yaml").write_text(text)
     resolved = load_recipe("more.yaml")
     critic = resolved.recipe.models["critic"]
-    assert (critic.path, critic.init) == ("a/b", None)  # nothing of the role that was removed is left
+    # nothing of the role that was removed is left
+    assert (critic.path, critic.init) == ("a/b", None)
     assert critic.backend is not None
     assert critic.backend.args == {}
     assert "models.critic" not in resolved.removed
@@ -87,10 +100,13 @@ def test_a_higher_layer_may_define_a_removed_entry_again(folder: Path):
         ("models.actor.tokenizer", "null"),
     ],
 )
-def test_null_restores_the_default_unless_null_is_a_valid_value(folder: Path, key: str, default: object):
+def test_null_restores_the_default_unless_null_is_a_valid_value(
+    folder: Path, key: str, default: object
+):
     """Whether the lower layer set it or not."""
     (folder / "set.yaml").write_text(
-        "extends: ppo_math\nseed: 7\ntrain: {microbatches: 3}\ncheckpoint: {save: false, every_seconds: 9}\n"
+        "extends: ppo_math\nseed: 7\ntrain: {microbatches: 3}\ncheckpoint: {save: false, "
+        "every_seconds: 9}\n"
         "models: {actor: {mesh: {dp: 1}, tokenizer: 'builtin:arithmetic'}}\n"
         "graph: {ref_inf: {hooks: {offload: true}}}\n"
     )
@@ -108,7 +124,9 @@ def test_null_restores_the_default_unless_null_is_a_valid_value(folder: Path, ke
 
 
 def test_a_reference_to_a_null_key_gives_its_default(folder: Path):
-    recipe = load_recipe("ppo_math", ["generation.temperature=null", "generation.max_new_tokens=null"]).recipe
+    recipe = load_recipe(
+        "ppo_math", ["generation.temperature=null", "generation.max_new_tokens=null"]
+    ).recipe
     assert recipe.graph["ref_inf"].interface.args == {"temperature": 1.0}
     evaluation = recipe.train.eval.graph["eval_gen"].interface.args["generation"]
     assert evaluation["max_new_tokens"] == recipe.generation.max_new_tokens == 256
@@ -126,14 +144,18 @@ graph:
     load_recipe("top.yaml", ["mine=null"])
 
 
-# -- references to removed entries --------------------------------------------------------------------------
+# -- references to removed entries -----------------------------------------------------------------
 
 
 def test_calls_of_a_removed_role_are_refused(folder: Path):
     (folder / "mine.yaml").write_text("extends: ppo_math\nmodels: {critic: null}\n")
     reported = problems("mine.yaml")
     assert [(code, message, hint) for code, _, message, hint in reported] == [
-        ("R71", "the role critic is removed at mine.yaml:2:18", f"remove the call too: graph.{call}=null")
+        (
+            "R71",
+            "the role critic is removed at mine.yaml:2:18",
+            f"remove the call too: graph.{call}=null",
+        )
         for call in ("critic_inf", "critic_train")
     ]
     assert all(where is not None and "base/ppo.yaml" in where for _, where, _, _ in reported)
@@ -149,13 +171,19 @@ def test_calls_of_a_removed_role_are_refused(folder: Path):
             None,
         ),
         (
-            "models: {ref: null}\ngraph: {ref_inf: null}\nppo: {kl_ctl: 0.0}\ncheckpoint: {roles: [ref]}",
+            (
+                "models: {ref: null}\ngraph: {ref_inf: null}\nppo: {kl_ctl: 0.0}\n"
+                "checkpoint: {roles: [ref]}"
+            ),
             "mine.yaml:5:22",
             "the role ref is removed at mine.yaml:2:15",
             None,
         ),
         (
-            "models: {ref: null}\ngraph: {ref_inf: null, actor_train: {hooks: {copy_to: ref}}}\nppo: {kl_ctl: 0.0}",
+            (
+                "models: {ref: null}\ngraph: {ref_inf: null, actor_train: {hooks: {copy_to: "
+                "ref}}}\nppo: {kl_ctl: 0.0}"
+            ),
             "mine.yaml:3:55",
             "the role ref is removed at mine.yaml:2:15",
             None,
@@ -173,20 +201,31 @@ def test_calls_of_a_removed_role_are_refused(folder: Path):
             None,
         ),
         (
-            "graph: {ref_inf: null}\nmodels: {ref: null}\nppo: {kl_ctl: '${graph.ref_inf.interface.args.temperature}'}",
+            (
+                "graph: {ref_inf: null}\nmodels: {ref: null}\nppo: {kl_ctl: "
+                "'${graph.ref_inf.interface.args.temperature}'}"
+            ),
             "mine.yaml:4:15",
-            "${graph.ref_inf.interface.args.temperature}: graph.ref_inf is removed at mine.yaml:2:18",
+            (
+                "${graph.ref_inf.interface.args.temperature}: graph.ref_inf is "
+                "removed at mine.yaml:2:18"
+            ),
             None,
         ),
         (
-            "models: {ref: null}\ngraph: {ref_inf: null}\nppo: {kl_ctl: 0.0}\nlog: {dir: '${models.ref.devices}'}",
+            (
+                "models: {ref: null}\ngraph: {ref_inf: null}\nppo: {kl_ctl: 0.0}\nlog: {dir: "
+                "'${models.ref.devices}'}"
+            ),
             "mine.yaml:5:12",
             "${models.ref.devices}: models.ref is removed at mine.yaml:2:15",
             None,
         ),
     ],
-)  # fmt: skip
-def test_a_reference_to_a_removed_entry_is_one_problem_at_the_reference(folder: Path, text, where, message, hint):
+)
+def test_a_reference_to_a_removed_entry_is_one_problem_at_the_reference(
+    folder: Path, text, where, message, hint
+):
     (folder / "mine.yaml").write_text(f"extends: ppo_math\n{text}\n")
     assert [problem[1:] for problem in problems("mine.yaml")] == [(where, message, hint)]
 
@@ -201,7 +240,9 @@ def test_a_key_that_only_a_removed_call_produces_is_one_problem(folder: Path):
     assert hint == "critic_inf, which made it, is removed at mine.yaml:2:21: keep it"
     removed = "models: {critic: null}\ngraph: {critic_inf: null, critic_train: null"
     listed = f"{removed}, reward_inf: {{inputs: [packed_input_ids, prompt_mask, values]}}}}"
-    (folder / "mine.yaml").write_text(f"extends: ppo_math\n{listed}\nppo: {{disable_value: true}}\n")
+    (folder / "mine.yaml").write_text(
+        f"extends: ppo_math\n{listed}\nppo: {{disable_value: true}}\n"
+    )
     assert [problem[1:] for problem in problems("mine.yaml", "train.eval.dataset=null")] == [
         (
             "mine.yaml:3:100",
@@ -215,8 +256,9 @@ def test_a_removed_call_with_many_readers_is_one_problem():
     ((code, _, message, hint),) = problems("ppo_math", "graph.actor_gen=null", "train.eval=null")
     assert code == "R71"
     assert message == (
-        "reward_inf, ref_inf, critic_inf, advantages, actor_train and critic_train read packed_input_ids, prompt_mask, "
-        "packed_logprobs and seq_no_eos_mask, which no call produces and the dataset does not bring"
+        "reward_inf, ref_inf, critic_inf, advantages, actor_train and critic_train read "
+        "packed_input_ids, prompt_mask, packed_logprobs and seq_no_eos_mask, which no call "
+        "produces and the dataset does not bring"
     )
     assert hint == "actor_gen, which made it, is removed on the command line: keep it"
 
@@ -228,11 +270,13 @@ def test_training_settings_of_a_role_that_is_no_longer_trained_are_refused():
     assert where is not None
     assert "ppo_math.yaml:12:" in where
     assert message == (
-        "no call trains critic, for critic_train is removed on the command line: its backend is inference, "
-        "which takes no lr, beta2, eps, weight_decay, schedule, min_lr_ratio"
+        "no call trains critic, for critic_train is removed on the command line: its backend is "
+        "inference, which takes no lr, beta2, eps, weight_decay, schedule, min_lr_ratio"
     )
     assert hint == "models.critic.backend=null takes its settings away"
-    recipe = load_recipe("ppo_math", ["graph.critic_train=null", "models.critic.backend=null"]).recipe
+    recipe = load_recipe(
+        "ppo_math", ["graph.critic_train=null", "models.critic.backend=null"]
+    ).recipe
     assert recipe.models["critic"].backend is not None
     assert recipe.models["critic"].backend.type == "inference"
 
@@ -261,27 +305,47 @@ def test_a_role_whose_weights_are_removed_is_one_problem(key: str):
 
 def test_a_role_whose_last_call_is_removed_is_refused(folder: Path):
     ((code, _, message, hint),) = problems("ppo_math", "graph.ref_inf=null", "ppo.kl_ctl=0.0")
-    assert (code, message) == ("R71", "no call uses the role ref: ref_inf is removed on the command line")
+    assert (code, message) == (
+        "R71",
+        "no call uses the role ref: ref_inf is removed on the command line",
+    )
     assert hint == "models.ref=null removes it too"
 
 
 @pytest.mark.parametrize(
     ("override", "code", "message", "hint"),
     [
-        ("graph.critic_infr=null", "R42", "null removes graph.critic_infr, which no layer below has",
-         "did you mean critic_inf?"),
-        ("models.judge=null", "R42", "null removes models.judge, which no layer below has",
-         "there is actor, critic, ref, reward"),
+        (
+            "graph.critic_infr=null",
+            "R42",
+            "null removes graph.critic_infr, which no layer below has",
+            "did you mean critic_inf?",
+        ),
+        (
+            "models.judge=null",
+            "R42",
+            "null removes models.judge, which no layer below has",
+            "there is actor, critic, ref, reward",
+        ),
         ("ppp=null", "R42", "unknown key ppp", "did you mean ppo?"),
-        ("train.prompts_per_step=null", "R39", "train.prompts_per_step is required: int, found null", None),
+        (
+            "train.prompts_per_step=null",
+            "R39",
+            "train.prompts_per_step is required: int, found null",
+            None,
+        ),
         ("graph=null", "R39", "graph is required: a mapping, found null", None),
     ],
-)  # fmt: skip
-def test_invalid_removals_are_refused(folder: Path, override: str, code: str, message: str, hint: str | None):
-    assert (code, "command line", message, hint) in problems("ppo_math", override, "train.eval=null")
+)
+def test_invalid_removals_are_refused(
+    folder: Path, override: str, code: str, message: str, hint: str | None
+):
+    assert (code, "command line", message, hint) in problems(
+        "ppo_math", override, "train.eval=null"
+    )
 
 
-# -- explain, diff and flat recipes --------------------------------------------------------------------------
+# -- explain, diff and flat recipes ----------------------------------------------------------------
 
 
 def test_explain_shows_a_removal(folder: Path):

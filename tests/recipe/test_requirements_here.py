@@ -6,8 +6,14 @@ from rlcli.cli.main import main
 from rlcli.recipe.libraries import missing_here
 from rlcli.recipe.resolve import load_recipe
 
-JUDGE = "graph.reward_inf.interface={type: llm_judge, args: {url: 'https://h/v1', model: m, api_key_env: RLCLI_NO_KEY}}"
-SERVERS = "models.actor.rollout.backend={type: sglang, args: {urls: ['http://h:1'], api_key_env: RLCLI_NO_KEY}}"
+JUDGE = (
+    "graph.reward_inf.interface={type: llm_judge, args: {url: 'https://h/v1', model: m, "
+    "api_key_env: RLCLI_NO_KEY}}"
+)
+SERVERS = (
+    "models.actor.rollout.backend={type: sglang, args: {urls: ['http://h:1'], "
+    "api_key_env: RLCLI_NO_KEY}}"
+)
 
 
 @pytest.mark.parametrize(("component", "override"), [("llm_judge", JUDGE), ("sglang", SERVERS)])

@@ -1,4 +1,5 @@
-"""`models.<role>.rollout`: a few keys that make a follower, move the generating calls to it and copy weights."""
+"""`models.<role>.rollout`: a few keys that make a follower,
+move the generating calls to it and copy weights."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_other_roles_get_the_devices_that_rollouts_leave():
 
 
 def test_a_rollout_without_devices_shares_those_of_its_role():
-    assert roles(*FOUR_DEVICES, "models.actor.rollout={}", "models.actor.devices=0-1")["actor_rollout"] == (0, 1)
+    assert roles(*FOUR_DEVICES, "models.actor.rollout={}", "models.actor.devices=0-1")[
+        "actor_rollout"
+    ] == (0, 1)
     assert roles("models.actor.rollout.devices=0") == dict.fromkeys(
         ["actor", "critic", "ref", "reward", "actor_rollout"], (0,)
     )
@@ -65,25 +68,57 @@ def test_a_resolved_recipe_loads_to_the_same(tmp_path):
 
 
 def test_a_rollout_has_the_tokenizer_of_its_role():
-    recipe = load_recipe("ppo_math", ["models.actor.tokenizer=builtin:arithmetic", "models.actor.rollout={}"]).recipe
+    recipe = load_recipe(
+        "ppo_math", ["models.actor.tokenizer=builtin:arithmetic", "models.actor.rollout={}"]
+    ).recipe
     assert recipe.models["actor_rollout"].tokenizer == "builtin:arithmetic"
 
 
 @pytest.mark.parametrize(
     ("overrides", "code", "words", "hint"),
     [
-        (["models.actor.rollout.devces=1"], "R42", "unknown key models.actor.rollout.devces", "devices"),
+        (
+            ["models.actor.rollout.devces=1"],
+            "R42",
+            "unknown key models.actor.rollout.devces",
+            "devices",
+        ),
         (["models.actor.rollot={}"], "R42", "unknown key models.actor.rollot", "rollout"),
         (["models.actor.rollout.path=x"], "R43", "unknown key models.actor.rollout.path", None),
         (["models.actor.rollout=3"], "R37", "must be a mapping", None),
-        (["models.actor.rollout.backend=inferense"], "R70", "no backend is named 'inferense'", "inference"),
+        (
+            ["models.actor.rollout.backend=inferense"],
+            "R70",
+            "no backend is named 'inferense'",
+            "inference",
+        ),
         (["models.actor.rollout.backend.args.dtyp=x"], "R42", "dtyp", "dtype"),
         (["models.actor.rollout.devices=7"], "R50", "actor_rollout is to use rank 7", None),
         (["models.actor.rollout.mesh.tp=2"], "R49", "does not fit its 1 device", None),
-        (["models.critic.rollout={}"], "R71", "no call generates with critic", "models.critic.rollout=null"),
-        (["models.actor.rollout={}", "models.actor.head=value"], "R71", "needs the head lm", "models.actor.head=lm"),
-        (["models.actor.rollout={}", "models.actor_rollout={init: actor}"], "R71", "has already", "rename"),
-        (["models.actor.rollout={}", "graph.actor_train.hooks.copy_to=ref"], "R71", "to ref (copy_to)", "null"),
+        (
+            ["models.critic.rollout={}"],
+            "R71",
+            "no call generates with critic",
+            "models.critic.rollout=null",
+        ),
+        (
+            ["models.actor.rollout={}", "models.actor.head=value"],
+            "R71",
+            "needs the head lm",
+            "models.actor.head=lm",
+        ),
+        (
+            ["models.actor.rollout={}", "models.actor_rollout={init: actor}"],
+            "R71",
+            "has already",
+            "rename",
+        ),
+        (
+            ["models.actor.rollout={}", "graph.actor_train.hooks.copy_to=ref"],
+            "R71",
+            "to ref (copy_to)",
+            "null",
+        ),
     ],
 )
 def test_an_invalid_rollout_is_one_problem_with_its_location(overrides, code, words, hint):
@@ -97,8 +132,12 @@ def test_an_invalid_rollout_is_one_problem_with_its_location(overrides, code, wo
 
 
 def test_a_rollout_of_an_untrained_role_is_refused():
-    overrides = ["models.actor.rollout={}", "models.actor.tokenizer=builtin:arithmetic", "models.actor.path=x",
-                 "datasets.train=arithmetic"]  # fmt: skip
+    overrides = [
+        "models.actor.rollout={}",
+        "models.actor.tokenizer=builtin:arithmetic",
+        "models.actor.path=x",
+        "datasets.train=arithmetic",
+    ]
     with pytest.raises(RecipeError, match="no call trains actor"):
         load_recipe("base/generation", overrides)
 
@@ -121,7 +160,9 @@ def test_completion_and_schema_include_the_keys_of_rollouts():
     words = [candidate.text for candidate in override_candidates(tree, "models.actor.rollout.")]
     assert "models.actor.rollout.devices=" in words
     assert "models.actor.rollout.mesh." in words
-    offered = [candidate.text for candidate in override_candidates(tree, "models.actor.rollout.backend=")]
+    offered = [
+        candidate.text for candidate in override_candidates(tree, "models.actor.rollout.backend=")
+    ]
     assert "models.actor.rollout.backend=inference" in offered
     rollout = schema_of("models")["$defs"]["Rollout"]["properties"]
     assert set(rollout) >= {"backend", "mesh", "devices"}

@@ -21,7 +21,9 @@ def problems(*overrides):
 
 
 def test_each_component_takes_only_its_own_keys_of_a_block():
-    resolved = load_recipe("ppo_math", ["ppo.eps_clip=0.1", "ppo.value_loss=huber", "ppo.kl_ctl=0.02"])
+    resolved = load_recipe(
+        "ppo_math", ["ppo.eps_clip=0.1", "ppo.value_loss=huber", "ppo.kl_ctl=0.02"]
+    )
     args = {call: args_of(resolved, call) for call in ("actor_train", "critic_train", "advantages")}
     assert args["actor_train"]["eps_clip"] == 0.1
     assert args["critic_train"] == {"value_loss": "huber"}
@@ -43,11 +45,16 @@ def test_a_misspelt_key_of_any_component_gets_a_suggestion():
 
 def test_a_key_given_to_one_component_directly_must_be_its_own():
     reported = problems("graph.critic_train.interface.args.eps_clip=0.1")
-    assert [message for _, message in reported] == ["unknown key graph.critic_train.interface.args.eps_clip"]
+    assert [message for _, message in reported] == [
+        "unknown key graph.critic_train.interface.args.eps_clip"
+    ]
 
 
 def test_a_wrong_value_is_reported_once_per_key():
-    assert [code for code, _ in problems("ppo.eps_clip=wide", "ppo.value_eps_clip=wide")] == ["R37", "R37"]
+    assert [code for code, _ in problems("ppo.eps_clip=wide", "ppo.value_eps_clip=wide")] == [
+        "R37",
+        "R37",
+    ]
 
 
 def test_keys_of_an_unknown_component_are_not_reported_as_unknown():
@@ -69,7 +76,8 @@ def test_the_schema_of_a_block_has_the_keys_of_all_its_components():
 
 
 def test_a_block_may_become_unused_when_a_layer_replaces_its_users():
-    """base/eval has a block that its evaluation is given; a recipe with an evaluation of its own does not care."""
+    """base/eval has a block that its evaluation is given;
+    a recipe with an evaluation of its own does not care."""
     assert load_recipe("ppo_math", ["train.eval={_replace_: true}"]).recipe.train.eval.graph == {}
     reported = problems("train.eval={_replace_: true}", "evaluation.generation.greedy=false")
     assert [code for code, _ in reported] == ["R42"]
@@ -87,7 +95,9 @@ def test_an_argument_of_the_advantages_is_refused_for_the_critic_alone(argument:
 
 
 def test_actor_and_critic_may_have_different_numbers_of_epochs():
-    overrides = [f"graph.{call}.interface.args.ppo_epochs=3" for call in ("critic_inf", "critic_train")]
+    overrides = [
+        f"graph.{call}.interface.args.ppo_epochs=3" for call in ("critic_inf", "critic_train")
+    ]
     load_recipe("ppo_math", overrides)
 
 
@@ -102,13 +112,21 @@ def test_the_hint_for_generation_size_names_both_numbers():
 
 
 def test_a_block_of_another_algorithm_is_one_problem():
-    """Of calls that share an interface, one whose arguments are in doubt is not compared with the others."""
+    """Of calls that share an interface, one whose arguments are in doubt is not compared with the
+    others."""
     with pytest.raises(RecipeError) as caught:
         load_recipe("ppo_math", ["models.actor.rollout={}"], ["async_grpo"])
-    assert [problem.what for problem in caught.value.problems] == ["unknown key grpo.use_decoupled_loss"]
+    assert [problem.what for problem in caught.value.problems] == [
+        "unknown key grpo.use_decoupled_loss"
+    ]
 
 
 def test_calls_that_share_an_interface_are_compared_with_its_defaults():
-    inference = "{model: actor, call: inference, interface: ppo_actor, output_key_remap: {packed_logprobs: other}}"
-    with pytest.raises(RecipeError, match=r"generation is \{.*\} in one and its default in the other"):
+    inference = (
+        "{model: actor, call: inference, interface: ppo_actor, output_key_remap: "
+        "{packed_logprobs: other}}"
+    )
+    with pytest.raises(
+        RecipeError, match=r"generation is \{.*\} in one and its default in the other"
+    ):
         load_recipe("ppo_math", [f"graph.again={inference}"])

@@ -1,4 +1,5 @@
-"""The recipes that come with rlcli: sound, minimal, said what they are for, and every algorithm has one."""
+"""The recipes that come with rlcli: sound, minimal, said what they are for,
+and every algorithm has one."""
 
 from __future__ import annotations
 
@@ -22,10 +23,13 @@ ALGORITHMS = dict.fromkeys(("dapo", "dr_grpo", "gspo", "rloo"), "grpo")
 """Profiles that are settings of one algorithm, for the recipes whose names begin with it."""
 OF_SOME = {**ALGORITHMS, "async": "ppo", "async_grpo": "grpo", "judge": "grpo", "sglang": "ppo"}
 JUDGE = (
-    "models.judge={scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, "
-    "num_attention_heads: 1}, tokenizer: builtin:arithmetic}"
+    "models.judge={scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, "
+    "num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: builtin:arithmetic}"
 )
-NEEDED_BY = {"judge": (JUDGE,), "sglang": ("models.actor.rollout.backend.args.urls=['http://h:1']",)}
+NEEDED_BY = {
+    "judge": (JUDGE,),
+    "sglang": ("models.actor.rollout.backend.args.urls=['http://h:1']",),
+}
 """What a user must set for a profile."""
 SETUPS = [
     (recipe, profile)
@@ -75,9 +79,13 @@ def test_a_missing_data_path_is_reported_in_the_recipe_that_needs_it(needed):
 
 
 def test_every_algorithm_has_recipes_for_a_laptop_and_for_gpus(needed):
-    trained_by = {recipe: _training_interfaces(load_recipe(recipe, needed[recipe]).recipe) for recipe in WHOLE}
+    trained_by = {
+        recipe: _training_interfaces(load_recipe(recipe, needed[recipe]).recipe) for recipe in WHOLE
+    }
     algorithms = {
-        name for name in registry.names("interfaces") if "train_step" in registry.signature("interfaces", name).methods
+        name
+        for name in registry.names("interfaces")
+        if "train_step" in registry.signature("interfaces", name).methods
     }
     assert algorithms
     for algorithm in algorithms:
@@ -106,7 +114,7 @@ def test_every_recipe_begins_with_its_purpose_and_its_needs(file):
     assert max(len(line) for line in (RECIPES / file).read_text().splitlines()) <= 120
 
 
-# -- minimal ---------------------------------------------------------------------------------------------
+# -- minimal ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -123,7 +131,10 @@ def test_a_superfluous_value_is_reported_with_its_line(tmp_path, needed):
     line = len(text.splitlines()) + 1
     resolved = load_recipe(file, needed["sft_gsm8k"])
     redundant = superfluous(resolved, resolved.layers[-1])
-    assert [(value.key, value.mark.line) for value in redundant] == [("seed", line), ("log", line + 1)]
+    assert [(value.key, value.mark.line) for value in redundant] == [
+        ("seed", line),
+        ("log", line + 1),
+    ]
 
 
 def test_a_value_that_an_override_replaces_is_not_superfluous(tmp_path):

@@ -38,17 +38,29 @@ def arguments(resolved: Resolved) -> Iterator[str]:
     """The keys of all arguments of its components, set or not."""
     recipe = resolved.recipe
     named = [
-        *(("datasets", f"datasets.{name}", dataset.type) for name, dataset in recipe.datasets.items()),
-        *(("backends", f"models.{name}.backend", role.backend.type) for name, role in recipe.models.items()),
-        *(("interfaces", f"graph.{name}.interface", call.interface.type) for name, call in recipe.graph.items()),
+        *(
+            ("datasets", f"datasets.{name}", dataset.type)
+            for name, dataset in recipe.datasets.items()
+        ),
+        *(
+            ("backends", f"models.{name}.backend", role.backend.type)
+            for name, role in recipe.models.items()
+        ),
+        *(
+            ("interfaces", f"graph.{name}.interface", call.interface.type)
+            for name, call in recipe.graph.items()
+        ),
     ]
     for kind, path, component in named:
-        yield from (f"{path}.args.{argument.name}" for argument in signature_of(kind, component).arguments)
+        yield from (
+            f"{path}.args.{argument.name}" for argument in signature_of(kind, component).arguments
+        )
 
 
 @pytest.fixture(autouse=True)
 def as_on_the_command_line():
-    """The command line does not collect garbage; here that would go through the objects of all other tests."""
+    """The command line does not collect garbage; here that would go through the objects of all
+    other tests."""
     gc.disable()
     yield
     gc.enable()
@@ -84,7 +96,12 @@ def loadable(name: str) -> tuple[Resolved, list[str]]:
 
 
 def numeric_keys(resolved: Resolved) -> dict[str, None]:
-    keys = [*numbers(resolved.to_json()), *arguments(resolved), "ppo.minibatches", "ppo.generation_size"]
+    keys = [
+        *numbers(resolved.to_json()),
+        *arguments(resolved),
+        "ppo.minibatches",
+        "ppo.generation_size",
+    ]
     return dict.fromkeys(keys)
 
 
@@ -94,11 +111,16 @@ def test_absurd_numbers_are_refused_or_planned_within_time_and_memory(data, name
     resolved, overrides = loadable(name)
     keys = numeric_keys(resolved)
     assert len(keys) > 60
-    tried = {key for earlier in RECIPES[: RECIPES.index(name)] for key in numeric_keys(loadable(earlier)[0])}
+    tried = {
+        key
+        for earlier in RECIPES[: RECIPES.index(name)]
+        for key in numeric_keys(loadable(earlier)[0])
+    }
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused: dict[str, RlcliError] = {}
     for key in keys:
-        for value in ABSURD if key not in tried else ABSURD[2:3]:  # all of them once, and one in every recipe
+        # all of them once, and one in every recipe
+        for value in ABSURD if key not in tried else ABSURD[2:3]:
             began = time.process_time()
             try:
                 plan = make_plan(load_recipe(name, [*overrides, f"{key}={value}"], fresh=False))
@@ -107,7 +129,9 @@ def test_absurd_numbers_are_refused_or_planned_within_time_and_memory(data, name
             except RlcliError as error:
                 refused[f"{key}={value}"] = error
             assert time.process_time() - began < SECONDS, f"{key}={value}"
-    assert {key: error for key, error in refused.items() if error.exit_code not in (2, 4, 5, 6)} == {}
+    assert {
+        key: error for key, error in refused.items() if error.exit_code not in (2, 4, 5, 6)
+    } == {}
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < BYTES
 
 
@@ -117,13 +141,22 @@ CROWDS = {
     "numbers that are not finite": "log:\n" + "".join(f"  k{i}: .nan\n" for i in range(MANY // 2)),
     "keys set twice": "".join("seed: 1\n" for _ in range(MANY)),
     "mappings": "".join(f"k{i}: {{a: 1}}\n" for i in range(MANY // 4)),
-    "references": "models:\n actor:\n  scratch:\n" + "".join(f"   k{i}: ${{seed}}\n" for i in range(MANY // 2)),
-    "a chain of references": "b:\n  k0: 1\n" + "".join(f"  k{i}: ${{b.k{i - 1}}}\n" for i in range(1, MANY // 2)),
-    "keys that a call writes": f"graph: {{gen: {{outputs: [{', '.join(f'o{i}' for i in range(MANY))}]}}}}\n",
-    "keys that a call reads": f"graph: {{sft_train: {{inputs: [{', '.join(f'o{i}' for i in range(MANY))}]}}}}\n",
-    "arguments": f"datasets: {{train: {{args: {{{', '.join(f'k{i}: 1' for i in range(MANY // 2))}}}}}}}\n",
+    "references": "models:\n actor:\n  scratch:\n"
+    + "".join(f"   k{i}: ${{seed}}\n" for i in range(MANY // 2)),
+    "a chain of references": "b:\n  k0: 1\n"
+    + "".join(f"  k{i}: ${{b.k{i - 1}}}\n" for i in range(1, MANY // 2)),
+    "keys that a call writes": (
+        f"graph: {{gen: {{outputs: [{', '.join(f'o{i}' for i in range(MANY))}]}}}}\n"
+    ),
+    "keys that a call reads": (
+        f"graph: {{sft_train: {{inputs: [{', '.join(f'o{i}' for i in range(MANY))}]}}}}\n"
+    ),
+    "arguments": (
+        f"datasets: {{train: {{args: {{{', '.join(f'k{i}: 1' for i in range(MANY // 2))}}}}}}}\n"
+    ),
     "roles": "models:\n" + "".join(f"  m{i}: {{path: a/b}}\n" for i in range(MANY // 4)),
-    "roles from each other": "models:\n" + "".join(f"  m{i}: {{init: m{i + 1}}}\n" for i in range(250)),
+    "roles from each other": "models:\n"
+    + "".join(f"  m{i}: {{init: m{i + 1}}}\n" for i in range(250)),
     "a long text": f"log: {{dir: '{'x/' * 400_000}'}}\n",
     "a long path": f"log: {{dir: '{'x/' * 30_000}'}}\n",
     "unclosed references": f"log: {{dir: '{'${' * 400_000}'}}\n",
@@ -153,12 +186,20 @@ def test_sixty_thousand_keys_in_many_layers_are_refused_quickly(folder):
 def test_more_than_a_thousand_overrides_are_refused(folder):
     began = time.process_time()
     with pytest.raises(RecipeError, match="12000 overrides; at most 1000") as caught:
-        load_recipe("small", [f"models.actor.scratch.rope_parameters.k{i}=1" for i in range(12_000)])
+        load_recipe(
+            "small", [f"models.actor.scratch.rope_parameters.k{i}=1" for i in range(12_000)]
+        )
     assert caught.value.exit_code == 2
-    assert load_recipe("small", [f"models.actor.scratch.rope_parameters.k{i}=1" for i in range(1_000)])
+    assert load_recipe(
+        "small", [f"models.actor.scratch.rope_parameters.k{i}=1" for i in range(1_000)]
+    )
     assert time.process_time() - began < SECONDS
 
 
 def test_a_cluster_of_absurd_size_is_refused(folder, refusal):
-    assert refusal("extends: small\ncluster: {devices_per_node: 100000000}\n") == [("R35", "bad.yaml:2:29")]
-    assert ("R49", "bad.yaml:2:18") in refusal("extends: small\ncluster: {nodes: 4096, devices_per_node: 1024}\n")
+    assert refusal("extends: small\ncluster: {devices_per_node: 100000000}\n") == [
+        ("R35", "bad.yaml:2:29")
+    ]
+    assert ("R49", "bad.yaml:2:18") in refusal(
+        "extends: small\ncluster: {nodes: 4096, devices_per_node: 1024}\n"
+    )

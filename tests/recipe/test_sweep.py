@@ -15,7 +15,10 @@ def test_a_sweep_runs_every_combination_with_every_seed():
         ("ppo.kl_ctl=0.1", "train.steps=5", "seed=7"),
         ("ppo.kl_ctl=0.1", "train.steps=5", "seed=8"),
     ]
-    assert [run.name for run in runs][:2] == ["1-kl_ctl-0.01-steps-5-seed-7", "2-kl_ctl-0.01-steps-5-seed-8"]
+    assert [run.name for run in runs][:2] == [
+        "1-kl_ctl-0.01-steps-5-seed-7",
+        "2-kl_ctl-0.01-steps-5-seed-8",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,9 @@ def test_a_sweep_runs_every_combination_with_every_seed():
     ],
 )
 def test_a_value_may_hold_commas(text, values):
-    assert [run.settings for run in sweep_runs([text], None, 1)] == [(f"k={value}",) for value in values]
+    assert [run.settings for run in sweep_runs([text], None, 1)] == [
+        (f"k={value}",) for value in values
+    ]
 
 
 def test_names_of_runs_are_valid_folder_names_for_any_values():
@@ -41,9 +46,17 @@ def test_names_of_runs_are_valid_folder_names_for_any_values():
 
 @pytest.mark.parametrize(
     ("swept", "seeds"),
-    [(["k"], None), (["=1"], None), (["k="], None), (["k=1,"], None), (["k=1,1"], None), (["k=1", "k=2"], None),
-     (["seed=1"], 2), ([f"k={','.join(map(str, range(MOST_RUNS)))}"], 2)],
-)  # fmt: skip
+    [
+        (["k"], None),
+        (["=1"], None),
+        (["k="], None),
+        (["k=1,"], None),
+        (["k=1,1"], None),
+        (["k=1", "k=2"], None),
+        (["seed=1"], 2),
+        ([f"k={','.join(map(str, range(MOST_RUNS)))}"], 2),
+    ],
+)
 def test_invalid_sweeps_are_refused(swept, seeds):
     with pytest.raises(UsageError):
         sweep_runs(swept, seeds, 1)

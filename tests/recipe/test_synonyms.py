@@ -28,7 +28,9 @@ def test_every_synonym_leads_to_an_existing_key(target):
     if "args" in path:
         kind, components = ARGUMENTS[path[0]]
         for component in components:
-            assert path[-1] in {argument.name for argument in registry.signature(kind, component).arguments}
+            assert path[-1] in {
+                argument.name for argument in registry.signature(kind, component).arguments
+            }
     else:
         annotation = annotation_at(Recipe, path[:-1])
         assert field_at(annotation, path[-1]) is not None or annotation_at(Recipe, path) is not None
@@ -83,7 +85,8 @@ def test_keys_of_other_frameworks_are_translated(key, target):
 
 
 def test_an_arguments_synonym_applies_only_if_the_recipe_has_it():
-    """In the block that a call takes its arguments from, or at the call; nowhere without such an interface."""
+    """In the block that a call takes its arguments from, or at the call;
+    nowhere without such an interface."""
     at_the_calls = [
         f"graph.{call}.interface={{_replace_: true, type: ppo_critic, args: {{value_norm: false}}}}"
         for call in ("critic_inf", "critic_train")
@@ -111,7 +114,8 @@ def test_synonyms_on_the_command_line_are_translated(folder: Path):
 
 def test_a_pasted_section_is_translated_key_by_key(folder: Path):
     (folder / "verl.yaml").write_text(
-        "extends: ppo_math\nactor_rollout_ref:\n  actor: {optim: {lr: 1e-6}, zap: 3}\n  rollout: {n: 8}\n"
+        "extends: ppo_math\nactor_rollout_ref:\n  actor: {optim: {lr: 1e-6}, zap: "
+        "3}\n  rollout: {n: 8}\n"
     )
     with pytest.raises(RecipeError) as caught:
         load_recipe("verl.yaml")
@@ -128,7 +132,9 @@ def test_a_key_without_its_section_gets_a_suggestion(folder: Path):
     """Below a role, in a block, or among a component's arguments."""
     assert refusals("kl_ctl=0.1") == [("R43", "command line", "did you mean ppo.kl_ctl?")]
     assert refusals("actor.path=x") == [("R43", "command line", "did you mean models.actor?")]
-    assert refusals("actor_gen.model=x") == [("R43", "command line", "did you mean graph.actor_gen?")]
+    assert refusals("actor_gen.model=x") == [
+        ("R43", "command line", "did you mean graph.actor_gen?")
+    ]
 
 
 def test_a_key_that_a_reference_carries_elsewhere_is_one_problem():

@@ -11,7 +11,9 @@ from rlcli.runtime.buffer import Buffer, Transfer
 
 def described(ids, key="x", rows=2, dtype=torch.int64, metadata=None):
     data = {key: torch.zeros(rows * len(ids), dtype=dtype)}
-    return SequenceSample(ids=list(ids), seqlens={key: [rows] * len(ids)}, data=data, metadata=metadata or {}).meta()
+    return SequenceSample(
+        ids=list(ids), seqlens={key: [rows] * len(ids)}, data=data, metadata=metadata or {}
+    ).meta()
 
 
 @pytest.fixture
@@ -45,7 +47,10 @@ def test_what_a_call_does_not_read_does_not_move(buffer):
         (trained,) = (mfc for mfc in graph if mfc.name == "critic_train")
         held = [key for key in trained.input_keys if buffer.holders("a", [key])]
         moved[weight] = [transfer.key for transfer in buffer.transfers({1: ["a"]}, held)]
-    assert moved == {"0.0": ["packed_input_ids"], "0.1": ["packed_input_ids", "packed_ref_logprobs"]}
+    assert moved == {
+        "0.0": ["packed_input_ids"],
+        "0.1": ["packed_input_ids", "packed_ref_logprobs"],
+    }
 
 
 def test_what_has_moved_need_not_move_again(buffer):
@@ -72,7 +77,8 @@ def test_metadata_travel_once(buffer):
 
 
 def test_outputs_of_a_call_without_metadata_still_carry_those_of_the_samples(buffer):
-    """A reward on a rank of its own gets what was generated elsewhere, and the answers to compare with."""
+    """A reward on a rank of its own gets what was generated elsewhere,
+    and the answers to compare with."""
     buffer.add(0, described("ab", key="y"))
     (transfer,) = buffer.transfers({1: ["a"]}, ["y"])
     assert transfer.description.metadata == {"answer": ["1"]}

@@ -1,4 +1,5 @@
-"""The master's side of a checkpoint: the room that it needs, and a state that can be written down."""
+"""The master's side of a checkpoint: the room that it needs,
+and a state that can be written down."""
 
 import asyncio
 import json
@@ -20,7 +21,10 @@ def make(tmp_path):
     """The checkpoints of a run on one rank whose answers are given."""
 
     def made(settings, answer=None):
-        recipe, topology = SimpleNamespace(checkpoint=settings), SimpleNamespace(placements=[], world_size=1)
+        recipe, topology = (
+            SimpleNamespace(checkpoint=settings),
+            SimpleNamespace(placements=[], world_size=1),
+        )
 
         async def ask(op, args):
             return {0: answer}
@@ -42,14 +46,18 @@ def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
     free = [250 * MIB]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
     checkpoints = make(Checkpoint(keep_last=2))
-    with pytest.raises(ResourceError, match="storing 3 checkpoints needs 300 MiB, 250 MiB are free"):
+    with pytest.raises(
+        ResourceError, match="storing 3 checkpoints needs 300 MiB, 250 MiB are free"
+    ):
         checkpoints.check_room(100 * MIB)
     for step in (2, 4, 6):
         (tmp_path / folder_name(step)).mkdir()
     free[0] = 100 * MIB
     checkpoints.check_room(100 * MIB)
     free[0] = 99 * MIB
-    with pytest.raises(ResourceError, match="a checkpoint needs 100 MiB, 99 MiB are free") as caught:
+    with pytest.raises(
+        ResourceError, match="a checkpoint needs 100 MiB, 99 MiB are free"
+    ) as caught:
         checkpoints.check_room(100 * MIB)
     assert caught.value.code == "F28"
     free[0] = 3 << 10
@@ -58,14 +66,26 @@ def test_room_is_needed_for_what_is_not_there_yet(make, tmp_path, monkeypatch):
 
 
 def test_a_state_that_is_not_finite_is_no_bug_of_ours(make):
-    checkpoints = make(Checkpoint(), {"versions": {}, "interfaces": {"train": {"kl_ctl": float("nan")}}})
-    with pytest.raises(NumericError, match="the state of step 3 holds a number that is not finite") as caught:
-        asyncio.run(checkpoints.take(RunState(step=3, samples=24, drawn=24, datasets={}), {}, lambda: None))
+    checkpoints = make(
+        Checkpoint(), {"versions": {}, "interfaces": {"train": {"kl_ctl": float("nan")}}}
+    )
+    with pytest.raises(
+        NumericError, match="the state of step 3 holds a number that is not finite"
+    ) as caught:
+        asyncio.run(
+            checkpoints.take(RunState(step=3, samples=24, drawn=24, datasets={}), {}, lambda: None)
+        )
     assert (caught.value.code, caught.value.exit_code) == ("F35", 9)
 
 
 def test_a_state_from_before_samples_could_be_dropped_is_read(tmp_path):
-    fields = {"step": 3, "samples": 24, "datasets": {}, "versions": {"actor": {"global_step": 3}}, "interfaces": {}}
+    fields = {
+        "step": 3,
+        "samples": 24,
+        "datasets": {},
+        "versions": {"actor": {"global_step": 3}},
+        "interfaces": {},
+    }
     (tmp_path / "state.json").write_text(json.dumps({**fields, "nonfinite": [], "format": 1}))
     state = RunState.read(tmp_path)
     assert (state.step, state.samples, state.drawn, state.returned) == (3, 24, 24, [])

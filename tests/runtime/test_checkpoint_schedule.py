@@ -12,7 +12,9 @@ from rlcli.runtime.data_order import StepSizes, digest_rows
 
 
 def due_steps(steps, rows=10, rows_per_step=4, **settings):
-    schedule = Schedule(Checkpoint(**{"every_seconds": None, **settings}), StepSizes(rows, rows_per_step))
+    schedule = Schedule(
+        Checkpoint(**{"every_seconds": None, **settings}), StepSizes(rows, rows_per_step)
+    )
     return [step for step in range(1, steps + 1) if schedule.is_due(step)]
 
 
@@ -47,7 +49,10 @@ def test_whether_a_checkpoint_is_planned_before_a_step_is_known_as_it_begins(siz
     """Steps of an epoch: one is due after each that reaches an end."""
     schedule = Schedule(Checkpoint(every_seconds=None, every_epochs=1), sizes)
     for step in range(sizes.first_step + 1, 80):
-        ends = any(place % sizes.rows == 0 for place in range(sizes.position(step - 1) + 1, sizes.position(step) + 1))
+        ends = any(
+            place % sizes.rows == 0
+            for place in range(sizes.position(step - 1) + 1, sizes.position(step) + 1)
+        )
         assert schedule.is_due(step) == ends
 
 
@@ -68,8 +73,12 @@ def test_steps_of_another_size_begin_at_the_place_that_was_reached():
 def test_a_dataset_is_told_from_another_by_its_rows():
 
     def rows(*lengths):
-        return [SequenceSample.from_default(ids=[str(i)], seqlens=[n], data={"packed_prompts": torch.arange(n)})
-                for i, n in enumerate(lengths)]  # fmt: skip
+        return [
+            SequenceSample.from_default(
+                ids=[str(i)], seqlens=[n], data={"packed_prompts": torch.arange(n)}
+            )
+            for i, n in enumerate(lengths)
+        ]
 
     assert digest_rows(rows(2, 3)) == digest_rows(rows(2, 3))
     assert len({digest_rows(rows(2, 3)), digest_rows(rows(3, 2)), digest_rows(rows(2, 3, 1))}) == 3

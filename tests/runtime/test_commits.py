@@ -1,4 +1,5 @@
-"""Which checkpoints are committed, and in which thread: parts come in any order, late, twice, or not at all."""
+"""Which checkpoints are committed, and in which thread: parts come in any order, late, twice,
+or not at all."""
 
 import itertools
 import threading
@@ -22,7 +23,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def commits(folder):
-    return Commits(folder, RunIdentity("run", "digest", "1"), Checkpoint(keep_last=2), 2, lambda step: None)
+    return Commits(
+        folder, RunIdentity("run", "digest", "1"), Checkpoint(keep_last=2), 2, lambda step: None
+    )
 
 
 def begun(commits, folder, step=1):
@@ -49,7 +52,9 @@ def test_the_last_part_commits_whichever_it_is(commits, folder, order):
 def test_parts_that_arrive_at_once_are_all_in_it(commits, folder):
     for step in range(1, 6):
         files = begun(commits, folder, step)
-        threads = [threading.Thread(target=commits.add, args=(step, part, files[part])) for part in PARTS]
+        threads = [
+            threading.Thread(target=commits.add, args=(step, part, files[part])) for part in PARTS
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -1,4 +1,5 @@
-"""The limit on open files: raised, compared with what a run needs, and named where it is too low."""
+"""The limit on open files: raised, compared with what a run needs,
+and named where it is too low."""
 
 import resource
 import subprocess
@@ -34,7 +35,9 @@ INFINITY = resource.RLIM_INFINITY
         ((INFINITY, INFINITY), HIGHEST, None),
     ],
 )
-def test_the_soft_limit_is_raised_to_the_hard_one_within_reason(monkeypatch, limits, allowed, raised_to):
+def test_the_soft_limit_is_raised_to_the_hard_one_within_reason(
+    monkeypatch, limits, allowed, raised_to
+):
     changes = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda which, pair: changes.append(pair))
@@ -51,7 +54,9 @@ def test_a_child_inherits_the_raised_limit():
         "subprocess.run(['sh', '-c', 'ulimit -n'], check=True)\n"
     )
     home = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=home, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=home, check=True
+    )
     assert done.stdout == "512\n"
 
 
@@ -73,7 +78,9 @@ def test_a_master_without_descriptors_names_the_limit_and_not_a_rank(monkeypatch
     meeting = MeetingFolder()
     master = ZmqMaster(meeting.path, 3, lambda patience: None)
     try:
-        with pytest.raises(ResourceError, match=r"may open \d+ files \(ulimit -n\), and has none left") as raised:
+        with pytest.raises(
+            ResourceError, match=r"may open \d+ files \(ulimit -n\), and has none left"
+        ) as raised:
             master.wait_for_workers(0.3)
     finally:
         master.close()

@@ -40,7 +40,9 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone():
 
 
 def test_the_order_stays_the_same_from_version_to_version():
-    assert step(DataOrder(8, seed=1), StepSizes(8, 8), 0) == [(0, row) for row in (0, 3, 4, 5, 7, 1, 6, 2)]
+    assert step(DataOrder(8, seed=1), StepSizes(8, 8), 0) == [
+        (0, row) for row in (0, 3, 4, 5, 7, 1, 6, 2)
+    ]
     assert step(DataOrder(4, seed=1, shuffle=False), StepSizes(4, 3), 1) == [(0, 3), (1, 0), (1, 1)]
 
 
@@ -63,10 +65,13 @@ def test_tokens_count_not_samples():
     assert shares("abcdef", [10, 10, 10, 10, 10, 50], 2) == [["a", "b", "c", "d", "e"], ["f"]]
 
 
-@pytest.mark.parametrize(("mesh", "expected", "owner"), [
-    (Mesh(dp=2), {3: ["a", "b"], 5: ["c"]}, (3, 5)),
-    (Mesh(dp=1, tp=2), {3: ["a", "b", "c"], 5: ["a", "b", "c"]}, (3,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mesh", "expected", "owner"),
+    [
+        (Mesh(dp=2), {3: ["a", "b"], 5: ["c"]}, (3, 5)),
+        (Mesh(dp=1, tp=2), {3: ["a", "b", "c"], 5: ["a", "b", "c"]}, (3,)),
+    ],
+)
 def test_ranks_of_one_replica_get_the_same_share(mesh, expected, owner):
     placement = RolePlacement("actor", (3, 5), mesh)
     assert share_by_rank(["a", "b", "c"], [1, 1, 1], placement) == expected

@@ -26,13 +26,16 @@ sys.stdin.read()
 
 @pytest.fixture(params=[[], ["127.0.0.1"]], ids=["in a folder", "by TCP"])
 def busy_master(request):
-    """A master that reads nothing, in a process of its own; returns what a worker of it must know, and its memory."""
+    """A master that reads nothing, in a process of its own;
+    returns what a worker of it must know, and its memory."""
     meeting = MeetingFolder()
     home = str(Path(__file__).parents[2])
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY_MASTER, str(meeting.path), *request.param],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": home},
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": home},
+    )
     assert process.stdout.readline() == b"up\n"
 
     def resident():
@@ -63,7 +66,11 @@ def flood_with_the_masters_key_alone(told):
     public, secret = zmq.curve_keypair()
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
-        stranger.curve_serverkey, stranger.curve_publickey, stranger.curve_secretkey = told.key.encode(), public, secret
+        stranger.curve_serverkey, stranger.curve_publickey, stranger.curve_secretkey = (
+            told.key.encode(),
+            public,
+            secret,
+        )
         stranger.connect(told.pulses)
         for _ in range(100):
             try:
@@ -89,7 +96,9 @@ def flood_below_zeromq(told):
         connections.append(connection)
         try:
             connection.connect(raw_address(told.requests))
-            connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32))
+            connection.sendall(
+                b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+            )
             time.sleep(0.02)
             connection.sendall(b"\x06" + (60 << 20).to_bytes(8, "big") + b"\x05HELLO")
             for _ in range(22):

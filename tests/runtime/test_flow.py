@@ -1,4 +1,5 @@
-"""How a batch goes through calls: in which order they take their turns, and which weights they wait for."""
+"""How a batch goes through calls: in which order they take their turns,
+and which weights they wait for."""
 
 import asyncio
 from dataclasses import replace
@@ -11,16 +12,23 @@ from rlcli.api.dataflow import MFCDef, ModelInterfaceType, ParamReallocHook
 from rlcli.errors import UsageError
 from rlcli.runtime.flow import Batch, Gate, Progress, Versions, in_turn
 
-KINDS = {"generate": ModelInterfaceType.GENERATE, "inference": ModelInterfaceType.INFERENCE,
-         "train_step": ModelInterfaceType.TRAIN_STEP}  # fmt: skip
+KINDS = {
+    "generate": ModelInterfaceType.GENERATE,
+    "inference": ModelInterfaceType.INFERENCE,
+    "train_step": ModelInterfaceType.TRAIN_STEP,
+}
 
 
 def mfc(name, role, kind, inputs=(), outputs=(), copies_to=()):
     return MFCDef(
-        name=name, model_name=role, interface_type=KINDS[kind], interface_impl=ModelInterfaceAbstraction("x"),
-        input_keys=tuple(inputs), output_keys=tuple(outputs),
+        name=name,
+        model_name=role,
+        interface_type=KINDS[kind],
+        interface_impl=ModelInterfaceAbstraction("x"),
+        input_keys=tuple(inputs),
+        output_keys=tuple(outputs),
         post_hooks=tuple(ParamReallocHook(target=target) for target in copies_to),
-    )  # fmt: skip
+    )
 
 
 PPO = [
@@ -80,7 +88,9 @@ def test_calls_that_need_each_others_old_weights_are_refused():
         mfc("a_look", "a", "inference", ["y"], ["u"]),
         mfc("b_look", "b", "inference", ["x"], ["v"]),
     ]
-    with pytest.raises(UsageError, match="wait for each other's weights: a_train, b_train, a_look, b_look"):
+    with pytest.raises(
+        UsageError, match="wait for each other's weights: a_train, b_train, a_look, b_look"
+    ):
         in_turn(graph)
 
 
@@ -159,7 +169,9 @@ def test_a_gate_lets_one_chunk_through_at_a_time_and_counts_the_samples_that_wai
             log.append((number, gate.waiting))
 
     async def all_of_them():
-        await asyncio.gather(*[go_through(number, samples) for number, samples in enumerate((4, 8, 16))])
+        await asyncio.gather(
+            *[go_through(number, samples) for number, samples in enumerate((4, 8, 16))]
+        )
 
     asyncio.run(all_of_them())
     assert log == [(0, 24), (1, 16), (2, 0)]

@@ -10,12 +10,17 @@ from rlcli.runtime.output_checks import Moments, measures, scores_of
 
 
 def scored(solved, **others):
-    """`solved`: for each prompt whether each of its responses is right; others: further keys, one number each."""
+    """`solved`: for each prompt whether each of its responses is right; others: further keys,
+    one number each."""
     ones = [[1] * len(group) for group in solved]
-    tensors = {"solved": torch.tensor([right for group in solved for right in group], dtype=torch.bool)}
+    tensors = {
+        "solved": torch.tensor([right for group in solved for right in group], dtype=torch.bool)
+    }
     tensors |= {key: torch.tensor(values) for key, values in others.items()}
     return SequenceSample.from_default(
-        ids=[f"q{i}" for i in range(len(solved))], seqlens=dict.fromkeys(tensors, ones), data=tensors
+        ids=[f"q{i}" for i in range(len(solved))],
+        seqlens=dict.fromkeys(tensors, ones),
+        data=tensors,
     )
 
 
@@ -24,7 +29,9 @@ def test_one_response_each_gives_accuracy_alone():
 
 
 def test_several_responses_give_pass_at_k_and_majority():
-    made = scored([[True, False, False, True], [False] * 4], answer_classes=[0, 1, 1, 0, 0, 0, 0, -1])
+    made = scored(
+        [[True, False, False, True], [False] * 4], answer_classes=[0, 1, 1, 0, 0, 0, 0, -1]
+    )
     assert measures(made) == {
         "accuracy": [0.5, 0],
         "pass@2": [pytest.approx(5 / 6), 0],
@@ -74,9 +81,14 @@ def test_every_score_that_a_reward_call_names_is_told_by_its_key():
     of_tokens = {"seqlens": {"tokens": [[2, 1]]}, "data": {"tokens": torch.zeros(3)}}
     made.update_(SequenceSample.from_default(ids=made.ids, **of_tokens))
     named = {"rewards": "brevity", "votes": "votes", "tokens": "tokens"}
-    assert scores_of(made, named, evaluates=False) == {"brevity": [0.5, 0.25], "votes": [1, 2], "accuracy": [1, 0]}
+    assert scores_of(made, named, evaluates=False) == {
+        "brevity": [0.5, 0.25],
+        "votes": [1, 2],
+        "accuracy": [1, 0],
+    }
     assert scores_of(made, named, evaluates=True)["brevity"] == [0.375]
-    assert "brevity" not in scores_of(made, {"brevity": "brevity"}, evaluates=False)  # nobody's reward
+    # nobody's reward
+    assert "brevity" not in scores_of(made, {"brevity": "brevity"}, evaluates=False)
 
 
 def test_moments_of_ranks_add_up():

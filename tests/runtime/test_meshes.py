@@ -16,7 +16,9 @@ class Placed:
 
 
 def groups_of(mesh):
-    return {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in mesh.mesh_dim_names}
+    return {
+        name: dist.get_process_group_ranks(mesh.get_group(name)) for name in mesh.mesh_dim_names
+    }
 
 
 def test_a_mesh_has_every_dimension_and_tensor_parallel_ranks_are_neighbours():
@@ -30,8 +32,16 @@ def test_a_mesh_has_every_dimension_and_tensor_parallel_ranks_are_neighbours():
 
     def look(rank):
         meshes = make_meshes(topology, "cpu")
-        mine = {p.role: groups_of(meshes[p.role]) for p in topology.placements if rank in p.ranks and p.role in meshes}
-        return {"groups": mine, "shared": meshes["actor"] is meshes["critic"], "single": "reward" in meshes}
+        mine = {
+            p.role: groups_of(meshes[p.role])
+            for p in topology.placements
+            if rank in p.ranks and p.role in meshes
+        }
+        return {
+            "groups": mine,
+            "shared": meshes["actor"] is meshes["critic"],
+            "single": "reward" in meshes,
+        }
 
     told = run_on_ranks(4, look)
     assert all(one["shared"] and not one["single"] for one in told)

@@ -11,13 +11,21 @@ from rlcli.runtime.messages import Failure, ProtocolError, Reply, Report, Reques
 TOKEN = b"t" * 32
 
 
-@pytest.mark.parametrize("message", [
-    Request(1, "run_call", {"ids": ["a"], "nested": {"x": [1.5, None, True, "ü"]}}),
-    Reply(7, 1, {"loss": 0.1}),
-    Report(1, "checkpoint_written", {"step": 4, "files": []}),
-    Report(0, "checkpoint_written", {}, Failure("ResourceError", "what", "F28", None, None, "trace")),
-    Reply(7, 0, failure=Failure("DataError", "what", "F31", "a.jsonl:3", None, "trace")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "message",
+    [
+        Request(1, "run_call", {"ids": ["a"], "nested": {"x": [1.5, None, True, "ü"]}}),
+        Reply(7, 1, {"loss": 0.1}),
+        Report(1, "checkpoint_written", {"step": 4, "files": []}),
+        Report(
+            0,
+            "checkpoint_written",
+            {},
+            Failure("ResourceError", "what", "F28", None, None, "trace"),
+        ),
+        Reply(7, 0, failure=Failure("DataError", "what", "F31", "a.jsonl:3", None, "trace")),
+    ],
+)
 def test_a_message_survives_the_wire(message):
     assert unpack([pack(message, TOKEN)], TOKEN, type(message)) == message
 
@@ -34,9 +42,12 @@ def test_a_reply_is_no_request():
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20,
-)  # fmt: skip
-FIELDS = st.sampled_from(["number", "op", "args", "rank", "name", "value", "failure", "kind", "more"])
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+FIELDS = st.sampled_from(
+    ["number", "op", "args", "rank", "name", "value", "failure", "kind", "more"]
+)
 
 
 @given(frame=st.binary(max_size=200))
@@ -46,7 +57,8 @@ def test_garbage_is_an_error_of_the_protocol_and_nothing_else(frame):
             unpack([frame], TOKEN, cls)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine it says nothing
+# of a busy machine it says nothing
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(fields=st.dictionaries(FIELDS, VALUES), cls=st.sampled_from([Request, Reply, Report]))
 def test_well_formed_msgpack_with_the_token_is_checked_as_well(fields, cls):
     frame = msgpack.packb({**fields, "kind": cls.__name__.lower(), "token": TOKEN}, default=str)
@@ -64,7 +76,8 @@ def test_a_long_message_is_not_even_parsed():
 
 
 @pytest.mark.parametrize(
-    "name", ["ProjectError", "DataError", "ModelError", "ResourceError", "WorkerError", "NumericError"]
+    "name",
+    ["ProjectError", "DataError", "ModelError", "ResourceError", "WorkerError", "NumericError"],
 )
 def test_an_error_keeps_its_class_on_the_way(name):
     error = getattr(errors, name)("what", where="here", hint="do", code="F99")

@@ -1,4 +1,5 @@
-"""Whatever a component hands back: what can be used is kept as it is, the rest is one error that names it."""
+"""Whatever a component hands back: what can be used is kept as it is,
+the rest is one error that names it."""
 
 import math
 
@@ -68,7 +69,9 @@ def test_what_is_right_is_kept_as_it_is():
 
 
 def test_what_was_not_promised_is_dropped():
-    assert check(output(rewards=torch.zeros(3), own=torch.full((7,), math.nan)), "rewards").keys == {"rewards"}
+    assert check(
+        output(rewards=torch.zeros(3), own=torch.full((7,), math.nan)), "rewards"
+    ).keys == {"rewards"}
 
 
 def test_a_call_may_return_nothing_but_its_samples():
@@ -78,11 +81,15 @@ def test_a_call_may_return_nothing_but_its_samples():
 def test_a_rank_without_samples_may_give_any_dtype():
     """`torch.tensor([...])` of no samples is float32, whatever it would have held."""
     none = ASKED.select_indices([])
-    made = SequenceSample(ids=[], seqlens={"prompt_mask": []}, data={"prompt_mask": torch.tensor([])})
+    made = SequenceSample(
+        ids=[], seqlens={"prompt_mask": []}, data={"prompt_mask": torch.tensor([])}
+    )
     assert checked_output(made, none, {"prompt_mask": "prompt_mask"}, MINE, CPU).bs == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
+)
 def test_a_reward_is_a_number_of_any_kind(dtype):
     assert check(output(rewards=torch.ones(3, dtype=dtype))).dtypes["rewards"] == dtype
 
@@ -144,7 +151,9 @@ def test_a_component_that_overwrites_its_input_is_warned_about(caplog):
 
 
 def test_how_many_more_there_are():
-    refused(output(values=torch.full((9,), math.nan)), r"position 1 of 3.*\(9 of 9 numbers\)", "values")
+    refused(
+        output(values=torch.full((9,), math.nan)), r"position 1 of 3.*\(9 of 9 numbers\)", "values"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,14 +166,19 @@ def test_how_many_more_there_are():
     ids=["own with a model", "built in", "built in with a model"],
 )
 def test_where_weights_may_be_the_cause_it_is_a_matter_of_numbers(origin):
-    error = refused(output(rewards=torch.full((3,), math.nan)), "rewards nan", error=NumericError, origin=origin)
+    error = refused(
+        output(rewards=torch.full((3,), math.nan)), "rewards nan", error=NumericError, origin=origin
+    )
     assert error.exit_code == 9
     assert "nothing was trained on it" in error.what
 
 
 def test_a_mistake_of_a_built_in_component_is_ours():
     origin = CallOrigin("score", "interface mine", "inference", None, False, str)
-    assert "report" in refused({}, "returned a value of type dict", error=RlcliError, origin=origin).hint
+    assert (
+        "report"
+        in refused({}, "returned a value of type dict", error=RlcliError, origin=origin).hint
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +199,11 @@ def test_what_is_not_a_batch_at_all(made, words):
     ("field", "value", "words"),
     [
         ("data", {"rewards": ["1", "2", "3"]}, "data of 'rewards' is a list, not a tensor"),
-        ("data", {"rewards": np.array([1.0, None, 2.0])}, "data of 'rewards' is a ndarray, not a tensor"),
+        (
+            "data",
+            {"rewards": np.array([1.0, None, 2.0])},
+            "data of 'rewards' is a ndarray, not a tensor",
+        ),
         ("data", {"rewards": torch.zeros(2)}, r"has shape \(2,\), expected \(3,\)"),
         ("data", {"rewards": torch.tensor(1.0)}, "does not fit together"),
         ("data", {"rewards": None}, "gave no tensor for rewards"),
@@ -222,9 +240,21 @@ def test_samples_that_are_not_those_asked_for():
         ("rewards", torch.zeros(3, dtype=torch.complex64), "as complex64, which cannot be sent"),
         ("rewards", torch.zeros(3, device="meta"), "gave rewards as a meta tensor"),
         ("rewards", torch.zeros(3).to_sparse(), "gave rewards as a sparse_coo tensor"),
-        ("rewards", torch.zeros(3, 2), r"gave rewards of shape \(3, 2\); it must have one dimension"),
-        ("values", torch.zeros(9, dtype=torch.int64), "gave values as int64; it must be floating-point"),
-        ("prompt_mask", torch.zeros(9, dtype=torch.int64), "gave prompt_mask as int64; it must be bool"),
+        (
+            "rewards",
+            torch.zeros(3, 2),
+            r"gave rewards of shape \(3, 2\); it must have one dimension",
+        ),
+        (
+            "values",
+            torch.zeros(9, dtype=torch.int64),
+            "gave values as int64; it must be floating-point",
+        ),
+        (
+            "prompt_mask",
+            torch.zeros(9, dtype=torch.int64),
+            "gave prompt_mask as int64; it must be bool",
+        ),
         ("prompt_mask", torch.zeros(9), "gave prompt_mask as float32; it must be bool"),
         ("packed_logprobs", torch.full((6,), 0.5), "gave packed_logprobs 0.5 for .*never above 0"),
     ],
@@ -236,8 +266,16 @@ def test_a_key_that_is_not_what_its_name_says(key, tensor, words):
 @pytest.mark.parametrize(
     ("key", "lengths", "words"),
     [
-        ("rewards", LENGTHS, r"of lengths \[3, 2\] for sample a!; it must be one per sequence: \[1, 1\]"),
-        ("rewards", [[1], [2]], r"lengths \[1\] for sample a!; .* \[1, 1\] for sequences of \[3, 2\] tokens"),
+        (
+            "rewards",
+            LENGTHS,
+            r"of lengths \[3, 2\] for sample a!; it must be one per sequence: \[1, 1\]",
+        ),
+        (
+            "rewards",
+            [[1], [2]],
+            r"lengths \[1\] for sample a!; .* \[1, 1\] for sequences of \[3, 2\] tokens",
+        ),
         ("values", [[2, 3], [4]], "must be one per token"),
         ("packed_logprobs", LENGTHS, "one per token but the first"),
     ],
@@ -248,13 +286,19 @@ def test_lengths_that_a_name_does_not_have(key, lengths, words):
 
 
 def test_a_key_counts_by_the_name_that_the_graph_gives_it():
-    made = SequenceSample(ids=["a", "b"], seqlens={"score": LENGTHS}, data={"score": torch.zeros(9)})
+    made = SequenceSample(
+        ids=["a", "b"], seqlens={"score": LENGTHS}, data={"score": torch.zeros(9)}
+    )
     refused(made, "gave score of lengths", score="rewards")
     assert check(made, score="bonus").keys == {"score"}
 
 
 def test_responses_are_measured_by_the_sequences_that_came_with_them():
-    lengths = {"packed_input_ids": [[2], [2, 3]], "prompt_mask": [[2], [2, 3]], "seq_no_eos_mask": [[1], [1, 1]]}
+    lengths = {
+        "packed_input_ids": [[2], [2, 3]],
+        "prompt_mask": [[2], [2, 3]],
+        "seq_no_eos_mask": [[1], [1, 1]],
+    }
     data = {
         "packed_input_ids": torch.arange(7),
         "prompt_mask": torch.ones(7, dtype=torch.bool),
@@ -267,7 +311,9 @@ def test_responses_are_measured_by_the_sequences_that_came_with_them():
     made.data["packed_input_ids"] = torch.rand(7)
     refused(made, "packed_input_ids as float32; it must be whole numbers", *lengths)
     empty = SequenceSample(
-        ids=["a", "b"], seqlens={"packed_input_ids": [[2], [0]]}, data={"packed_input_ids": torch.arange(2)}
+        ids=["a", "b"],
+        seqlens={"packed_input_ids": [[2], [0]]},
+        data={"packed_input_ids": torch.arange(2)},
     )
     refused(empty, "without a token for sequence 1 of 1 of sample b!", "packed_input_ids")
 
@@ -292,7 +338,14 @@ def test_stats_that_are_no_numbers(stats, words):
 
 
 def test_stats_of_any_kind_of_number():
-    given_ = {"a": 1, "b": torch.tensor(2.5), "c": np.float32(3), "d": True, "e": torch.tensor([4]), "f": math.nan}
+    given_ = {
+        "a": 1,
+        "b": torch.tensor(2.5),
+        "c": np.float32(3),
+        "d": True,
+        "e": torch.tensor([4]),
+        "f": math.nan,
+    }
     read = read_stats(given_, MINE)
     assert [type(value) for value in read.values()] == [float] * 6
     assert list(read.values())[:5] == [1.0, 2.5, 3.0, 1.0, 4.0]
@@ -300,25 +353,32 @@ def test_stats_of_any_kind_of_number():
 
 
 def test_counts_are_numbers_in_metadata():
-    assert read_counts({"errors": [1, 2], "note": ["a", "b"], "some": [1, None], "none": []}, MINE) == {
-        "errors": Moments(total=3.0, squares=5.0, size=2)
-    }
+    assert read_counts(
+        {"errors": [1, 2], "note": ["a", "b"], "some": [1, None], "none": []}, MINE
+    ) == {"errors": Moments(total=3.0, squares=5.0, size=2)}
     with pytest.raises(ProjectError, match="counted errors as a value of type int"):
         read_counts({"errors": [10**400]}, MINE)
 
 
 def test_sums_in_metadata_are_pairs_of_a_sum_and_a_count():
     metadata = {
-        "shaped_reward": [(1.5, 2), (-0.5, 1), (0.0, 0)], "nothing": [], "note": [("a", 1), ("b", 2)],
-        "counts": [1, 2], "some": [(1.0, 1), None], "triples": [(1.0, 1, 1)], "lists": [[1.0, 1]],
-    }  # fmt: skip
+        "shaped_reward": [(1.5, 2), (-0.5, 1), (0.0, 0)],
+        "nothing": [],
+        "note": [("a", 1), ("b", 2)],
+        "counts": [1, 2],
+        "some": [(1.0, 1), None],
+        "triples": [(1.0, 1, 1)],
+        "lists": [[1.0, 1]],
+    }
     assert read_sums(metadata) == {"shaped_reward": Moments(total=1.0, squares=0.0, size=3)}
     assert read_counts(metadata, MINE).keys() == {"counts"}
     assert math.isnan(read_sums({"nobody": [(0.0, 0)]})["nobody"].mean)
 
 
 def test_sums_of_ranks_add_up_to_the_mean_over_all():
-    first, second = (read_sums({"reward": pairs})["reward"] for pairs in ([(3.0, 1)], [(1.0, 2), (0.0, 1)]))
+    first, second = (
+        read_sums({"reward": pairs})["reward"] for pairs in ([(3.0, 1)], [(1.0, 2), (0.0, 1)])
+    )
     assert (first + second).mean == 1.0
 
 
@@ -330,7 +390,10 @@ def test_sums_of_ranks_add_up_to_the_mean_over_all():
             "prompt_mask as float32; it must be bool",
         ),
         ({"packed_prompts": torch.rand(3)}, "packed_prompts as float32; it must be whole numbers"),
-        ({"packed_prompts": torch.arange(3), "weights": torch.full((3,), math.nan)}, "weights nan for sample r"),
+        (
+            {"packed_prompts": torch.arange(3), "weights": torch.full((3,), math.nan)},
+            "weights nan for sample r",
+        ),
     ],
 )
 def test_a_row_of_a_dataset_is_held_to_the_same(data, words):
@@ -341,21 +404,30 @@ def test_a_row_of_a_dataset_is_held_to_the_same(data, words):
 
 
 def test_a_row_shares_no_list_with_its_dataset():
-    row = SequenceSample(ids=["r"], seqlens={"packed_prompts": [[3]]}, data={"packed_prompts": torch.arange(3)})
+    row = SequenceSample(
+        ids=["r"], seqlens={"packed_prompts": [[3]]}, data={"packed_prompts": torch.arange(3)}
+    )
     read = checked_row(row, RowOrigin("mine", 4))
     read.ids[0], read.seqlens["packed_prompts"] = "e0r4", []
     assert (row.ids, row.seqlens) == (["r"], {"packed_prompts": [[3]]})
-    for other, words in ((None, "returned None"), (SequenceSample(ids=["a", "b"], seqlens={}, data={}), "batch of 2")):
+    for other, words in (
+        (None, "returned None"),
+        (SequenceSample(ids=["a", "b"], seqlens={}, data={}), "batch of 2"),
+    ):
         with pytest.raises(DataError, match=f"row 4 of dataset mine .*{words}"):
             checked_row(other, RowOrigin("mine", 4))
 
 
 def test_a_row_whose_metadata_cannot_travel():
     row = SequenceSample(ids=["r"], seqlens={}, data={}, metadata={"answer": [{1, 2}]})
-    with pytest.raises(DataError, match="row 4 of dataset mine has metadata that cannot be written as JSON"):
+    with pytest.raises(
+        DataError, match="row 4 of dataset mine has metadata that cannot be written as JSON"
+    ):
         checked_row(row, RowOrigin("mine", 4))
 
 
 def test_rows_are_checked_when_their_dataset_is_digested():
     with pytest.raises(DataError, match="row 1 of dataset held_out returned a value of type dict"):
-        digest_rows([checked_row(ASKED.select_indices([0]), RowOrigin("held_out", 0)), {}], "held_out")
+        digest_rows(
+            [checked_row(ASKED.select_indices([0]), RowOrigin("held_out", 0)), {}], "held_out"
+        )

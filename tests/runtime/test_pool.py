@@ -1,4 +1,5 @@
-"""A rank's end of a pool, with peers that are threads of this process: what it does when one dies, or cannot start."""
+"""A rank's end of a pool, with peers that are threads of this process: what it does when one dies,
+or cannot start."""
 
 import threading
 
@@ -16,9 +17,11 @@ from rlcli.topology.groups import GIVEN_UP
 
 def batch(keys=("rewards",)):
     return SequenceSample(
-        ids=["a", "b"], seqlens={key: [[1], [1]] for key in keys},
-        data={key: torch.tensor([1.5, float("nan")]) for key in keys}, metadata={"why": [None, "so"]},
-    )  # fmt: skip
+        ids=["a", "b"],
+        seqlens={key: [[1], [1]] for key in keys},
+        data={key: torch.tensor([1.5, float("nan")]) for key in keys},
+        metadata={"why": [None, "so"]},
+    )
 
 
 class Died(BaseException):
@@ -28,7 +31,8 @@ class Died(BaseException):
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
     monkeypatch.setattr(transport, "FIND_CULPRIT_WITHIN", 0.2)
-    monkeypatch.setattr(transport, "_end_here", lambda why: None)  # a peer that has lost us would end this process
+    # a peer that has lost us would end this process
+    monkeypatch.setattr(transport, "_end_here", lambda why: None)
     (tmp_path / "pools/reward-pool0").mkdir(parents=True)
     made = PoolProcess(tmp_path / "pools/reward-pool0")
     yield made
@@ -67,7 +71,10 @@ def test_a_batch_arrives_as_it_left():
     sent = batch(("rewards", "solved"))
     got = unpacked(packed(sent))
     assert (got.ids, got.seqlens, got.metadata) == (sent.ids, sent.seqlens, sent.metadata)
-    assert got.data["rewards"].view(torch.int32).tolist() == sent.data["rewards"].view(torch.int32).tolist()
+    assert (
+        got.data["rewards"].view(torch.int32).tolist()
+        == sent.data["rewards"].view(torch.int32).tolist()
+    )
 
 
 def test_a_batch_without_keys_arrives():
@@ -77,7 +84,9 @@ def test_a_batch_without_keys_arrives():
 def test_what_dies_at_work_is_asked_again(pool, folder):
     first = start(folder, die)
     pool.wait(20)
-    threading.Thread(target=lambda: (first.join(), start(folder, echo, last_exit=-9)), daemon=True).start()
+    threading.Thread(
+        target=lambda: (first.join(), start(folder, echo, last_exit=-9)), daemon=True
+    ).start()
     assert pool.run("score", 1, batch()).ids == ["a", "b"]
 
 
@@ -94,12 +103,18 @@ def test_what_dies_twice_ends_the_run_with_its_name(pool, folder):
     first = start(folder, die)
     pool.wait(20)
     threading.Thread(
-        target=lambda: (first.join(), start(folder, die, last_exit=-9).join(), start(folder, die, last_exit=-27)),
+        target=lambda: (
+            first.join(),
+            start(folder, die, last_exit=-9).join(),
+            start(folder, die, last_exit=-27),
+        ),
         daemon=True,
     ).start()
     with pytest.raises(WorkerError) as caught:
         pool.run("score", 1, batch())
-    died = "reward-pool0 was killed by SIGPROF, as it used more than 7 s of processor time for a call"
+    died = (
+        "reward-pool0 was killed by SIGPROF, as it used more than 7 s of processor time for a call"
+    )
     assert caught.value.what == f"{died} while it worked on call score, 2 times"
     assert (caught.value.code, caught.value.where) == ("F01", "reward-pool0")
 

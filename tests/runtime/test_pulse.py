@@ -171,7 +171,9 @@ def test_requests_that_may_be_lost_with_their_connection_end_the_run(master):
         master.send(0, Request(2, "call"))
         assert master.receive(30, "call") == Reply(2, 0, {})
         assert proxy.reset() == 1
-        with pytest.raises(WorkerError, match="the connection between the master and rank 0 was lost") as raised:
+        with pytest.raises(
+            WorkerError, match="the connection between the master and rank 0 was lost"
+        ) as raised:
             master.receive(30, "call")
         assert raised.value.where.startswith("rank 0 pid")
         link.pulse.close()  # else it would end this process, whose master is gone
@@ -182,7 +184,9 @@ def serve(link: ZmqWorker):
 
 
 def test_the_file_with_the_keys_is_there_in_one_piece(tmp_path):
-    whole = Control("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "tcp://127.0.0.1:3", "k", "c", "s", b"t" * 32)
+    whole = Control(
+        "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "tcp://127.0.0.1:3", "k", "c", "s", b"t" * 32
+    )
     whole.write(tmp_path)
     assert Control.read(tmp_path) == whole
     assert [file.name for file in tmp_path.iterdir()] == [CONTROL_FILE]

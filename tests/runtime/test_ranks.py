@@ -13,7 +13,8 @@ from rlcli.runtime.transport import InlineTransport
 
 
 class Scripted:
-    """Ranks that answer in order, each request after some seconds of a virtual clock; None: never."""
+    """Ranks that answer in order, each request after some seconds of a virtual clock;
+    None: never."""
 
     def __init__(self, seconds, failures=()):
         self.seconds = seconds
@@ -30,7 +31,9 @@ class Scripted:
         else:
             self.free[rank] = max(self.now, self.free.get(rank, 0.0)) + takes
             failure = self.failures.get(request.op)
-            self.replies.append((self.free[rank], Reply(request.number, rank, {"op": request.op}, failure)))
+            self.replies.append(
+                (self.free[rank], Reply(request.number, rank, {"op": request.op}, failure))
+            )
 
     def receive(self, deadline, waiting_for, limit=None):
         if self.reports:
@@ -39,7 +42,9 @@ class Scripted:
         at, reply = min(self.replies, key=lambda arrival: arrival[0], default=(float("inf"), None))
         if at > self.now + deadline:
             self.now += deadline
-            raise HangError(f"no answer within {limit or deadline:.0f} s: waiting for {waiting_for}")
+            raise HangError(
+                f"no answer within {limit or deadline:.0f} s: waiting for {waiting_for}"
+            )
         self.replies.remove((at, reply))
         self.now = at
         return reply
@@ -86,7 +91,8 @@ def test_each_request_has_its_own_deadline():
 
 
 def test_the_late_rank_is_named_and_not_the_one_that_waits_for_it():
-    """Rank 1 has answered the first request, and was asked the second later than rank 0 was the first."""
+    """Rank 1 has answered the first request, and was asked the second later than rank 0 was the
+    first."""
     transport = Scripted({(0, "first"): None, (1, "first"): 1.0, (1, "second"): None})
     ranks = Ranks(transport, 2, 10.0)
 
@@ -134,7 +140,9 @@ def test_an_error_ends_its_siblings_before_they_are_answered():
 
 
 def test_an_error_that_nobody_waits_for_ends_the_run_too():
-    transport = Scripted({(0, "clear"): 1.0, (0, "step"): 5.0}, {"clear": failure("no such sample")})
+    transport = Scripted(
+        {(0, "clear"): 1.0, (0, "step"): 5.0}, {"clear": failure("no such sample")}
+    )
     ranks = Ranks(transport, 1, 10.0)
 
     async def step():
@@ -182,7 +190,7 @@ def test_in_one_process_the_traceback_of_a_request_shows_who_asked():
     assert names.index("train_on_a_batch") < names.index("ask") < names.index("handle")
 
 
-# -- turns -------------------------------------------------------------------------------------------------------
+# -- turns -----------------------------------------------------------------------------------------
 
 
 def begun_in(order, turns):
@@ -222,7 +230,8 @@ def test_turns_of_other_ranks_and_of_none_begin_at_once():
 
 
 def test_a_turn_that_is_widened_comes_before_later_ones_of_its_new_ranks():
-    """The copy of weights is for both ranks; until it can begin, the follower need not wait for it."""
+    """The copy of weights is for both ranks; until it can begin,
+    the follower need not wait for it."""
     turns = Turns()
     train, copy, critic = turns.queue([0]), turns.queue([0]), turns.queue([0, 1])
     assert begun_in([0], [turns.queue([1])]) == []  # behind the critic's
@@ -238,9 +247,11 @@ def test_a_turn_that_is_left_out_lets_the_others_begin():
     assert begun_in([1, 0], [first, last]) == [0, 1]
 
 
-@given(st.lists(st.sets(st.integers(0, 3)), max_size=8).flatmap(
-    lambda calls: st.tuples(st.just(calls), st.permutations(range(len(calls))))
-))  # fmt: skip
+@given(
+    st.lists(st.sets(st.integers(0, 3)), max_size=8).flatmap(
+        lambda calls: st.tuples(st.just(calls), st.permutations(range(len(calls))))
+    )
+)
 def test_every_turn_begins_once_and_each_rank_has_its_turns_in_order(case):
     of_turns, arrivals = case
     turns, begun = Turns(), []

@@ -10,9 +10,22 @@ from rlcli.topology import RolePlacement, WorkerGroup
 
 
 def running(name, role, sums, stats=None):
-    mfc = MFCDef(name=name, model_name=role, interface_type=ModelInterfaceType.INFERENCE,
-                 interface_impl=ModelInterfaceAbstraction("x"))  # fmt: skip
-    answers = {0: {"scores": sums, "counts": {}, "stats": stats or {}, "seconds": 1.0, "dropped": {}, "version": 0}}
+    mfc = MFCDef(
+        name=name,
+        model_name=role,
+        interface_type=ModelInterfaceType.INFERENCE,
+        interface_impl=ModelInterfaceAbstraction("x"),
+    )
+    answers = {
+        0: {
+            "scores": sums,
+            "counts": {},
+            "stats": stats or {},
+            "seconds": 1.0,
+            "dropped": {},
+            "version": 0,
+        }
+    }
     return Answered.of(mfc, RolePlacement(role, (0,), Mesh()), answers)
 
 
@@ -36,7 +49,10 @@ def test_reports_of_two_calls_of_one_role_do_not_overwrite_each_other():
 def test_one_call_reports_under_its_section():
     assert by_role(REWARDS[:1]) == {"reward/reward": 0.75}
     assert named_reports(REWARDS[:1], Answered.reports, lambda _: "") == {"reward": 0.75}
-    assert set(named_reports(REWARDS, Answered.reports, lambda _: "")) == {"math_inf/reward", "short_inf/reward"}
+    assert set(named_reports(REWARDS, Answered.reports, lambda _: "")) == {
+        "math_inf/reward",
+        "short_inf/reward",
+    }
 
 
 def test_a_call_on_several_draws_of_a_step_reports_once():
@@ -47,14 +63,23 @@ def test_a_call_on_several_draws_of_a_step_reports_once():
     assert both.times() == {"math_inf": 2.0}
 
 
-GROUPS = [WorkerGroup((0, 1), ("actor", "critic")), WorkerGroup((2,), ("rollout",)), WorkerGroup((3,), ("ref",))]
+GROUPS = [
+    WorkerGroup((0, 1), ("actor", "critic")),
+    WorkerGroup((2,), ("rollout",)),
+    WorkerGroup((3,), ("ref",)),
+]
 NAMES = ("actor+critic", "rollout", "ref")
 
 
 def idle(seconds, *of_groups):
     """What is reported of a step in which the groups were idle for so long."""
-    seconds_idle = {f"time/idle/{name}": of_group for name, of_group in zip(NAMES, of_groups, strict=True)}
-    shares = {f"time/idle_share/{name}": of_group / seconds for name, of_group in zip(NAMES, of_groups, strict=True)}
+    seconds_idle = {
+        f"time/idle/{name}": of_group for name, of_group in zip(NAMES, of_groups, strict=True)
+    }
+    shares = {
+        f"time/idle_share/{name}": of_group / seconds
+        for name, of_group in zip(NAMES, of_groups, strict=True)
+    }
     return {"time/step": seconds} | seconds_idle | shares
 
 

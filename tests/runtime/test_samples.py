@@ -1,4 +1,5 @@
-"""What becomes of every sample: which of them a step trains on, in which order, and where the others go."""
+"""What becomes of every sample: which of them a step trains on, in which order,
+and where the others go."""
 
 from zlib import crc32
 
@@ -13,15 +14,24 @@ from rlcli.runtime.calls import updates_per_step
 from rlcli.runtime.data_order import DataOrder
 from rlcli.runtime.samples import Admission, Draw, Ready, SampleQueue, Samples, StepSamples
 
-KINDS = {"generate": ModelInterfaceType.GENERATE, "inference": ModelInterfaceType.INFERENCE,
-         "train_step": ModelInterfaceType.TRAIN_STEP}  # fmt: skip
+KINDS = {
+    "generate": ModelInterfaceType.GENERATE,
+    "inference": ModelInterfaceType.INFERENCE,
+    "train_step": ModelInterfaceType.TRAIN_STEP,
+}
 
 
 def call(name, inputs, outputs=(), drops=(), role="role", kind="inference", **fields):
     return MFCDef(
-        name=name, model_name=role, interface_type=KINDS[kind], interface_impl=ModelInterfaceAbstraction("x"),
-        input_keys=inputs, output_keys=outputs, drops=drops, **fields,
-    )  # fmt: skip
+        name=name,
+        model_name=role,
+        interface_type=KINDS[kind],
+        interface_impl=ModelInterfaceAbstraction("x"),
+        input_keys=inputs,
+        output_keys=outputs,
+        drops=drops,
+        **fields,
+    )
 
 
 CHOOSING = [
@@ -46,7 +56,7 @@ def rows(draws):
     return [(draw.epoch, draw.row, draw.attempt) for draw in draws]
 
 
-# -- staleness 0: a step draws its own --------------------------------------------------------------------------
+# -- staleness 0: a step draws its own -------------------------------------------------------------
 
 
 def test_without_calls_before_training_a_step_is_what_is_drawn():
@@ -114,7 +124,11 @@ def test_a_queue_continues_where_another_ended():
     samples.take(1)
     position, returned = samples.queue.position, samples.queue.returned
     resumed = samples_of(
-        rows=5, position=position, returned=[Draw(*row) for row in rows(returned)], chunk=4, accepted=1
+        rows=5,
+        position=position,
+        returned=[Draw(*row) for row in rows(returned)],
+        chunk=4,
+        accepted=1,
     )
     expected = [(0, 1, 1), (0, 2, 1), (0, 3, 1), (0, 4, 0)]
     assert rows(resumed.admit(2).draws) == rows(samples.admit(2).draws) == expected
@@ -134,9 +148,16 @@ def test_too_many_redraws_are_an_error_that_says_what_was_dropped():
         samples.end(chunk, {})
     with pytest.raises(DataError) as caught:
         samples.admit(10)
-    assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("F80", 4, "graph.score, graph.choose")
+    assert (caught.value.code, caught.value.exit_code, caught.value.where) == (
+        "F80",
+        4,
+        "graph.score, graph.choose",
+    )
     expected = "dropped: score 1 (unscored), choose 3 (equal), choose 2 (long)"
-    assert caught.value.what == f"step 5: the batch is empty: no sample is left of 6 in 3 draws; {expected}"
+    assert (
+        caught.value.what
+        == f"step 5: the batch is empty: no sample is left of 6 in 3 draws; {expected}"
+    )
     assert "train.max_redraws" in caught.value.hint
     assert samples.abandon() == []
     assert rows(queue.returned) == [(0, row, 0) for row in range(6)]
@@ -147,7 +168,9 @@ def test_an_error_says_how_many_are_left():
     chunk = samples.admit(3)
     chunk.drop("choose", {"e0r1": "equal"})
     samples.end(chunk, {})
-    with pytest.raises(DataError, match="2 of the 3 samples of a batch are left of 3 in 1 draw; dropped: choose 1"):
+    with pytest.raises(
+        DataError, match="2 of the 3 samples of a batch are left of 3 in 1 draw; dropped: choose 1"
+    ):
         samples.admit(3)
     assert samples.abandon() == ids(0, 2)
     assert rows(samples.queue.returned) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
@@ -184,17 +207,26 @@ def test_the_ledger_and_the_counts_of_a_step():
         {"sample": "e0r3", "state": "trained", "versions": {"gen": 4, "gen_more": 5}},
     ]
     assert step.counts(["equal", "long", "other"]) == {
-        "samples/drawn": 6, "samples/dropped": 2, "samples/redrawn": 3, "samples/returned": 2,
-        "samples/dropped/equal": 1, "samples/dropped/long": 1, "samples/dropped/other": 0,
-    }  # fmt: skip
+        "samples/drawn": 6,
+        "samples/dropped": 2,
+        "samples/redrawn": 3,
+        "samples/returned": 2,
+        "samples/dropped/equal": 1,
+        "samples/dropped/long": 1,
+        "samples/dropped/other": 0,
+    }
 
 
 @given(
-    data_rows=st.integers(1, 30), size=st.integers(1, 8), chunk=st.none() | st.integers(1, 12),
-    bad=st.sets(st.integers(0, 400)), pauses=st.sets(st.integers(0, 11)),
-)  # fmt: skip
+    data_rows=st.integers(1, 30),
+    size=st.integers(1, 8),
+    chunk=st.none() | st.integers(1, 12),
+    bad=st.sets(st.integers(0, 400)),
+    pauses=st.sets(st.integers(0, 11)),
+)
 def test_every_row_is_trained_once_or_dropped_or_still_waits(data_rows, size, chunk, bad, pauses):
-    """Whatever is dropped, and whenever the run is resumed. Batches are the samples that were not dropped, in order."""
+    """Whatever is dropped, and whenever the run is resumed. Batches are the samples that were not
+    dropped, in order."""
 
     def is_bad(draw):
         return draw.epoch * data_rows + draw.row in bad
@@ -205,7 +237,11 @@ def test_every_row_is_trained_once_or_dropped_or_still_waits(data_rows, size, ch
         if number in pauses:
             queue = samples.queue
             samples = samples_of(
-                data_rows, position=queue.position, returned=queue.returned, accepted=number * size, **rule
+                data_rows,
+                position=queue.position,
+                returned=queue.returned,
+                accepted=number * size,
+                **rule,
             )
         while (drawn_now := samples.admit((number + 1) * size)) is not None:
             drawn_now.drop("choose", {draw.id: "equal" for draw in drawn_now.draws if is_bad(draw)})
@@ -223,7 +259,7 @@ def test_every_row_is_trained_once_or_dropped_or_still_waits(data_rows, size, ch
     assert set(drawn) == set(in_order)
 
 
-# -- above staleness 0: samples are made ahead of all steps ------------------------------------------------------
+# -- above staleness 0: samples are made ahead of all steps ----------------------------------------
 
 GRAPH = [
     call("gen", ("prompts",), ("ids",), role="rollout", kind="generate"),
@@ -237,9 +273,13 @@ GRAPH = [
 AHEAD = calls_ahead(GRAPH)
 
 
-def ahead(max_staleness=1, batch=4, chunk=4, rows=1000, max_redraws=10, takes_freshest=False, **fields):
+def ahead(
+    max_staleness=1, batch=4, chunk=4, rows=1000, max_redraws=10, takes_freshest=False, **fields
+):
     queue = SampleQueue(DataOrder(rows, seed=1, shuffle=False))
-    return Samples(queue, AHEAD, Admission(batch, max_staleness, chunk, max_redraws, takes_freshest), **fields)
+    return Samples(
+        queue, AHEAD, Admission(batch, max_staleness, chunk, max_redraws, takes_freshest), **fields
+    )
 
 
 def end(samples, chunk, version=0, dropped=()):
@@ -256,7 +296,9 @@ def test_ahead_of_training_runs_what_needs_no_weights_of_the_step():
     assert [mfc.name for mfc in AHEAD] == ["gen", "score", "ref"]
     assert calls_ahead(GRAPH[:3]) == []  # nothing is trained
     assert calls_ahead(GRAPH[1:]) == []  # nothing is generated
-    followed = call("look", ("prompts",), ("x",), role="actor", post_hooks=(ParamReallocHook(target="ref"),))
+    followed = call(
+        "look", ("prompts",), ("x",), role="actor", post_hooks=(ParamReallocHook(target="ref"),)
+    )
     assert [mfc.name for mfc in calls_ahead([*GRAPH, followed])] == ["gen", "score"]
 
 
@@ -319,7 +361,18 @@ def test_training_takes_the_samples_of_the_newest_weights_first_if_asked_to():
     samples = ahead(max_staleness=4, takes_freshest=True)
     for version in (3, 2, 3):
         end(samples, samples.admit(12), version)
-    assert [sample.draw.row for sample in samples.take(10).batch] == [0, 1, 2, 3, 8, 9, 10, 11, 4, 5]
+    assert [sample.draw.row for sample in samples.take(10).batch] == [
+        0,
+        1,
+        2,
+        3,
+        8,
+        9,
+        10,
+        11,
+        4,
+        5,
+    ]
 
 
 def test_what_is_too_stale_is_given_back_as_a_new_attempt():
@@ -328,7 +381,11 @@ def test_what_is_too_stale_is_given_back_as_a_new_attempt():
     assert samples.expire(4) == []
     assert samples.expire(5) == ids(0, 1, 2, 3)
     assert (samples.expired, samples.accepted) == (4, 0)
-    assert tries(samples.queue.returned) == tries(samples.admit(8).draws) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert (
+        tries(samples.queue.returned)
+        == tries(samples.admit(8).draws)
+        == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    )
 
 
 def test_samples_of_weights_that_never_change_are_not_stale():
@@ -342,17 +399,25 @@ def test_where_too_many_are_dropped_the_run_ends():
     for _ in range(2):
         end(samples, samples.admit(8), dropped=range(100))
     chunk = samples.admit(8)
-    with pytest.raises(DataError, match=r"0 of the 4 of a batch are there, and 12 samples .* score 12 \(equal\)"):
+    with pytest.raises(
+        DataError, match=r"0 of the 4 of a batch are there, and 12 samples .* score 12 \(equal\)"
+    ):
         end(samples, chunk, dropped=range(100))
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    max_staleness=st.integers(1, 4), batch=st.integers(1, 6), chunk=st.integers(1, 9), bad=st.integers(2, 9),
+    max_staleness=st.integers(1, 4),
+    batch=st.integers(1, 6),
+    chunk=st.integers(1, 9),
+    bad=st.integers(2, 9),
     choices=st.lists(st.integers(0, 10**6), min_size=50, max_size=300),
-)  # fmt: skip
-def test_every_sample_is_in_one_place_and_none_is_too_stale(max_staleness, batch, chunk, bad, choices):
-    """Whatever finishes first, whatever is dropped, and wherever the run is interrupted: there it continues."""
+)
+def test_every_sample_is_in_one_place_and_none_is_too_stale(
+    max_staleness, batch, chunk, bad, choices
+):
+    """Whatever finishes first, whatever is dropped, and wherever the run is interrupted:
+    there it continues."""
     samples = ahead(max_staleness, batch, chunk, max_redraws=10**6)
     step, in_progress, trained, dropped = 0, [], [], []
     for choice in choices:
@@ -362,7 +427,9 @@ def test_every_sample_is_in_one_place_and_none_is_too_stale(max_staleness, batch
         assert samples.accepted <= limit
         if choice % 7 == 0:  # killed; samples in progress wait again, finished ones are kept
             dropped += [line["sample"] for line in samples.drain_drops()]
-            queue = SampleQueue(DataOrder(1000, seed=1, shuffle=False), samples.queue.position, samples.waiting())
+            queue = SampleQueue(
+                DataOrder(1000, seed=1, shuffle=False), samples.queue.position, samples.waiting()
+            )
             rule, in_progress = Admission(batch, max_staleness, chunk, 10**6), []
             samples = Samples(queue, AHEAD, rule, step * batch, samples.ready)
         elif choice % 3 == 0 and not samples.expire(step) and samples.has(batch):
@@ -374,7 +441,10 @@ def test_every_sample_is_in_one_place_and_none_is_too_stale(max_staleness, batch
         elif in_progress:
             ended, version = in_progress.pop(choice % len(in_progress))
             end(
-                samples, ended, version, {d.row for d in ended.draws if crc32(f"{d.row} {version}".encode()) % bad == 0}
+                samples,
+                ended,
+                version,
+                {d.row for d in ended.draws if crc32(f"{d.row} {version}".encode()) % bad == 0},
             )
     dropped += [line["sample"] for line in samples.drain_drops()]
     waiting = [sample.id for sample in samples.ready] + [draw.id for draw in samples.waiting()]

@@ -1,4 +1,5 @@
-"""A rank's files of a checkpoint: its own, and none that another rank has half done in the same folder."""
+"""A rank's files of a checkpoint: its own, and none that another rank has half done in the same
+folder."""
 
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from rlcli.testing.tiny_engine import TinyEngine, TinyLM
 
 
 class BesideAnotherRank(TinyEngine):
-    """While its description is written, the other rank's file appears under the name that it has until it is whole."""
+    """While its description is written, the other rank's file appears under the name that it has
+    until it is whole."""
 
     def state(self, room_for_optimizer=False):
         return EngineState(dict(self.model.state_dict()))
@@ -28,7 +30,9 @@ def test_what_another_rank_has_half_done_is_no_part_of_the_description(tmp_path)
     engine = BesideAnotherRank(TinyLM())
     engine.checkpoint = tmp_path
     model = Model("actor", engine, None, torch.device("cpu"))
-    files = write_roles({"actor": copy_to_host(engine.state(), leads=True)}, {"actor": model}, tmp_path, rank=0)
+    files = write_roles(
+        {"actor": copy_to_host(engine.state(), leads=True)}, {"actor": model}, tmp_path, rank=0
+    )
     assert {str(file.relative_to(tmp_path)) for file in files} == {
         "models/actor/config.json",
         "models/actor/model.safetensors",

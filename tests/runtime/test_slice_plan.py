@@ -18,7 +18,8 @@ SHAPES = {"embedding": (7, 4), "norm": (5,), "projection": (6, 8), "scale": ()}
 
 
 def cut(shape, axis, ranks):
-    """The regions that ranks have of a parameter which is cut along an axis: the last ones may be smaller, or empty."""
+    """The regions that ranks have of a parameter which is cut along an axis: the last ones may be
+    smaller, or empty."""
     each = -(-shape[axis] // len(ranks))
     for place, rank in enumerate(ranks):
         first = min(shape[axis], place * each)
@@ -51,9 +52,15 @@ def test_what_is_wanted_arrives_whole_from_ranks_that_have_it(held, wanted, size
     whole = {name: np.arange(math.prod(shape)).reshape(shape) for name, shape in SHAPES.items()}
 
     def read(block):
-        return whole[block.name][tuple(slice(a, a + n) for a, n in zip(block.offsets, block.sizes, strict=True))]
+        return whole[block.name][
+            tuple(slice(a, a + n) for a, n in zip(block.offsets, block.sizes, strict=True))
+        ]
 
-    arrived = {(rank, block): np.full(block.sizes, -1) for rank, blocks in wanted.items() for block in blocks}
+    arrived = {
+        (rank, block): np.full(block.sizes, -1)
+        for rank, blocks in wanted.items()
+        for block in blocks
+    }
     plans = {rank: plan_slices(held, wanted, size, rank) for rank in range(5)}
     for rank, plan in plans.items():
         told = [one for bucket in plan for one in bucket.slices]
@@ -69,12 +76,17 @@ def test_what_is_wanted_arrives_whole_from_ranks_that_have_it(held, wanted, size
             assert one.target_block in wanted[one.target]
             place = arrived[one.target, one.target_block]
             assert (place[one.block.within(one.target_block)] == -1).all()  # nothing comes twice
-            place[one.block.within(one.target_block)] = read(one.source_block)[one.block.within(one.source_block)]
+            place[one.block.within(one.target_block)] = read(one.source_block)[
+                one.block.within(one.source_block)
+            ]
     for (_, block), numbers in arrived.items():
         assert (numbers == read(block)).all()
     names = [name for bucket in plans[0] for name in bucket.names]
     assert sorted(names) == sorted(SHAPES)
-    assert all(len(b.names) == 1 or sum(math.prod(SHAPES[name]) for name in b.names) <= size for b in plans[0])
+    assert all(
+        len(b.names) == 1 or sum(math.prod(SHAPES[name]) for name in b.names) <= size
+        for b in plans[0]
+    )
 
 
 def test_what_a_rank_has_itself_does_not_travel():

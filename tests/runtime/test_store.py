@@ -45,13 +45,24 @@ def outcomes(store):
     store.set("text", "value")
     store.set("bytes", b"\0\xff")
     return [
-        store.get("text"), store.get("bytes"), store.add("count", 2), store.add("count", -1), store.get("count"),
-        store.check(["text", "bytes"]), store.check(["text", "absent"]),
-        store.compare_set("new", "", "first"), store.compare_set("new", "other", "second"),
-        store.compare_set("new", "first", "third"), store.compare_set("absent", "expected", "fourth"),
-        store.check(["absent"]), store.num_keys(), store.delete_key("text"), store.delete_key("text"),
-        store.check(["text"]), store.wait(["bytes"], timedelta(seconds=1)),
-    ]  # fmt: skip
+        store.get("text"),
+        store.get("bytes"),
+        store.add("count", 2),
+        store.add("count", -1),
+        store.get("count"),
+        store.check(["text", "bytes"]),
+        store.check(["text", "absent"]),
+        store.compare_set("new", "", "first"),
+        store.compare_set("new", "other", "second"),
+        store.compare_set("new", "first", "third"),
+        store.compare_set("absent", "expected", "fourth"),
+        store.check(["absent"]),
+        store.num_keys(),
+        store.delete_key("text"),
+        store.delete_key("text"),
+        store.check(["text"]),
+        store.wait(["bytes"], timedelta(seconds=1)),
+    ]
 
 
 def test_answers_are_those_of_torchs_own_store(stores):
@@ -101,10 +112,18 @@ def test_a_closed_store_is_an_error(stores):
 
 @pytest.mark.parametrize(
     "question",
-    [Request(1, "nothing"), Request(1, "set"), Request(1, "check", {"keys": 3}), Reply(1, 0), Request(1, "_values")],
+    [
+        Request(1, "nothing"),
+        Request(1, "set"),
+        Request(1, "check", {"keys": 3}),
+        Reply(1, 0),
+        Request(1, "_values"),
+    ],
     ids=lambda question: str(question)[:40],
 )
-def test_questions_that_make_no_sense_are_dropped_and_later_ones_answered(control, stores, question):
+def test_questions_that_make_no_sense_are_dropped_and_later_ones_answered(
+    control, stores, question
+):
     context = zmq.Context()
     socket = control.connect(context, control.store)
     socket.linger = 0
@@ -133,7 +152,9 @@ def test_ranks_connect_only_to_those_they_exchange_tensors_with(stores, monkeypa
             thread.join(60)
 
     def join(rank):
-        groups[rank] = ProcessGroupGloo(PrefixStore("lane", opened[rank]), rank, ranks, timedelta(seconds=30))
+        groups[rank] = ProcessGroupGloo(
+            PrefixStore("lane", opened[rank]), rank, ranks, timedelta(seconds=30)
+        )
 
     def send_to_the_next_even_rank(rank):
         tensor = torch.full((3,), float(rank))

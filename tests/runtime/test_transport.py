@@ -236,11 +236,22 @@ def clock(monkeypatch):
     return told
 
 
-@pytest.mark.parametrize(("deadline", "says"), [
-    (15, r"no answer within 15 s, rank 0 has been silent for \d+ s: waiting for actor_train"),
-    (3600, r"^error\[HANG\] rank 0 pid \d+: rank 0 has been silent for \d+ s: waiting for actor_train"),
-])  # fmt: skip
-def test_a_rank_without_heartbeat_is_the_one_that_is_named(ranks, monkeypatch, clock, deadline, says):
+@pytest.mark.parametrize(
+    ("deadline", "says"),
+    [
+        (15, r"no answer within 15 s, rank 0 has been silent for \d+ s: waiting for actor_train"),
+        (
+            3600,
+            (
+                r"^error\[HANG\] rank 0 pid \d+: rank 0 has been silent for \d+ s: "
+                r"waiting for actor_train"
+            ),
+        ),
+    ],
+)
+def test_a_rank_without_heartbeat_is_the_one_that_is_named(
+    ranks, monkeypatch, clock, deadline, says
+):
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 1000.0)
     monkeypatch.setattr(processes, "PAUSE", 1000.0)
     monkeypatch.setattr(transport, "LONGEST_SILENCE", 20.0)
@@ -258,7 +269,9 @@ def test_a_master_that_was_away_blames_nobody(monkeypatch, clock):
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.1)
     ranks, hold = Ranks(2), threading.Event()
     for rank in range(2):
-        ranks.start(rank, lambda request: {} if request.op == "shutdown" else {"held": hold.wait(20)})
+        ranks.start(
+            rank, lambda request: {} if request.op == "shutdown" else {"held": hold.wait(20)}
+        )
     ranks.master.wait_for_workers(10)
     ranks.master.send(0, Request(1, "train"))
     time.sleep(0.5)
@@ -293,7 +306,7 @@ def test_in_one_process_a_request_is_a_call():
     assert calls == ["a", "b"]
 
 
-# -- reports -------------------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------
 
 
 def test_a_report_reaches_the_master_while_the_worker_is_busy(ranks):
@@ -335,7 +348,8 @@ def test_what_a_rank_reported_before_it_died_is_heard(ranks):
     ranks.dead = "rank 0 is gone"
     for _ in range(3):
         assert ranks.master.receive(10, "a report") is None
-    assert {report.value["step"] for report in heard} == {0, 1, 2}  # each came over a socket of its own
+    # each came over a socket of its own
+    assert {report.value["step"] for report in heard} == {0, 1, 2}
     with pytest.raises(errors.WorkerError):
         ranks.master.receive(10, "it")
     ranks.dead = None

@@ -20,14 +20,21 @@ def part(rank, size=100, folder="models/actor"):
 
 
 def test_a_rank_verifies_what_its_predecessor_wrote():
-    files = [part(rank, folder=folder) for folder in ("models/actor", "optim/actor") for rank in range(4)]
+    files = [
+        part(rank, folder=folder) for folder in ("models/actor", "optim/actor") for rank in range(4)
+    ]
     assert shared_out(files, 4) == [[files[rank], files[rank + 4]] for rank in range(4)]
 
 
 def test_other_files_go_to_those_with_least_to_read_and_each_to_one():
-    files = [*(part(rank, size=1000) for rank in range(8)), *(FileDigest(f"file{n}", 500, "") for n in range(8))]
+    files = [
+        *(part(rank, size=1000) for rank in range(8)),
+        *(FileDigest(f"file{n}", 500, "") for n in range(8)),
+    ]
     shares = shared_out(files, 4)
-    assert Counter(file.path for share in shares for file in share) == Counter(file.path for file in files)
+    assert Counter(file.path for share in shares for file in share) == Counter(
+        file.path for file in files
+    )
     assert {sum(file.bytes for file in share) for share in shares} == {3000}
 
 
@@ -39,7 +46,8 @@ def checkpoint(tmp_path):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     files = {
-        path: FileDigest(path, len(content), hashlib.sha256(content).hexdigest()) for path, content in contents.items()
+        path: FileDigest(path, len(content), hashlib.sha256(content).hexdigest())
+        for path, content in contents.items()
     }
     (folder / MANIFEST).write_bytes(Manifest(3, "run", "0", 2, "digest", files).as_bytes())
     return folder

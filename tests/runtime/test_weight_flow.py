@@ -43,7 +43,11 @@ def engine(role, rank):
     """Of random weights that differ from role to role. All ranks make all meshes."""
     backend, settings, ranks, degrees = LAYOUTS[role]
     shape = [degrees.get(name, 1) for name in MESH_ORDER]
-    mesh = DeviceMesh("cpu", torch.tensor(ranks).view(shape), mesh_dim_names=MESH_ORDER) if len(ranks) > 1 else None
+    mesh = (
+        DeviceMesh("cpu", torch.tensor(ranks).view(shape), mesh_dim_names=MESH_ORDER)
+        if len(ranks) > 1
+        else None
+    )
     if rank not in ranks:
         return None
 
@@ -64,13 +68,23 @@ def fingerprint(engine):
 
 def copy(source, target, engines, rank, bucket=weight_flow.BUCKET, eta=1.0):
     return transfer_over(
-        WeightChannel(placement(source), placement(target)), source, target, engines, rank, bucket, eta
+        WeightChannel(placement(source), placement(target)),
+        source,
+        target,
+        engines,
+        rank,
+        bucket,
+        eta,
     )
 
 
 def transfer_over(channel, source, target, engines, rank, bucket=weight_flow.BUCKET, eta=1.0):
     """The version that arrives at the target; None on other ranks."""
-    model = SimpleNamespace(module=engines[source], version=ModelVersion(0, 3, 3)) if engines[source] else None
+    model = (
+        SimpleNamespace(module=engines[source], version=ModelVersion(0, 3, 3))
+        if engines[source]
+        else None
+    )
     if model is None and engines[target] is None:
         return None
     transfer = WeightTransfer(channel, rank, CPU, model, engines[target], bucket)
@@ -87,8 +101,8 @@ def some_numbers(engine):
 
 
 def test_any_layout_to_any_layout():
-    """Sharded by rows, by tensor parallelism, by stages on a device, into ranges, and whole; ranks that are apart, and
-    some that are in both. Then moving averages, into all of these."""
+    """Sharded by rows, by tensor parallelism, by stages on a device, into ranges, and whole; ranks
+    that are apart, and some that are in both. Then moving averages, into all of these."""
 
     def work(rank):
         with pretend_cuda():
@@ -110,7 +124,13 @@ def test_any_layout_to_any_layout():
             train(engines["actor"], 1)
         for target in chain[1:]:
             copy("actor", target, engines, rank, bucket=2000, eta=0.25)
-        return {"before": before, "after": after, "versions": versions, "old": old, "mixed": seen(some_numbers)}
+        return {
+            "before": before,
+            "after": after,
+            "versions": versions,
+            "old": old,
+            "mixed": seen(some_numbers),
+        }
 
     told = run_on_ranks(4, work)
     actor = told[0]["before"]["actor"]
@@ -119,8 +139,11 @@ def test_any_layout_to_any_layout():
         for role, weights in one["after"].items():
             assert weights == actor, role
     assert [one["versions"] for one in told] == [
-        [None, 3, None, None], [None, None, 3, None], [3, None, 3, None], [3, 3, None, 3],
-    ]  # fmt: skip
+        [None, 3, None, None],
+        [None, None, 3, None],
+        [3, None, 3, None],
+        [3, 3, None, 3],
+    ]
     old, new = told[0]["old"]["actor"], told[0]["mixed"]["actor"]
     assert max(abs(a - b) for name in old for a, b in zip(old[name], new[name], strict=True)) > 1e-4
     for one in told:
@@ -164,11 +187,21 @@ def test_every_rank_of_the_source_sends_its_own_part_and_nothing_is_gathered():
             plans.append(channel.plan)
         held = engines["actor"].weight_blocks() if engines["actor"] is not None else ()
         numbers = sum(block.numbers for block in held)
-        return {"sent": sum(sent), "held": numbers, "gathered": len(gathered), "once": plans[0] is plans[1]}
+        return {
+            "sent": sum(sent),
+            "held": numbers,
+            "gathered": len(gathered),
+            "once": plans[0] is plans[1],
+        }
 
     told = run_on_ranks(4, work)
     tail = 2 * weight_flow.TAIL
-    assert [one["sent"] for one in told] == [2 * (told[0]["held"] + tail), 2 * (told[1]["held"] + tail), 0, 0]
+    assert [one["sent"] for one in told] == [
+        2 * (told[0]["held"] + tail),
+        2 * (told[1]["held"] + tail),
+        0,
+        0,
+    ]
     assert told[0]["held"] > 0 < told[1]["held"]
     assert not any(one["gathered"] for one in told)
     assert all(one["once"] for one in told)
@@ -196,19 +229,25 @@ def test_a_bucket_that_was_damaged_on_the_way_is_noticed():
 
 
 TINY = (
-    "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
-    "max_position_embeddings: 128, tie_word_embeddings: true}"
+    "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, "
+    "num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"
 )
 
 
 def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path, monkeypatch):
     overrides = [
-        "models.actor.path=null", f"models.actor.scratch={TINY}", "models.actor.tokenizer=builtin:arithmetic",
-        "graph.actor_train.hooks.copy_to=ref", "generation.max_new_tokens=4", "train.prompts_per_step=1",
-    ]  # fmt: skip
+        "models.actor.path=null",
+        f"models.actor.scratch={TINY}",
+        "models.actor.tokenizer=builtin:arithmetic",
+        "graph.actor_train.hooks.copy_to=ref",
+        "generation.max_new_tokens=4",
+        "train.prompts_per_step=1",
+    ]
     recipe = load_recipe("ppo_math", overrides).recipe
     written = queue.SimpleQueue()
-    worker = ModelWorker(recipe, plan_topology(recipe), 0, CPU, {}, lambda *report: written.put(report))
+    worker = ModelWorker(
+        recipe, plan_topology(recipe), 0, CPU, {}, lambda *report: written.put(report)
+    )
 
     def ask(op, **args):
         return worker.handle(Request(0, op, args))
@@ -239,7 +278,9 @@ def test_a_follower_whose_copy_failed_is_not_used_until_it_is_restored(tmp_path,
     assert follower.version.global_step == 3
 
 
-@pytest.mark.parametrize("count", [0, 5, weight_flow.DIGEST_ROW - 1, weight_flow.DIGEST_ROW, 20_000])
+@pytest.mark.parametrize(
+    "count", [0, 5, weight_flow.DIGEST_ROW - 1, weight_flow.DIGEST_ROW, 20_000]
+)
 def test_a_digest_weighs_each_number_by_its_place(count):
     numbers = torch.randn(count, generator=torch.Generator().manual_seed(count))
     bits = numbers.view(torch.int32).tolist()

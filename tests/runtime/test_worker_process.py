@@ -16,8 +16,11 @@ def test_a_rank_whose_agent_died_before_it_was_up_ends_before_it_loads_anything(
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "rlcli.runtime.worker_main", str(tmp_path)],
         env=environment | {"RLCLI_AGENT": not_its_parent},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 1
     assert not (tmp_path / "logs/rank0.log").exists()
     assert " torch\n" not in done.stderr

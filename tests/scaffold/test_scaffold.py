@@ -1,4 +1,5 @@
-"""What `rlcli new` writes works as it stands: its tests pass, its style is ours, nothing is overwritten."""
+"""What `rlcli new` writes works as it stands: its tests pass, its style is ours,
+nothing is overwritten."""
 
 import os
 import re
@@ -21,7 +22,12 @@ NAMES = ("qa", "my-own_rather-long-name-of-some-thing-2")
 
 
 def run(*command, cwd):
-    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(cwd), "OMP_NUM_THREADS": "1"}
+    env = {
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.environ["PATH"],
+        "HOME": str(cwd),
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=500)
 
 
@@ -38,7 +44,13 @@ def full(project):
     """A project with one or two of everything."""
     for kind in KINDS:
         for name in NAMES:
-            write(plan(kind, f"{name}-{kind}" if kind in ("interface", "reward", "estimator") else name, project))
+            write(
+                plan(
+                    kind,
+                    f"{name}-{kind}" if kind in ("interface", "reward", "estimator") else name,
+                    project,
+                )
+            )
     return project
 
 
@@ -93,9 +105,13 @@ def test_a_broken_interface_fails_its_test(project):
     write(plan("interface", "qa", project))
     file = project / "interfaces" / "qa.py"
     file.write_text(
-        file.read_text().replace("loss = nll_loss(output.logprobs, mask)", "loss = -output.logprobs.mean()")
+        file.read_text().replace(
+            "loss = nll_loss(output.logprobs, mask)", "loss = -output.logprobs.mean()"
+        )
     )
-    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "sum", cwd=project)
+    done = run(
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "sum", cwd=project
+    )
     assert done.returncode == 1
     assert "test_the_loss_is_a_sum" in done.stdout
 
@@ -104,7 +120,10 @@ def test_a_broken_interface_fails_its_test(project):
     ("bug", "check"),
     [
         (("t.mask, all_reduce)", "t.mask)"), "FAIL  inference is the same on 1, 2, 3"),
-        (("earned, t.mask, all_reduce)", "earned, None, all_reduce)"), "FAIL  actions outside responses get 0"),
+        (
+            ("earned, t.mask, all_reduce)", "earned, None, all_reduce)"),
+            "FAIL  actions outside responses get 0",
+        ),
     ],
     ids=["mean-over-the-samples-of-one-rank", "mean-over-prompts-too"],
 )
@@ -114,13 +133,25 @@ def test_mistakes_in_a_new_estimator_are_found(project, bug, check):
     text = file.read_text()
     assert len(text.splitlines()) <= 40
     file.write_text(text.replace(*bug))
-    done = run(sys.executable, "-m", "rlcli", "test", "interface", "qa", "-k", "ranks or responses", cwd=project)
+    done = run(
+        sys.executable,
+        "-m",
+        "rlcli",
+        "test",
+        "interface",
+        "qa",
+        "-k",
+        "ranks or responses",
+        cwd=project,
+    )
     assert done.returncode == 1
     assert check in done.stdout
 
 
 def test_every_template_is_used_and_missing_values_are_errors(project):
-    used = {template for files in KINDS.values() for template in files} | set(filter(None, COPIES.values()))
+    used = {template for files in KINDS.values() for template in files} | set(
+        filter(None, COPIES.values())
+    )
     assert used < {path.name for path in HERE.glob("*.j2")}
     with pytest.raises(UndefinedError):
         render("dataset.py.j2", name="x")

@@ -1,6 +1,7 @@
 """The contract of generation against SGLang itself, on the CPU: `make test-servers`.
 
-Two servers are started once, as the backend starts its own; each check then attaches to one of them.
+Two servers are started once, as the backend starts its own;
+each check then attaches to one of them.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ from rlcli.topology.groups import Group, process_folder
 PYTHON = os.environ.get("RLCLI_SGLANG_PYTHON")
 ON_CPU = Path(__file__).with_name("on_cpu")
 pytestmark = [
-    pytest.mark.skipif(PYTHON is None, reason="needs an environment with SGLang: make test-servers"),
+    pytest.mark.skipif(
+        PYTHON is None, reason="needs an environment with SGLang: make test-servers"
+    ),
     pytest.mark.timeout(1200),
 ]
 
 OPTIONS = {
-    "device": "cpu", "dtype": "float32", "max_total_tokens": 4096, "max_running_requests": 32, "context_length": 128,
-    "mem_fraction_static": 0.1, "skip_server_warmup": True, "skip_tokenizer_init": False,
-    "attention_backend": "torch_native", "enable_deterministic_inference": True,
+    "device": "cpu", "dtype": "float32", "max_total_tokens": 4096, "max_running_requests": 32,
+    "context_length": 128, "mem_fraction_static": 0.1, "skip_server_warmup": True,
+    "skip_tokenizer_init": False, "attention_backend": "torch_native",
+    "enable_deterministic_inference": True,
 }  # fmt: skip
 ENVIRONMENT = {"PYTHONPATH": str(ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"}
 
@@ -59,7 +63,9 @@ def tokenizer(tmp_path_factory):
     """(folder, tokenizer) of the tiny model's 97 tokens."""
     words = {f"w{id_}": id_ for id_ in range(VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), eos_token=f"w{END}", pad_token="w0"
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")),
+        eos_token=f"w{END}",
+        pad_token="w0",
     )
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
@@ -80,11 +86,19 @@ def own_servers(run_dir, count, **options):
     members = Members(run_dir, run_environment(1))
     members.start([group], node=0)
     checks = BackendContract()
-    checks.name, checks.args = "sglang", {
-        "python": PYTHON, "servers": count, "options": {**OPTIONS, **options}, "environment": ENVIRONMENT,
-        "weights_folder": str(run_dir),
-    }  # fmt: skip
-    checks.server_folders = tuple(process_folder(run_dir, "server", group.name, index) for index in range(count))
+    checks.name, checks.args = (
+        "sglang",
+        {
+            "python": PYTHON,
+            "servers": count,
+            "options": {**OPTIONS, **options},
+            "environment": ENVIRONMENT,
+            "weights_folder": str(run_dir),
+        },
+    )
+    checks.server_folders = tuple(
+        process_folder(run_dir, "server", group.name, index) for index in range(count)
+    )
     engine = checks.engine("llama")
     try:
         yield engine
@@ -117,7 +131,11 @@ def weights_in_sglang(lm):
     for name, weight in weights.items():
         prefix, _, kind = name.removesuffix(".weight").rpartition(".")
         fused = next((fused for fused, sources in FUSED.items() if kind in sources), kind)
-        sources = [weights[f"{prefix}.{source}.weight"] for source in FUSED[fused]] if fused in FUSED else [weight]
+        sources = (
+            [weights[f"{prefix}.{source}.weight"] for source in FUSED[fused]]
+            if fused in FUSED
+            else [weight]
+        )
         rows = -len(weight) % PADDED_TO if kind in ("embed_tokens", "lm_head") else 0
         name_there = ".".join(filter(None, (prefix, fused, "weight")))
         joined[name_there] = pad(torch.cat(sources), (0, 0) * (weight.ndim - 1) + (0, rows))
@@ -147,9 +165,11 @@ class TestContract(BackendContract):
         server = next(self.turns)
         os.environ["RLCLI_TEST_KEY"] = server.endpoint.key
         self.args = {
-            "urls": [server.endpoint.url], "api_key_env": "RLCLI_TEST_KEY", "update": next(self.ways),
+            "urls": [server.endpoint.url],
+            "api_key_env": "RLCLI_TEST_KEY",
+            "update": next(self.ways),
             "weights_folder": str(self.tmp_path),
-        }  # fmt: skip
+        }
         return super().engine(family, **settings)
 
     def test_sampling_follows_the_distribution(self):
@@ -170,7 +190,9 @@ def test_two_servers_hold_the_last_weights_after_several_updates(ours):
 def digests_of(lm):
     """Name → digest of a weight, as SGLang computes it."""
     return {
-        name: hashlib.sha256(weight.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+        name: hashlib.sha256(weight.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[
+            :16
+        ]
         for name, weight in weights_in_sglang(lm).items()
     }
 
@@ -188,9 +210,13 @@ def test_a_server_in_bfloat16_receives_and_holds_bfloat16(tmp_path, tokenizer):
 
 def test_a_seed_gives_the_same_response_at_any_concurrency(ours):
     """With enable_deterministic_inference, that is; other seeds give other responses."""
-    first, again = (generate(ours, responses_per_prompt=4, max_new_tokens=20).tokens for _ in range(2))
+    first, again = (
+        generate(ours, responses_per_prompt=4, max_new_tokens=20).tokens for _ in range(2)
+    )
     assert [one.tolist() for one in again] == [one.tolist() for one in first]
-    one_by_one = generate(ours, responses_per_prompt=4, max_new_tokens=20, max_concurrent_responses=1).tokens
+    one_by_one = generate(
+        ours, responses_per_prompt=4, max_new_tokens=20, max_concurrent_responses=1
+    ).tokens
     assert [one.tolist() for one in one_by_one] == [one.tolist() for one in first]
     assert len({tuple(one.tolist()) for one in first[:4]}) == 4
 
@@ -200,7 +226,9 @@ def test_a_server_of_another_model_is_refused(ours, tokenizer):
     right = Expected("actor", tokenizer_of_servers, VOCABULARY, ranks=1, seconds=600.0)
     check_model(server, right)
     check_logprobs(server, right)
-    foreign = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"w0": 0, "w2": 1}, unk_token="w0")))
+    foreign = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"w0": 0, "w2": 1}, unk_token="w0"))
+    )
     for wrong, message in (
         (replace(right, tokenizer=foreign), "the tokens of 'w2' are"),
         (replace(right, ids=VOCABULARY - 1), "its vocabulary is larger than the 96 ids here"),

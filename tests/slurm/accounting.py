@@ -1,7 +1,8 @@
-"""The emulated cluster with accounting: slurmdbd, and MariaDB for it, as children of this process too.
+"""The emulated cluster with accounting: slurmdbd, and MariaDB for it,
+as children of this process too.
 
-The database is in the cluster's folder and answers only on a socket there, so an installation of MariaDB on this
-machine is neither used nor disturbed.
+The database is in the cluster's folder and answers only on a socket there, so an installation of
+MariaDB on this machine is neither used nor disturbed.
 """
 
 from __future__ import annotations
@@ -68,12 +69,24 @@ class AccountedCluster(Cluster):
         tables = sorted(Path("/usr/share").glob(SYSTEM_TABLES))
         assert tables, "there is no MariaDB server"
         self._data.mkdir(0o700)  # who can open the socket may do anything
-        options = {"datadir": self._data, "socket": self._data / "socket", "pid-file": self._data / "pid",
-                   "user": "root", "innodb-log-file-size": "8M", "innodb-flush-log-at-trx-commit": 0}  # fmt: skip
+        options = {
+            "datadir": self._data,
+            "socket": self._data / "socket",
+            "pid-file": self._data / "pid",
+            "user": "root",
+            "innodb-log-file-size": "8M",
+            "innodb-flush-log-at-trx-commit": 0,
+        }
         command = ["mariadbd", "--no-defaults", "--skip-networking", "--skip-grant-tables"]
         command += [f"--{name}={value}" for name, value in options.items()]
         statements = b"create database mysql;\nuse mysql;\n" + tables[0].read_bytes()
-        subprocess.run([*command, "--bootstrap"], input=statements, capture_output=True, cwd=self._home, check=True)
+        subprocess.run(
+            [*command, "--bootstrap"],
+            input=statements,
+            capture_output=True,
+            cwd=self._home,
+            check=True,
+        )
         self._start("mariadbd", command)
         wait_for((self._data / "socket").exists, READY_WITHIN)
 

@@ -1,8 +1,9 @@
-"""A real Slurm cluster of four emulated nodes on loopback: munged, slurmctld and a slurmd for each node.
+"""A real Slurm cluster of four emulated nodes on loopback: munged,
+slurmctld and a slurmd for each node.
 
-All of it is started in the foreground as children of this process, with a folder, keys and ports of its own, so an
-installation of Slurm on this machine is neither used nor disturbed. Nodes share this machine's files but for one folder
-(`unshared`), of which `CUT_OFF` sees its own, empty version.
+All of it is started in the foreground as children of this process, with a folder, keys and ports of
+its own, so an installation of Slurm on this machine is neither used nor disturbed. Nodes share this
+machine's files but for one folder (`unshared`), of which `CUT_OFF` sees its own, empty version.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ SETTINGS = {
     "AccountingStorageType": "accounting_storage/none",
     "MinJobAge": 300,
 }
-"""Settings that a cluster may have otherwise. `MinJobAge`: seconds after which the controller forgets an ended job."""
+"""Settings that a cluster may have otherwise. `MinJobAge`: seconds after which the controller
+forgets an ended job."""
 
 
 class Cluster:
@@ -93,12 +95,18 @@ class Cluster:
         first, accounting, *others = _free_ports(6)
         self._accounting_port = accounting
         text = CONFIGURATION.format(
-            home=self._home, host=socket.gethostname().split(".")[0], controller=first,
-            accounting=accounting, ports=",".join(map(str, others)), kill_wait=KILL_WAIT, grace=GRACE,
+            home=self._home,
+            host=socket.gethostname().split(".")[0],
+            controller=first,
+            accounting=accounting,
+            ports=",".join(map(str, others)),
+            kill_wait=KILL_WAIT,
+            grace=GRACE,
             settings="\n".join(f"{name}={value}" for name, value in self._settings.items()),
-        )  # fmt: skip
+        )
         (self._home / "slurm.conf").write_text(text)
-        (self._home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # nothing uses it, but it must be valid
+        # nothing uses it, but it must be valid
+        (self._home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         key = self._home / "munge.key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(1024))
@@ -112,10 +120,20 @@ class Cluster:
         wait_for(self._is_idle, READY_WITHIN)
 
     def _start_munge(self) -> None:
-        files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid", "log-file": "munged.log",
-                 "seed-file": "munged.seed"}  # fmt: skip
+        files = {
+            "socket": "munge.socket",
+            "key-file": "munge.key",
+            "pid-file": "munged.pid",
+            "log-file": "munged.log",
+            "seed-file": "munged.seed",
+        }
         self._home.chmod(0o755)  # munged wants a way to its socket for all
-        munge = ["munged", "--foreground", "--force", *(f"--{k}={self._home / v}" for k, v in files.items())]
+        munge = [
+            "munged",
+            "--foreground",
+            "--force",
+            *(f"--{k}={self._home / v}" for k, v in files.items()),
+        ]
         self._start("munged", munge)
         wait_for((self._home / "munge.socket").exists, READY_WITHIN)
 
@@ -130,12 +148,20 @@ class Cluster:
             command = ["unshare", "--mount", "sh", "-c", hide, str(self.unshared), *command]
         self._start(node, command)
 
-    def _start(self, name: str, command: list[str], variables: Mapping[str, str] = MappingProxyType({})) -> None:
+    def _start(
+        self, name: str, command: list[str], variables: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         with open(self._home / f"{name}.out", "ab") as out:
             self._daemons[name] = subprocess.Popen(
-                command, env={**self.environment, **variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                cwd=self._home, start_new_session=True, preexec_fn=die_with_parent,
-            )  # fmt: skip
+                command,
+                env={**self.environment, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=self._home,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
 
     def stop(self) -> None:
         """End everything, jobs first."""
@@ -166,7 +192,9 @@ class Cluster:
 
     def run(self, *command: str) -> str:
         """A Slurm command's output. Raises CalledProcessError."""
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=True
+        ).stdout
 
     def field(self, job: str, name: str) -> str:
         """One field of the output of `scontrol show job`."""
@@ -179,7 +207,8 @@ class Cluster:
         return "\n".join((self._home / "slurmctld.log").read_text().splitlines()[-40:])
 
     def step_daemons(self, node: str | None = None) -> list[psutil.Process]:
-        """The daemons that run steps and batch scripts: each `slurmstepd` keeps the variables of its `slurmd`."""
+        """The daemons that run steps and batch scripts:
+        each `slurmstepd` keeps the variables of its `slurmd`."""
         return [one for one in psutil.process_iter() if _is_step_daemon(one, self._home, node)]
 
     def _is_up(self) -> bool:
@@ -192,7 +221,12 @@ class Cluster:
     def _is_idle(self) -> bool:
         self._assert_alive()
         with contextlib.suppress(subprocess.CalledProcessError):
-            return self.run("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T").split() == ["idle"] * 4
+            return (
+                self.run(
+                    "sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T"
+                ).split()
+                == ["idle"] * 4
+            )
         return False
 
 

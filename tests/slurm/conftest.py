@@ -1,4 +1,5 @@
-"""One cluster for all tests of this folder, which `make test-slurm` runs; a file may have another of its own."""
+"""One cluster for all tests of this folder, which `make test-slurm` runs;
+a file may have another of its own."""
 
 import os
 import subprocess

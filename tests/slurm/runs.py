@@ -34,23 +34,30 @@ class Project:
     def rlcli(self, *arguments, code=0):
         """Run the command to its end, in the project."""
         done = subprocess.run(
-            [sys.executable, "-m", "rlcli", *arguments], capture_output=True, text=True, cwd=self.folder, check=False,
-            env={**self.cluster.environment, "PYTHONPATH": HOME, "OMP_NUM_THREADS": "1"}, timeout=PATIENCE,
-        )  # fmt: skip
+            [sys.executable, "-m", "rlcli", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            check=False,
+            env={**self.cluster.environment, "PYTHONPATH": HOME, "OMP_NUM_THREADS": "1"},
+            timeout=PATIENCE,
+        )
         assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
         return done
 
     def submit(self, *overrides, run_dir="run", recipe="toy.yaml", options=()):
         """A run that is a job."""
-        report = self.rlcli("train", recipe, "--run-dir", run_dir, "--json", *options, *BY_SLURM, *overrides).stdout
+        report = self.rlcli(
+            "train", recipe, "--run-dir", run_dir, "--json", *options, *BY_SLURM, *overrides
+        ).stdout
         return self.run(Path(json.loads(report)["folder"]))
 
     def run(self, folder):
         return Run(self.cluster, folder)
 
     def pretend(self, name, state, body, *options, array_suffix=""):
-        """A run that records only its state; `body` is the script of the job recorded as its own. `array_suffix`:
-        of the only job of an array, such as `_2`."""
+        """A run that records only its state; `body` is the script of the job recorded as its own.
+        `array_suffix`: of the only job of an array, such as `_2`."""
         folder = self.folder / "runs/toy" / name
         with RunDirectory.create(folder, "toy", command=["rlcli"]) as run:
             run.write_status(state, 2, 4)
@@ -106,9 +113,14 @@ class Run:
             if condition():
                 return True
             state = self.state()
-            assert state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"), (
-                f"{state}\n{self.log}"
-            )
+            assert state in (
+                "PENDING",
+                "CONFIGURING",
+                "RUNNING",
+                "COMPLETING",
+                "REQUEUED",
+                "SUSPENDED",
+            ), f"{state}\n{self.log}"
             return False
 
         wait_for(is_so, seconds)
@@ -130,6 +142,7 @@ class Run:
         self.wait_until("PENDING")
 
     def begin_again(self):
-        """Have a job that was put back into the queue begin soon, and not after Slurm's two minutes. Not in the second
-        in which it was: nodes would take it for the one that they have just ended."""
+        """Have a job that was put back into the queue begin soon, and not after Slurm's two
+        minutes. Not in the second in which it was: nodes would take it for the one that they have
+        just ended."""
         self.cluster.run("scontrol", "update", f"jobid={self.job}", "starttime=now+2")

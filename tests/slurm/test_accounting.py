@@ -1,5 +1,5 @@
-"""`rlcli status` of runs whose jobs have ended and left the queue: with Slurm's accounting, by what the real `sacct`
-says, and without, by the runs' files alone."""
+"""`rlcli status` of runs whose jobs have ended and left the queue: with Slurm's accounting, by what
+the real `sacct` says, and without, by the runs' files alone."""
 
 import json
 import os
@@ -20,13 +20,15 @@ LOST = "node3"
 SLEEP = "sleep 300"
 
 Case = namedtuple("Case", "in_accounts, with_accounts, without")
-"""The end of a run: its job's state as sacct calls it, and the run's state where there is a sacct, and where not."""
+"""The end of a run: its job's state as sacct calls it, and the run's state where there is a sacct,
+and where not."""
 
 ENDS = {
     # what a run could record itself is the same both ways
     "done": Case("COMPLETED", "done", "done"),
     "failed": Case("FAILED", "failed", "failed"),
-    "stopped": Case("CANCELLED", "cancelled", "stopped"),  # by scancel, which gives a run the time to record its end
+    # by scancel, which gives a run the time to record its end
+    "stopped": Case("CANCELLED", "cancelled", "stopped"),
     # of the others only the accounting knows how they ended
     "silent": Case("COMPLETED", "died", "died"),
     "killed": Case("FAILED", "died", "died"),
@@ -37,8 +39,13 @@ ENDS = {
     "again": Case("COMPLETED", "died", "died"),  # was put back into the queue
     "part": Case("FAILED", "failed", "failed"),  # of an array
 }
-STATES = {"COMPLETED": "done", "FAILED": "failed", "CANCELLED": "cancelled", "TIMEOUT": "out of time",
-          "NODE_FAIL": "node failed"}  # fmt: skip
+STATES = {
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "CANCELLED": "cancelled",
+    "TIMEOUT": "out of time",
+    "NODE_FAIL": "node failed",
+}
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -65,7 +72,9 @@ def jobs(cluster, project):
     """The ids of the jobs of the runs in ENDS, which the controller has forgotten."""
     runs = {
         "done": project.submit(run_dir="runs/toy/done"),
-        "stopped": project.submit("train.steps=9999", "toy.seconds=0.1", run_dir="runs/toy/stopped"),
+        "stopped": project.submit(
+            "train.steps=9999", "toy.seconds=0.1", run_dir="runs/toy/stopped"
+        ),
         "failed": project.pretend("failed", "failed", "exit 3"),
         "silent": project.pretend("silent", "running", "exit 0"),
         "killed": project.pretend("killed", "running", "kill -9 $$"),
@@ -74,10 +83,17 @@ def jobs(cluster, project):
         "late": project.pretend("late", "running", SLEEP),
         "lost": project.pretend("lost", "running", SLEEP, f"--nodelist={LOST}", "--no-requeue"),
         "again": project.pretend("again", "running", f'[ -n "$SLURM_RESTART_COUNT" ] || {SLEEP}'),
-        "part": project.pretend("part", "failed", "exit $SLURM_ARRAY_TASK_ID", "--array=2", array_suffix="_2"),
+        "part": project.pretend(
+            "part", "failed", "exit $SLURM_ARRAY_TASK_ID", "--array=2", array_suffix="_2"
+        ),
     }
     ids = {name: run.job for name, run in runs.items()}
-    wait_for(lambda: all(is_running(cluster, ids[name]) for name in ("cancelled", "late", "lost", "again")), 30)
+    wait_for(
+        lambda: all(
+            is_running(cluster, ids[name]) for name in ("cancelled", "late", "lost", "again")
+        ),
+        30,
+    )
     end_otherwise(cluster, ids)
     put_back(cluster, runs["again"])
     wait_for(lambda: runs["stopped"].steps > 0, PATIENCE)
@@ -94,7 +110,8 @@ def is_running(cluster, job):
 def end_otherwise(cluster, ids):
     for name in ("cancelled", "held"):
         cluster.run("scancel", ids[name])
-    # the controller refuses a time that has passed, and `now` has if the second ends on the way to it
+    # the controller refuses a time that has passed, and `now` has if the second ends on the way to
+    # it
     cluster.run("scontrol", "update", f"jobid={ids['late']}", "endtime=now+2seconds")
     cluster.lose_node(LOST)
 
@@ -107,7 +124,10 @@ def put_back(cluster, run):
 
 def shown(project):
     """The output of `rlcli status` for each run, by name."""
-    return {Path(one["run"]).name: one for one in json.loads(project.rlcli("status", "--json").stdout)["runs"]}
+    return {
+        Path(one["run"]).name: one
+        for one in json.loads(project.rlcli("status", "--json").stdout)["runs"]
+    }
 
 
 def states_shown(project):
@@ -125,7 +145,14 @@ def test_ended_jobs_are_not_in_the_queue_but_in_the_accounts(cluster, jobs, has_
             cluster.run("scontrol", "show", "job", job)
         assert "Invalid job id" in refused.value.stderr
     listed = ",".join(jobs.values())
-    query = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", f"--jobs={listed}"]
+    query = [
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--format=JobID,State",
+        f"--jobs={listed}",
+    ]
     if not has_accounts:
         with pytest.raises(subprocess.CalledProcessError) as refused:
             cluster.run(*query)
@@ -159,7 +186,11 @@ def test_status_lists_the_state_of_every_run(project, jobs, has_accounts):
     assert states_shown(project) == states_expected(has_accounts)
     assert {name: one["job"] for name, one in statuses.items()} == jobs
     assert (statuses["done"]["step"], statuses["failed"]["step"]) == (3, 2)
-    reason = "its job ended: TIMEOUT" if has_accounts else f"job {jobs['late']} is not in the queue any more"
+    reason = (
+        "its job ended: TIMEOUT"
+        if has_accounts
+        else f"job {jobs['late']} is not in the queue any more"
+    )
     assert statuses["late"]["message"].startswith(reason)
     if has_accounts:
         assert "its job is over (COMPLETED)" in statuses["silent"]["message"]

@@ -9,7 +9,10 @@ from rlcli.launch.slurm.allocations import read_allocations
 
 from .runs import Project
 
-PARTS = "launch.slurm.parts=[{nodes: 1, nodelist: node3}, {nodes: 1, nodelist: node1, cpus_per_task: 2}]"
+PARTS = (
+    "launch.slurm.parts=[{nodes: 1, nodelist: node3}, {nodes: 1, nodelist: "
+    "node1, cpus_per_task: 2}]"
+)
 TWO_NODES = ("cluster.nodes=2", PARTS)
 SLOW = "toy.seconds=0.1"
 
@@ -26,7 +29,12 @@ def test_a_run_on_two_kinds_of_nodes_gives_the_same_numbers(cluster, project):
     run.wait_until("COMPLETED")
     assert numbers(run.folder) == numbers(project.here("cluster.devices_per_node=2"))
     records = json.loads((run.folder / "procs.json").read_text())
-    assert [(one["name"], one["node"]) for one in records] == [("node0", 0), ("node1", 1), ("rank0", 0), ("rank1", 1)]
+    assert [(one["name"], one["node"]) for one in records] == [
+        ("node0", 0),
+        ("node1", 1),
+        ("rank0", 0),
+        ("rank1", 1),
+    ]
     (allocation,) = read_allocations(run.folder)
     assert allocation.nodes == "node3,node1"
     assert "done" in project.rlcli("status", str(run.folder)).stdout
@@ -41,7 +49,9 @@ def test_a_requeued_heterogeneous_job_continues_where_it_was(cluster, project):
     run.wait_until_put_back()
     run.begin_again()
     run.wait_until("COMPLETED")
-    assert numbers(run.folder) == numbers(project.here("cluster.devices_per_node=2", "train.steps=40"))
+    assert numbers(run.folder) == numbers(
+        project.here("cluster.devices_per_node=2", "train.steps=40")
+    )
     assert len(read_allocations(run.folder)) == 2
 
 
@@ -64,5 +74,7 @@ def test_a_lost_node_of_one_part_requeues_all_parts(cluster, project):
         cluster.bring_back("node1")
     run.begin_again()
     run.wait_until("COMPLETED")
-    assert numbers(run.folder) == numbers(project.here("cluster.devices_per_node=2", "train.steps=40"))
+    assert numbers(run.folder) == numbers(
+        project.here("cluster.devices_per_node=2", "train.steps=40")
+    )
     assert read_allocations(run.folder)[-1].step >= 2

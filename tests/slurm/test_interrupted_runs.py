@@ -1,4 +1,5 @@
-"""Jobs that are interrupted: they continue exactly, or end for good, and leave no process behind."""
+"""Jobs that are interrupted: they continue exactly, or end for good,
+and leave no process behind."""
 
 import json
 import time
@@ -43,7 +44,8 @@ def assert_same(run, undisturbed):
 
 
 def processes(run):
-    """Name → process of all that the run has recorded, on all nodes, with its master and supervisor."""
+    """Name → process of all that the run has recorded, on all nodes,
+    with its master and supervisor."""
     records = json.loads((run.folder / "procs.json").read_text())
     processes = {one["name"]: psutil.Process(one["pid"]) for one in records}
     holder = json.loads((run.folder / "lock").read_text())
@@ -64,20 +66,35 @@ def test_a_preempted_run_commits_waits_and_continues_exactly(cluster, project, u
     run.wait_for_steps(3)
     urgent = project.folder / "urgent.sh"
     urgent.write_text("#!/bin/sh\nsleep 1000\n")
-    urgent_job = cluster.run("sbatch", "--parsable", "--partition=urgent", f"--nodes={len(NODES)}", "--exclusive",
-                        "--output=/dev/null", str(urgent)).strip()  # fmt: skip
+    urgent_job = cluster.run(
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        f"--nodes={len(NODES)}",
+        "--exclusive",
+        "--output=/dev/null",
+        str(urgent),
+    ).strip()
     run.wait_until_put_back()
     committed = json.loads((run.folder / "committed.json").read_text())["step"]
     assert committed == run.steps >= 3  # no step was lost
-    assert json.loads(project.rlcli("status", "run", "--json", "--runs", ".").stdout)["state"] == "waiting"
+    assert (
+        json.loads(project.rlcli("status", "run", "--json", "--runs", ".").stdout)["state"]
+        == "waiting"
+    )
     cluster.run("scancel", urgent_job)
     run.begin_again()
     run.wait_until("COMPLETED")
     assert_same(run, undisturbed)
-    assert [(one.restart, one.step) for one in read_allocations(run.folder)] == [(0, None), (1, committed)]
+    assert [(one.restart, one.step) for one in read_allocations(run.folder)] == [
+        (0, None),
+        (1, committed),
+    ]
 
 
-def test_a_run_that_lost_a_node_continues_exactly_from_its_last_checkpoint(cluster, project, undisturbed):
+def test_a_run_that_lost_a_node_continues_exactly_from_its_last_checkpoint(
+    cluster, project, undisturbed
+):
     run = project.submit(*TWO_NODES, SLOW, "launch.slurm.nodelist=node[2-3]")
     run.wait_for_steps(6)
     family = [*processes(run).values()]
@@ -93,16 +110,29 @@ def test_a_run_that_lost_a_node_continues_exactly_from_its_last_checkpoint(clust
     assert read_allocations(run.folder)[-1].step >= 4
 
 
-@pytest.mark.parametrize(("victim", "says"), [
-    ("node1", "node2 (node 1 of the run): the node is lost, and with it rank 1: its agent was killed by SIGKILL"),
-    ("master", "the run was killed by SIGKILL"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("victim", "says"),
+    [
+        (
+            "node1",
+            (
+                "node2 (node 1 of the run): the node is lost, and with it rank 1: its "
+                "agent was killed by SIGKILL"
+            ),
+        ),
+        ("master", "the run was killed by SIGKILL"),
+    ],
+)
 def test_a_killed_process_ends_the_job_and_is_named(project, victim, says):
-    run = project.submit(*ENDLESS, SLOW, "launch.slurm.requeues=0", "launch.slurm.nodelist=node[1-2]")
+    run = project.submit(
+        *ENDLESS, SLOW, "launch.slurm.requeues=0", "launch.slurm.nodelist=node[1-2]"
+    )
     run.wait_for_steps(2)
     family = processes(run)
     family.pop(victim).kill()
-    here = [one for name, one in family.items() if (name in ("node1", "rank1")) == (victim == "node1")]
+    here = [
+        one for name, one in family.items() if (name in ("node1", "rank1")) == (victim == "node1")
+    ]
     assert_gone(here if victim == "node1" else [], GONE_WITHIN)
     assert_gone([*family.values()], GONE_ELSEWHERE_WITHIN)
     run.wait_until("FAILED")
@@ -121,15 +151,23 @@ def test_a_rank_that_is_killed_is_replaced_within_the_job(cluster, project, undi
     assert "starting the workers again, restart 1 of 1" in run.log
 
 
-def test_a_cancelled_run_leaves_no_process_and_resumes_as_another_job(cluster, project, undisturbed):
+def test_a_cancelled_run_leaves_no_process_and_resumes_as_another_job(
+    cluster, project, undisturbed
+):
     run = project.submit(*TWO_NODES, SLOW)
     run.wait_for_steps(5)
     family = [*processes(run).values()]
-    assert f"error[F71] run: job {run.job} of this run is running" in project.rlcli("resume", "run", code=6).stderr
+    assert (
+        f"error[F71] run: job {run.job} of this run is running"
+        in project.rlcli("resume", "run", code=6).stderr
+    )
     cluster.run("scancel", run.job)
     run.wait_until("CANCELLED")
     assert_gone(family, GONE_WITHIN)
-    assert json.loads(project.rlcli("status", "run", "--runs", ".", "--json").stdout)["state"] == "cancelled"
+    assert (
+        json.loads(project.rlcli("status", "run", "--runs", ".", "--json").stdout)["state"]
+        == "cancelled"
+    )
     first = run.job
     report = json.loads(project.rlcli("resume", "run", "--json").stdout)
     again = project.run(run.folder)
@@ -142,7 +180,8 @@ def test_a_run_commits_and_is_requeued_before_its_time_is_up(cluster, project):
     """It commits at no other time."""
     run = project.submit("cluster.nodes=2", SLOW, "train.steps=10000", "launch.slurm.time=1m")
     run.wait_until_put_back()
-    if not run.steps:  # Slurm may warn it half a minute early; on a slow machine it has not begun then
+    # Slurm may warn it half a minute early; on a slow machine it has not begun then
+    if not run.steps:
         run.begin_again()
         run.wait_until_put_back()
     status = run.status
@@ -151,11 +190,16 @@ def test_a_run_commits_and_is_requeued_before_its_time_is_up(cluster, project):
 
 
 def test_a_run_without_progress_is_requeued_up_to_the_limit(project):
-    run = project.submit("cluster.nodes=2", "toy.kill_rank=1", "launch.slurm.requeues=1", "train.steps=10000")
+    run = project.submit(
+        "cluster.nodes=2", "toy.kill_rank=1", "launch.slurm.requeues=1", "train.steps=10000"
+    )
     run.wait_until_put_back()
     run.begin_again()
     run.wait_until("FAILED")
-    assert [(one.restart, one.step) for one in read_allocations(run.folder)] == [(0, None), (1, None)]
+    assert [(one.restart, one.step) for one in read_allocations(run.folder)] == [
+        (0, None),
+        (1, None),
+    ]
     assert run.status["exit_code"] == 7
     assert "rank 1 was killed by SIGKILL" in run.status["message"]
     assert "the job is not put back into the queue again (launch.slurm.requeues is 1)" in run.log
@@ -196,7 +240,9 @@ def test_a_job_requeued_during_its_warm_start_continues_it(cluster, project):
     (project.folder / "warm.yaml").write_text(WARM)
     (project.folder / "after.yaml").write_text(AFTER)
     run = project.submit(recipe="after.yaml")
-    run.wait_for(lambda: any(file.read_bytes() for file in project.folder.glob("runs/warm/*/metrics.jsonl")))
+    run.wait_for(
+        lambda: any(file.read_bytes() for file in project.folder.glob("runs/warm/*/metrics.jsonl"))
+    )
     cluster.run("scancel", "--batch", "--signal=USR1", run.job)
     run.wait_until_put_back()
     run.begin_again()

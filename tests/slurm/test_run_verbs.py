@@ -1,4 +1,5 @@
-"""`rlcli status` and `rlcli stop` of runs that are jobs, by the reports of Slurm and by their files."""
+"""`rlcli status` and `rlcli stop` of runs that are jobs,
+by the reports of Slurm and by their files."""
 
 import json
 import subprocess
@@ -17,8 +18,14 @@ STOPS = 'trap "exit 75" USR1; while true; do sleep 0.1; done'
 
 
 def rlcli(cluster, folder, *arguments):
-    done = subprocess.run([sys.executable, "-m", "rlcli", *arguments], capture_output=True, text=True, cwd=folder,
-                          env={**cluster.environment, "PYTHONPATH": HOME}, timeout=100)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "rlcli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**cluster.environment, "PYTHONPATH": HOME},
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -40,7 +47,10 @@ def test_status_and_stop_of_running_waiting_and_ended_jobs(cluster, run_of, tmp_
     cluster.run("scancel", jobs["cancelled"])
 
     def states():
-        return {Path(one["run"]).name: one["state"] for one in rlcli(cluster, tmp_path, "status", "--json")["runs"]}
+        return {
+            Path(one["run"]).name: one["state"]
+            for one in rlcli(cluster, tmp_path, "status", "--json")["runs"]
+        }
 
     expected = {"runs": "running", "waits": "waiting", "killed": "died", "cancelled": "cancelled"}
     wait_for(lambda: states() == expected, 60)
@@ -60,5 +70,7 @@ def test_status_and_stop_of_running_waiting_and_ended_jobs(cluster, run_of, tmp_
 def test_a_job_that_ignores_the_signal_is_cancelled(cluster, run_of, tmp_path):
     job = run_of("deaf", "running", 'trap "" USR1; sleep 100 & wait; sleep 100')
     wait_for(lambda: look_up_one(job).state == "running", 30)
-    assert rlcli(cluster, tmp_path, "stop", "deaf", "--grace", "1", "--json")["how"] == "ended at once"
+    assert (
+        rlcli(cluster, tmp_path, "stop", "deaf", "--grace", "1", "--json")["how"] == "ended at once"
+    )
     wait_for(lambda: look_up_one(job).state == "cancelled", 30)

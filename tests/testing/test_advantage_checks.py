@@ -1,4 +1,5 @@
-"""Calls that compare the samples of a step, and training on what they write: each mistake is found by its check."""
+"""Calls that compare the samples of a step, and training on what they write:
+each mistake is found by its check."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from rlcli.testing.interface.inference import InferenceChecks
 from rlcli.testing.interface.inference_trial import CallTrial
 from rlcli.testing.interface.training_trial import Rehearsal, usual_batches
 
-# -- a call that compares ----------------------------------------------------------------------------------
+# -- a call that compares --------------------------------------------------------------------------
 
 
 class Compares(ModelInterface):
-    """Log-probs of tokens against their mean over the responses of all ranks; each class below has one mistake."""
+    """Log-probs of tokens against their mean over the responses of all ranks;
+    each class below has one mistake."""
 
     READS: ClassVar = {"inference": ("packed_input_ids", "prompt_mask", "packed_logprobs")}
     WRITES: ClassVar = {"inference": ("advantages", "old_logprobs")}
@@ -34,7 +36,9 @@ class Compares(ModelInterface):
         lengths, logprobs = data.flat_seqlens("packed_input_ids"), data.data["packed_logprobs"]
         mask = action_mask(data.data["prompt_mask"], lengths)
         counted = self.counted(mask)
-        total, count = self.reduced(model, torch.stack([logprobs[counted].double().sum(), counted.sum().double()]))
+        total, count = self.reduced(
+            model, torch.stack([logprobs[counted].double().sum(), counted.sum().double()])
+        )
         self.mean = float(total / count.clamp(min=1))
         tensors = {
             "advantages": self.masked((logprobs - self.mean).float(), mask),
@@ -42,7 +46,10 @@ class Compares(ModelInterface):
         }
         rows = data.seqlens["packed_logprobs"]
         return SequenceSample.from_default(
-            ids=data.ids, seqlens=dict.fromkeys(tensors, rows), data=tensors, metadata={"size": self.sums(data)}
+            ids=data.ids,
+            seqlens=dict.fromkeys(tensors, rows),
+            data=tensors,
+            metadata={"size": self.sums(data)},
         )
 
     def counted(self, mask):
@@ -111,11 +118,21 @@ def comparing(cls):
 RANKS = "inference_is_the_same_on_any_ranks"
 COMPARING = [
     (ComparesOnOneRank, RANKS, "between 1 rank and rank 0 of 2", "all_reduce"),
-    (RemembersItsShare, RANKS, "state mean is 8 and 4 on 1 rank and rank 0 of 2", "same on all ranks"),
+    (
+        RemembersItsShare,
+        RANKS,
+        "state mean is 8 and 4 on 1 rank and rank 0 of 2",
+        "same on all ranks",
+    ),
     (ComparesPrompts, "only_responses_count", "with longer prompts", "action_mask"),
     (RatesPrompts, "only_responses_count", "advantages is not 0 for 48 actions", "action_mask"),
     (CountsInFloats, "inference_returns_plain_numbers", "the sum size of sample s0 is (", "an int"),
-    (ReportsByPlace, "inference_does_not_depend_on_the_order", "the sum size of sample s7 is 7 of 1 once", "undo"),
+    (
+        ReportsByPlace,
+        "inference_does_not_depend_on_the_order",
+        "the sum size of sample s7 is 7 of 1 once",
+        "undo",
+    ),
 ]
 
 
@@ -132,7 +149,9 @@ def test_mistake_in_comparing_samples_is_found(cls, check, finding, cause):
 
 def test_rank_without_samples_that_does_not_reduce_is_reported_at_once():
     with pytest.raises(RuntimeError, match="every rank calls all_reduce"):
-        InferenceChecks().test_inference_is_the_same_on_any_ranks(comparing(StaysAwayWithoutSamples))
+        InferenceChecks().test_inference_is_the_same_on_any_ranks(
+            comparing(StaysAwayWithoutSamples)
+        )
 
 
 def test_call_that_compares_samples_has_to_declare_it():
@@ -151,18 +170,26 @@ def test_copied_logprobs_are_not_compared_with_the_model():
         InferenceChecks().test_logprobs_are_those_of_the_model(comparing(Compares))
 
 
-# -- training on what it writes ----------------------------------------------------------------------------
+# -- training on what it writes --------------------------------------------------------------------
 
 
 class Learns(ModelInterface):
     """A policy gradient with weights for some tokens; each class below has one mistake."""
 
     READS: ClassVar = {
-        "train_step": ("packed_input_ids", "advantages", "loss_mask", "loss_weights if given", "chosen if given")
+        "train_step": (
+            "packed_input_ids",
+            "advantages",
+            "loss_mask",
+            "loss_weights if given",
+            "chosen if given",
+        )
     }
 
     def train_step(self, model, data, mb_spec):
-        return model.module.train_batch(data, self.loss, lambda batch: self.mask(batch).sum(), mb_spec=mb_spec)
+        return model.module.train_batch(
+            data, self.loss, lambda batch: self.mask(batch).sum(), mb_spec=mb_spec
+        )
 
     def mask(self, batch):
         return batch.data["loss_mask"] & self.chosen(batch)
@@ -217,12 +244,28 @@ class ForgetsItsWeights(Learns):
 TRAINING = [
     (LearnsWhatIsMasked, "masked_tokens_get_no_gradient", "masked tokens get a gradient"),
     (LearnsWhatIsNotChosen, "masked_tokens_get_no_gradient", "masked tokens get a gradient"),
-    (SkipsEverySeventhToken, "every_response_token_is_trained", "tokens that loss_mask keeps get no gradient"),
-    (LearnsTheOpposite, "a_reward_raises_its_own_response", "a higher advantage lowers its own response"),
-    (LearnsFromTheNextToken, "a_reward_raises_its_own_response", "a higher advantage of response i raises"),
+    (
+        SkipsEverySeventhToken,
+        "every_response_token_is_trained",
+        "tokens that loss_mask keeps get no gradient",
+    ),
+    (
+        LearnsTheOpposite,
+        "a_reward_raises_its_own_response",
+        "a higher advantage lowers its own response",
+    ),
+    (
+        LearnsFromTheNextToken,
+        "a_reward_raises_its_own_response",
+        "a higher advantage of response i raises",
+    ),
     (LearnsTheOpposite, "it_learns", "the lead in log-prob of rewarded tokens"),
     (NeedsItsWeights, "works_with_what_it_declares", "loss is nan"),
-    (ForgetsItsWeights, "reads_what_it_declares", "declares loss_weights, and does the same without it"),
+    (
+        ForgetsItsWeights,
+        "reads_what_it_declares",
+        "declares loss_weights, and does the same without it",
+    ),
 ]
 
 

@@ -1,4 +1,5 @@
-"""The backend contract reports what is wrong: engines with a deliberate error, and the message for each."""
+"""The backend contract reports what is wrong: engines with a deliberate error,
+and the message for each."""
 
 import copy
 import re
@@ -35,7 +36,9 @@ class Greedy(ENGINE):
 
 class Unclipped(ENGINE):
     def optimizer_step(self):
-        norm = float(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        norm = float(
+            nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        )
         self.optimizer.step()
         self.optimizer_zero_grad()
         return norm
@@ -97,7 +100,8 @@ class Averaged(ENGINE):
 
 
 class Plain(ENGINE):
-    """Has only the required methods: no checkpoints; one rank writes the export and the others do not wait."""
+    """Has only the required methods: no checkpoints; one rank writes the export and the others do
+    not wait."""
 
     state = ForwardEngine.state
 
@@ -146,22 +150,75 @@ def contract(engine):
 @pytest.mark.parametrize(
     ("engine", "check", "finding", "cause"),
     [
-        (Undecayed, "matrices_decay_and_vectors_do_not", r"was scaled by 1 where there is no gradient; .* by 0\.95",
-         "in matrices"),
-        (Greedy, "matrices_decay_and_vectors_do_not", r"norm.weight \[32\] of llama was scaled by 0\.95 .* by 1$",
-         "biases and norms"),
-        (Greedy, "steps_equal_a_plain_loop", "weights of llama are off by .* step 0", "biases and norms decay"),
-        (Undecayed, "steps_equal_a_plain_loop", "weights of llama are off", "weight decay is missing"),
-        (Unclipped, "steps_equal_a_plain_loop", "weights of llama are off", "not clipped to max_grad_norm"),
-        (Unclipped, "the_norm_is_reported_before_clipping", r"to 0\.01 scaled the update by 1;", "before the update"),
-        (Averaging, "steps_equal_a_plain_loop", "grad_norm of llama is .* at step 0", "3 times too little"),
-        (Hoarding, "an_abandoned_gradient_is_forgotten", "gradient norm .* without it", "optimizer_zero_grad"),
-        (Late, "the_rate_of_each_step", r"has 0\.25 of the peak at step 1 of 10; .* 0\.5", "one step late"),
+        (
+            Undecayed,
+            "matrices_decay_and_vectors_do_not",
+            r"was scaled by 1 where there is no gradient; .* by 0\.95",
+            "in matrices",
+        ),
+        (
+            Greedy,
+            "matrices_decay_and_vectors_do_not",
+            r"norm.weight \[32\] of llama was scaled by 0\.95 .* by 1$",
+            "biases and norms",
+        ),
+        (
+            Greedy,
+            "steps_equal_a_plain_loop",
+            "weights of llama are off by .* step 0",
+            "biases and norms decay",
+        ),
+        (
+            Undecayed,
+            "steps_equal_a_plain_loop",
+            "weights of llama are off",
+            "weight decay is missing",
+        ),
+        (
+            Unclipped,
+            "steps_equal_a_plain_loop",
+            "weights of llama are off",
+            "not clipped to max_grad_norm",
+        ),
+        (
+            Unclipped,
+            "the_norm_is_reported_before_clipping",
+            r"to 0\.01 scaled the update by 1;",
+            "before the update",
+        ),
+        (
+            Averaging,
+            "steps_equal_a_plain_loop",
+            "grad_norm of llama is .* at step 0",
+            "3 times too little",
+        ),
+        (
+            Hoarding,
+            "an_abandoned_gradient_is_forgotten",
+            "gradient norm .* without it",
+            "optimizer_zero_grad",
+        ),
+        (
+            Late,
+            "the_rate_of_each_step",
+            r"has 0\.25 of the peak at step 1 of 10; .* 0\.5",
+            "one step late",
+        ),
         (Late, "steps_equal_a_plain_loop", "after step 1", "that of the step before"),
-        (Frozen, "training_reaches_generation", "changed no greedy answer|differs from token", "weights"),
-        (Leaking, "scores_are_those_of_each_sequence_alone", r"log-probs of llama at temperature 1.0: off by", "apart"),
+        (
+            Frozen,
+            "training_reaches_generation",
+            "changed no greedy answer|differs from token",
+            "weights",
+        ),
+        (
+            Leaking,
+            "scores_are_those_of_each_sequence_alone",
+            r"log-probs of llama at temperature 1.0: off by",
+            "apart",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_engine_is_reported_with_finding_and_cause(engine, check, finding, cause):
     with pytest.raises(Violation) as caught:
         getattr(contract(engine), f"test_{check}")()
@@ -187,19 +244,28 @@ def test_averaged_gradients_of_ranks_are_reported(tmp_path):
     subject.dimensions = lambda: ("dp",)  # of what it has; the first layout tells
     lives = subject.live(tmp_path)
     subject.test_ranks_get_through(lives)
-    with pytest.raises(Violation, match=r"at step 0 on dp 2, .* in a plain loop .*\ngradients are averaged"):
+    with pytest.raises(
+        Violation, match=r"at step 0 on dp 2, .* in a plain loop .*\ngradients are averaged"
+    ):
         subject.test_ranks_train_like_a_plain_loop(lives, lives.reports)
 
 
 def test_an_engine_without_state_and_eps_passes(tmp_path):
-    """Of key biases, as gpt2 has them, rounding noise is all the gradient there is: no difference is an alarm."""
+    """Of key biases, as gpt2 has them, rounding noise is all the gradient there is:
+    no difference is an alarm."""
 
     class Subject(BackendContract):
         name = "fsdp"
         families = ("gpt2",)
 
         def backend(self, **settings):
-            return NoEps(**{field.name: settings[field.name] for field in fields(NoEps) if field.name in settings})
+            return NoEps(
+                **{
+                    field.name: settings[field.name]
+                    for field in fields(NoEps)
+                    if field.name in settings
+                }
+            )
 
     subject = Subject()
     subject.test_steps_equal_a_plain_loop()

@@ -9,7 +9,9 @@ def test_a_key_has_the_same_values_whichever_other_keys_there_are():
     assert set(everything.keys) == set(KEYS)
     for key in KEYS:
         assert torch.equal(make_batch([key]).data[key], everything.data[key])
-    assert not torch.equal(make_batch(["rewards"], seed=1).data["rewards"], everything.data["rewards"])
+    assert not torch.equal(
+        make_batch(["rewards"], seed=1).data["rewards"], everything.data["rewards"]
+    )
 
 
 def test_prompts_masks_and_ends_agree():
@@ -44,7 +46,9 @@ def test_masks_of_actions_agree_with_prompts_and_each_sample_has_a_chosen_respon
 def test_empty_responses_and_empty_batches_have_valid_shapes():
     batch = make_batch(KEYS, [[(1, 0)], [(3, 0), (3, 2)]])
     assert batch.seqlens["packed_logprobs"] == [[0], [2, 4]]
-    assert batch.data["seq_no_eos_mask"].tolist()[:2] == [True, True], "an empty response has not ended"
+    assert batch.data["seq_no_eos_mask"].tolist()[:2] == [True, True], (
+        "an empty response has not ended"
+    )
     assert make_batch(KEYS, []).bs == 0
 
 
@@ -54,4 +58,7 @@ def test_an_unknown_key_is_refused():
 
 
 def test_digits_survive_a_round_trip():
-    assert DigitTokenizer().decode([*DigitTokenizer().encode("a 407"), END], skip_special_tokens=True) == "407"
+    assert (
+        DigitTokenizer().decode([*DigitTokenizer().encode("a 407"), END], skip_special_tokens=True)
+        == "407"
+    )

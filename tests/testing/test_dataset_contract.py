@@ -144,90 +144,162 @@ def afterwards(statement):
 
 WRONG = {
     "undocumented": (
-        ('    """Longest row, in tokens."""\n', ""), "test_registers", "max_length", "put a string under it",
+        ('    """Longest row, in tokens."""\n', ""),
+        "test_registers",
+        "max_length",
+        "put a string under it",
     ),
     "undeclared keys": (
-        ("    KEYS: ClassVar", "    KINDS: ClassVar"), "test_registers", "does not say what its samples hold",
+        ("    KEYS: ClassVar", "    KINDS: ClassVar"),
+        "test_registers",
+        "does not say what its samples hold",
         "KEYS",
     ),
     "other keys": (
-        ('"prompt_mask")', '"mask")'), "test_samples_are_valid", "row 0: it holds packed_input_ids, prompt_mask", "",
+        ('"prompt_mask")', '"mask")'),
+        "test_samples_are_valid",
+        "row 0: it holds packed_input_ids, prompt_mask",
+        "",
     ),
     "token ids as int32": (
-        (TENSOR, f"{TENSOR}.int()"), "test_samples_are_valid", "packed_input_ids is of torch.int32", "",
+        (TENSOR, f"{TENSOR}.int()"),
+        "test_samples_are_valid",
+        "packed_input_ids is of torch.int32",
+        "",
     ),
     "unknown tokens": (
-        (TENSOR, "torch.tensor([999, *prompt[1:], *answer])"), "test_samples_are_valid", "tokens from .* to 999", "",
+        (TENSOR, "torch.tensor([999, *prompt[1:], *answer])"),
+        "test_samples_are_valid",
+        "tokens from .* to 999",
+        "",
     ),
     "an empty mask": (
-        ("[False] * len(answer)", "[True] * len(answer)"), "test_masks", "row 0: 0 of 15 tokens are trained",
+        ("[False] * len(answer)", "[True] * len(answer)"),
+        "test_masks",
+        "row 0: 0 of 15 tokens are trained",
         "prompt_mask",
     ),
-    "two rows of one id": (('"/")[2])', '"/")[0])'), "test_ids", "3 of 3 rows have the id", "file and line"),
+    "two rows of one id": (
+        ('"/")[2])', '"/")[0])'),
+        "test_ids",
+        "3 of 3 rows have the id",
+        "file and line",
+    ),
     "ids by the seed": (
-        ('return str(row', "return str(self.util.seed) + str(row"), "test_ids", "ids change with the run's seed",
+        ("return str(row", "return str(self.util.seed) + str(row"),
+        "test_ids",
+        "ids change with the run's seed",
         "from the rows",
     ),
     "an unseeded shuffle": (
-        afterwards("random.shuffle(self.rows)"), "test_determinism", r"built twice with one seed, row \d",
+        afterwards("random.shuffle(self.rows)"),
+        "test_determinism",
+        r"built twice with one seed, row \d",
         "stable_seed",
     ),
     "a global seed": (
-        afterwards("random.seed(self.util.seed)"), "test_determinism", "of the whole process, those of random",
+        afterwards("random.seed(self.util.seed)"),
+        "test_determinism",
+        "of the whole process, those of random",
         "stable_seed",
     ),
     "hash()": (
-        ('where.rpartition("/")[2]', "hash(where.rpartition('/')[2])"), "test_elsewhere",
-        "row 0 is .* in a process with PYTHONHASHSEED=", "stable_seed",
+        ('where.rpartition("/")[2]', "hash(where.rpartition('/')[2])"),
+        "test_elsewhere",
+        "row 0 is .* in a process with PYTHONHASHSEED=",
+        "stable_seed",
     ),
     "state": (
-        (ROW, f"self.rows.append(self.rows.pop(0)); {ROW}"), "test_any_order", "the second time, row 0: its id",
+        (ROW, f"self.rows.append(self.rows.pop(0)); {ROW}"),
+        "test_any_order",
+        "the second time, row 0: its id",
         "resumed",
     ),
     "no end": (
-        (ROW, ROW.replace("[index]", "[index % len(self.rows)]")), "test_rows_end", "there is a row 3", "IndexError",
+        (ROW, ROW.replace("[index]", "[index % len(self.rows)]")),
+        "test_rows_end",
+        "there is a row 3",
+        "IndexError",
     ),
     "a shared tensor": (
-        (TENSOR, f"self.__dict__.setdefault(str(index), {TENSOR})"), "test_no_shared_state",
-        "after samples were changed, row 0: packed_input_ids", "copy",
+        (TENSOR, f"self.__dict__.setdefault(str(index), {TENSOR})"),
+        "test_no_shared_state",
+        "after samples were changed, row 0: packed_input_ids",
+        "copy",
     ),
     "its neighbours": (
-        (ROW, f"{ROW}; answer = self.rows[0][1][1]"), "test_neighbours", "in reverse order, row 'own-2'", "row alone",
+        (ROW, f"{ROW}; answer = self.rows[0][1][1]"),
+        "test_neighbours",
+        "in reverse order, row 'own-2'",
+        "row alone",
     ),
     "overlapping shards": (
-        afterwards("self.rows = self.rows[self.util.dp_rank :]"), "test_ranks", "0 on none, 4 on several", "world_size",
+        afterwards("self.rows = self.rows[self.util.dp_rank :]"),
+        "test_ranks",
+        "0 on none, 4 on several",
+        "world_size",
     ),
     "lost rows": (
-        afterwards("n = self.util.world_size; self.rows = self.rows[self.util.dp_rank : len(self.rows) // n * n : n]"),
-        "test_ranks", "of 5 rows on 2 ranks 1 on none, 0 on several", "world_size",
+        afterwards(
+            "n = self.util.world_size; self.rows = self.rows[self.util.dp_rank : "
+            "len(self.rows) // n * n : n]"
+        ),
+        "test_ranks",
+        "of 5 rows on 2 ranks 1 on none, 0 on several",
+        "world_size",
     ),
     "a digest of ids": (
-        ("    def __len__",
-        "    def digest(self):\n        return str([row[0] for row in self.rows])\n\n    def __len__"),
-        "test_digest", "with other words in row 0 the digest is the same", "every row's id",
+        (
+            "    def __len__",
+            (
+                "    def digest(self):\n        return str([row[0] for row in "
+                "self.rows])\n\n    def __len__"
+            ),
+        ),
+        "test_digest",
+        "with other words in row 0 the digest is the same",
+        "every row's id",
     ),
     "a line that is not told": (
-        ("where=where) from error", ") from error"), "test_malformed_rows",
-        r"a row that is cut off, in line 3, ends in no row: .*, without rows.jsonl:3", "where=",
+        ("where=where) from error", ") from error"),
+        "test_malformed_rows",
+        r"a row that is cut off, in line 3, ends in no row: .*, without rows.jsonl:3",
+        "where=",
     ),
     "a crash": (
-        ("TypeError, KeyError, ", ""), "test_odd_fields", "without 'prompt', in line 3, ends in KeyError", "DataError",
+        ("TypeError, KeyError, ", ""),
+        "test_odd_fields",
+        "without 'prompt', in line 3, ends in KeyError",
+        "DataError",
     ),
     "rows passed over": (
-        ('raise DataError(f"no row: {error}", where=where) from error', 'texts, row = ("?", "!"), {}'),
-        "test_malformed_rows", "a row that is cut off is taken as if it were good", "where=",
+        (
+            'raise DataError(f"no row: {error}", where=where) from error',
+            'texts, row = ("?", "!"), {}',
+        ),
+        "test_malformed_rows",
+        "a row that is cut off is taken as if it were good",
+        "where=",
     ),
     "one too many": (
-        ("> self.max_length", "> self.max_length + 1"), "test_overlong_refused",
-        r"a row has \d+ tokens, max_length is", "EOS",
+        ("> self.max_length", "> self.max_length + 1"),
+        "test_overlong_refused",
+        r"a row has \d+ tokens, max_length is",
+        "EOS",
     ),
-    "another preview": (("[answer], id=id_", "[answer[1:]], id=id_"), "test_preview", "row 0: sequences is",
-    "one truth"),
+    "another preview": (
+        ("[answer], id=id_", "[answer[1:]], id=id_"),
+        "test_preview",
+        "row 0: sequences is",
+        "one truth",
+    ),
     "another line": (
-        ("where=where, prompt", "where=where + '0', prompt"), "test_places", "own-0, is said to stand at .*:10",
+        ("where=where, prompt", "where=where + '0', prompt"),
+        "test_places",
+        "own-0, is said to stand at .*:10",
         "from 1",
     ),
-}  # fmt: skip
+}
 PARAMETERS = {"test_ranks": (2,)}
 
 
@@ -250,16 +322,33 @@ CHAT, CLOSING, PLAIN = sorted(HABITS)
     ("old", "new", "habit", "finding"),
     [
         ("[tokenizer.bos_token_id, *", "[*", PLAIN, "does not begin with BOS"),
-        ("tokenizer(text, add_special_tokens=False)", "tokenizer(text)", CHAT, "BOS is token 1 of .* and the first"),
-        ("tokenizer(answer, add_special_tokens=False)", "tokenizer(answer)", CLOSING, "BOS is token 13"),
+        (
+            "tokenizer(text, add_special_tokens=False)",
+            "tokenizer(text)",
+            CHAT,
+            "BOS is token 1 of .* and the first",
+        ),
+        (
+            "tokenizer(answer, add_special_tokens=False)",
+            "tokenizer(answer)",
+            CLOSING,
+            "BOS is token 13",
+        ),
         (", tokenizer.eos_token_id]", "]", PLAIN, "the answer ends with token"),
-        (", tokenizer.eos_token_id]", ", *[tokenizer.eos_token_id] * 2]", PLAIN,
-        "EOS is token .*, before the answer's end"),
-        ("tokenizer(prompt, add_special_tokens=False).input_ids]",
-        "tokenizer(prompt, add_special_tokens=False).input_ids, tokenizer.eos_token_id]", PLAIN,
-        r"EOS is token 13 of 16, before the answer$"),
+        (
+            ", tokenizer.eos_token_id]",
+            ", *[tokenizer.eos_token_id] * 2]",
+            PLAIN,
+            "EOS is token .*, before the answer's end",
+        ),
+        (
+            "tokenizer(prompt, add_special_tokens=False).input_ids]",
+            "tokenizer(prompt, add_special_tokens=False).input_ids, tokenizer.eos_token_id]",
+            PLAIN,
+            r"EOS is token 13 of 16, before the answer$",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_special_tokens_are_reported(make_trial, old, new, habit, finding):
     caught = violation(make_trial((old, new)), "test_special_tokens", habit)
     assert re.search(f"row 0, with a .*{finding}", caught.finding), caught.finding
@@ -268,11 +357,19 @@ def test_wrong_special_tokens_are_reported(make_trial, old, new, habit, finding)
 
 BEGIN = "before = [tokenizer.bos_token_id, *"
 UNUSUAL = {
-    "a chat trained on its last answer": [(BEGIN, "before = [tokenizer.bos_token_id, 9, tokenizer.eos_token_id, *")],
+    "a chat trained on its last answer": [
+        (BEGIN, "before = [tokenizer.bos_token_id, 9, tokenizer.eos_token_id, *")
+    ],
     "raw text": [
         (BEGIN, "before = [*"),
         (', "prompt_mask")', ",)"),
-        ('                "prompt_mask": torch.tensor([True] * len(prompt) + [False] * len(answer)),\n', ""),
+        (
+            (
+                '                "prompt_mask": torch.tensor([True] * len(prompt) + '
+                "[False] * len(answer)),\n"
+            ),
+            "",
+        ),
     ],
 }
 
@@ -307,9 +404,14 @@ def test_a_refusal_has_its_location_in_the_dataset(make_trial):
 
 
 def test_a_dataset_without_len_or_index_is_reported_and_not_tested_further(make_trial):
-    trial = make_trial(("    def __len__", "    def count"), ("    def __getitem__", "    def item"))
+    trial = make_trial(
+        ("    def __len__", "    def count"), ("    def __getitem__", "    def item")
+    )
     first, *others = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
-    assert (first.words, first.failure.finding) == ("it can be built of its rows", "Tiny has no len() and no []")
+    assert (first.words, first.failure.finding) == (
+        "it can be built of its rows",
+        "Tiny has no len() and no []",
+    )
     assert "into a list" in first.failure.cause
     assert {check.reason for check in others} == {"not tried: it cannot be built"}
 
@@ -330,7 +432,9 @@ STREAM = (
 def test_a_stream_is_tested_on_its_first_rows(make_trial):
     trial = make_trial(*STREAM)
     checks = run_checks([Subject("dataset", trial.name, trial.file)], Mock())[0].checks
-    assert [(check.words, check.failure.finding) for check in checks if check.failure is not None] == []
+    assert [
+        (check.words, check.failure.finding) for check in checks if check.failure is not None
+    ] == []
     (continues,) = [check for check in checks if check.words == "a stream continues from any place"]
     assert continues.reason is None or "no stream" not in continues.reason
 
@@ -343,12 +447,22 @@ def test_a_stream_that_continues_at_the_wrong_row_is_reported(make_trial):
 @pytest.mark.parametrize(
     ("old", "new", "finding"),
     [
-        ("prompt=question", "prompt='?!'", "the prompt is '.!', the tokens before the answer say 'What is"),
-        ("answers=[words]", "answers=['?!']", "the answer is '.!', the tokens that are trained on say '4'"),
+        (
+            "prompt=question",
+            "prompt='?!'",
+            "the prompt is '.!', the tokens before the answer say 'What is",
+        ),
+        (
+            "answers=[words]",
+            "answers=['?!']",
+            "the answer is '.!', the tokens that are trained on say '4'",
+        ),
     ],
 )
 def test_texts_that_differ_from_the_tokens_are_reported(make_trial, old, new, finding):
-    assert re.search(finding, violation(make_trial((old, new)), "test_texts_come_back", False).finding)
+    assert re.search(
+        finding, violation(make_trial((old, new)), "test_texts_come_back", False).finding
+    )
 
 
 def test_a_dataset_without_a_preview_gets_a_tokenizer_of_transformers(make_trial):
@@ -368,7 +482,9 @@ def test_a_dataset_that_reads_a_file_must_have_an_example_row(make_trial):
 
 def test_the_rows_of_a_given_file_are_tested(make_trial, tmp_path):
     file = tmp_path / "given.jsonl"
-    file.write_text('{"prompt": "a", "answer": "b"}\n\n{"prompt": "c"}\n{"prompt": "d", "answer": "e"}\n')
+    file.write_text(
+        '{"prompt": "a", "answer": "b"}\n\n{"prompt": "c"}\n{"prompt": "d", "answer": "e"}\n'
+    )
     trial = make_trial(args={"path": str(file)})
     assert [row["prompt"] for row in trial.rows] == ["a", "d"]
     with pytest.raises(DataError) as caught:
@@ -393,7 +509,19 @@ def test_the_test_tokenizer_equals_its_transformers_version(chat):
     text = "Ünï\n<bos> 72😀"
     assert light(text).input_ids == full(text).input_ids
     assert light.decode(light(text, add_special_tokens=False).input_ids) == text
-    assert (light.bos_token_id, light.eos_token_id, len(light)) == (full.bos_token_id, full.eos_token_id, len(full))
+    assert (light.bos_token_id, light.eos_token_id, len(light)) == (
+        full.bos_token_id,
+        full.eos_token_id,
+        len(full),
+    )
     if chat:
-        words = {"conversation": [{"role": "user", "content": "hi"}], "tokenize": False, "add_generation_prompt": True}
-        assert light.apply_chat_template(**words) == full.apply_chat_template(**words) == "<bos><user>hi<assistant>"
+        words = {
+            "conversation": [{"role": "user", "content": "hi"}],
+            "tokenize": False,
+            "add_generation_prompt": True,
+        }
+        assert (
+            light.apply_chat_template(**words)
+            == full.apply_chat_template(**words)
+            == "<bos><user>hi<assistant>"
+        )

@@ -75,70 +75,117 @@ LINKS = "yield from super().block_links(config, index, form)"
 OTHERS = "config = super().config_from_hf(hf); return __import__('dataclasses').replace(config, "
 WRONG = {
     "its name": (
-        (FROM, f"{OTHERS}family='qwen3')"), "test_registers", "the family of its configuration is 'qwen3'",
+        (FROM, f"{OTHERS}family='qwen3')"),
+        "test_registers",
+        "the family of its configuration is 'qwen3'",
         "model_type",
     ),
     "a prefix": (
-        ('"Qwen3ForCausalLM"\n', '"Qwen3ForCausalLM"\n    prefix = "decoder."\n'), "test_registers",
-        "model.embed_tokens.weight does not begin with 'decoder.'", "prefix",
+        ('"Qwen3ForCausalLM"\n', '"Qwen3ForCausalLM"\n    prefix = "decoder."\n'),
+        "test_registers",
+        "model.embed_tokens.weight does not begin with 'decoder.'",
+        "prefix",
     ),
     "what is not written": (
-        (TO, f"return {{k: v for k, v in {TO[7:]}.items() if k != 'rms_norm_eps'}} | {{'rms_norm_eps': 1e-3}}"),
-        "test_configuration_there_and_back", "nothing special: norm_eps is 0.001, not 1e-06", "config_to_hf",
+        (
+            TO,
+            (
+                f"return {{k: v for k, v in {TO[7:]}.items() if k != 'rms_norm_eps'}} | "
+                "{'rms_norm_eps': 1e-3}"
+            ),
+        ),
+        "test_configuration_there_and_back",
+        "nothing special: norm_eps is 0.001, not 1e-06",
+        "config_to_hf",
     ),
     "keys that are lost": (
-        (FROM, f"{OTHERS}others={{}})"), "test_configuration_in_transformers", "max_window_layers is 28, not 1",
+        (FROM, f"{OTHERS}others={{}})"),
+        "test_configuration_in_transformers",
+        "max_window_layers is 28, not 1",
         "others",
     ),
     "a default": (
-        (FROM, "return super().config_from_hf({'vocab_size': 7, **hf})"), "test_defaults",
+        (FROM, "return super().config_from_hf({'vocab_size': 7, **hf})"),
+        "test_defaults",
         "vocabulary is 7, not 151936",
         "defaults",
     ),
     "an activation": (
-        (FROM, f"{OTHERS}activation='gelu')"), "test_logits", "with activation = 'silu' they would be equal",
+        (FROM, f"{OTHERS}activation='gelu')"),
+        "test_logits",
+        "with activation = 'silu' they would be equal",
         "ModelConfig",
     ),
     "a link": (
-        (LINKS, "for link in super().block_links(config, index, form):\n"
-                "            names = {'gate': 'up', 'up': 'gate'}\n"
-                "            part = link.ours[0].split('.')[-2]\n"
-                "            ours = link.ours[0].replace(f'.{part}.', f'.{names.get(part, part)}.')\n"
-                "            yield Link(link.theirs, (ours,))"),
-        "test_logits", "with gate and up exchanged they would be equal", "wrong parameter",
+        (
+            LINKS,
+            "for link in super().block_links(config, index, form):\n"
+            "            names = {'gate': 'up', 'up': 'gate'}\n"
+            "            part = link.ours[0].split('.')[-2]\n"
+            "            ours = link.ours[0].replace(f'.{part}.', f'.{names.get(part, part)}.')\n"
+            "            yield Link(link.theirs, (ours,))",
+        ),
+        "test_logits",
+        "with gate and up exchanged they would be equal",
+        "wrong parameter",
     ),
     "anything goes": (
-        (FROM, "return super().config_from_hf({**hf, 'hidden_act': 'silu'})"), "test_senseless_configurations",
-        "hidden_act: 'no_such_activation' is taken as if it made sense", "ACTIVATIONS",
+        (FROM, "return super().config_from_hf({**hf, 'hidden_act': 'silu'})"),
+        "test_senseless_configurations",
+        "hidden_act: 'no_such_activation' is taken as if it made sense",
+        "ACTIVATIONS",
     ),
     "a crash": (
-        (FROM, "hf['num_hidden_layers'] / (hf['num_hidden_layers'] != 0); " + FROM), "test_senseless_configurations",
-        "num_hidden_layers: 0 ends in ZeroDivisionError", "ModelError",
+        (FROM, "hf['num_hidden_layers'] / (hf['num_hidden_layers'] != 0); " + FROM),
+        "test_senseless_configurations",
+        "num_hidden_layers: 0 ends in ZeroDivisionError",
+        "ModelError",
     ),
     "a lost parameter": (
-        (LINKS,
-        "yield from (link for link in super().block_links(config, index, form) if 'q_norm' not in link.theirs)"),
-        "test_names_are_all", r"it does not name model.layers.0.self_attn.q_norm.weight and 2 more", "block_links",
+        (
+            LINKS,
+            (
+                "yield from (link for link in super().block_links(config, index, form) if "
+                "'q_norm' not in link.theirs)"
+            ),
+        ),
+        "test_names_are_all",
+        r"it does not name model.layers.0.self_attn.q_norm.weight and 2 more",
+        "block_links",
     ),
     "a parameter twice": (
-        (LINKS, f"{LINKS}; {LINKS}"), "test_names_are_all",
-        "it names twice model.layers.0.input_layernorm.weight and", "",
+        (LINKS, f"{LINKS}; {LINKS}"),
+        "test_names_are_all",
+        "it names twice model.layers.0.input_layernorm.weight and",
+        "",
     ),
     "another block": (
-        (LINKS, LINKS.replace("index, form", "(index + 1) % config.layers, form")), "test_names_are_all",
-        "model.layers.1.input_layernorm.weight is said to be part of block 0", "counted from 0",
+        (LINKS, LINKS.replace("index, form", "(index + 1) % config.layers, form")),
+        "test_names_are_all",
+        "model.layers.1.input_layernorm.weight is said to be part of block 0",
+        "counted from 0",
     ),
     "a name of nobody's": (
-        (LINKS, "for link in super().block_links(config, index, form):\n"
-                "            yield Link(link.theirs, (link.ours[0].replace('output', 'out'),))"),
-        "test_our_names_and_shapes", "layers.0.attention.out.weight is not one of our names", "api/family.py",
+        (
+            LINKS,
+            "for link in super().block_links(config, index, form):\n"
+            "            yield Link(link.theirs, (link.ours[0].replace('output', 'out'),))",
+        ),
+        "test_our_names_and_shapes",
+        "layers.0.attention.out.weight is not one of our names",
+        "api/family.py",
     ),
     "a matrix that lies down": (
-        (LINKS, "for link in super().block_links(config, index, form):\n"
-                "            yield Link(link.theirs, link.ours, transposed=True)"),
-        "test_our_names_and_shapes", r"weight has the shape \(64, 32\), not \(32, 64\)", "transpose",
+        (
+            LINKS,
+            "for link in super().block_links(config, index, form):\n"
+            "            yield Link(link.theirs, link.ours, transposed=True)",
+        ),
+        "test_our_names_and_shapes",
+        r"weight has the shape \(64, 32\), not \(32, 64\)",
+        "transpose",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", WRONG)
@@ -189,21 +236,48 @@ class TestUnknownToTransformers(FamilyContract):
 
     def make_examples(self):
         family = family_of(self.name)
-        hf = {"model_type": self.name, "vocab_size": 7, "hidden_size": 8, "num_hidden_layers": 2, "head_dim": 4,
-              "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12}  # fmt: skip
+        hf = {
+            "model_type": self.name,
+            "vocab_size": 7,
+            "hidden_size": 8,
+            "num_hidden_layers": 2,
+            "head_dim": 4,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "intermediate_size": 12,
+        }
         config = family.config_from_hf(hf)
-        shapes = {"q_proj": (8, 8), "k_proj": (4, 8), "v_proj": (4, 8), "o_proj": (8, 8), "q_norm": (4,),
-        "k_norm": (4,),
-                  "gate_proj": (12, 8), "up_proj": (12, 8), "down_proj": (8, 12), "layernorm": (8,), "norm": (8,),
-                  "embed_tokens": (7, 8), "lm_head": (7, 8)}  # fmt: skip
+        shapes = {
+            "q_proj": (8, 8),
+            "k_proj": (4, 8),
+            "v_proj": (4, 8),
+            "o_proj": (8, 8),
+            "q_norm": (4,),
+            "k_norm": (4,),
+            "gate_proj": (12, 8),
+            "up_proj": (12, 8),
+            "down_proj": (8, 12),
+            "layernorm": (8,),
+            "norm": (8,),
+            "embed_tokens": (7, 8),
+            "lm_head": (7, 8),
+        }
         weight_name = re.compile(rf"({'|'.join(shapes)})\.weight$")
         names = [link.theirs for link in family.layout(config).links]
-        return [Example("small", hf, {name: torch.randn(shapes[weight_name.search(name)[1]]) for name in names})]
+        return [
+            Example(
+                "small",
+                hf,
+                {name: torch.randn(shapes[weight_name.search(name)[1]]) for name in names},
+            )
+        ]
 
 
 def test_a_family_that_transformers_does_not_have_needs_examples(make_family, tmp_path):
     name = make_family(('"Qwen3ForCausalLM"', '"NobodysForCausalLM"'))
-    first, *others = run_checks([Subject("family", name, tmp_path / "families" / f"{name}.py")], Mock())[0].checks
+    first, *others = run_checks(
+        [Subject("family", name, tmp_path / "families" / f"{name}.py")], Mock()
+    )[0].checks
     assert first.words == "there are models to test it on"
     assert "transformers has no NobodysForCausalLM" in first.failure.finding
     assert "`make_examples`" in first.failure.cause

@@ -26,15 +26,21 @@ class SumsValues(ModelInterface):
     HEAD: ClassVar = {"train_step": ("value",), "evaluate": ("value",), "inference": ("value",)}
 
     def train_step(self, model, data, mb_spec):
-        return model.module.train_batch(data, total_value, sequences, mb_spec=mb_spec, version_steps=0)
+        return model.module.train_batch(
+            data, total_value, sequences, mb_spec=mb_spec, version_steps=0
+        )
 
     def evaluate(self, model, eval_dataloader):
         return model.module.eval_batch(next(iter(eval_dataloader)), total_value, sequences)
 
     def inference(self, model, data, mb_spec):
         lengths = data.seqlens["packed_input_ids"]
-        values = model.module.forward(data, mb_spec, post_hook=lambda output, _: output.values, output_seqlens=lengths)
-        return SequenceSample.from_default(ids=data.ids, seqlens={"values": lengths}, data={"values": values.float()})
+        values = model.module.forward(
+            data, mb_spec, post_hook=lambda output, _: output.values, output_seqlens=lengths
+        )
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"values": lengths}, data={"values": values.float()}
+        )
 
 
 def total_value(output, batch):
@@ -50,7 +56,11 @@ class AsksForAnotherHead(SumsValues):
 
 
 class AsksForTwoHeads(SumsValues):
-    HEAD: ClassVar = {"train_step": ("value", "lm"), "evaluate": ("value", "lm"), "inference": ("value", "lm")}
+    HEAD: ClassVar = {
+        "train_step": ("value", "lm"),
+        "evaluate": ("value", "lm"),
+        "inference": ("value", "lm"),
+    }
 
 
 class AsksForNoHead(SumsValues):
@@ -78,7 +88,9 @@ class Checks(HeadChecks):
 def check(cls, call):
     batches = usual_batches(cls())
     if call == "inference":
-        calls = CallTrial(lambda **changes: cls(), "inference", make_batch(["packed_input_ids"]), DigitTokenizer())
+        calls = CallTrial(
+            lambda **changes: cls(), "inference", make_batch(["packed_input_ids"]), DigitTokenizer()
+        )
         return Checks().test_inference_uses_the_head_that_it_declares(calls, print)
     rehearsal = Rehearsal(lambda **changes: cls(), batches)
     if call == "training":

@@ -32,7 +32,9 @@ class Good(ModelInterface):
 
     def inference(self, model, data, mb_spec):
         lengths = [[n - 1 for n in group] for group in data.seqlens["packed_input_ids"]]
-        scores = model.module.forward(data, mb_spec, post_hook=self.scores, output_seqlens=lengths).float()
+        scores = model.module.forward(
+            data, mb_spec, post_hook=self.scores, output_seqlens=lengths
+        ).float()
         return self.packed(data, lengths, scores)
 
     def scores(self, output, batch):
@@ -137,7 +139,9 @@ class Shifted(Good):
 
 class NoEmptyBatch(Good):
     def packed(self, data, lengths, scores):
-        return super().packed(data, lengths, scores if data.bs else torch.zeros(0, dtype=torch.int64))
+        return super().packed(
+            data, lengths, scores if data.bs else torch.zeros(0, dtype=torch.int64)
+        )
 
 
 class MockOfTokens(Good):
@@ -153,40 +157,84 @@ class RandomMock(Good):
 
 
 def inferring(cls):
-    return CallTrial(cls, "inference", make_batch(["packed_input_ids", "prompt_mask"]), DigitTokenizer())
+    return CallTrial(
+        cls, "inference", make_batch(["packed_input_ids", "prompt_mask"]), DigitTokenizer()
+    )
 
 
 PLAIN = "test_inference_returns_plain_numbers"
 INFERENCE = [
-    (OtherKey, "test_inference_returns_what_it_declares", "WRITES names packed_ref_logprobs", "take it out of WRITES"),
-    (SecretKey, "test_inference_reads_what_it_declares", "KeyError: 'prompt_mask'", "name in READS"),
-    (TurnedRound, "test_inference_returns_what_it_declares", "the samples in another order: s7, s6", "ids=data.ids"),
-    (OnePerToken, "test_inference_has_a_row_for_every_token_or_sequence", "has lengths [6] for", "[T - N]"),
+    (
+        OtherKey,
+        "test_inference_returns_what_it_declares",
+        "WRITES names packed_ref_logprobs",
+        "take it out of WRITES",
+    ),
+    (
+        SecretKey,
+        "test_inference_reads_what_it_declares",
+        "KeyError: 'prompt_mask'",
+        "name in READS",
+    ),
+    (
+        TurnedRound,
+        "test_inference_returns_what_it_declares",
+        "the samples in another order: s7, s6",
+        "ids=data.ids",
+    ),
+    (
+        OnePerToken,
+        "test_inference_has_a_row_for_every_token_or_sequence",
+        "has lengths [6] for",
+        "[T - N]",
+    ),
     (Doubled, PLAIN, "packed_logprobs is float64, not float32", ".float()"),
     (Infinite, PLAIN, "are not finite", "0 / 0"),
     (WithGradient, PLAIN, "carries a gradient", "no_grad"),
-    (Centred, "test_inference_does_not_depend_on_the_other_samples", "when it is alone", "looks across samples"),
+    (
+        Centred,
+        "test_inference_does_not_depend_on_the_other_samples",
+        "when it is alone",
+        "looks across samples",
+    ),
     (
         Centred,
         "test_inference_is_the_same_on_any_ranks",
         "between 1 rank and rank 0 of 2, which holds 4",
         "from itself",
     ),
-    (ByPlace, "test_inference_does_not_depend_on_the_order", "once the batch is turned round", "whatever sorts"),
-    (InPlace, "test_inference_leaves_its_input_alone", "entries of prompt_mask in its input", "never in place"),
+    (
+        ByPlace,
+        "test_inference_does_not_depend_on_the_order",
+        "once the batch is turned round",
+        "whatever sorts",
+    ),
+    (
+        InPlace,
+        "test_inference_leaves_its_input_alone",
+        "entries of prompt_mask in its input",
+        "never in place",
+    ),
     (Trains, "test_inference_leaves_the_model_alone", "the version moved", "only a training step"),
     (DropsOut, "test_inference_turns_dropout_off", "in training mode", "leave the mode alone"),
     (Noisy, "test_inference_is_deterministic", "between two calls alike", "stable_seed"),
     (Cold, "test_logprobs_are_those_of_the_model", "at temperature 0.7", "those of temperature 1"),
     (Shifted, "test_logprobs_are_those_of_the_model", "at temperature 0.7", "of its token t + 1"),
-    (NoEmptyBatch, "test_inference_of_no_samples", "of no samples has 0 rows of torch.int64", "dtype"),
+    (
+        NoEmptyBatch,
+        "test_inference_of_no_samples",
+        "of no samples has 0 rows of torch.int64",
+        "dtype",
+    ),
     (MockOfTokens, "test_mock_of_inference", "other lengths than the call's", "as many rows"),
     (RandomMock, "test_mock_of_inference", "between two mocks alike", "sample's id"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("cls", "check", "finding", "cause"), INFERENCE, ids=lambda value: getattr(value, "__name__", None)
+    ("cls", "check", "finding", "cause"),
+    INFERENCE,
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_mistake_of_inference_is_reported_with_its_cause(cls, check, finding, cause):
     with pytest.raises(Violation) as caught:
@@ -203,27 +251,36 @@ def test_inference_that_depends_on_micro_batches_is_reported():
         )
 
 
-@pytest.mark.parametrize("check", sorted({check for _, check, *_ in INFERENCE if "mock" not in check}))
+@pytest.mark.parametrize(
+    "check", sorted({check for _, check, *_ in INFERENCE if "mock" not in check})
+)
 def test_correct_inference_passes(check):
     getattr(InferenceChecks(), check)(inferring(Good))
 
 
 class InUnitsOfItsOwn(PPOCriticInterface):
     def inference(self, model, data, mb_spec):
-        values = model.module.forward(data, mb_spec, post_hook=lambda output, _: output.values).float()
+        values = model.module.forward(
+            data, mb_spec, post_hook=lambda output, _: output.values
+        ).float()
         lengths = data.seqlens["packed_input_ids"]
-        return SequenceSample.from_default(ids=data.ids, seqlens={"values": lengths}, data={"values": values})
+        return SequenceSample.from_default(
+            ids=data.ids, seqlens={"values": lengths}, data={"values": values}
+        )
 
 
 def test_values_in_other_units_than_the_reward_are_reported():
     check = InferenceChecks().test_values_come_in_the_units_of_the_reward
     check(PPOCriticInterface, usual_batches(PPOCriticInterface()))
-    check(lambda: PPOCriticInterface(value_norm=False), usual_batches(PPOCriticInterface(value_norm=False)))
+    check(
+        lambda: PPOCriticInterface(value_norm=False),
+        usual_batches(PPOCriticInterface(value_norm=False)),
+    )
     with pytest.raises(Violation, match=r"all returns are 10; values are .* off at first"):
         check(InUnitsOfItsOwn, usual_batches(InUnitsOfItsOwn()))
 
 
-# -- generation ------------------------------------------------------------------------------------------
+# -- generation ------------------------------------------------------------------------------------
 
 
 class Sampler(PPOActorInterface):
@@ -309,15 +366,45 @@ class FirstAttempt(Sampler):
 
 
 GENERATION = [
-    (WrongMask, "test_groups_are_in_the_order_of_the_prompts", (), "prompt_mask marks", "and on no other"),
+    (
+        WrongMask,
+        "test_groups_are_in_the_order_of_the_prompts",
+        (),
+        "prompt_mask marks",
+        "and on no other",
+    ),
     (WrongPrompt, "test_groups_are_in_the_order_of_the_prompts", (), "its prompt is", "n // group"),
     (WrongEnds, "test_responses_keep_their_limits", (6,), "seq_no_eos_mask is", "was cut off"),
-    (Endless, "test_responses_keep_their_limits", (1,), "tokens with max_new_tokens 1", "count the response alone"),
-    (WrongScores, "test_sampled_logprobs_are_those_of_the_model", (0.7,), "at temperature 0.7", "of token t + 1"),
+    (
+        Endless,
+        "test_responses_keep_their_limits",
+        (1,),
+        "tokens with max_new_tokens 1",
+        "count the response alone",
+    ),
+    (
+        WrongScores,
+        "test_sampled_logprobs_are_those_of_the_model",
+        (0.7,),
+        "at temperature 0.7",
+        "of token t + 1",
+    ),
     (NeverGreedy, "test_greedy_takes_the_likeliest_token", (), "greedy answers", "as they are"),
     (ByStep, "test_generation_is_deterministic", (), "at the next step", "when it is sampled"),
-    (FirstAttempt, "test_generation_is_deterministic", (), "another attempt gives the same responses", "attempt"),
-    (OneSeed, "test_responses_of_a_group_differ", (), "all 2 responses to a prompt are alike", "in the seed"),
+    (
+        FirstAttempt,
+        "test_generation_is_deterministic",
+        (),
+        "another attempt gives the same responses",
+        "attempt",
+    ),
+    (
+        OneSeed,
+        "test_responses_of_a_group_differ",
+        (),
+        "all 2 responses to a prompt are alike",
+        "in the seed",
+    ),
     (
         ByPlaceInTheBatch,
         "test_responses_do_not_depend_on_the_batch",
@@ -333,7 +420,9 @@ def sampling(cls):
 
 
 @pytest.mark.parametrize(
-    ("cls", "check", "arguments", "finding", "cause"), GENERATION, ids=lambda value: getattr(value, "__name__", None)
+    ("cls", "check", "arguments", "finding", "cause"),
+    GENERATION,
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_mistake_of_generation_is_reported_with_its_cause(cls, check, arguments, finding, cause):
     getattr(GenerationChecks(), check)(sampling(PPOActorInterface), *arguments)

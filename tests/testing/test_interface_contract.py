@@ -21,10 +21,13 @@ from rlcli.testing.interface.training_trial import Rehearsal, usual_batches
 
 
 class Correct(ModelInterface):
-    """Likelihood of the answers; each faulty interface below changes one of its methods. As ports do, it sets the mode
-    of the model, counts its version and saves it, which rlcli does as well."""
+    """Likelihood of the answers; each faulty interface below changes one of its methods. As ports
+    do, it sets the mode of the model, counts its version and saves it, which rlcli does as well."""
 
-    READS = {"train_step": ("packed_input_ids", "prompt_mask"), "evaluate": ("packed_input_ids", "prompt_mask")}
+    READS = {
+        "train_step": ("packed_input_ids", "prompt_mask"),
+        "evaluate": ("packed_input_ids", "prompt_mask"),
+    }
 
     def __init__(self):
         self.seen = 0
@@ -73,7 +76,9 @@ class CutsWithoutSayingSo(Lean):
     CUT = "sample"
 
     def train_step(self, model, data, mb_spec):
-        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec, cut="sequence")
+        return model.module.train_batch(
+            data, self.loss, self.weight, mb_spec=mb_spec, cut="sequence"
+        )
 
 
 class MeanOfTokens(Correct):
@@ -161,13 +166,20 @@ class ReadsMore(Correct):
     READS = {"train_step": ("packed_input_ids", "prompt_mask")}
 
     def train_step(self, model, data, mb_spec):
-        return {**super().train_step(model, data, mb_spec), "reward": float(data.data["rewards"].mean())}
+        return {
+            **super().train_step(model, data, mb_spec),
+            "reward": float(data.data["rewards"].mean()),
+        }
 
 
 class ReadsMoreIfThere(Correct):
     def train_step(self, model, data, mb_spec):
         stats = super().train_step(model, data, mb_spec)
-        return {**stats, "solved": float(data.data["solved"].float().mean())} if "solved" in data.keys else stats
+        return (
+            {**stats, "solved": float(data.data["solved"].float().mean())}
+            if "solved" in data.keys
+            else stats
+        )
 
 
 class DeclaresMore(Correct):
@@ -194,7 +206,9 @@ class CountsTwice(Correct):
 
 class LearnsAtRateZero(Correct):
     def train_step(self, model, data, mb_spec):
-        return model.module.train_batch(data, self.loss, self.weight, mb_spec=mb_spec, version_steps=0)
+        return model.module.train_batch(
+            data, self.loss, self.weight, mb_spec=mb_spec, version_steps=0
+        )
 
 
 class Forgets(Correct):
@@ -210,7 +224,10 @@ class KeepsATensor(Correct):
 
 class PerMicroBatch(Correct):
     def train_step(self, model, data, mb_spec):
-        return {**super().train_step(model, data, mb_spec), "micro_batches": float(model.module.micro_batches)}
+        return {
+            **super().train_step(model, data, mb_spec),
+            "micro_batches": float(model.module.micro_batches),
+        }
 
 
 class PairsByPlace(Correct):
@@ -230,19 +247,32 @@ class DoesTheOpposite(Correct):
 
 class DividesByNothing(Correct):
     def train_step(self, model, data, mb_spec):
-        return {**super().train_step(model, data, mb_spec), "spread": float(torch.zeros(1) / (data.bs - 1))}
+        return {
+            **super().train_step(model, data, mb_spec),
+            "spread": float(torch.zeros(1) / (data.bs - 1)),
+        }
 
 
 class Reinforced(Correct):
     """A correct policy gradient with a KL penalty."""
 
-    READS = {"train_step": ("packed_input_ids", "prompt_mask", "packed_logprobs", "packed_ref_logprobs", "rewards")}
+    READS = {
+        "train_step": (
+            "packed_input_ids",
+            "prompt_mask",
+            "packed_logprobs",
+            "packed_ref_logprobs",
+            "rewards",
+        )
+    }
 
     def advantages(self, batch):
         """[N]"""
         counts = [length - 1 for length in batch.flat_seqlens("packed_input_ids")]
         kl = (batch.data["packed_logprobs"] - batch.data["packed_ref_logprobs"]) * self.mask(batch)
-        return batch.data["rewards"] - self.kl_weight * torch.stack([one.sum() for one in kl.split(counts)])
+        return batch.data["rewards"] - self.kl_weight * torch.stack(
+            [one.sum() for one in kl.split(counts)]
+        )
 
     kl_weight = 0.1
 
@@ -268,7 +298,10 @@ class PunishesReward(Reinforced):
 
 class EvaluatesUnweighted(Correct):
     def evaluate(self, model, eval_dataloader):
-        losses = [model.module.eval_batch(batch, self.loss, self.weight)["loss"] for batch in eval_dataloader]
+        losses = [
+            model.module.eval_batch(batch, self.loss, self.weight)["loss"]
+            for batch in eval_dataloader
+        ]
         return {"loss": sum(losses) / len(losses)}
 
 
@@ -279,47 +312,162 @@ def rehearsal_of(cls):
 @pytest.mark.parametrize(
     ("faulty", "check", "finding", "cause"),
     [
-        (MeanOfTokens, "the_loss_is_a_sum", r"loss of 8 samples is [\d.]+ together and [\d.]+ one by", "over tokens"),
+        (
+            MeanOfTokens,
+            "the_loss_is_a_sum",
+            r"loss of 8 samples is [\d.]+ together and [\d.]+ one by",
+            "over tokens",
+        ),
         (MeanOfSamples, "the_loss_is_a_sum", "one by one", "over samples"),
-        (MeanOfTokens, "micro_batches_change_nothing", "in 2 of them", "mean of the micro-batch; return a sum"),
-        (NormalisedInTheLoss, "the_loss_is_a_sum", "one by one", "depends on what shares its micro-batch"),
+        (
+            MeanOfTokens,
+            "micro_batches_change_nothing",
+            "in 2 of them",
+            "mean of the micro-batch; return a sum",
+        ),
+        (
+            NormalisedInTheLoss,
+            "the_loss_is_a_sum",
+            "one by one",
+            "depends on what shares its micro-batch",
+        ),
         (StatIsAMean, "stats_are_sums", "the stat confidence", "sums"),
-        (WeighsWhatItIsGiven, "the_weight_is_a_sum", "7 together and 56 one by one", "how many tokens"),
+        (
+            WeighsWhatItIsGiven,
+            "the_weight_is_a_sum",
+            "7 together and 56 one by one",
+            "how many tokens",
+        ),
         (CountsPrompts, "all_masked", "loss weight 10", "that the mask keeps"),
         (CountsPrompts, "padding_changes_nothing", "with masked padding", "padding is counted"),
-        (TrainsPrompts, "masked_tokens_get_no_gradient", r"\d+ of \d+ masked tokens get a", "action_mask"),
-        (ShiftedByOne, "every_response_token_is_trained", "the first token of each of", "shifted by one"),
-        (Detached, "gradient_reaches_every_parameter", "no gradient reaches the embedding", "detached"),
-        (AsksNothing, "gradient_reaches_every_parameter", "asks nothing of the model", "output.logprobs"),
+        (
+            TrainsPrompts,
+            "masked_tokens_get_no_gradient",
+            r"\d+ of \d+ masked tokens get a",
+            "action_mask",
+        ),
+        (
+            ShiftedByOne,
+            "every_response_token_is_trained",
+            "the first token of each of",
+            "shifted by one",
+        ),
+        (
+            Detached,
+            "gradient_reaches_every_parameter",
+            "no gradient reaches the embedding",
+            "detached",
+        ),
+        (
+            AsksNothing,
+            "gradient_reaches_every_parameter",
+            "asks nothing of the model",
+            "output.logprobs",
+        ),
         (Refuses, "gradient_reaches_every_parameter", r"update_skipped is 1\.0", "step_if"),
         (Unfreezes, "frozen_parameters_stay", "frozen head changed by up to", "requires_grad"),
         (ReportsNaN, "the_loss_is_finite", "kl is nan", "finite"),
-        (NeverTrains, "the_loss_is_finite", "never calls model.module.train_batch", "loss function"),
+        (
+            NeverTrains,
+            "the_loss_is_finite",
+            "never calls model.module.train_batch",
+            "loss function",
+        ),
         (ReadsMore, "works_with_what_it_declares", "KeyError: 'rewards'", "READS does not name"),
-        (ReadsMoreIfThere, "reads_what_it_declares", "solved is nan without, .* with the key solved", "if given"),
-        (DeclaresMore, "reads_what_it_declares", "declares rewards, and does the same without", "READS"),
+        (
+            ReadsMoreIfThere,
+            "reads_what_it_declares",
+            "solved is nan without, .* with the key solved",
+            "if given",
+        ),
+        (
+            DeclaresMore,
+            "reads_what_it_declares",
+            "declares rewards, and does the same without",
+            "READS",
+        ),
         (ChangesItsInput, "its_input_stays_as_it_was", "entries of prompt_mask changed", "copies"),
         (Shuffles, "is_deterministic", "first is", "global random state"),
-        (CountsTwice, "learning_rate_is_that_of_the_step", r"learning rate of \[4\]", "before anything counts it on"),
-        (LearnsAtRateZero, "learning_rate_is_that_of_the_step", r"learning rate of \[0\]", "version_steps"),
-        (ComparesWhatIsCut, "groups_may_be_cut_where_it_says_so", "a micro-batch of its own", "compares sequences"),
-        (CutsWithoutSayingSo, "groups_may_be_cut_where_it_says_so", "CUT is 'sample', .* cut='sequence'", "rlcli plan"),
-        (Forgets, "goes_on_from_its_state", "seen is 2 without a break, 1 after a restart", "leaves out"),
+        (
+            CountsTwice,
+            "learning_rate_is_that_of_the_step",
+            r"learning rate of \[4\]",
+            "before anything counts it on",
+        ),
+        (
+            LearnsAtRateZero,
+            "learning_rate_is_that_of_the_step",
+            r"learning rate of \[0\]",
+            "version_steps",
+        ),
+        (
+            ComparesWhatIsCut,
+            "groups_may_be_cut_where_it_says_so",
+            "a micro-batch of its own",
+            "compares sequences",
+        ),
+        (
+            CutsWithoutSayingSo,
+            "groups_may_be_cut_where_it_says_so",
+            "CUT is 'sample', .* cut='sequence'",
+            "rlcli plan",
+        ),
+        (
+            Forgets,
+            "goes_on_from_its_state",
+            "seen is 2 without a break, 1 after a restart",
+            "leaves out",
+        ),
         (KeepsATensor, "goes_on_from_its_state", "state_dict is not JSON", "plain numbers"),
-        (PerMicroBatch, "micro_batches_change_nothing", "micro_batches is 1 in one", "over a part of the batch"),
+        (
+            PerMicroBatch,
+            "micro_batches_change_nothing",
+            "micro_batches is 1 in one",
+            "over a part of the batch",
+        ),
         (PairsByPlace, "order_changes_nothing", "in one order", "rather than by sample"),
-        (PairsByPlace, "packing_changes_nothing", "with each sample in a micro-batch of its own", "that is not a sum"),
-        (PerRank, "ranks_change_nothing", "8 on one rank, 5 on 2 that have 5 samples", "one rank's share"),
+        (
+            PairsByPlace,
+            "packing_changes_nothing",
+            "with each sample in a micro-batch of its own",
+            "that is not a sum",
+        ),
+        (
+            PerRank,
+            "ranks_change_nothing",
+            "8 on one rank, 5 on 2 that have 5 samples",
+            "one rank's share",
+        ),
         (DoesTheOpposite, "it_learns", "log-prob of responses from .* it should rise", "sign"),
-        (RewardsTheNeighbour, "a_reward_raises_its_own_response", "raises response i . 1 by", "paired by place"),
-        (PunishesReward, "a_reward_raises_its_own_response", "a higher reward lowers its own response", "a sign"),
-        (PaysForDistance, "a_reference_pulls_towards_itself", "lowers its own response", "the sign of the KL"),
+        (
+            RewardsTheNeighbour,
+            "a_reward_raises_its_own_response",
+            "raises response i . 1 by",
+            "paired by place",
+        ),
+        (
+            PunishesReward,
+            "a_reward_raises_its_own_response",
+            "a higher reward lowers its own response",
+            "a sign",
+        ),
+        (
+            PaysForDistance,
+            "a_reference_pulls_towards_itself",
+            "lowers its own response",
+            "the sign of the KL",
+        ),
         (DividesByNothing, "one_sample", "a batch of one sample: spread becomes nan", "clamp"),
         (TrainsAndCountsPrompts, "empty_response", "the weights still move", "that the mask keeps"),
-        (EvaluatesUnweighted, "evaluation_weighs_batches_by_their_tokens", "over the same in two", "weigh"),
+        (
+            EvaluatesUnweighted,
+            "evaluation_weighs_batches_by_their_tokens",
+            "over the same in two",
+            "weigh",
+        ),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
-)  # fmt: skip
+)
 def test_a_faulty_interface_is_reported_with_its_cause(faulty, check, finding, cause):
     method = getattr(InterfaceContract(), f"test_{check}")
     arguments = {"make": faulty} if "evaluation" in check else {}
@@ -331,7 +479,9 @@ def test_a_faulty_interface_is_reported_with_its_cause(faulty, check, finding, c
 
 
 @pytest.mark.parametrize("correct", [Correct, Lean, Reinforced])
-@pytest.mark.parametrize("checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks])
+@pytest.mark.parametrize(
+    "checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks]
+)
 def test_a_correct_interface_passes(correct, checks):
     rehearsal = rehearsal_of(correct)
     for name, method in vars(checks).items():

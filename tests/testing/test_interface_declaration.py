@@ -28,20 +28,40 @@ CLASS = "@dataclass\nclass X(ModelInterface):\n"
 @pytest.mark.parametrize(
     ("source", "check", "finding"),
     [
-        (f'{CLASS}    "Does."\n    n: Any = 1\n    "N."\n', "arguments_are_typed", "the type Any: any mistake"),
-        (f'{CLASS}    "Does."\n    n: int = 0.5\n    "N."\n', "arguments_are_typed", r"default of argument n, 0\.5,"),
-        (f'{CLASS}    "Does."\n', "declares_the_keys_of_its_calls", "X has none of train_step"),
-        (f'{CLASS}    "Does."\n    READS: ClassVar = {{"trainstep": ()}}\n    evaluate = print\n',
-         "declares_the_keys_of_its_calls", "READS names 'trainstep', which is not a call"),
         (
-            f'{CLASS}    "Does."\n    def train_step(self, model, data, mb_spec):\n        return {{}}\n',
+            f'{CLASS}    "Does."\n    n: Any = 1\n    "N."\n',
+            "arguments_are_typed",
+            "the type Any: any mistake",
+        ),
+        (
+            f'{CLASS}    "Does."\n    n: int = 0.5\n    "N."\n',
+            "arguments_are_typed",
+            r"default of argument n, 0\.5,",
+        ),
+        (f'{CLASS}    "Does."\n', "declares_the_keys_of_its_calls", "X has none of train_step"),
+        (
+            (
+                f'{CLASS}    "Does."\n    READS: ClassVar = {{"trainstep": '
+                "()}\n    evaluate = print\n"
+            ),
+            "declares_the_keys_of_its_calls",
+            "READS names 'trainstep', which is not a call",
+        ),
+        (
+            (
+                f'{CLASS}    "Does."\n    def train_step(self, model, data, '
+                "mb_spec):\n        return {}\n"
+            ),
             "its_training_can_be_tried",
             "nobody knows what 'my_mask' holds",
         ),
-        (f'{CLASS}    "Does."\n    METRICS: ClassVar = {{"gap": "nats"}}\n',
-         "metrics_have_a_unit_and_a_meaning", "METRICS gives gap 'nats'"),
+        (
+            f'{CLASS}    "Does."\n    METRICS: ClassVar = {{"gap": "nats"}}\n',
+            "metrics_have_a_unit_and_a_meaning",
+            "METRICS gives gap 'nats'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_declaration_is_a_violation(tmp_path, monkeypatch, source, check, finding):
     file, method, arguments = prepared(tmp_path, monkeypatch, source, check)
     with pytest.raises(Violation, match=finding) as caught:
@@ -52,15 +72,30 @@ def test_a_wrong_declaration_is_a_violation(tmp_path, monkeypatch, source, check
 @pytest.mark.parametrize(
     ("source", "check", "note"),
     [
-        (f'{CLASS}    "Does."\n    n: int = 1\n    m: int = 1\n', "says_what_it_does",
-         "argument n has no docstring (and 1 more): a string on the line below the field: what it does, in which unit"),
-        (f"{CLASS}    pass\n", "says_what_it_does",
-         "X has no docstring: one line below `class`: `rlcli ls` and `rlcli show` print it"),
         (
-            f'{CLASS}    "Does."\n    def inference(self, model, data, mb_spec):\n        return data.data["values"]\n',
+            f'{CLASS}    "Does."\n    n: int = 1\n    m: int = 1\n',
+            "says_what_it_does",
+            (
+                "argument n has no docstring (and 1 more): a string on the line below the field: "
+                "what it does, in which unit"
+            ),
+        ),
+        (
+            f"{CLASS}    pass\n",
+            "says_what_it_does",
+            "X has no docstring: one line below `class`: `rlcli ls` and `rlcli show` print it",
+        ),
+        (
+            (
+                f'{CLASS}    "Does."\n    def inference(self, model, data, mb_spec):\n        '
+                'return data.data["values"]\n'
+            ),
             "declares_the_keys_of_its_calls",
-            "inference is not in READS: a recipe that forgets one of its keys fails only when it runs (and 1 more): "
-            'READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "values",)}',
+            (
+                "inference is not in READS: a recipe that forgets one of its keys fails only when "
+                "it runs (and 1 more): "
+                'READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "values",)}'
+            ),
         ),
         (
             f'{CLASS}    "Does."\n    READS: ClassVar = {{"inference": ("values",)}}\n'
@@ -70,8 +105,10 @@ def test_a_wrong_declaration_is_a_violation(tmp_path, monkeypatch, source, check
             'WRITES: ClassVar[Declaration] = {"inference": ("a_key",)}',
         ),
     ],
-)  # fmt: skip
-def test_a_missing_declaration_of_a_user_interface_is_a_note(tmp_path, monkeypatch, source, check, note):
+)
+def test_a_missing_declaration_of_a_user_interface_is_a_note(
+    tmp_path, monkeypatch, source, check, note
+):
     _, method, arguments = prepared(tmp_path, monkeypatch, source, check)
     recorded = []
     method(**arguments, **notes(method, recorded))
@@ -79,14 +116,17 @@ def test_a_missing_declaration_of_a_user_interface_is_a_note(tmp_path, monkeypat
 
 
 def test_a_missing_declaration_of_a_built_in_interface_is_a_violation(tmp_path, monkeypatch):
-    _, method, arguments = prepared(tmp_path, monkeypatch, f"{CLASS}    pass\n", "says_what_it_does")
+    _, method, arguments = prepared(
+        tmp_path, monkeypatch, f"{CLASS}    pass\n", "says_what_it_does"
+    )
     monkeypatch.setattr(declaration, "is_built_in", lambda path: True)
     with pytest.raises(Violation, match="X has no docstring"):
         method(**arguments, **notes(method, []))
 
 
 def test_the_documented_example_interface_has_two_notes_and_one_failure(tmp_path, monkeypatch):
-    """It declares nothing, and reads a key of its own: two notes, and one failure that says what to provide."""
+    """It declares nothing, and reads a key of its own: two notes,
+    and one failure that says what to provide."""
     (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n")
     (tmp_path / "interfaces").mkdir()
     shutil.copy(EXAMPLE, tmp_path / "interfaces/documented.py")
@@ -100,7 +140,10 @@ def test_the_documented_example_interface_has_two_notes_and_one_failure(tmp_path
         "a batch can be made with the keys that training reads"
     ]
     assert "has no docstring" in checks["class and arguments are documented, in words"].note
-    assert '("packed_input_ids", "mask",)' in checks["declares the keys of every call that it has"].note
+    assert (
+        '("packed_input_ids", "mask",)'
+        in checks["declares the keys of every call that it has"].note
+    )
 
 
 def notes(method, recorded):
@@ -122,4 +165,12 @@ def prepared(tmp_path, monkeypatch, source, check):
         "batches": lambda: make_batch(["my_mask"]),
     }
     method = getattr(contract, f"test_{check}")
-    return file, method, {key: value for key, value in arguments.items() if key in inspect.signature(method).parameters}
+    return (
+        file,
+        method,
+        {
+            key: value
+            for key, value in arguments.items()
+            if key in inspect.signature(method).parameters
+        },
+    )

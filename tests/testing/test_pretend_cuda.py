@@ -1,4 +1,5 @@
-"""The pretend device keeps CUDA's rules: it refuses what a GPU refuses, and computes what a GPU computes."""
+"""The pretend device keeps CUDA's rules: it refuses what a GPU refuses,
+and computes what a GPU computes."""
 
 import copy
 import gc
@@ -52,12 +53,27 @@ MIXED = {
     "host mask by device": lambda x: HOST[x > 1],
     "host values into device rows": lambda x: x.index_put_((ROWS,), HOST[:2]),
     "cross entropy": lambda x: nn.functional.cross_entropy(x, torch.zeros(3, dtype=torch.int64)),
-    "attention": lambda x: nn.functional.scaled_dot_product_attention(x[None], HOST[None], HOST[None]),
-    "fused step": lambda x: torch._fused_adamw_([x], [HOST], [x], [x], [], [], lr=1, beta1=0.9, beta2=0.9,
-                                                weight_decay=0, eps=1, amsgrad=False, maximize=False),
+    "attention": lambda x: nn.functional.scaled_dot_product_attention(
+        x[None], HOST[None], HOST[None]
+    ),
+    "fused step": lambda x: torch._fused_adamw_(
+        [x],
+        [HOST],
+        [x],
+        [x],
+        [],
+        [],
+        lr=1,
+        beta1=0.9,
+        beta2=0.9,
+        weight_decay=0,
+        eps=1,
+        amsgrad=False,
+        maximize=False,
+    ),
     "another generator": lambda x: torch.rand(3, device=x.device, generator=torch.Generator()),
     "a device generator on the host": lambda x: torch.rand(3, generator=torch.Generator("cuda")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MIXED)
@@ -84,7 +100,9 @@ ALLOWED = {
     "tensor of device numbers": lambda x: torch.tensor([x[0, 1], x[1, 2]], device="cuda"),
     "as_tensor": lambda x: torch.as_tensor([1, 2], device="cuda:0"),
     "factories": lambda x: torch.zeros_like(x) + torch.ones(3, 4, device=0) + x.new_full((4,), 2.0),
-    "random numbers": lambda x: torch.rand(2, device="cuda", generator=torch.Generator("cuda").manual_seed(1)),
+    "random numbers": lambda x: torch.rand(
+        2, device="cuda", generator=torch.Generator("cuda").manual_seed(1)
+    ),
     "sort": lambda x: x.sort(descending=True).values,
     "in place": lambda x: x.clone().mul_(2).clamp_(max=9),
     "normalisation": lambda x: nn.functional.layer_norm(x, (4,)),
@@ -99,9 +117,13 @@ def test_operations_that_cuda_allows_stay_on_the_device(x, case):
     assert isinstance(result, DeviceTensor)
 
 
-@pytest.mark.parametrize("case", [name for name in ALLOWED if name not in ("random numbers", "factories")])
+@pytest.mark.parametrize(
+    "case", [name for name in ALLOWED if name not in ("random numbers", "factories")]
+)
 def test_operations_give_the_same_numbers_as_on_the_host(cuda, case):
-    torch.testing.assert_close(ALLOWED[case](HOST.to(cuda)).cpu(), ALLOWED[case](HOST).cpu(), check_device=False)
+    torch.testing.assert_close(
+        ALLOWED[case](HOST.to(cuda)).cpu(), ALLOWED[case](HOST).cpu(), check_device=False
+    )
 
 
 def _assigned(tensor, index, value):
@@ -133,7 +155,13 @@ def test_numpy_is_refused_without_a_copy_to_the_host(x):
 
 def test_a_device_context_places_new_tensors(cuda):
     with torch.device("cuda"):
-        new = [torch.zeros(2), torch.tensor([1, 2]), torch.as_tensor(3), torch.ones(1, device="cpu"), torch.empty(1)]
+        new = [
+            torch.zeros(2),
+            torch.tensor([1, 2]),
+            torch.as_tensor(3),
+            torch.ones(1, device="cpu"),
+            torch.empty(1),
+        ]
     assert [tensor.device.type for tensor in new] == ["cuda", "cuda", "cuda", "cpu", "cuda"]
     with torch.device("meta"):
         assert torch.tensor([1]).is_meta
@@ -161,7 +189,9 @@ def test_hooks_of_the_backward_pass_can_use_the_device(cuda):
     seen = []
 
     def hook(grad):
-        seen.extend([torch.zeros(2, device="cuda"), torch.tensor([1.0], device="cuda:0"), grad.to("cuda")])
+        seen.extend(
+            [torch.zeros(2, device="cuda"), torch.tensor([1.0], device="cuda:0"), grad.to("cuda")]
+        )
 
     weight = torch.ones(2, device=cuda, requires_grad=True)
     weight.register_hook(hook)
@@ -234,7 +264,9 @@ def test_training_gives_the_same_losses_as_on_the_host(cuda):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        assert all(m.device == torch.device(device) for s in optimizer.state.values() for m in s.values())
+        assert all(
+            m.device == torch.device(device) for s in optimizer.state.values() for m in s.values()
+        )
         return recorded
 
     assert losses(cuda) == pytest.approx(losses("cpu"), rel=1e-5)
@@ -304,7 +336,9 @@ def test_several_devices_are_kept_apart():
 
 def test_new_threads_can_use_the_device(cuda):
     results = []
-    thread = threading.Thread(target=lambda: results.append(torch.arange(3.0).to(cuda) + torch.ones(3, device=cuda)))
+    thread = threading.Thread(
+        target=lambda: results.append(torch.arange(3.0).to(cuda) + torch.ones(3, device=cuda))
+    )
     thread.start()
     thread.join()
     assert results[0].device == cuda
@@ -312,7 +346,11 @@ def test_new_threads_can_use_the_device(cuda):
 
 
 def test_streams_and_events_are_available(cuda):
-    stream, begin, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream, begin, end = (
+        torch.cuda.Stream(),
+        torch.cuda.Event(enable_timing=True),
+        torch.cuda.Event(enable_timing=True),
+    )
     before = torch.cuda.current_stream()
     with torch.cuda.stream(stream):
         assert torch.cuda.current_stream() is stream
@@ -333,13 +371,17 @@ def test_packed_attention_equals_attention_of_each_sequence(cuda, window):
     lengths, bounds = [5, 1, 3], torch.tensor([0, 5, 6, 9], dtype=torch.int32)
     query, key, value = (torch.randn(9, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     packed = [x.detach().to(cuda).requires_grad_() for x in (query, key, value)]
-    out = varlen_attn(*packed, bounds.to(cuda), bounds.to(cuda), 5, 5, window_size=window, enable_gqa=True)
+    out = varlen_attn(
+        *packed, bounds.to(cuda), bounds.to(cuda), 5, 5, window_size=window, enable_gqa=True
+    )
     expected = []
     for parts in zip(*(x.split(lengths) for x in (query, key, value)), strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in parts)
         seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
         seen = seen.triu(-window[0]) if window[0] >= 0 else seen
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        attended = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, enable_gqa=True
+        )
         expected.append(attended[0].transpose(0, 1))
     torch.testing.assert_close(out.cpu(), torch.cat(expected))
     weight = torch.randn(9, 4, 8)
@@ -358,11 +400,20 @@ def test_collectives_work_on_device_tensors():
             torch.distributed.all_gather(parts, torch.tensor([float(rank)], device=device))
             weight = torch.ones(2, device=device, requires_grad=True)
             (weight * value[:2]).sum().backward()
-            return {"sum": value.tolist(), "parts": [p.tolist() for p in parts], "grad": weight.grad.tolist(),
-                    "devices": [str(value.device), str(parts[1].device)]}  # fmt: skip
+            return {
+                "sum": value.tolist(),
+                "parts": [p.tolist() for p in parts],
+                "grad": weight.grad.tolist(),
+                "devices": [str(value.device), str(parts[1].device)],
+            }
 
     for answer in run_on_ranks(2, work):
-        assert answer == {"sum": [3.0] * 3, "parts": [[0.0], [1.0]], "grad": [3.0, 3.0], "devices": ["cuda:0"] * 2}
+        assert answer == {
+            "sum": [3.0] * 3,
+            "parts": [[0.0], [1.0]],
+            "grad": [3.0, 3.0],
+            "devices": ["cuda:0"] * 2,
+        }
 
 
 def test_everything_is_restored_after_the_context():
@@ -372,7 +423,12 @@ def test_everything_is_restored_after_the_context():
         tensor = torch.ones(2, device=device)
         with pytest.raises(RuntimeError, match="in use already"), pretend_cuda():
             pass
-    assert (torch.cuda.is_available, torch.cuda.Stream, torch.Generator, torch.utils.swap_tensors) == answers
+    assert (
+        torch.cuda.is_available,
+        torch.cuda.Stream,
+        torch.Generator,
+        torch.utils.swap_tensors,
+    ) == answers
     assert not torch.cuda.is_available()
     assert not torch.__future__.get_swap_module_params_on_conversion()
     weight = torch.ones(2, requires_grad=True)

@@ -21,10 +21,16 @@ def test_ranks_compute_together_and_return_exact_floats():
         total = third * (rank + 1)
         dist.all_reduce(total)
         mesh = mesh_of_ranks(dp=2)
-        return {"rank": rank, "size": mesh["dp"].size(), "total": total.tolist(), "threads": torch.get_num_threads()}
+        return {
+            "rank": rank,
+            "size": mesh["dp"].size(),
+            "total": total.tolist(),
+            "threads": torch.get_num_threads(),
+        }
 
     assert run_on_ranks(2, work) == [
-        {"rank": rank, "size": 2, "total": (third + 2 * third).tolist(), "threads": 1} for rank in range(2)
+        {"rank": rank, "size": 2, "total": (third + 2 * third).tolist(), "threads": 1}
+        for rank in range(2)
     ]
     assert not dist.is_initialized()
 
@@ -50,7 +56,9 @@ def test_an_error_is_reported_with_its_traceback_while_other_ranks_wait():
         return {}
 
     began = time.monotonic()
-    with pytest.raises(RankError, match=r"rank 1: ValueError: no such token\n[^$]*in work") as caught:
+    with pytest.raises(
+        RankError, match=r"rank 1: ValueError: no such token\n[^$]*in work"
+    ) as caught:
         run_on_ranks(2, work)
     assert time.monotonic() - began < 30
     assert caught.value.rank == 1
@@ -65,8 +73,10 @@ def test_a_violation_in_a_rank_stays_a_violation():
     with pytest.raises(Violation) as caught:
         run_on_ranks(2, work)
     assert (caught.value.finding, caught.value.cause, caught.value.where) == (
-        "loss differs by 0.5", "divide once", "here.py:3",
-    )  # fmt: skip
+        "loss differs by 0.5",
+        "divide once",
+        "here.py:3",
+    )
 
 
 def test_a_hanging_rank_is_ended_and_its_stack_is_reported(tmp_path):
@@ -78,9 +88,13 @@ def test_a_hanging_rank_is_ended_and_its_stack_is_reported(tmp_path):
             time.sleep(60)
         return {}
 
-    with pytest.raises(RankTimeout, match=r"2 of 2 ranks did not finish within 10 s\nrank 0 stood at\n") as caught:
+    with pytest.raises(
+        RankTimeout, match=r"2 of 2 ranks did not finish within 10 s\nrank 0 stood at\n"
+    ) as caught:
         run_on_ranks(2, work, timeout=10)
-    assert {(frames[-1][0], frames[-1][2]) for frames in caught.value.stacks.values()} == {(__file__, "work")}
+    assert {(frames[-1][0], frames[-1][2]) for frames in caught.value.stacks.values()} == {
+        (__file__, "work")
+    }
     for rank in range(2):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / str(rank)).read_text()), 0)
@@ -97,7 +111,8 @@ def test_a_result_that_is_not_json_is_an_error_of_the_rank():
 
 
 def test_objects_of_the_parent_are_not_finalised_in_a_rank():
-    """Its process groups and sockets have threads, which no fork has: to end them there would crash."""
+    """Its process groups and sockets have threads, which no fork has:
+    to end them there would crash."""
     parent = os.getpid()
 
     class Garbage:
@@ -118,7 +133,8 @@ def test_objects_of_the_parent_are_not_finalised_in_a_rank():
 
 
 def test_process_groups_of_the_parent_are_not_ended_in_a_rank():
-    """Libraries leave some. To end one in a fork would wait for its threads; new ones may have got their addresses."""
+    """Libraries leave some. To end one in a fork would wait for its threads; new ones may have got
+    their addresses."""
     before = set(distributed_c10d._world.pg_map)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""The recipe contract: shipped recipes pass it without their models, rows and machines; broken ones do not."""
+"""The recipe contract: shipped recipes pass it without their models, rows and machines;
+broken ones do not."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ def test_every_shipped_recipe_passes_its_contract(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # no tokenizer is on this machine
     tested = run_checks(subjects("recipe"), Silent())
-    assert {one.subject.name for one in tested} >= {"sft_math", "ppo_math", "sft_gsm8k", "ppo_gsm8k"}
+    assert {one.subject.name for one in tested} >= {
+        "sft_math",
+        "ppo_math",
+        "sft_gsm8k",
+        "ppo_gsm8k",
+    }
     assert [check for one in tested for check in one.checks if check.outcome != "ok"] == []
     assert exit_code(tested) == 0
     assert list(tmp_path.iterdir()) == []
@@ -53,11 +59,16 @@ def test_an_invalid_recipe_is_reported_once(examine):
 def test_a_superfluous_value_is_reported_with_its_line(examine):
     outcomes, (failure,) = examine("extends: sft_math\ntrain:\n  steps: 1200\n")
     assert outcomes["it says nothing that its parents or the defaults say"] == "FAIL"
-    assert (failure.finding, failure.where) == ("without train (line 2) it is the same", "mine.yaml:2")
+    assert (failure.finding, failure.where) == (
+        "without train (line 2) it is the same",
+        "mine.yaml:2",
+    )
 
 
 def test_a_warm_start_from_a_missing_role_is_reported(examine):
-    outcomes, failures = examine("extends: ppo_math\nmodels:\n  actor:\n    path: recipe:sft_math#critic\n")
+    outcomes, failures = examine(
+        "extends: ppo_math\nmodels:\n  actor:\n    path: recipe:sft_math#critic\n"
+    )
     assert outcomes["its roles fit on its devices; its warm starts are valid"] == "FAIL"
     assert "sft_math saves no role 'critic'" in failures[0].finding
     assert failures[0].where == "mine.yaml:4:11"
@@ -65,7 +76,8 @@ def test_a_warm_start_from_a_missing_role_is_reported(examine):
 
 def test_a_graph_that_fails_at_run_time_is_reported(examine):
     text = (
-        "extends: sft_math\nmodels:\n  actor:\n    backend:\n      args:\n        lr: 1e38\n        warmup_steps: 0\n"
+        "extends: sft_math\nmodels:\n  actor:\n    backend:\n      args:\n        lr: 1e38\n   "
+        "     warmup_steps: 0\n"
     )
     outcomes, failures = examine(text)
     assert "FAIL" in (
@@ -79,16 +91,24 @@ def test_a_large_recipe_is_reduced_to_a_small_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 99)
-    large = load_recipe("ppo_gsm8k", ["datasets.train.args.path=rows.jsonl", "ppo.minibatches=8"], ["gpu8"])
+    large = load_recipe(
+        "ppo_gsm8k", ["datasets.train.args.path=rows.jsonl", "ppo.minibatches=8"], ["gpu8"]
+    )
     assert large.recipe.cluster.devices_per_node == 8
     small, replaced = make_small(large, tmp_path)
     recipe = small.recipe
     assert replaced == ("Qwen/Qwen2.5-0.5B-Instruct",)
-    assert (recipe.cluster.devices_per_node, recipe.cluster.device, recipe.launch.type) == (1, "cpu", "inline")
+    assert (recipe.cluster.devices_per_node, recipe.cluster.device, recipe.launch.type) == (
+        1,
+        "cpu",
+        "inline",
+    )
     assert recipe.models["actor"].scratch["hidden_size"] == 32
     assert recipe.models["critic"].init == "actor"
     assert (recipe.train.steps, recipe.train.prompts_per_step) == (2, 8)
     assert recipe.datasets["train"].args["max_rows"] == 16
     assert recipe.graph["actor_train"].interface.args["generation"]["max_new_tokens"] == 8
     same = {name: (call.model, call.call, call.inputs) for name, call in large.recipe.graph.items()}
-    assert {name: (call.model, call.call, call.inputs) for name, call in recipe.graph.items()} == same
+    assert {
+        name: (call.model, call.call, call.inputs) for name, call in recipe.graph.items()
+    } == same

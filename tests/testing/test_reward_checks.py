@@ -19,7 +19,10 @@ class Compares(ModelInterface):
     calls: int = field(init=False, default=0)
 
     def score_texts(self, responses, answers):
-        return [self.score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+        return [
+            self.score(response, answer)
+            for response, answer in zip(responses, answers, strict=True)
+        ]
 
     def score(self, response, answer):
         return float(response == answer)
@@ -67,10 +70,25 @@ def test_a_correct_reward_passes():
 @pytest.mark.parametrize(
     ("cls", "check", "error", "finding"),
     [
-        (BelievesAll, "test_right_answers_earn_more_than_wrong_ones", Violation, "3 of 3 wrong answers earn as much"),
+        (
+            BelievesAll,
+            "test_right_answers_earn_more_than_wrong_ones",
+            Violation,
+            "3 of 3 wrong answers earn as much",
+        ),
         (Contains, "test_right_answers_earn_more_than_wrong_ones", Violation, "'17' for '7'"),
-        (BelievesAll, "test_nonsense_earns_nothing_and_breaks_nothing", Violation, "earns 1, as much as '7'"),
-        (Breaks, "test_nonsense_earns_nothing_and_breaks_nothing", ZeroDivisionError, "division by zero"),
+        (
+            BelievesAll,
+            "test_nonsense_earns_nothing_and_breaks_nothing",
+            Violation,
+            "earns 1, as much as '7'",
+        ),
+        (
+            Breaks,
+            "test_nonsense_earns_nothing_and_breaks_nothing",
+            ZeroDivisionError,
+            "division by zero",
+        ),
         (Remembers, "test_a_text_is_worth_the_same_anywhere", Violation, "'7' for '7' earns 1.0"),
         (Forgets, "test_a_text_is_worth_the_same_anywhere", Violation, "4 rewards for 9 responses"),
     ],

@@ -1,4 +1,5 @@
-"""`run_checks` on a toy contract: its reports of checks that pass, fail, crash, hang and are skipped."""
+"""`run_checks` on a toy contract: its reports of checks that pass, fail, crash,
+hang and are skipped."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Diary:
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project with one interface, and a toy contract for interfaces."""
-    (tmp_path / "pyproject.toml").write_text("[tool.rlcli]\n[tool.pytest.ini_options]\naddopts = '--nonsense'\n")
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.rlcli]\n[tool.pytest.ini_options]\naddopts = '--nonsense'\n"
+    )
     (tmp_path / "interfaces").mkdir()
     shutil.copy(TOY / "component.py", tmp_path / "interfaces" / "toy_checked.py")
     shutil.copy(TOY / "contract.py", tmp_path / "toy_contract_for_tests.py")
@@ -58,7 +61,10 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(
         of_subjects,
         "KINDS",
-        {**of_subjects.KINDS, "interface": SubjectKind("toy_contract_for_tests", "ToyContract", "paper")},
+        {
+            **of_subjects.KINDS,
+            "interface": SubjectKind("toy_contract_for_tests", "ToyContract", "paper"),
+        },
     )
     for module in ("runner", "plugin"):
         monkeypatch.setattr(f"rlcli.testing.{module}.KINDS", of_subjects.KINDS)
@@ -72,7 +78,11 @@ def _forget():
     from rlcli.api.component import registered
 
     registered("interfaces").pop("toy-checked", None)
-    for name in ("toy_contract_for_tests", "rlcli.interfaces.toy_checked", "tests.interfaces.test_toy_checked"):
+    for name in (
+        "toy_contract_for_tests",
+        "rlcli.interfaces.toy_checked",
+        "tests.interfaces.test_toy_checked",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -99,9 +109,13 @@ def test_a_correct_component_passes_and_its_checks_are_described(project):
     diary = Diary()
     (tested,) = run(diary=diary)
     assert outcomes(tested) == {
-        "it can be made": "ok", "its factor is 1": "ok", "it divides by its factor": "ok", "its limit is kept": "ok",
-        "it answers at once": "ok", "nothing": "skip",
-    }  # fmt: skip
+        "it can be made": "ok",
+        "its factor is 1": "ok",
+        "it divides by its factor": "ok",
+        "its limit is kept": "ok",
+        "it answers at once": "ok",
+        "nothing": "skip",
+    }
     assert exit_code([tested]) == 0
     assert diary.components == [("toy-checked", 6), "done"]
     assert diary.begun == [check.words for check in diary.ended] == list(outcomes(tested))
@@ -115,8 +129,10 @@ def test_a_violation_is_reported_with_number_cause_and_line(project):
     assert exit_code([tested]) == 1
     reported = failure(tested, "its factor is 1")
     assert (reported.finding, reported.cause, reported.where) == (
-        "its factor is 2", "leave it alone", "interfaces/toy_checked.py:8"
-    )  # fmt: skip
+        "its factor is 2",
+        "leave it alone",
+        "interfaces/toy_checked.py:8",
+    )
 
 
 def test_a_crash_is_reported_with_the_line_of_the_component(project):
@@ -165,7 +181,8 @@ class Impatient(Diary):
 
 
 def test_ctrl_c_is_reported_with_the_interrupted_check(project):
-    diary, before = Impatient(), signal.signal(signal.SIGINT, signal.default_int_handler)  # a job may ignore it
+    # a job may ignore it
+    diary, before = Impatient(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             run("seconds=60.0", diary=diary)
@@ -191,7 +208,9 @@ def test_each_of_several_components_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     diary = Diary()
     tested = run_checks(subjects("interface"), diary, Options(keyword="registers under its name"))
-    assert [one[0] for one in diary.components if one != "done"] == [one.subject.name for one in tested]
+    assert [one[0] for one in diary.components if one != "done"] == [
+        one.subject.name for one in tested
+    ]
     assert all(one.count("ok") == len(one.checks) > 0 for one in tested)
 
 
@@ -266,8 +285,10 @@ def test_contracts_with_different_arguments_are_distinguished(project):
     )
     (tested,) = run(keyword="cases or own")
     assert [(check.words, check.variant, check.outcome) for check in tested.checks] == [
-        ("its limit is kept", "no arguments", "ok"), ("its limit is kept", "limit=2", "FAIL"), ("own", "", "ok")
-    ]  # fmt: skip
+        ("its limit is kept", "no arguments", "ok"),
+        ("its limit is kept", "limit=2", "FAIL"),
+        ("own", "", "ok"),
+    ]
 
 
 def test_a_reward_is_tested_with_the_checks_of_rewards(tmp_path, monkeypatch):
@@ -305,7 +326,11 @@ def test_a_closed_output_ends_the_run_silently(project, capfd):
 
 def test_no_files_or_environment_changes_are_left_behind(project):
     run("factor=0")
-    assert not [path for path in project.rglob("*") if "pytest" in path.name and path.name != "pyproject.toml"]
+    assert not [
+        path
+        for path in project.rglob("*")
+        if "pytest" in path.name and path.name != "pyproject.toml"
+    ]
     assert os.environ["PYTEST_ADDOPTS"] == "--more-nonsense"
     assert "PYTEST_CURRENT_TEST" in os.environ
 
@@ -328,7 +353,8 @@ def test_a_broken_file_is_an_error_alone_and_a_result_among_others(project):
         run(name="toy-checked-broken")
     assert caught.value.where.endswith("toy_checked_broken.py:1")
     both = [
-        Subject("interface", name, project / f"interfaces/{name}.py") for name in ("toy_checked_broken", "toy_checked")
+        Subject("interface", name, project / f"interfaces/{name}.py")
+        for name in ("toy_checked_broken", "toy_checked")
     ]
     diary = Diary()
     broken, working = run_checks(both, diary)

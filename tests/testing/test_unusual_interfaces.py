@@ -1,4 +1,5 @@
-"""Correct interfaces unlike the built-in ones: without prompts, with pairs, keys of their own, or state."""
+"""Correct interfaces unlike the built-in ones: without prompts, with pairs, keys of their own,
+or state."""
 
 import contextlib
 import inspect
@@ -76,11 +77,22 @@ class ComparesPairs(Trains):
 
     def loss(self, output, batch):
         counts = [length - 1 for length in batch.flat_seqlens("packed_input_ids")]
-        gains = [one.sum() for one in torch.where(self.mask(batch), self.scores(output, batch), 0.0).split(counts)]
+        gains = [
+            one.sum()
+            for one in torch.where(self.mask(batch), self.scores(output, batch), 0.0).split(counts)
+        ]
         sizes = [len(group) for group in batch.seqlens["packed_input_ids"]]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        pairs = [gains[at + i + 1] - gains[at + i] for at, n in zip(starts, sizes, strict=True) for i in range(n - 1)]
-        return torch.nn.functional.softplus(torch.stack(pairs)).sum() if pairs else output.logprobs.sum() * 0
+        pairs = [
+            gains[at + i + 1] - gains[at + i]
+            for at, n in zip(starts, sizes, strict=True)
+            for i in range(n - 1)
+        ]
+        return (
+            torch.nn.functional.softplus(torch.stack(pairs)).sum()
+            if pairs
+            else output.logprobs.sum() * 0
+        )
 
     def weight(self, batch):
         return sum(len(group) - 1 for group in batch.seqlens["packed_input_ids"])
@@ -104,8 +116,12 @@ def rehearsal_of(cls):
     return Rehearsal(lambda **changes: cls(), usual_batches(cls()))
 
 
-@pytest.mark.parametrize("interface", [Pretrains, PredictsRewards, ComparesPairs, ComparesPairsWithAReference])
-@pytest.mark.parametrize("checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks])
+@pytest.mark.parametrize(
+    "interface", [Pretrains, PredictsRewards, ComparesPairs, ComparesPairsWithAReference]
+)
+@pytest.mark.parametrize(
+    "checks", [TrainingChecks, InvarianceChecks, EdgeChecks, LearningChecks, LawChecks]
+)
 def test_unusual_training_passes(interface, checks):
     rehearsal = rehearsal_of(interface)
     for name, method in vars(checks).items():
@@ -191,6 +207,8 @@ def test_unknown_keys_come_from_the_batches_of_the_author():
         lacking()
     with pytest.raises(pytest.skip.Exception, match="not tried: no batch"):
         usual_batch(lacking)
-    violation = untried("my-interface", "inference", "inference_batches", Weighs(), ValueError("why"))
+    violation = untried(
+        "my-interface", "inference", "inference_batches", Weighs(), ValueError("why")
+    )
     assert violation.where == place_of(Weighs)
     assert "tests/interfaces/test_my_interface.py a fixture `inference_batches`" in violation.cause

@@ -10,7 +10,13 @@ import torch
 from rlcli.api.value_model import value_model_class
 from rlcli.topology.architecture import KNOWN_TYPES, UnknownArchitecture, read_architecture
 
-SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 97, "pad_token_id": 0}
+SMALL = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 97,
+    "pad_token_id": 0,
+}
 DENSE = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 56}
 SETTINGS = [
     ("llama", DENSE),
@@ -20,14 +26,17 @@ SETTINGS = [
     ("mistral", DENSE),
     ("mistral", {**DENSE, "head_dim": 16}),
     ("mixtral", {**DENSE, "num_local_experts": 3}),
-    ("mixtral", {**DENSE, "num_local_experts": 5, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
+    ("mixtral",
+     {**DENSE, "num_local_experts": 5, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
     ("qwen2", DENSE),
     ("qwen2", {**DENSE, "tie_word_embeddings": True}),
     ("qwen3", DENSE),
     ("qwen3", {**DENSE, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     ("qwen3_moe", {**DENSE, "num_experts": 4, "moe_intermediate_size": 24}),
-    ("qwen3_moe", {**DENSE, "num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 2, "head_dim": 16}),
-    ("qwen3_moe", {**DENSE, "num_experts": 4, "moe_intermediate_size": 24, "mlp_only_layers": [0, 2]}),
+    ("qwen3_moe",
+     {**DENSE, "num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 2, "head_dim": 16}),
+    ("qwen3_moe",
+     {**DENSE, "num_experts": 4, "moe_intermediate_size": 24, "mlp_only_layers": [0, 2]}),
     ("gemma", DENSE),
     ("gemma", {**DENSE, "head_dim": 16, "tie_word_embeddings": False}),
     ("gemma2", DENSE),
@@ -68,7 +77,9 @@ def test_every_parameter_is_counted(model_type, settings, tmp_path):
 
 @pytest.mark.parametrize("model_type", sorted({name for name, _ in SETTINGS}))
 def test_missing_settings_have_the_defaults_of_transformers(model_type):
-    with_few_layers = {"num_hidden_layers": 1} | ({"num_experts": 2} if model_type == "qwen3_moe" else {})
+    with_few_layers = {"num_hidden_layers": 1} | (
+        {"num_experts": 2} if model_type == "qwen3_moe" else {}
+    )
     expected = real_parameters(make_config(model_type, with_few_layers), "lm")
     assert read_architecture({"model_type": model_type, **with_few_layers}).parameters() == expected
 
@@ -86,9 +97,14 @@ def test_every_known_type_is_tested():
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"model_type": "mamba"}, {"model_type": "llama", "hidden_size": "wide"},
-     {"model_type": "llama", "vocab_size": 0}, {"model_type": "gpt2", "add_cross_attention": True}],
-)  # fmt: skip
+    [
+        {},
+        {"model_type": "mamba"},
+        {"model_type": "llama", "hidden_size": "wide"},
+        {"model_type": "llama", "vocab_size": 0},
+        {"model_type": "gpt2", "add_cross_attention": True},
+    ],
+)
 def test_configs_that_cannot_be_counted_are_refused(config):
     with pytest.raises(UnknownArchitecture):
         read_architecture(config)

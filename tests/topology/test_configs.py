@@ -1,4 +1,5 @@
-"""Where a role's config.json is found: folders, models from scratch, warm starts, the local Hub cache, or nowhere."""
+"""Where a role's config.json is found: folders, models from scratch, warm starts, the local Hub
+cache, or nowhere."""
 
 from __future__ import annotations
 
@@ -15,8 +16,14 @@ from rlcli.topology.architecture import Architecture
 from rlcli.topology.configs import KNOWN_CONFIGS, architecture_of, cached_folder
 from rlcli.topology.lengths import lengths_of, longest_row
 
-CONFIG = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "vocab_size": 97}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 97,
+}
 PARAMETERS = 26848
 
 
@@ -51,14 +58,20 @@ def test_the_config_of_a_model_folder_is_read(tmp_path):
 
 
 def test_a_multimodal_model_is_sized_by_its_text_model(tmp_path):
-    write_config(tmp_path / "model", {"model_type": "gemma3", "text_config": {**CONFIG, "model_type": "gemma3_text"}})
+    write_config(
+        tmp_path / "model",
+        {"model_type": "gemma3", "text_config": {**CONFIG, "model_type": "gemma3_text"}},
+    )
     assert sizes("actor", model_path("model")).model_type == "gemma3_text"
 
 
 def test_a_model_from_scratch_has_the_vocabulary_of_its_tokenizer(tmp_path):
     assert sizes().vocabulary == 380
     assert sizes("actor", "models.actor.scratch.vocab_size=500").vocabulary == 500
-    words = {"model": {"vocab": {"a": 0, "b": 1, "</s>": 2}}, "added_tokens": [{"content": "</s>"}, {"content": "<x>"}]}
+    words = {
+        "model": {"vocab": {"a": 0, "b": 1, "</s>": 2}},
+        "added_tokens": [{"content": "</s>"}, {"content": "<x>"}],
+    }
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(words))
     assert sizes("actor", "models.actor.tokenizer=tokenizer").vocabulary == 4
@@ -89,16 +102,21 @@ HUGE = json.dumps({**CONFIG, "note": "y" * (1 << 20)})
 
 @pytest.mark.parametrize(
     ("config", "why"),
-    [("{", "holds no configuration"), ("[1]", "holds no configuration"), ("[" * 100_000, "holds no configuration"),
-     ('{"model_type": "mamba"}', "mamba cannot be counted"), (HUGE, "holds no configuration")],
+    [
+        ("{", "holds no configuration"),
+        ("[1]", "holds no configuration"),
+        ("[" * 100_000, "holds no configuration"),
+        ('{"model_type": "mamba"}', "mamba cannot be counted"),
+        (HUGE, "holds no configuration"),
+    ],
     ids=["broken", "a list", "deep", "unknown", "huge"],
-)  # fmt: skip
+)
 def test_the_reason_for_an_unknown_size_is_reported(config, why, tmp_path):
     write_config(tmp_path / "model", config)
     assert why in sizes("actor", model_path("model"))
 
 
-# -- lengths --------------------------------------------------------------------------------------------------
+# -- lengths ---------------------------------------------------------------------------------------
 
 
 def test_a_generated_dataset_declares_its_vocabulary():
@@ -116,7 +134,9 @@ def test_no_row_is_longer_than_declared(name):
     from rlcli.api.data import DatasetUtility
 
     tokenizer = registry.load("datasets", "arithmetic").make_tokenizer()
-    rows = registry.make_dataset(DatasetAbstraction(name, {"problems": 3000}), DatasetUtility(1, 0, 1, tokenizer))
+    rows = registry.make_dataset(
+        DatasetAbstraction(name, {"problems": 3000}), DatasetUtility(1, 0, 1, tokenizer)
+    )
     longest = max(len(rows[index].data[rows.KEYS[0]]) for index in range(len(rows)))
     assert longest <= declared("datasets", name, "LONGEST") <= longest + 12
 
@@ -135,7 +155,8 @@ def test_an_undeclared_row_length_is_marked_as_assumed(tmp_path, monkeypatch):
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "silent.py").write_text(
         "from dataclasses import dataclass\nfrom rlcli.api.data import register_dataset\n\n\n"
-        '@register_dataset("silent")\n@dataclass\nclass Silent:\n    """Says nothing."""\n\n    util: object\n'
+        '@register_dataset("silent")\n@dataclass\nclass Silent:\n    """Says '
+        'nothing."""\n\n    util: object\n'
     )
     monkeypatch.delenv("RLCLI_PROJECT", raising=False)
     recipe = load_recipe("sft_math", ["datasets.train=silent"]).recipe
@@ -144,10 +165,15 @@ def test_an_undeclared_row_length_is_marked_as_assumed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("model", "parameters"),
-    [("Qwen/Qwen2.5-0.5B", 494_032_768), ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
-     ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512)],
-)  # fmt: skip
-def test_models_that_shipped_recipes_name_are_known_offline(model, parameters, monkeypatch, tmp_path):
+    [
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_models_that_shipped_recipes_name_are_known_offline(
+    model, parameters, monkeypatch, tmp_path
+):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     resolved = load_recipe("sft_gsm8k", [f"models.actor.path={model}"])
     assert architecture_of(resolved, "actor").parameters("lm") == parameters
@@ -155,5 +181,9 @@ def test_models_that_shipped_recipes_name_are_known_offline(model, parameters, m
 
 def test_every_model_that_a_shipped_recipe_takes_from_the_hub_is_known():
     texts = [file.read_text() for file in (Path(__file__).parents[2] / "recipes").glob("*.yaml")]
-    models = {model for text in texts for model in re.findall(r"^ +path: (\w+/\S+)$", text, flags=re.MULTILINE)}
+    models = {
+        model
+        for text in texts
+        for model in re.findall(r"^ +path: (\w+/\S+)$", text, flags=re.MULTILINE)
+    }
     assert models == set(json.loads(KNOWN_CONFIGS.read_text()))

@@ -54,12 +54,19 @@ def test_many_devices_are_shown_as_a_count():
     assert "64 x ■" in picture(devices=64)[2]
 
 
-@pytest.mark.parametrize(("nodes", "devices"), [(1, 1), (1, 8), (2, 8), (5, 16), (16, 8), (256, 16), (3, 100)])
+@pytest.mark.parametrize(
+    ("nodes", "devices"), [(1, 1), (1, 8), (2, 8), (5, 16), (16, 8), (256, 16), (3, 100)]
+)
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_drawing_fits_80_columns_and_shows_every_role_and_rank(nodes, devices, apart):
     lines = picture(*(["models.critic.devices='0'"] if apart else []), nodes=nodes, devices=devices)
     assert all(len(line) <= 80 for line in lines)
-    assert {line.split()[0] for line in lines if line[:1].strip()} == {"actor", "critic", "ref", "reward"}
+    assert {line.split()[0] for line in lines if line[:1].strip()} == {
+        "actor",
+        "critic",
+        "ref",
+        "reward",
+    }
     if devices <= 16 and not apart:
         assert sum(line.count("■") for line in lines if line.startswith("actor")) == devices
 

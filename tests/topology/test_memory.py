@@ -16,7 +16,7 @@ from rlcli.topology.text import plan_lines
 
 MIB = 1 << 20
 
-# -- roles, ranks, phases -----------------------------------------------------------------------------------
+# -- roles, ranks, phases --------------------------------------------------------------------------
 
 
 def test_the_kv_cache_budget_bounds_the_planned_cache():
@@ -30,10 +30,15 @@ def test_the_kv_cache_budget_bounds_the_planned_cache():
 
 
 def test_the_kv_cache_of_a_judge_is_counted():
-    """Its call is an inference, in which its engine generates: a thought, and a line with the score."""
+    """Its call is an inference, in which its engine generates: a thought,
+    and a line with the score."""
 
     def of_judge(*overrides):
-        overrides_with_judge = ["models.judge={init: actor}", "train.prompts_per_step=4", *overrides]
+        overrides_with_judge = [
+            "models.judge={init: actor}",
+            "train.prompts_per_step=4",
+            *overrides,
+        ]
         plan = make_plan(load_recipe("grpo_math", overrides_with_judge, ["judge"]))
         peak = next(peak for peak in plan.memory.peaks if peak.call == "reward_inf")
         return plan.memory, peak
@@ -44,23 +49,35 @@ def test_the_kv_cache_of_a_judge_is_counted():
     memory, peak = of_judge()
     assert peak.phase == "generate"
     _, shorter = of_judge("graph.reward_inf.interface.args.thought_tokens=0")
-    keys_and_values = 4 * 128 * (4 + 2)  # of four layers of width 128, keys in float32 and values in bfloat16
+    # of four layers of width 128, keys in float32 and values in bfloat16
+    keys_and_values = 4 * 128 * (4 + 2)
     assert per_token(memory, peak, 256) == per_token(memory, shorter, 0) == 4 * 8 * keys_and_values
 
 
 def test_every_call_is_estimated_on_top_of_all_roles_of_its_devices():
     plan = make_plan(load_recipe("ppo_math"))
     roles = {one.role: one for one in plan.memory.roles}
-    assert {role: one.parameters for role, one in roles.items()} == {"actor": 852608, "critic": 852737, "ref": 852608}
+    assert {role: one.parameters for role, one in roles.items()} == {
+        "actor": 852608,
+        "critic": 852737,
+        "ref": 852608,
+    }
     assert roles["ref"].resident.optimizer == 0
-    assert [peak.call for peak in plan.memory.peaks][1:] == [name for name in plan.recipe.graph if name != "reward_inf"]
+    assert [peak.call for peak in plan.memory.peaks][1:] == [
+        name for name in plan.recipe.graph if name != "reward_inf"
+    ]
     everything = sum(one.total for one in roles.values())
     assert {peak.resident for peak in plan.memory.peaks if peak.phase != "load"} == {everything}
 
 
 def test_roles_on_separate_devices_do_not_add_up():
-    overrides = ["launch=local", "cluster.devices_per_node=2", "models.critic.devices='1'", "models.actor.devices='0'",
-                 "models.ref.devices='0'"]  # fmt: skip
+    overrides = [
+        "launch=local",
+        "cluster.devices_per_node=2",
+        "models.critic.devices='1'",
+        "models.actor.devices='0'",
+        "models.ref.devices='0'",
+    ]
     plan = make_plan(load_recipe("ppo_math", overrides))
     totals = {one.role: one.total for one in plan.memory.roles}
     peaks = {peak.call: peak.resident for peak in plan.memory.peaks}
@@ -76,36 +93,58 @@ def test_an_offloaded_role_is_resident_only_in_its_own_calls():
 
 
 def test_memory_remaining_of_an_offloaded_trained_role():
-    """All of it is offloaded only if every call offloads it; calls that do not train bring back only the weights."""
+    """All of it is offloaded only if every call offloads it; calls that do not train bring back
+    only the weights."""
 
     def remaining(call, role, *offloaded):
-        """Memory of the role on the device during a call of another role, and its resident memory in all."""
-        plan = make_plan(load_recipe("ppo_math", [f"{key}.hooks.offload=true" for key in offloaded]))
+        """Memory of the role on the device during a call of another role,
+        and its resident memory in all."""
+        plan = make_plan(
+            load_recipe("ppo_math", [f"{key}.hooks.offload=true" for key in offloaded])
+        )
         roles = {memory.role: memory for memory in plan.memory.roles}
         (resident,) = [peak.resident for peak in plan.memory.peaks if peak.call == call]
-        return resident - sum(memory.total for name, memory in roles.items() if name != role), roles[role].resident
+        return resident - sum(
+            memory.total for name, memory in roles.items() if name != role
+        ), roles[role].resident
 
     left, resident_parts = remaining("actor_train", "critic", "graph.critic_train")
     assert left == resident_parts.weights < resident_parts.total
-    assert remaining("actor_train", "critic", "graph.critic_inf") == (resident_parts.total, resident_parts)
-    assert remaining("actor_train", "critic", "graph.critic_inf", "graph.critic_train") == (0, resident_parts)
+    assert remaining("actor_train", "critic", "graph.critic_inf") == (
+        resident_parts.total,
+        resident_parts,
+    )
+    assert remaining("actor_train", "critic", "graph.critic_inf", "graph.critic_train") == (
+        0,
+        resident_parts,
+    )
     of_actor = ("graph.actor_gen", "graph.actor_train")
     left, resident_parts = remaining("critic_train", "actor", *of_actor)
     assert left == resident_parts.weights  # after an evaluation
-    assert remaining("critic_train", "actor", *of_actor, "train.eval.graph.eval_gen") == (0, resident_parts)
+    assert remaining("critic_train", "actor", *of_actor, "train.eval.graph.eval_gen") == (
+        0,
+        resident_parts,
+    )
 
 
 def test_a_checkpoint_on_the_cpu_is_planned_as_a_copy():
     def copies(*overrides):
         plan = make_plan(load_recipe("ppo_math", [*overrides]))
         peaks = {peak.call: peak for peak in plan.memory.peaks}
-        return peaks.get("checkpoint"), max(peak.total for peak in peaks.values() if peak.call != "checkpoint"), plan
+        return (
+            peaks.get("checkpoint"),
+            max(peak.total for peak in peaks.values() if peak.call != "checkpoint"),
+            plan,
+        )
 
     copy, busiest, plan = copies("cluster.device=cpu")
     trained = sum(one.total for one in plan.memory.roles if one.role != "ref")
     assert (copy.resident, copy.parts.gathered) == (busiest, trained)
     copy, _, plan = copies("cluster.device=cpu", "checkpoint.asynchronous=false")
-    assert (copy.resident, copy.parts.gathered) == (sum(one.total for one in plan.memory.roles), trained)
+    assert (copy.resident, copy.parts.gathered) == (
+        sum(one.total for one in plan.memory.roles),
+        trained,
+    )
     never = ["checkpoint.every_seconds=null", "checkpoint.at_end=false", "checkpoint.on_stop=false"]
     assert copies("cluster.device=cpu", *never)[0] is None
     assert copies("cluster.device=cuda")[0] is None
@@ -120,8 +159,14 @@ def test_saved_models_are_sized_by_the_dtype_they_are_saved_in():
 
 
 def test_saved_models_are_sized_by_the_dtype_of_their_source(tmp_path):
-    config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-              "num_attention_heads": 1, "vocab_size": 400}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 400,
+    }
     sizes = []
     for dtype in ({}, {"dtype": "bfloat16"}, {"torch_dtype": "float16"}, {"dtype": ["?"]}):
         (tmp_path / "config.json").write_text(json.dumps(config | dtype))
@@ -131,18 +176,25 @@ def test_saved_models_are_sized_by_the_dtype_of_their_source(tmp_path):
 
 
 def test_an_unknown_role_is_named_and_the_others_are_counted():
-    plan = make_plan(load_recipe("ppo_math", ["models.ref={_replace_: true, path: nobody/nothing}"]))
+    plan = make_plan(
+        load_recipe("ppo_math", ["models.ref={_replace_: true, path: nobody/nothing}"])
+    )
     assert list(plan.memory.unknown) == ["ref"]
     assert {peak.role for peak in plan.memory.peaks} == {"actor", "critic"}
     assert plan.storage.checkpoint == 12 * (852608 + 852737)
 
 
-# -- verdicts and advice ------------------------------------------------------------------------------------
+# -- verdicts and advice ---------------------------------------------------------------------------
 
 
 def test_a_verdict_includes_the_error_of_the_estimate():
     peak = Peak("x", "actor", "update", 100, Parts())
-    assert [peak.verdict(size, 0) for size in (116, 114, 100, 99)] == ["ok", "tight", "tight", "too much"]
+    assert [peak.verdict(size, 0) for size in (116, 114, 100, 99)] == [
+        "ok",
+        "tight",
+        "tight",
+        "too much",
+    ]
     assert peak.verdict(126, 10) == "ok"
 
 
@@ -157,13 +209,19 @@ def test_a_recipe_with_the_advised_keys_fits(size):
         keys = plan.advice[peak.call]
         assert keys
         after = make_plan(load_recipe("ppo_math", ["cluster.device=cpu", *keys]), size * MIB)
-        (same,) = [again for again in after.memory.peaks if (again.call, again.role) == (peak.call, peak.role)]
+        (same,) = [
+            again
+            for again in after.memory.peaks
+            if (again.call, again.role) == (peak.call, peak.role)
+        ]
         assert after.verdict(same) != "too much"
 
 
 def test_no_key_is_advised_where_none_is_enough():
     plan = make_plan(load_recipe("ppo_math", ["cluster.device=cpu"]))
-    assert Fitting(plan.recipe, plan.topology, plan.sizes, MIB, 0).advice(["actor_train"]) == {"actor_train": ()}
+    assert Fitting(plan.recipe, plan.topology, plan.sizes, MIB, 0).advice(["actor_train"]) == {
+        "actor_train": ()
+    }
 
 
 def test_advised_micro_batches_hold_at_least_one_sample():
@@ -178,31 +236,59 @@ def test_advised_micro_batches_hold_at_least_one_sample():
                     assert int(key.partition("=")[2]) >= least
 
 
-# -- large models -------------------------------------------------------------------------------------------
+# -- large models ----------------------------------------------------------------------------------
 
-LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
-         "max_position_embeddings": 131072}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}
 SIZES = {
-    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "70B": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "70B": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
 }
 FSDP = ["models.actor.backend={_replace_: true, type: fsdp}"]
-MEGATRON = ["models.actor.backend={_replace_: true, type: megatron, args: {dtype: bfloat16}}",
-            "models.actor.mesh={dp: 16, tp: 8, pp: 4}", "cluster.nodes=64", "train.prompts_per_step=1024"]  # fmt: skip
-SERVERS = (
-    f"""models.actor.rollout={{devices: "0,8", backend: {{type: sglang, args: {{python: {sys.executable}, tp: 8}}}}}}"""
-)
+MEGATRON = [
+    "models.actor.backend={_replace_: true, type: megatron, args: {dtype: bfloat16}}",
+    "models.actor.mesh={dp: 16, tp: 8, pp: 4}",
+    "cluster.nodes=64",
+    "train.prompts_per_step=1024",
+]
+SERVERS = f"""models.actor.rollout={{devices: "0,8", backend: {{type: sglang, args: {{python: {sys.executable}, tp: 8}}}}}}"""
 
 
 @pytest.fixture
 def planned(tmp_path):
     """A plan of GRPO, or of PPO, with a large Llama on nodes of eight devices of 80 GiB."""
 
-    def make(size: str, *overrides: str, recipe: str = "grpo_math", device_gib: int = 80, dtype: str = "float32"):
+    def make(
+        size: str,
+        *overrides: str,
+        recipe: str = "grpo_math",
+        device_gib: int = 80,
+        dtype: str = "float32",
+    ):
         (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **SIZES[size], "dtype": dtype}))
-        settings = [f"models.actor.path={tmp_path}", *([] if MEGATRON[0] in overrides else FSDP),
-                 "models.ref.backend={_replace_: true}", "generation.max_new_tokens=512",
-                 "generation.responses_per_prompt=8", *overrides]  # fmt: skip
+        settings = [
+            f"models.actor.path={tmp_path}",
+            *([] if MEGATRON[0] in overrides else FSDP),
+            "models.ref.backend={_replace_: true}",
+            "generation.max_new_tokens=512",
+            "generation.responses_per_prompt=8",
+            *overrides,
+        ]
         return make_plan(load_recipe(recipe, settings, ["gpu8"]), device_gib << 30)
 
     return make
@@ -223,7 +309,9 @@ def test_a_reference_in_bfloat16_takes_about_half(planned):
 def test_an_unsharded_reference_that_does_not_fit_is_advised_to_use_fsdp(planned):
     urls = [f"http://a:{port}" for port in range(1, 17)]
     servers = f"models.actor.rollout.backend={{type: sglang, args: {{urls: {urls}}}}}"
-    plan = planned("70B", *MEGATRON, "models.actor.rollout.devices=0-15", "models.actor.devices=0-511", servers)
+    plan = planned(
+        "70B", *MEGATRON, "models.actor.rollout.devices=0-15", "models.actor.devices=0-511", servers
+    )
     ((keys,),) = [{*plan.advice.values()}]
     assert "models.ref.backend.type=fsdp" in keys
     assert "models.actor.backend.args.gradient_checkpointing=true" in keys
@@ -231,9 +319,13 @@ def test_an_unsharded_reference_that_does_not_fit_is_advised_to_use_fsdp(planned
 
 @pytest.mark.parametrize(
     ("size", "overrides", "device_gib"),
-    [("8B", [], 80), ("8B", [], 48), ("8B", [SERVERS, "cluster.nodes=2", "models.actor.devices=0-15"], 80),
-     ("70B", [*MEGATRON, SERVERS, "models.actor.devices=0-511"], 80)],
-)  # fmt: skip
+    [
+        ("8B", [], 80),
+        ("8B", [], 48),
+        ("8B", [SERVERS, "cluster.nodes=2", "models.actor.devices=0-15"], 80),
+        ("70B", [*MEGATRON, SERVERS, "models.actor.devices=0-511"], 80),
+    ],
+)
 def test_all_advised_keys_together_fit_and_each_is_needed(planned, size, overrides, device_gib):
     plan = planned(size, *overrides, device_gib=device_gib)
     (keys,) = {*plan.advice.values()}
@@ -241,7 +333,12 @@ def test_all_advised_keys_together_fit_and_each_is_needed(planned, size, overrid
     after = planned(size, *overrides, *keys, device_gib=device_gib)
     assert "too much" not in {after.verdict(peak) for peak in after.memory.peaks}
     for key in keys:  # each of them is needed
-        fewer = planned(size, *overrides, *(kept_key for kept_key in keys if kept_key != key), device_gib=device_gib)
+        fewer = planned(
+            size,
+            *overrides,
+            *(kept_key for kept_key in keys if kept_key != key),
+            device_gib=device_gib,
+        )
         assert "too much" in {fewer.verdict(peak) for peak in fewer.memory.peaks}, key
 
 
@@ -261,19 +358,34 @@ def test_servers_are_counted_on_their_devices(planned):
     assert (
         peaks["actor_train"].resident == resident + servers.memory.total
     )  # of ranks 1 to 7, which only their servers share
-    half = planned("8B", SERVERS.replace("tp: 8", "tp: 8, options: {mem-fraction-static: 0.5}"), "cluster.nodes=2")
+    half = planned(
+        "8B",
+        SERVERS.replace("tp: 8", "tp: 8, options: {mem-fraction-static: 0.5}"),
+        "cluster.nodes=2",
+    )
     assert half.memory.servers[0].memory.total == 40 << 30
-    wrong = planned("8B", SERVERS.replace("tp: 8", "tp: 8, options: {mem_fraction_static: much}"), "cluster.nodes=2")
+    wrong = planned(
+        "8B",
+        SERVERS.replace("tp: 8", "tp: 8, options: {mem_fraction_static: much}"),
+        "cluster.nodes=2",
+    )
     assert wrong.memory.servers == plan.memory.servers
 
 
 def test_weight_transfers_to_servers_are_shown(planned):
     plan = planned("8B", SERVERS, "cluster.nodes=2")
     text = " ".join(" ".join(plan_lines(plan)).split())
-    assert "weights to actor_rollout: 29.9 GiB to each of 2 servers per update, about 32 s at 1 GB/s" in text
+    assert (
+        "weights to actor_rollout: 29.9 GiB to each of 2 servers per update, about 32 s at 1 GB/s"
+        in text
+    )
     assert "up to 59.8 GiB on disk per rank of actor_rollout" in text
     (servers,) = plan_json(plan)["memory"]["servers"]
-    assert (servers["sent_per_update"], servers["servers"], servers["devices_of_each"]) == (4 * 8_030_261_248, 2, 8)
+    assert (servers["sent_per_update"], servers["servers"], servers["devices_of_each"]) == (
+        4 * 8_030_261_248,
+        2,
+        8,
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +393,12 @@ def test_weight_transfers_to_servers_are_shown(planned):
     [("bfloat16", "{}", 2), ("bfloat16", "{dtype: float32}", 4), ("float32", "{dtype: half}", 2)],
 )
 def test_weights_are_sent_in_the_dtype_of_the_servers(planned, stored, options, width):
-    plan = planned("8B", SERVERS.replace("tp: 8", f"tp: 8, options: {options}"), "cluster.nodes=2", dtype=stored)
+    plan = planned(
+        "8B",
+        SERVERS.replace("tp: 8", f"tp: 8, options: {options}"),
+        "cluster.nodes=2",
+        dtype=stored,
+    )
     assert plan.memory.servers[0].memory.sent == width * 8_030_261_248
 
 

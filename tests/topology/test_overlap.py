@@ -51,11 +51,16 @@ def test_on_one_device_nothing_overlaps_and_nothing_is_drawn():
 
 
 def test_the_picture_has_the_order_of_a_synchronous_run():
-    """Each call starts as in a run: once its inputs and weights are ready, and in its turn on each rank."""
+    """Each call starts as in a run: once its inputs and weights are ready,
+    and in its turn on each rank."""
     planned = plan(*APART, "train.max_staleness=0")
     table, graph = Timetable(planned.recipe, planned.topology), train_graph(planned.recipe)
     rows, turns = table.turns(), [mfc.name for mfc in in_turn(graph)]
-    mfcs, makers, writers = {mfc.name: mfc for mfc in graph}, CallGraph(graph).reads, weight_writers(graph)
+    mfcs, makers, writers = (
+        {mfc.name: mfc for mfc in graph},
+        CallGraph(graph).reads,
+        weight_writers(graph),
+    )
     done, started = set(), {}
     for turn in range(COLUMNS):
         for name, row in rows.items():
@@ -67,12 +72,16 @@ def test_the_picture_has_the_order_of_a_synchronous_run():
                 continue
             started[name, step] = turn
             before = {(maker, step) for maker in makers[name]}
-            before |= {(writer, step - 1) for writer in writers.get(mfcs[name].model_name, ()) if step > 1}
+            before |= {
+                (writer, step - 1) for writer in writers.get(mfcs[name].model_name, ()) if step > 1
+            }
             assert before <= done
     assert max(step for _, step in started) > 2  # several steps were drawn
     for rank in range(planned.topology.world_size):
         of_rank = [
-            (start, step, turns.index(name)) for (name, step), start in started.items() if rank in table.places[name]
+            (start, step, turns.index(name))
+            for (name, step), start in started.items()
+            if rank in table.places[name]
         ]
         assert [task[1:] for task in sorted(of_rank)] == sorted(task[1:] for task in of_rank)
 
@@ -83,10 +92,19 @@ def test_generation_in_the_picture_is_as_far_ahead_as_allowed(staleness):
     turns = table.turns()
     lags = set()
     for turn in range(COLUMNS):
-        busy = [rank for name, row in turns.items() if row[turn] is not None for rank in table.places[name]]
+        busy = [
+            rank
+            for name, row in turns.items()
+            if row[turn] is not None
+            for rank in table.places[name]
+        ]
         assert len(busy) == len(set(busy))
-        if (sampled := turns["actor_gen"][turn]) is not None and turns["actor_gen"][turn - 1] != sampled:
-            trained = max((step for step in turns["actor_train"][:turn] if step is not None), default=0)
+        if (sampled := turns["actor_gen"][turn]) is not None and turns["actor_gen"][
+            turn - 1
+        ] != sampled:
+            trained = max(
+                (step for step in turns["actor_train"][:turn] if step is not None), default=0
+            )
             lags.add(sampled - 1 - trained)
     assert max(lags) == staleness
 
@@ -98,4 +116,7 @@ def test_the_plan_shows_overlaps_in_80_columns_and_in_json():
     assert lines[start + 7].split()[:12] == ["1", "actor_gen", *"11112222", "·", "·"]
     assert max(map(len, lines)) <= 80
     assert "  actor_gen overlaps with reward_inf, ref_inf, critic_inf, actor_inf," in lines
-    assert plan_json(planned)["overlaps"] == {"same_step": {}, "step_before": {"actor_gen": TRAINING}}
+    assert plan_json(planned)["overlaps"] == {
+        "same_step": {},
+        "step_before": {"actor_gen": TRAINING},
+    }

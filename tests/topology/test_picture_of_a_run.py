@@ -1,4 +1,5 @@
-"""The plan's picture against a run: a real master, and ranks on a virtual clock whose calls take as long as drawn."""
+"""The plan's picture against a run: a real master, and ranks on a virtual clock whose calls take as
+long as drawn."""
 
 import os
 import runpy
@@ -50,7 +51,9 @@ class TimedRanks(SIMULATED):
 
     def __init__(self, recipe):
         super().__init__(recipe)
-        self._seconds = {name: float(TURNS.get(call.call, 1)) for name, call in recipe.graph.items()}
+        self._seconds = {
+            name: float(TURNS.get(call.call, 1)) for name, call in recipe.graph.items()
+        }
         self.begins = defaultdict(list)
         self._ends_of_training = []
         self._versions = {}
@@ -69,7 +72,11 @@ class TimedRanks(SIMULATED):
         if request.op == "copy_weights":
             return {"seconds": 0.0}
         answer = super()._answer(request, rank)
-        return answer | {"version": self._versions[request.number]} if request.op == "run_call" else answer
+        return (
+            answer | {"version": self._versions[request.number]}
+            if request.op == "run_call"
+            else answer
+        )
 
 
 @pytest.fixture
@@ -84,13 +91,21 @@ def project(tmp_path, monkeypatch):
 
 # With a pool at 4, a copy and a call end in the same turn, and which comes first is random.
 @pytest.mark.parametrize(
-    ("staleness", "reward"), [(0, "null"), (1, "null"), (4, "null"), (0, "cpu_pool"), (1, "cpu_pool")]
+    ("staleness", "reward"),
+    [(0, "null"), (1, "null"), (4, "null"), (0, "cpu_pool"), (1, "cpu_pool")],
 )
 def test_calls_begin_when_the_picture_shows_it(project, staleness, reward):
-    recipe = load_recipe("apart.yaml", [f"train.max_staleness={staleness}", f"models.reward.backend={reward}"]).recipe
+    recipe = load_recipe(
+        "apart.yaml", [f"train.max_staleness={staleness}", f"models.reward.backend={reward}"]
+    ).recipe
     topology, ranks = plan_topology(recipe), TimedRanks(recipe)
-    with RunDirectory.create(None, recipe.name) as run, PlainDisplay(sys.stderr, quiet=True) as display:
-        master = MasterWorker(recipe, topology, ranks, run, display, RunIdentity(run.run_id, "0", "0"))
+    with (
+        RunDirectory.create(None, recipe.name) as run,
+        PlainDisplay(sys.stderr, quiet=True) as display,
+    ):
+        master = MasterWorker(
+            recipe, topology, ranks, run, display, RunIdentity(run.run_id, "0", "0")
+        )
         master.start()
         with open_outputs(run, False, display.warning) as outputs:
             master.run(outputs)

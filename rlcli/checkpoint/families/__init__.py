@@ -11,13 +11,15 @@ from rlcli.errors import ProjectError
 from rlcli.project import search_path
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-"""What a model_type may look like; it comes from an untrusted config.json and names a file to import."""
+"""What a model_type may look like; it comes from an untrusted config.json and names a file to
+import."""
 
 _BUILT_IN = Path(__file__).parent
 
 
 def family_of(model_type: object) -> HFFamily | None:
-    """The family of a `model_type`; None if nobody has written one. Raises ProjectError for a broken file."""
+    """The family of a `model_type`; None if nobody has written one.
+    Raises ProjectError for a broken file."""
     if not isinstance(model_type, str) or not NAME.fullmatch(model_type):
         return None
     stem = model_type.replace("-", "_")
@@ -26,7 +28,9 @@ def family_of(model_type: object) -> HFFamily | None:
     if not files:
         return None
     if len(files) > 1:
-        raise ProjectError(f"two files are the model family {model_type!r}: {files[0]} and {files[1]}")
+        raise ProjectError(
+            f"two files are the model family {model_type!r}: {files[0]} and {files[1]}"
+        )
     global __path__
     if __path__ != folders:
         __path__ = folders

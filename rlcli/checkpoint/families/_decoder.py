@@ -1,4 +1,5 @@
-"""What Llama and its many relatives share: RMSNorm, rotary positions, separate q, k, v, and a gated MLP."""
+"""What Llama and its many relatives share: RMSNorm, rotary positions, separate q, k, v,
+and a gated MLP."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ SIZES = {
 }
 """Field of ours → key of config.json."""
 
-LARGEST = {"num_hidden_layers": 10_000, "n_layer": 10_000, "num_local_experts": 10_000, "num_experts": 10_000}
+LARGEST = {
+    "num_hidden_layers": 10_000,
+    "n_layer": 10_000,
+    "num_local_experts": 10_000,
+    "num_experts": 10_000,
+}
 """Limits on things that get a name each: an untrusted file must not fill our memory."""
 
 ACTIVATIONS = {
@@ -30,10 +36,23 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-READ = frozenset({
-    *SIZES.values(), "num_key_value_heads", "head_dim", "tie_word_embeddings", "hidden_act", "rms_norm_eps",
-    "rope_parameters", "rope_theta", "rope_scaling", "attention_bias", "mlp_bias", "architectures", "model_type",
-})  # fmt: skip
+READ = frozenset(
+    {
+        *SIZES.values(),
+        "num_key_value_heads",
+        "head_dim",
+        "tie_word_embeddings",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_theta",
+        "rope_scaling",
+        "attention_bias",
+        "mlp_bias",
+        "architectures",
+        "model_type",
+    }
+)
 """Keys that have a field of ours; all others are kept as they are."""
 
 
@@ -47,12 +66,16 @@ class Decoder(HFFamily):
     has_window: ClassVar[bool] = False
     """One attention window for all blocks, if `sliding_window` is set."""
 
-    # -- configuration ---------------------------------------------------------------------------------------
+    # -- configuration -----------------------------------------------------------------------------
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
-        settings = {**self.defaults, **{key: value for key, value in hf.items() if value is not None}}
+        settings = {
+            **self.defaults,
+            **{key: value for key, value in hf.items() if value is not None},
+        }
         if self.has_window and "sliding_window" in hf:
-            settings["sliding_window"] = hf["sliding_window"]  # null: no window; no such key: the usual one
+            # null: no window; no such key: the usual one
+            settings["sliding_window"] = hf["sliding_window"]
         sizes: dict[str, Any] = {field: size_in(settings, key) for field, key in SIZES.items()}
         return ModelConfig(
             family=str(hf.get("model_type")),
@@ -80,14 +103,20 @@ class Decoder(HFFamily):
         hf: dict[str, Any] = {"model_type": config.family, **config.others}
         hf["architectures"] = [self.architecture]
         if config.value_head:
-            hf["architectures"] = [self.architecture.replace("ForCausalLM", "ForTokenClassification")]
+            hf["architectures"] = [
+                self.architecture.replace("ForCausalLM", "ForTokenClassification")
+            ]
         hf |= {key: getattr(config, field) for field, key in SIZES.items()}
         hf |= {
             "num_key_value_heads": config.kv_heads,
             "tie_word_embeddings": config.tied,
             "hidden_act": self.activation_to_hf(config),
             "rms_norm_eps": config.norm_eps,
-            "rope_parameters": {"rope_type": "default", **config.rope.scaling, "rope_theta": config.rope.base},
+            "rope_parameters": {
+                "rope_type": "default",
+                **config.rope.scaling,
+                "rope_theta": config.rope.base,
+            },
         }
         if "head_dim" in self.defaults or config.head_dim * config.heads != config.hidden:
             hf["head_dim"] = config.head_dim
@@ -102,7 +131,9 @@ class Decoder(HFFamily):
     def activation(self, settings: Mapping[str, Any]) -> str:
         name = settings["hidden_act"]
         if name not in ACTIVATIONS:
-            raise ModelError(f"a {settings.get('model_type')} model with hidden_act {name!r} is not known here")
+            raise ModelError(
+                f"a {settings.get('model_type')} model with hidden_act {name!r} is not known here"
+            )
         return ACTIVATIONS[name]
 
     def activation_to_hf(self, config: ModelConfig) -> str:
@@ -124,7 +155,7 @@ class Decoder(HFFamily):
     def experts(self, settings: Mapping[str, Any]) -> Experts | None:
         return None
 
-    # -- parameters ------------------------------------------------------------------------------------------
+    # -- parameters --------------------------------------------------------------------------------
 
     def embedding_links(self, config: ModelConfig) -> Iterator[Link]:
         yield Link("model.embed_tokens.weight", ("embedding.tokens.weight",))
@@ -133,14 +164,18 @@ class Decoder(HFFamily):
         theirs, ours = f"model.layers.{index}", f"layers.{index}"
         yield Link(f"{theirs}.input_layernorm.weight", (f"{ours}.attention.norm.weight",))
         yield from _linear(f"{theirs}.self_attn.", f"{ours}.attention.", QKV, config.qkv_bias)
-        yield from _linear(f"{theirs}.self_attn.", f"{ours}.attention.", {"o_proj": "output"}, config.output_bias)
+        yield from _linear(
+            f"{theirs}.self_attn.", f"{ours}.attention.", {"o_proj": "output"}, config.output_bias
+        )
         if config.qk_norm:
             yield from _linear(f"{theirs}.self_attn.", f"{ours}.attention.", QK_NORM, bias=False)
         yield Link(f"{theirs}.post_attention_layernorm.weight", (f"{ours}.mlp.norm.weight",))
         yield from self.mlp_links(config, index, form)
 
     def mlp_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
-        yield from _linear(f"model.layers.{index}.mlp.", f"layers.{index}.mlp.", MLP, config.mlp_bias)
+        yield from _linear(
+            f"model.layers.{index}.mlp.", f"layers.{index}.mlp.", MLP, config.mlp_bias
+        )
 
     def head_links(self, config: ModelConfig) -> Iterator[Link]:
         yield Link("model.norm.weight", ("head.norm.weight",))
@@ -155,8 +190,11 @@ QK_NORM = {"q_norm": "q_norm", "k_norm": "k_norm"}
 MLP = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
-def expert_links(config: ModelConfig, index: int, form: Form, theirs: str, names: Mapping[str, str]) -> Iterator[Link]:
-    """Router and experts of a block: a matrix per expert and use in files, stacked and fused in a module.
+def expert_links(
+    config: ModelConfig, index: int, form: Form, theirs: str, names: Mapping[str, str]
+) -> Iterator[Link]:
+    """Router and experts of a block: a matrix per expert and use in files,
+    stacked and fused in a module.
 
     `theirs` is the prefix of the names in files, `names` the file names of gate, up and down.
     """
@@ -166,13 +204,21 @@ def expert_links(config: ModelConfig, index: int, form: Form, theirs: str, names
     yield Link(f"{theirs if form == 'file' else module}.gate.weight", (f"{ours}.router.weight",))
     if form == "file":
         for expert in range(count):
-            yield from _linear(f"{theirs}.experts.{expert}.", f"{ours}.experts.{expert}.", names, bias=False)
+            yield from _linear(
+                f"{theirs}.experts.{expert}.", f"{ours}.experts.{expert}.", names, bias=False
+            )
         return
     each = [f"{ours}.experts.{expert}" for expert in range(count)]
-    gates_and_ups = tuple(f"{expert}.{matrix}.weight" for expert in each for matrix in ("gate", "up"))
+    gates_and_ups = tuple(
+        f"{expert}.{matrix}.weight" for expert in each for matrix in ("gate", "up")
+    )
     width = config.experts.width
     yield Link(f"{module}.experts.gate_up_proj", gates_and_ups, rows=(width, width), experts=count)
-    yield Link(f"{module}.experts.down_proj", tuple(f"{expert}.down.weight" for expert in each), experts=count)
+    yield Link(
+        f"{module}.experts.down_proj",
+        tuple(f"{expert}.down.weight" for expert in each),
+        experts=count,
+    )
 
 
 def _linear(theirs: str, ours: str, names: Mapping[str, str], bias: bool) -> Iterator[Link]:
@@ -182,13 +228,18 @@ def _linear(theirs: str, ours: str, names: Mapping[str, str], bias: bool) -> Ite
 
 
 def _rope(settings: Mapping[str, Any]) -> Rope:
-    """Rotary positions, from the form that transformers 5 writes, or from `rope_theta` and `rope_scaling`."""
+    """Rotary positions, from the form that transformers 5 writes,
+    or from `rope_theta` and `rope_scaling`."""
     scaling = dict(settings.get("rope_scaling") or settings.get("rope_parameters") or {})
-    base = scaling.pop("rope_theta", settings.get("rope_theta", settings.get("default_theta", 10000.0)))
+    base = scaling.pop(
+        "rope_theta", settings.get("rope_theta", settings.get("default_theta", 10000.0))
+    )
     kind = scaling.pop("type", None)  # its name before rope_type
     scaling = {"rope_type": kind or "default", **scaling}
     if scaling["rope_type"] in ("llama3", "yarn", "longrope"):
-        length = settings.get("original_max_position_embeddings", settings["max_position_embeddings"])
+        length = settings.get(
+            "original_max_position_embeddings", settings["max_position_embeddings"]
+        )
         scaling.setdefault("original_max_position_embeddings", length)
     return Rope(float(base), {} if scaling == {"rope_type": "default"} else scaling)
 
@@ -197,6 +248,10 @@ def size_in(settings: Mapping[str, Any], key: str, otherwise: int | None = None)
     """A size in config.json. Raises ModelError if it is not a valid size or is absurdly large."""
     value = settings.get(key)
     value = otherwise if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST.get(key, 2**40):
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not 1 <= value <= LARGEST.get(key, 2**40)
+    ):
         raise ModelError(f"{key} in config.json is {value!r}, not a size")
     return value

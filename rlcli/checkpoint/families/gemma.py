@@ -1,4 +1,5 @@
-"""Gemma 1: norms that scale by 1 + weight, embeddings scaled by the root of their size, output tied to them."""
+"""Gemma 1: norms that scale by 1 + weight, embeddings scaled by the root of their size,
+output tied to them."""
 
 import math
 from collections.abc import Mapping
@@ -16,9 +17,10 @@ class Gemma(Decoder):
     architecture = "GemmaForCausalLM"
     norm_offset = 1.0
     defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
-        "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "attention_bias": False,
+        "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "attention_bias": False,
     }  # fmt: skip
 
     def activation(self, settings: Mapping[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""GPT-2: LayerNorm, learned positions, an MLP without a gate, q, k and v in one matrix, matrices as [in, out]."""
+"""GPT-2: LayerNorm, learned positions, an MLP without a gate, q, k and v in one matrix,
+matrices as [in, out]."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,9 +18,11 @@ SIZES = {
     "positions": "n_positions",
 }
 NEWER = {
-    "num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
-}  # fmt: skip
+}
 """The same keys as other families call them; transformers accepts both."""
 DEFAULTS: dict[str, Any] = {
     "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024,
@@ -42,7 +45,10 @@ class GPT2(HFFamily):
         if settings.get("add_cross_attention"):
             raise ModelError("a gpt2 with cross-attention is not a decoder that rlcli knows")
         if settings["activation_function"] not in ACTIVATIONS:
-            raise ModelError(f"a gpt2 with activation_function {settings['activation_function']!r} is not known here")
+            raise ModelError(
+                "a gpt2 with activation_function "
+                f"{settings['activation_function']!r} is not known here"
+            )
         sizes: dict[str, Any] = {field: size_in(settings, key) for field, key in SIZES.items()}
         return ModelConfig(
             family="gpt2",
@@ -72,7 +78,9 @@ class GPT2(HFFamily):
             "architectures": [architecture],
             **{key: getattr(config, field) for field, key in SIZES.items()},
             "n_inner": None if config.mlp == 4 * config.hidden else config.mlp,
-            "activation_function": {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation),
+            "activation_function": {"gelu_tanh": "gelu_new"}.get(
+                config.activation, config.activation
+            ),
             "layer_norm_epsilon": config.norm_eps,
             "tie_word_embeddings": config.tied,
             "scale_attn_weights": config.scaled_by_head,
@@ -88,8 +96,14 @@ class GPT2(HFFamily):
         for kind in ("weight", "bias"):
             qkv = tuple(f"{ours}.attention.{letter}.{kind}" for letter in "qkv")
             yield Link(f"{theirs}.ln_1.{kind}", (f"{ours}.attention.norm.{kind}",))
-            yield Link(f"{theirs}.attn.c_attn.{kind}", qkv, rows=(config.hidden,) * 3, transposed=True)
-            yield Link(f"{theirs}.attn.c_proj.{kind}", (f"{ours}.attention.output.{kind}",), transposed=True)
+            yield Link(
+                f"{theirs}.attn.c_attn.{kind}", qkv, rows=(config.hidden,) * 3, transposed=True
+            )
+            yield Link(
+                f"{theirs}.attn.c_proj.{kind}",
+                (f"{ours}.attention.output.{kind}",),
+                transposed=True,
+            )
             yield Link(f"{theirs}.ln_2.{kind}", (f"{ours}.mlp.norm.{kind}",))
             yield Link(f"{theirs}.mlp.c_fc.{kind}", (f"{ours}.mlp.up.{kind}",), transposed=True)
             yield Link(f"{theirs}.mlp.c_proj.{kind}", (f"{ours}.mlp.down.{kind}",), transposed=True)

@@ -14,7 +14,8 @@ class Llama(Decoder):
 
     architecture = "LlamaForCausalLM"
     defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-        "attention_bias": False, "mlp_bias": False,
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu",
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "attention_bias": False,
+        "mlp_bias": False,
     }  # fmt: skip

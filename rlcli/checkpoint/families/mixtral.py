@@ -16,9 +16,10 @@ class Mixtral(Decoder):
     architecture = "MixtralForCausalLM"
     has_window = True
     defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5, "default_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "hidden_act": "silu", "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "default_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
     }  # fmt: skip
 
     def experts(self, settings: Mapping[str, Any]) -> Experts:
@@ -32,9 +33,14 @@ class Mixtral(Decoder):
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
         assert config.experts is not None
-        experts = {"num_local_experts": config.experts.count, "num_experts_per_tok": config.experts.per_token}
+        experts = {
+            "num_local_experts": config.experts.count,
+            "num_experts_per_tok": config.experts.per_token,
+        }
         return super().config_to_hf(config) | experts
 
     def mlp_links(self, config: ModelConfig, index: int, form: Form) -> Iterator[Link]:
         names = {"w1": "gate", "w3": "up", "w2": "down"}
-        yield from expert_links(config, index, form, f"model.layers.{index}.block_sparse_moe", names)
+        yield from expert_links(
+            config, index, form, f"model.layers.{index}.block_sparse_moe", names
+        )

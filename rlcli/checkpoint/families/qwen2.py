@@ -9,13 +9,15 @@ from ._decoder import Decoder, size_in
 
 QWEN = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu", "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6, "sliding_window": 4096, "max_window_layers": 28,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu",
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "sliding_window": 4096,
+    "max_window_layers": 28,
 }  # fmt: skip
 
 
 class WindowedDecoder(Decoder):
-    """Blocks whose `layer_types` say so, or else those from `max_window_layers` on, have a window."""
+    """Blocks whose `layer_types` say so, or else those from `max_window_layers` on,
+    have a window."""
 
     def windows(self, settings: Mapping[str, Any]) -> tuple[int | None, ...]:
         if not settings.get("use_sliding_window"):

@@ -16,11 +16,23 @@ class Qwen3Moe(Decoder):
     architecture = "Qwen3MoeForCausalLM"
     qk_norm = True
     defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
-        "num_attention_heads": 32, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6, "attention_bias": False, "sliding_window": 4096, "decoder_sparse_step": 1,
-        "moe_intermediate_size": 768, "num_experts_per_tok": 8, "norm_topk_prob": False, "mlp_only_layers": (),
-    }  # fmt: skip
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "sliding_window": 4096,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "mlp_only_layers": (),
+    }
 
     def windows(self, settings: Mapping[str, Any]) -> tuple[int | None, ...]:
         return (
@@ -44,7 +56,9 @@ class Qwen3Moe(Decoder):
         hf = super().config_to_hf(config)
         if _sparse_layers({**self.defaults, **hf}, config.layers) != config.experts.layers:
             hf["decoder_sparse_step"] = 1
-            hf["mlp_only_layers"] = [index for index in range(config.layers) if index not in config.experts.layers]
+            hf["mlp_only_layers"] = [
+                index for index in range(config.layers) if index not in config.experts.layers
+            ]
         return hf | {
             "num_local_experts": config.experts.count,
             "num_experts_per_tok": config.experts.per_token,

@@ -1,1 +1,2 @@
-"""Runs as Slurm jobs: the script and its submission, execution inside the job, and the state of jobs."""
+"""Runs as Slurm jobs: the script and its submission, execution inside the job,
+and the state of jobs."""

@@ -1,5 +1,5 @@
-"""The task of a job on each of its nodes: `python -P -m rlcli.launch.slurm.agent RUN_DIR MARK`. It is a node's agent
-that first checks that the run's folder is the same one as on the first node."""
+"""The task of a job on each of its nodes: `python -P -m rlcli.launch.slurm.agent RUN_DIR MARK`. It
+is a node's agent that first checks that the run's folder is the same one as on the first node."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Allocations of a job: the nodes it has from the time it begins until it ends or is put back into the queue.
+"""Allocations of a job: the nodes it has from the time it begins until it ends or is put back into
+the queue.
 
-Each allocation is a line of job.allocations.jsonl, written as it begins. These lines reveal a run that is requeued
-again and again without making progress, whatever ended its allocations: the time limit, a preemption, a node failure
-or rlcli itself.
+Each allocation is a line of job.allocations.jsonl, written as it begins. These lines reveal a run
+that is requeued again and again without making progress, whatever ended its allocations: the time
+limit, a preemption, a node failure or rlcli itself.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 
 ALLOCATIONS_FILE = "job.allocations.jsonl"
 AGAIN = (75, 7, 8)
-"""Exit codes after which a run is put back into the queue: it was asked to stop, a process died, a deadline passed."""
+"""Exit codes after which a run is put back into the queue: it was asked to stop, a process died, a
+deadline passed."""
 LEAD = 900
 """Seconds before its end at which a run is warned while no steps have been measured."""
 LOOK_SECONDS = 5.0
@@ -70,9 +72,10 @@ def read_allocations(run_dir: Path) -> list[Allocation]:
 
 
 def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> int:
-    """Continue a run in the job whose script this process is, by `work`, which returns its exit code. Puts the job back
-    into the queue where that helps. A run that `rlcli stop` has ended is no failure of its job. Raises the errors of
-    `work`, and WorkerError F68 if it is time to give up."""
+    """Continue a run in the job whose script this process is, by `work`, which returns its exit
+    code. Puts the job back into the queue where that helps. A run that `rlcli stop` has ended is no
+    failure of its job. Raises the errors of `work`, and WorkerError F68 if it is time to give
+    up."""
     _note(run_dir)
     _refuse_without_progress(run_dir, requeues)
     try:
@@ -90,8 +93,9 @@ def run_in_allocation(run_dir: Path, work: Callable[[], int], requeues: int) -> 
 
 
 def lead_of(run_dir: Path, limit: float | None) -> int:
-    """Seconds before its end at which a run must be warned, to finish a step and save: the time of its last steps, with
-    a margin. `limit`: the job's time in seconds; at most a quarter of it is used, or half once steps are known."""
+    """Seconds before its end at which a run must be warned, to finish a step and save: the time of
+    its last steps, with a margin. `limit`: the job's time in seconds; at most a quarter of it is
+    used, or half once steps are known."""
     measured = records_of(Tail(run_dir / "metrics.jsonl").last(STEPS))
     lead = grace_of(measured) if measured else float(LEAD)
     return max(1, round(lead if limit is None else min(lead, limit / (2 if measured else 4))))
@@ -101,7 +105,9 @@ def allocations_without_progress(run_dir: Path) -> int:
     """How many of the last allocations of a job began at the step that is committed now."""
     allocations, step = read_allocations(run_dir), _committed(run_dir)
     job = allocations[-1].job if allocations else None
-    last = takewhile(lambda allocation: (allocation.step, allocation.job) == (step, job), reversed(allocations))
+    last = takewhile(
+        lambda allocation: (allocation.step, allocation.job) == (step, job), reversed(allocations)
+    )
     return len(list(last))
 
 
@@ -121,19 +127,23 @@ def _note(run_dir: Path) -> None:
 
 
 def _refuse_without_progress(run_dir: Path, requeues: int) -> None:
-    """Raises WorkerError F68, and records it, if the job has been requeued too often since the last commit."""
+    """Raises WorkerError F68, and records it, if the job has been requeued too often since the last
+    commit."""
     if allocations_without_progress(run_dir) > requeues + 1:
         raise _give_up(run_dir, requeues)
 
 
 def _put_back(run_dir: Path, code: int, requeues: int) -> None:
-    """Requeue the job, unless somebody has stopped the run, which is also recorded in the job (`Requeue=0`)."""
+    """Requeue the job, unless somebody has stopped the run,
+    which is also recorded in the job (`Requeue=0`)."""
     if _was_stopped(run_dir):
         return
     if allocations_without_progress(run_dir) > requeues:
         if code == Stopped.exit_code:
             raise _give_up(run_dir, requeues)
-        log.warning("the job is not put back into the queue again (launch.slurm.requeues is %d)", requeues)
+        log.warning(
+            "the job is not put back into the queue again (launch.slurm.requeues is %d)", requeues
+        )
         return
     try:
         if _of_this_job("State") != "RUNNING":
@@ -164,8 +174,8 @@ def _give_up(run_dir: Path, requeues: int) -> WorkerError:
 
 @contextmanager
 def _warned_in_time(run_dir: Path) -> Iterator[None]:
-    """Context in which this process gets SIGUSR1 as long before the job's end as its steps need, as measured so far.
-    The time of Slurm's own signal was fixed when the job was submitted."""
+    """Context in which this process gets SIGUSR1 as long before the job's end as its steps need, as
+    measured so far. The time of Slurm's own signal was fixed when the job was submitted."""
     left = _seconds_left()
     over = threading.Event()
     if left is not None:
@@ -192,7 +202,9 @@ def _seconds_left() -> float | None:
         figures = [int(figure) for figure in clock.split(":")]
     except (SlurmError, ValueError):  # UNLIMITED, NOT_SET
         return None
-    return int(days or 0) * 86400.0 + sum(figure * 60**power for power, figure in enumerate(reversed(figures)))
+    return int(days or 0) * 86400.0 + sum(
+        figure * 60**power for power, figure in enumerate(reversed(figures))
+    )
 
 
 def _committed(run_dir: Path) -> int | None:
@@ -201,15 +213,22 @@ def _committed(run_dir: Path) -> int | None:
 
 
 def _of_this_job(column: str) -> str:
-    """A column of squeue for this job; of a heterogeneous one, for its first part. Raises SlurmError."""
-    lines = ask_slurm(["squeue", "--noheader", f"--jobs={_job_id()}", f"--Format={column}:20"]).splitlines()
+    """A column of squeue for this job; of a heterogeneous one, for its first part.
+    Raises SlurmError."""
+    lines = ask_slurm(
+        ["squeue", "--noheader", f"--jobs={_job_id()}", f"--Format={column}:20"]
+    ).splitlines()
     return lines[0].strip() if lines else ""
 
 
 def node_list(environment: Mapping[str, str]) -> str:
     """The nodes of this job, as Slurm abbreviates them, in the order of its tasks."""
-    suffixes = [f"_HET_GROUP_{index}" for index in range(int(environment.get("SLURM_HET_SIZE") or 0))]
-    return ",".join(environment.get(f"SLURM_JOB_NODELIST{suffix}", "") for suffix in suffixes or [""])
+    suffixes = [
+        f"_HET_GROUP_{index}" for index in range(int(environment.get("SLURM_HET_SIZE") or 0))
+    ]
+    return ",".join(
+        environment.get(f"SLURM_JOB_NODELIST{suffix}", "") for suffix in suffixes or [""]
+    )
 
 
 def _job_id() -> str:

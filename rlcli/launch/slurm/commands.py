@@ -12,7 +12,8 @@ from rlcli.errors import ResourceError
 from rlcli.processes import ended_how
 
 ANSWERS_WITHIN = 60.0
-"""Timeout in seconds; a busy controller takes tens of them, and the commands wait for it by themselves."""
+"""Timeout in seconds; a busy controller takes tens of them,
+and the commands wait for it by themselves."""
 AGAIN_AFTER = 1.0
 """Seconds before a command that got no answer is repeated."""
 HARMLESS = ("squeue", "sinfo", "sacct")
@@ -35,7 +36,9 @@ def ask_slurm(command: Sequence[str], folder: Path | None = None) -> str:
         answer = _run(command, folder)
     if answer.returncode:
         name = command[0]
-        raise SlurmError(_complaint(name, answer.stderr) or f"{name} {ended_how(answer.returncode)}")
+        raise SlurmError(
+            _complaint(name, answer.stderr) or f"{name} {ended_how(answer.returncode)}"
+        )
     return answer.stdout[:MOST_OUTPUT].decode(errors="replace")
 
 
@@ -44,21 +47,33 @@ def _run(command: Sequence[str], folder: Path | None) -> subprocess.CompletedPro
     fixed = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
     try:
         return subprocess.run(
-            command, cwd=folder, env=os.environ | fixed, stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=ANSWERS_WITHIN, check=False,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env=os.environ | fixed,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ANSWERS_WITHIN,
+            check=False,
+        )
     except FileNotFoundError:
         where_it_is = "a machine of the cluster on which you submit jobs has it"
-        raise SlurmError(f"there is no {name} here", where="launch=slurm", hint=where_it_is) from None
+        raise SlurmError(
+            f"there is no {name} here", where="launch=slurm", hint=where_it_is
+        ) from None
     except subprocess.TimeoutExpired:
         message = f"{name} has not answered within {ANSWERS_WITHIN:.0f} s"
-        raise SlurmError(message, hint="`scontrol ping` says whether Slurm's controller is there") from None
+        raise SlurmError(
+            message, hint="`scontrol ping` says whether Slurm's controller is there"
+        ) from None
     except OSError as error:
         raise SlurmError(f"{name} cannot be run: {error.strerror or error}") from None
 
 
 def _complaint(name: str, errors: bytes) -> str:
-    """A command's error message, on one line: `sbatch: error: Batch job submission failed: Invalid qos`."""
+    """A command's error message, on one line: `sbatch: error: Batch job submission failed:
+    Invalid qos`."""
     lines = errors[:10_000].decode(errors="replace").splitlines()
     complaints = [line.removeprefix(f"{name}: ").removeprefix("error: ").strip() for line in lines]
-    return f"{name}: {'; '.join(dict.fromkeys(filter(None, complaints)))}" if any(complaints) else ""
+    return (
+        f"{name}: {'; '.join(dict.fromkeys(filter(None, complaints)))}" if any(complaints) else ""
+    )

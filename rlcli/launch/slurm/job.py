@@ -1,9 +1,11 @@
-"""The last command of a batch script: `python -P -m rlcli.launch.slurm.job VALUES`. It becomes the run's supervisor.
+"""The last command of a batch script: `python -P -m rlcli.launch.slurm.job VALUES`. It becomes the
+run's supervisor.
 
     {"folder": "/home/me/project", "environment": {"RLCLI_PROJECT": "/home/me/project"},
      "runs": [{"folder": "/scratch/runs/ppo_math/1", "arguments": ["resume", "--in-job", "--", "/scratch/…/1"]}, …]}
 
-A job of an array executes the run with its number. Nothing in this file ever passes through a shell.
+A job of an array executes the run with its number. Nothing in this file ever passes through a
+shell.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ LOG = Path("logs", "job.log")
 
 
 def main(file: Path) -> None:
-    """Continue as `rlcli resume --in-job` of the run. A stop signal that arrives meanwhile stays pending until it is
-    handled (see `supervisor`): blocked signals survive `exec`."""
+    """Continue as `rlcli resume --in-job` of the run. A stop signal that arrives meanwhile stays
+    pending until it is handled (see `supervisor`): blocked signals survive `exec`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     values = read_object(file)
-    run: dict[str, Any] = values["runs"][int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(values["runs"]) > 1 else 0]
+    run: dict[str, Any] = values["runs"][
+        int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(values["runs"]) > 1 else 0
+    ]
     log = Path(run["folder"]) / LOG
     make_folder(log.parent)
     descriptor = open_private(log, os.O_WRONLY | os.O_APPEND)

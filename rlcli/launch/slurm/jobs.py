@@ -1,7 +1,8 @@
 """The state of jobs, in rlcli's words, and how to end one.
 
-`squeue` knows the jobs that are waiting, running, or ended minutes ago. Older ones are in the accounting (`sacct`), if
-the cluster keeps one. For a job that neither knows, only the run's own files are available.
+`squeue` knows the jobs that are waiting, running, or ended minutes ago. Older ones are in the
+accounting (`sacct`), if the cluster keeps one. For a job that neither knows, only the run's own
+files are available.
 
 A job that rlcli submitted is recorded in the folder of its run:
 
@@ -29,25 +30,60 @@ JOB_ID = re.compile(r"[1-9]\d{0,18}(_\d{1,9})?")
 """`884213`; `884213_4`: part of an array."""
 
 State = Literal[
-    "waiting", "running", "paused", "ending", "done", "failed", "cancelled", "preempted", "out of time",
-    "out of memory", "node failed", "unknown",
-]  # fmt: skip
+    "waiting",
+    "running",
+    "paused",
+    "ending",
+    "done",
+    "failed",
+    "cancelled",
+    "preempted",
+    "out of time",
+    "out of memory",
+    "node failed",
+    "unknown",
+]
 STATES: dict[str, State] = {
-    "PENDING": "waiting", "CONFIGURING": "waiting", "REQUEUED": "waiting", "REQUEUE_HOLD": "waiting",
-    "REQUEUE_FED": "waiting", "RESV_DEL_HOLD": "waiting", "SPECIAL_EXIT": "waiting",
-    "RUNNING": "running", "SIGNALING": "running", "STAGE_OUT": "running", "RESIZING": "running",
-    "SUSPENDED": "paused", "STOPPED": "paused", "COMPLETING": "ending",
-    "COMPLETED": "done", "FAILED": "failed", "CANCELLED": "cancelled", "REVOKED": "cancelled",
-    "PREEMPTED": "preempted", "TIMEOUT": "out of time", "DEADLINE": "out of time", "OUT_OF_MEMORY": "out of memory",
-    "NODE_FAIL": "node failed", "BOOT_FAIL": "node failed",
-}  # fmt: skip
+    "PENDING": "waiting",
+    "CONFIGURING": "waiting",
+    "REQUEUED": "waiting",
+    "REQUEUE_HOLD": "waiting",
+    "REQUEUE_FED": "waiting",
+    "RESV_DEL_HOLD": "waiting",
+    "SPECIAL_EXIT": "waiting",
+    "RUNNING": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "running",
+    "RESIZING": "running",
+    "SUSPENDED": "paused",
+    "STOPPED": "paused",
+    "COMPLETING": "ending",
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "out of time",
+    "DEADLINE": "out of time",
+    "OUT_OF_MEMORY": "out of memory",
+    "NODE_FAIL": "node failed",
+    "BOOT_FAIL": "node failed",
+}
 """Slurm's state → rlcli's."""
 ALIVE: tuple[State, ...] = ("waiting", "running", "paused", "ending")
 
-QUEUE = {"JobArrayID": 40, "State": 20, "Reason": 200, "StartTime": 24, "NodeList": 4000, "RestartCnt": 10}
+QUEUE = {
+    "JobArrayID": 40,
+    "State": 20,
+    "Reason": 200,
+    "StartTime": 24,
+    "NodeList": 4000,
+    "RestartCnt": 10,
+}
 """Columns of squeue, and their maximum width in characters."""
 ACCOUNTS = ("JobID", "State", "Start", "NodeList")
-"""Columns of sacct, of those that every version has: it refuses all if it does not know one (22.05: `Restarts`)."""
+"""Columns of sacct, of those that every version has: it refuses all if it does not know one (22.05:
+`Restarts`)."""
 NO_ACCOUNTS = "accounting storage is disabled"
 NOTHING = ("", "N/A", "None", "Unknown", "None assigned", "(null)")
 
@@ -66,14 +102,19 @@ class Submission:
 
     @classmethod
     def read(cls, run_dir: Path) -> Submission | None:
-        """Read the submission of a run; None if it is not a job, or the file was not written by rlcli."""
+        """Read the submission of a run; None if it is not a job,
+        or the file was not written by rlcli."""
         recorded = known_object(run_dir / JOB_FILE)
         texts = {name: recorded.get(name) for name in ("job_id", "submitted")}
-        if recorded.get("launcher") != "slurm" or not all(isinstance(text, str) for text in texts.values()):
+        if recorded.get("launcher") != "slurm" or not all(
+            isinstance(text, str) for text in texts.values()
+        ):
             return None
         if not JOB_ID.fullmatch(str(texts["job_id"])):
             return None
-        values = {field.name: recorded[field.name] for field in fields(cls) if field.name in recorded}
+        values = {
+            field.name: recorded[field.name] for field in fields(cls) if field.name in recorded
+        }
         for name in ("cluster", "name"):
             values[name] = values.get(name) if isinstance(values.get(name), str) else None
         return cls(**values)
@@ -126,15 +167,16 @@ def look_up_one(job_id: str) -> Job | None:
 
 
 def cancel(job_id: str, signal: str | None = None) -> None:
-    """End a waiting or running job; `signal`: send its script this signal instead (`USR1` stops a run after its step).
-    Raises SlurmError."""
+    """End a waiting or running job; `signal`: send its script this signal instead (`USR1` stops a
+    run after its step). Raises SlurmError."""
     if not JOB_ID.fullmatch(job_id):
         raise SlurmError(f"{job_id!r} is not the id of a job")
     ask_slurm(["scancel", *(["--batch", f"--signal={signal}"] if signal else []), job_id])
 
 
 def _whole(jobs: Iterable[Job], ids: Sequence[str]) -> dict[str, Job]:
-    """The wanted jobs by id; a heterogeneous one, whose parts Slurm lists, has the state of its first part."""
+    """The wanted jobs by id; a heterogeneous one, whose parts Slurm lists,
+    has the state of its first part."""
     by_id: dict[str, Job] = {}
     for job in jobs:
         own_id, component, _ = job.job_id.partition("+")
@@ -148,7 +190,14 @@ def _whole(jobs: Iterable[Job], ids: Sequence[str]) -> dict[str, Job]:
 
 def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
     columns = ",".join(f"{name}:{width}" for name, width in QUEUE.items())
-    asked = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", f"--Format={columns}"]
+    asked = [
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        f"--jobs={','.join(job_ids)}",
+        f"--Format={columns}",
+    ]
     try:
         lines = ask_slurm(asked).splitlines()
     except SlurmError as error:
@@ -164,11 +213,18 @@ def _queued(job_ids: Sequence[str]) -> Iterator[Job]:
 
 
 def _accounted(job_ids: Sequence[str]) -> Iterator[Job]:
-    """Jobs from the accounting; none, with a warning unless the cluster keeps no accounting, if it does not answer."""
+    """Jobs from the accounting; none, with a warning unless the cluster keeps no accounting, if it
+    does not answer."""
     if not job_ids:
         return
-    asked = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}",
-             f"--format={','.join(ACCOUNTS)}"]  # fmt: skip
+    asked = [
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        f"--jobs={','.join(job_ids)}",
+        f"--format={','.join(ACCOUNTS)}",
+    ]
     try:
         lines = ask_slurm(asked).splitlines()
     except SlurmError as error:
@@ -191,9 +247,14 @@ def _warn(reason: str) -> None:
 def _job(job_id: str, state: str, reason: str, starts: str, nodes: str, restarts: str) -> Job:
     word = state.split()[0].rstrip("+") if state else ""  # `CANCELLED by 0`
     return Job(
-        job_id, STATES.get(word, "unknown"), word, _known(reason), _known(starts), _known(nodes),
+        job_id,
+        STATES.get(word, "unknown"),
+        word,
+        _known(reason),
+        _known(starts),
+        _known(nodes),
         int(restarts) if restarts.isdecimal() else 0,
-    )  # fmt: skip
+    )
 
 
 def _known(text: str) -> str | None:

@@ -1,4 +1,5 @@
-"""Launcher within a job: the master is a process on the first node, and one `srun` starts an agent on each node."""
+"""Launcher within a job: the master is a process on the first node,
+and one `srun` starts an agent on each node."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ class SlurmLauncher:
     def start(self, groups: Sequence[Group], run_dir: Path) -> SlurmRunning:
         if "SLURM_JOB_ID" not in os.environ:
             hint = "rlcli train and rlcli resume submit one"
-            raise ResourceError("this process is not part of a job", where="launch=slurm", hint=hint, code="F66")
+            raise ResourceError(
+                "this process is not part of a job", where="launch=slurm", hint=hint, code="F66"
+            )
         write_for_workers(self._recipe, run_dir)
         return SlurmRunning(self._recipe, groups, run_dir)
 
@@ -89,12 +92,16 @@ class SlurmRunning:
     def stop_signal(self) -> int | None:
         """A stop signal, unless Slurm sent it to end the remaining tasks after one has failed."""
         number = self._world.stop_signal()
-        return number if number is None or self._step is None or not self._step.has_failed() else None
+        return (
+            number if number is None or self._step is None or not self._step.has_failed() else None
+        )
 
     def stop(self, grace: float, show_stacks: bool = False) -> None:
         if self._step is not None:
             if show_stacks:
-                ask_for_stacks(self._run_dir / "logs", list(self.transport.pids), self._step.show_stacks)
+                ask_for_stacks(
+                    self._run_dir / "logs", list(self.transport.pids), self._step.show_stacks
+                )
             self._step.wait(grace)
         self._world.dismiss({})
         if self._step is not None:
@@ -105,8 +112,14 @@ class SlurmRunning:
         """Raises ResourceError F67 for a node that has another folder at the path of the run's."""
         code = self._step.exit_of(node) if self._step is not None else None
         if code == UNSHARED or self._writes_elsewhere(node):
-            message = f"the node does not share the run's folder {self._run_dir} with the first one of the job"
-            hint = f"choose a --run-dir or log.dir that all nodes see; {self._run_dir / 'logs' / LOG} has what it found"
+            message = (
+                f"the node does not share the run's folder {self._run_dir} with "
+                "the first one of the job"
+            )
+            hint = (
+                "choose a --run-dir or log.dir that all nodes see; "
+                f"{self._run_dir / 'logs' / LOG} has what it found"
+            )
             raise ResourceError(message, where=self._world.name_of(node), hint=hint, code="F67")
         return code
 
@@ -116,8 +129,9 @@ class SlurmRunning:
 
 
 class Answers:
-    """Which nodes' answers are visible here. The shared folder is listed now and then until all that are asked about
-    are there, and never again: the file system does not notice how many nodes there are."""
+    """Which nodes' answers are visible here. The shared folder is listed now and then until all
+    that are asked about are there, and never again: the file system does not notice how many nodes
+    there are."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -127,7 +141,8 @@ class Answers:
         self._listed = -LIST_SECONDS
 
     def is_overdue(self, node: int) -> bool:
-        """Whether a node that has come has been given long enough for its answer to be seen, in vain."""
+        """Whether a node that has come has been given long enough for its answer to be seen,
+        in vain."""
         if (name := answer_file(self._folder, node).name) in self._seen:
             return False
         now = time.monotonic()
@@ -150,7 +165,8 @@ class SlurmStep:
         """The task that ended first, and its exit code."""
 
     def exit_of(self, task: int) -> int | None:
-        """The exit code of the task if it was the first to fail; of any task once srun has ended."""
+        """The exit code of the task if it was the first to fail;
+        of any task once srun has ended."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self.has_failed()
         if self._first is not None:
@@ -165,7 +181,8 @@ class SlurmStep:
         return self._first is not None
 
     def show_stacks(self) -> None:
-        """Send SIGUSR1, which srun passes on to all processes of its tasks: ranks then write their stacks."""
+        """Send SIGUSR1, which srun passes on to all processes of its tasks:
+        ranks then write their stacks."""
         self._process.send_signal(signal.SIGUSR1)
 
     def wait(self, seconds: float) -> bool:
@@ -174,7 +191,8 @@ class SlurmStep:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End the step: dismissed tasks exit by themselves; Slurm kills those that do not, on any node."""
+        """End the step: dismissed tasks exit by themselves; Slurm kills those that do not,
+        on any node."""
         if not self.wait(LEAVE_WITHIN):
             with contextlib.suppress(SlurmError):  # the job may be over
                 ask_slurm(["scancel", "--signal=KILL", os.environ["SLURM_JOB_ID"]])
@@ -183,7 +201,8 @@ class SlurmStep:
 
 
 def first_to_fail(text: str) -> tuple[int, int] | None:
-    """The number of the task that srun reported first, and its exit code; a negative one is a signal."""
+    """The number of the task that srun reported first, and its exit code;
+    a negative one is a signal."""
     match = ENDED.search(text)
     if match is None:
         return None
@@ -195,14 +214,18 @@ def first_to_fail(text: str) -> tuple[int, int] | None:
 
 
 def names_of_nodes() -> dict[int, str]:
-    """Node → Slurm's name for its machine, which `launch.slurm.exclude` takes; empty if Slurm does not say."""
+    """Node → Slurm's name for its machine, which `launch.slurm.exclude` takes;
+    empty if Slurm does not say."""
     with contextlib.suppress(SlurmError):
-        return dict(enumerate(ask_slurm(["scontrol", "show", "hostnames", node_list(os.environ)]).split()))
+        return dict(
+            enumerate(ask_slurm(["scontrol", "show", "hostnames", node_list(os.environ)]).split())
+        )
     return {}
 
 
 def step_environment() -> dict[str, str]:
-    """Agents divide the cores of their own node among ranks, unless the user has set the number of threads."""
+    """Agents divide the cores of their own node among ranks,
+    unless the user has set the number of threads."""
     environment = run_environment(1)
     if "OMP_NUM_THREADS" not in os.environ:
         del environment["OMP_NUM_THREADS"]
@@ -210,20 +233,33 @@ def step_environment() -> dict[str, str]:
 
 
 def srun_command(recipe: Recipe, run_dir: Path, mark: str) -> list[str]:
-    """The command for one task per node; when one fails, Slurm ends the others. They do not wait for the cores of an
-    earlier step, which Slurm may not know to have ended."""
+    """The command for one task per node; when one fails, Slurm ends the others. They do not wait
+    for the cores of an earlier step, which Slurm may not know to have ended."""
     container, parts = recipe.launch.slurm.container, parts_of(recipe)
     task = agent_command(container.python or sys.executable, run_dir, mark)
     options, inside = _contained(container, run_dir)
     command = ["srun"]
     for index, nodes in enumerate(parts):
-        cores = os.environ.get(f"SLURM_CPUS_PER_TASK{f'_HET_GROUP_{index}' if len(parts) > 1 else ''}")
-        command += [*([":"] if index else []), *([f"--het-group={index}"] if len(parts) > 1 else [])]
+        cores = os.environ.get(
+            f"SLURM_CPUS_PER_TASK{f'_HET_GROUP_{index}' if len(parts) > 1 else ''}"
+        )
         command += [
-            f"--nodes={nodes.nodes}", f"--ntasks={nodes.nodes}", "--ntasks-per-node=1", "--overlap",
-            "--kill-on-bad-exit=1", "--mpi=none", "--input=none", *([f"--cpus-per-task={cores}"] if cores else []),
-            *options, *inside, *task,
-        ]  # fmt: skip
+            *([":"] if index else []),
+            *([f"--het-group={index}"] if len(parts) > 1 else []),
+        ]
+        command += [
+            f"--nodes={nodes.nodes}",
+            f"--ntasks={nodes.nodes}",
+            "--ntasks-per-node=1",
+            "--overlap",
+            "--kill-on-bad-exit=1",
+            "--mpi=none",
+            "--input=none",
+            *([f"--cpus-per-task={cores}"] if cores else []),
+            *options,
+            *inside,
+            *task,
+        ]
     return command
 
 

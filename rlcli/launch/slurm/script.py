@@ -22,23 +22,41 @@ TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
 CORES_PER_GPU = 8
 CORES_PER_WORKER = 2
 """CPU cores per worker in a job without GPUs."""
-OF_NODES = ("partition", "account", "qos", "reservation", "gres", "constraint", "nodelist", "exclude")
+OF_NODES = (
+    "partition",
+    "account",
+    "qos",
+    "reservation",
+    "gres",
+    "constraint",
+    "nodelist",
+    "exclude",
+)
 OF_JOB = ("mail_type", "mail_user", "dependency")
 NAMED = (*OF_NODES, *OF_JOB)
 """Settings that sbatch has under the same name."""
-OURS = ("array", "nodes", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue", "no-requeue",
-        "open-mode", "cpus-per-task", "time", "wrap", "parsable", "wait")  # fmt: skip
-"""Options that cannot be given by `launch.slurm.options`, because the run depends on them or has a key for them."""
+OURS = ("array", "nodes", "ntasks-per-node", "job-name", "output", "error", "signal", "requeue",
+        "no-requeue", "open-mode", "cpus-per-task", "time", "wrap", "parsable", "wait")  # fmt: skip
+"""Options that cannot be given by `launch.slurm.options`,
+because the run depends on them or has a key for them."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def batch_script(
-    recipe: Recipe, topology: Topology, *, values: Path, log: Path, lead: int, runs: int = 1, at_once: int | None = None
+    recipe: Recipe,
+    topology: Topology,
+    *,
+    values: Path,
+    log: Path,
+    lead: int,
+    runs: int = 1,
+    at_once: int | None = None,
 ) -> str:
-    """The text for `sbatch`. `values`: the file that lists the runs; `log`: the script's log file; `lead`: how many
-    seconds before the time limit it is warned; `runs`: more than one form an array, of which `at_once` may run at a
-    time. Raises UsageError for options that cannot be given, or a template that cannot be used."""
+    """The text for `sbatch`. `values`: the file that lists the runs; `log`: the script's log file;
+    `lead`: how many seconds before the time limit it is warned; `runs`: more than one form an
+    array, of which `at_once` may run at a time. Raises UsageError for options that cannot be given,
+    or a template that cannot be used."""
     from jinja2 import Environment, StrictUndefined, TemplateError
 
     settings = recipe.launch.slurm
@@ -58,19 +76,23 @@ def batch_script(
         )
     except (OSError, UnicodeDecodeError, TemplateError) as error:
         message = f"the template {template} cannot be used: {error}"
-        raise UsageError(message, where="launch.slurm.template", hint=f"{TEMPLATE} is the one of rlcli") from None
+        raise UsageError(
+            message, where="launch.slurm.template", hint=f"{TEMPLATE} is the one of rlcli"
+        ) from None
 
 
 def seconds_of(time: str) -> int:
-    """Seconds of a time limit: `90m`, `8h`, `2d`, or in Slurm's notation: minutes, `8:00` (8 minutes), `8:00:00`,
-    `2-0`. Raises UsageError for less than a minute, which is Slurm's unit."""
+    """Seconds of a time limit: `90m`, `8h`, `2d`, or in Slurm's notation: minutes, `8:00` (8
+    minutes), `8:00:00`, `2-0`. Raises UsageError for less than a minute, which is Slurm's unit."""
     if short := re.fullmatch(r"(\d+)([smhd])", time):
         seconds = int(short[1]) * _UNITS[short[2]]
     else:
         days, dash, rest = time.rpartition("-")
         parts = [int(figure) for figure in rest.split(":")]
         units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-        seconds = int(days or 0) * 86400 + sum(figure * unit for figure, unit in zip(parts, units, strict=False))
+        seconds = int(days or 0) * 86400 + sum(
+            figure * unit for figure, unit in zip(parts, units, strict=False)
+        )
     if seconds < 60:
         message = f"a job of {seconds} s is too short: Slurm counts in minutes"
         raise UsageError(message, where="launch.slurm.time", hint="write 90m, 8h, 2d or 8:00:00")
@@ -87,23 +109,35 @@ def parts_of(recipe: Recipe) -> list[JobPart]:
 
 def _title(recipe: Recipe, topology: Topology, runs: int) -> str:
     nodes = "one node" if topology.nodes == 1 else f"{topology.nodes} nodes"
-    workers = "one worker" if topology.devices_per_node == 1 else f"{topology.devices_per_node} workers"
+    workers = (
+        "one worker" if topology.devices_per_node == 1 else f"{topology.devices_per_node} workers"
+    )
     each = "" if topology.nodes == 1 else " each"
-    return f"{f'{runs} runs' if runs > 1 else 'A run'} of {recipe.name}, on {nodes} with {workers}{each}."
+    return (
+        f"{f'{runs} runs' if runs > 1 else 'A run'} of {recipe.name}, on {nodes} "
+        f"with {workers}{each}."
+    )
 
 
-def _parts(recipe: Recipe, topology: Topology, lead: int, runs: int, at_once: int | None) -> Iterator[Iterator[str]]:
-    """Options of sbatch for each part of the job, without their dashes; those of the whole job go with the first."""
+def _parts(
+    recipe: Recipe, topology: Topology, lead: int, runs: int, at_once: int | None
+) -> Iterator[Iterator[str]]:
+    """Options of sbatch for each part of the job, without their dashes;
+    those of the whole job go with the first."""
     first, *others = parts_of(recipe)
     if others and runs > 1:
         message = "a sweep is an array of jobs, and Slurm has no arrays of heterogeneous jobs"
-        raise UsageError(message, where="launch.slurm.parts", hint="submit the runs one by one", code="R49")
+        raise UsageError(
+            message, where="launch.slurm.parts", hint="submit the runs one by one", code="R49"
+        )
     settings = recipe.launch.slurm
     array = [f"array=0-{runs - 1}{f'%{at_once}' if at_once else ''}"] if runs > 1 else []
     yield itertools.chain(
-        [f"job-name={recipe.name}", *array], _of_part(first, settings, topology), _named(settings, OF_JOB),
+        [f"job-name={recipe.name}", *array],
+        _of_part(first, settings, topology),
+        _named(settings, OF_JOB),
         [f"signal=B:USR1@{lead}", "requeue"],
-    )  # fmt: skip
+    )
     yield from (_of_part(section, settings, topology) for section in others)
 
 
@@ -130,13 +164,19 @@ def _raw_options(settings: Slurm) -> Iterator[str]:
         if name in OURS or name.replace("-", "_") in NAMED:
             message = f"{name} cannot be given here"
             has_key = name.replace("-", "_") in (*NAMED, "time", "cpus_per_task")
-            hint = f"launch.slurm.{name.replace('-', '_')} is the key for it" if has_key else "rlcli sets it itself"
+            hint = (
+                f"launch.slurm.{name.replace('-', '_')} is the key for it"
+                if has_key
+                else "rlcli sets it itself"
+            )
             raise UsageError(message, where="launch.slurm.options", hint=hint)
         if value is True:
             yield name
         elif value is not False:
             yield (
-                f'{name}="{value}"' if isinstance(value, str) and re.search(r"[\s#']|^$", value) else f"{name}={value}"
+                f'{name}="{value}"'
+                if isinstance(value, str) and re.search(r"[\s#']|^$", value)
+                else f"{name}={value}"
             )
 
 

@@ -1,4 +1,5 @@
-"""Submits runs to Slurm: their folders, the batch script with its values next to it, and `sbatch`."""
+"""Submits runs to Slurm: their folders, the batch script with its values next to it,
+and `sbatch`."""
 
 from __future__ import annotations
 
@@ -52,22 +53,31 @@ class Batch:
         from rlcli.topology import plan_topology
 
         settings = self.recipe.launch.slurm
-        limit = seconds_of(settings.time) if settings.time else _limit_of_partition(settings.partition)
+        limit = (
+            seconds_of(settings.time) if settings.time else _limit_of_partition(settings.partition)
+        )
         return batch_script(
-            self.recipe, plan_topology(self.recipe), values=self.folder / VALUES,
-            log=self.folder / (LOG if len(self.runs) == 1 else ARRAY_LOG), lead=lead_of(self.runs[0], limit),
-            runs=len(self.runs), at_once=self.at_once,
-        )  # fmt: skip
+            self.recipe,
+            plan_topology(self.recipe),
+            values=self.folder / VALUES,
+            log=self.folder / (LOG if len(self.runs) == 1 else ARRAY_LOG),
+            lead=lead_of(self.runs[0], limit),
+            runs=len(self.runs),
+            at_once=self.at_once,
+        )
 
     def submit(self) -> str:
-        """Write the script and its values, and submit it. Returns the id of the job, which is also written into the
-        runs' folders. Raises UsageError, SlurmError."""
+        """Write the script and its values, and submit it. Returns the id of the job, which is also
+        written into the runs' folders. Raises UsageError, SlurmError."""
         for folder in (self.folder / LOG.parent, *(run / LOG.parent for run in self.runs)):
             make_folder(folder)
         replace_file(self.folder / VALUES, (json.dumps(self._values(), indent=2) + "\n").encode())
         replace_file(self.folder / SCRIPT, self.script().encode())
-        # what the script has to say is in its own log, unless somebody submits it without its folder
-        answer = ask_slurm(["sbatch", "--parsable", "--output=/dev/null", str(self.folder / SCRIPT)])
+        # what the script has to say is in its own log,
+        # unless somebody submits it without its folder
+        answer = ask_slurm(
+            ["sbatch", "--parsable", "--output=/dev/null", str(self.folder / SCRIPT)]
+        )
         job_id, _, cluster = answer.strip().partition(";")
         if not JOB_ID.fullmatch(job_id):
             raise SlurmError(f"sbatch answers {answer[:200]!r}, and not with the id of a job")
@@ -80,7 +90,10 @@ class Batch:
     def _values(self) -> dict[str, Any]:
         project = current_project()
         runs = [
-            {"folder": str(run), "arguments": ["resume", "--in-job", *self.options, "--", str(run), *self.overrides]}
+            {
+                "folder": str(run),
+                "arguments": ["resume", "--in-job", *self.options, "--", str(run), *self.overrides],
+            }
             for run in self.runs
         ]
         environment = {VARIABLE: str(project)} if project is not None else {}
@@ -96,8 +109,8 @@ def planned(resolved: Resolved, run_dir: Path | None) -> Batch:
 def submit_run(
     resolved: Resolved, run_dir: Path | None, *, warn: Callable[[str], None] | None = None
 ) -> tuple[str, Path]:
-    """Check a recipe (with `warn`, some of its rows too), create the folder of its run, and submit it. Returns the id
-    of the job and the folder. Raises RlcliError and leaves nothing behind."""
+    """Check a recipe (with `warn`, some of its rows too), create the folder of its run, and submit
+    it. Returns the id of the job and the folder. Raises RlcliError and leaves nothing behind."""
     from rlcli.inspect.before_start import check_before_start
     from rlcli.launch.run import prepare_run
     from rlcli.observe.results import runs_first
@@ -111,13 +124,18 @@ def submit_run(
         return Batch(resolved.recipe, folder, (folder,)).submit(), folder
 
 
-def submit_again(run_dir: Path, overrides: Sequence[str], options: Sequence[str], recipe: Recipe) -> str:
-    """Continue a run that has ended as another job. Returns its id. Raises ResourceError if its job is not over."""
+def submit_again(
+    run_dir: Path, overrides: Sequence[str], options: Sequence[str], recipe: Recipe
+) -> str:
+    """Continue a run that has ended as another job. Returns its id.
+    Raises ResourceError if its job is not over."""
     earlier = Submission.read(run_dir)
     job = look_up_one(earlier.job_id) if earlier is not None else None
     if job is not None and job.is_alive:
         message = f"job {job.job_id} of this run is {job.state}"
-        raise ResourceError(message, where=str(run_dir), hint=f"rlcli status {run_dir} shows it", code="F71")
+        raise ResourceError(
+            message, where=str(run_dir), hint=f"rlcli status {run_dir} shows it", code="F71"
+        )
     folder = run_dir.absolute()
     return Batch(recipe, folder, (folder,), tuple(options), tuple(overrides)).submit()
 
@@ -125,12 +143,16 @@ def submit_again(run_dir: Path, overrides: Sequence[str], options: Sequence[str]
 def planned_sweep(base: Resolved, sweep: Sweep, run_dir: Path | None, at_once: int | None) -> Batch:
     """The array of a sweep; nothing is created. Raises UsageError, as its script does."""
     folder = (run_dir or _new_folder(base)).absolute()
-    return Batch(base.recipe, folder, tuple(folder / run.name for run in sweep.runs), at_once=at_once)
+    return Batch(
+        base.recipe, folder, tuple(folder / run.name for run in sweep.runs), at_once=at_once
+    )
 
 
-def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved, *, warn: Callable[[str], None] | None = None) -> str:
-    """Check a sweep (with `warn`, some of its rows too), create the folders of its runs, and submit them. Returns the
-    id of the array. Raises RlcliError and leaves nothing behind."""
+def submit_sweep(
+    batch: Batch, sweep: Sweep, base: Resolved, *, warn: Callable[[str], None] | None = None
+) -> str:
+    """Check a sweep (with `warn`, some of its rows too), create the folders of its runs, and submit
+    them. Returns the id of the array. Raises RlcliError and leaves nothing behind."""
     from rlcli.inspect.before_start import check_before_start
     from rlcli.launch.run import prepare_run
     from rlcli.observe.results import runs_first
@@ -139,21 +161,30 @@ def submit_sweep(batch: Batch, sweep: Sweep, base: Resolved, *, warn: Callable[[
     batch.script()
     if missing := runs_first(base, str(Path(base.recipe.log.dir).expanduser())):
         first = missing[0].recipe.name
-        missing_result = f"the result of {first}, which is not there yet, and each would make it for itself"
-        raise ResourceError(f"the runs start from {missing_result}", hint=f"first: rlcli train {first}", code="F72")
+        missing_result = (
+            f"the result of {first}, which is not there yet, and each would make it for itself"
+        )
+        raise ResourceError(
+            f"the runs start from {missing_result}", hint=f"first: rlcli train {first}", code="F72"
+        )
     check_before_start(base, None, [], warn)
     if Sweep.read(batch.folder) is not None:
-        raise ResourceError(f"{batch.folder} holds a sweep", where="--run-dir", hint="choose another", code="F72")
+        raise ResourceError(
+            f"{batch.folder} holds a sweep", where="--run-dir", hint="choose another", code="F72"
+        )
     with undone_on_failure(batch.folder):
         open_sweep(batch.folder, sweep)
         for run, folder in zip(sweep.runs, batch.runs, strict=True):
-            prepare_run(load_recipe(sweep.recipe, [*sweep.overrides, *run.settings], sweep.layers), folder)
+            prepare_run(
+                load_recipe(sweep.recipe, [*sweep.overrides, *run.settings], sweep.layers), folder
+            )
         return batch.submit()
 
 
 @contextmanager
 def undone_on_failure(folder: Path) -> Iterator[None]:
-    """On failure, restore a folder: remove it, with any parents that did not exist before, or empty it."""
+    """On failure, restore a folder: remove it, with any parents that did not exist before,
+    or empty it."""
     was_there = folder.is_dir()
     above = [parent for parent in folder.parents if not parent.exists()]
     content = set(os.listdir(folder)) if was_there else set()
@@ -180,7 +211,12 @@ def _new_folder(resolved: Resolved) -> Path:
 def _limit_of_partition(name: str | None) -> int | None:
     """Default time limit of a partition's jobs, in seconds; None if unlimited or unknown."""
     try:
-        asked = ["sinfo", "--noheader", "--format=%P %L %l", *([f"--partition={name}"] if name else [])]
+        asked = [
+            "sinfo",
+            "--noheader",
+            "--format=%P %L %l",
+            *([f"--partition={name}"] if name else []),
+        ]
         lines = [line.split() for line in ask_slurm(asked).splitlines()]
     except SlurmError:
         return None

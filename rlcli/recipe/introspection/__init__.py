@@ -1,1 +1,2 @@
-"""What there is to know about keys and recipes: types, docs and defaults; completion, JSON Schema, explanations."""
+"""What there is to know about keys and recipes: types, docs and defaults; completion,
+JSON Schema, explanations."""

@@ -1,4 +1,5 @@
-"""A completion of a word being typed; in its own module, so that most completions load nothing else."""
+"""A completion of a word being typed; in its own module,
+so that most completions load nothing else."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class DifferenceGroup:
-    """The same difference at several keys, such as a value that one `${ppo}` passes to four calls."""
+    """The same difference at several keys, such as a value that one `${ppo}` passes to four
+    calls."""
 
     pattern: str
     """The key, with `*` for the parts that vary."""
@@ -68,14 +69,18 @@ def differences(before: Values, now: Values) -> list[Difference]:
         if is_old and is_new and _same(old, new):
             continue
         kind: Kind = "changed" if is_old and is_new else "removed" if is_old else "added"
-        result.append(Difference(dotted(path), kind, old, new, before.origin(path), now.origin(path)))
+        result.append(
+            Difference(dotted(path), kind, old, new, before.origin(path), now.origin(path))
+        )
     return result
 
 
 def _same(left: Any, right: Any) -> bool:
     """Equal, and of the same type: `1` and `true` differ."""
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(_same(a, b) for a, b in zip(left, right, strict=True))
+        return len(left) == len(right) and all(
+            _same(a, b) for a, b in zip(left, right, strict=True)
+        )
     return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 
@@ -84,29 +89,38 @@ def grouped(differences: Sequence[Difference]) -> list[DifferenceGroup]:
     groups: dict[str, list[Difference]] = {}
     for difference in differences:
         last = difference.key.rpartition(".")[2]
-        chosen = any(is_default(origin or "") for origin in (difference.origin_before, difference.origin_now))
+        chosen = any(
+            is_default(origin or "") for origin in (difference.origin_before, difference.origin_now)
+        )
         depth = difference.key.count(".") if chosen else 0
         values = (difference.before, difference.now)
         origins = (difference.origin_before, difference.origin_now)
         identity = repr((difference.kind, last, depth, values, origins))
         groups.setdefault(identity, []).append(difference)
-    return [DifferenceGroup(_pattern([member.key for member in group]), tuple(group)) for group in groups.values()]
+    return [
+        DifferenceGroup(_pattern([member.key for member in group]), tuple(group))
+        for group in groups.values()
+    ]
 
 
 def _pattern(keys: Sequence[str]) -> str:
-    """`graph.*.interface.args.kl_ctl`; parts outside the common prefix and suffix become one `*`."""
+    """`graph.*.interface.args.kl_ctl`; parts outside the common prefix and suffix become one
+    `*`."""
     if len(keys) == 1:
         return keys[0]
     parts = [key.split(".") for key in keys]
     if len({len(names) for names in parts}) == 1:
-        return ".".join(names[0] if len(set(names)) == 1 else "*" for names in zip(*parts, strict=True))
+        return ".".join(
+            names[0] if len(set(names)) == 1 else "*" for names in zip(*parts, strict=True)
+        )
     from_the_end = zip(*(names[::-1] for names in parts), strict=False)
     shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, from_the_end)]
     return ".".join(["*", *reversed(shared)])
 
 
 def sections_of_one(compared: Sequence[Difference], before: Values, now: Values) -> dict[str, str]:
-    """Key → the topmost section that contains it and that only one of the recipes has: `models.critic`."""
+    """Key → the topmost section that contains it and that only one of the recipes has:
+    `models.critic`."""
     result = {}
     for kind, here, elsewhere in (("removed", before, now), ("added", now, before)):
         set_there = [path for path, value in elsewhere.of.items() if value is not None]
@@ -121,6 +135,7 @@ def sections_of_one(compared: Sequence[Difference], before: Values, now: Values)
 
 
 def implied(difference: Difference) -> bool:
-    """Whether a key came or went with its component or section, without having been set explicitly."""
+    """Whether a key came or went with its component or section,
+    without having been set explicitly."""
     origin = difference.origin_now if difference.kind == "added" else difference.origin_before
     return difference.kind != "changed" and is_default(origin or "")

@@ -20,19 +20,31 @@ def doc_of(model: type[BaseModel], field: str) -> str:
     if not issubclass(model, Section):
         return " ".join((fields_of(model)[field].description or "").split())
     written = model.documented_in or model
-    ours = [cls for cls in written.__mro__ if cls.__module__.partition(".")[0] == __name__.partition(".")[0]]
-    return next((doc for cls in ours if (doc := _docs_in(cls.__module__)[cls.__name__].get(field))), "")
+    ours = [
+        cls
+        for cls in written.__mro__
+        if cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    ]
+    return next(
+        (doc for cls in ours if (doc := _docs_in(cls.__module__)[cls.__name__].get(field))), ""
+    )
 
 
 @cache
 def _docs_in(module: str) -> dict[str, dict[str, str]]:
     """Class → field → the string literal that follows the field in the class body, on one line."""
     source = ast.parse(inspect.getsource(sys.modules[module]))
-    return {node.name: dict(_documented(node.body)) for node in source.body if isinstance(node, ast.ClassDef)}
+    return {
+        node.name: dict(_documented(node.body))
+        for node in source.body
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
     for field, following in pairwise(body):
         match field, following:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(doc))
+            ):
                 yield name, " ".join(doc.split())

@@ -1,7 +1,8 @@
-"""Editor support for checking recipes while typing: the schema as a file, and the setting that points to it.
+"""Editor support for checking recipes while typing: the schema as a file,
+and the setting that points to it.
 
-The settings file belongs to its user: one entry is inserted into its text, comments and all else stay unchanged, and
-if that cannot be done reliably the file is left alone.
+The settings file belongs to its user: one entry is inserted into its text, comments and all else
+stay unchanged, and if that cannot be done reliably the file is left alone.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ class FileChange:
 
 
 def planned(folder: Path, schema: dict[str, Any]) -> list[FileChange]:
-    """The changes that `install` makes to a project. Raises UsageError for a file that belongs to someone else."""
+    """The changes that `install` makes to a project. Raises UsageError for a file that belongs to
+    someone else."""
     schema_text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
     old = _read(folder, SCHEMA_FILE)
     if old is not None and MADE_BY not in old:
         hint = "move it away, or name another project with --project"
-        raise UsageError("not written by rlcli; it is left as it is", where=str(folder / SCHEMA_FILE), hint=hint)
+        raise UsageError(
+            "not written by rlcli; it is left as it is", where=str(folder / SCHEMA_FILE), hint=hint
+        )
     schema_state: State = "new" if old is None else "unchanged" if old == schema_text else "changed"
     return [FileChange(SCHEMA_FILE, schema_state, schema_text), _settings(folder)]
 
@@ -57,7 +61,8 @@ def install(folder: Path, changes: list[FileChange]) -> None:
 
 
 def with_entry(text: str) -> str | None:
-    """VS Code settings (JSON with comments) with our entry inserted; None if that is not reliable."""
+    """VS Code settings (JSON with comments) with our entry inserted;
+    None if that is not reliable."""
     if not text.strip():
         return json.dumps({SETTING: ENTRY}, indent=2) + "\n"
     try:
@@ -86,14 +91,16 @@ def _settings(folder: Path) -> FileChange:
     new = with_entry(old or "")
     if new is None:
         return FileChange(SETTINGS_FILE, "left alone", json.dumps({SETTING: ENTRY}) + "\n")
-    return FileChange(SETTINGS_FILE, "new" if old is None else "unchanged" if new == old else "changed", new)
+    return FileChange(
+        SETTINGS_FILE, "new" if old is None else "unchanged" if new == old else "changed", new
+    )
 
 
 def _same_file(name: str) -> bool:
     return os.path.normpath(name.removeprefix("/")) == os.path.normpath(SCHEMA_FILE)
 
 
-# -- JSON with comments -----------------------------------------------------------------------------------
+# -- JSON with comments ----------------------------------------------------------------------------
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENTS = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -102,7 +109,8 @@ _TRAILING_COMMAS = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
 
 
 def _bare(text: str) -> str:
-    """The text with comments and trailing commas replaced by spaces; every position is preserved."""
+    """The text with comments and trailing commas replaced by spaces;
+    every position is preserved."""
 
     def blank(match: re.Match[str]) -> str:
         token = match.group()
@@ -135,16 +143,20 @@ def _inserted(text: str, opening: int, key: str, value: Any) -> str:
     rest = text[opening + 1 :]
     entry = f"{newline}{indent}{json.dumps(key)}: {json.dumps(value)}{'' if is_empty else ','}"
     joint = "" if rest[:1] in "\r\n" else f"{newline}{around if is_empty else indent}"
-    return text[: opening + 1] + entry + joint + (rest if rest[:1] in "\r\n" else rest.lstrip(" \t"))
+    return (
+        text[: opening + 1] + entry + joint + (rest if rest[:1] in "\r\n" else rest.lstrip(" \t"))
+    )
 
 
-# -- files ------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def _read(folder: Path, name: Path) -> str | None:
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise UsageError("leads out of the project; it is left as it is", where=str(path), code="S7")
+        raise UsageError(
+            "leads out of the project; it is left as it is", where=str(path), code="S7"
+        )
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -166,4 +178,6 @@ def _write(path: Path, text: str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise ResourceError(f"not writable: {error.strerror or error}", where=str(path), code="F75") from None
+        raise ResourceError(
+            f"not writable: {error.strerror or error}", where=str(path), code="F75"
+        ) from None

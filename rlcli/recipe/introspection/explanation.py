@@ -14,7 +14,18 @@ from rlcli.recipe.parsing.interpolation import Reference, interpolate, reference
 from rlcli.recipe.parsing.places import covers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.removal import place_of, removed_at
-from rlcli.recipe.parsing.tree import DEFAULT, Mapping, Node, Path, Scalar, at, dotted, leaves, plain, plain_leaves
+from rlcli.recipe.parsing.tree import (
+    DEFAULT,
+    Mapping,
+    Node,
+    Path,
+    Scalar,
+    at,
+    dotted,
+    leaves,
+    plain,
+    plain_leaves,
+)
 from rlcli.recipe.resolve import Resolved, Setting
 from rlcli.recipe.rollouts import as_role
 from rlcli.recipe.schema import SECTIONS
@@ -55,7 +66,8 @@ class Explanation:
     steps: tuple[ValueStep, ...]
     uses: tuple[Use, ...]
     topology: str
-    """`topology` if a change moves roles between devices, `batch` if it alters the arithmetic of a step, or `none`."""
+    """`topology` if a change moves roles between devices, `batch` if it alters the arithmetic of a
+    step, or `none`."""
     on_resume: Kind
     """Effect of a change on a half-finished run."""
     removed: str | None = None
@@ -72,35 +84,53 @@ class Leaf:
 
 
 def explain(resolved: Resolved, key: str) -> Explanation | list[Leaf]:
-    """Explain a value, or list the values of a section. Raises UsageError R42 for an unknown key."""
+    """Explain a value, or list the values of a section.
+    Raises UsageError R42 for an unknown key."""
     values = known_values(resolved)
     path = as_role(resolved.recipe, tuple(key.split(".")))
     if path in values:
         return _explanation(resolved, path, values)
     below = [candidate for candidate in values if candidate[: len(path)] == path]
     if not below:
-        removed = next(filter(None, (removed_at(resolved.written, path[:n]) for n in range(1, len(path) + 1))), None)
+        removed = next(
+            filter(None, (removed_at(resolved.written, path[:n]) for n in range(1, len(path) + 1))),
+            None,
+        )
         if removed is None or not resolved.history(path):
             raise _unknown(resolved, key, values)
         explanation = _explanation(resolved, path, {path: None})
         *earlier, last = (replace(step, wins=False) for step in explanation.steps)
-        return replace(explanation, steps=(*earlier, replace(last, wins=True)), uses=(), removed=place_of(removed))
+        return replace(
+            explanation,
+            steps=(*earlier, replace(last, wins=True)),
+            uses=(),
+            removed=place_of(removed),
+        )
     places = {leaf: _effective(resolved, leaf) for leaf in below}
-    return [Leaf(dotted(path), values[path], str(node.mark) if node else DEFAULT) for path, node in places.items()]
+    return [
+        Leaf(dotted(path), values[path], str(node.mark) if node else DEFAULT)
+        for path, node in places.items()
+    ]
 
 
 def known_values(resolved: Resolved) -> dict[Path, Any]:
-    """Every key that can be set and its value: the schema's, those of each component's arguments, and those
-    of the recipe's own blocks."""
+    """Every key that can be set and its value: the schema's, those of each component's arguments,
+    and those of the recipe's own blocks."""
     document = completed(resolved.to_json())
     values = dict(plain_leaves(document))
     values |= {path: plain(node) for path, node in leaves(_blocks(resolved)) if path}
     for reference in references_in(resolved.written):
-        if reference.is_alone and reference.target[0] not in SECTIONS:  # a block also receives its nested values
+        # a block also receives its nested values
+        if reference.is_alone and reference.target[0] not in SECTIONS:
             for path in [p for p in values if p[: len(reference.path)] == reference.path]:
                 key = (*reference.target, *path[len(reference.path) :])
-                values[key] = values[path] if values.get(key) is None else values[key]  # null may restore a default
-    return {path: value for path, value in values.items() if not (value == {} and _is_prefix(path, values))}
+                # null may restore a default
+                values[key] = values[path] if values.get(key) is None else values[key]
+    return {
+        path: value
+        for path, value in values.items()
+        if not (value == {} and _is_prefix(path, values))
+    }
 
 
 def _effective(resolved: Resolved, path: Path) -> Node | None:
@@ -115,10 +145,12 @@ def _is_prefix(path: Path, values: dict[Path, Any]) -> bool:
 def _blocks(resolved: Resolved) -> Mapping:
     """The recipe's own blocks, resolved."""
     tree = interpolate(resolved.written, Problems(), os.environ)
-    return Mapping({name: entry for name, entry in tree.entries.items() if name not in SECTIONS}, tree.mark)
+    return Mapping(
+        {name: entry for name, entry in tree.entries.items() if name not in SECTIONS}, tree.mark
+    )
 
 
-# -- one value -------------------------------------------------------------------------------------------
+# -- one value -------------------------------------------------------------------------------------
 
 
 def _explanation(resolved: Resolved, path: Path, values: dict[Path, Any]) -> Explanation:
@@ -133,7 +165,8 @@ def _explanation(resolved: Resolved, path: Path, values: dict[Path, Any]) -> Exp
         value=values[path],
         field=field,
         steps=tuple(_steps(resolved, path, field, values[path])),
-        uses=tuple(Use(dotted(p)) for p in ours if _is_read(p)) + tuple(Use(dotted(p), uses[p]) for p in carried),
+        uses=tuple(Use(dotted(p)) for p in ours if _is_read(p))
+        + tuple(Use(dotted(p), uses[p]) for p in carried),
         topology=_effect([*ours, *carried]),
         on_resume=max(
             (kind_of_change(p, resolved.recipe) for p in [*ours, *carried]),
@@ -157,11 +190,24 @@ def _steps(resolved: Resolved, path: Path, field: Field | None, value: Any) -> I
     if winner is not None and history[winner].value is None and value is not None:
         winner = None  # null restored the default
     decided = node is not None and node.mark.is_default
-    if decided and history and history[-1].value is not None:  # a reference to something unset: it brings a default
+    # a reference to something unset: it brings a default
+    if decided and history and history[-1].value is not None:
         winner, decided = len(history) - 1, False
-    default = yaml_word(plain(node)) if node is not None and decided else field.default_text if field else None
+    default = (
+        yaml_word(plain(node))
+        if node is not None and decided
+        else field.default_text
+        if field
+        else None
+    )
     if default is not None:
-        note = "chosen by rlcli" if decided and path[-1] == "type" else field.location if field else None
+        note = (
+            "chosen by rlcli"
+            if decided and path[-1] == "type"
+            else field.location
+            if field
+            else None
+        )
         if decided and node is not None and node.mark.file != DEFAULT:
             note = node.mark.file.removeprefix(f"{DEFAULT}, ")
         yield ValueStep(DEFAULT, default, note, wins=winner is None)
@@ -177,15 +223,17 @@ def _note(setting: Setting) -> str | None:
 
 
 def _is_read(path: Path) -> bool:
-    """Whether a key has an effect of its own: interfaces read sampling settings only by reference."""
+    """Whether a key has an effect of its own: interfaces read sampling settings only by
+    reference."""
     return path[0] != "generation" or path[1:] == ("responses_per_prompt",)
 
 
-# -- where it goes ---------------------------------------------------------------------------------------
+# -- where it goes ---------------------------------------------------------------------------------
 
 
 def _uses(tree: Mapping, path: Path) -> dict[Path, str]:
-    """The keys that receive the value at a path through references, nearest first, each with the last reference."""
+    """The keys that receive the value at a path through references, nearest first,
+    each with the last reference."""
     references = list(references_in(tree))
     references_by_key: dict[Path, str] = {}
     waiting = [path]
@@ -225,7 +273,8 @@ def _effect(paths: list[Path]) -> str:
 
 
 def _unknown(resolved: Resolved, key: str, values: dict[Path, Any]) -> UsageError:
-    """Likely intended keys: the same last word elsewhere, a similar key, or another framework's word."""
+    """Likely intended keys: the same last word elsewhere, a similar key,
+    or another framework's word."""
     keys = [dotted(path) for path in values]
     last = key.rpartition(".")[2]
     same = [candidate for candidate in keys if candidate.rpartition(".")[2] == last]
@@ -234,7 +283,9 @@ def _unknown(resolved: Resolved, key: str, values: dict[Path, Any]) -> UsageErro
     sections = {dotted(path[:depth]) for path in values for depth in range(1, len(path))}
     near = same[0] if same else close_to(key, [*keys, *sections])
     if near is not None:
-        others = f" (or {', '.join(same[1:3])}{', …' if len(same) > 3 else ''})" if len(same) > 1 else ""
+        others = (
+            f" (or {', '.join(same[1:3])}{', …' if len(same) > 3 else ''})" if len(same) > 1 else ""
+        )
         hint: str | None = f"did you mean {near}?{others}"
     else:
         hint = suggest_key(last, SECTIONS, argument_words(resolved.written))[1]

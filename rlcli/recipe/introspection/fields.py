@@ -1,4 +1,5 @@
-"""What is known about a key before any layer sets it: type, documentation, default, and where that is written."""
+"""What is known about a key before any layer sets it: type, documentation, default,
+and where that is written."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from pydantic.fields import FieldInfo
 
 from rlcli.errors import ProjectError
 from rlcli.project import roots
-from rlcli.recipe.annotations import annotation_at, field_at, fields_of, inside, named_section_of, section_of
+from rlcli.recipe.annotations import (
+    annotation_at,
+    field_at,
+    fields_of,
+    inside,
+    named_section_of,
+    section_of,
+)
 from rlcli.recipe.components import known_signature
 from rlcli.recipe.introspection.docs import doc_of
 from rlcli.recipe.parsing.layers import shown
@@ -52,8 +60,9 @@ def field_of(path: Path, tree: Node) -> Field | None:
 
 
 def fields_under(name: str) -> list[tuple[str, Field]]:
-    """The keys of a schema section, nested sections included, or the single key of that name and, if it is a list of
-    sections, theirs; none if there is no such section. `<role>` stands for a user-defined name."""
+    """The keys of a schema section, nested sections included, or the single key of that name and,
+    if it is a list of sections, theirs; none if there is no such section. `<role>` stands for a
+    user-defined name."""
     path = tuple(name.split("."))
     annotation, own_field = annotation_at(Recipe, path), _section_field(path)
     below = list(_fields_in(annotation, path))
@@ -65,10 +74,16 @@ def fields_under(name: str) -> list[tuple[str, Field]]:
 def _fields_in(annotation: Any, path: Path) -> Iterator[tuple[str, Field]]:
     section = section_of(annotation)
     if named_section_of(annotation) not in (None, Component):
-        yield from _fields_in(inside(annotation, "*"), (*path, PLACEHOLDERS.get(str(path[-1]), "<name>")))
+        yield from _fields_in(
+            inside(annotation, "*"), (*path, PLACEHOLDERS.get(str(path[-1]), "<name>"))
+        )
     elif section is not None and section is not Component:
         for key, info in fields_of(section).items():
-            if deeper := list(_fields_in(info.annotation, (*path, key))) if section_of(info.annotation) else []:
+            if (
+                deeper := list(_fields_in(info.annotation, (*path, key)))
+                if section_of(info.annotation)
+                else []
+            ):
                 yield from deeper
             else:
                 yield dotted((*path, key)), _described(section, key, info)
@@ -98,17 +113,25 @@ def _with_defaults(arguments: tuple[Argument, ...], values: dict[str, Any]) -> d
         value = values.get(argument.name)
         if argument.name in values:
             inside = argument.fields and isinstance(value, dict)
-            result[argument.name] = _with_defaults(argument.fields, value or {}) if inside else value
+            result[argument.name] = (
+                _with_defaults(argument.fields, value or {}) if inside else value
+            )
         elif argument.presets is not None:
             result[argument.name] = _with_defaults(argument.fields, {})
         elif not argument.required:
             computed = argument.default is COMPUTED
-            result[argument.name] = f"<{argument.default_text}>" if computed else _as_json(argument.default)
+            result[argument.name] = (
+                f"<{argument.default_text}>" if computed else _as_json(argument.default)
+            )
     return result | {name: value for name, value in values.items() if name not in result}
 
 
 def _as_json(value: Any) -> Any:
-    return [_as_json(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else value
+    return (
+        [_as_json(item) for item in value]
+        if isinstance(value, list | tuple | set | frozenset)
+        else value
+    )
 
 
 def arguments_in(signature: Signature) -> Iterator[tuple[str, Argument]]:
@@ -139,7 +162,8 @@ def yaml_word(value: Any) -> str:
 
 
 def argument_type(signature: Signature, argument: Argument) -> str:
-    """The type in words, with bounds or choices; as in the source if recipes have no words for it."""
+    """The type in words, with bounds or choices; as in the source if recipes have no words for
+    it."""
     from rlcli.registry.arguments import type_of_argument
 
     try:
@@ -160,15 +184,24 @@ def _argument_field(signature: Signature, argument: Argument) -> Field:
 
 
 def _short(path: File) -> str:
-    """A component's file: relative to the working directory, otherwise to the folder of its kind."""
+    """A component's file: relative to the working directory,
+    otherwise to the folder of its kind."""
     homes = [root for root in roots() if path.is_relative_to(root)]
-    return shown(path) if path.is_relative_to(File.cwd()) or not homes else path.relative_to(homes[-1]).as_posix()
+    return (
+        shown(path)
+        if path.is_relative_to(File.cwd()) or not homes
+        else path.relative_to(homes[-1]).as_posix()
+    )
 
 
 def _section_field(path: Path) -> Field | None:
     section = section_of(annotation_at(Recipe, path[:-1]))
     field = field_at(section, path[-1])  # None for a user-defined name: models.<role>
-    return _described(section, str(path[-1]), field) if field is not None and section is not None else None
+    return (
+        _described(section, str(path[-1]), field)
+        if field is not None and section is not None
+        else None
+    )
 
 
 def _described(section: type[BaseModel], key: str, field: FieldInfo) -> Field:
@@ -185,7 +218,14 @@ def _described(section: type[BaseModel], key: str, field: FieldInfo) -> Field:
     )
 
 
-_WORDS: dict[Any, str] = {str: "text", File: "text", int: "int", float: "float", bool: "bool", Any: "anything"}
+_WORDS: dict[Any, str] = {
+    str: "text",
+    File: "text",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    Any: "anything",
+}
 _WORDS |= {type(None): "null", None: "null"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
@@ -198,7 +238,11 @@ def type_text(annotation: Any, metadata: Any = ()) -> str:
     """A field's type in words: `int >= 1`, `text | null`, `lm | value`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        details = [d for item in inner[1:] for d in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        details = [
+            d
+            for item in inner[1:]
+            for d in (item.metadata if isinstance(item, FieldInfo) else [item])
+        ]
         if any(isinstance(detail, BeforeValidator) for detail in details) and inner[0] is Any:
             raise _Wordless
         return type_text(inner[0], [*metadata, *details])
@@ -212,5 +256,10 @@ def type_text(annotation: Any, metadata: Any = ()) -> str:
         return "section"
     if annotation not in _WORDS:
         raise _Wordless
-    bounds = [f"{sign} {getattr(d, name)}" for d in metadata for name, sign in _BOUNDS.items() if hasattr(d, name)]
+    bounds = [
+        f"{sign} {getattr(d, name)}"
+        for d in metadata
+        for name, sign in _BOUNDS.items()
+        if hasattr(d, name)
+    ]
     return " ".join([_WORDS[annotation], *(bounds if annotation in (int, float) else ())])

@@ -1,8 +1,9 @@
-"""JSON Schema (draft 2020-12) of a recipe file, for editors: allowed values, and documentation for every key.
+"""JSON Schema (draft 2020-12) of a recipe file, for editors: allowed values,
+and documentation for every key.
 
-It describes a single layer as written, not the whole recipe: nothing is required, because another layer may provide it;
-`${a.b}` may stand for any value, null removes what the layers below say, and `_replace_` and `_append_` control how a
-layer is merged.
+It describes a single layer as written, not the whole recipe: nothing is required, because another
+layer may provide it; `${a.b}` may stand for any value, null removes what the layers below say, and
+`_replace_` and `_append_` control how a layer is merged.
 """
 
 from __future__ import annotations
@@ -38,14 +39,19 @@ _DEFINITIONS: dict[str, Schema] = {
     "reference": {
         "type": "string",
         "pattern": r"^\s*\$\{[^{}]+\}\s*$",
-        "description": "A value from elsewhere in the recipe, ${a.b}, or from the environment, ${env:NAME}.",
+        "description": (
+            "A value from elsewhere in the recipe, ${a.b}, or from the environment, ${env:NAME}."
+        ),
     },
     "removed": {
         "type": "null",
         "description": "What the layers below say here does not count: an entry is gone, an "
         "optional key has its default.",
     },
-    "replace": {"const": True, "description": "Replace the section of the layers below instead of merging with it."},
+    "replace": {
+        "const": True,
+        "description": "Replace the section of the layers below instead of merging with it.",
+    },
 }
 _EXTENDS: Schema = {
     "description": "Layers below this file, lowest first: files next to it, or recipes by name.",
@@ -68,7 +74,12 @@ def schema_of(name: str | None = None) -> Schema:
         hint = did_you_mean(name.rpartition(".")[2], names, f"sections: {', '.join(SECTIONS)}")
         raise UsageError(f"no section and no component is named {name}", hint=hint, code="R42")
     definitions = {name: schema["$defs"][name] for name in _reachable(content, schema["$defs"])}
-    return {"$schema": DRAFT, "title": name, **content, **({"$defs": definitions} if definitions else {})}
+    return {
+        "$schema": DRAFT,
+        "title": name,
+        **content,
+        **({"$defs": definitions} if definitions else {}),
+    }
 
 
 def recipe_schema() -> Schema:
@@ -82,7 +93,9 @@ def recipe_schema() -> Schema:
             definitions[name] = _object(definition)
     _use_kinds(definitions, model)
     required = model["required"]
-    properties = {name: _value(field, "", name not in required) for name, field in model["properties"].items()}
+    properties = {
+        name: _value(field, "", name not in required) for name, field in model["properties"].items()
+    }
     properties["launch"]["anyOf"].insert(
         0, {"enum": model["$defs"][LaunchSection.__name__]["properties"]["type"]["enum"]}
     )
@@ -107,7 +120,8 @@ def _documented(model: Schema) -> Schema:
 
 
 def _use_kinds(definitions: dict[str, Schema], model: Schema) -> None:
-    """Set the kind of component at each place that takes one. Edits what `model` and `definitions` share."""
+    """Set the kind of component at each place that takes one.
+    Edits what `model` and `definitions` share."""
     for section in ("Role", "Rollout"):
         definitions[section]["properties"]["backend"] |= {"anyOf": [_ref("backends"), REFERENCE]}
     definitions["Call"]["properties"]["interface"] |= {"anyOf": [_ref("interfaces"), REFERENCE]}
@@ -119,12 +133,12 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
 
 
-# -- as a layer writes it ---------------------------------------------------------------------------------
+# -- as a layer writes it --------------------------------------------------------------------------
 
 
 def _value(node: Schema, prefix: str = "", optional: bool = True) -> Schema:
-    """Allowed content of a field: its value, a reference to one, or null for an optional one. `prefix` is put before
-    names of definitions."""
+    """Allowed content of a field: its value, a reference to one, or null for an optional one.
+    `prefix` is put before names of definitions."""
     described: Schema = {key: node[key] for key in ("default", "examples") if key in node}
     if "description" in node:
         described = {"description": " ".join(node["description"].split()), **described}
@@ -135,7 +149,11 @@ def _value(node: Schema, prefix: str = "", optional: bool = True) -> Schema:
 
 def _forms(node: Schema, prefix: str) -> Iterator[Schema]:
     """The ways to write a value of one type."""
-    core = {key: value for key, value in node.items() if key not in ("title", "description", "default", "examples")}
+    core = {
+        key: value
+        for key, value in node.items()
+        if key not in ("title", "description", "default", "examples")
+    }
     if "anyOf" in core:
         for form in core["anyOf"]:
             yield from _forms(form, prefix)
@@ -144,11 +162,21 @@ def _forms(node: Schema, prefix: str) -> Iterator[Schema]:
     elif core.get("type") == "object":
         yield _object(core, prefix)
     elif core.get("type") == "array":
-        array = {**core, **({"items": _value(core["items"], prefix, optional=False)} if "items" in core else {})}
+        array = {
+            **core,
+            **({"items": _value(core["items"], prefix, optional=False)} if "items" in core else {}),
+        }
         if "prefixItems" in core:
-            array["prefixItems"] = [_value(item, prefix, optional=False) for item in core["prefixItems"]]
+            array["prefixItems"] = [
+                _value(item, prefix, optional=False) for item in core["prefixItems"]
+            ]
         yield array
-        yield {"type": "object", "properties": {APPEND: array}, "required": [APPEND], "additionalProperties": False}
+        yield {
+            "type": "object",
+            "properties": {APPEND: array},
+            "required": [APPEND],
+            "additionalProperties": False,
+        }
     elif core.get("type") == "string" and "enum" not in core and "const" not in core:
         yield {key: value for key, value in core.items() if key != "format"}
         yield {"type": ["number", "boolean"]}  # 1.10 and true are text where text is expected
@@ -162,21 +190,26 @@ def _object(node: Schema, prefix: str = "") -> Schema:
     if "description" in node:
         result["description"] = " ".join(node["description"].split())
     fields, required = node.get("properties", {}), node.get("required", ())
-    result["properties"] = {name: _value(field, prefix, name not in required) for name, field in fields.items()}
+    result["properties"] = {
+        name: _value(field, prefix, name not in required) for name, field in fields.items()
+    }
     result["properties"][REPLACE] = _ref("replace")
     if "patternProperties" in node:
         patterns = node["patternProperties"].items()
-        result["patternProperties"] = {pattern: _value(inner, prefix) for pattern, inner in patterns}
+        result["patternProperties"] = {
+            pattern: _value(inner, prefix) for pattern, inner in patterns
+        }
     others = node.get("additionalProperties", "patternProperties" not in node)
     result["additionalProperties"] = _value(others, prefix) if isinstance(others, dict) else others
     return result
 
 
-# -- components -------------------------------------------------------------------------------------------
+# -- components ------------------------------------------------------------------------------------
 
 
 def _component_definitions(kind: str) -> dict[str, Schema]:
-    """The definitions of a kind, of each of its components' arguments, and of the sections within them."""
+    """The definitions of a kind, of each of its components' arguments,
+    and of the sections within them."""
     definitions: dict[str, Schema] = {}
     docs: dict[str, str] = {}
     for name in registry.names(kind):
@@ -189,7 +222,10 @@ def _component_definitions(kind: str) -> dict[str, Schema]:
             continue
         docs[name] = signature.doc
         definitions[key] = {**_object(model, f"{key}."), "description": signature.doc}
-        definitions |= {f"{key}.{inner}": _object(node, f"{key}.") for inner, node in model.get("$defs", {}).items()}
+        definitions |= {
+            f"{key}.{inner}": _object(node, f"{key}.")
+            for inner, node in model.get("$defs", {}).items()
+        }
     return {kind: _component(kind, docs), **definitions}
 
 
@@ -198,11 +234,20 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
     names: list[Schema] = [{"const": name, "description": doc} for name, doc in docs.items()]
     names += [{"type": "string", "pattern": _spellings(name)} for name in docs if "_" in name]
     names += [{"type": "null"}] if "null" in docs else []
-    names.append({"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "A module of an installed package."})
+    names.append(
+        {
+            "type": "string",
+            "pattern": r"^\w+(\.\w+)+$",
+            "description": "A module of an installed package.",
+        }
+    )
     arguments = [{"anyOf": [_ref(f"{kind}.{name}"), REFERENCE, REMOVED]} for name in docs]
     branches = [
         {
-            "if": {"properties": {"type": {"type": "string", "pattern": _spellings(name)}}, "required": ["type"]},
+            "if": {
+                "properties": {"type": {"type": "string", "pattern": _spellings(name)}},
+                "required": ["type"],
+            },
             "then": {"properties": {"args": {**arguments[index], "description": docs[name]}}},
         }
         for index, name in enumerate(docs)
@@ -211,13 +256,21 @@ def _component(kind: str, docs: Mapping[str, str]) -> Schema:
         "type": "object",
         "properties": {
             "type": {"description": doc_of(Component, "type"), "anyOf": [*names, REFERENCE]},
-            "args": {"description": doc_of(Component, "args"), "type": ["object", "string", "null"]},
+            "args": {
+                "description": doc_of(Component, "args"),
+                "type": ["object", "string", "null"],
+            },
             REPLACE: _ref("replace"),
         },
         "additionalProperties": False,
         "allOf": branches,
-        # A layer that leaves the type to another one may set any argument of any component of this kind.
-        **({"if": {"required": ["type"]}, "else": {"properties": {"args": {"anyOf": arguments}}}} if arguments else {}),
+        # A layer that leaves the type to another one may set any argument of any component of this
+        # kind.
+        **(
+            {"if": {"required": ["type"]}, "else": {"properties": {"args": {"anyOf": arguments}}}}
+            if arguments
+            else {}
+        ),
     }
     return {"anyOf": [*names, section]}
 
@@ -228,18 +281,25 @@ def _spellings(name: str) -> str:
 
 
 def _blocks(definitions: Mapping[str, Schema]) -> dict[str, Schema]:
-    """The available recipes' blocks and shared values; typed if every user of a block is a component's arguments."""
+    """The available recipes' blocks and shared values; typed if every user of a block is a
+    component's arguments."""
     takers: dict[str, dict[str | None, None]] = {}
     for tree in _trees():
         for reference in references_in(tree):
-            if reference.target[0] not in SECTIONS and not str(reference.target[0]).startswith("env:"):
+            if reference.target[0] not in SECTIONS and not str(reference.target[0]).startswith(
+                "env:"
+            ):
                 taker = _taker(reference, tree)
-                takers.setdefault(str(reference.target[0]), {})[taker if taker in definitions else None] = None
+                takers.setdefault(str(reference.target[0]), {})[
+                    taker if taker in definitions else None
+                ] = None
     blocks: dict[str, Schema] = {}
     for block, keys in takers.items():
         typed = [key for key in keys if key is not None]
         blocks[block] = {
-            "description": f"Of the recipes' own, shared by ${{{block}}}: {', '.join(typed) or 'a value'}."
+            "description": (
+                f"Of the recipes' own, shared by ${{{block}}}: {', '.join(typed) or 'a value'}."
+            )
         }
         if len(typed) == len(keys):
             blocks[block] |= _arguments_of_any([definitions[key] for key in typed])
@@ -248,7 +308,9 @@ def _blocks(definitions: Mapping[str, Schema]) -> dict[str, Schema]:
 
 def _arguments_of_any(takers: Sequence[Schema]) -> Schema:
     """Arguments in a block: each component uses the keys that it has."""
-    keys = {name: schema for taker in takers for name, schema in taker.get("properties", {}).items()}
+    keys = {
+        name: schema for taker in takers for name, schema in taker.get("properties", {}).items()
+    }
     return {"type": ["object", "null"], "properties": keys, "additionalProperties": False}
 
 
@@ -270,13 +332,15 @@ def _taker(reference: Reference, tree: Node) -> str | None:
     return f"{kind}.{module_name(str(named.value))}" if kind and isinstance(named, Scalar) else None
 
 
-# -- parts ------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def _component_arguments(name: str, schema: Schema) -> Schema | None:
     homes = [f"{kind}.{module_name(name)}" for kind in registry.KINDS]
     definitions = [schema["$defs"][home] for home in homes if home in schema["$defs"]]
-    return definitions[0] if len(definitions) == 1 else {"anyOf": definitions} if definitions else None
+    return (
+        definitions[0] if len(definitions) == 1 else {"anyOf": definitions} if definitions else None
+    )
 
 
 def _section(key: str, schema: Schema) -> Schema | None:
@@ -285,7 +349,9 @@ def _section(key: str, schema: Schema) -> Schema | None:
     for word in key.split("."):
         forms = list(_objects(node, schema["$defs"]))
         candidates = [form["properties"][word] for form in forms if word in form["properties"]]
-        candidates += [named for form in forms for named in form.get("patternProperties", {}).values()]
+        candidates += [
+            named for form in forms for named in form.get("patternProperties", {}).values()
+        ]
         if not candidates or word == REPLACE:
             return None
         node = candidates[0]

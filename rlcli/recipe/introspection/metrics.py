@@ -1,4 +1,5 @@
-"""The numbers that a run may write, with what they mean: those of every run and those that interfaces declare."""
+"""The numbers that a run may write, with what they mean: those of every run and those that
+interfaces declare."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class Metric:
     """A number in the records of a run."""
 
     name: str
-    """As in the records, with `<…>` for what varies; `<role>/…` is `eval/…` where an evaluation reports it."""
+    """As in the records, with `<…>` for what varies; `<role>/…` is `eval/…` where an evaluation
+    reports it."""
     unit: str
     meaning: str
     interfaces: tuple[str, ...] = ()
@@ -24,7 +26,8 @@ class Metric:
 
 
 def all_metrics() -> list[Metric]:
-    """Those of runs, then those of interfaces; one that several interfaces declare alike is listed once."""
+    """Those of runs, then those of interfaces; one that several interfaces declare alike is listed
+    once."""
     reporting: dict[tuple[str, str, str], list[str]] = {}
     for interface in registry.names("interfaces"):
         for line in _declared_by(interface):
@@ -34,7 +37,8 @@ def all_metrics() -> list[Metric]:
 
 
 def _declared_by(interface: str) -> Iterator[tuple[str, str, str]]:
-    """(name, unit, meaning) of each entry of METRICS; malformed ones are for `rlcli test interface` to report."""
+    """(name, unit, meaning) of each entry of METRICS; malformed ones are for `rlcli test interface`
+    to report."""
     declaration: Any = declared("interfaces", interface, "METRICS")
     for name, entry in declaration.items() if isinstance(declaration, dict) else ():
         if isinstance(entry, tuple | list) and len(entry) == 2:

@@ -20,7 +20,8 @@ class Superfluous:
 
 
 def superfluous(resolved: Resolved, layer: Layer) -> list[Superfluous]:
-    """The redundant keys of `layer`, one of the recipe's. Keys set by a command-line override are not judged."""
+    """The redundant keys of `layer`, one of the recipe's.
+    Keys set by a command-line override are not judged."""
     expected = resolved.to_json()
     overridden = [tuple(override.partition("=")[0].split(".")) for override in resolved.overrides]
     redundant: dict[Path, Superfluous] = {}
@@ -39,7 +40,9 @@ def _comes_to(resolved: Resolved, layer: Layer, changed: Layer) -> object:
     """The result of the recipe with one layer replaced; None if it is then invalid."""
     layers = [changed if unchanged is layer else unchanged for unchanged in resolved.layers]
     try:
-        result = resolve_layers(resolved.path, layers, resolved.overrides, resolved.profiles, Problems())
+        result = resolve_layers(
+            resolved.path, layers, resolved.overrides, resolved.profiles, Problems()
+        )
     except (RecipeError, DataError, ModelError):
         return None
     return result.to_json()

@@ -1,4 +1,5 @@
-"""A resolved recipe as readable YAML: only values set by layers, or all of them, each with its origin."""
+"""A resolved recipe as readable YAML: only values set by layers, or all of them,
+each with its origin."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from rlcli.recipe.parsing.write import to_yaml
 from rlcli.recipe.resolve import Resolved
 
 COLUMN = 48
-"""Rightmost column where origins begin, so that they end before column 80 in most recipes; longer lists wrap."""
+"""Rightmost column where origins begin, so that they end before column 80 in most recipes;
+longer lists wrap."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ def defaults_left_out(resolved: Resolved) -> int:
     return every - sum(1 for _ in plain_leaves(what_is_set(resolved)))
 
 
-def with_origins(resolved: Resolved, document: dict[str, Any], path: tuple[str, ...] = ()) -> list[Line]:
+def with_origins(
+    resolved: Resolved, document: dict[str, Any], path: tuple[str, ...] = ()
+) -> list[Line]:
     """The recipe, or its section at a path, as lines of YAML, each value with its origin."""
     indent = "  " * len(path)
     lines: list[Line] = []
@@ -45,14 +49,19 @@ def with_origins(resolved: Resolved, document: dict[str, Any], path: tuple[str, 
             lines.append(Line(indent + to_yaml({key: {}}).removesuffix(" {}\n"), None))
             lines += with_origins(resolved, item, (*path, key))
             continue
-        first, *rest = (indent + line for line in to_yaml({key: item}, room=COLUMN - len(indent)).splitlines())
-        lines.append(Line(first, by_label(resolved.origins.get(dotted((*path, key)), DEFAULT), resolved)))
+        first, *rest = (
+            indent + line for line in to_yaml({key: item}, room=COLUMN - len(indent)).splitlines()
+        )
+        lines.append(
+            Line(first, by_label(resolved.origins.get(dotted((*path, key)), DEFAULT), resolved))
+        )
         lines += [Line(line, None) for line in rest]
     return lines
 
 
 def by_label(text: str, resolved: Resolved) -> str:
-    """Text with layers from other folders under their labels: `base/ppo.yaml:3:1` without the long folder."""
+    """Text with layers from other folders under their labels:
+    `base/ppo.yaml:3:1` without the long folder."""
     for layer in resolved.layers:
         if Path(layer.file).is_absolute():
             text = text.replace(f"{layer.file}:", f"{layer.label}:")
@@ -60,7 +69,8 @@ def by_label(text: str, resolved: Resolved) -> str:
 
 
 def _set_only(node: Node, value: Any) -> Any:
-    """The part of the resolved value that the tree contains; everything below an empty mapping is default."""
+    """The part of the resolved value that the tree contains;
+    everything below an empty mapping is default."""
     if isinstance(node, Mapping) and isinstance(value, dict):
         return {
             key: _set_only(node.entries[key].node, item)

@@ -1,4 +1,5 @@
-"""Completions of `models.actor.ba…` or `train.dataset=…`, derived from this recipe without checking it."""
+"""Completions of `models.actor.ba…` or `train.dataset=…`, derived from this recipe without checking
+it."""
 
 from __future__ import annotations
 
@@ -53,7 +54,11 @@ def override_candidates(tree: Mapping, text: str, existing: Sequence[str] = ()) 
     """Completions of `key=value`; `given`: existing overrides, whose keys are not offered again."""
     key, equals, value = text.partition("=")
     if equals:
-        return [Candidate(f"{key}={word}", doc) for word, doc in values(tree, key) if word.startswith(value)]
+        return [
+            Candidate(f"{key}={word}", doc)
+            for word, doc in values(tree, key)
+            if word.startswith(value)
+        ]
     taken = {override.partition("=")[0] for override in existing}
     return [c for c in key_candidates(tree, text, end="=") if c.text.removesuffix("=") not in taken]
 
@@ -83,7 +88,11 @@ def values(tree: Mapping, key: str) -> list[tuple[str, str]]:
     words = {}
     if isinstance(now, Scalar) and now.text:
         words[now.text] = "as it is now"
-    removal = {"null": "remove it"} if at(tree, path) is not None and null_means(Recipe, path) == "gone" else {}
+    removal = (
+        {"null": "remove it"}
+        if at(tree, path) is not None and null_means(Recipe, path) == "gone"
+        else {}
+    )
     return list({**words, **dict(_legal(tree, path)), **words, **removal}.items())
 
 
@@ -108,7 +117,9 @@ def _words(kind: Any) -> Iterator[str]:
     """Every value of a type with only a few."""
     if get_origin(kind) is Literal:
         yield from map(str, get_args(kind))
-    elif kind is bool or (get_origin(kind) is not None and get_args(kind)[0] is bool):  # Annotated[bool, Strict]
+    elif kind is bool or (
+        get_origin(kind) is not None and get_args(kind)[0] is bool
+    ):  # Annotated[bool, Strict]
         yield from ("true", "false")
     elif kind is type(None):
         yield "null"
@@ -117,7 +128,7 @@ def _words(kind: Any) -> Iterator[str]:
             yield from _words(member)
 
 
-# -- the keys of a section -------------------------------------------------------------------------------
+# -- the keys of a section -------------------------------------------------------------------------
 
 
 def _keys_at(tree: Mapping, path: Path) -> Keys:
@@ -140,7 +151,9 @@ def _keys_at(tree: Mapping, path: Path) -> Keys:
 
 
 def _fields(section: type[BaseModel]) -> Keys:
-    return {key: (field.annotation, doc_of(section, key)) for key, field in fields_of(section).items()}
+    return {
+        key: (field.annotation, doc_of(section, key)) for key, field in fields_of(section).items()
+    }
 
 
 def _arguments(tree: Mapping, path: Path, kind: str) -> Keys:

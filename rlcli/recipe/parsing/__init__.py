@@ -1,1 +1,2 @@
-"""From files and the command line to one tree: layers, overrides, references; every value keeps its place."""
+"""From files and the command line to one tree: layers, overrides, references;
+every value keeps its place."""

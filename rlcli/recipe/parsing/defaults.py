@@ -12,8 +12,9 @@ from rlcli.recipe.schema import Recipe
 
 
 def default_at(path: tuple[str, ...], walked: int) -> Node | None:
-    """The default at a path whose first `walked` keys some layer sets. None if the schema has none: for unknown keys,
-    required ones, and below a user-defined name (`models.<role>`) that does not exist.
+    """The default at a path whose first `walked` keys some layer sets. None if the schema has none:
+    for unknown keys, required ones, and below a user-defined name (`models.<role>`)
+    that does not exist.
 
     A section is empty: a section that references it gets the same defaults for its keys.
     """

@@ -1,8 +1,8 @@
 """`${a.b}` and `${env:NAME}`: a value taken from elsewhere in the recipe or from the environment.
 
 If no layer sets `a.b`, its default in the schema is used; defaults of components are not looked up.
-A value that is only a reference becomes the whole target, even a mapping, and each leaf keeps its origin.
-Within other text the target's text is inserted. `$${` stands for a literal `${`.
+A value that is only a reference becomes the whole target, even a mapping, and each leaf keeps its
+origin. Within other text the target's text is inserted. `$${` stands for a literal `${`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import MAX_DEPTH, MAX_NODES, MAX_TEXT
 from rlcli.recipe.parsing.removal import null_means, place_of, removed_at
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
-from rlcli.recipe.parsing.tree import Entry, Listing, Mapping, Mark, Node, Path, Scalar, keys_at, kind_of, nodes
+from rlcli.recipe.parsing.tree import (
+    Entry,
+    Listing,
+    Mapping,
+    Mark,
+    Node,
+    Path,
+    Scalar,
+    keys_at,
+    kind_of,
+    nodes,
+)
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.suggest import did_you_mean
 
@@ -66,7 +77,8 @@ def references_in(tree: Node) -> Iterator[Reference]:
 
 
 def interpolate(root: Mapping, problems: Problems, environment: Environment[str, str]) -> Mapping:
-    """The tree with all references resolved; unresolvable ones are reported, and their values are not `valid`."""
+    """The tree with all references resolved; unresolvable ones are reported,
+    and their values are not `valid`."""
     resolved = _Interpolator(root, problems, environment).value(root, 0)
     assert isinstance(resolved, Mapping)
     return resolved
@@ -87,23 +99,32 @@ class _Interpolator:
         """The node with all references below it resolved."""
         self.nodes += 1
         if self.too_large or self.nodes > MAX_NODES or depth > MAX_DEPTH:
-            limit = f"nests deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"holds more than {MAX_NODES} values"
+            limit = (
+                f"nests deeper than {MAX_DEPTH}"
+                if depth > MAX_DEPTH
+                else f"holds more than {MAX_NODES} values"
+            )
             if not self.too_large:
-                self.problems.add("R65", f"with its references resolved the recipe {limit}", node.mark)
+                self.problems.add(
+                    "R65", f"with its references resolved the recipe {limit}", node.mark
+                )
             self.too_large = self.problems.is_cut_off = True
             return Scalar(None, node.mark, valid=False)
         if isinstance(node, Listing):
             return replace(node, items=tuple(self.value(item, depth + 1) for item in node.items))
         if isinstance(node, Mapping):
             node = self.over_reference(node, depth)
-            entries = {key: Entry(e.key, self.value(e.node, depth + 1)) for key, e in node.entries.items()}
+            entries = {
+                key: Entry(e.key, self.value(e.node, depth + 1)) for key, e in node.entries.items()
+            }
             return replace(node, entries=entries)
         if not isinstance(node.value, str) or "${" not in node.value:
             return node
         reference = whole_reference(node)
         if reference is not None and not node.value.startswith("$$"):
             target = self.target(reference, node.mark, depth)
-            return target if isinstance(target, Scalar) else self.value(target, depth)  # each copy counts
+            # each copy counts
+            return target if isinstance(target, Scalar) else self.value(target, depth)
         return self.text(node, depth)
 
     def over_reference(self, node: Mapping, depth: int) -> Mapping:
@@ -114,7 +135,9 @@ class _Interpolator:
         assert reference is not None
         below = self.target(reference, node.under.mark, depth)
         lacks = isinstance(below, Scalar) and not below.valid
-        merged = merge(below, replace(node, under=None, valid=node.valid and not lacks), self.problems)
+        merged = merge(
+            below, replace(node, under=None, valid=node.valid and not lacks), self.problems
+        )
         assert isinstance(merged, Mapping)
         return merged
 
@@ -134,7 +157,9 @@ class _Interpolator:
             self.problems.add("R64", f"circular reference: {circle}", mark)
             return nothing
         if len(self.open) >= MAX_HOPS:
-            self.problems.add("R65", f"more than {MAX_HOPS} references lead on from one to the next", mark)
+            self.problems.add(
+                "R65", f"more than {MAX_HOPS} references lead on from one to the next", mark
+            )
             return nothing
         self.open.append(reference)
         target = self.find(reference, mark, depth)
@@ -155,7 +180,10 @@ class _Interpolator:
             if isinstance(child, Scalar) and child.value is None and child.valid:
                 meaning = null_means(Recipe, path[: walked + 1])
                 if meaning == "gone":
-                    message = f"${{{reference}}}: {'.'.join(path[: walked + 1])} is removed {place_of(child.mark)}"
+                    message = (
+                        f"${{{reference}}}: {'.'.join(path[: walked + 1])} is removed "
+                        f"{place_of(child.mark)}"
+                    )
                     self.problems.add("R61", message, mark)
                     return None
                 child = None if meaning == "default" else child
@@ -177,13 +205,20 @@ class _Interpolator:
             hint = f"{'.'.join(walked)} is removed {place_of(removed)}"
         elif "args" in walked:
             hint = hint or "a component's defaults cannot be referred to; write the value out"
-        self.problems.add("R61", f"${{{reference}}}: nothing is set at {key} {location}", mark, hint)
+        self.problems.add(
+            "R61", f"${{{reference}}}: nothing is set at {key} {location}", mark, hint
+        )
 
     def variable(self, name: str, mark: Mark) -> Node:
         value = self.environment.get(name)
         if _SECRET.search(name):
             message = f"{name} looks like a secret; recipes are copied into run directories"
-            self.problems.add("R62", message, mark, "programs that need it read it from the environment themselves")
+            self.problems.add(
+                "R62",
+                message,
+                mark,
+                "programs that need it read it from the environment themselves",
+            )
         elif not value:
             state = "is not set" if value is None else "is empty"
             self.problems.add("R62", f"the environment variable {name} {state}", mark)
@@ -208,7 +243,9 @@ class _Interpolator:
             length += len(parts[-1]) + len(parts[-2])
             self.characters += len(replacement)
             if length > MAX_TEXT or self.characters > MAX_TEXT_IN_ALL:
-                self.problems.add("R65", "with its references put in, the text is longer than 64 KiB", node.mark)
+                self.problems.add(
+                    "R65", "with its references put in, the text is longer than 64 KiB", node.mark
+                )
                 return nothing
         parts.append(node.value[end:])
         return Scalar("".join(parts), node.mark, "".join(parts), plain=False)
@@ -223,7 +260,11 @@ class _Interpolator:
             return None
         target = self.target(match.group(1).strip(), mark, depth)
         if not isinstance(target, Scalar):
-            self.problems.add("R37", f"{match.group()} is {kind_of(target)}; inside text it must be a scalar", mark)
+            self.problems.add(
+                "R37",
+                f"{match.group()} is {kind_of(target)}; inside text it must be a scalar",
+                mark,
+            )
             return None
         if not target.valid:
             return None
@@ -231,7 +272,8 @@ class _Interpolator:
 
 
 def _value_of_variable(text: str, mark: Mark) -> Scalar:
-    """A number or a boolean as in a recipe; anything else is text, also what a recipe would read as null."""
+    """A number or a boolean as in a recipe; anything else is text,
+    also what a recipe would read as null."""
     try:
         value = core_scalar(text)
     except ScalarError:

@@ -1,4 +1,5 @@
-"""Find and read the layers of a recipe: `extends:` first, in order, then the file itself, then those of `--with`."""
+"""Find and read the layers of a recipe: `extends:` first, in order, then the file itself, then
+those of `--with`."""
 
 from __future__ import annotations
 
@@ -61,16 +62,25 @@ def recipe_names() -> dict[str, Path]:
 
 def profile_names() -> dict[str, Path]:
     """Names that `--with` accepts (`gpu8`), with their files."""
-    return {name.removeprefix(PROFILES): path for name, path in recipe_names().items() if name.startswith(PROFILES)}
+    return {
+        name.removeprefix(PROFILES): path
+        for name, path in recipe_names().items()
+        if name.startswith(PROFILES)
+    }
 
 
 def whole_recipe_names() -> dict[str, Path]:
     """The recipes that can be trained, without layers that are only parts of one."""
-    return {name: path for name, path in recipe_names().items() if not name.startswith((PROFILES, *PARTS))}
+    return {
+        name: path
+        for name, path in recipe_names().items()
+        if not name.startswith((PROFILES, *PARTS))
+    }
 
 
 def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
-    """A recipe by path (`.yaml` optional) or by name; None, with the reason reported, if not found."""
+    """A recipe by path (`.yaml` optional) or by name; None, with the reason reported,
+    if not found."""
     text = os.fspath(recipe)
     file, refused = _existing(text, problems)
     if file is not None or refused:
@@ -85,13 +95,16 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     hint = did_you_mean(name, listed, f"available: {', '.join(listed)}" if listed else None)
     if profile in profile_names():
         hint = f"{profile} is a profile; apply it to a recipe: RECIPE --with {profile}"
-    problems.add("R51", f"recipe {text!r} not found (not a file, and no recipe has that name)", hint=hint)
+    problems.add(
+        "R51", f"recipe {text!r} not found (not a file, and no recipe has that name)", hint=hint
+    )
     return None
 
 
 def find_profile(profile: str, problems: Problems) -> Path | None:
-    """A layer for the command line: a file (`.yaml` optional; any readable one, as the user names it), a profile by
-    name, or another layer by name. None, with the reason reported, if not found."""
+    """A layer for the command line: a file (`.yaml` optional; any readable one, as the user names
+    it), a profile by name, or another layer by name. None, with the reason reported,
+    if not found."""
     mark = with_option(profile)
     file, refused = _existing(profile, problems, mark)
     if file is not None or refused:
@@ -103,7 +116,9 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
     from rlcli.recipe.suggest import did_you_mean
 
     hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
-    problems.add("R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint)
+    problems.add(
+        "R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint
+    )
     return None
 
 
@@ -113,12 +128,17 @@ def with_option(profile: str) -> Mark:
 
 
 def _existing(text: str, problems: Problems, mark: Mark | None = None) -> tuple[Path | None, bool]:
-    """The file of that name, if there is one; and whether the name is refused, with the reason reported."""
+    """The file of that name, if there is one; and whether the name is refused,
+    with the reason reported."""
     if "\0" in text or not text:
         problems.add("R59", f"{text!r} is not a possible file name", mark)
         return None, True
     try:
-        candidates = [path for path in (Path(text), Path(f"{text}.yaml")) if path.exists() and not path.is_dir()]
+        candidates = [
+            path
+            for path in (Path(text), Path(f"{text}.yaml"))
+            if path.exists() and not path.is_dir()
+        ]
     except OSError as error:
         code = "R58" if isinstance(error, PermissionError) else "R59"
         problems.add(code, f"{text[:200]!r}: {error.strerror}", mark)
@@ -127,8 +147,9 @@ def _existing(text: str, problems: Problems, mark: Mark | None = None) -> tuple[
 
 
 def collect(path: Path, problems: Problems, profiles: Sequence[str] = ()) -> list[Layer]:
-    """All layers of a recipe, lowest first, those of `--with` last. A layer reached twice counts where it came
-    first; one named by `--with` must be new, because otherwise it would not be on top."""
+    """All layers of a recipe, lowest first, those of `--with` last. A layer reached twice counts
+    where it came first; one named by `--with` must be new,
+    because otherwise it would not be on top."""
     collector = _Collector(recipe_roots(), problems)
     collector.add(path, path.name, None)
     for profile in profiles:
@@ -158,9 +179,13 @@ class _Collector:
     def lay(self, path: Path, asked_by: Mark) -> None:
         """Add a layer named on the command line."""
         if path.resolve() in self.seen:
-            below = next((layer for layer in self.layers if layer.path.resolve() == path.resolve()), None)
+            below = next(
+                (layer for layer in self.layers if layer.path.resolve() == path.resolve()), None
+            )
             by = below.pulled_in_by if below else None
-            role = f"already a layer, pulled in by {by.file_and_line}" if by else "the recipe itself"
+            role = (
+                f"already a layer, pulled in by {by.file_and_line}" if by else "the recipe itself"
+            )
             self.problems.add("R05", f"{shown(path)} is {role}", asked_by, "name each layer once")
             return
         self.add(path, self.label(path, path.parent), asked_by)
@@ -171,7 +196,9 @@ class _Collector:
         if real in [opened for opened, _ in self.open]:
             names = [name for opened, name in self.open]
             circle = names[[opened for opened, _ in self.open].index(real) :]
-            return self.refuse("R52", "the layers extend each other: " + " → ".join([*circle, circle[0]]), asked_by)
+            return self.refuse(
+                "R52", "the layers extend each other: " + " → ".join([*circle, circle[0]]), asked_by
+            )
         if real in self.seen:
             return None
         self.seen.add(real)
@@ -188,8 +215,12 @@ class _Collector:
             self.problems.is_cut_off = True
             return None
         if not isinstance(tree, Mapping):
-            content = "nothing" if isinstance(tree, Scalar) and tree.value is None else kind_of(tree)
-            return self.refuse("R02", f"expected a mapping at the top level, found {content}", tree.mark)
+            content = (
+                "nothing" if isinstance(tree, Scalar) and tree.value is None else kind_of(tree)
+            )
+            return self.refuse(
+                "R02", f"expected a mapping at the top level, found {content}", tree.mark
+            )
         self.open.append((real, file))
         self.extend(tree.get("extends"), path)
         self.open.pop()
@@ -216,7 +247,11 @@ class _Collector:
         for item in node.items if isinstance(node, Listing) else (node,):
             if isinstance(item, Scalar) and not item.valid:
                 self.problems.is_cut_off = True
-            elif not isinstance(item, Scalar) or not isinstance(item.value, str) or not item.value.strip():
+            elif (
+                not isinstance(item, Scalar)
+                or not isinstance(item.value, str)
+                or not item.value.strip()
+            ):
                 self.refuse("R37", f"extends: names recipe files, found {kind_of(item)}", item.mark)
             elif located := self.find(item.value, child, item.mark):
                 self.add(*located, item.mark)
@@ -224,9 +259,18 @@ class _Collector:
     def find(self, name: str, child: Path, mark: Mark) -> tuple[Path, str] | None:
         """The file of a layer and its label; None, with the reason reported, if not found."""
         refused = None
-        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name) or "\\" in name or "\0" in name or "${" in name:
+        if (
+            re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", name)
+            or "\\" in name
+            or "\0" in name
+            or "${" in name
+        ):
             refused = "a layer is a file, named by a relative path"
-        elif name.startswith("~") or ".." in Path(name).parts or (Path(name).is_absolute() and not self.inside(name)):
+        elif (
+            name.startswith("~")
+            or ".." in Path(name).parts
+            or (Path(name).is_absolute() and not self.inside(name))
+        ):
             refused = "a layer must be in the recipe's folder or below it, or in a recipes folder"
         if refused:
             self.refuse("R55", f"extends {name}: {refused}", mark)
@@ -239,10 +283,15 @@ class _Collector:
                         continue
                 except OSError:
                     continue
-                if not candidate.resolve().is_relative_to(folder.resolve()) and not Path(name).is_absolute():
+                if (
+                    not candidate.resolve().is_relative_to(folder.resolve())
+                    and not Path(name).is_absolute()
+                ):
                     self.refuse("R55", f"extends {name}: {candidate} leads out of {folder}", mark)
                     return None
-                return candidate, candidate.name if Path(name).is_absolute() else self.label(candidate, folder)
+                return candidate, candidate.name if Path(name).is_absolute() else self.label(
+                    candidate, folder
+                )
         chain = " → ".join([*(opened for _, opened in self.open), name])
         looked = ", ".join(shown(folder) or "." for folder in folders)
         self.refuse("R51", f"no such layer: {chain}", mark, f"looked in {looked}")

@@ -1,9 +1,10 @@
 """The rules by which a layer changes the layers below it.
 
 Mappings merge key by key. Scalars and lists are replaced. A mapping with `_replace_: true` replaces
-instead of merging; `{_append_: [...]}` adds to the list below. A component that changes its `type` starts with
-empty `args`, because they belong to the type. Where a component is expected, a plain string names its type:
-`launch: local`. `null` removes what the layers below say (`rlcli.recipe.parsing.removal` describes what remains).
+instead of merging; `{_append_: [...]}` adds to the list below. A component that changes its `type`
+starts with empty `args`, because they belong to the type. Where a component is expected, a plain
+string names its type: `launch: local`. `null` removes what the layers below say
+(`rlcli.recipe.parsing.removal` describes what remains).
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from dataclasses import replace
 
 from rlcli.recipe.parsing.places import TYPED, leads_to, matches
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import COMMAND_LINE, Entry, Listing, Mapping, Node, Path, Scalar, kind_of
+from rlcli.recipe.parsing.tree import (
+    COMMAND_LINE,
+    Entry,
+    Listing,
+    Mapping,
+    Node,
+    Path,
+    Scalar,
+    kind_of,
+)
 
 REPLACE = "_replace_"
 APPEND = "_append_"
@@ -23,7 +33,12 @@ def whole_reference(node: Node | None) -> str | None:
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
         return None
     text = node.value.strip()
-    if text.startswith("${") and text.endswith("}") and "{" not in text[2:] and "}" not in text[2:-1]:
+    if (
+        text.startswith("${")
+        and text.endswith("}")
+        and "{" not in text[2:]
+        and "}" not in text[2:-1]
+    ):
         return text[2:-1].strip()
     return None
 
@@ -34,7 +49,8 @@ def reference_below(node: Node | None) -> str | None:
 
 
 def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
-    """Turn the shorthand `backend: fsdp` into `backend: {type: fsdp}` wherever a component is expected."""
+    """Turn the shorthand `backend: fsdp` into `backend: {type:
+    fsdp}` wherever a component is expected."""
     if isinstance(node, Scalar):
         short = isinstance(node.value, str) and not node.value.lstrip().startswith("${")
         if short and any(matches(pattern, path) for pattern in TYPED):
@@ -42,7 +58,8 @@ def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
         return node
     if isinstance(node, Mapping) and leads_to(TYPED, path):
         entries = {
-            key: Entry(entry.key, spell_out_types(entry.node, (*path, key))) for key, entry in node.entries.items()
+            key: Entry(entry.key, spell_out_types(entry.node, (*path, key)))
+            for key, entry in node.entries.items()
         }
         return replace(node, entries=entries)
     return node
@@ -51,7 +68,10 @@ def spell_out_types(node: Node, path: tuple[str, ...] = ()) -> Node:
 def with_valid_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
     """The tree, with every meaningless `_replace_` and `_append_` reported and removed."""
     if isinstance(node, Listing):
-        items = (with_valid_markers(item, problems, (*path, index)) for index, item in enumerate(node.items))
+        items = (
+            with_valid_markers(item, problems, (*path, index))
+            for index, item in enumerate(node.items)
+        )
         return replace(node, items=tuple(items))
     if not isinstance(node, Mapping):
         return node
@@ -61,18 +81,27 @@ def with_valid_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
         if entry is None:
             continue
         if not path or any(isinstance(key, int) for key in path):
-            problems.add("R42", f"{marker} has no meaning here: nothing lies below to merge with", entry.key)
-        elif marker == REPLACE and not (isinstance(entry.node, Scalar) and entry.node.value is True):
+            problems.add(
+                "R42", f"{marker} has no meaning here: nothing lies below to merge with", entry.key
+            )
+        elif marker == REPLACE and not (
+            isinstance(entry.node, Scalar) and entry.node.value is True
+        ):
             problems.add("R37", f"{REPLACE} can only be true", entry.node.mark)
         elif marker == APPEND and (len(entries) > 1 or not isinstance(entry.node, Listing)):
-            problems.add("R37", f"{APPEND} stands alone and holds a list: {{{APPEND}: [...]}}", entry.key)
+            problems.add(
+                "R37", f"{APPEND} stands alone and holds a list: {{{APPEND}: [...]}}", entry.key
+            )
             return Scalar(None, node.mark, valid=False)
         else:
             continue
         del entries[marker]
     return replace(
         node,
-        entries={k: Entry(e.key, with_valid_markers(e.node, problems, (*path, k))) for k, e in entries.items()},
+        entries={
+            k: Entry(e.key, with_valid_markers(e.node, problems, (*path, k)))
+            for k, e in entries.items()
+        },
         valid=node.valid and len(entries) == len(node.entries),
     )
 
@@ -80,7 +109,9 @@ def with_valid_markers(node: Node, problems: Problems, path: Path = ()) -> Node:
 def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
     """The result of merging `upper` over `lower`. Markers must be valid (`with_valid_markers`)."""
     if isinstance(upper, Scalar) and upper.value is None and upper.valid:
-        return replace(upper, over=lower.over if isinstance(lower, Scalar) and lower.value is None else lower)
+        return replace(
+            upper, over=lower.over if isinstance(lower, Scalar) and lower.value is None else lower
+        )
     if not isinstance(upper, Mapping):
         return upper
     if APPEND in upper.entries:
@@ -100,7 +131,9 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
     for key, entry in upper.entries.items():
         if key != REPLACE:
             below = entries.get(key)
-            entries[key] = Entry(entry.key, merge(below.node if below else None, entry.node, problems))
+            entries[key] = Entry(
+                entry.key, merge(below.node if below else None, entry.node, problems)
+            )
     overridden = upper.mark.file == COMMAND_LINE and isinstance(lower, Mapping)
     return Mapping(entries, lower.mark if overridden and lower else upper.mark, under, valid)
 
@@ -116,6 +149,10 @@ def _appended(lower: Node | None, upper: Mapping, problems: Problems) -> Node:
     if lower is None or (isinstance(lower, Scalar) and lower.value is None):
         return added
     if not isinstance(lower, Listing):
-        problems.add("R37", f"{APPEND} needs a list below; there is {kind_of(lower)} at {lower.mark}", upper.mark)
+        problems.add(
+            "R37",
+            f"{APPEND} needs a list below; there is {kind_of(lower)} at {lower.mark}",
+            upper.mark,
+        )
         return Scalar(None, upper.mark, valid=False)
     return Listing((*lower.items, *added.items), upper.mark)

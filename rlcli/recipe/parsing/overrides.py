@@ -9,7 +9,17 @@ from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse
 from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
-from rlcli.recipe.parsing.tree import COMMAND_LINE, Entry, Mapping, Mark, Node, Path, Scalar, dotted, leaves
+from rlcli.recipe.parsing.tree import (
+    COMMAND_LINE,
+    Entry,
+    Mapping,
+    Mark,
+    Node,
+    Path,
+    Scalar,
+    dotted,
+    leaves,
+)
 from rlcli.recipe.synonyms import translated
 
 MAX_OVERRIDES = 1_000
@@ -18,12 +28,18 @@ _KEY = re.compile(r"[^\s.=\[\]{}:,]+(\.[^\s.=\[\]{}:,]+)*")
 
 
 def parse_overrides(overrides: Sequence[str], problems: Problems) -> list[Mapping]:
-    """One small tree for each override. A value set twice is refused: the later one never wins silently. A value that
-    cannot be read keeps its key, so that nothing is concluded from its absence."""
+    """One small tree for each override. A value set twice is refused: the later one never wins
+    silently. A value that cannot be read keeps its key,
+    so that nothing is concluded from its absence."""
     problems.add_source(COMMAND_LINE, "\n".join(text.replace("\n", " ") for text in overrides))
     if len(overrides) > MAX_OVERRIDES:
         message = f"{len(overrides)} overrides; at most {MAX_OVERRIDES}"
-        problems.add("R10", message, Mark(COMMAND_LINE, MAX_OVERRIDES + 1, 1), "write a recipe that extends this one")
+        problems.add(
+            "R10",
+            message,
+            Mark(COMMAND_LINE, MAX_OVERRIDES + 1, 1),
+            "write a recipe that extends this one",
+        )
         problems.is_cut_off = True
         return []
     trees: list[Mapping] = []
@@ -81,15 +97,22 @@ def _parse(text: str, number: int, problems: Problems) -> Mapping | None:
 
 
 def _value(text: str, mark: Mark, problems: Problems) -> Node | None:
-    """YAML flow forms and quotes if the value begins with one; otherwise all of it is one scalar."""
+    """YAML flow forms and quotes if the value begins with one;
+    otherwise all of it is one scalar."""
     problems_before = len(problems.reported)
     if text[:1] in ("[", "{", '"', "'"):
         node = parse(text, COMMAND_LINE, problems, first=mark)
         if isinstance(node, Scalar) and node.plain:
             node = Scalar(text, mark, text, plain=False)
     else:
-        # Through the reader as a quoted string first: its rules on characters apply to the command line too.
-        quoted = parse('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"', COMMAND_LINE, problems, first=mark)
+        # Through the reader as a quoted string first: its rules on characters apply to the command
+        # line too.
+        quoted = parse(
+            '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"',
+            COMMAND_LINE,
+            problems,
+            first=mark,
+        )
         if quoted is None:
             return None
         try:

@@ -1,4 +1,5 @@
-"""Places in a recipe by pattern, such as `models.*.backend` where `*` is any name; above all those of components."""
+"""Places in a recipe by pattern, such as `models.*.backend` where `*` is any name;
+above all those of components."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def matches(pattern: Pattern, path: Path) -> bool:
 
 def covers(pattern: Pattern, path: Path) -> bool:
     """Whether a path is one of those that a pattern describes, or leads to something below one."""
-    return len(pattern) <= len(path) and all(want in ("*", key) for want, key in zip(pattern, path, strict=False))
+    return len(pattern) <= len(path) and all(
+        want in ("*", key) for want, key in zip(pattern, path, strict=False)
+    )
 
 
 def leads_to(patterns: Iterable[Pattern], path: Path) -> bool:
@@ -47,5 +50,10 @@ def component_paths(tree: Node) -> Iterator[tuple[Path, str]]:
     for pattern, kind in COMPONENTS:
         paths: list[Path] = [()]
         for wanted_key in pattern:
-            paths = [(*path, key) for path in paths for key in keys_at(tree, path) if wanted_key in ("*", key)]
+            paths = [
+                (*path, key)
+                for path in paths
+                for key in keys_at(tree, path)
+                if wanted_key in ("*", key)
+            ]
         yield from ((path, kind) for path in paths)

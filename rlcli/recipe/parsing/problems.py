@@ -1,9 +1,18 @@
-"""Problems of a recipe, each with the offending line, a caret, and the layers that pulled the file in."""
+"""Problems of a recipe, each with the offending line, a caret,
+and the layers that pulled the file in."""
 
 from __future__ import annotations
 
 from rlcli.errors import Problem, RecipeError, escape_control
-from rlcli.recipe.parsing.tree import COMMAND_LINE, Mapping, Mark, default_mark, dotted, key_mark, nodes
+from rlcli.recipe.parsing.tree import (
+    COMMAND_LINE,
+    Mapping,
+    Mark,
+    default_mark,
+    dotted,
+    key_mark,
+    nodes,
+)
 
 MAX_SHOWN = 40
 
@@ -25,7 +34,8 @@ class Problems:
         self.unlisted = 0
         """Problems that were counted but not reported, because there were too many."""
         self.is_cut_off = False
-        """Whether part of the recipe was not read at all, so that nothing can be said about missing keys."""
+        """Whether part of the recipe was not read at all, so that nothing can be said about missing
+        keys."""
 
     def add_source(self, file: str, text: str, pulled_in_by: Mark | None = None) -> None:
         self.sources[file] = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -41,14 +51,17 @@ class Problems:
         width: int = 0,
         same: str | None = None,
     ) -> None:
-        """Report a problem. `width`: characters under the caret. Problems with the same `same` (default: the text)
-        at one place are one problem, even if an interpolation carries it to many keys."""
+        """Report a problem. `width`: characters under the caret. Problems with the same `same`
+        (default: the text) at one place are one problem,
+        even if an interpolation carries it to many keys."""
         where = str(mark) if mark else None
         identity = (code, repr(mark), same or message)
         if identity in self._known:
             return
         self._known.add(identity)
-        self.reported.append(Problem(code, message, where, hint, self._excerpt(mark, width) if mark else None))
+        self.reported.append(
+            Problem(code, message, where, hint, self._excerpt(mark, width) if mark else None)
+        )
         self._marks.append(mark)
 
     def name_at(self, mark: Mark, of_key: bool = False) -> str | None:
@@ -63,7 +76,10 @@ class Problems:
         if not self.reported:
             return
         files = list(dict.fromkeys(mark.file for mark in self._marks if mark))
-        places = [(files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0) for mark in self._marks]
+        places = [
+            (files.index(mark.file), mark.line, mark.column) if mark else (-1, 0, 0)
+            for mark in self._marks
+        ]
         order = sorted(range(len(self.reported)), key=places.__getitem__)
         shown = [self.reported[i] for i in order[:MAX_SHOWN]]
         if (unshown := len(order) - len(order[:MAX_SHOWN]) + self.unlisted) > 0:
@@ -71,7 +87,8 @@ class Problems:
         raise RecipeError(shown)
 
     def chain(self, file: str) -> list[Mark]:
-        """The `extends:` entries from a file up to the recipe itself, or to the option that adds it."""
+        """The `extends:` entries from a file up to the recipe itself,
+        or to the option that adds it."""
         marks: list[Mark] = []
         while (mark := self.pulled_in_by.get(file)) is not None and mark not in marks:
             marks.append(mark)
@@ -97,7 +114,8 @@ class Problems:
 
 
 def _windowed(line: str, column: int, size: int = 90) -> tuple[str, int]:
-    """At most `size` characters of a line around a column, and the column within them. Tabs become spaces."""
+    """At most `size` characters of a line around a column, and the column within them.
+    Tabs become spaces."""
     line = line.replace("\t", " ")
     column = min(column, len(line) + 1)
     start = max(0, column - 1 - size // 2) if len(line) > size else 0

@@ -1,8 +1,8 @@
 """Read YAML text into a tree with the position of every key and value.
 
-Built from the parser's events, not by a YAML loader: a loader builds Python objects from tags, expands
-aliases without limit, and crashes or stalls on deep nesting. Events are counted as they arrive, so a
-hostile file is refused long before it is parsed to its end.
+Built from the parser's events, not by a YAML loader: a loader builds Python objects from tags,
+expands aliases without limit, and crashes or stalls on deep nesting. Events are counted as they
+arrive, so a hostile file is refused long before it is parsed to its end.
 """
 
 from __future__ import annotations
@@ -35,11 +35,16 @@ MAX_ANCHORS = 1_000
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_FORBIDDEN = re.compile(f"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[{_BIDI}\u2028\u2029\ufeff]")
+_FORBIDDEN = re.compile(
+    f"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[{_BIDI}\u2028\u2029\ufeff]"
+)
 
 
-def read_file(path: Path, shown: str, problems: Problems, asked_by: Mark | None = None) -> str | None:
-    """The text of a recipe file, or None with the reason reported. Only regular files up to 1 MiB in UTF-8."""
+def read_file(
+    path: Path, shown: str, problems: Problems, asked_by: Mark | None = None
+) -> str | None:
+    """The text of a recipe file, or None with the reason reported.
+    Only regular files up to 1 MiB in UTF-8."""
     try:
         raw = read_regular(path, MAX_BYTES)
     except (OSError, ValueError) as error:
@@ -63,7 +68,8 @@ def _why_unreadable(error: OSError | ValueError, shown: str) -> tuple[str, str]:
 
 
 def decode(raw: bytes, shown: str, problems: Problems) -> str | None:
-    """Decode strict UTF-8 without control characters; None, with the reason reported, if it is not."""
+    """Decode strict UTF-8 without control characters; None, with the reason reported,
+    if it is not."""
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         problems.add("R19", f"{shown} is in UTF-16; a recipe is written in UTF-8")
         return None
@@ -80,8 +86,9 @@ def decode(raw: bytes, shown: str, problems: Problems) -> str | None:
 def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -> Node | None:
     """The tree of a YAML text; None, with the reason reported, for one that cannot be read at all.
 
-    Faults that can be read around (a key set twice, a tag, a number that is not finite) are reported, and their values
-    in the tree are not `valid`. `first`: where the text begins, if not at 1:1.
+    Faults that can be read around (a key set twice, a tag, a number that is not finite) are
+    reported, and their values in the tree are not `valid`. `first`: where the text begins,
+    if not at 1:1.
     """
     origin = first or Mark(file, 1, 1)
     if match := _FORBIDDEN.search(text):
@@ -92,7 +99,8 @@ def parse(text: str, file: str, problems: Problems, first: Mark | None = None) -
         return composer.document()
     except yaml.MarkedYAMLError as error:
         if error.problem_mark is not None and "nesting depth" in (error.problem or ""):
-            # Newer parsers look far ahead and have a limit of their own; what is before it exceeds ours.
+            # Newer parsers look far ahead and have a limit of their own;
+            # what is before it exceeds ours.
             return parse(text[: error.problem_mark.index], file, problems, first)
         problems.add(*_syntax(error, text, composer), width=1)
         return None
@@ -107,7 +115,10 @@ def _forbidden(character: str) -> tuple[str, str]:
     shown = f"U+{ord(character):04X}" + (f" {name}" if name else "")
     if unicodedata.category(character) in ("Cc", "Cs", "Cn"):
         return "R21", f"control character {shown} is not allowed"
-    return "R22", f"invisible character {shown} is not allowed; write it as an escape in a quoted string"
+    return (
+        "R22",
+        f"invisible character {shown} is not allowed; write it as an escape in a quoted string",
+    )
 
 
 def _mark_at(text: str, index: int, origin: Mark) -> Mark:
@@ -116,14 +127,18 @@ def _mark_at(text: str, index: int, origin: Mark) -> Mark:
     return Mark(origin.file, origin.line + line, (origin.column if line == 0 else 1) + column)
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str, composer: _Composer) -> tuple[str, str, Mark, str | None]:
+def _syntax(
+    error: yaml.MarkedYAMLError, text: str, composer: _Composer
+) -> tuple[str, str, Mark, str | None]:
     mark = composer.mark
     at: Any = error.problem_mark or error.context_mark
     lines = text.split("\n")
     if at.line < len(lines) and re.match(r"[ ]*\t", lines[at.line][: at.column + 1]):
         tab = SimpleNamespace(line=at.line, column=lines[at.line].index("\t"))
         return "R06", "a tab cannot indent YAML", mark(tab), "use spaces"
-    if composer.open_flows and at.line >= text.rstrip().count("\n") + (1 if text.endswith("\n") else 0):
+    if composer.open_flows and at.line >= text.rstrip().count("\n") + (
+        1 if text.endswith("\n") else 0
+    ):
         return "R07", "not YAML: this is never closed", mark(composer.open_flows[-1]), None
     written = lines[at.line] if at.line < len(lines) else ""
     if composer.open_flows and re.search(r"(?<![\"'$])\$\{", written[: at.column + 1]):
@@ -131,7 +146,9 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, composer: _Composer) -> tupl
         hint = 'quote it: "${…}", because { and } mean something in YAML'
         return "R07", "not YAML: a reference inside {} or [] needs quotes", mark(reference), hint
     problem = re.sub(r"\s+", " ", error.problem or "it cannot be parsed")
-    opened = error.context_mark is not None and re.search(r"flow|quoted|block scalar", error.context or "")
+    opened = error.context_mark is not None and re.search(
+        r"flow|quoted|block scalar", error.context or ""
+    )
     message = f"not YAML: {problem}" + (f" {error.context}" if opened else "")
     return "R07", message, mark(error.context_mark if opened else at), None
 
@@ -167,7 +184,9 @@ class _Composer:
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if node is not None:
-                    raise self.refuse("R03", "a second document begins here; a recipe is one document", event)
+                    raise self.refuse(
+                        "R03", "a second document begins here; a recipe is one document", event
+                    )
                 node = self.node(next(self.events), 0)
         return node if node is not None else Scalar(None, self.origin)
 
@@ -206,7 +225,9 @@ class _Composer:
         self.nodes += nodes
         self.problems.values += nodes
         if self.problems.values > MAX_NODES:
-            raise self.refuse("R10", f"more than {MAX_NODES} values, aliases and other layers counted", event)
+            raise self.refuse(
+                "R10", f"more than {MAX_NODES} values, aliases and other layers counted", event
+            )
 
     def alias(self, event: Any, depth: int) -> Node:
         if event.anchor in self.open_anchors:
@@ -225,7 +246,9 @@ class _Composer:
     def scalar(self, event: Any) -> Scalar:
         mark = self.mark(event.start_mark)
         if len(event.value) > MAX_TEXT:
-            self.problems.add("R65", f"a value of {len(event.value)} characters; at most {MAX_TEXT}", mark)
+            self.problems.add(
+                "R65", f"a value of {len(event.value)} characters; at most {MAX_TEXT}", mark
+            )
             return Scalar(None, mark, event.value[:80], valid=False)
         if event.style:
             return Scalar(event.value, mark, event.value, plain=False)
@@ -252,14 +275,18 @@ class _Composer:
                 if valid:
                     name, _, text = key.partition(":")
                     hint = f"write {name}: {text}, with a space after each colon"
-                    self.problems.add("R07", f"{key} has no space after its colon", mark, hint, width=len(key))
+                    self.problems.add(
+                        "R07", f"{key} has no space after its colon", mark, hint, width=len(key)
+                    )
                 valid = False
                 continue
             node = self.node(value, depth + 1)
             if key is None:
                 valid = False
             elif key in entries:
-                self.problems.add("R05", f"{key} is set twice; first at line {entries[key].key.line}", mark)
+                self.problems.add(
+                    "R05", f"{key} is set twice; first at line {entries[key].key.line}", mark
+                )
             else:
                 entries[key] = Entry(mark, node)
         return Mapping(entries, self.mark(start.start_mark), valid=valid)
@@ -268,17 +295,32 @@ class _Composer:
         """A key's text; None, with the reason reported, if it is not text."""
         mark = self.mark(event.start_mark)
         if isinstance(event, yaml.ScalarEvent) and not event.style and event.value == "<<":
-            self.problems.add("R05", "merge keys (<<) are not allowed", mark, "use extends:, or an interpolation ${…}")
+            self.problems.add(
+                "R05",
+                "merge keys (<<) are not allowed",
+                mark,
+                "use extends:, or an interpolation ${…}",
+            )
             self.count(event, 1)
             return None
         node = self.node(event, depth + 1)
         if not isinstance(node, Scalar) or not isinstance(node.value, str):
             shown = f" {node.text}" if isinstance(node, Scalar) and node.text else ""
-            self.problems.add("R41", f"keys must be text, found {kind_of(node)}{shown}", mark, "quote it")
+            self.problems.add(
+                "R41", f"keys must be text, found {kind_of(node)}{shown}", mark, "quote it"
+            )
             return None
         for character in node.value:
-            if character != " " and unicodedata.category(character) in ("Cf", "Cc", "Zs", "Zl", "Zp"):
-                self.problems.add("R22", f"the key {node.value!r} has the invisible U+{ord(character):04X}", mark)
+            if character != " " and unicodedata.category(character) in (
+                "Cf",
+                "Cc",
+                "Zs",
+                "Zl",
+                "Zp",
+            ):
+                self.problems.add(
+                    "R22", f"the key {node.value!r} has the invisible U+{ord(character):04X}", mark
+                )
                 return None
         return node.value
 

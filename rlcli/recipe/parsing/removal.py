@@ -1,7 +1,8 @@
 """What `null` removes, when a layer or the command line sets it.
 
-A role, a dataset, a call or any other entry under a user-defined name is removed; an optional key gets its default
-back, as if no layer set it. Where null is allowed (`models.actor.tokenizer`), it is the key's value.
+A role, a dataset, a call or any other entry under a user-defined name is removed; an optional key
+gets its default back, as if no layer set it. Where null is allowed (`models.actor.tokenizer`), it
+is the key's value.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from typing import Any, Literal
 
 from rlcli.recipe.annotations import annotation_at, field_at, inside, options
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import COMMAND_LINE, Entry, Mapping, Mark, Node, Path, Scalar, at, dotted
+from rlcli.recipe.parsing.tree import (
+    COMMAND_LINE,
+    Entry,
+    Mapping,
+    Mark,
+    Node,
+    Path,
+    Scalar,
+    at,
+    dotted,
+)
 from rlcli.recipe.schema import Recipe
 from rlcli.recipe.suggest import did_you_mean
 
@@ -21,8 +32,8 @@ Meaning = Literal["value", "default", "gone"]
 
 
 def null_means(model: Any, path: Path) -> Meaning:
-    """The meaning of null at a path of a model: a value (an invalid one, if the key is required or unknown), the key's
-    default, or the removal of an entry."""
+    """The meaning of null at a path of a model: a value (an invalid one, if the key is required or
+    unknown), the key's default, or the removal of an entry."""
     holder = annotation_at(model, path[:-1])
     annotation, field = inside(holder, path[-1]), field_at(holder, path[-1])
     if annotation is None or any(option in (Any, None, NoneType) for option in options(annotation)):
@@ -34,12 +45,17 @@ def null_means(model: Any, path: Path) -> Meaning:
 
 def is_entry(path: Path) -> bool:
     """Whether a path is that of a role, a dataset, a call or a block."""
-    return null_means(Recipe, path) == "gone" or (len(path) == 1 and inside(Recipe, path[0]) is None)
+    return null_means(Recipe, path) == "gone" or (
+        len(path) == 1 and inside(Recipe, path[0]) is None
+    )
 
 
-def without_removed(model: Any, tree: Mapping, problems: Problems, prefix: Path = (), above: Path = ()) -> Mapping:
-    """The tree without what null removes. `prefix` is the path of the model in the recipe, `above` that of the tree in
-    the model. A name that no layer below has is reported: it was probably misspelt."""
+def without_removed(
+    model: Any, tree: Mapping, problems: Problems, prefix: Path = (), above: Path = ()
+) -> Mapping:
+    """The tree without what null removes. `prefix` is the path of the model in the recipe, `above`
+    that of the tree in the model. A name that no layer below has is reported:
+    it was probably misspelt."""
     entries: dict[str, Entry] = {}
     for key, entry in tree.entries.items():
         node, path = entry.node, (*above, key)
@@ -50,7 +66,9 @@ def without_removed(model: Any, tree: Mapping, problems: Problems, prefix: Path 
             entries[key] = entry
             continue
         meaning = null_means(model, path)
-        is_block = not prefix and len(path) == 1 and inside(model, key) is None and node.over is not None
+        is_block = (
+            not prefix and len(path) == 1 and inside(model, key) is None and node.over is not None
+        )
         if meaning == "value" and not is_block:
             entries[key] = entry
         elif meaning == "gone" and node.over is None:
@@ -64,7 +82,11 @@ def without_removed(model: Any, tree: Mapping, problems: Problems, prefix: Path 
 def removed_at(written: Node, path: Path) -> Mark | None:
     """Where an entry is removed; `written`: all layers, merged."""
     node = at(written, path)
-    return node.mark if isinstance(node, Scalar) and node.value is None and node.over is not None else None
+    return (
+        node.mark
+        if isinstance(node, Scalar) and node.value is None and node.over is not None
+        else None
+    )
 
 
 def removed_calls(written: Node, graph: Path) -> Iterator[tuple[str, Mapping, Mark]]:

@@ -24,12 +24,15 @@ class ScalarError(ValueError):
 def core_scalar(text: str) -> bool | int | float | str | None:
     """The value of an unquoted scalar.
 
-    Only `true` and `false` are booleans; there are no octal, hexadecimal or sexagesimal numbers and no dates. A number
-    written with leading zeros (`007`) stays text. Raises ScalarError for numbers that are not finite or
-    exceed 64 bits, and for nothing at all: the value of a variable that is not set must not mean null.
+    Only `true` and `false` are booleans; there are no octal, hexadecimal or sexagesimal numbers and
+    no dates. A number written with leading zeros (`007`) stays text. Raises ScalarError for numbers
+    that are not finite or exceed 64 bits, and for nothing at all: the value of a variable that is
+    not set must not mean null.
     """
     if not text:
-        raise ScalarError('the value is empty; write null for none, "" in quotes for an empty text', "R40")
+        raise ScalarError(
+            'the value is empty; write null for none, "" in quotes for an empty text', "R40"
+        )
     if text in ("~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE"):
@@ -38,7 +41,9 @@ def core_scalar(text: str) -> bool | int | float | str | None:
         return False
     if _INT.fullmatch(text):
         if len(text) > 20 or abs(int(text)) > MAX_INT:
-            raise ScalarError(f"{_shortened(text)} is out of range: integers go up to {MAX_INT}", "R35")
+            raise ScalarError(
+                f"{_shortened(text)} is out of range: integers go up to {MAX_INT}", "R35"
+            )
         return int(text)
     if _FLOAT.fullmatch(text) and not _ZEROS_FIRST.fullmatch(text):
         if not math.isfinite(value := float(text)):

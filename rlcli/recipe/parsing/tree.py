@@ -15,8 +15,8 @@ Path = tuple["str | int", ...]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A position in a file; line and column count from 1. On the command line, line n is the n-th override, and line 0
-    an option such as `--with gpu8`, which then replaces the file name."""
+    """A position in a file; line and column count from 1. On the command line, line n is the n-th
+    override, and line 0 an option such as `--with gpu8`, which then replaces the file name."""
 
     file: str
     line: int
@@ -38,7 +38,8 @@ class Mark:
 
 
 def is_default(origin: str) -> bool:
-    """Whether an origin is the default; what chose the value may follow: `default, READS of ppo_actor`."""
+    """Whether an origin is the default; what chose the value may follow: `default,
+    READS of ppo_actor`."""
     return origin.split(",")[0] == DEFAULT
 
 
@@ -54,9 +55,11 @@ class Scalar:
     text: str = ""
     """As written, without quotes."""
     plain: bool = True
-    """Written without quotes: a field of type str may still need the text `1.10` and not the number."""
+    """Written without quotes: a field of type str may still need the text `1.10` and not the
+    number."""
     valid: bool = True
-    """False for an unusable value. That is already reported, so nothing may be concluded from it."""
+    """False for an unusable value. That is already reported,
+    so nothing may be concluded from it."""
     over: Node | None = field(default=None, repr=False)
     """For a null: what the layers below say here, which it removes."""
 
@@ -162,7 +165,9 @@ def with_value(node: Node, path: Path, value: Node | None) -> Node:
     assert isinstance(node, Listing)
     assert isinstance(head, int)
     items = list(node.items)
-    items[head : head + 1] = [] if value is None and not rest else [with_value(items[head], rest, value)]
+    items[head : head + 1] = (
+        [] if value is None and not rest else [with_value(items[head], rest, value)]
+    )
     return replace(node, items=tuple(items))
 
 
@@ -172,7 +177,10 @@ def with_entry(node: Node | None, path: Path, entry: Entry) -> Mapping:
     key, rest = str(path[0]), path[1:]
     if rest:
         below = section.entries.get(key)
-        entry = Entry(below.key if below else entry.key, with_entry(below.node if below else None, rest, entry))
+        entry = Entry(
+            below.key if below else entry.key,
+            with_entry(below.node if below else None, rest, entry),
+        )
     return replace(section, entries={**section.entries, key: entry})
 
 

@@ -12,8 +12,8 @@ _SIMPLE = re.compile(r"[A-Za-z_./][A-Za-z0-9_./@+#-]*(:[A-Za-z0-9_./@+#-]+)*")
 
 
 def to_yaml(value: Any, room: int = 80) -> str:
-    """Block style, in the given order; text that would be read as another type is quoted. A list that does not
-    fit into `room` columns gets one line per item."""
+    """Block style, in the given order; text that would be read as another type is quoted. A list
+    that does not fit into `room` columns gets one line per item."""
     return "\n".join(_lines(value, room)) + "\n"
 
 

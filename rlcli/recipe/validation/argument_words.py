@@ -1,4 +1,5 @@
-"""Other frameworks' names for arguments of the interfaces in a recipe; each interface declares its own."""
+"""Other frameworks' names for arguments of the interfaces in a recipe;
+each interface declares its own."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from rlcli.recipe.parsing.tree import Node, Scalar, at, dotted, keys_at
 
 
 def argument_words(written: Node) -> dict[str, str]:
-    """Foreign word → rlcli key, from the `SYNONYMS` of the interfaces in a recipe with unresolved references: in
-    the block that a call takes its arguments from, or among the call's own."""
+    """Foreign word → rlcli key, from the `SYNONYMS` of the interfaces in a recipe with unresolved
+    references: in the block that a call takes its arguments from, or among the call's own."""
     words: dict[str, str] = {}
     for kind, home in _interfaces(written):
         for argument, elsewhere in _synonyms(kind).items():
@@ -22,7 +23,11 @@ def argument_words(written: Node) -> dict[str, str]:
 
 def argument_homes(written: Node, argument: str) -> list[str]:
     """The keys under which interfaces in the recipe take an argument of that name."""
-    homes = [home for kind, home in _interfaces(written) if argument_named("interfaces", kind, argument) is not None]
+    homes = [
+        home
+        for kind, home in _interfaces(written)
+        if argument_named("interfaces", kind, argument) is not None
+    ]
     return [f"{home}.{argument}" for home in dict.fromkeys(homes)]
 
 
@@ -39,4 +44,8 @@ def _interfaces(written: Node) -> Iterator[tuple[str, str]]:
 def _synonyms(kind: str) -> dict[str, str]:
     """Argument of an interface → its names in other frameworks."""
     synonyms = declared("interfaces", kind, "SYNONYMS")
-    return {str(argument): str(words) for argument, words in synonyms.items()} if isinstance(synonyms, dict) else {}
+    return (
+        {str(argument): str(words) for argument, words in synonyms.items()}
+        if isinstance(synonyms, dict)
+        else {}
+    )

@@ -1,4 +1,5 @@
-"""Checks `models.<role>.scratch` against its family's configuration class, read from transformers' source."""
+"""Checks `models.<role>.scratch` against its family's configuration class,
+read from transformers' source."""
 
 from __future__ import annotations
 
@@ -22,35 +23,60 @@ from rlcli.registry.class_fields import arguments_of
 from rlcli.registry.source import Definition, read_module
 
 _COMMON = (
-    "model_type architectures dtype torch_dtype attn_implementation rope_theta rope_scaling rope_parameters "
-    "partial_rotary_factor tie_word_embeddings is_decoder use_cache bos_token_id eos_token_id pad_token_id id2label "
-    "label2id num_labels problem_type transformers_version"
+    "model_type architectures dtype torch_dtype attn_implementation rope_theta rope_scaling "
+    "rope_parameters partial_rotary_factor tie_word_embeddings is_decoder use_cache bos_token_id "
+    "eos_token_id pad_token_id id2label label2id num_labels problem_type transformers_version"
 )
 """Keys that transformers accepts in any family's configuration."""
 
 
 def check_scratch(tree: Mapping, problems: Problems, unresolved: Unresolved) -> Mapping:
-    """Check names, types and heads of every configuration. Returns the tree without invalid parts."""
+    """Check names, types and heads of every configuration.
+    Returns the tree without invalid parts."""
     models = tree.get("models")
     for name in models.entries if isinstance(models, Mapping) else ():
         section, path = at(tree, ("models", name, "scratch")), ("models", name, "scratch")
         kind = section.get("model_type") if isinstance(section, Mapping) else None
-        if not isinstance(section, Mapping) or not isinstance(kind, Scalar) or not isinstance(kind.value, str):
+        if (
+            not isinstance(section, Mapping)
+            or not isinstance(kind, Scalar)
+            or not isinstance(kind.value, str)
+        ):
             continue  # reported with the rest of the role
         family = _arguments(kind.value)
         if family is not None:
-            tree = cast(Mapping, with_value(tree, path, _checked(section, family, path, problems, unresolved)))
+            tree = cast(
+                Mapping,
+                with_value(tree, path, _checked(section, family, path, problems, unresolved)),
+            )
         elif (near := close_to(kind.value, _families())) is not None and not _is_part(kind.value):
-            problems.add("R70", f"transformers has no model_type {kind.value!r}", kind.mark, f"did you mean {near}?")
+            problems.add(
+                "R70",
+                f"transformers has no model_type {kind.value!r}",
+                kind.mark,
+                f"did you mean {near}?",
+            )
     return tree
 
 
 def _checked(
-    section: Mapping, family: ReadMapping[str, Argument], path: Path, problems: Problems, unresolved: Unresolved
+    section: Mapping,
+    family: ReadMapping[str, Argument],
+    path: Path,
+    problems: Problems,
+    unresolved: Unresolved,
 ) -> Mapping:
-    judged = {key: entry for key, entry in section.entries.items() if key in family or key not in _COMMON.split()}
-    model = arguments_model("scratch", [replace(family[key], name=key) for key in judged if key in family])
-    checked = check_against(model, replace(section, entries=judged), problems, unresolved, prefix=path, legal=family)
+    judged = {
+        key: entry
+        for key, entry in section.entries.items()
+        if key in family or key not in _COMMON.split()
+    }
+    model = arguments_model(
+        "scratch", [replace(family[key], name=key) for key in judged if key in family]
+    )
+    checked = check_against(
+        model, replace(section, entries=judged), problems, unresolved, prefix=path, legal=family
+    )
     others = {key: entry for key, entry in section.entries.items() if key not in judged}
     valid = replace(section, entries=others | checked.tree.entries)
     _check_heads(valid, family, problems)
@@ -64,14 +90,23 @@ def _check_heads(section: Mapping, family: ReadMapping[str, Argument], problems:
     pairs += [("hidden_size", "num_attention_heads")] if sizes.get("head_dim") is None else []
     for total, divisor in pairs:
         large, small = sizes.get(total), sizes.get(divisor)
-        written = next((node for key in (divisor, total) if (node := section.get(key)) is not None), None)
-        if written is None or not isinstance(large, int) or not isinstance(small, int) or small <= 0:
+        written = next(
+            (node for key in (divisor, total) if (node := section.get(key)) is not None), None
+        )
+        if (
+            written is None
+            or not isinstance(large, int)
+            or not isinstance(small, int)
+            or small <= 0
+        ):
             continue
         if large % small:
-            problems.add("R49", f"{total} ({large}) must be a multiple of {divisor} ({small})", written.mark)
+            problems.add(
+                "R49", f"{total} ({large}) must be a multiple of {divisor} ({small})", written.mark
+            )
 
 
-# -- transformers' source ---------------------------------------------------------------------------------
+# -- transformers' source --------------------------------------------------------------------------
 
 
 @cache
@@ -80,11 +115,16 @@ def _families() -> tuple[str, ...]:
     spec = find_spec("transformers")
     locations = spec.submodule_search_locations if spec is not None else None
     folders = [File(location) / "models" for location in locations or ()]
-    return tuple(sorted(file.parent.name for folder in folders for file in folder.glob("*/configuration_*.py")))
+    return tuple(
+        sorted(
+            file.parent.name for folder in folders for file in folder.glob("*/configuration_*.py")
+        )
+    )
 
 
 def _is_part(model_type: str) -> bool:
-    """Whether it may be part of a larger model, such as `gemma3_text`, defined in that model's file."""
+    """Whether it may be part of a larger model, such as `gemma3_text`,
+    defined in that model's file."""
     return any(model_type.startswith(f"{family}_") for family in _families())
 
 
@@ -93,7 +133,9 @@ def _arguments(model_type: str) -> ReadMapping[str, Argument] | None:
     """The fields of a family's configuration, aliases included; None if they cannot be read."""
     spec = find_spec("transformers")
     name = model_type.replace("-", "_")
-    locations = spec.submodule_search_locations if spec is not None and name.isidentifier() else None
+    locations = (
+        spec.submodule_search_locations if spec is not None and name.isidentifier() else None
+    )
     for location in locations or ():
         file = File(location) / "models" / name / f"configuration_{name}.py"
         if not file.is_file():
@@ -103,9 +145,14 @@ def _arguments(model_type: str) -> ReadMapping[str, Argument] | None:
             for node in module.classes.values():
                 constants = dict(_constants(node))
                 if constants.get("model_type") == model_type:
-                    fields = {argument.name: argument for argument in arguments_of(Definition(module, node.name, node))}
+                    fields = {
+                        argument.name: argument
+                        for argument in arguments_of(Definition(module, node.name, node))
+                    }
                     aliases = constants.get("attribute_map", {})
-                    others = {alias: fields[meant] for alias, meant in aliases.items() if meant in fields}
+                    others = {
+                        alias: fields[meant] for alias, meant in aliases.items() if meant in fields
+                    }
                     return {**others, **fields} if fields else None
         except ProjectError:
             return None
@@ -116,6 +163,8 @@ def _constants(node: ast.ClassDef) -> list[tuple[str, Any]]:
     constants: list[tuple[str, Any]] = []
     for statement in node.body:
         match statement:
-            case ast.Assign(targets=[ast.Name(id=("model_type" | "attribute_map") as name)], value=value):
+            case ast.Assign(
+                targets=[ast.Name(id=("model_type" | "attribute_map") as name)], value=value
+            ):
                 constants.append((name, ast.literal_eval(value)))
     return constants

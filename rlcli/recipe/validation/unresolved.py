@@ -26,10 +26,13 @@ class Unresolved:
 
     def about_part(self, path: Path) -> bool:
         """Whether a value or any part of it was dropped, or may lack something."""
-        return self.about(path) or any(doubtful[: len(path)] == path for doubtful in (*self.values, *self.lacking))
+        return self.about(path) or any(
+            doubtful[: len(path)] == path for doubtful in (*self.values, *self.lacking)
+        )
 
     def about_absence(self, tree: Node, path: Path) -> bool:
-        """Whether a key that no layer sets, or that is null, may have been intended to have a value."""
+        """Whether a key that no layer sets, or that is null,
+        may have been intended to have a value."""
         for depth in range(len(path)):
             node = at(tree, path[: depth + 1])
             if node is None or (isinstance(node, Scalar) and node.value is None):
@@ -38,13 +41,18 @@ class Unresolved:
 
     def without_invalid(self, tree: Mapping) -> Mapping:
         """The tree without its unusable values, which are recorded here."""
-        for path in [path for path, node in nodes(tree) if isinstance(node, Scalar) and not node.valid]:
+        for path in [
+            path for path, node in nodes(tree) if isinstance(node, Scalar) and not node.valid
+        ]:
             tree = self.drop_from(tree, path)
-        self.lacking |= {path for path, node in nodes(tree) if isinstance(node, Mapping) and not node.valid}
+        self.lacking |= {
+            path for path, node in nodes(tree) if isinstance(node, Mapping) and not node.valid
+        }
         return tree
 
     def drop_from(self, tree: Mapping, path: Path) -> Mapping:
-        """The tree without a value; for a list item, without the whole list, because other items would shift."""
+        """The tree without a value; for a list item, without the whole list,
+        because other items would shift."""
         path = next((path[:depth] for depth, key in enumerate(path) if isinstance(key, int)), path)
         self.values.add(path)
         if not path:

@@ -1,4 +1,5 @@
-"""Validates a tree against a pydantic model: every mismatch at once, each where its value is written."""
+"""Validates a tree against a pydantic model: every mismatch at once,
+each where its value is written."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_REPAIRS = 12
 MAX_ERRORS = 200
-"""With more errors than this a text is not a recipe with mistakes: the first few are reported, nothing is repaired."""
+"""With more errors than this a text is not a recipe with mistakes: the first few are reported,
+nothing is repaired."""
 FEW = 40
 
 _EXPECTED = {
@@ -64,7 +66,8 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class CheckedTree:
-    """The outcome. Whatever did not fit was reported, dropped or replaced by a stand-in, and is unresolved."""
+    """The outcome. Whatever did not fit was reported, dropped or replaced by a stand-in,
+    and is unresolved."""
 
     tree: Mapping
     """The tree, with text where it is expected."""
@@ -81,8 +84,8 @@ def check_against(
     blocks: Iterable[str] = (),
     legal: Iterable[str] = (),
 ) -> CheckedTree:
-    """Validate `tree`; `prefix` is its path in the recipe, for messages. `legal`: keys allowed at its top, if the
-    model does not have them all; `blocks`: the recipe's own."""
+    """Validate `tree`; `prefix` is its path in the recipe, for messages. `legal`: keys allowed at
+    its top, if the model does not have them all; `blocks`: the recipe's own."""
     top = [*(legal or fields_of(model)), *sorted(blocks)]
     checker = _Checker(model, problems, unresolved, prefix, top if prefix else ["extends", *top])
     for _ in range(MAX_REPAIRS):
@@ -107,7 +110,8 @@ def check_against(
 
 
 def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | None]:
-    """Validate; where a field of type str got an unquoted `1.10`, give it the text and validate again."""
+    """Validate; where a field of type str got an unquoted `1.10`,
+    give it the text and validate again."""
     while True:
         try:
             return tree, [], model.model_validate(plain(tree))
@@ -120,15 +124,23 @@ def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | N
             path = _tree_path(item, tree)
             node = at(tree, path)
             wants_text = item["type"] == "string_type" and isinstance(node, Scalar)
-            if wants_text and isinstance(node, Scalar) and node.plain and not isinstance(node.value, str | None):
-                tree = cast(Mapping, with_value(tree, path, replace(node, value=node.text, plain=False)))
+            if (
+                wants_text
+                and isinstance(node, Scalar)
+                and node.plain
+                and not isinstance(node.value, str | None)
+            ):
+                tree = cast(
+                    Mapping, with_value(tree, path, replace(node, value=node.text, plain=False))
+                )
                 texts += 1
         if not texts:
             return tree, errors, None
 
 
 def _tree_path(error: Any, tree: Node) -> Path:
-    """Path of an error, without the union member that pydantic tried, and without its marker for keys."""
+    """Path of an error, without the union member that pydantic tried,
+    and without its marker for keys."""
     path: Path = tuple(key for key in error["loc"] if key != "[key]")
     while error["type"] != "missing" and path and at(tree, path) is None:
         path = path[:-1]
@@ -158,15 +170,21 @@ class _Checker:
         return argument_words(self.problems.written)
 
     def note(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
-        """Report what pydantic says about the value at a path; several errors are the members of one union."""
+        """Report what pydantic says about the value at a path;
+        several errors are the members of one union."""
         error, full_path = errors[0], (*self.prefix, *path)
         if error["type"] == "extra_forbidden":
             self.note_unknown(tree, path)
         elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
             self.note_spelling(error, tree, path)
         elif error["type"] == "missing":
-            if not self.unresolved.about(full_path) and full_path[:-1] not in self.unresolved.lacking:
-                self.problems.add("R39", f"{dotted(full_path)} is required", nearest(tree, path).mark)
+            if (
+                not self.unresolved.about(full_path)
+                and full_path[:-1] not in self.unresolved.lacking
+            ):
+                self.problems.add(
+                    "R39", f"{dotted(full_path)} is required", nearest(tree, path).mark
+                )
         elif not (error["type"] == "value_error" and self.rests_on_doubt(error, full_path)):
             self.note_value(errors, tree, path)
 
@@ -176,7 +194,9 @@ class _Checker:
         mark = (key_mark(tree, path) if is_key else None) or nearest(tree, path).mark
         word = path[-1] if is_key else getattr(at(tree, path), "value", "")
         if (form := FORMATS.get(error.get("ctx", {}).get("pattern"))) is not None and not is_key:
-            self.problems.add("R37", f"{dotted((*self.prefix, *path))} cannot be {word!r}", mark, form)
+            self.problems.add(
+                "R37", f"{dotted((*self.prefix, *path))} cannot be {word!r}", mark, form
+            )
             return
         signs = "'_' or '-'" if is_key else "'.', '_' or '-'"
         hint = form or f"use up to 64 letters, digits, {signs}, starting with a letter or digit"
@@ -197,29 +217,47 @@ class _Checker:
         section = section_of(annotation_at(self.model, path[:-1]))
         legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
         foreign = [inner for inner, _ in leaves(node) if inner] if isinstance(node, Mapping) else []
-        meant = {inner: translated(map(str, (*full_path, *inner)), self.words, self.roles) for inner in foreign}
+        meant = {
+            inner: translated(map(str, (*full_path, *inner)), self.words, self.roles)
+            for inner in foreign
+        }
         homes = self.written_homes(path, key_mark(tree, path))
         is_call = dotted(("graph", *path)) in homes
-        if any(meant.values()) and not is_call and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None:
+        if (
+            any(meant.values())
+            and not is_call
+            and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None
+        ):
             for inside, target in meant.items():
                 advice = called_here(dotted((*path, *inside)[-2:]), target) if target else None
                 self.note_key("R42", (*path, *inside), tree, advice)
             return
-        code, hint = suggest_key(str(path[-1]), legal, self.words, full_path[:-1], self.roles, homes)
+        code, hint = suggest_key(
+            str(path[-1]), legal, self.words, full_path[:-1], self.roles, homes
+        )
         self.note_key(code, path, tree, hint)
 
     def written_homes(self, path: Path, mark: Mark | None) -> list[str]:
-        """Where else in the recipe a key of that name belongs to an interface, or is written: in a role, a call, or a
-        block's argument. `mark`: the place of this one, from where a reference may have carried it."""
+        """Where else in the recipe a key of that name belongs to an interface, or is written: in a
+        role, a call, or a block's argument. `mark`: the place of this one, from where a reference
+        may have carried it."""
         from rlcli.recipe.validation.argument_words import argument_homes
 
         if self.prefix[-2:] == ("interface", "args") and (
             homes := argument_homes(self.problems.written, str(path[-1]))
         ):
             return homes
-        namesakes = (home for home, _ in nodes(self.problems.written) if home and home[-1] == path[-1])
-        written = [home for home in namesakes if mark is None or key_mark(self.problems.written, home) != mark]
-        in_sections = [home for home in written if len(home) > 1 and all(isinstance(key, str) for key in home)]
+        namesakes = (
+            home for home, _ in nodes(self.problems.written) if home and home[-1] == path[-1]
+        )
+        written = [
+            home
+            for home in namesakes
+            if mark is None or key_mark(self.problems.written, home) != mark
+        ]
+        in_sections = [
+            home for home in written if len(home) > 1 and all(isinstance(key, str) for key in home)
+        ]
         in_sections.sort(key=len)
         return [dotted(home) for home in in_sections if home != (*self.prefix, *path)]
 
@@ -234,18 +272,30 @@ class _Checker:
         assert node is not None
         user, written = self.user_of(path), self.problems.name_at(node.mark)
         name = (written if user is None else None) or dotted((*self.prefix, *path)) or "the recipe"
-        code, fault, advice = _describe(error, node, name) if len(errors) == 1 else _describe_union(errors, node, name)
+        code, fault, advice = (
+            _describe(error, node, name)
+            if len(errors) == 1
+            else _describe_union(errors, node, name)
+        )
         mark = node.mark
         if user is not None:
-            mark, fault = user.mark, f"{fault}, which it takes from {written or user.text} ({node.mark})"
+            mark, fault = (
+                user.mark,
+                f"{fault}, which it takes from {written or user.text} ({node.mark})",
+            )
         elif isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
             mark = node.entries[entry].node.mark
         self.problems.add(code, fault, mark, advice, same=name.rpartition(".")[2] if path else None)
 
     def user_of(self, path: Path) -> Scalar | None:
-        """Where the reference `${…}` is written that is itself the value at a path; None if it came another way."""
+        """Where the reference `${…}` is written that is itself the value at a path;
+        None if it came another way."""
         written = at(self.problems.written, (*self.prefix, *path))
-        return written if isinstance(written, Scalar) and whole_reference(written) is not None else None
+        return (
+            written
+            if isinstance(written, Scalar) and whole_reference(written) is not None
+            else None
+        )
 
     def repaired(self, errors: Sequence[Any], tree: Mapping, path: Path) -> Mapping:
         """The tree without the faults at a path."""
@@ -255,7 +305,9 @@ class _Checker:
             return self.with_stand_in(tree, path)
         if error["type"] == "extra_forbidden":
             self.unresolved.lacking.add(full_path[:-1])
-            return cast(Mapping, with_value(tree, path, None)) if at(tree, path) is not None else tree
+            return (
+                cast(Mapping, with_value(tree, path, None)) if at(tree, path) is not None else tree
+            )
         if "[key]" in error["loc"]:
             self.unresolved.values.add(full_path[:-1])
         node = at(tree, path)
@@ -271,7 +323,9 @@ class _Checker:
         if not isinstance(above, Mapping):
             return tree
         value = node_of(stand_in(annotation_at(self.model, path)), mark)
-        return cast(Mapping, with_value(tree, path[:-1], with_entry(above, path[-1:], Entry(mark, value))))
+        return cast(
+            Mapping, with_value(tree, path[:-1], with_entry(above, path[-1:], Entry(mark, value)))
+        )
 
 
 def _blamed(error: Any, node: Mapping) -> str | None:
@@ -310,10 +364,16 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
         fault = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
         return "R37", fault, f"did you mean {near}?" if near else None
     expected = _EXPECTED.get(kind.split("_")[0])
-    if expected is not None and re.search(r"_(type|parsing|from_float|attributes_type|exact_type)$", kind):
+    if expected is not None and re.search(
+        r"_(type|parsing|from_float|attributes_type|exact_type)$", kind
+    ):
         if isinstance(node, Scalar) and node.value is None:
             return "R39", f"{name} is required: {expected}, found null", None
-        return "R37", f"{name} must be {expected}, found {kind_of(node)}{text}", _type_hint(expected, node)
+        return (
+            "R37",
+            f"{name} must be {expected}, found {kind_of(node)}{text}",
+            _type_hint(expected, node),
+        )
     message = error["msg"].removeprefix("Input should be ")
     return "R35", f"{name} is{text or ' ' + kind_of(node)}; it must be {message}", None
 
@@ -333,5 +393,7 @@ def _type_hint(expected: str, node: Node) -> str | None:
         and isinstance(node.value, str)
         and word.replace("_", "").replace(",", "").isdigit()
     ):
-        return f"write {word.replace('_', '').replace(',', '')}" + ("" if node.plain else " without quotes")
+        return f"write {word.replace('_', '').replace(',', '')}" + (
+            "" if node.plain else " without quotes"
+        )
     return None

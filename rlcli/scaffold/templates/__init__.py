@@ -12,4 +12,8 @@ def render(template: str, **words: str) -> str:
     from jinja2 import Environment, StrictUndefined
 
     text = (HERE / template).read_text(encoding="utf-8")
-    return Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(text).render(**words)
+    return (
+        Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+        .from_string(text)
+        .render(**words)
+    )

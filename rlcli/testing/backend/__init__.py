@@ -1,4 +1,5 @@
-"""The contract of a backend: whatever it does to a model, the numbers match a plain loop over transformers' own.
+"""The contract of a backend: whatever it does to a model, the numbers match a plain loop over
+transformers' own.
 
     class TestContract(BackendContract):
         name = "my-backend"

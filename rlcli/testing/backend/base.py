@@ -1,4 +1,5 @@
-"""Shared by all backend checks: engines over tiny models, batches, and a loss that covers everything."""
+"""Shared by all backend checks: engines over tiny models, batches,
+and a loss that covers everything."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 TOTAL_STEPS = 10
 LENGTHS = ((2, 3), (4, 7), (1, 2), (3, 5), (2, 7), (3, 0), (1, 0))
-"""(prompt, response) of each sequence in a batch, in tokens: ragged, one without a response, one of a single token."""
+"""(prompt, response) of each sequence in a batch, in tokens: ragged, one without a response,
+one of a single token."""
 PROMPTS = (5, 9, 3, 17, 1)
 
 SETTINGS: dict[str, Any] = {
@@ -51,7 +53,8 @@ RATES = (1 / 3, 2 / 3, 1.0, 1 - 0.9 / 8)
 """Relative rates of the first of ten steps, with these settings."""
 
 SMALL = 1e-2
-"""Weights that are all smaller, such as biases that started at zero, are compared at this scale, that of the steps."""
+"""Weights that are all smaller, such as biases that started at zero, are compared at this scale,
+that of the steps."""
 NOISE = 1e-5
 """Share of the largest gradient below which float32 does not determine the sign reliably."""
 
@@ -63,7 +66,8 @@ class BackendChecks(Contract):
 
     kind = "backend"
     tolerance: ClassVar[float] = 5e-5
-    """Largest relative difference from the plain computation that counts as rounding; by default that of float32."""
+    """Largest relative difference from the plain computation that counts as rounding; by default
+    that of float32."""
 
     server_folders: tuple[Path, ...] = ()
     """Folders of servers with running agents, for a backend that has them started."""
@@ -86,27 +90,48 @@ class BackendChecks(Contract):
 
     @property
     def families(self) -> Sequence[str]:
-        """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks first. (If it runs
-        any, two that differ in biases, kinds of norms, positions, tied weights.)"""
+        """Models of `rlcli.testing.tiny_models` that the backend runs, the one for most checks
+        first. (If it runs any, two that differ in biases, kinds of norms, positions,
+        tied weights.)"""
         return type(self.backend()).FAMILIES or ("llama", "gpt2")
 
-    # -- subjects --------------------------------------------------------------------------------------------
+    # -- subjects ----------------------------------------------------------------------------------
 
     def backend(self, **settings: Any) -> ModelBackend:
-        """The backend with the contract's `args`, and those of `settings` that it has a setting for."""
+        """The backend with the contract's `args`, and those of `settings` that it has a setting
+        for."""
         accepted = {argument.name for argument in signature("backends", self.name).arguments}
-        args = dict(self.args) | {name: value for name, value in settings.items() if name in accepted}
+        args = dict(self.args) | {
+            name: value for name, value in settings.items() if name in accepted
+        }
         return make_backend(ModelBackendAbstraction(self.name, args))
 
-    def engine(self, family: str | None = None, *, head: str = "lm", seed: int = 0, lm: nn.Module | None = None,
-               mesh: Any = None, tokenizer: Any = None,
-               **settings: Any) -> Any:  # fmt: skip
-        """An engine over a tiny model, or over `lm`; skips the check if the backend cannot build one."""
-        module: Any = lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
+    def engine(
+        self,
+        family: str | None = None,
+        *,
+        head: str = "lm",
+        seed: int = 0,
+        lm: nn.Module | None = None,
+        mesh: Any = None,
+        tokenizer: Any = None,
+        **settings: Any,
+    ) -> Any:
+        """An engine over a tiny model, or over `lm`; skips the check if the backend cannot build
+        one."""
+        module: Any = (
+            lm if lm is not None else tiny_model(family or self.families[0], head=head, seed=seed)
+        )
         model = Model(
-            "actor", None, tokenizer or TinyTokenizer(), torch.device(self.device), source=HeldSource(module),
-            family=family_of(module.config.model_type), device_mesh=mesh, server_folders=self.server_folders,
-        )  # fmt: skip
+            "actor",
+            None,
+            tokenizer or TinyTokenizer(),
+            torch.device(self.device),
+            source=HeldSource(module),
+            family=family_of(module.config.model_type),
+            device_mesh=mesh,
+            server_folders=self.server_folders,
+        )
         spec = FinetuneSpec(total_train_steps=TOTAL_STEPS, dataset_size=100, train_batch_size=10)
         backend = self.backend(**({"dtype": "float32"} | settings))
         try:
@@ -117,7 +142,11 @@ class BackendChecks(Contract):
             pytest.skip("makes no engine")
         if not isinstance(engine, HoldsWeights):
             cause = "put an engine that HoldsWeights there, or None"
-            raise Violation(f"model.module is a {type(engine).__name__}", cause, source_of(backend, "_initialize"))
+            raise Violation(
+                f"model.module is a {type(engine).__name__}",
+                cause,
+                source_of(backend, "_initialize"),
+            )
         return engine
 
     def scoring_engine(self, family: str | None = None, **settings: Any) -> Any:
@@ -150,14 +179,17 @@ class BackendChecks(Contract):
         return AdamW.described_by(backend)
 
     def rates(self) -> tuple[float, ...]:
-        """Relative learning rates of the first steps, given the parts of SETTINGS that the backend supports."""
+        """Relative learning rates of the first steps, given the parts of SETTINGS that the backend
+        supports."""
         return RATES if hasattr(self.backend(**SETTINGS), "schedule") else (1.0,) * len(RATES)
 
-    def certain(self, lm: nn.Module | None = None, loss: Loss = plain_answer_loss) -> Weights | None:
+    def certain(
+        self, lm: nn.Module | None = None, loss: Loss = plain_answer_loss
+    ) -> Weights | None:
         """A bool mask per weight of the entries that have a gradient; None if all can be compared.
 
-        AdamW without a noticeable eps turns rounding noise into full-size steps where the gradient should be zero, such
-        as in key biases.
+        AdamW without a noticeable eps turns rounding noise into full-size steps where the gradient
+        should be zero, such as in key biases.
         """
         if getattr(self.backend(**SETTINGS), "eps", 0.0) > 1e-4:
             return None
@@ -167,12 +199,13 @@ class BackendChecks(Contract):
         least = NOISE * max(float(size.max()) for size in sizes.values())
         return {name: size > least for name, size in sizes.items()}
 
-    # -- looking ---------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     def weights(self, engine: HoldsWeights, look: Path | None = None) -> Weights:
         """A copy of all parameters, whole, under transformers' names. Every rank takes part.
 
-        `look`: with several ranks, a not yet existing folder that all see: one of them may write an export.
+        `look`: with several ranks, a not yet existing folder that all see:
+        one of them may write an export.
         """
         if "pp" in self.dimensions():  # the state of a stage has only its own parameters
             return {name: tensor.cpu().clone() for name, tensor in engine.whole_parameters()}
@@ -212,7 +245,9 @@ def _exported_weights(engine: HoldsWeights, folder: Path) -> Weights:
     weights = exported(folder)
     if not weights:
         finding = "save_to_hf wrote no safetensors into its folder"
-        raise Violation(finding, "write the folder on one rank at least", source_of(engine, "save_to_hf"))
+        raise Violation(
+            finding, "write the folder on one rank at least", source_of(engine, "save_to_hf")
+        )
     meet()  # all have read
     if not dist.is_initialized() or dist.get_rank() == 0:
         shutil.rmtree(folder)
@@ -226,7 +261,8 @@ def offers(engine: HoldsWeights, method: str) -> bool:
 
 
 def source_of(engine: object, *methods: str) -> str:
-    """`file:line` of the first of `methods` that the component defines itself, else of its class."""
+    """`file:line` of the first of `methods` that the component defines itself,
+    else of its class."""
     for method in methods:
         for owner in type(engine).__mro__:
             if method in vars(owner) and not owner.__module__.startswith("rlcli.api"):
@@ -234,7 +270,7 @@ def source_of(engine: object, *methods: str) -> str:
     return place_of(type(engine))
 
 
-# -- batches and losses ----------------------------------------------------------------------------------------------
+# -- batches and losses ----------------------------------------------------------------------------
 
 
 def batch(seed: int = 0, lengths: Sequence[tuple[int, int]] = LENGTHS) -> SequenceSample:
@@ -289,35 +325,58 @@ def train(engine: TrainEngine, step: int) -> dict[str, float]:
     return engine.train_batch(batch(step), answer_loss, answer_weight, version_steps=step)
 
 
-# -- differences -----------------------------------------------------------------------------------------------------
+# -- differences -----------------------------------------------------------------------------------
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor, least: float = 1e-12) -> float:
-    """Largest difference, relative to the largest expected value or to `least`; infinite for a wrong shape or NaN."""
+    """Largest difference, relative to the largest expected value or to `least`; infinite for a
+    wrong shape or NaN."""
     actual, expected = actual.cpu(), expected.cpu()
     if actual.shape != expected.shape or not bool(actual.isfinite().all()):
         return float("inf")
     if not expected.numel():
         return 0.0
-    return float((actual.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=least))
+    return float(
+        (actual.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=least)
+    )
 
 
-def weights_apart(actual: Mapping[str, torch.Tensor], expected: Weights, certain: Weights | None = None) -> float:
-    """Largest difference of any weight, relative to the largest in its tensor; only of the `certain` ones, if given."""
-    if any(name not in actual or actual[name].shape != weight.shape for name, weight in expected.items()):
+def weights_apart(
+    actual: Mapping[str, torch.Tensor], expected: Weights, certain: Weights | None = None
+) -> float:
+    """Largest difference of any weight, relative to the largest in its tensor; only of the
+    `certain` ones, if given."""
+    if any(
+        name not in actual or actual[name].shape != weight.shape
+        for name, weight in expected.items()
+    ):
         return float("inf")
     if certain is not None:
-        actual = {name: actual[name].where(certain[name], expected[name]) for name in certain.keys() & expected.keys()}
+        actual = {
+            name: actual[name].where(certain[name], expected[name])
+            for name in certain.keys() & expected.keys()
+        }
         expected = {name: expected[name] for name in actual}
-    return max((distance(actual[name], weight, SMALL) for name, weight in expected.items()), default=0.0)
+    return max(
+        (distance(actual[name], weight, SMALL) for name, weight in expected.items()), default=0.0
+    )
 
 
 def require_close(
-    quantity: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float, cause: str, where: str
+    quantity: str,
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: float,
+    cause: str,
+    where: str,
 ) -> None:
     """Raises `Violation` if `actual` differs from `expected`."""
     if actual.shape != expected.shape:
-        raise Violation(f"{quantity}: shape {tuple(actual.shape)} in place of {tuple(expected.shape)}", cause, where)
+        raise Violation(
+            f"{quantity}: shape {tuple(actual.shape)} in place of {tuple(expected.shape)}",
+            cause,
+            where,
+        )
     apart = distance(actual, expected)
     if apart > tolerance:
         raise Violation(f"{quantity}: off by {apart:.2g} of the largest value", cause, where)

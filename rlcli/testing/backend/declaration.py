@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from rlcli.api.model import ForwardEngine, GenerationEngine, HoldsWeights, Model, ModelBackend, TrainEngine
+from rlcli.api.model import (
+    ForwardEngine,
+    GenerationEngine,
+    HoldsWeights,
+    Model,
+    ModelBackend,
+    TrainEngine,
+)
 from rlcli.errors import RlcliError
 from rlcli.recipe.mesh import DIMENSIONS
 from rlcli.testing.backend.base import BackendChecks, source_of
@@ -25,7 +32,9 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
         """DIMENSIONS names dimensions of a mesh, dp among them"""
         cls, declared = type(self.backend()), self.dimensions()
         if "dp" not in declared or not set(declared) <= set(DIMENSIONS):
-            raise Violation(f"DIMENSIONS is {declared}", f"choose from {', '.join(DIMENSIONS)}", place_of(cls))
+            raise Violation(
+                f"DIMENSIONS is {declared}", f"choose from {', '.join(DIMENSIONS)}", place_of(cls)
+            )
 
     def test_engines_are_what_the_class_says(self) -> None:
         """TRAINS, SCORES and GENERATES say what its engines can do"""
@@ -42,13 +51,18 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
             engine = self.engine(family)
             where = source_of(engine, "__init__")
             if engine.device != torch.device(self.device) or engine.dp_size != 1:
-                finding = f"device {engine.device}, dp_size {engine.dp_size} for a model on one rank's {self.device}"
+                finding = (
+                    f"device {engine.device}, dp_size {engine.dp_size} for a model on "
+                    f"one rank's {self.device}"
+                )
                 raise Violation(finding, "take device and mesh from the model", where)
             weights = self.weights(engine)
             for name, weight in tiny_model(family).named_parameters():
                 if name not in weights or not torch.equal(weights[name], weight.detach()):
                     state = "changed" if name in weights else "missing"
-                    raise Violation(f"{name} of {family} is {state}", "keep the weights that came in", where)
+                    raise Violation(
+                        f"{name} of {family} is {state}", "keep the weights that came in", where
+                    )
 
     def test_a_role_without_weights_is_left_or_refused(self) -> None:
         """a role without weights gets no engine, or an error of ours"""
@@ -64,4 +78,6 @@ class DeclarationChecks(DeclaredSubject, BackendChecks):
             raise Violation(finding, cause, source_of(backend, "_initialize")) from error
         if module is not None and not isinstance(module, HoldsWeights):
             finding = f"model.module is a {type(module).__name__} for a role without weights"
-            raise Violation(finding, "put an engine there, or None", source_of(backend, "_initialize"))
+            raise Violation(
+                finding, "put an engine there, or None", source_of(backend, "_initialize")
+            )

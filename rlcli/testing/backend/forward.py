@@ -33,7 +33,11 @@ class ForwardChecks(BackendChecks):
     def test_scores_are_those_of_each_sequence_alone(self) -> None:
         """log-probs and entropies: each sequence as if alone"""
         for family in self.families:
-            engine, plain, sample = self.scoring_engine(family), tiny_model(family).double(), batch()
+            engine, plain, sample = (
+                self.scoring_engine(family),
+                tiny_model(family).double(),
+                batch(),
+            )
             for temperature in (1.0, TEMPERATURE):
                 with torch.no_grad():
                     expected = scores_of(plain, sample, temperature)
@@ -51,12 +55,22 @@ class ForwardChecks(BackendChecks):
             with torch.no_grad():
                 expected = torch.cat(logits_of(plain, batch()))
             where = source_of(engine, "forward_micro_batch", "forward_batch")
-            require_close(f"logits of {family}", engine.forward(batch()), expected, self.tolerance, LEAK, where)
+            require_close(
+                f"logits of {family}",
+                engine.forward(batch()),
+                expected,
+                self.tolerance,
+                LEAK,
+                where,
+            )
 
     def test_values_come_from_the_value_head(self) -> None:
         """values: the value head's, each sequence as if alone"""
         for family in self.families:
-            engine, plain = self.scoring_engine(family, head="value"), tiny_model(family, head="value").double()
+            engine, plain = (
+                self.scoring_engine(family, head="value"),
+                tiny_model(family, head="value").double(),
+            )
             with torch.no_grad():
                 expected = torch.cat(logits_of(plain, batch()))[:, 0]
             actual = engine.forward(batch(), post_hook=lambda output, _: output.values)
@@ -72,13 +86,23 @@ class ForwardChecks(BackendChecks):
         for dtype in ("float32", "bfloat16"):
             heads = {head: self.scoring_engine(head=head, dtype=dtype) for head in ("lm", "value")}
             values = heads["value"].forward(batch(), post_hook=lambda output, _: output.values)
-            outputs[dtype] = {"log-probs": scores(heads["lm"], batch(), "log-probs"), "values": values}
+            outputs[dtype] = {
+                "log-probs": scores(heads["lm"], batch(), "log-probs"),
+                "values": values,
+            }
         for quantity, fine in outputs["float32"].items():
             apart = distance(outputs["bfloat16"][quantity], fine)
             if not 1e-4 < apart < 0.1:
-                cause = "run matrix products in dtype" if apart < 1e-4 else "only matrix products run in 16 bits"
-                raise Violation(f"{quantity} in bfloat16 are {apart:.2g} from those in float32", cause,
-                                source_of(heads["lm"], "__init__"))  # fmt: skip
+                cause = (
+                    "run matrix products in dtype"
+                    if apart < 1e-4
+                    else "only matrix products run in 16 bits"
+                )
+                raise Violation(
+                    f"{quantity} in bfloat16 are {apart:.2g} from those in float32",
+                    cause,
+                    source_of(heads["lm"], "__init__"),
+                )
 
     def test_outputs_do_not_depend_on_the_cut(self) -> None:
         """outputs are the same, in order, for any micro-batches"""
@@ -86,8 +110,14 @@ class ForwardChecks(BackendChecks):
         expected = scores(engine, sample, "log-probs")
         for how, cut in CUTS.items():
             where = source_of(engine, "forward", "forward_micro_batch")
-            require_close(f"log-probs {how}", scores(engine, sample, "log-probs", cut=cut), expected,
-                          self.tolerance, ORDER, where)  # fmt: skip
+            require_close(
+                f"log-probs {how}",
+                scores(engine, sample, "log-probs", cut=cut),
+                expected,
+                self.tolerance,
+                ORDER,
+                where,
+            )
 
     def test_the_token_cap_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """no forward pass has more tokens than max_tokens_per_mb"""
@@ -96,7 +126,10 @@ class ForwardChecks(BackendChecks):
         forward = engine.forward_batch
 
         def counted(micro_batches: Sequence[MicroBatch], hook: Any) -> Any:
-            seen.extend(sum(micro_batch.sample.flat_seqlens("packed_input_ids")) for micro_batch in micro_batches)
+            seen.extend(
+                sum(micro_batch.sample.flat_seqlens("packed_input_ids"))
+                for micro_batch in micro_batches
+            )
             return forward(micro_batches, hook)
 
         monkeypatch.setattr(engine, "forward_batch", counted)
@@ -104,7 +137,9 @@ class ForwardChecks(BackendChecks):
         total = sum(batch().flat_seqlens("packed_input_ids"))
         if max(seen) > 12 or sum(seen) != total:
             finding = f"forward passes over {seen} tokens; the cap is 12 and there are {total}"
-            raise Violation(finding, "leave the cutting to ForwardEngine.forward", source_of(engine, "forward"))
+            raise Violation(
+                finding, "leave the cutting to ForwardEngine.forward", source_of(engine, "forward")
+            )
 
     def test_edge_batches(self) -> None:
         """one token, one sequence, no sequence at all"""
@@ -114,12 +149,15 @@ class ForwardChecks(BackendChecks):
             count = len(scores(engine, batch(lengths=lengths), "log-probs"))
             if count != rows:
                 finding = (
-                    f"sequences of {[sum(pair) for pair in lengths]} tokens have {count} log-probs in place of {rows}"
+                    f"sequences of {[sum(pair) for pair in lengths]} tokens have {count} "
+                    f"log-probs in place of {rows}"
                 )
                 raise Violation(finding, "the last token of each sequence has none", where)
         empty = batch().select_indices([])
         if len(engine.forward(empty, post_hook=lambda output, _: output.logprobs)):
-            raise Violation("a batch without sequences has outputs", "return an empty tensor", where)
+            raise Violation(
+                "a batch without sequences has outputs", "return an empty tensor", where
+            )
 
     def test_a_forward_pass_leaves_nothing_behind(self) -> None:
         """a forward pass keeps no gradient, changes no weight"""
@@ -127,21 +165,38 @@ class ForwardChecks(BackendChecks):
         before = self.weights(engine)
         first = scores(engine, batch(), "log-probs")
         if first.requires_grad:
-            cause = "call super().forward or work under torch.no_grad(): its activations stay in memory"
-            raise Violation("what forward returns still has its graph", cause, source_of(engine, "forward"))
+            cause = (
+                "call super().forward or work under torch.no_grad(): its activations stay in memory"
+            )
+            raise Violation(
+                "what forward returns still has its graph", cause, source_of(engine, "forward")
+            )
         again = scores(engine, batch(), "log-probs")
         if not torch.equal(first, again):
             apart = float((first - again).abs().max())
             cause = "dropout is on, or the pass changes the model"
-            raise Violation(f"two passes over one batch differ by {apart:.2g}", cause, source_of(engine, "forward"))
-        changed = [name for name, weight in self.weights(engine).items() if not torch.equal(weight, before[name])]
+            raise Violation(
+                f"two passes over one batch differ by {apart:.2g}",
+                cause,
+                source_of(engine, "forward"),
+            )
+        changed = [
+            name
+            for name, weight in self.weights(engine).items()
+            if not torch.equal(weight, before[name])
+        ]
         if changed:
             finding = f"a forward pass changed {len(changed)} weights, {changed[0]} among them"
             raise Violation(finding, "compute out of place", source_of(engine, "forward"))
 
 
-def scores(engine: ForwardEngine, sample: SequenceSample, quantity: str, temperature: float = 1.0,
-           cut: MicroBatchSpec | None = None) -> torch.Tensor:  # fmt: skip
+def scores(
+    engine: ForwardEngine,
+    sample: SequenceSample,
+    quantity: str,
+    temperature: float = 1.0,
+    cut: MicroBatchSpec | None = None,
+) -> torch.Tensor:
     """[T − N] log-probs or entropies from the engine, on the host."""
 
     def hook(output: ModelOutput, _: SequenceSample) -> torch.Tensor:
@@ -153,7 +208,11 @@ def scores(engine: ForwardEngine, sample: SequenceSample, quantity: str, tempera
 
 
 def _cause(
-    plain: torch.nn.Module, sample: SequenceSample, quantity: str, temperature: float, actual: torch.Tensor
+    plain: torch.nn.Module,
+    sample: SequenceSample,
+    quantity: str,
+    temperature: float,
+    actual: torch.Tensor,
 ) -> str:
     """What the wrong scores are instead, if recognised."""
     if temperature == 1.0:

@@ -1,4 +1,5 @@
-"""Generation: transformers' own greedy answers, a random stream per response, log-probs confirmed by recomputation."""
+"""Generation: transformers' own greedy answers, a random stream per response, log-probs confirmed
+by recomputation."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from rlcli.testing.contract import Violation
 from rlcli.testing.tiny_models import END, VOCABULARY, TinyTokenizer, tiny_model
 
 NEW_TOKENS = 12
-CONTEXT = "attend to the whole prompt and to all tokens so far, each at its position, and to no padding"
+CONTEXT = (
+    "attend to the whole prompt and to all tokens so far, each at its position, and to no padding"
+)
 
 
 class BackendGenerationChecks(BackendChecks):
@@ -44,7 +47,9 @@ class BackendGenerationChecks(BackendChecks):
             for slots in (1, 2, 5):
                 engine = self.generating_engine(family)
                 actual = generate(engine, greedy=True, max_concurrent_responses=slots)
-                _require_answers(actual, expected, f"{family}, {slots} at a time", source_of(engine, "generate"))
+                _require_answers(
+                    actual, expected, f"{family}, {slots} at a time", source_of(engine, "generate")
+                )
 
     def test_an_answer_depends_on_its_seed_alone(self) -> None:
         """sampling: by prompt and seed alone, not by the batch"""
@@ -55,28 +60,40 @@ class BackendGenerationChecks(BackendChecks):
         cause = "give each response a random stream of its own, seeded by its seed"
         for condition, responses in {
             "drawn again": generate(engine, responses_per_prompt=3).tokens,
-            "drawn two at a time": generate(engine, responses_per_prompt=3, max_concurrent_responses=2).tokens,
+            "drawn two at a time": generate(
+                engine, responses_per_prompt=3, max_concurrent_responses=2
+            ).tokens,
         }.items():
             _require_same(responses, together, condition, cause, where)
-        alone = generate(engine, prompts().select_indices([2]), [6, 7, 8], responses_per_prompt=3).tokens
+        alone = generate(
+            engine, prompts().select_indices([2]), [6, 7, 8], responses_per_prompt=3
+        ).tokens
         _require_same(alone, together[6:9], "without the other prompts", cause, where)
         if all(torch.equal(answer, together[0]) for answer in together[:3]):
-            raise Violation("three seeds gave one prompt the same response", "draw by the seeds", where)
+            raise Violation(
+                "three seeds gave one prompt the same response", "draw by the seeds", where
+            )
 
     def test_a_stream_gives_the_same_responses(self) -> None:
         """a stream gives the tokens that generate returns"""
         engine, sample = self.generating_engine(), prompts()
         self._require_reproducible()
         settings = GenerationHyperparameters(
-            max_new_tokens=NEW_TOKENS, responses_per_prompt=2, max_concurrent_responses=3,
+            max_new_tokens=NEW_TOKENS,
+            responses_per_prompt=2,
+            max_concurrent_responses=3,
             stop_token_ids=tuple(range(0, VOCABULARY, 5)),
-        )  # fmt: skip
-        seeds = range(2 * sample.bs)  # more than fit at once, ending at different times: some join others
+        )
+        # more than fit at once, ending at different times: some join others
+        seeds = range(2 * sample.bs)
         pieces: list[list[int]] = [[] for _ in seeds]
         for number, token in engine.stream(sample, TinyTokenizer(), settings, seeds):
             pieces[number].append(token)
         expected = engine.generate(sample, TinyTokenizer(), settings, seeds).tokens
-        cause = "yield (number of the response, its next token), each once, in the order of prompts and their groups"
+        cause = (
+            "yield (number of the response, its next token), each once, in the order of "
+            "prompts and their groups"
+        )
         _require_same(
             [torch.tensor(tokens) for tokens in pieces],
             expected,
@@ -93,32 +110,61 @@ class BackendGenerationChecks(BackendChecks):
         texts = [torch.cat([questions[i // 2], tokens]) for i, tokens in enumerate(got.tokens)]
         lengths = [len(text) for text in texts]
         ids = [str(i) for i in range(len(texts))]
-        packed = SequenceSample.from_default(ids=ids, seqlens=lengths, data={"packed_input_ids": torch.cat(texts)})
+        packed = SequenceSample.from_default(
+            ids=ids, seqlens=lengths, data={"packed_input_ids": torch.cat(texts)}
+        )
         if isinstance(engine, ForwardEngine):
             scored = scores(engine, packed, "log-probs", 0.7)
         else:
             scored = scores_of(exported(engine), packed, 0.7)[0]
         again = scored.detach().split([length - 1 for length in lengths])
-        expected = torch.cat([per_token[-len(tokens) :] for per_token, tokens in zip(again, got.tokens, strict=True)])
-        cause = "report log-probs of the whole distribution at the temperature, before top_p and top_k"
+        expected = torch.cat(
+            [per_token[-len(tokens) :] for per_token, tokens in zip(again, got.tokens, strict=True)]
+        )
+        cause = (
+            "report log-probs of the whole distribution at the temperature, before top_p and top_k"
+        )
         where = source_of(engine, "generate")
-        require_close("log-probs of sampled tokens", torch.cat(got.logprobs), expected, self.tolerance, cause, where)
+        require_close(
+            "log-probs of sampled tokens",
+            torch.cat(got.logprobs),
+            expected,
+            self.tolerance,
+            cause,
+            where,
+        )
 
     def test_sampling_follows_the_distribution(self) -> None:
         """sampled tokens follow the distribution"""
         engine, number, temperature = self.generating_engine(), 4000, 0.7
         prompt = prompts(lengths=[4])
-        settings: dict[str, Any] = {"responses_per_prompt": number, "max_concurrent_responses": number}
-        answers = generate(engine, prompt, max_new_tokens=2, temperature=temperature, **settings).tokens
-        expected = _distributions(tiny_model(self.families[0]), sequences(prompt, "packed_prompts")[0], temperature)
+        settings: dict[str, Any] = {
+            "responses_per_prompt": number,
+            "max_concurrent_responses": number,
+        }
+        answers = generate(
+            engine, prompt, max_new_tokens=2, temperature=temperature, **settings
+        ).tokens
+        expected = _distributions(
+            tiny_model(self.families[0]), sequences(prompt, "packed_prompts")[0], temperature
+        )
         for place_, probabilities in enumerate(expected):
             drawn = torch.stack([tokens[place_] for tokens in answers if len(tokens) > place_])
-            apart = float((torch.bincount(drawn, minlength=VOCABULARY) / len(drawn) - probabilities).abs().sum() / 2)
+            apart = float(
+                (torch.bincount(drawn, minlength=VOCABULARY) / len(drawn) - probabilities)
+                .abs()
+                .sum()
+                / 2
+            )
             if apart > 0.1:  # about 0.06 with this many draws of 97 tokens
                 finding = (
-                    f"token {place_} at temperature {temperature}: total variation {apart:.2f} from its distribution"
+                    f"token {place_} at temperature {temperature}: total variation "
+                    f"{apart:.2f} from its distribution"
                 )
-                cause = "sample from softmax(logits / temperature), with a new random number for each token"
+                cause = (
+                    "sample from softmax(logits / temperature), with a new "
+                    "random number for each token"
+                )
                 raise Violation(finding, cause, source_of(engine, "generate"))
 
     def test_limits(self) -> None:
@@ -126,18 +172,26 @@ class BackendGenerationChecks(BackendChecks):
         engine = self.generating_engine()
         where = source_of(engine, "generate")
         try:
-            early = generate(engine, responses_per_prompt=20, max_new_tokens=6, min_new_tokens=6).tokens
+            early = generate(
+                engine, responses_per_prompt=20, max_new_tokens=6, min_new_tokens=6
+            ).tokens
         except ModelError:
             if isinstance(engine, ForwardEngine):
                 raise
             early = []  # the logits are not its own: its log-probs would differ
         if any(len(tokens) != 6 or END in tokens[:-1].tolist() for tokens in early):
-            raise Violation("a response ended before min_new_tokens", "ban the ends until then", where)
+            raise Violation(
+                "a response ended before min_new_tokens", "ban the ends until then", where
+            )
         best = generate(engine, greedy=True)
         for truncated in ({"top_k": 1}, {"top_p": 1e-6}):
             truncated_answers = generate(engine, **truncated).tokens
             _require_same(
-                truncated_answers, best.tokens, f"with {truncated}", "that leaves the most likely token alone", where
+                truncated_answers,
+                best.tokens,
+                f"with {truncated}",
+                "that leaves the most likely token alone",
+                where,
             )
         answer = best.tokens[0].tolist()
         stop = answer[3]
@@ -149,10 +203,13 @@ class BackendGenerationChecks(BackendChecks):
     def test_ids_without_a_token_are_never_sampled(self) -> None:
         """the embedding's padding is never sampled"""
         engine = self.generating_engine(tokenizer=_ShortTokenizer())
-        drawn = generate(engine, responses_per_prompt=2)  # half of the ids are padding: one would soon be sampled
+        # half of the ids are padding: one would soon be sampled
+        drawn = generate(engine, responses_per_prompt=2)
         highest = max(int(tokens.max()) for tokens in drawn.tokens)
         if highest >= len(_ShortTokenizer()):
-            finding = f"token {highest} was sampled; the tokenizer has {len(_ShortTokenizer())} tokens"
+            finding = (
+                f"token {highest} was sampled; the tokenizer has {len(_ShortTokenizer())} tokens"
+            )
             cause = "ban the ids from len(tokenizer) on: they only fill up the embedding matrix"
             raise Violation(finding, cause, source_of(engine, "generate"))
 
@@ -160,11 +217,15 @@ class BackendGenerationChecks(BackendChecks):
         """no prompt at all, one new token"""
         engine = self.generating_engine()
         if generate(engine, prompts().select_indices([]), []).tokens:
-            raise Violation("responses without prompts", "return none", source_of(engine, "generate"))
+            raise Violation(
+                "responses without prompts", "return none", source_of(engine, "generate")
+            )
         one_token = generate(engine, max_new_tokens=1)
         if [len(tokens) for tokens in one_token.tokens] != [1] * prompts().bs:
             raise Violation(
-                "max_new_tokens 1 gave other lengths", "the first token counts", source_of(engine, "generate")
+                "max_new_tokens 1 gave other lengths",
+                "the first token counts",
+                source_of(engine, "generate"),
             )
 
     def test_training_reaches_generation(self) -> None:
@@ -176,9 +237,16 @@ class BackendGenerationChecks(BackendChecks):
             answers = greedy_answers(exported(engine), prompts(), NEW_TOKENS)
             where = source_of(engine, "generate")
             if answers == [tokens.tolist() for tokens in before]:
-                raise Violation("a step at lr 0.05 changed no greedy answer", "apply the update", where)
-            _require_answers(generate(engine, greedy=True), answers, "after a training step", where,
-                             "generate with the weights as they are, not with a copy of those before")  # fmt: skip
+                raise Violation(
+                    "a step at lr 0.05 changed no greedy answer", "apply the update", where
+                )
+            _require_answers(
+                generate(engine, greedy=True),
+                answers,
+                "after a training step",
+                where,
+                "generate with the weights as they are, not with a copy of those before",
+            )
 
     def test_weights_of_another_engine(self) -> None:
         """take_parameters: mixed by eta, and used at once"""
@@ -195,19 +263,34 @@ class BackendGenerationChecks(BackendChecks):
                 where = source_of(mine, "take_parameters")
                 for name, weight in self.weights(mine).items():
                     expected = eta * theirs[name] + (1 - eta) * before[name]
-                    require_close(f"{name} at eta {eta}", weight, expected, self.tolerance,
-                                  "mine = eta · theirs + (1 - eta) · mine, tied parameters once", where)  # fmt: skip
+                    require_close(
+                        f"{name} at eta {eta}",
+                        weight,
+                        expected,
+                        self.tolerance,
+                        "mine = eta · theirs + (1 - eta) · mine, tied parameters once",
+                        where,
+                    )
                 if generates:
                     answers = greedy_answers(exported(mine), prompts(), NEW_TOKENS)
-                    _require_answers(generate(mine, greedy=True), answers, "after take_parameters", where,
-                                     "forget what was derived from the old weights")  # fmt: skip
+                    _require_answers(
+                        generate(mine, greedy=True),
+                        answers,
+                        "after take_parameters",
+                        where,
+                        "forget what was derived from the old weights",
+                    )
 
     def _require_reproducible(self) -> None:
         if not type(self.backend()).REPRODUCIBLE:
             pytest.skip("does not promise it (REPRODUCIBLE)")
 
-    def generating_engine(self, family: str | None = None, trained: bool = False, **settings: Any) -> Any:
-        engine = self.trained_engine(family, **settings) if trained else self.engine(family, **settings)
+    def generating_engine(
+        self, family: str | None = None, trained: bool = False, **settings: Any
+    ) -> Any:
+        engine = (
+            self.trained_engine(family, **settings) if trained else self.engine(family, **settings)
+        )
         if not isinstance(engine, GenerationEngine):
             pytest.skip("does not generate")
         return engine
@@ -221,7 +304,10 @@ class _ShortTokenizer(TinyTokenizer):
 
 
 def generate(
-    engine: GenerationEngine, sample: SequenceSample | None = None, seeds: Sequence[int] | None = None, **settings: Any
+    engine: GenerationEngine,
+    sample: SequenceSample | None = None,
+    seeds: Sequence[int] | None = None,
+    **settings: Any,
 ) -> GeneratedResponses:
     sample = sample if sample is not None else prompts()
     gconfig = GenerationHyperparameters(**({"max_new_tokens": NEW_TOKENS} | settings))
@@ -245,7 +331,9 @@ def loaded(folder: Path) -> nn.Module:
 
 
 @torch.no_grad()
-def _distributions(lm: nn.Module, prompt: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _distributions(
+    lm: nn.Module, prompt: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """[vocab] distributions of the first token, and of the second if there is one."""
     first = (lm(input_ids=prompt[None]).logits[0, -1] / temperature).softmax(-1)
     tokens = torch.arange(VOCABULARY)
@@ -256,22 +344,38 @@ def _distributions(lm: nn.Module, prompt: torch.Tensor, temperature: float) -> t
 
 
 def _require_answers(
-    actual: GeneratedResponses, expected: list[list[int]], when: str, where: str, cause: str = CONTEXT
+    actual: GeneratedResponses,
+    expected: list[list[int]],
+    when: str,
+    where: str,
+    cause: str = CONTEXT,
 ) -> None:
     for number, (tokens, answer) in enumerate(zip(actual.tokens, expected, strict=True)):
         if tokens.tolist() != answer:
             pairs = enumerate(zip(tokens.tolist(), answer, strict=False))
             first = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(answer)))
-            finding = f"greedy answer {number} differs from token {first} on ({when}): {tokens.tolist()}, not {answer}"
+            finding = (
+                f"greedy answer {number} differs from token {first} on ({when}): "
+                f"{tokens.tolist()}, not {answer}"
+            )
             raise Violation(finding, cause, where)
         if bool(actual.ended[number]) != (answer[-1] == END):
-            finding = f"ended is {bool(actual.ended[number])} of a response whose last token is {answer[-1]} ({when})"
-            raise Violation(finding, f"ended says that the response closed with an end token ({END})", where)
+            finding = (
+                f"ended is {bool(actual.ended[number])} of a response whose last token is "
+                f"{answer[-1]} ({when})"
+            )
+            raise Violation(
+                finding, f"ended says that the response closed with an end token ({END})", where
+            )
 
 
 def _require_same(
     actual: list[torch.Tensor], expected: list[torch.Tensor], condition: str, cause: str, where: str
 ) -> None:
-    differ = [i for i, (a, b) in enumerate(zip(actual, expected, strict=True)) if not torch.equal(a, b)]
+    differ = [
+        i for i, (a, b) in enumerate(zip(actual, expected, strict=True)) if not torch.equal(a, b)
+    ]
     if differ:
-        raise Violation(f"{len(differ)} of {len(expected)} responses differ {condition}", cause, where)
+        raise Violation(
+            f"{len(differ)} of {len(expected)} responses differ {condition}", cause, where
+        )

@@ -1,4 +1,5 @@
-"""Everything one of several ranks does in a backend's checks, in one process; its results go to the parent."""
+"""Everything one of several ranks does in a backend's checks, in one process;
+its results go to the parent."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ OWN, OF_ONE = "their own checkpoint", "the checkpoint of one rank"
 ON_ONE, OF_OTHERS = "the ranks' checkpoint, on one rank,", "the checkpoint of the layout before"
 WHOLE = len(LENGTHS)
 SHARES = (4, 5, WHOLE, 4)
-"""Sequences of the first of two replicas at each step: the other gets fewer; then some of zero weight; then none."""
+"""Sequences of the first of two replicas at each step: the other gets fewer; then some of zero
+weight; then none."""
 SCOPES = ("global", "global", "global", "dp")
 IN_TWO = MicroBatchSpec(n_mbs=2)
 LATER = len(SHARES)
@@ -60,7 +62,8 @@ StepIf = Callable[[Mapping[str, float]], bool]
 
 @dataclass(frozen=True)
 class Life:
-    """One rank of a layout; its files are in a folder named after the layout, next to those of the single-rank run."""
+    """One rank of a layout; its files are in a folder named after the layout, next to those of the
+    single-rank run."""
 
     checks: BackendChecks
     layout: Mapping[str, int]
@@ -70,22 +73,33 @@ class Life:
     """An earlier one, in another layout."""
 
     def live(self) -> RankReport:
-        """Forward passes, training, steps that must be refused, an export, answers, a checkpoint and its resumption."""
+        """Forward passes, training, steps that must be refused, an export, answers, a checkpoint
+        and its resumption."""
         with self.checks.at_device():
             return self._live()
 
     def _live(self) -> RankReport:
         others = held_bytes()
         engine = self._engine()
-        report: RankReport = {"forward": {"lm": self._forward(engine, "lm")}, "answers": {}, "steps": {}}
+        report: RankReport = {
+            "forward": {"lm": self._forward(engine, "lm")},
+            "answers": {},
+            "steps": {},
+        }
         self._answer(engine)  # with weights that will soon be outdated
         if self.checks.trains():
             report["steps"]["lm"] = self._trained(engine, "lm")
             before = self._weights(engine) | self._moments(engine)
-            steps = {"spoiled": (self._spoiled(), None), "refused": (OBJECTIVES["lm"], lambda stats: False)}
+            steps = {
+                "spoiled": (self._spoiled(), None),
+                "refused": (OBJECTIVES["lm"], lambda stats: False),
+            }
             for which, (objective, step_if) in steps.items():
                 skipped = self._train(engine, 0, objective, step_if)["update_skipped"]
-                report[which] = [skipped, weights_apart(self._weights(engine) | self._moments(engine), before)]
+                report[which] = [
+                    skipped,
+                    weights_apart(self._weights(engine) | self._moments(engine), before),
+                ]
             del before
         export(engine, self.home / EXPORT)
         report["exported"] = weights_apart(exported(self.home / EXPORT), self._weights(engine))
@@ -112,7 +126,8 @@ class Life:
             return self.go_on(source)
 
     def go_on(self, source: Life, mesh: Any = None) -> RankReport:
-        """Load the checkpoint of `source`, answer, train a step: the difference from the results of `source`."""
+        """Load the checkpoint of `source`, answer, train a step:
+        the difference from the results of `source`."""
         engine = self._engine(mesh, seed=1)
         self._answer(engine)
         restore(engine, source.home)
@@ -120,7 +135,10 @@ class Life:
         self._train(engine, LATER)
         exact = source.layout == self.layout
         certain = None if exact else self.checks.certain()
-        return {"apart": weights_apart(self._weights(engine), load_file(source.later), certain), "answers": answers}
+        return {
+            "apart": weights_apart(self._weights(engine), load_file(source.later), certain),
+            "answers": answers,
+        }
 
     @property
     def home(self) -> Path:
@@ -133,7 +151,7 @@ class Life:
         """The weights one step after the checkpoint."""
         return self.home / "later.safetensors"
 
-    # -- parts of it -----------------------------------------------------------------------------------------
+    # -- parts of it -------------------------------------------------------------------------------
 
     def _weights(self, engine: ForwardEngine) -> Weights:
         return self.checks.weights(engine, self.home / "look")
@@ -170,11 +188,14 @@ class Life:
         cut, scope = (SHARES[step], SCOPES[step]) if step < LATER else (3, "global")
         cuts = MicroBatchSpec(n_mbs=1 + step)
         share = self._share(batch(step), cut)
-        return engine.train_batch(share, objective.loss, objective.weight, scope, cuts, step, step_if)
+        return engine.train_batch(
+            share, objective.loss, objective.weight, scope, cuts, step, step_if
+        )
 
     def _spoiled(self) -> Objective:
         """With a loss that is not finite on one rank."""
-        last = math.prod(self.layout.values()) - 1  # a rank of the last stage, which computes losses
+        # a rank of the last stage, which computes losses
+        last = math.prod(self.layout.values()) - 1
 
         def loss(output: Any, sample: SequenceSample) -> Any:
             summed, stats = answer_loss(output, sample)
@@ -210,13 +231,18 @@ class Life:
     def _blocks(self, engine: ForwardEngine) -> float:
         """Difference between the rank's blocks and the same numbers in whole weights."""
         weights, blocks, expected = self._weights(engine), {}, {}
-        for number, (block, values) in enumerate(engine.parameter_blocks() if offers(engine, "weight_blocks") else ()):
+        for number, (block, values) in enumerate(
+            engine.parameter_blocks() if offers(engine, "weight_blocks") else ()
+        ):
             blocks[str(number)] = values.detach().cpu().float()
-            expected[str(number)] = weights[block.name][block.within(WeightBlock.whole(block.name, block.shape))]
+            expected[str(number)] = weights[block.name][
+                block.within(WeightBlock.whole(block.name, block.shape))
+            ]
         return weights_apart(blocks, expected)
 
     def _mixture(self, engine: ForwardEngine, answers: RankReport) -> RankReport:
-        """Another engine takes its parameters: the difference of its weights from the expected mixture."""
+        """Another engine takes its parameters: the difference of its weights from the expected
+        mixture."""
         follower = self._engine(seed=1)
         self._answer(follower)
         before, theirs = self._weights(follower), self._weights(engine)
@@ -244,8 +270,8 @@ class Life:
 
 
 def held_bytes() -> int:
-    """Bytes of all dense tensors of this process, shared memory counted once. Subclasses such as DTensor wrap other
-    tensors and have no memory of their own."""
+    """Bytes of all dense tensors of this process, shared memory counted once. Subclasses such as
+    DTensor wrap other tensors and have no memory of their own."""
     gc.collect()
     alive = [value for value in gc.get_objects() if type(value) in (torch.Tensor, nn.Parameter)]
     dense = (tensor for tensor in alive if tensor.layout is torch.strided)
@@ -270,14 +296,18 @@ def weights_file(head: str, rank: int) -> str:
     return f"weights-{head}-{rank}.safetensors"
 
 
-def _log_probs(engine: ForwardEngine, plain: nn.Module, share: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
+def _log_probs(
+    engine: ForwardEngine, plain: nn.Module, share: SequenceSample
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The engine's, and the plain model's."""
     actual = scores(engine, share, "log-probs", cut=IN_TWO)
     with torch.no_grad():
         return actual, scores_of(plain, share)[0] if share.bs else actual
 
 
-def _values(engine: ForwardEngine, plain: nn.Module, share: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
+def _values(
+    engine: ForwardEngine, plain: nn.Module, share: SequenceSample
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The engine's, and the plain model's."""
     actual = engine.forward(share, IN_TWO, lambda output, _: output.values).cpu()
     with torch.no_grad():

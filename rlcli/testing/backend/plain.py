@@ -1,4 +1,5 @@
-"""Reference results: transformers' own forward pass in float64, one sequence at a time, and torch's AdamW.
+"""Reference results: transformers' own forward pass in float64, one sequence at a time,
+and torch's AdamW.
 
 Nothing here knows about packing, micro-batches, ranks or engines.
 """
@@ -49,7 +50,10 @@ class AdamW:
         matrices = [p for p in lm.parameters() if p.requires_grad and p.dim() > 1]
         vectors = [p for p in lm.parameters() if p.requires_grad and p.dim() <= 1]
         decay = self.weight_decay if self.decays_vectors else 0.0
-        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": vectors, "weight_decay": decay}]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": decay},
+        ]
         kind = torch.optim.AdamW if self.is_decoupled else torch.optim.Adam
         return kind(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, foreach=False)
 
@@ -63,7 +67,8 @@ class PlainTraining:
         self.optimizer = settings.optimizer(self.lm)
 
     def step(self, shares: Sequence[SequenceSample], loss: Loss, rate: float) -> dict[str, float]:
-        """One step at `rate` times the learning rate, on the mean over `shares` of each one's mean over its tokens."""
+        """One step at `rate` times the learning rate, on the mean over `shares` of each one's mean
+        over its tokens."""
         if not self.settings.keeps_gradients:
             self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64)
@@ -81,7 +86,7 @@ class PlainTraining:
         return {name: parameter.detach() for name, parameter in self.lm.named_parameters()}
 
 
-# -- one sequence at a time ------------------------------------------------------------------------------------------
+# -- one sequence at a time ------------------------------------------------------------------------
 
 
 def sequences(sample: SequenceSample, key: str = "packed_input_ids") -> list[torch.Tensor]:
@@ -106,7 +111,9 @@ def logits_of(lm: nn.Module, sample: SequenceSample) -> list[torch.Tensor]:
     return [lm(input_ids=tokens[None], use_cache=False).logits[0] for tokens in sequences(sample)]
 
 
-def scores_of(lm: nn.Module, sample: SequenceSample, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def scores_of(
+    lm: nn.Module, sample: SequenceSample, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of the next tokens and entropies, [T − N] each."""
     logprobs, entropies = [], []
     for tokens, logits in zip(sequences(sample), logits_of(lm, sample), strict=True):
@@ -132,5 +139,9 @@ def greedy_answers(lm: nn.Module, sample: SequenceSample, new_tokens: int) -> li
     decode: Any = lm.generate
     settings: Mapping[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False}
     with torch.no_grad():
-        return [decode(ids[None], attention_mask=torch.ones_like(ids[None]), **settings)[0, len(ids) :].tolist()
-                for ids in sequences(sample, "packed_prompts")]  # fmt: skip
+        return [
+            decode(ids[None], attention_mask=torch.ones_like(ids[None]), **settings)[
+                0, len(ids) :
+            ].tolist()
+            for ids in sequences(sample, "packed_prompts")
+        ]

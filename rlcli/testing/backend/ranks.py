@@ -1,4 +1,5 @@
-"""Ranks in every layout that the backend declares: together they compute what one rank does, however unevenly."""
+"""Ranks in every layout that the backend declares: together they compute what one rank does,
+however unevenly."""
 
 from __future__ import annotations
 
@@ -57,20 +58,21 @@ class Lives:
 
 
 LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp": 2, "tp": 2}, {"pp": 2, "tp": 2})
-"""Meshes to try, if the backend knows their dimensions. Expert-parallel ranks are data-parallel ones: no mesh has a
-dimension ep."""
+"""Meshes to try, if the backend knows their dimensions. Expert-parallel ranks are data-parallel
+ones: no mesh has a dimension ep."""
 LOADED = (OWN, OF_ONE, ON_ONE, OF_OTHERS)
 
 OF_LOSS, OF_NORM, OF_UPDATE = 1 / 50, 1 / 5, 20
-"""Limits as shares of the tolerance. For float32: 1e-6 for the loss of the first step, 1e-5 for gradient norms, 1e-3
-for the total change of the weights."""
+"""Limits as shares of the tolerance. For float32: 1e-6 for the loss of the first step, 1e-5 for
+gradient norms, 1e-3 for the total change of the weights."""
 
 
 class RanksChecks(BackendChecks):
     """Everything ranks do in one run: forward passes, training, generation, saving, loading."""
 
     rank_seconds: ClassVar[float] = 200
-    """Time limit for all work of a layout's ranks: at least ten times what they need on an otherwise idle machine."""
+    """Time limit for all work of a layout's ranks: at least ten times what they need on an
+    otherwise idle machine."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -91,7 +93,9 @@ class RanksChecks(BackendChecks):
             for layout in (layout for layout in LAYOUTS if set(layout) <= set(self.dimensions())):
                 size = math.prod(layout.values())
                 ranks = [Life(self, layout, folder, rank, before) for rank in range(size)]
-                reports = run_on_ranks(size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds)  # type: ignore[misc]
+                reports = run_on_ranks(
+                    size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds
+                )  # type: ignore[misc]
                 if OF_ONE in reports[0]:
                     reports[0][ON_ONE] = alone.live_on(ranks[0])
                 lives.reports[layout_name(layout)] = reports
@@ -109,11 +113,21 @@ class RanksChecks(BackendChecks):
 
     def test_ranks_get_through(self, lives: Lives) -> None:
         """ranks get through; none waits for another in vain"""
-        cause = "every rank takes part in every collective; idle micro-batches run through the model as others do"
-        where = source_of(self.engine(), "forward_micro_batch", "forward_backward_batch", "forward_batch")
+        cause = (
+            "every rank takes part in every collective; idle micro-batches run through "
+            "the model as others do"
+        )
+        where = source_of(
+            self.engine(), "forward_micro_batch", "forward_backward_batch", "forward_batch"
+        )
         if isinstance(lives.error, RankTimeout):
-            stood = [f"rank {rank} in {_own_place(frames)}" for rank, frames in lives.error.stacks.items()]
-            finding = f"ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
+            stood = [
+                f"rank {rank} in {_own_place(frames)}"
+                for rank, frames in lives.error.stacks.items()
+            ]
+            finding = (
+                f"ranks did not get through within {self.rank_seconds:g} s: {', '.join(stood)}"
+            )
             raise Violation(finding, cause, where)
         if isinstance(lives.error, RankDeath):
             raise Violation(f"rank {lives.error.rank} {lives.error.error}", cause, where)
@@ -122,16 +136,29 @@ class RanksChecks(BackendChecks):
 
     def test_experts_lie_apart(self) -> None:
         """ranks: experts are distributed (ep)"""
-        pytest.skip("not tried: ep, the tiny models have no experts" if "ep" in self.dimensions() else "knows no ep")
+        pytest.skip(
+            "not tried: ep, the tiny models have no experts"
+            if "ep" in self.dimensions()
+            else "knows no ep"
+        )
 
     def test_ranks_share_a_forward_pass(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: log-probs and values of uneven shares, of none too"""
-        cause = "a rank computes its own share; one that has none takes part with idle micro-batches"
+        cause = (
+            "a rank computes its own share; one that has none takes part with idle micro-batches"
+        )
         for head, quantity in {"lm": "log-probs", "value": "values"}.items():
-            errors = {layout: [{head: life["forward"][head]} for life in ranks] for layout, ranks in reports.items()}
-            self._require_small(errors, head, quantity, cause, "forward_micro_batch", "forward_batch")
+            errors = {
+                layout: [{head: life["forward"][head]} for life in ranks]
+                for layout, ranks in reports.items()
+            }
+            self._require_small(
+                errors, head, quantity, cause, "forward_micro_batch", "forward_batch"
+            )
 
-    def test_ranks_train_like_a_plain_loop(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
+    def test_ranks_train_like_a_plain_loop(
+        self, lives: Lives, reports: dict[str, list[RankReport]]
+    ) -> None:
         """ranks, uneven shares: steps of a plain loop"""
         self._require_plain_steps_of_ranks("lm", lives, reports)
 
@@ -141,11 +168,17 @@ class RanksChecks(BackendChecks):
         """ranks, uneven shares: steps of a value head"""
         self._require_plain_steps_of_ranks("value", lives, reports)
 
-    def _require_plain_steps_of_ranks(self, head: str, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
-        where = source_of(self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch")
+    def _require_plain_steps_of_ranks(
+        self, head: str, lives: Lives, reports: dict[str, list[RankReport]]
+    ) -> None:
+        where = source_of(
+            self.trained_engine(), "optimizer_step", "backward", "forward_backward_batch"
+        )
         certain = self.certain(tiny_model(self.families[0], head=head), OBJECTIVES[head].plain)
         for layout, (life, *_) in reports.items():
-            plain = PlainTraining(tiny_model(self.families[0], head=head), self.optimizer_settings(**SETTINGS))
+            plain = PlainTraining(
+                tiny_model(self.families[0], head=head), self.optimizer_settings(**SETTINGS)
+            )
             first = {name: weight.clone() for name, weight in plain.weights().items()}
             for step, rate in enumerate(self.rates()):
                 expected = plain.step(_shares(step, layout), OBJECTIVES[head].plain, rate)
@@ -158,20 +191,40 @@ class RanksChecks(BackendChecks):
             missed = _missed(weights, first, plain.weights(), certain)
             if missed > OF_UPDATE * self.tolerance:
                 finding = (
-                    f"the change of the weights by {len(SHARES)} steps on {layout} is off by {missed:.2g} of itself"
+                    f"the change of the weights by {len(SHARES)} steps on {layout} is off by "
+                    f"{missed:.2g} of itself"
                 )
                 raise Violation(finding, one_update, where)
 
     def _require_plain_step(
-        self, actual: Mapping[str, float], expected: Mapping[str, float], step: int, layout: str, where: str
+        self,
+        actual: Mapping[str, float],
+        expected: Mapping[str, float],
+        step: int,
+        layout: str,
+        where: str,
     ) -> None:
-        if actual["grad_norm"] != pytest.approx(expected["grad_norm"], rel=OF_NORM * self.tolerance):
-            finding = f"gradient norm {actual['grad_norm']:.6g} at step {step} on {layout}, {expected['grad_norm']:.6g}"
+        if actual["grad_norm"] != pytest.approx(
+            expected["grad_norm"], rel=OF_NORM * self.tolerance
+        ):
+            finding = (
+                f"gradient norm {actual['grad_norm']:.6g} at step {step} on {layout}, "
+                f"{expected['grad_norm']:.6g}"
+            )
             cause = _cause_of_norm(actual["grad_norm"] / expected["grad_norm"])
             raise Violation(f"{finding} in a plain loop (scope {SCOPES[step]})", cause, where)
-        if step == 0 and actual["loss"] != pytest.approx(expected["loss"], rel=OF_LOSS * self.tolerance):
-            finding = f"the first loss is {actual['loss']:.8g} on {layout}, {expected['loss']:.8g} in a plain loop"
-            raise Violation(finding, "compute the same log-probs; sum losses, divide by the weight of all", where)
+        if step == 0 and actual["loss"] != pytest.approx(
+            expected["loss"], rel=OF_LOSS * self.tolerance
+        ):
+            finding = (
+                f"the first loss is {actual['loss']:.8g} on {layout}, "
+                f"{expected['loss']:.8g} in a plain loop"
+            )
+            raise Violation(
+                finding,
+                "compute the same log-probs; sum losses, divide by the weight of all",
+                where,
+            )
 
     def test_ranks_report_alike(self, lives: Lives, reports: dict[str, list[RankReport]]) -> None:
         """ranks: stats and weights are alike, stats those of one"""
@@ -179,61 +232,97 @@ class RanksChecks(BackendChecks):
         (alone,) = reports[ALONE]
         for head, (layout, ranks) in product(OBJECTIVES, reports.items()):
             for rank, life in enumerate(ranks):
-                self._require_equal_stats(engine, life["steps"][head], alone["steps"][head], _who(layout, rank))
-                apart = weights_apart(lives.weights(layout, head, rank), lives.weights(layout, head))
+                self._require_equal_stats(
+                    engine, life["steps"][head], alone["steps"][head], _who(layout, rank)
+                )
+                apart = weights_apart(
+                    lives.weights(layout, head, rank), lives.weights(layout, head)
+                )
                 if apart:
                     finding = f"the weights of the ranks of {layout} differ by {apart:.2g}"
-                    raise Violation(finding, "apply one update on all ranks", source_of(engine, "optimizer_step"))
+                    raise Violation(
+                        finding,
+                        "apply one update on all ranks",
+                        source_of(engine, "optimizer_step"),
+                    )
 
     def _require_equal_stats(
-        self, engine: TrainEngine, steps: list[dict[str, float]], alone: list[dict[str, float]], who: str
+        self,
+        engine: TrainEngine,
+        steps: list[dict[str, float]],
+        alone: list[dict[str, float]],
+        who: str,
     ) -> None:
         for step, expected in enumerate(alone):
             for name in expected if SCOPES[step] == "global" else ("loss", "lr", "loss_weight"):
                 actual = steps[step].get(name)
                 if actual != pytest.approx(expected[name], rel=1e-3, abs=1e-6):
-                    finding = f"{name} is {actual} on {who} at step {step}, {expected[name]:.6g} on one rank"
+                    finding = (
+                        f"{name} is {actual} on {who} at step {step}, "
+                        f"{expected[name]:.6g} on one rank"
+                    )
                     cause = "reduce it over the data-parallel ranks, with all_reduce"
                     raise Violation(finding, cause, source_of(engine, "all_reduce", "train_batch"))
 
     def test_all_ranks_refuse_what_one_spoils(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: a gradient that is not finite on one, all refuse"""
-        self._require_skipped(reports, "spoiled", "decide by the norm over all ranks, before anything is applied")
+        self._require_skipped(
+            reports, "spoiled", "decide by the norm over all ranks, before anything is applied"
+        )
 
     def test_all_ranks_refuse_a_step(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: a step refused by step_if changes nothing"""
         self._require_skipped(
-            reports, "refused", "step_if sees stats of all ranks; drop the gradients where it says no"
+            reports,
+            "refused",
+            "step_if sees stats of all ranks; drop the gradients where it says no",
         )
 
-    def _require_skipped(self, reports: dict[str, list[RankReport]], which: str, cause: str) -> None:
+    def _require_skipped(
+        self, reports: dict[str, list[RankReport]], which: str, cause: str
+    ) -> None:
         where = source_of(self.trained_engine(), "optimizer_step")
         for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
                 skipped, apart = life[which]
                 if skipped != 1.0 or apart > 0:
-                    finding = f"{_who(layout, rank)}: update_skipped {skipped:g}, weights changed by {apart:.2g}"
+                    finding = (
+                        f"{_who(layout, rank)}: update_skipped {skipped:g}, weights "
+                        f"changed by {apart:.2g}"
+                    )
                     raise Violation(finding, cause, where)
 
     def test_ranks_export_their_weights(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: an export holds the weights of all"""
         cause = "gather every parameter whole; one rank writes the folder"
-        self._require_small(reports, "exported", "weights of an export", cause, "save_to_hf", limit=0.0)
+        self._require_small(
+            reports, "exported", "weights of an export", cause, "save_to_hf", limit=0.0
+        )
 
-    def test_ranks_generate_with_the_weights_of_now(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_ranks_generate_with_the_weights_of_now(
+        self, reports: dict[str, list[RankReport]]
+    ) -> None:
         """ranks: greedy answers are those of the trained weights"""
         engine = self.engine()
         if not self.generates():
             pytest.skip("does not generate")
         for layout, ranks in reports.items():
             for rank, life in enumerate(ranks):
-                loaded = {f"after loading {which}": life[which]["answers"] for which in LOADED if which in life}
+                loaded = {
+                    f"after loading {which}": life[which]["answers"]
+                    for which in LOADED
+                    if which in life
+                }
                 for when, (actual, expected) in (life["answers"] | loaded).items():
                     if actual != expected:
                         finding = (
-                            f"greedy answers of {_who(layout, rank)} {when} are {actual}; transformers' are {expected}"
+                            f"greedy answers of {_who(layout, rank)} {when} are {actual}; "
+                            f"transformers' are {expected}"
                         )
-                        cause = "all ranks use the weights of now; whole copies are made anew when they have changed"
+                        cause = (
+                            "all ranks use the weights of now; whole copies are made anew "
+                            "when they have changed"
+                        )
                         raise Violation(finding, cause, source_of(engine, "generator", "generate"))
 
     def test_offloading_gives_memory_back(self, reports: dict[str, list[RankReport]]) -> None:
@@ -244,15 +333,26 @@ class RanksChecks(BackendChecks):
                 if "held" not in life:
                     pytest.skip("does not offload, or cannot be checkpointed")
                 if life["held"] > 1.4:
-                    finding = f"{_who(layout, rank)} holds {life['held']:.2f} times its part of the state after offload"
-                    raise Violation(finding, "drop whole copies, gradients and caches", source_of(engine, "offload"))
+                    finding = (
+                        f"{_who(layout, rank)} holds {life['held']:.2f} times its part of "
+                        "the state after offload"
+                    )
+                    raise Violation(
+                        finding,
+                        "drop whole copies, gradients and caches",
+                        source_of(engine, "offload"),
+                    )
 
-    def test_ranks_give_the_blocks_that_they_hold(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_ranks_give_the_blocks_that_they_hold(
+        self, reports: dict[str, list[RankReport]]
+    ) -> None:
         """ranks: weight_blocks names the numbers that are read"""
         if not offers(self.engine(), "weight_blocks"):
             pytest.skip("gathers its parameters")
         cause = "offsets and sizes are those of this rank's part in the whole parameter"
-        self._require_small(reports, "blocks", "numbers of weight_blocks", cause, "weight_blocks", limit=0.0)
+        self._require_small(
+            reports, "blocks", "numbers of weight_blocks", cause, "weight_blocks", limit=0.0
+        )
 
     def test_ranks_take_parameters(self, reports: dict[str, list[RankReport]]) -> None:
         """ranks: take_parameters mixes weights by eta"""
@@ -261,23 +361,44 @@ class RanksChecks(BackendChecks):
         cause = "mix whole parameters with whole ones, or parts with parts"
         self._require_small(reports, "taken", "weights at eta 0.25", cause, "take_parameters")
 
-    def test_a_checkpoint_of_two_ranks_continues(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_a_checkpoint_of_two_ranks_continues(
+        self, reports: dict[str, list[RankReport]]
+    ) -> None:
         """ranks: saved and loaded, training continues bit for bit"""
         cause = "state() must give out everything that the next step depends on"
-        self._require_small(reports, OWN, f"weights, a step after {OWN},", cause, "state", limit=0.0)
+        self._require_small(
+            reports, OWN, f"weights, a step after {OWN},", cause, "state", limit=0.0
+        )
 
-    def test_checkpoints_fit_any_number_of_ranks(self, reports: dict[str, list[RankReport]]) -> None:
+    def test_checkpoints_fit_any_number_of_ranks(
+        self, reports: dict[str, list[RankReport]]
+    ) -> None:
         """a checkpoint of one layout continues in another"""
         cause = "give out DTensors where ranks hold parts, so that they can be cut anew"
         for which in (OF_ONE, ON_ONE, OF_OTHERS):
-            if which != OF_OTHERS or any(which in life for ranks in reports.values() for life in ranks):
-                self._require_small(reports, which, f"weights, a step after {which}", cause, "state")
+            if which != OF_OTHERS or any(
+                which in life for ranks in reports.values() for life in ranks
+            ):
+                self._require_small(
+                    reports, which, f"weights, a step after {which}", cause, "state"
+                )
 
-    def _require_small(self, reports: dict[str, list[RankReport]], which: str, quantity: str, cause: str, *methods: str,
-                       limit: float | None = None) -> None:  # fmt: skip
+    def _require_small(
+        self,
+        reports: dict[str, list[RankReport]],
+        which: str,
+        quantity: str,
+        cause: str,
+        *methods: str,
+        limit: float | None = None,
+    ) -> None:
         """Check that no rank reported a difference above the limit."""
         engine = self.engine()
-        lives = {(layout, rank): life for layout, ranks in reports.items() for rank, life in enumerate(ranks)}
+        lives = {
+            (layout, rank): life
+            for layout, ranks in reports.items()
+            for rank, life in enumerate(ranks)
+        }
         differences = {who: _apart(life[which]) for who, life in lives.items() if which in life}
         if not differences:
             pytest.skip("does not train" if not self.trains() else "cannot be checkpointed")
@@ -294,7 +415,9 @@ def _shares(step: int, layout: str) -> list[SequenceSample]:
     """The batches averaged in a step: the whole batch, or each replica's part."""
     if SCOPES[step] == "global" or "dp 2" not in layout:
         return [batch(step)]
-    return [batch(step).select_indices(range(*cut)) for cut in ((SHARES[step],), (SHARES[step], WHOLE))]
+    return [
+        batch(step).select_indices(range(*cut)) for cut in ((SHARES[step],), (SHARES[step], WHOLE))
+    ]
 
 
 def _missed(actual: Weights, first: Weights, expected: Weights, certain: Weights | None) -> float:
@@ -314,7 +437,9 @@ def _who(layout: str, rank: int) -> str:
 def _own_place(frames: list[Frame]) -> str:
     """The innermost frame outside libraries."""
     locations = (
-        f"{function} ({Path(file).name}:{line})" for file, line, function in frames if "site-packages" not in file
+        f"{function} ({Path(file).name}:{line})"
+        for file, line, function in frames
+        if "site-packages" not in file
     )
     return next(locations, "an unknown place")
 
@@ -325,7 +450,10 @@ def _apart(report: RankReport | float) -> float:
 
 def _cause_of_norm(ratio: float) -> str:
     if ratio == pytest.approx(0.5, rel=1e-3):
-        return "gradients are averaged over the ranks; sum them: the loss is divided by the weight of all ranks already"
+        return (
+            "gradients are averaged over the ranks; sum them: the loss is divided by the "
+            "weight of all ranks already"
+        )
     if ratio == pytest.approx(2, rel=1e-3):
         return "gradients are summed over the ranks once too often"
     return "sum gradients over all ranks before the norm is taken; the norm is that of all parts"

@@ -1,4 +1,5 @@
-"""State that outlives an engine: checkpoints that continue bit for bit, folders for transformers, released memory."""
+"""State that outlives an engine: checkpoints that continue bit for bit, folders for transformers,
+released memory."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from rlcli.api.model import ForwardEngine, HoldsWeights
 from rlcli.api.value_model import value_model_class
 from rlcli.checkpoint.state import copy_to_host, write_optimizer, write_weights
 from rlcli.checkpoint.state_reading import fill
-from rlcli.testing.backend.base import SETTINGS, BackendChecks, batch, offers, require_close, source_of, train
+from rlcli.testing.backend.base import (
+    SETTINGS,
+    BackendChecks,
+    batch,
+    offers,
+    require_close,
+    source_of,
+    train,
+)
 from rlcli.testing.backend.forward import scores
 from rlcli.testing.backend.generation import generate
 from rlcli.testing.backend.plain import logits_of
@@ -39,15 +48,25 @@ class StateChecks(BackendChecks):
                     train(engine_filled, 0)
                 restore(engine_filled, tmp_path / family)
                 train(engine_filled, 2)
-                self._require_equal(engine_filled, engine, f"{description} ({family}), filled with the state of step 2")
+                self._require_equal(
+                    engine_filled,
+                    engine,
+                    f"{description} ({family}), filled with the state of step 2",
+                )
 
     def test_a_checkpoint_has_the_names_of_transformers(self) -> None:
         """a checkpoint has transformers' names, tied weights once"""
         for family in self.families:
             engine = self._kept(self.engine(family))
-            actual, expected = set(engine.state().weights), {name for name, _ in tiny_model(family).named_parameters()}
+            actual, expected = (
+                set(engine.state().weights),
+                {name for name, _ in tiny_model(family).named_parameters()},
+            )
             if actual != expected:
-                finding = f"state() of {family} lacks {sorted(expected - actual)} and adds {sorted(actual - expected)}"
+                finding = (
+                    f"state() of {family} lacks {sorted(expected - actual)} and adds "
+                    f"{sorted(actual - expected)}"
+                )
                 cause = "use the names of named_parameters() of the model that came in"
                 raise Violation(finding, cause, source_of(engine, "state"))
 
@@ -68,10 +87,16 @@ class StateChecks(BackendChecks):
                 folder = tmp_path / f"{family}-{head}"
                 engine.save_to_hf(None, str(folder))
                 self._require_export(engine, folder, head, "save_to_hf")
-        left = sorted(path.name for path in tmp_path.iterdir() if "-" not in path.name or path.name.startswith("."))
+        left = sorted(
+            path.name
+            for path in tmp_path.iterdir()
+            if "-" not in path.name or path.name.startswith(".")
+        )
         if left:
             raise Violation(
-                f"save_to_hf leaves {left} outside its folder", "clear it away", source_of(engine, "save_to_hf")
+                f"save_to_hf leaves {left} outside its folder",
+                "clear it away",
+                source_of(engine, "save_to_hf"),
             )
 
     def test_an_offloaded_engine_goes_on(self) -> None:
@@ -86,14 +111,20 @@ class StateChecks(BackendChecks):
             if isinstance(engine, ForwardEngine) and not torch.equal(
                 scores(engine, batch(), "log-probs"), scores(untouched, batch(), "log-probs")
             ):
-                raise Violation("log-probs differ after offload", "bring the weights back unchanged", where)
+                raise Violation(
+                    "log-probs differ after offload", "bring the weights back unchanged", where
+                )
             if self.generates():
                 engine.offload()
                 if (
                     generate(engine, greedy=True).tokens[0].tolist()
                     != generate(untouched, greedy=True).tokens[0].tolist()
                 ):
-                    raise Violation("responses differ after offload", "bring the weights back before generating", where)
+                    raise Violation(
+                        "responses differ after offload",
+                        "bring the weights back before generating",
+                        where,
+                    )
             if self.trains():
                 engine.offload()
                 train(engine, step)
@@ -101,7 +132,7 @@ class StateChecks(BackendChecks):
         engine.offload()
         self._require_equal(engine, untouched, "weights after offload")
 
-    # -- comparing -------------------------------------------------------------------------------------------
+    # -- comparing ---------------------------------------------------------------------------------
 
     def _kept(self, engine: Any) -> Any:
         if not offers(engine, "state"):
@@ -113,23 +144,46 @@ class StateChecks(BackendChecks):
         differ = [name for name in theirs if not torch.equal(mine[name], theirs[name])]
         if differ:
             apart = max(float((mine[name] - theirs[name]).abs().max()) for name in differ)
-            cause = "state() must give out everything that the next step depends on, live, not as copies"
-            finding = f"{occasion}: {len(differ)} of {len(theirs)} weights differ, by {apart:.2g} ({differ[0]})"
+            cause = (
+                "state() must give out everything that the next step depends "
+                "on, live, not as copies"
+            )
+            finding = (
+                f"{occasion}: {len(differ)} of {len(theirs)} weights differ, by "
+                f"{apart:.2g} ({differ[0]})"
+            )
             raise Violation(finding, cause, source_of(actual, "state", "offload"))
 
     def _require_export(self, engine: HoldsWeights, folder: Path, head: str, method: str) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        kind: Any = AutoModelForCausalLM if head == "lm" else value_model_class(AutoConfig.from_pretrained(folder))
+        kind: Any = (
+            AutoModelForCausalLM
+            if head == "lm"
+            else value_model_class(AutoConfig.from_pretrained(folder))
+        )
         loaded, report = kind.from_pretrained(folder, output_loading_info=True)
         where = source_of(engine, method.split()[-1])
-        wrong = {key: names for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if (names := report[key])}
+        wrong = {
+            key: names
+            for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+            if (names := report[key])
+        }
         if wrong:
-            raise Violation(f"the folder of {method} has {wrong}", "write every parameter once", where)
+            raise Violation(
+                f"the folder of {method} has {wrong}", "write every parameter once", where
+            )
         weights = self.weights(engine)
-        differ = [name for name, weight in loaded.named_parameters() if not torch.equal(weight, weights[name])]
+        differ = [
+            name
+            for name, weight in loaded.named_parameters()
+            if not torch.equal(weight, weights[name])
+        ]
         if differ:
-            finding = f"{len(differ)} weights in the folder of {method} are not the engine's, {differ[0]} among them"
+            finding = (
+                f"{len(differ)} weights in the folder of {method} are not the engine's, "
+                f"{differ[0]} among them"
+            )
             raise Violation(finding, "write the weights as they are now, in their own dtype", where)
         if not isinstance(engine, ForwardEngine):
             return
@@ -138,7 +192,14 @@ class StateChecks(BackendChecks):
         hook = None if head == "lm" else lambda output, _: output.values[:, None]
         actual = engine.forward(batch(), post_hook=hook)
         cause = "write the weights and the configuration that the engine computes with"
-        require_close(f"{head} outputs of the folder of {method}", actual, expected, self.tolerance, cause, where)
+        require_close(
+            f"{head} outputs of the folder of {method}",
+            actual,
+            expected,
+            self.tolerance,
+            cause,
+            where,
+        )
 
 
 def save(engine: HoldsWeights, folder: Path, rank: int = 0) -> None:

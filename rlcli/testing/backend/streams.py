@@ -38,10 +38,17 @@ class StreamChecks(BackendChecks):
             responses = collect_all(stream, len(numbers))
         where = source_of(engine, "open")
         if sorted(responses) != sorted(numbers):
-            raise Violation(f"responses {sorted(responses)} to requests {sorted(numbers)}", "return each once", where)
+            raise Violation(
+                f"responses {sorted(responses)} to requests {sorted(numbers)}",
+                "return each once",
+                where,
+            )
         for number, tokens in zip(numbers, expected, strict=True):
             if responses[number].tokens.tolist() != tokens.tolist():
-                finding = f"{responses[number].tokens.tolist()} from a stream, {tokens.tolist()} of a batch"
+                finding = (
+                    f"{responses[number].tokens.tolist()} from a stream, "
+                    f"{tokens.tolist()} of a batch"
+                )
                 raise Violation(finding, "answer each prompt as if it were alone", where)
 
     def test_a_pause_changes_no_log_prob(self) -> None:
@@ -52,7 +59,8 @@ class StreamChecks(BackendChecks):
             for seed, prompt in enumerate(requests):
                 stream.submit(prompt, seed)
             responses = collect_some(stream)
-            while len(responses) < len(requests):  # one pause may find every response finished or not begun
+            # one pause may find every response finished or not begun
+            while len(responses) < len(requests):
                 stream.pause()
                 engine.take_parameters(source, 0.5)
                 models[engine.weights_number] = exported(engine)
@@ -62,7 +70,9 @@ class StreamChecks(BackendChecks):
         for number, response in responses.items():
             self._require_log_probs(requests[number], response, models, where)
         if all(len(response.segments) == 1 for response in responses.values()):
-            finding = f"{len(models) - 1} pauses, and no response has tokens from before and after one"
+            finding = (
+                f"{len(models) - 1} pauses, and no response has tokens from before and after one"
+            )
             raise Violation(finding, "continue the responses that are under way", where)
 
     def test_abort_returns_what_there_is(self) -> None:
@@ -71,18 +81,24 @@ class StreamChecks(BackendChecks):
         with self.stream(engine) as stream:
             numbers = {stream.submit(prompt, seed) for seed, prompt in enumerate(asked())}
             stream.pause()
-            responses = {response.number: response for response in [*stream.collect(), *stream.abort()]}
+            responses = {
+                response.number: response for response in [*stream.collect(), *stream.abort()]
+            }
             again = stream.submit(asked()[0], 0)
             stream.resume()
             later = collect_all(stream, 1)
         where = source_of(engine, "open")
         if set(responses) != numbers or set(later) != {again} or later[again].is_aborted:
-            finding = f"{sorted(responses)} of {sorted(numbers)} were returned, and then {sorted(later)}"
+            finding = (
+                f"{sorted(responses)} of {sorted(numbers)} were returned, and then {sorted(later)}"
+            )
             raise Violation(finding, "return each once, and go on with what comes later", where)
         if any(len(response.tokens) != len(response.logprobs) for response in responses.values()):
-            raise Violation("tokens without log-probs", "return both as far as they are there", where)
+            raise Violation(
+                "tokens without log-probs", "return both as far as they are there", where
+            )
 
-    # -- parts -----------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
 
     def streaming_engine(self, **settings: Any) -> Any:
         engine = self.engine(**settings)
@@ -93,25 +109,45 @@ class StreamChecks(BackendChecks):
         return engine
 
     def stream(self, engine: GenerationEngine, **settings: Any) -> ResponseStream:
-        defaults = {"max_new_tokens": NEW_TOKENS, "temperature": TEMPERATURE, "max_concurrent_responses": 8}
-        return engine.open(TinyTokenizer(), GenerationHyperparameters(**(defaults | settings)), LONGEST)
+        defaults = {
+            "max_new_tokens": NEW_TOKENS,
+            "temperature": TEMPERATURE,
+            "max_concurrent_responses": 8,
+        }
+        return engine.open(
+            TinyTokenizer(), GenerationHyperparameters(**(defaults | settings)), LONGEST
+        )
 
     def _require_log_probs(
         self, prompt: torch.Tensor, response: FinishedResponse, models: dict[int, Any], where: str
     ) -> None:
         edges = [0, *(segment.end for segment in response.segments)]
-        if edges[:-1] != [segment.start for segment in response.segments] or edges[-1] != len(response.tokens):
-            raise Violation(f"{response.segments} of {len(response.tokens)} tokens", "cover each token once", where)
+        if edges[:-1] != [segment.start for segment in response.segments] or edges[-1] != len(
+            response.tokens
+        ):
+            raise Violation(
+                f"{response.segments} of {len(response.tokens)} tokens",
+                "cover each token once",
+                where,
+            )
         sequence = torch.cat([prompt, response.tokens])
-        packed = SequenceSample.from_default(ids=["0"], seqlens=[len(sequence)], data={"packed_input_ids": sequence})
+        packed = SequenceSample.from_default(
+            ids=["0"], seqlens=[len(sequence)], data={"packed_input_ids": sequence}
+        )
         for segment in response.segments:
             with torch.no_grad():
-                scored = scores_of(models[segment.weights], packed, TEMPERATURE)[0][len(prompt) - 1 :]
+                scored = scores_of(models[segment.weights], packed, TEMPERATURE)[0][
+                    len(prompt) - 1 :
+                ]
             span = slice(segment.start, segment.end)
             apart = float((scored[span] - response.logprobs[span]).abs().max())
             if apart > self.rounding:
-                finding = f"log-probs of tokens {segment.start} to {segment.end} are off by {apart:.2g}"
-                raise Violation(finding, "read the whole prefix with the weights that continue it", where)
+                finding = (
+                    f"log-probs of tokens {segment.start} to {segment.end} are off by {apart:.2g}"
+                )
+                raise Violation(
+                    finding, "read the whole prefix with the weights that continue it", where
+                )
 
 
 def asked() -> list[torch.Tensor]:
@@ -130,5 +166,7 @@ def collect_some(stream: ResponseStream) -> dict[int, FinishedResponse]:
     """Collect what is finished next, by number."""
     finished = stream.collect()
     if not finished:
-        raise Violation("a stream with unfinished responses returns none", "wait for the next response")
+        raise Violation(
+            "a stream with unfinished responses returns none", "wait for the next response"
+        )
     return {response.number: response for response in finished}

@@ -1,4 +1,5 @@
-"""Training: a step equals that of a plain loop, however its batch is cut, and a refused step leaves no trace."""
+"""Training: a step equals that of a plain loop, however its batch is cut,
+and a refused step leaves no trace."""
 
 from __future__ import annotations
 
@@ -56,14 +57,20 @@ class BackendTrainingChecks(BackendChecks):
             stats_when_cut = engine.train_batch(batch(), answer_loss, answer_weight, mb_spec=cut)
             for name, value in stats.items():
                 if stats_when_cut[name] != pytest.approx(value, rel=self.tolerance, abs=1e-9):
-                    finding = f"{name} is {stats_when_cut[name]:.6g} {how}, {value:.6g} in one piece"
+                    finding = (
+                        f"{name} is {stats_when_cut[name]:.6g} {how}, {value:.6g} in one piece"
+                    )
                     raise Violation(
-                        finding, _cause_of_ratio(stats_when_cut[name] / value if value else 0.0), _training(engine)
+                        finding,
+                        _cause_of_ratio(stats_when_cut[name] / value if value else 0.0),
+                        _training(engine),
                     )
             apart = weights_apart(self.weights(engine), weights, self.certain())
             if apart > self.tolerance:
                 finding = f"weights are off by {apart:.2g} after a step {how}"
-                raise Violation(finding, "sum the gradients of all micro-batches of a step", _training(engine))
+                raise Violation(
+                    finding, "sum the gradients of all micro-batches of a step", _training(engine)
+                )
 
     def test_evaluation_reports_the_loss_of_training(self) -> None:
         """eval_batch reports what train_batch reports"""
@@ -73,20 +80,30 @@ class BackendTrainingChecks(BackendChecks):
         for name, value in evaluated.items():
             if value != pytest.approx(stats[name], rel=self.tolerance):
                 finding = f"{name} is {value:.6g} in eval_batch, {stats[name]:.6g} in train_batch"
-                raise Violation(finding, "evaluate the same model in the same way", source_of(engine, "eval_batch"))
+                raise Violation(
+                    finding,
+                    "evaluate the same model in the same way",
+                    source_of(engine, "eval_batch"),
+                )
 
     def test_a_gradient_that_is_not_finite_changes_nothing(self) -> None:
         """a gradient that is not finite changes nothing"""
-        self._require_no_trace(lambda output, sample: answer_loss(output, sample)[0] * math.nan, "not finite", {})
+        self._require_no_trace(
+            lambda output, sample: answer_loss(output, sample)[0] * math.nan, "not finite", {}
+        )
 
     def test_a_refused_step_changes_nothing(self) -> None:
         """a step that step_if refuses changes nothing"""
-        self._require_no_trace(answer_loss, "refused", {"step_if": lambda stats: stats["loss"] < -1e9})
+        self._require_no_trace(
+            answer_loss, "refused", {"step_if": lambda stats: stats["loss"] < -1e9}
+        )
 
     def test_nothing_to_learn_changes_nothing(self) -> None:
         """a batch without weight, or without samples, changes nothing"""
         self._require_no_trace(answer_loss, "without weight", {"loss_weight_fn": lambda _: 0})
-        self._require_no_trace(answer_loss, "without samples", {"input_": batch().select_indices([])})
+        self._require_no_trace(
+            answer_loss, "without samples", {"input_": batch().select_indices([])}
+        )
 
     def test_an_abandoned_gradient_is_forgotten(self) -> None:
         """a gradient that no step took is not in the next one"""
@@ -97,9 +114,14 @@ class BackendTrainingChecks(BackendChecks):
         actual = engine.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
         expected = fresh.train_batch(batch(), answer_loss, answer_weight)["grad_norm"]
         if actual != pytest.approx(expected, rel=self.tolerance):
-            finding = f"gradient norm {actual:.6g} after an abandoned backward pass, {expected:.6g} without it"
+            finding = (
+                f"gradient norm {actual:.6g} after an abandoned backward pass, "
+                f"{expected:.6g} without it"
+            )
             raise Violation(
-                finding, "drop all gradients in optimizer_zero_grad", source_of(engine, "optimizer_zero_grad")
+                finding,
+                "drop all gradients in optimizer_zero_grad",
+                source_of(engine, "optimizer_zero_grad"),
             )
 
     def test_dropout_is_off_in_eval_mode(self) -> None:
@@ -116,7 +138,11 @@ class BackendTrainingChecks(BackendChecks):
             if apart > self.tolerance:
                 finding = f"log-probs of a model with dropout are off by {apart:.2g} after eval()"
                 how = " (with gradient_checkpointing)" if recompute else ""
-                raise Violation(finding + how, "turn dropout off in all modules", source_of(engine, "eval", "__init__"))
+                raise Violation(
+                    finding + how,
+                    "turn dropout off in all modules",
+                    source_of(engine, "eval", "__init__"),
+                )
 
     def test_recomputing_activations_changes_nothing(self) -> None:
         """gradient_checkpointing changes no number"""
@@ -128,10 +154,12 @@ class BackendTrainingChecks(BackendChecks):
         if actual != pytest.approx(expected, rel=self.tolerance):
             cause = "the recomputed pass must see the same model in the same mode"
             raise Violation(
-                f"{actual} with recomputed activations, {expected} without", cause, source_of(engine, "__init__")
+                f"{actual} with recomputed activations, {expected} without",
+                cause,
+                source_of(engine, "__init__"),
             )
 
-    # -- comparing -------------------------------------------------------------------------------------------
+    # -- comparing ---------------------------------------------------------------------------------
 
     def _require_plain_steps(self, engine: TrainEngine, family: str, head: str) -> None:
         objective = OBJECTIVES[head]
@@ -142,41 +170,65 @@ class BackendTrainingChecks(BackendChecks):
         for step, rate in enumerate(self.rates()):
             expected = plain.step([batch(step)], objective.plain, rate)
             cut = MicroBatchSpec(n_mbs=1 + step)
-            actual = engine.train_batch(batch(step), objective.loss, objective.weight, mb_spec=cut, version_steps=step)
+            actual = engine.train_batch(
+                batch(step), objective.loss, objective.weight, mb_spec=cut, version_steps=step
+            )
             for name, value in expected.items():
                 if actual[name] != pytest.approx(value, rel=self.tolerance):
-                    finding = f"{name} of {family} is {actual[name]:.6g} at step {step} of {1 + step} micro-batches, "
+                    finding = (
+                        f"{name} of {family} is {actual[name]:.6g} at step {step} of "
+                        f"{1 + step} micro-batches, "
+                    )
                     cause = _cause_of_ratio(actual[name] / value)
-                    raise Violation(f"{finding}{value:.6g} in a plain loop", cause, _training(engine))
+                    raise Violation(
+                        f"{finding}{value:.6g} in a plain loop", cause, _training(engine)
+                    )
 
             weights = self.weights(engine)
             apart = weights_apart(weights, plain.weights(), certain)
             if apart <= self.tolerance:
                 continue
 
-            def explains(varied: AdamW, rates: tuple[float, ...], last: int = step, now: Weights = weights) -> bool:
+            def explains(
+                varied: AdamW, rates: tuple[float, ...], last: int = step, now: Weights = weights
+            ) -> bool:
                 again = PlainTraining(tiny_model(family, head=head), varied)
                 for number in range(last + 1):
                     again.step([batch(number)], objective.plain, rates[number])
                 return weights_apart(now, again.weights(), certain) < self.tolerance
 
-            moved = max(float((weight - start[name]).abs().max()) for name, weight in plain.weights().items())
+            moved = max(
+                float((weight - start[name]).abs().max())
+                for name, weight in plain.weights().items()
+            )
             finding = f"weights of {family} are off by {apart:.2g} of the largest after step {step}"
             finding += f"; a plain loop moves them by at most {moved:.2g} until then"
-            raise Violation(finding, _known_mistake(settings, self.rates(), explains), _training(engine))
+            raise Violation(
+                finding, _known_mistake(settings, self.rates(), explains), _training(engine)
+            )
 
     def _require_no_trace(self, loss: Any, condition: str, changes: dict[str, Any]) -> None:
-        """After a step that must be refused: the same weights bit for bit, and later steps as if it never happened."""
+        """After a step that must be refused: the same weights bit for bit,
+        and later steps as if it never happened."""
         engine, untouched = self.trained_engine(**SETTINGS), self.trained_engine(**SETTINGS)
         for trained in (engine, untouched):
             trained.train_batch(batch(0), answer_loss, answer_weight)
         before = self.weights(engine)
-        call = {"input_": batch(1), "loss_fn": loss, "loss_weight_fn": answer_weight, "version_steps": 1} | changes
+        call = {
+            "input_": batch(1),
+            "loss_fn": loss,
+            "loss_weight_fn": answer_weight,
+            "version_steps": 1,
+        } | changes
         skipped = engine.train_batch(**call)["update_skipped"]
         where = source_of(engine, "optimizer_step", "train_batch")
         if skipped != 1.0:
-            raise Violation(f"update_skipped is {skipped:g} for a batch {condition}", "skip the update", where)
-        if any(not torch.equal(weight, before[name]) for name, weight in self.weights(engine).items()):
+            raise Violation(
+                f"update_skipped is {skipped:g} for a batch {condition}", "skip the update", where
+            )
+        if any(
+            not torch.equal(weight, before[name]) for name, weight in self.weights(engine).items()
+        ):
             apart = weights_apart(self.weights(engine), before)
             cause = "look at the gradient norm before anything is applied"
             raise Violation(f"a batch {condition} changed weights by {apart:.2g}", cause, where)
@@ -185,7 +237,9 @@ class BackendTrainingChecks(BackendChecks):
         apart = weights_apart(self.weights(engine), self.weights(untouched))
         if apart > 0:
             cause = "leave the optimizer's state as it was, and drop the gradients"
-            raise Violation(f"the step after a batch {condition} is off by {apart:.2g}", cause, where)
+            raise Violation(
+                f"the step after a batch {condition} is off by {apart:.2g}", cause, where
+            )
 
 
 def _training(engine: TrainEngine) -> str:
@@ -195,14 +249,24 @@ def _training(engine: TrainEngine) -> str:
 def _cause_of_ratio(ratio: float) -> str:
     for number in range(2, 10):
         if ratio == pytest.approx(number, rel=1e-3):
-            return f"{number} times too much: something is summed, or divided by its count, once too rarely"
+            return (
+                f"{number} times too much: something is summed, or divided by its "
+                "count, once too rarely"
+            )
         if ratio == pytest.approx(1 / number, rel=1e-3):
-            return f"{number} times too little: the engine divides by the weight of all micro-batches, nobody else does"
-    return "sum the gradients of all micro-batches of a step, and of no other; take the norm before clipping"
+            return (
+                f"{number} times too little: the engine divides by the weight of all "
+                "micro-batches, nobody else does"
+            )
+    return (
+        "sum the gradients of all micro-batches of a step, and of no other; take "
+        "the norm before clipping"
+    )
 
 
-def _known_mistake(settings: AdamW, rates: tuple[float, ...],
-                   explains: Callable[[AdamW, tuple[float, ...]], bool]) -> str:  # fmt: skip
+def _known_mistake(
+    settings: AdamW, rates: tuple[float, ...], explains: Callable[[AdamW, tuple[float, ...]], bool]
+) -> str:
     """The known mistake with which a plain loop arrives at the weights found, if there is one."""
     late, constant = (rates[0], *rates), (1.0,) * len(rates)
     mistakes = {
@@ -212,15 +276,26 @@ def _known_mistake(settings: AdamW, rates: tuple[float, ...],
             rates,
         ),
         "weight decay is missing": (replace(settings, weight_decay=0.0), rates),
-        "weight decay is part of the gradient; use AdamW": (replace(settings, is_decoupled=False), rates),
-        "the gradient is not clipped to max_grad_norm": (replace(settings, max_grad_norm=math.inf), rates),
+        "weight decay is part of the gradient; use AdamW": (
+            replace(settings, is_decoupled=False),
+            rates,
+        ),
+        "the gradient is not clipped to max_grad_norm": (
+            replace(settings, max_grad_norm=math.inf),
+            rates,
+        ),
         "the last step's gradient is still there": (replace(settings, keeps_gradients=True), rates),
         "the learning rate is that of the step before; set it before the update": (settings, late),
         "the schedule does not reach the optimizer": (settings, constant),
-        "beta1 and beta2 are not those of the settings": (replace(settings, beta1=0.9, beta2=0.999), rates),
+        "beta1 and beta2 are not those of the settings": (
+            replace(settings, beta1=0.9, beta2=0.999),
+            rates,
+        ),
         "eps is not that of the settings": (replace(settings, eps=1e-8), rates),
     }
     for cause, (varied, other_rates) in mistakes.items():
         if explains(varied, other_rates):
             return cause
-    return "compare optimizer_step with torch's AdamW, and lr_scheduler_step with rlcli.ops.schedules"
+    return (
+        "compare optimizer_step with torch's AdamW, and lr_scheduler_step with rlcli.ops.schedules"
+    )

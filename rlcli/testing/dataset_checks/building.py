@@ -42,7 +42,10 @@ class BuildingChecks(Contract):
         if lacking:
             raise Violation(
                 f"{trial.cls.__name__} has no {' and no '.join(lacking)}",
-                "a run takes rows by number: read the stream into a list, or offer __iter__ or rows_from(epoch, start)",
+                (
+                    "a run takes rows by number: read the stream into a list, or offer __iter__ or "
+                    "rows_from(epoch, start)"
+                ),
                 trial.location,
             )
         return trial

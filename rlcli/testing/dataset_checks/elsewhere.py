@@ -24,8 +24,11 @@ HEAVY = ("torch", "transformers")
 PATIENCE = 60
 
 
-def answers(trial: Trial, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(hash seed, results from a process with that hash seed for the dataset of these rows), for each."""
+def answers(
+    trial: Trial, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(hash seed, results from a process with that hash seed for the dataset of these rows),
+    for each."""
     words = {
         "backend": trial.tokenizer.backend.to_str(),
         "special_tokens": trial.tokenizer.special_tokens_map,
@@ -66,11 +69,17 @@ def _start(hash_seed: str, order: str) -> subprocess.Popen[str]:
     env = {
         **os.environ,
         "PYTHONHASHSEED": hash_seed,
-        "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "PYTHONPATH": os.pathsep.join(
+            [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
+        ).rstrip(os.pathsep),
         **({VARIABLE: str(project)} if project is not None else {}),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", __name__, order], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", __name__, order],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -79,9 +88,15 @@ def _main(order: Mapping[str, Any]) -> None:
 
     words = dict(order["tokenizer"])
     tokenizer = LightTokenizer(Tokenizer.from_str(words.pop("backend")), **words)
-    datasets = {name: DatasetAbstraction(*described) for name, described in order["datasets"].items()}
+    datasets = {
+        name: DatasetAbstraction(*described) for name, described in order["datasets"].items()
+    }
     util = DatasetUtility(1, 0, 1, suited(tokenizer, load("datasets", order["name"])), datasets)
-    print(json.dumps(as_read(by_number(make_dataset(DatasetAbstraction(order["name"], order["args"]), util)))))
+    print(
+        json.dumps(
+            as_read(by_number(make_dataset(DatasetAbstraction(order["name"], order["args"]), util)))
+        )
+    )
 
 
 if __name__ == "__main__":

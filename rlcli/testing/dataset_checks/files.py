@@ -1,4 +1,5 @@
-"""Checks of a dataset that reads a file: malformed rows, over-long rows, and the user's own file."""
+"""Checks of a dataset that reads a file: malformed rows, over-long rows,
+and the user's own file."""
 
 from __future__ import annotations
 
@@ -12,9 +13,19 @@ from rlcli.api.data import SequenceSample
 from rlcli.api.preview import preview_of
 from rlcli.errors import RlcliError
 from rlcli.testing.contract import Contract, Violation, place_of
-from rlcli.testing.dataset_checks.trial import Line, Trial, as_line, first_difference, id_of, read, refusal
+from rlcli.testing.dataset_checks.trial import (
+    Line,
+    Trial,
+    as_line,
+    first_difference,
+    id_of,
+    read,
+    refusal,
+)
 
-SAY_WHERE = 'raise DataError("what is wrong", where=f"{path}:{line}"); read_rows does so for every BadRow'
+SAY_WHERE = (
+    'raise DataError("what is wrong", where=f"{path}:{line}"); read_rows does so for every BadRow'
+)
 WRONG_TYPES: tuple[Any, ...] = (None, 7, "", [], ["x"], {"x": 1})
 
 
@@ -38,8 +49,12 @@ class FileChecks(Contract):
         row = _rows_of(trial)[0]
         odd: list[tuple[str, dict[str, Any]]] = []
         for field in row:
-            odd.append((f"without {field!r}", {key: value for key, value in row.items() if key != field}))
-            odd += [(f"with {value!r} as {field!r}", {**row, field: value}) for value in WRONG_TYPES]
+            odd.append(
+                (f"without {field!r}", {key: value for key, value in row.items() if key != field})
+            )
+            odd += [
+                (f"with {value!r} as {field!r}", {**row, field: value}) for value in WRONG_TYPES
+            ]
         for fault, changed in odd:
             error = _planted(trial, as_line(changed))
             if error is not None:
@@ -60,11 +75,14 @@ class FileChecks(Contract):
                 "pass over that row alone; number rows by their lines",
                 trial.location,
             )
-        if hasattr(dataset, "survey") and [bad.split(": ")[0] for bad in dataset.survey().bad_rows] != [
-            f"{trial.file}:2"
-        ]:
+        if hasattr(dataset, "survey") and [
+            bad.split(": ")[0] for bad in dataset.survey().bad_rows
+        ] != [f"{trial.file}:2"]:
             raise Violation(
-                f"the survey tells of the bad rows {list(dataset.survey().bad_rows)}, not of {trial.file}:2",
+                (
+                    f"the survey tells of the bad rows {list(dataset.survey().bad_rows)}, "
+                    f"not of {trial.file}:2"
+                ),
                 "note every row that is skipped, with its file and line",
                 place_of(type(dataset).survey),
             )
@@ -75,7 +93,9 @@ class FileChecks(Contract):
         try:
             rows = read(trial.make(max_length=limit))
         except RlcliError as error:
-            _demand_place(trial, error, f"a row of {limit + 1} tokens under max_length = {limit}", longest + 1)
+            _demand_place(
+                trial, error, f"a row of {limit + 1} tokens under max_length = {limit}", longest + 1
+            )
             return
         long = max(_length(sample) for sample in rows)
         if long > limit:
@@ -97,9 +117,16 @@ class FileChecks(Contract):
                 "drop what is longer than max_length, no more",
                 trial.location,
             )
-        if hasattr(dataset, "survey") and dataset.survey().too_long != len(trial.rows) - len(expected):
-            finding = f"the survey knows of {dataset.survey().too_long} long rows of {len(trial.rows) - len(expected)}"
-            raise Violation(finding, "survey all rows, before any is dropped", place_of(type(dataset).survey))
+        if hasattr(dataset, "survey") and dataset.survey().too_long != len(trial.rows) - len(
+            expected
+        ):
+            finding = (
+                f"the survey knows of {dataset.survey().too_long} long rows of "
+                f"{len(trial.rows) - len(expected)}"
+            )
+            raise Violation(
+                finding, "survey all rows, before any is dropped", place_of(type(dataset).survey)
+            )
 
     @pytest.mark.parametrize("side", ["truncate_left", "truncate_right"])
     def test_overlong_cut(self, trial: Trial, side: str) -> None:
@@ -107,14 +134,18 @@ class FileChecks(Contract):
         limit, _ = _limit(trial)
         uncut, cut = read(trial.demand()), read(_make_overlong(trial, side, limit))
         if len(cut) != len(uncut):
-            raise Violation(f"of {len(uncut)} rows {len(cut)} are left", "cut the long ones", trial.location)
+            raise Violation(
+                f"of {len(uncut)} rows {len(cut)} are left", "cut the long ones", trial.location
+            )
         for index, (before, after) in enumerate(zip(uncut, cut, strict=True)):
             mismatch = _wrong_cut(before, after, side, limit)
             if mismatch:
                 raise Violation(
                     f"row {index}: {mismatch}",
-                    "truncate_left takes tokens from the prompt's start, truncate_right from what comes last; "
-                    "cut tokens and mask alike",
+                    (
+                        "truncate_left takes tokens from the prompt's start, truncate_right from "
+                        "what comes last; cut tokens and mask alike"
+                    ),
                     trial.location,
                 )
 
@@ -132,7 +163,9 @@ class FileChecks(Contract):
 
 def _rows_of(trial: Trial) -> list[dict[str, Any]]:
     if not trial.rows:
-        pytest.skip("not tried: its file has no JSON lines" if trial.reads_file else "reads no file")
+        pytest.skip(
+            "not tried: its file has no JSON lines" if trial.reads_file else "reads no file"
+        )
     return trial.rows
 
 
@@ -151,7 +184,8 @@ def _malformed(rows: list[dict[str, Any]]) -> Iterator[tuple[str, Line]]:
 
 
 def _planted(trial: Trial, line: Line) -> Exception | None:
-    """The exception the dataset raises with this line third in its file, after a row and an empty line."""
+    """The exception the dataset raises with this line third in its file,
+    after a row and an empty line."""
     lines = [as_line(row) for row in trial.rows]
     try:
         read(trial.make(lines=[lines[0], "", line, *lines[1:]]))
@@ -162,9 +196,14 @@ def _planted(trial: Trial, line: Line) -> Exception | None:
 
 def _demand_place(trial: Trial, error: Exception, subject: str, line: int = 3) -> None:
     message = f"{getattr(error, 'where', '')} {error}"
-    if isinstance(error, RlcliError) and re.search(rf"{re.escape(str(trial.file))}:{line}(?!\d)", message):
+    if isinstance(error, RlcliError) and re.search(
+        rf"{re.escape(str(trial.file))}:{line}(?!\d)", message
+    ):
         return
-    subject = f"{subject}, in line {line}, ends in {refusal(error)!s:.150}, without {trial.file.name}:{line}"
+    subject = (
+        f"{subject}, in line {line}, ends in {refusal(error)!s:.150}, without "
+        f"{trial.file.name}:{line}"
+    )
     raise Violation(subject, SAY_WHERE, trial.place_in(error)) from error
 
 
@@ -203,8 +242,15 @@ def _wrong_cut(before: SequenceSample, after: SequenceSample, side: str, limit: 
             return f"it has {count} tokens, more than {limit}"
         rest = slice(len(full) - count, None) if side == "truncate_left" else slice(count)
         if full[rest] != tokens:
-            return f"what {side} leaves is not the {'end' if side == 'truncate_left' else 'start'} of the row"
-        if cut.trained is not None and uncut.trained is not None and uncut.trained[number][rest] != cut.trained[number]:
+            return (
+                f"what {side} leaves is not the "
+                f"{'end' if side == 'truncate_left' else 'start'} of the row"
+            )
+        if (
+            cut.trained is not None
+            and uncut.trained is not None
+            and uncut.trained[number][rest] != cut.trained[number]
+        ):
             return "its mask is not that of the tokens that are left"
     if max(map(len, uncut.sequences)) > limit > max(map(len, cut.sequences)):
         return f"{max(map(len, cut.sequences))} tokens are left where {limit} have room"

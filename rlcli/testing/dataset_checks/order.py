@@ -1,4 +1,5 @@
-"""Checks of the rows as a whole: which ones there are, and that they are the same wherever they are read."""
+"""Checks of the rows as a whole: which ones there are, and that they are the same wherever they are
+read."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ from rlcli.testing.dataset_checks.trial import (
     shown_rows,
 )
 
-DRAW_BY_SEED = "draw from random.Random(stable_seed(self.util.seed, row id)), never from random, numpy or torch itself"
+DRAW_BY_SEED = (
+    "draw from random.Random(stable_seed(self.util.seed, row id)), never from "
+    "random, numpy or torch itself"
+)
 MANY_ROWS = 8
 """This many rows will not be in the same order by coincidence."""
 
@@ -47,7 +51,10 @@ class OrderChecks(Contract):
             return
         except Exception as error:
             raise Violation(
-                f"row {len(dataset)} of {len(dataset)} raises {type(error).__name__}, not IndexError",
+                (
+                    f"row {len(dataset)} of {len(dataset)} raises "
+                    f"{type(error).__name__}, not IndexError"
+                ),
                 "Python asks for rows until IndexError comes",
                 location,
             ) from error
@@ -59,7 +66,9 @@ class OrderChecks(Contract):
 
     def test_ids(self, trial: Trial) -> None:
         """ids are unique, whatever the seed"""
-        first, second = ([id_of(sample) for sample in read(trial.demand(seed=seed))] for seed in (1, 2))
+        first, second = (
+            [id_of(sample) for sample in read(trial.demand(seed=seed))] for seed in (1, 2)
+        )
         for id_ in first:
             if first.count(id_) > 1:
                 raise Violation(
@@ -83,9 +92,14 @@ class OrderChecks(Contract):
             with _global_randomness(seed) as moved:
                 mismatch, drawn_from = first_difference(expected, read(trial.demand())), moved()
             if mismatch:
-                raise Violation(f"built twice with one seed, {mismatch}", DRAW_BY_SEED, trial.location)
+                raise Violation(
+                    f"built twice with one seed, {mismatch}", DRAW_BY_SEED, trial.location
+                )
             if drawn_from:
-                finding = f"reading it moves the random numbers of the whole process, those of {drawn_from}"
+                finding = (
+                    "reading it moves the random numbers of the whole process, "
+                    f"those of {drawn_from}"
+                )
                 raise Violation(finding, DRAW_BY_SEED, trial.location)
 
     def test_elsewhere(self, trial: Trial) -> None:
@@ -99,14 +113,23 @@ class OrderChecks(Contract):
                 pairs = enumerate(zip(here["rows"], answer["rows"], strict=False))
                 index, (mine, theirs) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
                 raise Violation(
-                    f"row {index} is {_parted(mine, theirs)} in a process with PYTHONHASHSEED={hash_seed}",
-                    "sets and hash() differ between processes: sort what comes out of a set, and take stable_seed",
+                    (
+                        f"row {index} is {_parted(mine, theirs)} in a process with "
+                        f"PYTHONHASHSEED={hash_seed}"
+                    ),
+                    (
+                        "sets and hash() differ between processes: sort what comes out of a "
+                        "set, and take stable_seed"
+                    ),
                     trial.location,
                 )
             if answer["heavy"] and hasattr(trial.cls, "preview"):
                 raise Violation(
                     f"its rows cannot be previewed without {', '.join(answer['heavy'])}",
-                    "import torch in __getitem__ alone: rlcli check and rlcli tokens read previews without it",
+                    (
+                        "import torch in __getitem__ alone: rlcli check and rlcli tokens "
+                        "read previews without it"
+                    ),
                     place_of(trial.cls.preview),
                 )
 
@@ -122,7 +145,10 @@ class OrderChecks(Contract):
                 finding = mismatch or f"there are {len(again)} rows"
                 raise Violation(
                     f"from row {start} on {finding}",
-                    "rows_from(epoch, start) gives what is left of rows_from(epoch, 0), so that a run can be resumed",
+                    (
+                        "rows_from(epoch, start) gives what is left of rows_from(epoch, 0), so "
+                        "that a run can be resumed"
+                    ),
                     place_of(reader(dataset)),
                 )
 
@@ -136,12 +162,18 @@ class OrderChecks(Contract):
         middle = rows // 2
         late = [resumed[index] for index in range(middle, rows)]
         early = [resumed[index] for index in range(middle)]
-        for occasion, again in (("the second time", backward), ("when reading begins in the middle", [*early, *late])):
+        for occasion, again in (
+            ("the second time", backward),
+            ("when reading begins in the middle", [*early, *late]),
+        ):
             mismatch = first_difference(forward, again)
             if mismatch:
                 raise Violation(
                     f"{occasion}, {mismatch}",
-                    "__getitem__ must not remember what was read: a run that is resumed begins in the middle",
+                    (
+                        "__getitem__ must not remember what was read: a run that is "
+                        "resumed begins in the middle"
+                    ),
                     place_of(type(used).__getitem__),
                 )
 
@@ -181,16 +213,23 @@ class OrderChecks(Contract):
         if trial.reads_file and len(set(all_ids)) < ranks:
             pytest.skip(f"not tried: there are not {ranks} rows")
         parts = [
-            [id_of(sample) for sample in read(trial.demand(rows, rank=rank, ranks=ranks))] for rank in range(ranks)
+            [id_of(sample) for sample in read(trial.demand(rows, rank=rank, ranks=ranks))]
+            for rank in range(ranks)
         ]
         if all(ids == all_ids for ids in parts):
             return  # the runtime distributes the rows
         dealt = [id_ for ids in parts for id_ in ids]
         if len(set(dealt)) < len(dealt) or (trial.reads_file and set(dealt) != set(all_ids)):
-            counts = f"{len(set(all_ids) - set(dealt))} on none, {len(dealt) - len(set(dealt))} on several"
+            counts = (
+                f"{len(set(all_ids) - set(dealt))} on none, "
+                f"{len(dealt) - len(set(dealt))} on several"
+            )
             raise Violation(
                 f"of {len(all_ids)} rows on {ranks} ranks {counts}",
-                "leave the rows to the runtime, which deals them out; or take rows[rank::world_size]",
+                (
+                    "leave the rows to the runtime, which deals them out; or take "
+                    "rows[rank::world_size]"
+                ),
                 trial.location,
             )
 
@@ -202,8 +241,12 @@ class OrderChecks(Contract):
         digest = digest_rows(trial.demand(rows))
         location = place_of(trial.cls.digest) if hasattr(trial.cls, "digest") else trial.location
         if digest_rows(trial.demand(rows)) != digest:
-            raise Violation("the same rows have another digest", "digest the rows, nothing else", location)
-        different_row = next((row for row in rows[1:] if row | {"id": 0} != rows[0] | {"id": 0}), None)
+            raise Violation(
+                "the same rows have another digest", "digest the rows, nothing else", location
+            )
+        different_row = next(
+            (row for row in rows[1:] if row | {"id": 0} != rows[0] | {"id": 0}), None
+        )
         changes = {"one row less": rows[:-1], "the rows in reverse order": rows[::-1]}
         if different_row is not None:
             same_id = {"id": rows[0]["id"]} if "id" in rows[0] else {}
@@ -219,7 +262,9 @@ class OrderChecks(Contract):
 
 def _two_or_more(trial: Trial) -> list[dict[str, Any]]:
     if len(trial.named_rows) < 2:
-        pytest.skip("not tried: its file has no two JSON lines" if trial.reads_file else "reads no file")
+        pytest.skip(
+            "not tried: its file has no two JSON lines" if trial.reads_file else "reads no file"
+        )
     return trial.named_rows
 
 
@@ -231,8 +276,11 @@ def _parted(text: Any, other_text: Any, most: int = 40) -> str:
     return f"…{first[start : start + most]}… here, …{second[start : start + most]}…"
 
 
-def _unlike(expected: Sequence[SequenceSample], samples: Sequence[SequenceSample], has_ids: bool) -> str:
-    """How the rows found differ from those of the same id or, without ids, from any with the same content."""
+def _unlike(
+    expected: Sequence[SequenceSample], samples: Sequence[SequenceSample], has_ids: bool
+) -> str:
+    """How the rows found differ from those of the same id or, without ids,
+    from any with the same content."""
     if has_ids:
         by_id = {id_of(sample): sample for sample in expected}
         for sample in samples:
@@ -269,7 +317,8 @@ def _spoil(sample: SequenceSample) -> None:
 
 @contextmanager
 def _global_randomness(seed: int) -> Iterator[Any]:
-    """Set the process's random generators to `seed`, then restore them; yields a function to tell which ones moved."""
+    """Set the process's random generators to `seed`, then restore them; yields a function to tell
+    which ones moved."""
     import numpy as np
     import torch
 
@@ -282,7 +331,11 @@ def _global_randomness(seed: int) -> Iterator[Any]:
     def moved() -> str:
         now = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
         same = now[0] == start[0], now[1] == start[1], bool(torch.equal(now[2], start[2]))
-        return ", ".join(name for name, is_same in zip(("random", "numpy", "torch"), same, strict=True) if not is_same)
+        return ", ".join(
+            name
+            for name, is_same in zip(("random", "numpy", "torch"), same, strict=True)
+            if not is_same
+        )
 
     try:
         yield moved

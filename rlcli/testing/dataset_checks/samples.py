@@ -1,4 +1,5 @@
-"""Checks of single samples: their contents, which tokens are trained on, and how the dataset describes them."""
+"""Checks of single samples: their contents, which tokens are trained on,
+and how the dataset describes them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ class SampleChecks(Contract):
         if not {"KEYS", "KEYS_OF"} & set(trial.signature.constants):
             raise Violation(
                 "its class does not say what its samples hold",
-                'write KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",), so that recipes can be checked',
+                (
+                    'write KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",), so that '
+                    "recipes can be checked"
+                ),
                 trial.location,
             )
 
@@ -48,7 +52,9 @@ class SampleChecks(Contract):
         """a row is one valid sample with the declared keys"""
         dataset = trial.demand()
         for index, sample in enumerate(read(dataset)):
-            fault = _wrong_sample(sample, trial.keys or set(getattr(dataset, "keys", ())), len(trial.tokenizer))
+            fault = _wrong_sample(
+                sample, trial.keys or set(getattr(dataset, "keys", ())), len(trial.tokenizer)
+            )
             if fault:
                 raise Violation(f"row {index}: {fault}", "", place_of(reader(dataset)))
 
@@ -75,7 +81,11 @@ class SampleChecks(Contract):
     def test_masks(self, trial: Trial) -> None:
         """masks are neither empty nor full"""
         dataset = trial.demand()
-        masked = [(index, preview_of(sample)) for index, sample in enumerate(read(dataset)) if _is_answered(sample)]
+        masked = [
+            (index, preview_of(sample))
+            for index, sample in enumerate(read(dataset))
+            if _is_answered(sample)
+        ]
         if not masked:
             pytest.skip("has no mask")
         for index, row in masked:
@@ -83,20 +93,29 @@ class SampleChecks(Contract):
                 if not any(trained) or all(trained):
                     raise Violation(
                         f"row {index}: {sum(trained)} of {len(trained)} tokens are trained on",
-                        "prompt_mask is True on the prompt and False on the answer; prompt_lens counts the prompt",
+                        (
+                            "prompt_mask is True on the prompt and False on the answer; "
+                            "prompt_lens counts the prompt"
+                        ),
                         place_of(reader(dataset)),
                     )
 
     @pytest.mark.parametrize("habit", HABITS)
     def test_special_tokens(self, trial: Trial, habit: str) -> None:
         """BOS comes once, answers end with EOS, prompts do not"""
-        tokenizer = byte_tokenizer(**HABITS[habit] | ({"chat": True} if needs_template(trial.cls) else {}))
+        tokenizer = byte_tokenizer(
+            **HABITS[habit] | ({"chat": True} if needs_template(trial.cls) else {})
+        )
         dataset = trial.demand(tokenizer=tokenizer)
         for index, sample in enumerate(read(dataset)):
             for tokens, trained in _sequences(sample):
-                fault, cause = _wrong_special_tokens(tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id)
+                fault, cause = _wrong_special_tokens(
+                    tokens, trained, tokenizer.bos_token_id, tokenizer.eos_token_id
+                )
                 if fault:
-                    raise Violation(f"row {index}, with {habit}: {fault}", cause, place_of(reader(dataset)))
+                    raise Violation(
+                        f"row {index}, with {habit}: {fault}", cause, place_of(reader(dataset))
+                    )
 
     @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
     def test_texts_come_back(self, trial: Trial, chat: bool) -> None:
@@ -112,7 +131,10 @@ class SampleChecks(Contract):
                 if fault:
                     raise Violation(
                         f"row {index}: {fault}",
-                        "encode prompt and answer each with the tokenizer, then lay them end to end; mask the prompt",
+                        (
+                            "encode prompt and answer each with the tokenizer, then lay them end "
+                            "to end; mask the prompt"
+                        ),
                         place_of(reader(dataset)),
                     )
 
@@ -142,9 +164,14 @@ class SampleChecks(Contract):
             preview = dataset.preview(index)
             file, _, line = (preview.where or "").rpartition(":")
             is_in_file = file == str(trial.file) and line.isdigit() and 1 <= int(line) <= len(rows)
-            if not is_in_file or (trial.goes_by_ids and str(rows[int(line) - 1]["id"]) != preview.id):
+            if not is_in_file or (
+                trial.goes_by_ids and str(rows[int(line) - 1]["id"]) != preview.id
+            ):
                 raise Violation(
-                    f"row {index}, {preview.id}, is said to stand at {preview.where}, where it is not",
+                    (
+                        f"row {index}, {preview.id}, is said to stand at "
+                        f"{preview.where}, where it is not"
+                    ),
                     "keep the line that each row was read from, counted from 1",
                     place_of(type(dataset).preview),
                 )
@@ -159,14 +186,23 @@ class SampleChecks(Contract):
         if list(survey.lengths)[: len(lengths)] != lengths:
             raise Violation(
                 f"its lengths are {list(survey.lengths)[:8]}, those of the samples {lengths[:8]}",
-                "count the tokens of prompt and answer together; of several answers, those of the longest",
+                (
+                    "count the tokens of prompt and answer together; of several "
+                    "answers, those of the longest"
+                ),
                 location,
             )
         if hasattr(dataset, "preview"):
-            previewed = [(preview.where, preview.prompt) for preview in map(dataset.preview, range(len(lengths)))]
+            previewed = [
+                (preview.where, preview.prompt)
+                for preview in map(dataset.preview, range(len(lengths)))
+            ]
             if list(survey.prompts)[: len(previewed)] != previewed:
                 raise Violation(
-                    f"its prompts are {list(survey.prompts)[:1]}…, the previews say {previewed[:1]}…",
+                    (
+                        f"its prompts are {list(survey.prompts)[:1]}…, the "
+                        f"previews say {previewed[:1]}…"
+                    ),
                     "give (where, prompt) of every row, as the preview does",
                     location,
                 )
@@ -193,11 +229,16 @@ def _wrong_sample(sample: Any, declared: set[str], vocabulary: int) -> str:
         if key in TOKENS and tensor.dtype != torch.int64:
             return f"{key} is of {tensor.dtype}; token ids are torch.int64"
         if key in TOKENS and not 0 <= int(tensor.min()) <= int(tensor.max()) < vocabulary:
-            return f"{key} has tokens from {int(tensor.min())} to {int(tensor.max())}; the vocabulary has {vocabulary}"
+            return (
+                f"{key} has tokens from {int(tensor.min())} to {int(tensor.max())}; the "
+                f"vocabulary has {vocabulary}"
+            )
         if key == "prompt_mask" and tensor.dtype != torch.bool:
             return f"{key} is of {tensor.dtype}; a mask is torch.bool"
     if {"prompt_mask", "prompt_lens"} <= set(sample.keys):
-        marked = [sum(not trained for trained in flags) for flags in preview_of(sample).trained or ()]
+        marked = [
+            sum(not trained for trained in flags) for flags in preview_of(sample).trained or ()
+        ]
         prompts = (sample.data or {})["prompt_lens"]
         if prompts is not None and set(marked) != set(prompts.tolist()):
             return f"prompt_lens is {prompts.tolist()}; prompt_mask marks {marked} tokens"
@@ -210,7 +251,8 @@ def _is_answered(sample: SequenceSample) -> bool:
 
 
 def _sequences(sample: SequenceSample) -> list[tuple[list[int], list[bool] | None]]:
-    """(tokens, whether each is trained on) of every sequence; None for a prompt without a response."""
+    """(tokens, whether each is trained on) of every sequence;
+    None for a prompt without a response."""
     if not set(TOKENS) & sample.keys:
         return []
     row = preview_of(sample)
@@ -219,44 +261,69 @@ def _sequences(sample: SequenceSample) -> list[tuple[list[int], list[bool] | Non
     return list(zip(row.sequences, row.trained, strict=True))
 
 
-def _wrong_special_tokens(tokens: list[int], trained: list[bool] | None, bos: Any, eos: Any) -> tuple[str, str]:
+def _wrong_special_tokens(
+    tokens: list[int], trained: list[bool] | None, bos: Any, eos: Any
+) -> tuple[str, str]:
     """(what is wrong with the special tokens of a sequence, its cause); empty if nothing is."""
-    is_text = trained is not None and all(trained)  # not a prompt: may begin and end its documents anywhere
+    # not a prompt: may begin and end its documents anywhere
+    is_text = trained is not None and all(trained)
     if bos in tokens[1:] and not (is_text and tokens[:2] != [bos, bos]):
         where = tokens.index(bos, 1)
         return (
-            f"BOS is token {where} of {len(tokens)}" + (" and the first" if tokens[0] == bos else ""),
-            "a chat template writes its special tokens itself: encode what it renders, and answers, with "
-            "add_special_tokens=False",
+            f"BOS is token {where} of {len(tokens)}"
+            + (" and the first" if tokens[0] == bos else ""),
+            (
+                "a chat template writes its special tokens itself: encode what it renders, and "
+                "answers, with add_special_tokens=False"
+            ),
         )
     if is_text:
         return "", ""
     if tokens[0] != bos:
-        return "the sequence does not begin with BOS", "encode the start of a text with its special tokens"
+        return (
+            "the sequence does not begin with BOS",
+            "encode the start of a text with its special tokens",
+        )
     if trained is None:
         if tokens[-1] == eos:
             return "the prompt ends with EOS", "take it off: a response is to follow"
         return "", ""
     start = trained.index(True) if any(trained) else 0
     if start and tokens[start - 1] == eos:
-        return f"EOS is token {start - 1} of {len(tokens)}, before the answer", "take it off: a response is to follow"
-    for position in range(start, len(tokens)):  # untrained parts may contain EOS, from the turns of a chat
+        return (
+            f"EOS is token {start - 1} of {len(tokens)}, before the answer",
+            "take it off: a response is to follow",
+        )
+    # untrained parts may contain EOS, from the turns of a chat
+    for position in range(start, len(tokens)):
         ends = position + 1 == len(tokens) or not trained[position + 1]
         if trained[position] and ends and tokens[position] != eos:
             fault = f"the answer ends with token {tokens[position]}, not with EOS"
             return fault, "append tokenizer.eos_token_id to every answer"
         if trained[position] and not ends and tokens[position] == eos:
-            return f"EOS is token {position} of {len(tokens)}, before the answer's end", "end an answer once"
+            return (
+                f"EOS is token {position} of {len(tokens)}, before the answer's end",
+                "end an answer once",
+            )
     return "", ""
 
 
 def _unreadable(
-    tokens: list[int], trained: list[bool] | None, preview: Preview | None, number: int, tokenizer: Any
+    tokens: list[int],
+    trained: list[bool] | None,
+    preview: Preview | None,
+    number: int,
+    tokenizer: Any,
 ) -> str:
     """Which texts cannot be found in a sequence; empty if all can."""
     flags = trained or [False] * len(tokens)
-    parts = {kind: [t for t, flag in zip(tokens, flags, strict=True) if flag is kind] for kind in (False, True)}
-    prompt, answer = (tokenizer.decode(parts[kind], skip_special_tokens=True) for kind in (False, True))
+    parts = {
+        kind: [t for t, flag in zip(tokens, flags, strict=True) if flag is kind]
+        for kind in (False, True)
+    }
+    prompt, answer = (
+        tokenizer.decode(parts[kind], skip_special_tokens=True) for kind in (False, True)
+    )
     for name, text in (("prompt", prompt), ("answer", answer)):
         if "\ufffd" in text:
             return f"the {name} decodes to broken text: {text!r:.60}"
@@ -266,7 +333,10 @@ def _unreadable(
         if words and words not in prompt and words not in tokenizer.decode(parts[False]):
             return f"the {name} is {words!r:.40}, the tokens before the answer say {prompt!r:.60}"
     if number < len(preview.answers) and preview.answers[number] != answer:
-        return f"the answer is {preview.answers[number]!r:.40}, the tokens that are trained on say {answer!r:.60}"
+        return (
+            f"the answer is {preview.answers[number]!r:.40}, the tokens that are trained "
+            f"on say {answer!r:.60}"
+        )
     return ""
 
 

@@ -24,10 +24,12 @@ MOST_ROWS = 32
 """Rows that the checks use; from a longer file they are spread evenly over it."""
 
 UNLIMITED = 1 << 20
-"""For `max_length`: the tests' tokens are bytes, so a limit intended for words would be too small."""
+"""For `max_length`: the tests' tokens are bytes, so a limit intended for words would be too
+small."""
 
 CHOSEN_BY_CHECKS = ("max_rows", "bad_rows", "max_bad_rows", "overlong")
-"""Arguments that checks set to what they examine; only the check of the given file leaves them as given."""
+"""Arguments that checks set to what they examine; only the check of the given file leaves them as
+given."""
 
 Line = str | bytes
 
@@ -44,7 +46,8 @@ class Trial:
     given_rows: Sequence[Mapping[str, Any]] = ()
     """Rows supplied by the test."""
     rows: list[dict[str, Any]] = field(init=False)
-    """The content of the dataset's file; empty if it reads none, or one in a format that we do not write."""
+    """The content of the dataset's file; empty if it reads none,
+    or one in a format that we do not write."""
 
     def __post_init__(self) -> None:
         self.cls: Any = load("datasets", self.name)
@@ -65,8 +68,12 @@ class Trial:
     @cached_property
     def keys(self) -> set[str]:
         """The keys its class declares for every sample, with these arguments."""
-        values = {argument.name: argument.default for argument in self.signature.arguments} | dict(self.args)
-        return set(declared_keys(self.signature.constants.get("KEYS", ()), values.__getitem__).needed)
+        values = {argument.name: argument.default for argument in self.signature.arguments} | dict(
+            self.args
+        )
+        return set(
+            declared_keys(self.signature.constants.get("KEYS", ()), values.__getitem__).needed
+        )
 
     @cached_property
     def named_rows(self) -> list[dict[str, Any]]:
@@ -84,11 +91,14 @@ class Trial:
         return self.named_rows is not self.rows
 
     def at_least(self, count: int) -> list[dict[str, Any]]:
-        """At least this many rows, with copies if necessary; `rows` if it refuses copies or gives them the same ids."""
+        """At least this many rows, with copies if necessary; `rows` if it refuses copies or gives
+        them the same ids."""
         if not self.rows or len(self.rows) >= count:
             return self.rows
         repeated = (self.rows * count)[:count]
-        copies = [{**row, "id": f"copy-{n}"} if "id" in row else row for n, row in enumerate(repeated)]
+        copies = [
+            {**row, "id": f"copy-{n}"} if "id" in row else row for n, row in enumerate(repeated)
+        ]
         try:
             ids = [id_of(sample) for sample in read(self.make(copies))]
         except RlcliError:
@@ -100,7 +110,8 @@ class Trial:
         return any(declared.name == argument for declared in self.signature.arguments)
 
     def demand(self, rows: Sequence[Mapping[str, Any]] | None = None, **how: Any) -> Any:
-        """The dataset, see `make`; raises Violation if it refuses its input, which is then its own fault."""
+        """The dataset, see `make`; raises Violation if it refuses its input,
+        which is then its own fault."""
         try:
             return self.make(rows, **how)
         except RlcliError as error:  # the file it names will be gone when the report is read
@@ -117,9 +128,16 @@ class Trial:
         tokenizer: Any = None,
         **args: Any,
     ) -> Any:
-        """Build the dataset, from other rows or another file's lines if given. Raises whatever it raises."""
-        util = DatasetUtility(seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls), self.datasets)
-        return by_number(make_dataset(DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util))
+        """Build the dataset, from other rows or another file's lines if given.
+        Raises whatever it raises."""
+        util = DatasetUtility(
+            seed, rank, ranks, suited(tokenizer or self.tokenizer, self.cls), self.datasets
+        )
+        return by_number(
+            make_dataset(
+                DatasetAbstraction(self.name, self.args_for(rows, lines=lines, **args)), util
+            )
+        )
 
     def make_of_whole_file(self) -> Any:
         """The dataset of all rows in the file that `args` name."""
@@ -128,7 +146,11 @@ class Trial:
         return by_number(make_dataset(DatasetAbstraction(self.name, args), util))
 
     def args_for(
-        self, rows: Sequence[Mapping[str, Any]] | None = None, *, lines: Sequence[Line] | None = None, **args: Any
+        self,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        lines: Sequence[Line] | None = None,
+        **args: Any,
     ) -> dict[str, Any]:
         """The arguments a recipe would give for such a dataset."""
         merged = {key: value for key, value in self.args.items() if key not in CHOSEN_BY_CHECKS}
@@ -142,18 +164,25 @@ class Trial:
 
     def write(self, lines: Sequence[Line]) -> Path:
         """Write a file of these lines. Its name is always the same, because ids may contain it."""
-        self.file.write_bytes(b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines))
+        self.file.write_bytes(
+            b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
+        )
         return self.file
 
     def place_in(self, error: BaseException) -> str:
         """The last `file:line` in the component that an error passed through."""
         folder = Path(str(inspect.getsourcefile(self.cls))).parent
         frames = traceback.extract_tb(error.__traceback__)
-        own_frames = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename).parent == folder]
+        own_frames = [
+            f"{frame.filename}:{frame.lineno}"
+            for frame in frames
+            if Path(frame.filename).parent == folder
+        ]
         return own_frames[-1] if own_frames else self.location
 
     def _takes_all(self, rows: list[dict[str, Any]]) -> bool:
-        """Whether the dataset can be built from these rows; building it from a whole file has its own check."""
+        """Whether the dataset can be built from these rows;
+        building it from a whole file has its own check."""
         try:
             self.make(rows)
         except RlcliError:
@@ -176,7 +205,8 @@ class Trial:
 
 
 def suited(tokenizer: Any, cls: type) -> Any:
-    """A tokenizer as a run would supply it: transformers', unless the dataset declares that it needs less."""
+    """A tokenizer as a run would supply it: transformers',
+    unless the dataset declares that it needs less."""
     return tokenizer if hasattr(cls, "preview") else as_transformers(tokenizer)
 
 
@@ -190,14 +220,19 @@ def as_line(row: Mapping[str, Any]) -> str:
 
 
 def rows_in(file: Path) -> list[dict[str, Any]]:
-    """At most MOST_ROWS rows from a file of JSON lines or with a JSON list; none from any other file."""
+    """At most MOST_ROWS rows from a file of JSON lines or with a JSON list;
+    none from any other file."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         values = json.loads(text) if text.lstrip().startswith("[") else _parsed(text)
     except (OSError, ValueError):
         return []
     rows = [row for row in values if isinstance(row, dict)]
-    return [rows[number * len(rows) // MOST_ROWS] for number in range(MOST_ROWS)] if len(rows) > MOST_ROWS else rows
+    return (
+        [rows[number * len(rows) // MOST_ROWS] for number in range(MOST_ROWS)]
+        if len(rows) > MOST_ROWS
+        else rows
+    )
 
 
 def _parsed(text: str) -> list[Any]:
@@ -225,7 +260,10 @@ def content_of(sample: SequenceSample) -> dict[str, Any]:
     encoded = sample.as_json()
     return {
         "keys": encoded["keys"],
-        **{f"{key} ({encoded['dtypes'][key]})": values for key, values in (encoded["data"] or {}).items()},
+        **{
+            f"{key} ({encoded['dtypes'][key]})": values
+            for key, values in (encoded["data"] or {}).items()
+        },
         **{f"lengths of {key}": lengths for key, lengths in encoded["seqlens"].items()},
         **{f"metadata {name}": values for name, values in encoded["metadata"].items()},
     }
@@ -242,7 +280,10 @@ def difference(first_sample: SequenceSample, second_sample: SequenceSample) -> s
     first, second = content_of(first_sample), content_of(second_sample)
     for name in [*first, *(name for name in second if name not in first)]:
         if first.get(name) != second.get(name):
-            return f"{name} is {first.get(name, 'missing')!s:.40}, then {second.get(name, 'missing')!s:.40}"
+            return (
+                f"{name} is {first.get(name, 'missing')!s:.40}, then "
+                f"{second.get(name, 'missing')!s:.40}"
+            )
     return ""
 
 

@@ -48,12 +48,16 @@ class ConfigurationChecks(Contract):
                 place_of(type(family)),
             )
 
-    def test_configuration_there_and_back(self, family: HFFamily, examples: Sequence[Example]) -> None:
+    def test_configuration_there_and_back(
+        self, family: HFFamily, examples: Sequence[Example]
+    ) -> None:
         """the configuration says the same, there and back"""
         for example in examples:
             config = family.config_from_hf(example.hf)
             again = family.config_from_hf(family.config_to_hf(config))
-            mismatch = _first_difference(dataclasses.asdict(config), dataclasses.asdict(again), leave_out=("others",))
+            mismatch = _first_difference(
+                dataclasses.asdict(config), dataclasses.asdict(again), leave_out=("others",)
+            )
             if mismatch:
                 raise Violation(
                     f"{example.about}: {mismatch} after there and back",
@@ -61,19 +65,25 @@ class ConfigurationChecks(Contract):
                     place_in(family, "config_to_hf"),
                 )
 
-    def test_configuration_in_transformers(self, family: HFFamily, examples: Sequence[Example]) -> None:
+    def test_configuration_in_transformers(
+        self, family: HFFamily, examples: Sequence[Example]
+    ) -> None:
         """transformers reads the same configuration from ours"""
         for example in with_models(examples):
             kind = type(example.model.config)
             written = family.config_to_hf(family.config_from_hf(example.hf))
             as_given, as_written = (
-                kind.from_dict({**hf, "model_type": kind.model_type}) for hf in (example.hf, written)
+                kind.from_dict({**hf, "model_type": kind.model_type})
+                for hf in (example.hf, written)
             )
             mismatch = _first_difference(as_given.to_dict(), as_written.to_dict())
             if mismatch:
                 raise Violation(
                     f"{example.about}: {mismatch} in what is written",
-                    "keep every key that has no field of ours in `others`, and write the others as transformers does",
+                    (
+                        "keep every key that has no field of ours in `others`, and write the "
+                        "others as transformers does"
+                    ),
                     place_in(family, "config_to_hf"),
                 )
 
@@ -82,7 +92,9 @@ class ConfigurationChecks(Contract):
         example = with_models(examples)[0]
         minimal = {"model_type": self.name, "architectures": example.hf["architectures"]}
         usual = type(example.model.config)().to_dict() | minimal
-        bare, spelled_out = (dataclasses.asdict(family.config_from_hf(hf)) for hf in (minimal, usual))
+        bare, spelled_out = (
+            dataclasses.asdict(family.config_from_hf(hf)) for hf in (minimal, usual)
+        )
         mismatch = _first_difference(spelled_out, bare, leave_out=("others",))
         if mismatch:
             raise Violation(
@@ -95,7 +107,9 @@ class ConfigurationChecks(Contract):
         """our fields alone make a model of the same shapes"""
         for example in with_models(examples):
             model: Any = example.model
-            bare = family.config_to_hf(dataclasses.replace(family.config_from_hf(example.hf), others={}))
+            bare = family.config_to_hf(
+                dataclasses.replace(family.config_from_hf(example.hf), others={})
+            )
             kind = type(model.config)
             settings = {k: v for k, v in bare.items() if k not in ("model_type", "architectures")}
             with torch.device("meta"):
@@ -125,17 +139,25 @@ class ConfigurationChecks(Contract):
                 if gap <= TOLERANCE:
                     continue
                 cure = _cure(config, ours, tokens, expected)
-            fault = f"logits differ by {gap:.2g}" if math.isfinite(gap) else "no logits come of them"
+            fault = (
+                f"logits differ by {gap:.2g}" if math.isfinite(gap) else "no logits come of them"
+            )
             raise Violation(
-                f"{example.about}: {fault}" + (f"; with {cure} they would be equal" if cure else ""),
-                "a field of ModelConfig does not say what config.json says, or a link takes a wrong parameter",
+                f"{example.about}: {fault}"
+                + (f"; with {cure} they would be equal" if cure else ""),
+                (
+                    "a field of ModelConfig does not say what config.json says, or a link "
+                    "takes a wrong parameter"
+                ),
                 place_in(family, "config_from_hf"),
             )
 
     def test_senseless_configurations(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """a nonsensical configuration is refused"""
         hf = examples[0].hf
-        names: Mapping[str, str] = getattr(type(getattr(examples[0].model, "config", None)), "attribute_map", {})
+        names: Mapping[str, str] = getattr(
+            type(getattr(examples[0].model, "config", None)), "attribute_map", {}
+        )
         names = {"hidden_act": "activation_function", **names}
         for key, value in SENSELESS:
             key = key if key in hf else names.get(key, key)
@@ -154,7 +176,10 @@ class ConfigurationChecks(Contract):
             except Exception as error:
                 raise Violation(
                     f"{key}: {value!r} ends in {type(error).__name__}: {error}",
-                    "raise ModelError for a model that the family cannot be; size_in does so for sizes",
+                    (
+                        "raise ModelError for a model that the family cannot be; "
+                        "size_in does so for sizes"
+                    ),
                     place_in(family, "config_from_hf"),
                 ) from error
             raise Violation(
@@ -164,16 +189,24 @@ class ConfigurationChecks(Contract):
             )
 
 
-def _first_difference(expected: Mapping[str, Any], actual: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
+def _first_difference(
+    expected: Mapping[str, Any], actual: Mapping[str, Any], leave_out: Sequence[str] = ()
+) -> str:
     """`key is A, not B` for the first key that differs; empty if none does."""
     for key in [*expected, *(key for key in actual if key not in expected)]:
         if key not in leave_out and expected.get(key) != actual.get(key):
-            return f"{key} is {actual.get(key, 'missing')!r:.60}, not {expected.get(key, 'missing')!r:.60}"
+            return (
+                f"{key} is {actual.get(key, 'missing')!r:.60}, not "
+                f"{expected.get(key, 'missing')!r:.60}"
+            )
     return ""
 
 
-def _gap(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference of logits, relative where they are large; infinite if there is no result."""
+def _gap(
+    config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor
+) -> float:
+    """The largest difference of logits, relative where they are large;
+    infinite if there is no result."""
     try:
         actual = logits(config, ours, tokens)
     except (KeyError, RuntimeError, IndexError, AttributeError):
@@ -184,7 +217,9 @@ def _gap(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tenso
     return float(gap) if bool(torch.isfinite(gap)) else float("inf")
 
 
-def _cure(config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor) -> str:
+def _cure(
+    config: ModelConfig, ours: dict[str, torch.Tensor], tokens: torch.Tensor, expected: torch.Tensor
+) -> str:
     """A single change that would make the logits right, in words; empty if there is none."""
     for words, other_config, other_weights in _changes(config, ours):
         if _gap(other_config, other_weights, tokens, expected) <= TOLERANCE:
@@ -215,16 +250,28 @@ def _changes(
     if config.experts is not None:
         for normalized in (True, False):
             experts = dataclasses.replace(config.experts, normalized=normalized)
-            yield f"experts.normalized = {normalized}", dataclasses.replace(config, experts=experts), ours
+            yield (
+                f"experts.normalized = {normalized}",
+                dataclasses.replace(config, experts=experts),
+                ours,
+            )
     if config.rope is not None:
         for base in (1e4, 5e5, 1e6):
             rope = dataclasses.replace(config.rope, base=base)
             yield f"rope.base = {base:g}", dataclasses.replace(config, rope=rope), ours
-    for first, second in (("gate", "up"), ("q", "k"), ("k", "v"), ("q_norm", "k_norm"), ("attention.norm", "mlp.norm")):
+    for first, second in (
+        ("gate", "up"),
+        ("q", "k"),
+        ("k", "v"),
+        ("q_norm", "k_norm"),
+        ("attention.norm", "mlp.norm"),
+    ):
         yield f"{first} and {second} exchanged", config, _exchanged(ours, first, second)
 
 
-def _exchanged(ours: Mapping[str, torch.Tensor], first: str, second: str) -> dict[str, torch.Tensor]:
+def _exchanged(
+    ours: Mapping[str, torch.Tensor], first: str, second: str
+) -> dict[str, torch.Tensor]:
     names = {first: second, second: first}
     changed = {}
     for name, tensor in ours.items():

@@ -1,4 +1,5 @@
-"""Tiny random models of a family, built and saved by transformers: one for every switch in its configuration."""
+"""Tiny random models of a family, built and saved by transformers:
+one for every switch in its configuration."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ from rlcli.errors import ModelError
 from rlcli.testing.contract import Violation, place_of
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 24, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
-    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6, "max_window_layers": 1,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 24,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 64, "num_local_experts": 4, "num_experts": 4,
+    "num_experts_per_tok": 2, "sliding_window": 6, "max_window_layers": 1, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-"""Values for those of these keys that a configuration has. A head is larger than hidden_size / heads."""
+"""Values for those of these keys that a configuration has.
+A head is larger than hidden_size / heads."""
 
 KNOBS: dict[str, list[Any]] = {
     "num_key_value_heads": [1, 4],
@@ -38,14 +41,32 @@ KNOBS: dict[str, list[Any]] = {
     "decoder_sparse_step": [2],
     "rope_parameters": [
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
-        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
-        {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-         "original_max_position_embeddings": 16},
+        {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+        {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
     ],
-}  # fmt: skip
+}
 """Further values of keys that are not on/off switches."""
 
-WITHOUT_EFFECT = ("use_cache", "summary_", "output_", "reorder_", "return_dict", "is_encoder_decoder")
+WITHOUT_EFFECT = (
+    "use_cache",
+    "summary_",
+    "output_",
+    "reorder_",
+    "return_dict",
+    "is_encoder_decoder",
+)
 """Prefixes of switches that do not affect parameters or logits."""
 
 
@@ -74,7 +95,10 @@ def made_examples(model_type: str) -> tuple[Example, ...]:
     if lm is None:
         raise Violation(
             f"transformers has no {family.architecture}, so there is no model to test it on",
-            "name an architecture of transformers, or give the test a method `make_examples` with weights of yours",
+            (
+                "name an architecture of transformers, or give the test a method "
+                "`make_examples` with weights of yours"
+            ),
             place_of(type(family)),
         )
     with_values = getattr(transformers, _with_value_head(family.architecture), None)
@@ -100,7 +124,8 @@ def _with_value_head(architecture: str) -> str:
 
 
 def _variants(kind: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what is special, settings): plain, then each switch flipped and each knob at its other values."""
+    """(what is special, settings): plain, then each switch flipped and each knob at its other
+    values."""
     usual = kind(**_known(kind, SIZES)).to_dict()
     yield "nothing special", {}
     for key, value in usual.items():
@@ -117,7 +142,9 @@ def _known(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key in keys}
 
 
-def _made(family: HFFamily, model_type: str, cls: Any, about: str, settings: Mapping[str, Any]) -> Example | None:
+def _made(
+    family: HFFamily, model_type: str, cls: Any, about: str, settings: Mapping[str, Any]
+) -> Example | None:
     """None if there are no such models, or the family declares that it does not support them."""
     kind = cls.config_class
     try:
@@ -126,7 +153,10 @@ def _made(family: HFFamily, model_type: str, cls: Any, about: str, settings: Map
         if not settings:
             raise
         return None
-    hf = json.loads(config.to_json_string(use_diff=False)) | {"architectures": [cls.__name__], "model_type": model_type}
+    hf = json.loads(config.to_json_string(use_diff=False)) | {
+        "architectures": [cls.__name__],
+        "model_type": model_type,
+    }
     try:
         family.config_from_hf(hf)
     except ModelError:
@@ -147,4 +177,8 @@ def _as_saved(model: nn.Module) -> dict[str, torch.Tensor]:
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)  # type: ignore[operator]
-        return {name: t for file in sorted(Path(folder).glob("*.safetensors")) for name, t in load_file(file).items()}
+        return {
+            name: t
+            for file in sorted(Path(folder).glob("*.safetensors"))
+            for name, t in load_file(file).items()
+        }

@@ -1,4 +1,5 @@
-"""A decoder's forward pass from our configuration and parameters alone: the reference for every family."""
+"""A decoder's forward pass from our configuration and parameters alone:
+the reference for every family."""
 
 from __future__ import annotations
 
@@ -25,35 +26,51 @@ def logits(config: ModelConfig, ours: Weights, tokens: torch.Tensor) -> torch.Te
         hidden = hidden + ours["embedding.positions.weight"][: tokens.shape[1]]
     for index in range(config.layers):
         block = _below(ours, f"layers.{index}.")
-        hidden = hidden + _attention(config, block, _norm(config, block, "attention.norm", hidden), index)
+        hidden = hidden + _attention(
+            config, block, _norm(config, block, "attention.norm", hidden), index
+        )
         normed = _norm(config, block, "mlp.norm", hidden)
         is_sparse = config.experts is not None and index in config.experts.layers
-        hidden = hidden + (_mixture(config, block, normed) if is_sparse else _mlp(config, block, "mlp", normed))
+        hidden = hidden + (
+            _mixture(config, block, normed) if is_sparse else _mlp(config, block, "mlp", normed)
+        )
     hidden = _norm(config, ours, "head.norm", hidden)
     if config.value_head:
         return _linear(ours, "head.value", hidden)
     return hidden @ ours["embedding.tokens.weight" if config.tied else "head.output.weight"].T
 
 
-def _attention(config: ModelConfig, block: Weights, hidden: torch.Tensor, index: int) -> torch.Tensor:
+def _attention(
+    config: ModelConfig, block: Weights, hidden: torch.Tensor, index: int
+) -> torch.Tensor:
     heads = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
-    q, k, v = (_linear(block, f"attention.{name}", hidden).unflatten(-1, (count, -1)) for name, count in heads.items())
+    q, k, v = (
+        _linear(block, f"attention.{name}", hidden).unflatten(-1, (count, -1))
+        for name, count in heads.items()
+    )
     if config.qk_norm:
-        q, k = _norm(config, block, "attention.q_norm", q), _norm(config, block, "attention.k_norm", k)
+        q, k = (
+            _norm(config, block, "attention.q_norm", q),
+            _norm(config, block, "attention.k_norm", k),
+        )
     if config.rope is not None:
         q, k = _rotate(config, q), _rotate(config, k)
     group = config.heads // config.kv_heads
     k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
     scores = (
-        scores / (config.head_dim**0.5 if config.scaled_by_head else 1) / (index + 1 if config.scaled_by_layer else 1)
+        scores
+        / (config.head_dim**0.5 if config.scaled_by_head else 1)
+        / (index + 1 if config.scaled_by_layer else 1)
     )
     places = torch.arange(hidden.shape[1])
     distance = places[:, None] - places[None, :]
     window = config.windows[index] if config.windows else None
     hidden_from = (distance < 0) | (distance >= (window or len(places)))
     weights = scores.masked_fill(hidden_from, float("-inf")).softmax(-1)
-    return _linear(block, "attention.output", torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2))
+    return _linear(
+        block, "attention.output", torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2)
+    )
 
 
 def _rotate(config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
@@ -62,11 +79,21 @@ def _rotate(config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
 
     assert config.rope is not None
     parameters = {"rope_type": "default", **config.rope.scaling, "rope_theta": config.rope.base}
-    frequencies, scale = config.rope.base ** -(torch.arange(0, config.head_dim, 2) / config.head_dim), 1.0
+    frequencies, scale = (
+        config.rope.base ** -(torch.arange(0, config.head_dim, 2) / config.head_dim),
+        1.0,
+    )
     if parameters["rope_type"] != "default":
-        like = LlamaConfig(hidden_size=config.head_dim, num_attention_heads=1, head_dim=config.head_dim,
-                           max_position_embeddings=config.positions, rope_parameters=parameters)  # fmt: skip
-        frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](like, "cpu", seq_len=x.shape[1])
+        like = LlamaConfig(
+            hidden_size=config.head_dim,
+            num_attention_heads=1,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.positions,
+            rope_parameters=parameters,
+        )
+        frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
+            like, "cpu", seq_len=x.shape[1]
+        )
     angles = torch.outer(torch.arange(x.shape[1]).float(), frequencies).repeat(1, 2)[:, None, :]
     first, second = x.chunk(2, dim=-1)
     return x * angles.cos() * scale + torch.cat([-second, first], -1) * angles.sin() * scale
@@ -74,10 +101,14 @@ def _rotate(config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
 
 def _mixture(config: ModelConfig, block: Weights, hidden: torch.Tensor) -> torch.Tensor:
     assert config.experts is not None
-    weights, chosen = _linear(block, "mlp.router", hidden).softmax(-1).topk(config.experts.per_token, -1)
+    weights, chosen = (
+        _linear(block, "mlp.router", hidden).softmax(-1).topk(config.experts.per_token, -1)
+    )
     if config.experts.normalized:
         weights = weights / weights.sum(-1, keepdim=True)
-    every = torch.stack([_mlp(config, block, f"mlp.experts.{e}", hidden) for e in range(config.experts.count)], -2)
+    every = torch.stack(
+        [_mlp(config, block, f"mlp.experts.{e}", hidden) for e in range(config.experts.count)], -2
+    )
     picked = every.gather(-2, chosen[..., None].expand(*chosen.shape, hidden.shape[-1]))
     return (picked * weights[..., None]).sum(-2)
 
@@ -100,4 +131,8 @@ def _linear(ours: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def _below(ours: Weights, prefix: str) -> Weights:
-    return {name.removeprefix(prefix): tensor for name, tensor in ours.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in ours.items()
+        if name.startswith(prefix)
+    }

@@ -20,7 +20,9 @@ class ModelChecks(Contract):
     def family(self) -> HFFamily:
         family = family_of(self.name)
         if family is None:
-            raise UnknownComponent(f"no family is named {self.name!r}", hint="it is families/NAME.py of a project")
+            raise UnknownComponent(
+                f"no family is named {self.name!r}", hint="it is families/NAME.py of a project"
+            )
         return family
 
     def make_examples(self) -> Sequence[Example]:

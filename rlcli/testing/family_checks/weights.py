@@ -28,7 +28,9 @@ class WeightChecks(Contract):
             halved = {name: tensor.to(torch.bfloat16) for name, tensor in example.tensors.items()}
             originals = {name: tensor.clone() for name, tensor in halved.items()}
             ours = family.sd_from_hf(halved, config)
-            _demand_same(family.sd_to_hf(ours, config), originals, f"{example.about}: there and back", family)
+            _demand_same(
+                family.sd_to_hf(ours, config), originals, f"{example.about}: there and back", family
+            )
             _demand_same(halved, originals, f"{example.about}: the weights that were given", family)
             numbers = sum(tensor.numel() for tensor in ours.values())
             expected = sum(tensor.numel() for tensor in originals.values())
@@ -47,7 +49,12 @@ class WeightChecks(Contract):
             ours = family.sd_from_hf(module, config, "module")
             of_file = family.sd_from_hf(example.tensors, config)
             _demand_same(ours, of_file, f"{example.about}: read from a module", family)
-            _demand_same(family.sd_to_hf(ours, config, "module"), module, f"{example.about}: as a module's", family)
+            _demand_same(
+                family.sd_to_hf(ours, config, "module"),
+                module,
+                f"{example.about}: as a module's",
+                family,
+            )
 
     def test_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """any subset converts as it does in the whole"""
@@ -55,7 +62,9 @@ class WeightChecks(Contract):
             config = family.config_from_hf(example.hf)
             converted = family.sd_from_hf(example.tensors, config)
             for names in _subsets(sorted(example.tensors)):
-                converted_subset = family.sd_from_hf({name: example.tensors[name] for name in names}, config)
+                converted_subset = family.sd_from_hf(
+                    {name: example.tensors[name] for name in names}, config
+                )
                 about = f"{example.about}: a subset of {len(names)} parameters"
                 _demand_same(
                     converted_subset,
@@ -64,13 +73,21 @@ class WeightChecks(Contract):
                     family,
                 )
                 back = family.sd_to_hf(converted_subset, config)
-                _demand_same(back, {name: example.tensors[name] for name in names}, f"{about}, there and back", family)
+                _demand_same(
+                    back,
+                    {name: example.tensors[name] for name in names},
+                    f"{about}, there and back",
+                    family,
+                )
 
     def test_torn_subsets(self, family: HFFamily, examples: Sequence[Example]) -> None:
         """parts of what belongs together are not written"""
         for example in examples:
             config = family.config_from_hf(example.hf)
-            layout, converted = family.layout(config, "module"), family.sd_from_hf(example.tensors, config)
+            layout, converted = (
+                family.layout(config, "module"),
+                family.sd_from_hf(example.tensors, config),
+            )
             torn = next((name for name in converted if len(layout.together(name)) > 1), None)
             if torn is None:
                 continue
@@ -79,7 +96,10 @@ class WeightChecks(Contract):
             except ModelError:
                 continue
             raise Violation(
-                f"{example.about}: {torn} alone is written, without {', '.join(layout.together(torn)[1:3])}",
+                (
+                    f"{example.about}: {torn} alone is written, without "
+                    f"{', '.join(layout.together(torn)[1:3])}"
+                ),
                 "leave that to Layout, which refuses what it cannot join",
                 place_in(family, "sd_to_hf"),
             )
@@ -102,8 +122,12 @@ class WeightChecks(Contract):
             for verb, names in wrong.items():
                 if names:
                     raise Violation(
-                        f"{example.about}: it {verb} {names[0]}" + (f" and {len(names) - 1} more" * (len(names) > 1)),
-                        "list every parameter in embedding_links, block_links or head_links, as config.json has it",
+                        f"{example.about}: it {verb} {names[0]}"
+                        + (f" and {len(names) - 1} more" * (len(names) > 1)),
+                        (
+                            "list every parameter in embedding_links, block_links or "
+                            "head_links, as config.json has it"
+                        ),
                         place_in(family, "block_links"),
                     )
             for index, block in enumerate(blocks):
@@ -129,7 +153,10 @@ class WeightChecks(Contract):
                     continue
                 raise Violation(
                     f"{example.about}: {finding}",
-                    "see rlcli/api/family.py for names and shapes; a Link can transpose, and split rows and experts",
+                    (
+                        "see rlcli/api/family.py for names and shapes; a Link can transpose, and "
+                        "split rows and experts"
+                    ),
                     place_in(family, "block_links"),
                 )
 
@@ -157,7 +184,10 @@ def _demand_same(actual: Weights, expected: Weights, about: str, family: HFFamil
         tensor, expected_tensor = actual[name], expected[name]
         if tensor.dtype != expected_tensor.dtype or tensor.shape != expected_tensor.shape:
             shape, original_shape = tuple(tensor.shape), tuple(expected_tensor.shape)
-            finding = f"{name} is {shape} of {tensor.dtype}, it was {original_shape} of {expected_tensor.dtype}"
+            finding = (
+                f"{name} is {shape} of {tensor.dtype}, it was {original_shape} of "
+                f"{expected_tensor.dtype}"
+            )
             raise Violation(f"{about}, {finding}", cause, place_in(family, "block_links"))
         if not torch.equal(tensor, expected_tensor):
             count = int((tensor != expected_tensor).sum())
@@ -198,7 +228,9 @@ def _shape_of(name: str, config: ModelConfig) -> tuple[int, ...] | None:
             (r"layers\.\d+\.mlp\.experts\.\d+\.down", _linear(hidden, experts.width)),
         ]
     stem, _, kind = name.rpartition(".")
-    shapes: dict[str, Any] = next((shapes for pattern, shapes in table if re.fullmatch(pattern, stem)), {})
+    shapes: dict[str, Any] = next(
+        (shapes for pattern, shapes in table if re.fullmatch(pattern, stem)), {}
+    )
     return shapes.get(kind)
 
 

@@ -39,7 +39,8 @@ class InterfaceContract(
     TrainingChecks,
     GeneralChecks,
 ):
-    """All checks, run from the last base to the first. An interface skips the checks of what it does not do."""
+    """All checks, run from the last base to the first.
+    An interface skips the checks of what it does not do."""
 
 
 __all__ = ["InterfaceContract"]

@@ -17,8 +17,8 @@ LOSS_MASK = "loss_mask"
 
 
 def trained_actions(batch: SequenceSample) -> torch.Tensor | None:
-    """[T - N] bool: the actions that `loss_mask` keeps or, without it, those that chose a token of a response; none of
-    a sequence that `chosen` excludes. None if the batch has neither mask."""
+    """[T - N] bool: the actions that `loss_mask` keeps or, without it, those that chose a token of
+    a response; none of a sequence that `chosen` excludes. None if the batch has neither mask."""
     tensors = batch.data or {}
     actions: torch.Tensor | None = tensors.get(LOSS_MASK)
     if actions is None and PROMPT_MASK in tensors:
@@ -30,12 +30,15 @@ def trained_actions(batch: SequenceSample) -> torch.Tensor | None:
 
 def per_action(batch: SequenceSample, numbers: torch.Tensor) -> torch.Tensor:
     """[T - N]: for each action the number, of [N], of its sequence."""
-    counts = torch.tensor([length - 1 for length in batch.flat_seqlens(SEQUENCES)], dtype=torch.int64)
+    counts = torch.tensor(
+        [length - 1 for length in batch.flat_seqlens(SEQUENCES)], dtype=torch.int64
+    )
     return torch.repeat_interleave(numbers, counts)
 
 
 def with_narrower_loss_mask(batch: SequenceSample) -> SequenceSample:
-    """The batch or, if it has a `loss_mask`, a copy in which that leaves out every third action too."""
+    """The batch or, if it has a `loss_mask`, a copy in which that leaves out every third action
+    too."""
     if LOSS_MASK not in batch.keys:
         return batch
     copy = batch.select(batch.keys)
@@ -51,20 +54,27 @@ def without_trained_actions(batch: SequenceSample) -> SequenceSample | None:
     masked = {LOSS_MASK: False, PROMPT_MASK: True}
     copy = batch.select(batch.keys)
     copy.data = {
-        key: torch.full_like(tensor, masked[key]) if key in masked else tensor for key, tensor in copy.data.items()
+        key: torch.full_like(tensor, masked[key]) if key in masked else tensor
+        for key, tensor in copy.data.items()
     }
     return copy
 
 
-def with_noise_elsewhere(batch: SequenceSample, actions: torch.Tensor) -> Iterator[tuple[str, SequenceSample]]:
-    """(key, a copy of the batch in which its numbers are others except at these actions [T - N]), for each key with
-    floating-point numbers per token."""
+def with_noise_elsewhere(
+    batch: SequenceSample, actions: torch.Tensor
+) -> Iterator[tuple[str, SequenceSample]]:
+    """(key, a copy of the batch in which its numbers are others except at these actions [T - N]),
+    for each key with floating-point numbers per token."""
     lengths = batch.seqlens[SEQUENCES]
     of_actions = [[length - 1 for length in group] for group in lengths]
     per_sequence = actions.split([length - 1 for length in batch.flat_seqlens(SEQUENCES)])
     at_tokens = [torch.cat([counted, counted.new_ones(1)]) for counted in per_sequence]
     for key, tensor in (batch.data or {}).items():
-        if not tensor.is_floating_point() or batch.seqlens[key] not in (lengths, of_actions) or not len(tensor):
+        if (
+            not tensor.is_floating_point()
+            or batch.seqlens[key] not in (lengths, of_actions)
+            or not len(tensor)
+        ):
             continue
         counted = actions if batch.seqlens[key] == of_actions else torch.cat(at_tokens)
         noisy = batch.select(batch.keys)
@@ -73,8 +83,8 @@ def with_noise_elsewhere(batch: SequenceSample, actions: torch.Tensor) -> Iterat
 
 
 def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
-    """Each sequence with some extra tokens behind it, or in front, that belong to no response; other keys have noise
-    there."""
+    """Each sequence with some extra tokens behind it, or in front, that belong to no response;
+    other keys have noise there."""
     copy = batch.select(batch.keys)
     tokens = batch.seqlens[SEQUENCES]
     per_token = (tokens, [[length - 1 for length in group] for group in tokens])
@@ -85,14 +95,18 @@ def padded(batch: SequenceSample, in_front: bool = False) -> SequenceSample:
             continue
         rows: torch.Tensor = copy.data[key]
         padding = _noise(key, rows)
-        pieces = [[padding, piece] if in_front else [piece, padding] for piece in rows.split(batch.flat_seqlens(key))]
+        pieces = [
+            [padding, piece] if in_front else [piece, padding]
+            for piece in rows.split(batch.flat_seqlens(key))
+        ]
         copy.data[key] = torch.cat([row for piece in pieces for row in piece])
         copy.seqlens[key] = [[length + len(padding) for length in group] for group in lengths]
     return copy
 
 
 def _noise(key: str, rows: torch.Tensor, count: int = 3) -> torch.Tensor:
-    """[count, …] rows of padding: token 0, masked, or numbers that would be noticed if they were read."""
+    """[count, …] rows of padding: token 0, masked, or numbers that would be noticed if they were
+    read."""
     padding = rows.new_zeros(count, *rows.shape[1:])
     if key == PROMPT_MASK:
         return ~padding
@@ -100,8 +114,8 @@ def _noise(key: str, rows: torch.Tensor, count: int = 3) -> torch.Tensor:
 
 
 def at_actions(output: SequenceSample, actions: torch.Tensor) -> SequenceSample:
-    """The output with the rows of these actions [T - N] only, in its keys that have a row per action; without metadata,
-    which may be about whole sequences."""
+    """The output with the rows of these actions [T - N] only, in its keys that have a row per
+    action; without metadata, which may be about whole sequences."""
     copy = output.select(output.keys)
     copy.metadata = {}
     for key, rows in output.data.items():

@@ -14,7 +14,12 @@ from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.actions import trained_actions, without_trained_actions
 from rlcli.testing.interface.invariants import SIGNALS
 from rlcli.testing.interface.loss import counts_tokens
-from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal, TrainingOutcome, place_of_number
+from rlcli.testing.interface.training_trial import (
+    InterfaceSubject,
+    Rehearsal,
+    TrainingOutcome,
+    place_of_number,
+)
 
 
 class EdgeChecks(InterfaceSubject):
@@ -29,7 +34,11 @@ class EdgeChecks(InterfaceSubject):
         outcome = _survive(rehearsal, batch, "a batch of one token")
         if trained_actions(batch) is not None:
             _nothing_learned(rehearsal, outcome, "a batch of one token")
-        _survive(rehearsal, _batch(rehearsal, [[(1, 0)], [(2, 3)], [(1, 0)]]), "sequences of one token among others")
+        _survive(
+            rehearsal,
+            _batch(rehearsal, [[(1, 0)], [(2, 3)], [(1, 0)]]),
+            "sequences of one token among others",
+        )
 
     def test_all_masked(self, rehearsal: Rehearsal) -> None:
         """a batch with nothing to train on leaves the model alone"""
@@ -70,7 +79,9 @@ class EdgeChecks(InterfaceSubject):
         lengths: Lengths = [[(1, 1)], [(40, 1)], [(1, 120)], [(2, 0)], [(7, 30), (7, 1)], [(1, 1)]]
         batch = _batch(rehearsal, lengths)
         longest = max(map(sum, batch.seqlens["packed_input_ids"]))
-        _survive(rehearsal, batch, "lengths from 2 to 121", MicroBatchSpec(max_tokens_per_mb=longest))
+        _survive(
+            rehearsal, batch, "lengths from 2 to 121", MicroBatchSpec(max_tokens_per_mb=longest)
+        )
 
     def test_identical_responses(self, rehearsal: Rehearsal) -> None:
         """samples that are all the same"""
@@ -107,7 +118,10 @@ def _survive(
     rehearsal: Rehearsal, batch: SequenceSample, case: str, spec: MicroBatchSpec | None = None
 ) -> TrainingOutcome:
     outcome = rehearsal.train(batch, spec=spec or MicroBatchSpec())
-    numbers = {**outcome.stats, **{name: float(tensor.sum()) for name, tensor in outcome.weights.items()}}
+    numbers = {
+        **outcome.stats,
+        **{name: float(tensor.sum()) for name, tensor in outcome.weights.items()},
+    }
     for name, value in numbers.items():
         if not math.isfinite(value):
             raise Violation(
@@ -120,7 +134,10 @@ def _survive(
 
 def _nothing_learned(rehearsal: Rehearsal, outcome: TrainingOutcome, case: str) -> None:
     fresh = dict(rehearsal.model().module.model.named_parameters())
-    moved = max(float((tensor - fresh[name].detach()).abs().max()) for name, tensor in outcome.weights.items())
+    moved = max(
+        float((tensor - fresh[name].detach()).abs().max())
+        for name, tensor in outcome.weights.items()
+    )
     if moved > _ROUNDING * max(float(tensor.abs().max()) for tensor in outcome.weights.values()):
         raise Violation(
             f"{case}: the weights still move, by up to {moved:.3g}",

@@ -7,7 +7,14 @@ import pytest
 from rlcli.api.interface import ModelInterface
 from rlcli.testing.contract import Note, Violation, place_of
 from rlcli.testing.declaration import DeclaredSubject
-from rlcli.testing.interface.training_trial import Batches, InterfaceSubject, Make, keys_in_source, overrides, untried
+from rlcli.testing.interface.training_trial import (
+    Batches,
+    InterfaceSubject,
+    Make,
+    keys_in_source,
+    overrides,
+    untried,
+)
 
 CALLS = ("train_step", "inference", "generate", "evaluate")
 """The methods that a graph calls."""
@@ -19,7 +26,11 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
     def test_declares_the_keys_of_its_calls(self, make: Make, record_property: Note) -> None:
         """declares the keys of every call that it has"""
         interface = make()
-        calls = [call for call in CALLS if getattr(type(interface), call) is not getattr(ModelInterface, call)]
+        calls = [
+            call
+            for call in CALLS
+            if getattr(type(interface), call) is not getattr(ModelInterface, call)
+        ]
         if not calls:
             raise Violation(
                 f"{type(interface).__name__} has none of {', '.join(CALLS)}",
@@ -39,14 +50,20 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
             sizes = declared.all if declared is not None else ()
             if not all(size.isdecimal() for size in sizes):
                 raise Violation(
-                    f"NEEDS_GROUP has {', '.join(sizes)} for {call}; a group has a number of responses",
+                    (
+                        f"NEEDS_GROUP has {', '.join(sizes)} for {call}; a group "
+                        "has a number of responses"
+                    ),
                     f'NEEDS_GROUP: ClassVar[Declaration] = {{"{call}": ("2",)}}',
                     place_of(getattr(type(interface), call)),
                 )
         unsaid = []
         for call in calls:
             if interface.reads(call) is None:
-                finding = f"{call} is not in READS: a recipe that forgets one of its keys fails only when it runs"
+                finding = (
+                    f"{call} is not in READS: a recipe that forgets one of its keys "
+                    "fails only when it runs"
+                )
                 keys = ", ".join(f'"{key}"' for key in keys_in_source(interface, call))
                 cause = f'READS: ClassVar[Declaration] = {{"{call}": ({keys},)}}'
                 unsaid.append(Violation(finding, cause, place_of(getattr(type(interface), call))))

@@ -18,7 +18,12 @@ from rlcli.registry import make_backend
 from rlcli.testing.contract import Violation
 from rlcli.testing.held_source import HeldSource
 from rlcli.testing.interface.inference import check_mock
-from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, own_logprobs, usual_batch
+from rlcli.testing.interface.inference_trial import (
+    CallSubject,
+    CallTrial,
+    own_logprobs,
+    usual_batch,
+)
 from rlcli.testing.interface.outputs import (
     check_form,
     check_numbers,
@@ -75,23 +80,36 @@ class SamplingTrial(CallTrial):
         return self.make(generation=dataclasses.asdict(dataclasses.replace(USUAL, **changes)))
 
     def group(self, interface: Any) -> int:
-        return getattr(interface, "generation_size", None) or interface.generation.responses_per_prompt
+        return (
+            getattr(interface, "generation_size", None) or interface.generation.responses_per_prompt
+        )
 
-    def responses(self, output: SequenceSample, batch: SequenceSample, group: int) -> list[SampledResponse]:
+    def responses(
+        self, output: SequenceSample, batch: SequenceSample, group: int
+    ) -> list[SampledResponse]:
         """The sequences of an output, which must have this many for each prompt."""
         for key in LAYOUT:
             if key not in output.keys:
-                raise Violation(f"generate does not return {key}", "a rollout is made of it", self.where)
+                raise Violation(
+                    f"generate does not return {key}", "a rollout is made of it", self.where
+                )
             for id_, lengths in zip(output.ids, output.seqlens[key], strict=True):
                 if len(lengths) != group:
                     finding = f"{key} of sample {id_} has {len(lengths)} sequences, not {group}"
-                    raise Violation(finding, "a sample holds all responses to its prompt", self.where)
+                    raise Violation(
+                        finding, "a sample holds all responses to its prompt", self.where
+                    )
         tokens, masks, logprobs = (sequences(output, key) for key in LAYOUT[:3])
         prompts = sequences(batch, "packed_prompts")
         cut_off = tensor_of(output, "seq_no_eos_mask").tolist()
         return [
             SampledResponse(
-                prompts[n // group], tokens[n], masks[n], logprobs[n], bool(cut_off[n]), output.ids[n // group]
+                prompts[n // group],
+                tokens[n],
+                masks[n],
+                logprobs[n],
+                bool(cut_off[n]),
+                output.ids[n // group],
             )
             for n in range(len(cut_off))
         ]
@@ -107,9 +125,13 @@ class GenerationChecks(CallSubject):
         """Repeated generation."""
         if not overrides(make(), "generate"):
             pytest.skip("does not generate")
-        return SamplingTrial(make, usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS), tokenizer)
+        return SamplingTrial(
+            make, usual_batch(request.getfixturevalue("prompt_batches"), PROMPTS), tokenizer
+        )
 
-    def test_its_generation_can_be_tried(self, make: Make, batches: Batches, prompt_batches: Batches) -> None:
+    def test_its_generation_can_be_tried(
+        self, make: Make, batches: Batches, prompt_batches: Batches
+    ) -> None:
         """a batch can be made with the keys that generation reads"""
         if not overrides(make(), "generate"):
             pytest.skip("does not generate")
@@ -122,7 +144,12 @@ class GenerationChecks(CallSubject):
 
     def test_generation_returns_what_it_declares(self, sampling: SamplingTrial) -> None:
         """generation returns its samples with the declared keys"""
-        check_form(sampling.result, sampling.batch.ids, sampling.interface.writes("generate"), sampling.where)
+        check_form(
+            sampling.result,
+            sampling.batch.ids,
+            sampling.interface.writes("generate"),
+            sampling.where,
+        )
         check_numbers(sampling.result, sampling.where)
 
     def test_groups_are_in_the_order_of_the_prompts(self, sampling: SamplingTrial) -> None:
@@ -131,13 +158,21 @@ class GenerationChecks(CallSubject):
             head = response.tokens[: len(response.prompt)]
             if not torch.equal(head, response.prompt):
                 prompt = response.prompt.tolist()
-                finding = f"response {number} (of {response.id}) begins with {head.tolist()}, its prompt is {prompt}"
+                finding = (
+                    f"response {number} (of {response.id}) begins with {head.tolist()}, "
+                    f"its prompt is {prompt}"
+                )
                 cause = "responses come prompt by prompt: response n answers prompt n // group"
                 raise Violation(finding, cause, sampling.where)
             is_prompt = torch.arange(len(response.tokens)) < len(response.prompt)
             if len(response.mask) != len(is_prompt) or not torch.equal(response.mask, is_prompt):
-                finding = f"prompt_mask marks {int(response.mask.sum())} tokens of a prompt of {len(response.prompt)}"
-                raise Violation(finding, "True on the prompt's tokens, and on no other", sampling.where)
+                finding = (
+                    f"prompt_mask marks {int(response.mask.sum())} tokens of a prompt of "
+                    f"{len(response.prompt)}"
+                )
+                raise Violation(
+                    finding, "True on the prompt's tokens, and on no other", sampling.where
+                )
 
     @pytest.mark.parametrize("most", [1, 6])
     def test_responses_keep_their_limits(self, sampling: SamplingTrial, most: int) -> None:
@@ -151,30 +186,48 @@ class GenerationChecks(CallSubject):
             tokens = response.answer
             if not 1 <= len(tokens) <= most:
                 finding = f"a response has {len(tokens)} tokens with max_new_tokens {most}"
-                raise Violation(finding, "count the response alone, its last token included", sampling.where)
+                raise Violation(
+                    finding, "count the response alone, its last token included", sampling.where
+                )
             if any(token in ends for token in tokens[:-1]):
-                finding = f"a response continues after its end: {tokens}, where {' and '.join(map(str, ends))} end it"
+                finding = (
+                    f"a response continues after its end: {tokens}, where "
+                    f"{' and '.join(map(str, ends))} end it"
+                )
                 raise Violation(finding, "stop at the first token that ends", sampling.where)
             if response.was_cut_off != (tokens[-1] not in ends):
                 flag = response.was_cut_off
-                finding = f"seq_no_eos_mask is {flag} for the response {tokens}, where {ends[0]} or {ends[1]} ends"
-                cause = "True for a response that was cut off; one that ended keeps the token that ended it"
+                finding = (
+                    f"seq_no_eos_mask is {flag} for the response {tokens}, where "
+                    f"{ends[0]} or {ends[1]} ends"
+                )
+                cause = (
+                    "True for a response that was cut off; one that ended keeps "
+                    "the token that ended it"
+                )
                 raise Violation(finding, cause, sampling.where)
             if response.was_cut_off and len(tokens) < most:
                 finding = (
-                    f"a response was cut off after {len(tokens)} of {most} tokens, or lost the token that ended it"
+                    f"a response was cut off after {len(tokens)} of {most} tokens, or lost "
+                    "the token that ended it"
                 )
                 raise Violation(finding, "keep the end-of-sequence token, once", sampling.where)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_sampled_logprobs_are_those_of_the_model(self, sampling: SamplingTrial, temperature: float) -> None:
+    def test_sampled_logprobs_are_those_of_the_model(
+        self, sampling: SamplingTrial, temperature: float
+    ) -> None:
         """log-probs of responses are confirmed by recomputation"""
         model, interface = sampling.model(), sampling.with_settings(temperature=temperature)
         output = sampling.run(sampling.batch, interface=interface, model=model)
         for response in sampling.responses(output, sampling.batch, sampling.group(interface)):
             expected = own_logprobs(model.module, response.tokens, temperature)
             _check_logprobs(
-                response, expected, own_logprobs(model.module, response.tokens, 1.0), temperature, sampling.where
+                response,
+                expected,
+                own_logprobs(model.module, response.tokens, 1.0),
+                temperature,
+                sampling.where,
             )
 
     def test_a_real_model_confirms_the_logprobs(self, sampling: SamplingTrial) -> None:
@@ -183,7 +236,9 @@ class GenerationChecks(CallSubject):
 
         interface, temperature = sampling.with_settings(), USUAL.temperature
         source = HeldSource(tiny_models.tiny_model())
-        model = Model("tested", None, tiny_models.TinyTokenizer(), torch.device("cpu"), source=source)
+        model = Model(
+            "tested", None, tiny_models.TinyTokenizer(), torch.device("cpu"), source=source
+        )
         spec = FinetuneSpec(total_train_steps=1, dataset_size=8, train_batch_size=8)
         make_backend(ModelBackendAbstraction(TRAINED, {"dtype": "float32"})).initialize(model, spec)
         batch = sampling.batch.select_indices(range(3))
@@ -191,8 +246,13 @@ class GenerationChecks(CallSubject):
         plain = tiny_models.tiny_model()
         for response in sampling.responses(output, batch, sampling.group(interface)):
             with torch.no_grad():
-                logits = plain(input_ids=response.tokens[None], use_cache=False).logits[0, :-1].double()
-            at = [(logits / t).log_softmax(-1).gather(1, response.tokens[1:, None])[:, 0] for t in (temperature, 1.0)]
+                logits = (
+                    plain(input_ids=response.tokens[None], use_cache=False).logits[0, :-1].double()
+                )
+            at = [
+                (logits / t).log_softmax(-1).gather(1, response.tokens[1:, None])[:, 0]
+                for t in (temperature, 1.0)
+            ]
             _check_logprobs(response, at[0], at[1], temperature, sampling.where, tolerance=1e-3)
 
     def test_greedy_takes_the_likeliest_token(self, sampling: SamplingTrial) -> None:
@@ -202,21 +262,39 @@ class GenerationChecks(CallSubject):
         for response in sampling.responses(output, sampling.batch, sampling.group(interface)):
             with torch.no_grad():
                 hidden = model.module.model(response.tokens, [len(response.tokens)])
-                likeliest = (hidden @ model.module.model.head.T).argmax(-1)[len(response.prompt) - 1 : -1].tolist()
+                likeliest = (
+                    (hidden @ model.module.model.head.T)
+                    .argmax(-1)[len(response.prompt) - 1 : -1]
+                    .tolist()
+                )
             if response.answer != likeliest:
                 finding = f"greedy answers {response.answer}, the likeliest tokens are {likeliest}"
-                raise Violation(finding, "hand the settings on to model.module.generate as they are", sampling.where)
+                raise Violation(
+                    finding,
+                    "hand the settings on to model.module.generate as they are",
+                    sampling.where,
+                )
 
     def test_generation_is_deterministic(self, sampling: SamplingTrial) -> None:
         """the same seed gives the same responses at any step, another others"""
         again = sampling.run(sampling.batch, interface=sampling.with_settings())
         cause = "draw every response from a seed: stable_seed(model.seed, id, attempt, number)"
-        check_same(sampling.result, again, "between two calls alike", cause, sampling.where, exact=True)
+        check_same(
+            sampling.result, again, "between two calls alike", cause, sampling.where, exact=True
+        )
         later = sampling.model()
         later.version.global_step = 1
-        cause = "leave the step and the version out of seeds: a response must not depend on when it is sampled"
+        cause = (
+            "leave the step and the version out of seeds: a response must not "
+            "depend on when it is sampled"
+        )
         check_same(
-            sampling.result, sampling.run(sampling.batch, model=later), "at the next step", cause, sampling.where, True
+            sampling.result,
+            sampling.run(sampling.batch, model=later),
+            "at the next step",
+            cause,
+            sampling.where,
+            True,
         )
         retried = frozen_copy(sampling.batch)
         retried.metadata[ATTEMPT] = [1] * retried.bs
@@ -235,10 +313,14 @@ class GenerationChecks(CallSubject):
         if group < 2:
             pytest.skip("one response to each prompt")
         usual = [response.answer for response in sampling.usual]
-        alike = sum(usual[n : n + group].count(usual[n]) == group for n in range(0, len(usual), group))
+        alike = sum(
+            usual[n : n + group].count(usual[n]) == group for n in range(0, len(usual), group)
+        )
         if alike * group == len(usual):
             finding = f"all {group} responses to a prompt are alike, for each of {alike} prompts"
-            raise Violation(finding, "the number within the group belongs in the seed", sampling.where)
+            raise Violation(
+                finding, "the number within the group belongs in the seed", sampling.where
+            )
 
     def test_responses_do_not_depend_on_the_batch(self, sampling: SamplingTrial) -> None:
         """a prompt gets the same responses in any batch"""
@@ -252,11 +334,20 @@ class GenerationChecks(CallSubject):
     def test_generation_leaves_everything_alone(self, sampling: SamplingTrial) -> None:
         """generation changes neither its input nor the model"""
         model, before = sampling.model(), frozen_copy(sampling.batch)
-        weights = {name: weight.detach().clone() for name, weight in model.module.model.named_parameters()}
+        weights = {
+            name: weight.detach().clone() for name, weight in model.module.model.named_parameters()
+        }
         sampling.run(sampling.batch, model=model)
         check_untouched(sampling.batch, before, sampling.where)
-        if any(not torch.equal(weight, weights[name]) for name, weight in model.module.model.named_parameters()):
-            raise Violation("weights have other values after generation", "generation only samples", sampling.where)
+        if any(
+            not torch.equal(weight, weights[name])
+            for name, weight in model.module.model.named_parameters()
+        ):
+            raise Violation(
+                "weights have other values after generation",
+                "generation only samples",
+                sampling.where,
+            )
         if model.module.passes_in_training_mode:
             cause = "leave the mode alone: rlcli turns dropout off before the call"
             raise Violation("the model samples in training mode", cause, sampling.where)
@@ -268,7 +359,9 @@ class GenerationChecks(CallSubject):
             dtype = empty.dtypes.get(key)
             if dtype != sampling.result.dtypes[key]:
                 finding = f"{key} of no prompts is {dtype}, else {sampling.result.dtypes[key]}"
-                raise Violation(finding, "say the dtype of a tensor that may be empty", sampling.where)
+                raise Violation(
+                    finding, "say the dtype of a tensor that may be empty", sampling.where
+                )
 
     def test_mock_of_generation(self, sampling: SamplingTrial) -> None:
         """mock of generation looks like the real thing"""
@@ -277,10 +370,22 @@ class GenerationChecks(CallSubject):
         ends = {sampling.tokenizer.eos_token_id}
         for response in sampling.responses(sampling.mock(sampling.batch), sampling.batch, group):
             answer, prompt = response.answer, response.prompt
-            fits = 1 <= len(answer) <= USUAL.max_new_tokens and response.was_cut_off == (answer[-1] not in ends)
-            if not fits or not torch.equal(response.tokens[response.mask], prompt) or ends & set(answer[:-1]):
-                finding = f"the mock answers {prompt.tolist()} by {answer}, cut off: {response.was_cut_off}"
-                cause = "a mock keeps max_new_tokens, and ends by the token that ends unless it is cut off"
+            fits = 1 <= len(answer) <= USUAL.max_new_tokens and response.was_cut_off == (
+                answer[-1] not in ends
+            )
+            if (
+                not fits
+                or not torch.equal(response.tokens[response.mask], prompt)
+                or ends & set(answer[:-1])
+            ):
+                finding = (
+                    f"the mock answers {prompt.tolist()} by {answer}, cut off: "
+                    f"{response.was_cut_off}"
+                )
+                cause = (
+                    "a mock keeps max_new_tokens, and ends by the token that "
+                    "ends unless it is cut off"
+                )
                 raise Violation(finding, cause, sampling.where)
 
 
@@ -292,19 +397,29 @@ def _check_logprobs(
     where: str,
     tolerance: float = 1e-5,
 ) -> None:
-    """Raise Violation unless the log-probs of a response are `expected`; `plain` are those at temperature 1."""
+    """Raise Violation unless the log-probs of a response are `expected`;
+    `plain` are those at temperature 1."""
     start = len(response.prompt) - 1
     if len(response.logprobs) != len(expected):
         finding = (
-            f"packed_logprobs has {len(response.logprobs)} entries for a sequence of {len(response.tokens)} tokens"
+            f"packed_logprobs has {len(response.logprobs)} entries for a sequence of "
+            f"{len(response.tokens)} tokens"
         )
         raise Violation(finding, "one for each token but the first", where)
     actual = response.logprobs.double()
     if torch.allclose(actual[start:], expected[start:].double(), atol=tolerance, rtol=0):
         return
     size = float((actual[start:] - expected[start:]).abs().max())
-    cause = "place 0 for each prompt token but the first, then the response's: entry t is of token t + 1"
-    if temperature != 1 and torch.allclose(actual[start:], plain[start:].double(), atol=tolerance, rtol=0):
+    cause = (
+        "place 0 for each prompt token but the first, then the response's: "
+        "entry t is of token t + 1"
+    )
+    if temperature != 1 and torch.allclose(
+        actual[start:], plain[start:].double(), atol=tolerance, rtol=0
+    ):
         cause = "they are those of temperature 1, not of the distribution that was sampled from"
-    finding = f"packed_logprobs of a response differs by {size:.3g} from the model's at temperature {temperature:g}"
+    finding = (
+        f"packed_logprobs of a response differs by {size:.3g} from the model's at "
+        f"temperature {temperature:g}"
+    )
     raise Violation(finding, cause, where)

@@ -30,9 +30,13 @@ class HeadEngine(TinyEngine):
         super().__init__(*args, **settings)
         self.heads: set[str] = set()
 
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+    def forward_micro_batch(
+        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
+    ) -> T:
         asked: dict[str, list[Any]] = {}
-        result = super().forward_micro_batch(micro_batch, lambda output: then(WatchedOutput(output, asked)))
+        result = super().forward_micro_batch(
+            micro_batch, lambda output: then(WatchedOutput(output, asked))
+        )
         self.heads |= {HEADS[name] for name in asked}
         return result
 
@@ -42,9 +46,13 @@ class HeadEngine(TinyEngine):
 
 
 class HeadChecks(DeclaredSubject, InterfaceSubject):
-    def test_training_uses_the_head_that_it_declares(self, rehearsal: Rehearsal, record_property: Note) -> None:
+    def test_training_uses_the_head_that_it_declares(
+        self, rehearsal: Rehearsal, record_property: Note
+    ) -> None:
         """training uses the head of the model that HEAD names"""
-        self._compare(rehearsal.make(), "train_step", rehearsal.result.engine.heads, record_property)
+        self._compare(
+            rehearsal.make(), "train_step", rehearsal.result.engine.heads, record_property
+        )
 
     def test_evaluation_uses_the_head_that_it_declares(
         self, make: Make, rehearsal: Rehearsal, record_property: Note
@@ -58,15 +66,20 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
         call_interface(interface, "evaluate", model, [rehearsal.batch])
         self._compare(interface, "evaluate", engine.heads, record_property)
 
-    def test_inference_uses_the_head_that_it_declares(self, inferring: CallTrial, record_property: Note) -> None:
+    def test_inference_uses_the_head_that_it_declares(
+        self, inferring: CallTrial, record_property: Note
+    ) -> None:
         """inference uses the head of the model that HEAD names"""
         model = inferring.model()
         model.module = engine = HeadEngine(model.module.model, lr=0.0)
         inferring.run(inferring.batch, model=model, interface=inferring.make())
         self._compare(inferring.interface, "inference", engine.heads, record_property)
 
-    def _compare(self, interface: ModelInterface, call: str, used: set[str], record_property: Note) -> None:
-        """Raise Violation unless a call used the head that is declared for it; nothing at all declared is a note."""
+    def _compare(
+        self, interface: ModelInterface, call: str, used: set[str], record_property: Note
+    ) -> None:
+        """Raise Violation unless a call used the head that is declared for it; nothing at all
+        declared is a note."""
         where = place_of(getattr(type(interface), call))
         declared = interface.heads(call)
         if unknown := set(declared.all if declared else ()) - {*HEAD_NAMES}:
@@ -81,8 +94,17 @@ class HeadChecks(DeclaredSubject, InterfaceSubject):
             self.tell_unsaid([Violation(message, example, where)] if used else [], record_property)
             return
         if undeclared := used - {*declared.all}:
-            message = f"{call} uses the head {' and '.join(sorted(undeclared))}, which HEAD does not name"
-            raise Violation(message, "name it: a recipe whose model has another head is then refused", where)
+            message = (
+                f"{call} uses the head {' and '.join(sorted(undeclared))}, which HEAD does not name"
+            )
+            raise Violation(
+                message, "name it: a recipe whose model has another head is then refused", where
+            )
         if unused := {*declared.needed} - used:
-            message = f"HEAD says that {call} needs the head {' and '.join(sorted(unused))}, which it does not use"
-            raise Violation(message, "take it out of HEAD: recipes that would work are refused", where)
+            message = (
+                f"HEAD says that {call} needs the head "
+                f"{' and '.join(sorted(unused))}, which it does not use"
+            )
+            raise Violation(
+                message, "take it out of HEAD: recipes that would work are refused", where
+            )

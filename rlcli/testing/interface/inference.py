@@ -1,4 +1,5 @@
-"""Checks of inference: a sample's result depends on this sample and the model, and on nothing around it."""
+"""Checks of inference: a sample's result depends on this sample and the model,
+and on nothing around it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from rlcli.api.model import call_interface
 from rlcli.testing.batches import PAIRS, DigitTokenizer
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.interface.actions import at_actions, padded, trained_actions
-from rlcli.testing.interface.inference_trial import CallSubject, CallTrial, own_logprobs, usual_batch, with_temperature
+from rlcli.testing.interface.inference_trial import (
+    CallSubject,
+    CallTrial,
+    own_logprobs,
+    usual_batch,
+    with_temperature,
+)
 from rlcli.testing.interface.outputs import (
     check_drops,
     check_form,
@@ -50,7 +57,9 @@ SHIFTED = "log-prob t of a sequence is that of its token t + 1: [T - N] in all"
 
 
 class InferenceChecks(CallSubject):
-    def test_its_inference_can_be_tried(self, make: Make, batches: Batches, request: pytest.FixtureRequest) -> None:
+    def test_its_inference_can_be_tried(
+        self, make: Make, batches: Batches, request: pytest.FixtureRequest
+    ) -> None:
         """a batch can be made with the keys that inference reads"""
         if not overrides(make(), "inference"):
             pytest.skip("has no inference")
@@ -63,8 +72,14 @@ class InferenceChecks(CallSubject):
             raise untried(self.name, "inference", "inference_batches", make(), error) from error
 
     def test_inference_returns_what_it_declares(self, inferring: CallTrial) -> None:
-        """inference returns its samples with the declared keys, and drops them for declared reasons"""
-        check_form(inferring.result, inferring.batch.ids, inferring.interface.writes("inference"), inferring.where)
+        """inference returns its samples with the declared keys,
+        and drops them for declared reasons"""
+        check_form(
+            inferring.result,
+            inferring.batch.ids,
+            inferring.interface.writes("inference"),
+            inferring.where,
+        )
         check_drops(inferring.result, inferring.interface.drops("inference"), inferring.where)
 
     def test_inference_reads_what_it_declares(self, inferring: CallTrial) -> None:
@@ -73,11 +88,18 @@ class InferenceChecks(CallSubject):
         if declared is None:
             pytest.skip("not tried: inference is not in READS")
         try:
-            inferring.run(inferring.batch.select(key for key in inferring.batch.keys if key in declared.needed))
+            inferring.run(
+                inferring.batch.select(
+                    key for key in inferring.batch.keys if key in declared.needed
+                )
+            )
         except (KeyError, ValueError) as error:
             named = ", ".join(declared.needed)
             raise Violation(
-                f"inference fails with the keys that READS says it needs ({named}): {type(error).__name__}: {error}",
+                (
+                    f"inference fails with the keys that READS says it needs ({named}): "
+                    f"{type(error).__name__}: {error}"
+                ),
                 "name in READS all that it reads, or do without it",
                 inferring.where,
             ) from error
@@ -89,11 +111,20 @@ class InferenceChecks(CallSubject):
         lengths_of_tokens = inferring.batch.seqlens["packed_input_ids"]
         for key in inferring.result.keys:
             lengths_of_key = inferring.result.seqlens[key]
-            for id_, lengths, tokens in zip(inferring.batch.ids, lengths_of_key, lengths_of_tokens, strict=True):
+            for id_, lengths, tokens in zip(
+                inferring.batch.ids, lengths_of_key, lengths_of_tokens, strict=True
+            ):
                 expected = [MEANINGS[key].rows(n) for n in tokens] if key in MEANINGS else lengths
                 if len(lengths) != len(tokens) or lengths != expected:
-                    cause = SHIFTED if "logprobs" in key else "one entry of seqlens for each sequence of each sample"
-                    finding = f"{key} of sample {id_} has lengths {lengths} for sequences of {tokens} tokens"
+                    cause = (
+                        SHIFTED
+                        if "logprobs" in key
+                        else "one entry of seqlens for each sequence of each sample"
+                    )
+                    finding = (
+                        f"{key} of sample {id_} has lengths {lengths} for "
+                        f"sequences of {tokens} tokens"
+                    )
                     raise Violation(finding, cause, inferring.where)
 
     def test_inference_returns_plain_numbers(self, inferring: CallTrial) -> None:
@@ -105,14 +136,24 @@ class InferenceChecks(CallSubject):
         [MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=5), MicroBatchSpec(max_tokens_per_mb=25)],
         ids=["2", "5", "25 tokens"],
     )
-    def test_inference_is_the_same_for_any_micro_batches(self, inferring: CallTrial, spec: MicroBatchSpec) -> None:
+    def test_inference_is_the_same_for_any_micro_batches(
+        self, inferring: CallTrial, spec: MicroBatchSpec
+    ) -> None:
         """inference is the same for any micro-batches"""
         longest = max(map(sum, inferring.batch.seqlens.get("packed_input_ids", [[0]])))
         if spec.max_tokens_per_mb is not None and spec.max_tokens_per_mb < longest:
             spec = MicroBatchSpec(max_tokens_per_mb=longest)
-        between = f"between one micro-batch and {spec.n_mbs if spec.n_mbs > 1 else 'as many as the token cap asks'}"
-        cause = "model.module.forward puts the rows of micro-batches back in order; hand mb_spec on to it"
-        check_same(inferring.result, inferring.run(inferring.batch, spec), between, cause, inferring.where)
+        between = (
+            "between one micro-batch and "
+            f"{spec.n_mbs if spec.n_mbs > 1 else 'as many as the token cap asks'}"
+        )
+        cause = (
+            "model.module.forward puts the rows of micro-batches back in "
+            "order; hand mb_spec on to it"
+        )
+        check_same(
+            inferring.result, inferring.run(inferring.batch, spec), between, cause, inferring.where
+        )
 
     def test_inference_does_not_depend_on_the_order(self, inferring: CallTrial) -> None:
         """inference does not depend on the order of samples"""
@@ -120,7 +161,9 @@ class InferenceChecks(CallSubject):
         cause = "a row belongs to the sample at the same place; undo whatever sorts"
         output = inferring.run(turned)
         check_form(output, turned.ids, None, inferring.where)
-        check_same(inferring.result, output, "once the batch is turned round", cause, inferring.where)
+        check_same(
+            inferring.result, output, "once the batch is turned round", cause, inferring.where
+        )
 
     def test_inference_does_not_depend_on_the_other_samples(self, inferring: CallTrial) -> None:
         """a sample gets the same alone as in the batch"""
@@ -128,9 +171,14 @@ class InferenceChecks(CallSubject):
             pytest.skip("compares the samples of a batch (TAKES_BATCH)")
         for index in range(inferring.batch.bs):
             alone = inferring.run(inferring.batch.select_indices([index]))
-            cause = "it looks across samples: padding that is counted, a mean over the batch, the row of a neighbour; "
+            cause = (
+                "it looks across samples: padding that is counted, a mean over the batch, "
+                "the row of a neighbour; "
+            )
             cause += "declare it in TAKES_BATCH if it is to compare them"
-            check_same(inferring.result, alone, "when it is alone in the batch", cause, inferring.where)
+            check_same(
+                inferring.result, alone, "when it is alone in the batch", cause, inferring.where
+            )
 
     def test_inference_is_the_same_on_any_ranks(self, inferring: CallTrial) -> None:
         """inference is the same on 1, 2, 3 and an idle rank, and so is its state"""
@@ -138,28 +186,45 @@ class InferenceChecks(CallSubject):
         expected, state = inferring.run(inferring.batch, interface=alone), state_through_json(alone)
         cause = "compute a sample from itself alone; only training reduces over ranks"
         if inferring.takes_batch:
-            cause = "sum over the ranks what spans samples, on each of them: model.module.all_reduce"
+            cause = (
+                "sum over the ranks what spans samples, on each of them: model.module.all_reduce"
+            )
         for shares in _shares(inferring.batch.bs):
             for rank, (output, state_there) in enumerate(_on_ranks(inferring, shares)):
-                ranks = f"1 rank and rank {rank} of {len(shares)}, which holds {len(shares[rank])} samples"
+                ranks = (
+                    f"1 rank and rank {rank} of {len(shares)}, which holds "
+                    f"{len(shares[rank])} samples"
+                )
                 check_same(expected, output, f"between {ranks}", cause, inferring.where)
                 if mismatch := difference_of_states(state, state_there):
                     where = place_of(type(alone).state_dict)
-                    raise Violation(f"{mismatch.name} is {mismatch.first:.6g} and {mismatch.second:.6g} on {ranks}",
-                                    "a state is the same on all ranks: make it of sums over them", where)  # fmt: skip
+                    raise Violation(
+                        (
+                            f"{mismatch.name} is {mismatch.first:.6g} and "
+                            f"{mismatch.second:.6g} on {ranks}"
+                        ),
+                        "a state is the same on all ranks: make it of sums over them",
+                        where,
+                    )
 
     def test_only_responses_count(self, inferring: CallTrial, inference_batches: Batches) -> None:
-        """actions outside responses get 0, and for numbers of actions prompts do not matter if no model reads them"""
+        """actions outside responses get 0, and for numbers of actions prompts do not matter if no
+        model reads them"""
         keys = _made_per_action(inferring.result)
         if not keys:
             pytest.skip("returns nothing per action")
-        short = usual_batch(inference_batches, [[(1, response) for _, response in group] for group in PAIRS])
+        short = usual_batch(
+            inference_batches, [[(1, response) for _, response in group] for group in PAIRS]
+        )
         longer, model = padded(short, in_front=True), inferring.model()
         acting, acting_later = trained_actions(short), trained_actions(longer)
         if acting is None or acting_later is None:
             pytest.skip("reads no prompt_mask")
         output = inferring.run(longer, model=model)
-        cause = "use action_mask(prompt_mask, lengths) before any mean, sum or normalisation, and in what is returned"
+        cause = (
+            "use action_mask(prompt_mask, lengths) before any mean, sum or normalisation, "
+            "and in what is returned"
+        )
         for key in keys:
             if outside := int(tensor_of(output, key)[~acting_later].count_nonzero()):
                 finding = f"{key} is not 0 for {outside} actions that chose no token of a response"
@@ -178,14 +243,24 @@ class InferenceChecks(CallSubject):
     def test_inference_leaves_the_model_alone(self, inferring: CallTrial) -> None:
         """inference changes no weight, gradient or version"""
         model = inferring.model()
-        before = {name: weight.detach().clone() for name, weight in model.module.model.named_parameters()}
+        before = {
+            name: weight.detach().clone() for name, weight in model.module.model.named_parameters()
+        }
         inferring.run(inferring.batch, model=model)
         for name, weight in model.module.model.named_parameters():
             if weight.grad is not None or not torch.equal(weight, before[name]):
                 finding = "a gradient" if weight.grad is not None else "other values"
-                raise Violation(f"{name} has {finding} after inference", "inference only computes", inferring.where)
+                raise Violation(
+                    f"{name} has {finding} after inference",
+                    "inference only computes",
+                    inferring.where,
+                )
         if model.version.global_step:
-            raise Violation("the version moved", "only a training step counts, and rlcli counts it", inferring.where)
+            raise Violation(
+                "the version moved",
+                "only a training step counts, and rlcli counts it",
+                inferring.where,
+            )
 
     def test_inference_turns_dropout_off(self, inferring: CallTrial) -> None:
         """inference turns dropout off"""
@@ -199,11 +274,17 @@ class InferenceChecks(CallSubject):
         """inference is deterministic"""
         again = inferring.run(inferring.batch, interface=inferring.make())
         cause = "something is drawn without a seed; take stable_seed(model.seed, id, …)"
-        check_same(inferring.result, again, "between two calls alike", cause, inferring.where, exact=True)
+        check_same(
+            inferring.result, again, "between two calls alike", cause, inferring.where, exact=True
+        )
 
     def test_logprobs_are_those_of_the_model(self, inferring: CallTrial) -> None:
         """log-probs equal an independent computation"""
-        keys = [key for key in inferring.result.keys if key.endswith("logprobs") and not _is_copy(inferring, key)]
+        keys = [
+            key
+            for key in inferring.result.keys
+            if key.endswith("logprobs") and not _is_copy(inferring, key)
+        ]
         if not keys:
             pytest.skip("computes no log-probs")
         temperature = 0.7
@@ -212,18 +293,34 @@ class InferenceChecks(CallSubject):
             temperature, interface = 1.0, inferring.interface
         model, batch = inferring.model(), inferring.batch
         output = inferring.run(batch, interface=interface, model=model)
-        acting = [~mask[1:] for mask in sequences(batch, "prompt_mask")] if "prompt_mask" in batch.keys else None
+        acting = (
+            [~mask[1:] for mask in sequences(batch, "prompt_mask")]
+            if "prompt_mask" in batch.keys
+            else None
+        )
         for key in keys:
             for index, tokens in enumerate(sequences(batch, "packed_input_ids")):
                 chosen = acting[index] if acting else torch.ones(len(tokens) - 1, dtype=torch.bool)
                 actual = sequences(output, key)[index][chosen].double()
-                if not torch.allclose(actual, own_logprobs(model.module, tokens, temperature)[chosen], atol=1e-5):
+                if not torch.allclose(
+                    actual, own_logprobs(model.module, tokens, temperature)[chosen], atol=1e-5
+                ):
                     untempered = own_logprobs(model.module, tokens, 1.0)[chosen]
-                    size = float((actual - own_logprobs(model.module, tokens, temperature)[chosen]).abs().max())
+                    size = float(
+                        (actual - own_logprobs(model.module, tokens, temperature)[chosen])
+                        .abs()
+                        .max()
+                    )
                     cause = SHIFTED
                     if torch.allclose(actual, untempered, atol=1e-5):
-                        cause = "they are those of temperature 1: set output.temperature before output.logprobs"
-                    finding = f"{key} differs by {size:.3g} from the model's at temperature {temperature:g}"
+                        cause = (
+                            "they are those of temperature 1: set output.temperature "
+                            "before output.logprobs"
+                        )
+                    finding = (
+                        f"{key} differs by {size:.3g} from the model's at "
+                        f"temperature {temperature:g}"
+                    )
                     raise Violation(finding, cause, inferring.where)
 
     def test_values_come_in_the_units_of_the_reward(self, make: Make, batches: Batches) -> None:
@@ -252,38 +349,64 @@ class InferenceChecks(CallSubject):
             raise Violation(finding, cause, place_of(type(interface).inference))
 
     @pytest.mark.parametrize("edge", EDGES)
-    def test_edge_batches_of_inference(self, inferring: CallTrial, inference_batches: Batches, edge: str) -> None:
+    def test_edge_batches_of_inference(
+        self, inferring: CallTrial, inference_batches: Batches, edge: str
+    ) -> None:
         """inference of batches at the edge"""
         batch = usual_batch(inference_batches, EDGES[edge])
         output = inferring.run(batch)
         check_form(output, batch.ids, inferring.interface.writes("inference"), inferring.where)
         check_numbers(output, inferring.where)
 
-    def test_state_of_inference_comes_back(self, inferring: CallTrial, inference_batches: Batches) -> None:
+    def test_state_of_inference_comes_back(
+        self, inferring: CallTrial, inference_batches: Batches
+    ) -> None:
         """its state is JSON and comes back"""
         if not overrides(inferring.interface, "state_dict"):
             pytest.skip("keeps no state")
         unbroken, resumed, later = inferring.make(), inferring.make(), inference_batches(seed=1)
         inferring.run(inferring.batch, interface=unbroken)
         resumed.load_state_dict(state_through_json(unbroken))
-        expected, actual = (inferring.run(later, interface=interface) for interface in (unbroken, resumed))
-        cause = "state_dict leaves out what inference changes in the interface, or load_state_dict ignores it"
+        expected, actual = (
+            inferring.run(later, interface=interface) for interface in (unbroken, resumed)
+        )
+        cause = (
+            "state_dict leaves out what inference changes in the interface, or "
+            "load_state_dict ignores it"
+        )
         where = place_of(type(unbroken).state_dict)
-        check_same(expected, actual, "between a run without a break and a restarted one", cause, where, exact=True)
+        check_same(
+            expected,
+            actual,
+            "between a run without a break and a restarted one",
+            cause,
+            where,
+            exact=True,
+        )
         states = [state_through_json(interface) for interface in (unbroken, resumed)]
         if states[0] != states[1]:
-            raise Violation(f"the state is {states[0]} without a break, {states[1]} after a restart", cause, where)
+            raise Violation(
+                f"the state is {states[0]} without a break, {states[1]} after a restart",
+                cause,
+                where,
+            )
 
     def test_inference_of_no_samples(self, inferring: CallTrial) -> None:
         """inference of no samples has the same keys and dtypes"""
         empty = inferring.run(inferring.batch.select_indices([]))
         for key in inferring.result.keys:
             if key not in empty.keys:
-                raise Violation(f"{key} is missing", "a rank may hold no sample at all", inferring.where)
+                raise Violation(
+                    f"{key} is missing", "a rank may hold no sample at all", inferring.where
+                )
             now, usual = tensor_of(empty, key), tensor_of(inferring.result, key)
             if len(now) or now.dtype != usual.dtype:
-                finding = f"{key} of no samples has {len(now)} rows of {now.dtype}, else {usual.dtype}"
-                raise Violation(finding, "say the dtype of a tensor that may be empty", inferring.where)
+                finding = (
+                    f"{key} of no samples has {len(now)} rows of {now.dtype}, else {usual.dtype}"
+                )
+                raise Violation(
+                    finding, "say the dtype of a tensor that may be empty", inferring.where
+                )
 
     def test_mock_of_inference(self, inferring: CallTrial) -> None:
         """mock of inference looks like the real thing"""
@@ -291,7 +414,8 @@ class InferenceChecks(CallSubject):
 
 
 def check_mock(calls: CallTrial) -> None:
-    """Raise Violation unless the mock of a call that keeps lengths has the keys, lengths and dtypes of the call.
+    """Raise Violation unless the mock of a call that keeps lengths has the keys,
+    lengths and dtypes of the call.
 
     The default mock knows nothing about optional keys, metadata, or scores that are flags.
     """
@@ -300,24 +424,43 @@ def check_mock(calls: CallTrial) -> None:
         mock = calls.mock(calls.batch)
     except NotImplementedError:
         pytest.skip("has no mock")
-    where, real = place_of(type(calls.interface).mock if is_own else type(calls.interface)), calls.result
+    where, real = (
+        place_of(type(calls.interface).mock if is_own else type(calls.interface)),
+        calls.result,
+    )
     check_form(mock, calls.batch.ids, calls.interface.writes(calls.call), where)
     if is_own and set(mock.keys) != set(real.keys):
-        finding = f"the mock has {', '.join(sorted(mock.keys))}, the call {', '.join(sorted(real.keys))}"
+        finding = (
+            f"the mock has {', '.join(sorted(mock.keys))}, the call {', '.join(sorted(real.keys))}"
+        )
         raise Violation(finding, "return the same keys", where)
     for key in mock.keys:
-        mocked, meant = (mock.dtypes[key], mock.trailing_shapes[key]), (real.dtypes[key], real.trailing_shapes[key])
+        mocked, meant = (
+            (mock.dtypes[key], mock.trailing_shapes[key]),
+            (real.dtypes[key], real.trailing_shapes[key]),
+        )
         if is_own and mocked != meant:
-            raise Violation(f"the mock's {key} is {mocked[0]} {mocked[1]}, the call's {meant[0]} {meant[1]}",
-                            "a graph of mocks must fail where the real one does", where)  # fmt: skip
+            raise Violation(
+                f"the mock's {key} is {mocked[0]} {mocked[1]}, the call's {meant[0]} {meant[1]}",
+                "a graph of mocks must fail where the real one does",
+                where,
+            )
         if calls.call == "inference" and mock.seqlens[key] != real.seqlens[key]:
-            raise Violation(f"the mock's {key} has other lengths than the call's", "as many rows as the call", where)
+            raise Violation(
+                f"the mock's {key} has other lengths than the call's",
+                "as many rows as the call",
+                where,
+            )
     if is_own and set(mock.metadata) != set(real.metadata):
-        finding = f"the mock has the metadata {sorted(mock.metadata)}, the call {sorted(real.metadata)}"
+        finding = (
+            f"the mock has the metadata {sorted(mock.metadata)}, the call {sorted(real.metadata)}"
+        )
         raise Violation(finding, "return the same metadata", where)
     check_numbers(mock, where)
     if set(calls.mock(calls.batch.select_indices([])).keys) != set(mock.keys):
-        raise Violation("the mock of no samples has other keys", "a rank may hold no sample at all", where)
+        raise Violation(
+            "the mock of no samples has other keys", "a rank may hold no sample at all", where
+        )
     cause = "draw from stable_seed of the sample's id, and from nothing else"
     check_same(mock, calls.mock(calls.batch), "between two mocks alike", cause, where, exact=True)
     alone = calls.mock(calls.batch.select_indices([1]))
@@ -331,7 +474,9 @@ def _shares(count: int) -> list[list[range]]:
     return [[range(half), range(half, count)], thirds, [range(count), range(0)]]
 
 
-def _on_ranks(inferring: CallTrial, shares: list[range]) -> list[tuple[SequenceSample, dict[str, Any]]]:
+def _on_ranks(
+    inferring: CallTrial, shares: list[range]
+) -> list[tuple[SequenceSample, dict[str, Any]]]:
     """The output and then the state of each rank, if each has its share of the batch."""
     ranks = TinyRanks(len(shares))
 
@@ -345,17 +490,27 @@ def _on_ranks(inferring: CallTrial, shares: list[range]) -> list[tuple[SequenceS
 
 
 def _made_per_action(output: SequenceSample) -> list[str]:
-    """The keys with a number or a flag for each action, other than log-probs, which every token has."""
+    """The keys with a number or a flag for each action, other than log-probs,
+    which every token has."""
     meanings = {key: MEANINGS[key] for key in output.keys if key in MEANINGS}
-    return [key for key, meaning in meanings.items() if meaning.rows is minus_one and meaning.numbers is not LOGPROBS]
+    return [
+        key
+        for key, meaning in meanings.items()
+        if meaning.rows is minus_one and meaning.numbers is not LOGPROBS
+    ]
 
 
 def _is_copy(inferring: CallTrial, key: str) -> bool:
-    """Whether a key has, at the actions of responses, the numbers of a key of the input: no model computed them."""
+    """Whether a key has, at the actions of responses, the numbers of a key of the input:
+    no model computed them."""
     batch, rows = inferring.batch, tensor_of(inferring.result, key)
     actions = trained_actions(batch)
     actions = torch.ones(len(rows), dtype=torch.bool) if actions is None else actions
-    alike = [tensor for tensor in (batch.data or {}).values() if tensor.shape == rows.shape == actions.shape]
+    alike = [
+        tensor
+        for tensor in (batch.data or {}).values()
+        if tensor.shape == rows.shape == actions.shape
+    ]
     return any(torch.equal(tensor[actions], rows[actions]) for tensor in alike)
 
 

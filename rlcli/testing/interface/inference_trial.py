@@ -47,7 +47,9 @@ class ModalEngine(TinyEngine):
     def train(self, mode: bool = True) -> None:
         self.is_training = mode
 
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+    def forward_micro_batch(
+        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
+    ) -> T:
         self.passes_in_training_mode += self.is_training
         return super().forward_micro_batch(micro_batch, then)
 
@@ -95,8 +97,8 @@ class CallTrial:
         model: Model | None = None,
         interface: ModelInterface | None = None,
     ) -> SequenceSample:
-        """The result of the call; by default from a freshly built model, and an interface without an earlier call in
-        its state."""
+        """The result of the call; by default from a freshly built model, and an interface without
+        an earlier call in its state."""
         if interface is None:
             interface = self.make() if overrides(self.interface, "state_dict") else self.interface
         output = call_interface(interface, self.call, model or self.model(), batch, spec)
@@ -124,14 +126,18 @@ def own_logprobs(engine: TinyEngine, tokens: torch.Tensor, temperature: float) -
     return torch.stack(chosen) if chosen else torch.zeros(0)
 
 
-def with_temperature(make: Make, interface: ModelInterface, temperature: float) -> ModelInterface | None:
+def with_temperature(
+    make: Make, interface: ModelInterface, temperature: float
+) -> ModelInterface | None:
     """The interface with another temperature; None if it has none."""
     if hasattr(interface, "temperature"):
         return make(temperature=temperature)
     generation = getattr(interface, "generation", None)
     if generation is None:
         return None
-    return make(generation=dataclasses.asdict(dataclasses.replace(generation, temperature=temperature)))
+    return make(
+        generation=dataclasses.asdict(dataclasses.replace(generation, temperature=temperature))
+    )
 
 
 def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | None:
@@ -139,8 +145,13 @@ def accepted_form(interface: ModelInterface, answers: Sequence[str]) -> str | No
     nothing = interface.score_texts([""] * len(answers), answers)
 
     def accepted(form: str) -> int:
-        scores = interface.score_texts([form.replace("{answer}", answer) for answer in answers], answers)
-        return sum(s is not None and s > (0 if n is None else n) for s, n in zip(scores, nothing, strict=True))
+        scores = interface.score_texts(
+            [form.replace("{answer}", answer) for answer in answers], answers
+        )
+        return sum(
+            s is not None and s > (0 if n is None else n)
+            for s, n in zip(scores, nothing, strict=True)
+        )
 
     counts = {form: accepted(form) for form in ANSWER_FORMS}
     best = max(counts, key=lambda form: counts[form])
@@ -152,19 +163,27 @@ class CallSubject(InterfaceSubject):
 
     @pytest.fixture
     def answers(self) -> Sequence[str]:
-        """Values of `answer` in a reward's rows, all different; override for a reward that expects others."""
+        """Values of `answer` in a reward's rows, all different;
+        override for a reward that expects others."""
         return ANSWERS
 
     @pytest.fixture
     def gold(self, make: Make, answers: Sequence[str]) -> Gold:
-        """A correct response to a row with this answer; by default in the common form accepted most often."""
+        """A correct response to a row with this answer; by default in the common form accepted most
+        often."""
         interface = make()
         form = accepted_form(interface, answers)
         if form is None:
             raise Violation(
-                f"score_texts gives a right answer no more than an empty response, in {len(ANSWER_FORMS)} common forms",
-                "mend it; or, if its rows are of another kind, say in your TestContract what they hold by the fixture "
-                "`answers`, and how a right response looks by the fixture `gold`",
+                (
+                    "score_texts gives a right answer no more than an empty response, in "
+                    f"{len(ANSWER_FORMS)} common forms"
+                ),
+                (
+                    "mend it; or, if its rows are of another kind, say in your "
+                    "TestContract what they hold by the fixture `answers`, and how a right "
+                    "response looks by the fixture `gold`"
+                ),
                 place_of(type(interface).score_texts),
             )
         return lambda answer: form.replace("{answer}", answer)
@@ -180,23 +199,31 @@ class CallSubject(InterfaceSubject):
     ) -> Batches:
         """Makes batches with the keys that inference reads; texts where texts are scored.
 
-        The interface's own keys come from `batches`; override this if its training has different keys.
+        The interface's own keys come from `batches`; override this if its training has different
+        keys.
         """
         interface = make()
         if overrides(interface, "score_texts"):
             answers, gold = request.getfixturevalue("answers"), request.getfixturevalue("gold")
-            return lambda lengths=PAIRS, seed=0: _scored_texts(tokenizer, answers, gold, lengths, seed)
+            return lambda lengths=PAIRS, seed=0: _scored_texts(
+                tokenizer, answers, gold, lengths, seed
+            )
         declared = interface.reads("inference")
         if declared is None:
             keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "inference")))
             declared = DeclaredKeys(tuple(key for key in keys if key != "packed_prompts"), ())
         make_batches = batches_with(declared, batches, vocabulary=len(tokenizer))
-        return lambda lengths=PAIRS, seed=0: make_batches(in_groups(interface, "inference", lengths), seed)
+        return lambda lengths=PAIRS, seed=0: make_batches(
+            in_groups(interface, "inference", lengths), seed
+        )
 
     @pytest.fixture
     def prompt_batches(self, make: Make, batches: Batches) -> Batches:
-        """Makes batches with the keys that generation reads; its own keys are handled as in `inference_batches`."""
-        return batches_with(make().reads("generate") or DeclaredKeys(("packed_prompts",), ()), batches)
+        """Makes batches with the keys that generation reads; its own keys are handled as in
+        `inference_batches`."""
+        return batches_with(
+            make().reads("generate") or DeclaredKeys(("packed_prompts",), ()), batches
+        )
 
     @pytest.fixture
     def inferring(self, make: Make, tokenizer: Any, request: pytest.FixtureRequest) -> CallTrial:
@@ -216,7 +243,8 @@ def usual_batch(batches: Batches, lengths: Lengths = PAIRS) -> SequenceSample:
 
 
 def batches_with(keys: DeclaredKeys, batches: Batches, vocabulary: int = VOCABULARY) -> Batches:
-    """Makes batches with these keys, using the author's `batches` if some required keys are not generally known."""
+    """Makes batches with these keys, using the author's `batches` if some required keys are not
+    generally known."""
     unknown = [key for key in keys.needed if key not in KEYS]
     generally_known = [key for key in keys.all if key in KEYS]
 
@@ -226,14 +254,20 @@ def batches_with(keys: DeclaredKeys, batches: Batches, vocabulary: int = VOCABUL
         authors_batch = batches(lengths, seed)
         lacking = [key for key in keys.needed if key not in authors_batch.keys]
         if lacking:
-            raise ValueError(f"nobody knows what {unknown[0]!r} holds, and the fixture `batches` has no {lacking[0]}")
+            raise ValueError(
+                f"nobody knows what {unknown[0]!r} holds, and the fixture "
+                f"`batches` has no {lacking[0]}"
+            )
         return authors_batch.select(key for key in keys.all if key in authors_batch.keys)
 
     return make
 
 
-def _scored_texts(tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths, seed: int) -> SequenceSample:
-    """Alternating correct and wrong responses, and some without an answer; text in a prompt is never an answer."""
+def _scored_texts(
+    tokenizer: Any, answers: Sequence[str], gold: Gold, lengths: Lengths, seed: int
+) -> SequenceSample:
+    """Alternating correct and wrong responses, and some without an answer; text in a prompt is
+    never an answer."""
     rows, expected, number = [], [], seed
     for sample, group in enumerate(lengths):
         answer, other_answer = answers[sample % len(answers)], answers[(sample + 1) % len(answers)]

@@ -1,8 +1,10 @@
-"""Invariants of any algorithm that learns from rewards, advantages or returns, or stays near a reference.
+"""Invariants of any algorithm that learns from rewards, advantages or returns,
+or stays near a reference.
 
-One response's number is changed, a small step is taken, and the checks look at which responses became more likely (or,
-for a critic, more valuable). To first order the effects form the matrix of a scalar product, so the changed response
-gains, and no other gains more under any fixed displacement: this reveals mixed-up rows, and wrong signs too.
+One response's number is changed, a small step is taken, and the checks look at which responses
+became more likely (or, for a critic, more valuable). To first order the effects form the matrix of
+a scalar product, so the changed response gains, and no other gains more under any fixed
+displacement: this reveals mixed-up rows, and wrong signs too.
 """
 
 from __future__ import annotations
@@ -32,15 +34,24 @@ class LawChecks(InterfaceSubject):
             batch = _batch(rehearsal, key)
             assert batch.data is not None
             numbers = batch.data[key]
-            is_per_sequence = batch.seqlens[key] == [[1] * len(group) for group in batch.seqlens[key]]
+            is_per_sequence = batch.seqlens[key] == [
+                [1] * len(group) for group in batch.seqlens[key]
+            ]
             one_hots = torch.eye(len(batch.flat_seqlens(key))).to(numbers)
-            raised = one_hots if is_per_sequence else [per_action(batch, one_hot) for one_hot in one_hots]
+            raised = (
+                one_hots
+                if is_per_sequence
+                else [per_action(batch, one_hot) for one_hot in one_hots]
+            )
             _holds(
                 rehearsal,
                 _with(batch, key, torch.zeros_like(numbers)),
                 [_with(batch, key, one_hot) for one_hot in raised],
                 f"a higher {key.removesuffix('s')}",
-                "numbers and sequences are paired by place: check what was rolled, sorted, masked or expanded",
+                (
+                    "numbers and sequences are paired by place: check what was rolled, "
+                    "sorted, masked or expanded"
+                ),
             )
 
     def test_a_reference_pulls_towards_itself(self, rehearsal: Rehearsal) -> None:
@@ -52,13 +63,19 @@ class LawChecks(InterfaceSubject):
         logprobs = batch.data["packed_logprobs"]
         assert logprobs is not None
         strayed = _with(batch, "packed_ref_logprobs", logprobs - 1.0)
-        back = [per_action(batch, one_hot) for one_hot in torch.eye(len(batch.flat_seqlens("packed_input_ids")))]
+        back = [
+            per_action(batch, one_hot)
+            for one_hot in torch.eye(len(batch.flat_seqlens("packed_input_ids")))
+        ]
         _holds(
             rehearsal,
             strayed,
             [_with(batch, "packed_ref_logprobs", logprobs - 1.0 + near) for near in back],
             "a reference that is equal rather than less likely",
-            "the sign of the KL: a penalty is subtracted from rewards, added to a loss, and is policy minus reference",
+            (
+                "the sign of the KL: a penalty is subtracted from rewards, added to a loss, and is "
+                "policy minus reference"
+            ),
         )
 
 
@@ -78,26 +95,41 @@ def _with(batch: SequenceSample, key: str, tensor: torch.Tensor) -> SequenceSamp
     return copy
 
 
-def _holds(rehearsal: Rehearsal, batch: SequenceSample, changed: list[SequenceSample], change: str, cause: str) -> None:
+def _holds(
+    rehearsal: Rehearsal,
+    batch: SequenceSample,
+    changed: list[SequenceSample],
+    change: str,
+    cause: str,
+) -> None:
     plain = _after_a_step(rehearsal, batch)
-    gains = torch.stack([_after_a_step(rehearsal, changed_batch) - plain for changed_batch in changed])
+    gains = torch.stack(
+        [_after_a_step(rehearsal, changed_batch) - plain for changed_batch in changed]
+    )
     count = len(gains)
     by_shift = [float(gains.diagonal().mean())]
-    by_shift += [float(torch.stack([gains[i, (i + s) % count] for i in range(count)]).mean()) for s in range(1, count)]
+    by_shift += [
+        float(torch.stack([gains[i, (i + s) % count] for i in range(count)]).mean())
+        for s in range(1, count)
+    ]
     best = max(range(count), key=by_shift.__getitem__)
     if by_shift[0] <= 0:
         finding = f"{change} lowers its own response: by {-by_shift[0]:.3g} on average"
         raise Violation(finding, f"a sign. {cause}", place_of(rehearsal.train_step))
     if best:
         raise Violation(
-            f"{change} of response i raises response i + {best} by {by_shift[best]:.3g}, its own by {by_shift[0]:.3g}",
+            (
+                f"{change} of response i raises response i + {best} by {by_shift[best]:.3g}, its "
+                f"own by {by_shift[0]:.3g}"
+            ),
             cause,
             place_of(rehearsal.train_step),
         )
 
 
 def _after_a_step(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
-    """[N]: the likelihood, or value, of each response after a training step so small that its effects add up."""
+    """[N]: the likelihood, or value, of each response after a training step so small that its
+    effects add up."""
     model = rehearsal.model(lr=1e-3)
     heads = rehearsal.train(batch, model=model).engine.heads
     lengths = batch.flat_seqlens("packed_input_ids")
@@ -106,7 +138,9 @@ def _after_a_step(rehearsal: Rehearsal, batch: SequenceSample) -> torch.Tensor:
     rows = model.module.forward(batch, post_hook=score, output_seqlens=shift)
     trained = trained_actions(batch)
     assert trained is not None
-    return torch.stack([row.sum() for row in (rows * trained).split([length - 1 for length in lengths])])
+    return torch.stack(
+        [row.sum() for row in (rows * trained).split([length - 1 for length in lengths])]
+    )
 
 
 def _logprobs(output: object, micro_batch: SequenceSample) -> torch.Tensor:
@@ -117,4 +151,6 @@ def _logprobs(output: object, micro_batch: SequenceSample) -> torch.Tensor:
 def _values(output: object, micro_batch: SequenceSample) -> torch.Tensor:
     """[T - N] values of the states in which the actions were taken."""
     values: torch.Tensor = output.values  # type: ignore[attr-defined]
-    return torch.cat([row[:-1] for row in values.split(micro_batch.flat_seqlens("packed_input_ids"))])
+    return torch.cat(
+        [row[:-1] for row in values.split(micro_batch.flat_seqlens("packed_input_ids"))]
+    )

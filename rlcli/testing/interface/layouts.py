@@ -23,14 +23,14 @@ from rlcli.testing.interface.training_trial import (
 )
 
 _SPANS = (
-    "something is computed over a part of the batch (a mean, a count, a normalisation); compute it over the whole, "
-    "before train_batch, and return sums from the loss"
+    "something is computed over a part of the batch (a mean, a count, a normalisation); compute it "
+    "over the whole, before train_batch, and return sums from the loss"
 )
 
 
 _BY_THEIR_ENDS = ("rewards", "dense_rewards", "values", "seq_no_eos_mask", "solved")
-"""Keys that concern the last state of a sequence: a reward given there, or a value to continue from; unless the returns
-that follow from them are in the batch."""
+"""Keys that concern the last state of a sequence: a reward given there, or a value to continue
+from; unless the returns that follow from them are in the batch."""
 
 
 class InvarianceChecks(InterfaceSubject):
@@ -39,7 +39,11 @@ class InvarianceChecks(InterfaceSubject):
         batch = rehearsal.batch
         longest = max(sum(lengths) for lengths in batch.seqlens["packed_input_ids"])
         uncut = rehearsal.result
-        for spec in (MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=longest)):
+        for spec in (
+            MicroBatchSpec(n_mbs=2),
+            MicroBatchSpec(n_mbs=3),
+            MicroBatchSpec(max_tokens_per_mb=longest),
+        ):
             cut = rehearsal.train(batch, spec=spec)
             mismatch = difference(uncut, cut)
             if mismatch:
@@ -59,7 +63,8 @@ class InvarianceChecks(InterfaceSubject):
             raise Violation(
                 mismatch.describe("packed", "with each sample in a micro-batch of its own"),
                 cause_unless_no_sum(
-                    rehearsal.result, "rows of one sequence are mistaken for its neighbour's; split by flat_seqlens"
+                    rehearsal.result,
+                    "rows of one sequence are mistaken for its neighbour's; split by flat_seqlens",
                 ),
                 place_of_difference(rehearsal, mismatch, apart),
             )
@@ -70,7 +75,10 @@ class InvarianceChecks(InterfaceSubject):
         declared = cut_of(rehearsal.make().CUT, "train_step")
         if cuts and cuts != {declared}:
             raise Violation(
-                f"CUT is {declared!r}, and train_batch is called with cut={' and '.join(sorted(map(repr, cuts)))}",
+                (
+                    f"CUT is {declared!r}, and train_batch is called with "
+                    f"cut={' and '.join(sorted(map(repr, cuts)))}"
+                ),
                 "pass cut=self.CUT: the memory that rlcli plan reports depends on it",
                 place_of(rehearsal.train_step),
             )
@@ -79,14 +87,21 @@ class InvarianceChecks(InterfaceSubject):
         batch, model = rehearsal.batch, rehearsal.model()
         model.module.keeps_groups = True
         uncut = rehearsal.train(batch, model=model)
-        apart = rehearsal.train(batch, spec=MicroBatchSpec(n_mbs=len(batch.flat_seqlens("packed_input_ids"))))
+        apart = rehearsal.train(
+            batch, spec=MicroBatchSpec(n_mbs=len(batch.flat_seqlens("packed_input_ids")))
+        )
         mismatch = difference(uncut, apart)
         if mismatch:
             raise Violation(
-                mismatch.describe("with whole groups", "with each sequence in a micro-batch of its own"),
+                mismatch.describe(
+                    "with whole groups", "with each sequence in a micro-batch of its own"
+                ),
                 cause_unless_no_sum(
                     uncut,
-                    "the loss compares sequences of a group; do that before train_batch, or leave out CUT and cut",
+                    (
+                        "the loss compares sequences of a group; do that before train_batch, "
+                        "or leave out CUT and cut"
+                    ),
                 ),
                 place_of_difference(rehearsal, mismatch, apart),
             )
@@ -94,14 +109,20 @@ class InvarianceChecks(InterfaceSubject):
     def test_order_changes_nothing(self, rehearsal: Rehearsal) -> None:
         """the same for any order of the batch"""
         batch = rehearsal.batch
-        for order in (list(reversed(range(batch.bs))), [*range(1, batch.bs, 2), *range(0, batch.bs, 2)]):
+        for order in (
+            list(reversed(range(batch.bs))),
+            [*range(1, batch.bs, 2), *range(0, batch.bs, 2)],
+        ):
             reordered = rehearsal.train(batch.reorder(order))
             mismatch = difference(rehearsal.result, reordered)
             if mismatch:
                 raise Violation(
                     mismatch.describe("in one order", "in another"),
-                    "rows are paired by place rather than by sample, or minibatches by place rather than by "
-                    'metadata["batch_index"]',
+                    (
+                        "rows are paired by place rather than by sample, or "
+                        "minibatches by place rather than by "
+                        'metadata["batch_index"]'
+                    ),
                     place_of_difference(rehearsal, mismatch, reordered),
                 )
 
@@ -144,31 +165,46 @@ class InvarianceChecks(InterfaceSubject):
                 if mismatch:
                     raise Violation(
                         mismatch.describe(
-                            "on one rank", f"on {len(shares)} that have {' and '.join(map(_samples, shares))}"
+                            "on one rank",
+                            f"on {len(shares)} that have {' and '.join(map(_samples, shares))}",
                         ),
                         cause_unless_no_sum(alone, _cause_of_ranks(mismatch)),
                         place_of_difference(rehearsal, mismatch, outcome),
                     )
 
-    def test_evaluation_weighs_batches_by_their_tokens(self, make: Make, rehearsal: Rehearsal) -> None:
+    def test_evaluation_weighs_batches_by_their_tokens(
+        self, make: Make, rehearsal: Rehearsal
+    ) -> None:
         """evaluation is the same for any cut, and trains nothing"""
         if not overrides(make(), "evaluate"):
             pytest.skip("does not evaluate")
         batch, model = rehearsal.batch, rehearsal.model()
-        before = {name: parameter.clone() for name, parameter in model.module.model.named_parameters()}
+        before = {
+            name: parameter.clone() for name, parameter in model.module.model.named_parameters()
+        }
         where = place_of(type(make()).evaluate)
         first, rest = batch.select_indices([0]), batch.select_indices(range(1, batch.bs))
-        in_one, cut = (call_interface(make(), "evaluate", model, parts) for parts in ([batch], [first, rest]))
+        in_one, cut = (
+            call_interface(make(), "evaluate", model, parts) for parts in ([batch], [first, rest])
+        )
         for name, value in in_one.items():
             if not abs(cut[name] - value) <= 1e-6 * max(1.0, abs(value)):
                 raise Violation(
                     f"{name} is {value:.6g} over one batch, {cut[name]:.6g} over the same in two",
-                    cause_unless_no_sum(rehearsal.result, "weigh each batch's numbers by its tokens"),
+                    cause_unless_no_sum(
+                        rehearsal.result, "weigh each batch's numbers by its tokens"
+                    ),
                     where,
                 )
-        trained = any(not torch.equal(before[n], p) for n, p in model.module.model.named_parameters())
+        trained = any(
+            not torch.equal(before[n], p) for n, p in model.module.model.named_parameters()
+        )
         if trained or model.version.global_step:
-            raise Violation("evaluate changed the model or its version", "use eval_batch, not train_batch", where)
+            raise Violation(
+                "evaluate changed the model or its version",
+                "use eval_batch, not train_batch",
+                where,
+            )
 
 
 def _cause_of_cut(mismatch: StepDifference, n_mbs: float) -> str:
@@ -179,10 +215,16 @@ def _cause_of_cut(mismatch: StepDifference, n_mbs: float) -> str:
 
 
 def _cause_of_ranks(mismatch: StepDifference) -> str:
-    reduced = "masked_normalize and masked_moments take all_reduce; model.module.all_reduce(sum) does for the rest"
+    reduced = (
+        "masked_normalize and masked_moments take all_reduce; "
+        "model.module.all_reduce(sum) does for the rest"
+    )
     if mismatch.kind == "state":
         return f"the state follows one rank's share of the batch: {reduced}"
-    return f"something is computed over one rank's share of the batch (a mean, a count, a normalisation): {reduced}"
+    return (
+        "something is computed over one rank's share of the batch (a mean, a count, a "
+        f"normalisation): {reduced}"
+    )
 
 
 def _samples(share: list[int]) -> str:

@@ -30,13 +30,19 @@ class LearningChecks(InterfaceSubject):
             if not any(after[quantity] > start for quantity, start in before.items()):
                 quantity, start = next(iter(before.items()))
                 raise Violation(
-                    f"{STEPS} steps take {quantity} from {start:.4g} to {after[quantity]:.4g}; it should rise",
+                    (
+                        f"{STEPS} steps take {quantity} from {start:.4g} to "
+                        f"{after[quantity]:.4g}; it should rise"
+                    ),
                     "the sign of the loss: it is minimised",
                     place_of(rehearsal.train_step),
                 )
         elif not losses[-1] < losses[0]:
             raise Violation(
-                f"{STEPS} steps on one batch take the loss from {losses[0]:.4g} to {losses[-1]:.4g}",
+                (
+                    f"{STEPS} steps on one batch take the loss from "
+                    f"{losses[0]:.4g} to {losses[-1]:.4g}"
+                ),
                 "the sign of the loss, or targets that run away from what is learned",
                 place_of(rehearsal.train_step),
             )
@@ -53,22 +59,29 @@ def _with_the_same_reference(batch: SequenceSample, sampled: SequenceSample) -> 
 
 @torch.no_grad()
 def _policy_gain(rehearsal: Rehearsal, model: Model) -> dict[str, float] | None:
-    """What training should raise, at least one of them: the log-prob of responses; with rewards or advantages, the
-    margin by which it is higher where they are, or the log-prob of these tokens, since likelihood alone makes all
-    similar ones likelier too.
+    """What training should raise, at least one of them: the log-prob of responses; with rewards or
+    advantages, the margin by which it is higher where they are, or the log-prob of these tokens,
+    since likelihood alone makes all similar ones likelier too.
 
-    None if the batch has other keys that may define what is good, or the loss is not a sum over tokens.
+    None if the batch has other keys that may define what is good,
+    or the loss is not a sum over tokens.
     """
     batch = rehearsal.batch
     trained = trained_actions(batch)
     if trained is None:
         return None
     shift = [[length - 1 for length in group] for group in batch.seqlens["packed_input_ids"]]
-    scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
+    scores = model.module.forward(
+        batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift
+    )
     better = _better_actions(batch, trained)
     if better is None:
-        is_known = set(batch.keys) == {"packed_input_ids", "prompt_mask"} and counts_tokens(rehearsal)
-        return {"the mean log-prob of responses": float(scores[trained].mean())} if is_known else None
+        is_known = set(batch.keys) == {"packed_input_ids", "prompt_mask"} and counts_tokens(
+            rehearsal
+        )
+        return (
+            {"the mean log-prob of responses": float(scores[trained].mean())} if is_known else None
+        )
     rewarded, unrewarded = scores[trained & better].mean(), scores[trained & ~better].mean()
     return {
         "the lead in log-prob of rewarded tokens": float(rewarded - unrewarded),
@@ -77,7 +90,8 @@ def _policy_gain(rehearsal: Rehearsal, model: Model) -> dict[str, float] | None:
 
 
 def _better_actions(batch: SequenceSample, trained: torch.Tensor) -> torch.Tensor | None:
-    """[T - N] bool: the actions with an advantage, or in a response with a reward, above the mean; None without any."""
+    """[T - N] bool: the actions with an advantage, or in a response with a reward, above the mean;
+    None without any."""
     assert batch.data is not None
     if "advantages" in batch.keys:
         advantages: torch.Tensor = batch.data["advantages"]

@@ -1,4 +1,5 @@
-"""A loss function taken apart: its sums over a batch and over the batch's samples, and the gradient of each token."""
+"""A loss function taken apart: its sums over a batch and over the batch's samples,
+and the gradient of each token."""
 
 from __future__ import annotations
 
@@ -37,9 +38,11 @@ def sums_of(engine: WatchedEngine, call: TrainCall, batch: SequenceSample) -> Su
 
 
 def in_parts(result: TrainingOutcome) -> tuple[TrainCall, Sums, list[Sums]]:
-    """An optimizer step on several samples: the sums for all of them together, and for each alone."""
+    """An optimizer step on several samples: the sums for all of them together,
+    and for each alone."""
     call = max(result.engine.calls, key=lambda call: call.batch.bs)
-    engine = WatchedEngine(TinyLM(seed=1))  # far from the trained model, so that clipping takes effect
+    # far from the trained model, so that clipping takes effect
+    engine = WatchedEngine(TinyLM(seed=1))
     samples = [sums_of(engine, call, sample) for sample in call.batch.unpack()]
     return call, sums_of(engine, call, call.batch), samples
 
@@ -50,13 +53,20 @@ def is_sum(together: float, parts: Iterable[float]) -> bool:
 
 
 def counts_tokens(rehearsal: Rehearsal) -> bool:
-    """Whether the loss weight is a number of tokens: of all, of those with a predecessor, or of those trained on."""
+    """Whether the loss weight is a number of tokens: of all, of those with a predecessor, or of
+    those trained on."""
     call = next(iter(rehearsal.result.engine.calls), None)
     if call is None:
         return False
-    selected = rehearsal.batch.select_indices([rehearsal.batch.ids.index(id_) for id_ in call.batch.ids])
+    selected = rehearsal.batch.select_indices(
+        [rehearsal.batch.ids.index(id_) for id_ in call.batch.ids]
+    )
     tokens, trained = selected.flat_seqlens("packed_input_ids"), trained_actions(selected)
-    counts = {sum(tokens), sum(tokens) - len(tokens), *([] if trained is None else [int(trained.sum())])}
+    counts = {
+        sum(tokens),
+        sum(tokens) - len(tokens),
+        *([] if trained is None else [int(trained.sum())]),
+    }
     return float(call.loss_weight_fn(call.batch)) in counts
 
 
@@ -71,13 +81,14 @@ def cause_of_no_sum(together: Sums, parts: list[Sums]) -> str:
     if is_sum(together.loss, [mean_of_samples]):
         return f"it is a mean over samples: {advice}"
     return (
-        "the loss of a sample depends on what shares its micro-batch: compute what spans samples on the whole batch, "
-        "before train_batch"
+        "the loss of a sample depends on what shares its micro-batch: compute what spans samples "
+        "on the whole batch, before train_batch"
     )
 
 
 def cause_unless_no_sum(result: TrainingOutcome, cause: str) -> str:
-    """The cause of a dependence on the cut: primarily a loss that is not a sum, which is reported elsewhere."""
+    """The cause of a dependence on the cut: primarily a loss that is not a sum,
+    which is reported elsewhere."""
     _, together, parts = in_parts(result)
     if is_sum(together.loss, [sample.loss for sample in parts]) and is_sum(
         together.weight, [sample.weight for sample in parts]
@@ -93,12 +104,13 @@ class TokenGradients:
     trained: torch.Tensor
     """[A] bool: which of its actions are trained on."""
     size: torch.Tensor
-    """[A]: size of the gradient that the model's output received at each action, over all passes."""
+    """[A]: size of the gradient that the model's output received at each action,
+    over all passes."""
 
 
 def token_gradients(batch: SequenceSample, result: TrainingOutcome) -> list[TokenGradients]:
-    """For every sequence of the batch; those with the same tokens are taken together. Empty if the batch does not say
-    what is trained on, or the model saw none of its sequences as they are."""
+    """For every sequence of the batch; those with the same tokens are taken together. Empty if the
+    batch does not say what is trained on, or the model saw none of its sequences as they are."""
     trained = trained_actions(batch)
     if trained is None:
         return []
@@ -106,12 +118,16 @@ def token_gradients(batch: SequenceSample, result: TrainingOutcome) -> list[Toke
     masks = trained.split([length - 1 for length in lengths])
     entries: dict[tuple[int, ...], TokenGradients] = {}
     for tokens, mask in zip(batch.data["packed_input_ids"].split(lengths), masks, strict=True):
-        entry = entries.setdefault(tuple(tokens.tolist()), TokenGradients(mask, torch.zeros(len(mask)).double()))
+        entry = entries.setdefault(
+            tuple(tokens.tolist()), TokenGradients(mask, torch.zeros(len(mask)).double())
+        )
         entry.trained = entry.trained | mask
     seen: set[tuple[int, ...]] = set()
     for forward_pass in result.engine.passes:
         actions = [len(tokens) - 1 for tokens in forward_pass.sequences]
-        for tokens, size in zip(forward_pass.sequences, _by_action(forward_pass).split(actions), strict=True):
+        for tokens, size in zip(
+            forward_pass.sequences, _by_action(forward_pass).split(actions), strict=True
+        ):
             key = tuple(tokens.tolist())
             if key in entries:
                 entries[key].size += size
@@ -126,5 +142,7 @@ def _by_action(forward_pass: ForwardPass) -> torch.Tensor:
         gradient = forward_pass.gradient(name)
         if gradient is not None:
             per_token = len(gradient) != len(total)
-            total += torch.cat([row[:-1] for row in gradient.split(lengths)]) if per_token else gradient
+            total += (
+                torch.cat([row[:-1] for row in gradient.split(lengths)]) if per_token else gradient
+            )
     return total

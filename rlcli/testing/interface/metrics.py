@@ -20,19 +20,29 @@ class MetricChecks(DeclaredSubject, CallSubject):
         """METRICS gives a unit and a meaning for each name"""
         interface = make()
         for name, entry in declared_metrics(type(interface)).items():
-            if not isinstance(entry, tuple) or len(entry) != 2 or not all(_is_text(text) for text in entry):
+            if (
+                not isinstance(entry, tuple)
+                or len(entry) != 2
+                or not all(_is_text(text) for text in entry)
+            ):
                 problem = f"METRICS gives {name} {entry!r:.80}"
                 cause = f'for example "{name}": ("share", "share of responses that …")'
                 raise Violation(problem, cause, place_of(type(interface)))
 
-    def test_stats_of_training_are_in_its_metrics(self, rehearsal: Rehearsal, record_property: Note) -> None:
+    def test_stats_of_training_are_in_its_metrics(
+        self, rehearsal: Rehearsal, record_property: Note
+    ) -> None:
         """METRICS names what training reports"""
         self._tell_unnamed(rehearsal.result.stats, rehearsal.make(), "train_step", record_property)
 
-    def test_counts_of_inference_are_in_its_metrics(self, inferring: CallTrial, record_property: Note) -> None:
+    def test_counts_of_inference_are_in_its_metrics(
+        self, inferring: CallTrial, record_property: Note
+    ) -> None:
         """METRICS names what inference counts"""
         added = {
-            name: values for name, values in inferring.result.metadata.items() if name not in inferring.batch.metadata
+            name: values
+            for name, values in inferring.result.metadata.items()
+            if name not in inferring.batch.metadata
         }
         counted = [name for name, values in added.items() if _are_numbers(values)]
         self._tell_unnamed(counted, inferring.interface, "inference", record_property)

@@ -52,43 +52,68 @@ def drops(output: SequenceSample) -> dict[Hashable, Any]:
 
 def reported_sums(output: SequenceSample) -> dict[str, dict[Hashable, tuple[float, int]]]:
     """Name → id of a sample → (sum, count) of numbers that a call reports in its metadata."""
-    names = [name for name, values in output.metadata.items() if any(isinstance(value, tuple) for value in values)]
+    names = [
+        name
+        for name, values in output.metadata.items()
+        if any(isinstance(value, tuple) for value in values)
+    ]
     return {name: dict(zip(output.ids, output.metadata[name], strict=True)) for name in names}
 
 
 def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> str | None:
-    """What two outputs drop or report differently, or the number in which they differ most, for the ids of `second`;
-    None if they are the same."""
+    """What two outputs drop or report differently, or the number in which they differ most, for the
+    ids of `second`; None if they are the same."""
     if set(first.keys) != set(second.keys):
-        return f"the keys are {', '.join(sorted(first.keys))} once, {', '.join(sorted(second.keys))} the other time"
+        return (
+            f"the keys are {', '.join(sorted(first.keys))} once, "
+            f"{', '.join(sorted(second.keys))} the other time"
+        )
     reasons = drops(first)
     for id_, reason in drops(second).items():
         if reason != reasons[id_]:
-            return f"sample {id_} is dropped: {reasons[id_] or 'no'} once, {reason or 'no'} the other time"
+            return (
+                f"sample {id_} is dropped: {reasons[id_] or 'no'} once, "
+                f"{reason or 'no'} the other time"
+            )
     sums = reported_sums(first)
     for name, pairs in reported_sums(second).items():
         for id_, (total, count) in pairs.items():
             expected, count_before = sums.get(name, {}).get(id_, (math.nan, 0))
-            if count != count_before or not abs(total - expected) <= TOLERANCE * max(1.0, abs(expected)):
-                return f"the sum {name} of sample {id_} is {expected:g} of {count_before} once, {total:g} of {count}"
+            if count != count_before or not abs(total - expected) <= TOLERANCE * max(
+                1.0, abs(expected)
+            ):
+                return (
+                    f"the sum {name} of sample {id_} is {expected:g} of {count_before} "
+                    f"once, {total:g} of {count}"
+                )
     gaps: list[tuple[float, str]] = []
     for key in first.keys:
         mine, theirs = rows(first, key), rows(second, key)
         lengths = dict(zip(first.ids, first.seqlens[key], strict=True))
         for id_, their_lengths in zip(second.ids, second.seqlens[key], strict=True):
             if lengths[id_] != their_lengths:
-                return f"the lengths of {key} of sample {id_} are {lengths[id_]} once, {their_lengths} the other time"
+                return (
+                    f"the lengths of {key} of sample {id_} are {lengths[id_]} once, "
+                    f"{their_lengths} the other time"
+                )
             if not theirs[id_].numel():
                 continue
             a, b = mine[id_].double(), theirs[id_].double()
             size = float(((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(torch.inf).max())
             if size > (0.0 if exact else TOLERANCE) and not torch.equal(a, b):
-                gaps.append((size, f"{key} of sample {id_} differs by {float((a - b).abs().max()):.3g}"))
+                gaps.append(
+                    (size, f"{key} of sample {id_} differs by {float((a - b).abs().max()):.3g}")
+                )
     return max(gaps)[1] if gaps else None
 
 
 def check_same(
-    first: SequenceSample, second: SequenceSample, between: str, cause: str, where: str, exact: bool = False
+    first: SequenceSample,
+    second: SequenceSample,
+    between: str,
+    cause: str,
+    where: str,
+    exact: bool = False,
 ) -> None:
     """Raise Violation if two outputs differ; `between` describes how they were made."""
     mismatch = gap(first, second, exact)
@@ -96,8 +121,11 @@ def check_same(
         raise Violation(f"{mismatch} {between}", cause, where)
 
 
-def check_form(output: SequenceSample, ids: list[Hashable], keys: DeclaredKeys | None, where: str) -> None:
-    """Raise Violation unless an output has the samples of its input in order, and the declared keys."""
+def check_form(
+    output: SequenceSample, ids: list[Hashable], keys: DeclaredKeys | None, where: str
+) -> None:
+    """Raise Violation unless an output has the samples of its input in order,
+    and the declared keys."""
     if output.ids != ids:
         mistake = "other samples" if set(output.ids) != set(ids) else "the samples in another order"
         raise Violation(
@@ -114,43 +142,68 @@ def check_declared(returned: Collection[str], keys: DeclaredKeys, where: str) ->
     lacking = [key for key in keys.needed if key not in returned]
     if lacking:
         had = ", ".join(sorted(returned)) or "none"
-        raise Violation(f"WRITES names {', '.join(lacking)}, which it does not return (it returns {had})",
-                        "return the key, or take it out of WRITES", where)  # fmt: skip
+        raise Violation(
+            f"WRITES names {', '.join(lacking)}, which it does not return (it returns {had})",
+            "return the key, or take it out of WRITES",
+            where,
+        )
     unknown = sorted(set(returned) - set(keys.all))
     if unknown:
-        raise Violation(f"it returns {', '.join(unknown)}, which WRITES does not name",
-                        "name the key in WRITES: recipes are held to it", where)  # fmt: skip
+        raise Violation(
+            f"it returns {', '.join(unknown)}, which WRITES does not name",
+            "name the key in WRITES: recipes are held to it",
+            where,
+        )
 
 
 def check_drops(output: SequenceSample, reasons: Sequence[str], where: str) -> None:
     """Raise Violation if a sample is dropped for a reason not named in DROPS."""
-    unknown = sorted({str(reason) for reason in drops(output).values() if reason is not None} - set(reasons))
+    unknown = sorted(
+        {str(reason) for reason in drops(output).values() if reason is not None} - set(reasons)
+    )
     if unknown:
         cause = "name the reason in DROPS: a run that meets it ends"
-        raise Violation(f"it drops samples for {', '.join(unknown)}, which DROPS does not name", cause, where)
+        raise Violation(
+            f"it drops samples for {', '.join(unknown)}, which DROPS does not name", cause, where
+        )
 
 
 def check_numbers(output: SequenceSample, where: str) -> None:
-    """Raise Violation for an unexpected dtype, a number that is not finite, or one that carries a gradient; for a sum
-    in the metadata that has no count."""
+    """Raise Violation for an unexpected dtype, a number that is not finite, or one that carries a
+    gradient; for a sum in the metadata that has no count."""
     for name, pairs in reported_sums(output).items():
         for id_, pair in pairs.items():
             is_sum = type(pair) is tuple and [type(number) for number in pair] == [float, int]
             if not is_sum or not math.isfinite(pair[0]) or pair[1] < 0:
                 finding = f"the sum {name} of sample {id_} is {pair!r}"
-                raise Violation(finding, "report (sum, count) as a finite float and an int, for every sample", where)
+                raise Violation(
+                    finding,
+                    "report (sum, count) as a finite float and an int, for every sample",
+                    where,
+                )
     for key in output.keys:
         tensor = tensor_of(output, key)
         expected = DTYPES.get(key, torch.float32 if tensor.is_floating_point() else tensor.dtype)
         if tensor.dtype != expected:
-            cause = "end with .float(): other calls compute with it" if expected is torch.float32 else "convert it"
+            cause = (
+                "end with .float(): other calls compute with it"
+                if expected is torch.float32
+                else "convert it"
+            )
             raise Violation(f"{key} is {_name(tensor.dtype)}, not {_name(expected)}", cause, where)
         if tensor.requires_grad:
-            raise Violation(f"{key} carries a gradient, so all that it was made of stays in memory",
-                            "compute it by model.module.forward, or under torch.no_grad()", where)  # fmt: skip
+            raise Violation(
+                f"{key} carries a gradient, so all that it was made of stays in memory",
+                "compute it by model.module.forward, or under torch.no_grad()",
+                where,
+            )
         if tensor.is_floating_point() and not tensor.isfinite().all():
             bad = int((~tensor.isfinite()).sum())
-            raise Violation(f"{bad} of {tensor.numel()} numbers of {key} are not finite", "log of 0, or 0 / 0", where)
+            raise Violation(
+                f"{bad} of {tensor.numel()} numbers of {key} are not finite",
+                "log of 0, or 0 / 0",
+                where,
+            )
 
 
 def frozen_copy(sample: SequenceSample) -> SequenceSample:
@@ -167,13 +220,17 @@ def check_untouched(batch: SequenceSample, before: SequenceSample, where: str) -
         raise Violation("it changes the ids or the metadata of its input", cause, where)
     for key in before.keys | batch.keys:
         if key not in batch.keys or key not in before.keys:
-            raise Violation(f"it {'adds' if key in batch.keys else 'removes'} {key} in its input", cause, where)
+            raise Violation(
+                f"it {'adds' if key in batch.keys else 'removes'} {key} in its input", cause, where
+            )
         now, then = tensor_of(batch, key), tensor_of(before, key)
         if batch.seqlens[key] != before.seqlens[key] or now.shape != then.shape:
             raise Violation(f"it changes the lengths of {key} in its input", cause, where)
         if now.dtype != then.dtype or not torch.equal(now, then):
             changed = int((now != then).sum()) if now.dtype == then.dtype else now.numel()
-            raise Violation(f"it changes {changed} of {now.numel()} entries of {key} in its input", cause, where)
+            raise Violation(
+                f"it changes {changed} of {now.numel()} entries of {key} in its input", cause, where
+            )
 
 
 def _few(ids: list[Hashable]) -> str:

@@ -1,4 +1,5 @@
-"""Checks over a two-layer transformers model and the default backend: number formats, real ranks, files."""
+"""Checks over a two-layer transformers model and the default backend: number formats,
+real ranks, files."""
 
 from __future__ import annotations
 
@@ -23,19 +24,25 @@ from rlcli.testing.interface.loss import cause_unless_no_sum
 from rlcli.testing.interface.training_trial import InterfaceSubject, Rehearsal
 
 _BF16 = 0.3
-"""Tolerance of bfloat16 against float32: numbers have two digits, and several optimizer steps drift apart."""
+"""Tolerance of bfloat16 against float32: numbers have two digits,
+and several optimizer steps drift apart."""
 
 
 class RealModelChecks(InterfaceSubject):
     def test_works_in_bfloat16(self, rehearsal: Rehearsal) -> None:
         """works in bfloat16, close to float32"""
-        exact, rounded = (_step(rehearsal, _model(rehearsal, dtype=dtype)) for dtype in ("float32", "bfloat16"))
+        exact, rounded = (
+            _step(rehearsal, _model(rehearsal, dtype=dtype)) for dtype in ("float32", "bfloat16")
+        )
         for name in ("loss", "grad_norm"):
             gap = abs(exact[name] - rounded[name])
             if not gap <= _BF16 * max(1.0, abs(exact[name])):
                 raise Violation(
                     f"{name} is {exact[name]:.6g} in float32, {rounded[name]:.6g} in bfloat16",
-                    "keep log-probs, sums and normalisations in float32, and cast nothing to bfloat16 yourself",
+                    (
+                        "keep log-probs, sums and normalisations in float32, and cast "
+                        "nothing to bfloat16 yourself"
+                    ),
                     place_of(rehearsal.train_step),
                 )
 
@@ -45,7 +52,11 @@ class RealModelChecks(InterfaceSubject):
         lm = model.module.lm
         before = {name: parameter.detach().clone() for name, parameter in lm.named_parameters()}
         _step(rehearsal, model)
-        moved = {name for name, parameter in lm.named_parameters() if not torch.equal(parameter, before[name])}
+        moved = {
+            name
+            for name, parameter in lm.named_parameters()
+            if not torch.equal(parameter, before[name])
+        }
         frozen = {name for name in before if "layers.0" in name}
         if moved & frozen:
             raise Violation(
@@ -82,8 +93,14 @@ class RealModelChecks(InterfaceSubject):
                     rank_value = on_rank[name]
                     if not abs(rank_value - value) <= 1e-3 * max(1.0, abs(value)):
                         raise Violation(
-                            f"{name} of step {number} is {value:.6g} in one process, {rank_value:.6g} on rank {rank}",
-                            cause_unless_no_sum(rehearsal.result, "it depends on one rank's share; reduce over ranks"),
+                            (
+                                f"{name} of step {number} is {value:.6g} in one process, "
+                                f"{rank_value:.6g} on rank {rank}"
+                            ),
+                            cause_unless_no_sum(
+                                rehearsal.result,
+                                "it depends on one rank's share; reduce over ranks",
+                            ),
                             place_of(rehearsal.train_step),
                         )
 
@@ -95,8 +112,14 @@ class RealModelChecks(InterfaceSubject):
         interface.save(model, str(folder))
         where = place_of(type(interface).save)
         if not list(folder.glob("*.safetensors")):
-            names = ", ".join(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else "nothing"
-            raise Violation(f"the folder has no weights (*.safetensors) but {names}", "use save_to_hf", where)
+            names = (
+                ", ".join(sorted(path.name for path in folder.iterdir()))
+                if folder.is_dir()
+                else "nothing"
+            )
+            raise Violation(
+                f"the folder has no weights (*.safetensors) but {names}", "use save_to_hf", where
+            )
         if not (folder / TOKENIZER_FILE).exists():
             raise Violation(
                 "the folder has no tokenizer: nothing can be asked of the model that it holds",
@@ -106,7 +129,11 @@ class RealModelChecks(InterfaceSubject):
         loaded = _loaded(folder, _head(rehearsal)).state_dict()
         for name, tensor in model.module.lm.state_dict().items():
             if name not in loaded or not torch.equal(loaded[name], tensor):
-                raise Violation(f"{name} is not in the folder as it was trained", "save the trained model", where)
+                raise Violation(
+                    f"{name} is not in the folder as it was trained",
+                    "save the trained model",
+                    where,
+                )
 
 
 def _head(rehearsal: Rehearsal) -> str:
@@ -118,7 +145,11 @@ def _head(rehearsal: Rehearsal) -> str:
 
 
 def _model(
-    rehearsal: Rehearsal, dtype: str = "float32", mesh: Any = None, frozen: str | None = None, lr: float = 1e-3
+    rehearsal: Rehearsal,
+    dtype: str = "float32",
+    mesh: Any = None,
+    frozen: str | None = None,
+    lr: float = 1e-3,
 ) -> Model:
     from rlcli.testing.tiny_models import tiny_model
 
@@ -126,12 +157,18 @@ def _model(
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(frozen is None or frozen not in name)
     source = HeldSource(module)
-    model = Model("tested", None, DigitTokenizer(), torch.device("cpu"), source=source, device_mesh=mesh)
+    model = Model(
+        "tested", None, DigitTokenizer(), torch.device("cpu"), source=source, device_mesh=mesh
+    )
     backend = make_backend(ModelBackendAbstraction(TRAINED, {"dtype": dtype, "lr": lr}))
-    return backend.initialize(model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8))
+    return backend.initialize(
+        model, FinetuneSpec(total_train_steps=4, dataset_size=8, train_batch_size=8)
+    )
 
 
-def _step(rehearsal: Rehearsal, model: Model, interface: ModelInterface | None = None) -> dict[str, float]:
+def _step(
+    rehearsal: Rehearsal, model: Model, interface: ModelInterface | None = None
+) -> dict[str, float]:
     """One step of a new interface on a batch sampled by the model."""
     return _train(rehearsal, model, _batch(rehearsal, model), interface)
 
@@ -142,7 +179,10 @@ def _batch(rehearsal: Rehearsal, model: Model) -> SequenceSample:
 
 
 def _train(
-    rehearsal: Rehearsal, model: Model, batch: SequenceSample, interface: ModelInterface | None = None
+    rehearsal: Rehearsal,
+    model: Model,
+    batch: SequenceSample,
+    interface: ModelInterface | None = None,
 ) -> dict[str, float]:
     stats: dict[str, float] = call_interface(
         interface or rehearsal.make(), "train_step", model, batch, MicroBatchSpec(n_mbs=2)
@@ -160,5 +200,9 @@ def _train(
 def _loaded(folder: Path, head: str) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    kind: Any = AutoModelForCausalLM if head == "lm" else value_model_class(AutoConfig.from_pretrained(folder))
+    kind: Any = (
+        AutoModelForCausalLM
+        if head == "lm"
+        else value_model_class(AutoConfig.from_pretrained(folder))
+    )
     return kind.from_pretrained(folder, dtype=torch.float32)

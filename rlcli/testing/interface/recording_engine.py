@@ -111,12 +111,16 @@ class WatchedEngine(TinyEngine):
     def train(self, mode: bool = True) -> None:
         self.mode = mode
 
-    def forward_micro_batch(self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]) -> T:
+    def forward_micro_batch(
+        self, micro_batch: SequenceSample, then: Callable[[ModelOutput], T]
+    ) -> T:
         lengths = micro_batch.flat_seqlens("packed_input_ids")
         forward_pass = ForwardPass(micro_batch.data["packed_input_ids"].split(lengths))
         if torch.is_grad_enabled():
             self.passes.append(forward_pass)
-        return super().forward_micro_batch(micro_batch, lambda output: then(WatchedOutput(output, forward_pass.asked)))
+        return super().forward_micro_batch(
+            micro_batch, lambda output: then(WatchedOutput(output, forward_pass.asked))
+        )
 
     def train_batch(
         self,
@@ -132,5 +136,12 @@ class WatchedEngine(TinyEngine):
         self.calls.append(TrainCall(input_, loss_fn, loss_weight_fn, cut))
         cut = "sample" if self.keeps_groups else cut
         return super().train_batch(
-            input_, loss_fn, loss_weight_fn, token_normalize_scope, mb_spec, version_steps, step_if, cut
+            input_,
+            loss_fn,
+            loss_weight_fn,
+            token_normalize_scope,
+            mb_spec,
+            version_steps,
+            step_if,
+            cut,
         )

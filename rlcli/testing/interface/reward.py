@@ -1,4 +1,5 @@
-"""Checks of rewards: correct answers earn more than wrong ones, nonsense does no harm, and each row gets its own."""
+"""Checks of rewards: correct answers earn more than wrong ones, nonsense does no harm,
+and each row gets its own."""
 
 from __future__ import annotations
 
@@ -17,11 +18,42 @@ from rlcli.testing.interface.training_trial import Make, overrides
 from rlcli.testing.ranks import run_on_ranks
 
 NONSENSE = (
-    "", " ", "\n\n\n", "####", "#### ", "\\boxed{", "\\boxed{}", "}{", "\\boxed{" * 300, "####" * 300, "((((((" * 50,
-    "\x00", "\x1b[31m", "\u202e8", "８", "é" * 500, "🙂" * 100, "#### ٣", "#### 1/0", "#### nan", "#### inf", "#### -",
-    "#### 1e999", "#### " + "9" * 5000, "The answer is", "The answer is .", "answer: " * 200, "a" * 20000, "$" * 99,
-    "#### \\frac{1}{0}", "#### None", "#### {answer}", "<think>", "%s %d {0} {}", "'; DROP TABLE rows; --",
-)  # fmt: skip
+    "",
+    " ",
+    "\n\n\n",
+    "####",
+    "#### ",
+    "\\boxed{",
+    "\\boxed{}",
+    "}{",
+    "\\boxed{" * 300,
+    "####" * 300,
+    "((((((" * 50,
+    "\x00",
+    "\x1b[31m",
+    "\u202e8",
+    "８",
+    "é" * 500,
+    "🙂" * 100,
+    "#### ٣",
+    "#### 1/0",
+    "#### nan",
+    "#### inf",
+    "#### -",
+    "#### 1e999",
+    "#### " + "9" * 5000,
+    "The answer is",
+    "The answer is .",
+    "answer: " * 200,
+    "a" * 20000,
+    "$" * 99,
+    "#### \\frac{1}{0}",
+    "#### None",
+    "#### {answer}",
+    "<think>",
+    "%s %d {0} {}",
+    "'; DROP TABLE rows; --",
+)
 """What models write before they have been trained, and what breaks parsers."""
 
 HARD = "x + 1"
@@ -39,7 +71,9 @@ class RewardChecks(CallSubject):
             pytest.skip("does not score texts")
         return interface
 
-    def test_one_finite_reward_for_each_sequence(self, make: Make, request: pytest.FixtureRequest) -> None:
+    def test_one_finite_reward_for_each_sequence(
+        self, make: Make, request: pytest.FixtureRequest
+    ) -> None:
         """each response has one finite reward"""
         declared = make().writes("inference")
         if declared is None or "rewards" not in declared.all:
@@ -48,14 +82,22 @@ class RewardChecks(CallSubject):
         groups = inferring.batch.seqlens["packed_input_ids"]
         for key in {"rewards", "solved", "answer_classes"} & set(inferring.result.keys):
             if inferring.result.seqlens[key] != [[1] * len(group) for group in groups]:
-                finding = f"{key} has lengths {inferring.result.seqlens[key][:2]} … for groups of {len(groups[0])}"
+                finding = (
+                    f"{key} has lengths {inferring.result.seqlens[key][:2]} … for "
+                    f"groups of {len(groups[0])}"
+                )
                 raise Violation(finding, ONE_FOR_EACH, inferring.where)
         rewards = tensor_of(inferring.result, "rewards")
         if rewards.dim() != 1 or not rewards.isfinite().all():
-            finding = f"rewards has the shape {tuple(rewards.shape)}, {int((~rewards.isfinite()).sum())} not finite"
+            finding = (
+                f"rewards has the shape {tuple(rewards.shape)}, "
+                f"{int((~rewards.isfinite()).sum())} not finite"
+            )
             raise Violation(finding, ONE_FOR_EACH, inferring.where)
 
-    def test_votes_are_numbered_by_first_appearance(self, make: Make, request: pytest.FixtureRequest) -> None:
+    def test_votes_are_numbered_by_first_appearance(
+        self, make: Make, request: pytest.FixtureRequest
+    ) -> None:
         """answers to one prompt are numbered in their order"""
         declared = make().writes("inference")
         if declared is None or "answer_classes" not in declared.all:
@@ -76,11 +118,21 @@ class RewardChecks(CallSubject):
         where = place_of(type(scorer).score_texts)
         right = _scores(scorer, [gold(answer) for answer in answers], answers)
         nothing = _scores(scorer, [""] * len(answers), answers)
-        refused = [a for a, score, none in zip(answers, right, nothing, strict=True) if not _above(score, none)]
+        refused = [
+            a
+            for a, score, none in zip(answers, right, nothing, strict=True)
+            if not _above(score, none)
+        ]
         if refused:
             accepted = f"{len(answers) - len(refused)}/{len(answers)}"
-            finding = f"gold answers accepted {accepted}: not {gold(refused[0])!r} for {refused[0]!r}"
-            raise Violation(finding, "compare by value what a response gives as its answer with the row's", where)
+            finding = (
+                f"gold answers accepted {accepted}: not {gold(refused[0])!r} for {refused[0]!r}"
+            )
+            raise Violation(
+                finding,
+                "compare by value what a response gives as its answer with the row's",
+                where,
+            )
         turned = [[*answers[turn:], *answers[:turn]] for turn in range(1, len(answers))]
         longer = ["1" + answer if answer[:1].isdigit() else "" for answer in answers]
         for others in (*turned, longer):
@@ -88,9 +140,17 @@ class RewardChecks(CallSubject):
             believed = [n for n, score in enumerate(wrong) if not _above(right[n], score)]
             if believed:
                 answer, response = answers[believed[0]], gold(others[believed[0]])
-                finding = f"{len(believed)} of {len(answers)} wrong answers earn as much: {response!r} for {answer!r}"
-                raise Violation(finding, "compare with the answer of the same row, and all of it", where)
-        record_property("note", f"{len(answers)}/{len(answers)} and {(len(turned) + 1) * len(answers)} wrong ones")
+                finding = (
+                    f"{len(believed)} of {len(answers)} wrong answers earn as much: "
+                    f"{response!r} for {answer!r}"
+                )
+                raise Violation(
+                    finding, "compare with the answer of the same row, and all of it", where
+                )
+        record_property(
+            "note",
+            f"{len(answers)}/{len(answers)} and {(len(turned) + 1) * len(answers)} wrong ones",
+        )
 
     def test_nonsense_earns_nothing_and_breaks_nothing(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold, record_property: Note
@@ -99,35 +159,48 @@ class RewardChecks(CallSubject):
         answer = answers[0]
         (right,) = _scores(scorer, [gold(answer)], [answer])
         where = place_of(type(scorer).score_texts)
-        for text, score in zip(NONSENSE, _scores(scorer, NONSENSE, [answer] * len(NONSENSE)), strict=True):
+        for text, score in zip(
+            NONSENSE, _scores(scorer, NONSENSE, [answer] * len(NONSENSE)), strict=True
+        ):
             if score is not None and not math.isfinite(score):
                 raise Violation(f"{text[:40]!r} earns {score}", "a reward is a number", where)
             if score is not None and right is not None and score >= right:
-                raise Violation(f"{text[:40]!r} earns {score:g}, as much as {gold(answer)!r}",
-                                "accept nothing that is not the answer", where)  # fmt: skip
+                raise Violation(
+                    f"{text[:40]!r} earns {score:g}, as much as {gold(answer)!r}",
+                    "accept nothing that is not the answer",
+                    where,
+                )
         record_property("note", f"{len(NONSENSE)}/{len(NONSENSE)}")
 
     def test_a_text_is_worth_the_same_anywhere(
         self, scorer: ModelInterface, answers: Sequence[str], gold: Gold
     ) -> None:
         """a text earns the same alone, twice and in any order"""
-        texts = [text for answer in answers for text in (gold(answer), gold(HARD), gold(answers[0]))]
+        texts = [
+            text for answer in answers for text in (gold(answer), gold(HARD), gold(answers[0]))
+        ]
         rows = [answer for answer in answers for _ in range(3)]
         usual = _scores(scorer, texts, rows)
         where = place_of(type(scorer).score_texts)
         ways = {
             "turned round": list(reversed(_scores(scorer, texts[::-1], rows[::-1]))),
-            "one by one": [_scores(scorer, [text], [row])[0] for text, row in zip(texts, rows, strict=True)],
+            "one by one": [
+                _scores(scorer, [text], [row])[0] for text, row in zip(texts, rows, strict=True)
+            ],
             "the second time": _scores(scorer, texts, rows),
         }
         for way, scores in ways.items():
             changed = [
-                n for n, (score, other_score) in enumerate(zip(usual, scores, strict=True)) if score != other_score
+                n
+                for n, (score, other_score) in enumerate(zip(usual, scores, strict=True))
+                if score != other_score
             ]
             if changed:
                 n = changed[0]
                 finding = f"{texts[n]!r} for {rows[n]!r} earns {usual[n]}, but {scores[n]} {way}"
-                raise Violation(finding, "score each text by itself and its own row's answer", where)
+                raise Violation(
+                    finding, "score each text by itself and its own row's answer", where
+                )
         if _scores(scorer, [], []):
             raise Violation("no texts earn something", ONE_FOR_EACH, where)
 
@@ -143,7 +216,9 @@ class RewardChecks(CallSubject):
             for ids, mask in zip(tokens, masks, strict=True)
         ]
         groups = batch.seqlens["packed_input_ids"]
-        rows = [row for row, group in zip(batch.metadata["answer"], groups, strict=True) for _ in group]
+        rows = [
+            row for row, group in zip(batch.metadata["answer"], groups, strict=True) for _ in group
+        ]
         scores = _scores(scorer, texts, rows)
         rewards = tensor_of(inferring.result, "rewards").tolist()
         wrong = [
@@ -153,9 +228,15 @@ class RewardChecks(CallSubject):
         ]
         if wrong:
             n = wrong[0]
-            finding = f"{len(wrong)} of {len(scores)} rewards are not those of score_texts: {rewards[n]:g}, "
+            finding = (
+                f"{len(wrong)} of {len(scores)} rewards are not those of "
+                f"score_texts: {rewards[n]:g}, "
+            )
             finding += f"not {scores[n]:g}, for {texts[n]!r} where the row says {rows[n]!r}"
-            cause = "score the response alone, without prompt and special tokens, by the answer of its own row"
+            cause = (
+                "score the response alone, without prompt and special tokens, by "
+                "the answer of its own row"
+            )
             raise Violation(finding, cause, inferring.where)
 
     def test_rewards_are_the_same_elsewhere(
@@ -168,20 +249,34 @@ class RewardChecks(CallSubject):
         where = place_of(type(scorer).score_texts)
         for location, scores in (
             ("a thread", _in_thread(make(), texts, rows)),
-            ("a worker process", run_on_ranks(1, lambda _: {"scores": _scores(make(), texts, rows)})[0]["scores"]),
+            (
+                "a worker process",
+                run_on_ranks(1, lambda _: {"scores": _scores(make(), texts, rows)})[0]["scores"],
+            ),
         ):
             if scores != here:
                 finding = f"the rewards are {here} here, {scores} in {location}"
                 raise Violation(
-                    finding, "keep no state between calls, and no signals: they work in the main thread only", where
+                    finding,
+                    (
+                        "keep no state between calls, and no signals: they "
+                        "work in the main thread only"
+                    ),
+                    where,
                 )
 
 
-def _scores(interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+def _scores(
+    interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]
+) -> list[float | None]:
     rewards = list(interface.score_texts(list(texts), list(answers)))
     if len(rewards) != len(texts):
         where = place_of(type(interface).score_texts)
-        raise Violation(f"score_texts returns {len(rewards)} rewards for {len(texts)} responses", ONE_FOR_EACH, where)
+        raise Violation(
+            f"score_texts returns {len(rewards)} rewards for {len(texts)} responses",
+            ONE_FOR_EACH,
+            where,
+        )
     return rewards
 
 
@@ -190,7 +285,9 @@ def _above(score: float | None, base: float | None) -> bool:
     return score is not None and (base is None or score > base)
 
 
-def _in_thread(interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+def _in_thread(
+    interface: ModelInterface, texts: Sequence[str], answers: Sequence[str]
+) -> list[float | None]:
     """The scores as another thread computes them; raises what it raises."""
     results: list[list[float | None]] = []
     errors: list[BaseException] = []

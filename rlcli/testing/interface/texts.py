@@ -17,7 +17,8 @@ Rows = Sequence[tuple[str, Sequence[str]]]
 
 
 def text_batch(tokenizer: Any, rows: Rows, answers: Sequence[Any]) -> SequenceSample:
-    """`packed_input_ids` and `prompt_mask` of texts, each response ending with the end token; metadata `answer`."""
+    """`packed_input_ids` and `prompt_mask` of texts, each response ending with the end token;
+    metadata `answer`."""
     tokens: list[int] = []
     mask: list[bool] = []
     lengths: list[list[int]] = []
@@ -25,7 +26,10 @@ def text_batch(tokenizer: Any, rows: Rows, answers: Sequence[Any]) -> SequenceSa
         lengths.append([])
         for response in responses:
             asked = tokenizer(prompt, add_special_tokens=False).input_ids
-            answered = [*tokenizer(response, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+            answered = [
+                *tokenizer(response, add_special_tokens=False).input_ids,
+                tokenizer.eos_token_id,
+            ]
             tokens += [*asked, *answered]
             mask += [True] * len(asked) + [False] * len(answered)
             lengths[-1].append(len(asked) + len(answered))

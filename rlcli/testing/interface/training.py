@@ -20,7 +20,13 @@ from rlcli.testing.interface.actions import (
     with_narrower_loss_mask,
     with_noise_elsewhere,
 )
-from rlcli.testing.interface.loss import TokenGradients, cause_of_no_sum, in_parts, is_sum, token_gradients
+from rlcli.testing.interface.loss import (
+    TokenGradients,
+    cause_of_no_sum,
+    in_parts,
+    is_sum,
+    token_gradients,
+)
 from rlcli.testing.interface.training_trial import (
     InterfaceSubject,
     Rehearsal,
@@ -48,14 +54,17 @@ class TrainingChecks(InterfaceSubject):
                     "take it out of READS, or read it",
                     place_of(rehearsal.train_step),
                 )
-        undeclared = [key for key in KEYS if key not in (*declared.all, *batch.keys, "packed_prompts")]
+        undeclared = [
+            key for key in KEYS if key not in (*declared.all, *batch.keys, "packed_prompts")
+        ]
         for key in undeclared:
             richer = batch.select(batch.keys)
             richer.update_(make_batch([key], lengths_of(batch)).select([key]))
             mismatch = difference(rehearsal.result, rehearsal.train(richer))
             if mismatch:
                 raise Violation(
-                    mismatch.describe("without", f"with the key {key}") + ", which READS does not name",
+                    mismatch.describe("without", f"with the key {key}")
+                    + ", which READS does not name",
                     f'if it is meant, declare it: "{key} if given"',
                     place_of(rehearsal.train_step),
                 )
@@ -75,7 +84,10 @@ class TrainingChecks(InterfaceSubject):
             everything.update_(few)
             rehearsal.train(everything)  # also raises if a missing key is not the reason
             raise Violation(
-                f"train_step fails on a batch with {', '.join(declared.needed)}: {type(error).__name__}: {error}",
+                (
+                    f"train_step fails on a batch with {', '.join(declared.needed)}: "
+                    f"{type(error).__name__}: {error}"
+                ),
                 "it reads a key that READS does not name",
                 place_of(rehearsal.train_step),
             ) from error
@@ -104,7 +116,10 @@ class TrainingChecks(InterfaceSubject):
         losses = [sample.loss for sample in samples]
         if not is_sum(batch.loss, losses):
             raise Violation(
-                f"the loss of {len(samples)} samples is {batch.loss:.6g} together and {sum(losses):.6g} one by one",
+                (
+                    f"the loss of {len(samples)} samples is {batch.loss:.6g} together and "
+                    f"{sum(losses):.6g} one by one"
+                ),
                 cause_of_no_sum(batch, samples),
                 place_of_loss(call),
             )
@@ -116,7 +131,10 @@ class TrainingChecks(InterfaceSubject):
         total = sum(weights)
         if not is_sum(batch.weight, weights) or batch.weight <= 0:
             raise Violation(
-                f"the weight of {len(samples)} samples is {batch.weight:.6g} together and {total:.6g} one by one",
+                (
+                    f"the weight of {len(samples)} samples is {batch.weight:.6g} together and "
+                    f"{total:.6g} one by one"
+                ),
                 "return a count: how many tokens the loss is a sum over",
                 place_of_weight(call),
             )
@@ -129,8 +147,14 @@ class TrainingChecks(InterfaceSubject):
             if not all(is_sum(stat, column) for stat, column in zip(value, columns, strict=True)):
                 total = sum(columns[0])
                 raise Violation(
-                    f"the stat {name} of {len(samples)} samples is {value[0]:.6g} together, {total:.6g} one by one",
-                    "a loss reports sums, which the engine divides by the loss weight, or pairs (sum, count)",
+                    (
+                        f"the stat {name} of {len(samples)} samples is {value[0]:.6g} together, "
+                        f"{total:.6g} one by one"
+                    ),
+                    (
+                        "a loss reports sums, which the engine divides by the loss "
+                        "weight, or pairs (sum, count)"
+                    ),
                     place_of_loss(call),
                 )
 
@@ -146,8 +170,14 @@ class TrainingChecks(InterfaceSubject):
             )
         if engine.steps == 0:
             raise Violation(
-                f"no optimizer step was taken (update_skipped is {result.stats.get('update_skipped')})",
-                "step_if refused the step, or the loss weight is 0, on a batch sampled from the model itself",
+                (
+                    "no optimizer step was taken (update_skipped is "
+                    f"{result.stats.get('update_skipped')})"
+                ),
+                (
+                    "step_if refused the step, or the loss weight is 0, on a batch "
+                    "sampled from the model itself"
+                ),
                 place_of(rehearsal.train_step),
             )
         heads = {"lm": "head", "value": "value_head"}
@@ -155,7 +185,10 @@ class TrainingChecks(InterfaceSubject):
             if not float(engine.gradient[name].abs().max()) > 0:
                 raise Violation(
                     f"no gradient reaches the {name.replace('_', ' ')}, on which the loss depends",
-                    "the loss is detached (detach, item, no_grad, numpy) between the output and its return",
+                    (
+                        "the loss is detached (detach, item, no_grad, numpy) between "
+                        "the output and its return"
+                    ),
                     place_of_loss(call),
                 )
 
@@ -171,7 +204,10 @@ class TrainingChecks(InterfaceSubject):
                 change = float((parameter.detach() - before).abs().max())
                 raise Violation(
                     f"the frozen {frozen.replace('_', ' ')} changed by up to {change:.3g}",
-                    "leave requires_grad and the parameters alone: which are trained is the recipe's decision",
+                    (
+                        "leave requires_grad and the parameters alone: which are trained "
+                        "is the recipe's decision"
+                    ),
                     place_of(rehearsal.train_step),
                 )
 
@@ -181,13 +217,20 @@ class TrainingChecks(InterfaceSubject):
         sizes = torch.cat([entry.size[~entry.trained] for entry in entries])
         if wrong := int((sizes > 0).sum()):
             raise Violation(
-                f"{wrong} of {len(sizes)} masked tokens get a gradient, up to {float(sizes.max()):.3g}",
-                "keep the rows of loss_mask, or of action_mask(prompt_mask, lengths): action t chose token t + 1",
+                (
+                    f"{wrong} of {len(sizes)} masked tokens get a gradient, up to "
+                    f"{float(sizes.max()):.3g}"
+                ),
+                (
+                    "keep the rows of loss_mask, or of action_mask(prompt_mask, lengths): "
+                    "action t chose token t + 1"
+                ),
                 place_of_loss(result.engine.calls[0]),
             )
 
     def test_every_response_token_is_trained(self, rehearsal: Rehearsal) -> None:
-        """responses are trained on from first token to last, and every token that loss_mask keeps"""
+        """responses are trained on from first token to last,
+        and every token that loss_mask keeps"""
         result, entries = _gradients(rehearsal)
         where = place_of_loss(result.engine.calls[0])
         responses = [entry.size[entry.trained] for entry in entries]
@@ -195,15 +238,27 @@ class TrainingChecks(InterfaceSubject):
         for end, row in (("first", 0), ("last", -1)):
             if responses and all(float(sizes[row]) == 0 for sizes in responses):
                 raise Violation(
-                    f"the {end} token of each of {len(responses)} responses gets no gradient, though others do",
-                    "the mask is shifted by one: action t, the row t of log-probs, chose token t + 1",
+                    (
+                        f"the {end} token of each of {len(responses)} responses gets no "
+                        "gradient, though others do"
+                    ),
+                    (
+                        "the mask is shifted by one: action t, the row t of "
+                        "log-probs, chose token t + 1"
+                    ),
                     where,
                 )
         sizes = torch.cat([entry.size[entry.trained] for entry in entries])
         if LOSS_MASK in rehearsal.batch.keys and not sizes.all():
             raise Violation(
-                f"{int((sizes == 0).sum())} of {len(sizes)} tokens that loss_mask keeps get no gradient",
-                "train on all that it keeps; which tokens count was decided by the call that wrote it",
+                (
+                    f"{int((sizes == 0).sum())} of {len(sizes)} tokens that "
+                    "loss_mask keeps get no gradient"
+                ),
+                (
+                    "train on all that it keeps; which tokens count was decided by "
+                    "the call that wrote it"
+                ),
                 where,
             )
 
@@ -240,7 +295,10 @@ class TrainingChecks(InterfaceSubject):
         if mismatch:
             raise Violation(
                 mismatch.describe("once", "the second time"),
-                "it draws from a global random state; seed a generator with stable_seed(model.seed, …)",
+                (
+                    "it draws from a global random state; seed a generator with "
+                    "stable_seed(model.seed, …)"
+                ),
                 place_of(rehearsal.train_step),
             )
 
@@ -253,7 +311,10 @@ class TrainingChecks(InterfaceSubject):
         if steps != [3]:
             raise Violation(
                 f"train_step number 3 asked for the learning rate of {steps}",
-                "leave version_steps out, or pass model.version.global_step before anything counts it on",
+                (
+                    "leave version_steps out, or pass model.version.global_step "
+                    "before anything counts it on"
+                ),
                 place_of(rehearsal.train_step),
             )
         if model.version.global_step != 4:
@@ -272,18 +333,32 @@ class TrainingChecks(InterfaceSubject):
         resumed = rehearsal.make()
         resumed.load_state_dict(state)
         stats = call_interface(resumed, "train_step", half.model, second)
-        weights = {name: parameter.detach() for name, parameter in half.engine.model.named_parameters()}
-        after = TrainingOutcome(dict(stats), weights, state_through_json(resumed), half.model, resumed)
+        weights = {
+            name: parameter.detach() for name, parameter in half.engine.model.named_parameters()
+        }
+        after = TrainingOutcome(
+            dict(stats), weights, state_through_json(resumed), half.model, resumed
+        )
         mismatch = difference(unbroken, after, tolerance=0.0)
         if mismatch:
             raise Violation(
                 mismatch.describe("without a break", "after a restart"),
-                "state_dict leaves out what train_step changes in the interface, or load_state_dict ignores it",
-                place_of(type(resumed).state_dict if overrides(resumed, "state_dict") else rehearsal.train_step),
+                (
+                    "state_dict leaves out what train_step changes in the interface, or "
+                    "load_state_dict ignores it"
+                ),
+                place_of(
+                    type(resumed).state_dict
+                    if overrides(resumed, "state_dict")
+                    else rehearsal.train_step
+                ),
             )
 
 
-_IN_PLACE = "work on copies: batch.select(keys), tensor.clone(); other calls of the graph read the same batch"
+_IN_PLACE = (
+    "work on copies: batch.select(keys), tensor.clone(); other calls of the "
+    "graph read the same batch"
+)
 
 
 def _check_finite(rehearsal: Rehearsal, outcome: TrainingOutcome) -> None:
@@ -324,7 +399,9 @@ def _gradients(rehearsal: Rehearsal) -> tuple[TrainingOutcome, list[TokenGradien
 def _same_without(rehearsal: Rehearsal, key: str) -> bool:
     batch = rehearsal.batch
     try:
-        poorer = rehearsal.train(batch.select(kept_key for kept_key in batch.keys if kept_key != key))
+        poorer = rehearsal.train(
+            batch.select(kept_key for kept_key in batch.keys if kept_key != key)
+        )
     except Exception:
         return False
     return difference(rehearsal.result, poorer, tolerance=0.0) is None
@@ -334,13 +411,21 @@ def lengths_of(batch: SequenceSample) -> list[list[tuple[int, int]]]:
     """(prompt, response) of each sequence; without a mask, the first token is the prompt."""
     masks = (batch.data or {}).get("prompt_mask")
     flat = batch.flat_seqlens("packed_input_ids")
-    prompts = iter([1] * len(flat) if masks is None else [int(mask.sum()) for mask in masks.split(flat)])
-    return [[(p := next(prompts), length - p) for length in group] for group in batch.seqlens["packed_input_ids"]]
+    prompts = iter(
+        [1] * len(flat) if masks is None else [int(mask.sum()) for mask in masks.split(flat)]
+    )
+    return [
+        [(p := next(prompts), length - p) for length in group]
+        for group in batch.seqlens["packed_input_ids"]
+    ]
 
 
 def _copy(batch: SequenceSample) -> SequenceSample:
     """A batch that shares nothing with this one."""
     copied = batch.select(batch.keys)
     copied.metadata = copy.deepcopy(batch.metadata)
-    copied.data = {key: None if tensor is None else tensor.clone() for key, tensor in (batch.data or {}).items()}
+    copied.data = {
+        key: None if tensor is None else tensor.clone()
+        for key, tensor in (batch.data or {}).items()
+    }
     return copied

@@ -1,4 +1,5 @@
-"""Training steps of an interface over the watched tiny engine, and the differences between two of them."""
+"""Training steps of an interface over the watched tiny engine,
+and the differences between two of them."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Make(Protocol):
 
 
 class Batches(Protocol):
-    """Makes a batch with the keys that the interface's training reads, with sequences of the given lengths."""
+    """Makes a batch with the keys that the interface's training reads,
+    with sequences of the given lengths."""
 
     def __call__(self, lengths: Lengths = PAIRS, seed: int = 0) -> SequenceSample: ...
 
@@ -78,12 +80,18 @@ class StepDifference:
     def describe(self, how_one: str, how_other: str) -> str:
         """`loss is 0.31 with …, 0.62 with …`"""
         if self.kind == "weights":
-            return f"{self.name} differs by up to {abs(self.first - self.second):.3g} between {how_one} and {how_other}"
+            return (
+                f"{self.name} differs by up to {abs(self.first - self.second):.3g} between "
+                f"{how_one} and {how_other}"
+            )
         return f"{self.name} is {self.first:.6g} {how_one}, {self.second:.6g} {how_other}"
 
 
-def difference(first: TrainingOutcome, second: TrainingOutcome, tolerance: float = 1e-6) -> StepDifference | None:
-    """None if both are the same up to rounding: the loss first, then other stats, then weights and state."""
+def difference(
+    first: TrainingOutcome, second: TrainingOutcome, tolerance: float = 1e-6
+) -> StepDifference | None:
+    """None if both are the same up to rounding: the loss first, then other stats,
+    then weights and state."""
     for differences in (
         _in_stats(first.stats, second.stats),
         _in_weights(first, second),
@@ -98,12 +106,18 @@ def difference(first: TrainingOutcome, second: TrainingOutcome, tolerance: float
 def _in_stats(first: Mapping[str, float], second: Mapping[str, float]) -> list[StepDifference]:
     nan = float("nan")
     names = [*first, *(name for name in second if name not in first)]
-    return [StepDifference(name, "stat", first.get(name, nan), second.get(name, nan)) for name in names]
+    return [
+        StepDifference(name, "stat", first.get(name, nan), second.get(name, nan)) for name in names
+    ]
 
 
 def _in_weights(first: TrainingOutcome, second: TrainingOutcome) -> list[StepDifference]:
-    gaps = {name: (tensor - second.weights[name]).abs().max() for name, tensor in first.weights.items()}
-    return [StepDifference(f"weight {name}", "weights", 0.0, float(gap)) for name, gap in gaps.items()]
+    gaps = {
+        name: (tensor - second.weights[name]).abs().max() for name, tensor in first.weights.items()
+    }
+    return [
+        StepDifference(f"weight {name}", "weights", 0.0, float(gap)) for name, gap in gaps.items()
+    ]
 
 
 def difference_of_states(first: dict[str, Any], second: dict[str, Any]) -> StepDifference | None:
@@ -113,9 +127,13 @@ def difference_of_states(first: dict[str, Any], second: dict[str, Any]) -> StepD
 
 def _in_states(first: Any, second: Any, name: str = "state") -> list[StepDifference]:
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return [entry for key in first for entry in _in_states(first[key], second[key], f"{name} {key}")]
+        return [
+            entry for key in first for entry in _in_states(first[key], second[key], f"{name} {key}")
+        ]
     if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        return [entry for a, b in zip(first, second, strict=True) for entry in _in_states(a, b, name)]
+        return [
+            entry for a, b in zip(first, second, strict=True) for entry in _in_states(a, b, name)
+        ]
     if isinstance(first, int | float) and isinstance(second, int | float):
         return [StepDifference(name, "state", float(first), float(second))]
     return [] if first == second else [StepDifference(name, "state", 0.0, float("nan"))]
@@ -147,9 +165,13 @@ class Rehearsal:
         return Model("tested", engine, DigitTokenizer(), torch.device("cpu"))
 
     def fit(
-        self, batch: SequenceSample, model: Model | None = None, interface: ModelInterface | None = None
+        self,
+        batch: SequenceSample,
+        model: Model | None = None,
+        interface: ModelInterface | None = None,
     ) -> SequenceSample:
-        """The batch as a rollout of the model would have left it: log-probs and values are the model's own."""
+        """The batch as a rollout of the model would have left it:
+        log-probs and values are the model's own."""
         return as_sampled(interface or self.make(), model or self.model(), batch)
 
     def train(
@@ -178,7 +200,10 @@ def _trained(
     stats: dict[str, float] = {}
     for batch in batches:
         stats = call_interface(interface, "train_step", model, batch, spec)
-    weights = {name: parameter.detach().clone() for name, parameter in model.module.model.named_parameters()}
+    weights = {
+        name: parameter.detach().clone()
+        for name, parameter in model.module.model.named_parameters()
+    }
     return TrainingOutcome(dict(stats), weights, _own_state(interface), model, interface)
 
 
@@ -204,21 +229,30 @@ def state_through_json(interface: ModelInterface) -> dict[str, Any]:
 
 
 def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -> SequenceSample:
-    """A copy of the batch in which everything that a rollout computes with the trained model is computed with it.
+    """A copy of the batch in which everything that a rollout computes with the trained model is
+    computed with it.
 
-    Keys returned by the interface's own inference come from there, log-probs and values otherwise directly from the
-    model: the old policy is the one that sampled. Log-probs of other policies are made slightly different from its own.
+    Keys returned by the interface's own inference come from there, log-probs and values otherwise
+    directly from the model: the old policy is the one that sampled. Log-probs of other policies are
+    made slightly different from its own.
     """
     sampled = batch.select(batch.keys)
     written, read = interface.writes("inference"), interface.reads("inference")
     has_inputs = read is None or set(read.needed) <= set(batch.keys)
-    if written is not None and has_inputs and overrides(interface, "inference") and set(written.all) & set(batch.keys):
+    if (
+        written is not None
+        and has_inputs
+        and overrides(interface, "inference")
+        and set(written.all) & set(batch.keys)
+    ):
         inferred: SequenceSample = call_interface(interface, "inference", model, batch, WHOLE)
         sampled.update_(inferred.select(key for key in inferred.keys if key in batch.keys))
     assert sampled.data is not None
     shift = [[length - 1 for length in lengths] for lengths in batch.seqlens["packed_input_ids"]]
     if "packed_logprobs" in batch.keys and not (written and "packed_logprobs" in written.all):
-        scores = model.module.forward(batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift)
+        scores = model.module.forward(
+            batch, post_hook=lambda output, _: output.logprobs, output_seqlens=shift
+        )
         sampled.data["packed_logprobs"] = scores.float()
     if {"packed_logprobs", "old_logprobs"} <= set(batch.keys):
         sampled.data["old_logprobs"] = sampled.data["packed_logprobs"]
@@ -232,8 +266,9 @@ def as_sampled(interface: ModelInterface, model: Model, batch: SequenceSample) -
 
 
 def usual_batches(interface: ModelInterface) -> Batches:
-    """Makes batches with the keys that training declares, in groups of the required size: also those that it only reads
-    if they are there. If it declares none, all known keys; a key that it needs but nobody knows must be supplied."""
+    """Makes batches with the keys that training declares, in groups of the required size: also
+    those that it only reads if they are there. If it declares none, all known keys; a key that it
+    needs but nobody knows must be supplied."""
     declared = interface.reads("train_step")
     if declared is None:
         keys = dict.fromkeys((*KEYS, *keys_in_source(interface, "train_step")))
@@ -293,16 +328,23 @@ def _place_of_partial(function: Any) -> str:
 
 
 def place_of_number(
-    rehearsal: Rehearsal, name: str, outcome_at_fault: TrainingOutcome, compared: TrainingOutcome | None = None
+    rehearsal: Rehearsal,
+    name: str,
+    outcome_at_fault: TrainingOutcome,
+    compared: TrainingOutcome | None = None,
 ) -> str:
-    """The source of a number of a training step that is wrong in `outcome_at_fault`, or differs from `compared`.
+    """The source of a number of a training step that is wrong in `outcome_at_fault`, or differs
+    from `compared`.
 
     The loss is blamed for its numbers only if it is computed directly from the input of train_step.
     """
     call = next(iter(outcome_at_fault.engine.calls), None)
     if call is None:
         return place_of(rehearsal.train_step)
-    weights = [outcome.stats.get("loss_weight", 0.0) for outcome in (outcome_at_fault, compared or outcome_at_fault)]
+    weights = [
+        outcome.stats.get("loss_weight", 0.0)
+        for outcome in (outcome_at_fault, compared or outcome_at_fault)
+    ]
     if name == "loss_weight" or (name in ("loss", "grad_norm") and not math.isclose(*weights)):
         return place_of_weight(call)
     if name in ("loss", "grad_norm") and set(call.batch.keys) <= set(rehearsal.batch.keys):
@@ -310,17 +352,24 @@ def place_of_number(
     return place_of(rehearsal.train_step)
 
 
-def place_of_difference(rehearsal: Rehearsal, mismatch: StepDifference, compared: TrainingOutcome) -> str:
+def place_of_difference(
+    rehearsal: Rehearsal, mismatch: StepDifference, compared: TrainingOutcome
+) -> str:
     """The source of another step's difference from the usual one."""
     return place_of_number(rehearsal, mismatch.name, rehearsal.result, compared)
 
 
-def untried(name: str, call: str, fixture: str, interface: ModelInterface, error: ValueError) -> Violation:
+def untried(
+    name: str, call: str, fixture: str, interface: ModelInterface, error: ValueError
+) -> Violation:
     """Report that no batch can be made for a call, and how its author can provide one."""
     file = f"tests/interfaces/test_{module_name(name)}.py"
     return Violation(
         f"no batch can be made for {call}: {error}",
-        f"give TestContract in {file} a fixture `{fixture}`, whose value is a function (lengths, seed) -> batch",
+        (
+            f"give TestContract in {file} a fixture `{fixture}`, whose value is a function "
+            "(lengths, seed) -> batch"
+        ),
         place_of(type(interface)),
     )
 
@@ -334,10 +383,17 @@ class InterfaceSubject(Contract):
     def make(self, request: pytest.FixtureRequest) -> Make:
         """Builds the interface. `args`, if it is a fixture, is resolved here."""
         args = self.args if isinstance(self.args, Mapping) else request.getfixturevalue("args")
-        required = [argument.name for argument in signature("interfaces", self.name).arguments if argument.required]
+        required = [
+            argument.name
+            for argument in signature("interfaces", self.name).arguments
+            if argument.required
+        ]
         lacking = [name for name in required if name not in args]
         if lacking:
-            pytest.skip(f"not tried: needs arguments: rlcli test interface {self.name} {'=… '.join(lacking)}=…")
+            pytest.skip(
+                f"not tried: needs arguments: rlcli test interface {self.name} "
+                f"{'=… '.join(lacking)}=…"
+            )
 
         def configured(**changes: Any) -> ModelInterface:
             return make_interface(ModelInterfaceAbstraction(self.name, {**args, **changes}))
@@ -346,7 +402,8 @@ class InterfaceSubject(Contract):
 
     @pytest.fixture
     def batches(self, make: Make) -> Batches:
-        """Makes batches. Override if the interface reads its own keys; groups are as large as NEEDS_GROUP requires."""
+        """Makes batches. Override if the interface reads its own keys; groups are as large as
+        NEEDS_GROUP requires."""
         return usual_batches(make())
 
     @pytest.fixture

@@ -5,12 +5,13 @@
         weights.device, weights.is_cuda  # cuda:0, True
         weights @ torch.ones(4)  # RuntimeError: Expected all tensors to be on the same device, …
 
-Within the context torch behaves as on a machine with GPUs: tensors report their device, host and device tensors refuse
-to mix, each device has its own random stream and counts its memory, `torch.autocast("cuda")` casts the same operations.
-The numbers are real, so results can be compared with those of the CPU.
+Within the context torch behaves as on a machine with GPUs: tensors report their device, host and
+device tensors refuse to mix, each device has its own random stream and counts its memory,
+`torch.autocast("cuda")` casts the same operations. The numbers are real, so results can be compared
+with those of the CPU.
 
-It does not model kernels, streams, timing or NCCL: everything happens immediately, in order, on one thread.
-torch.distributed needs no special handling; gloo transfers the device's tensors.
+It does not model kernels, streams, timing or NCCL: everything happens immediately, in order, on one
+thread. torch.distributed needs no special handling; gloo transfers the device's tensors.
 """
 
 from rlcli.testing.pretend_cuda.context import pretend_cuda

@@ -46,7 +46,13 @@ class DeviceStream:
 class Event:
     """A point in time; everything before it has been done by then."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs: Any):
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        **kwargs: Any,
+    ):
         self._timed = enable_timing
         self._at: float | None = None
 
@@ -63,7 +69,9 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds. Raises RuntimeError for events that were not timed or not recorded."""
         if not (self._timed and end._timed) or self._at is None or end._at is None:
-            raise RuntimeError("Both events must be created with argument 'enable_timing=True' and recorded")
+            raise RuntimeError(
+                "Both events must be created with argument 'enable_timing=True' and recorded"
+            )
         return (end._at - self._at) * 1000
 
 
@@ -76,7 +84,12 @@ class _Using:
     def __enter__(self) -> None:
         self._before = self._enter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._leave(self._before)
 
 
@@ -94,7 +107,10 @@ def torch_accelerator() -> Answers:
         "set_device_index": _set_device,
         "synchronize": _synchronize,
         "current_stream": _current_stream,
-        **{name: memory[name] for name in ("memory_allocated", "max_memory_allocated", "empty_cache")},
+        **{
+            name: memory[name]
+            for name in ("memory_allocated", "max_memory_allocated", "empty_cache")
+        },
     }
 
 
@@ -150,9 +166,14 @@ def _properties() -> Answers:
 def _device_properties(device: Any = None) -> SimpleNamespace:
     major, minor = active().capability
     return SimpleNamespace(
-        name=NAME, major=major, minor=minor, total_memory=active().memory[active().index(device)].total,
-        multi_processor_count=PROCESSORS, is_integrated=0, is_multi_gpu_board=0,
-    )  # fmt: skip
+        name=NAME,
+        major=major,
+        minor=minor,
+        total_memory=active().memory[active().index(device)].total,
+        multi_processor_count=PROCESSORS,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
 
 
 def _memory() -> Answers:
@@ -164,7 +185,11 @@ def _memory() -> Answers:
 
     def stats(device: Any = None) -> dict[str, int]:
         numbers = {"current": of(device).allocated, "peak": of(device).peak}
-        return {f"{kind}_bytes.all.{name}": n for kind in ("allocated", "reserved") for name, n in numbers.items()} | {
+        return {
+            f"{kind}_bytes.all.{name}": n
+            for kind in ("allocated", "reserved")
+            for name, n in numbers.items()
+        } | {
             "allocation.all.allocated": of(device).allocations,
             "num_alloc_retries": 0,
             "num_ooms": 0,

@@ -1,4 +1,5 @@
-"""Further torch functions replaced meanwhile: those where C++ would act on a device by itself, bypassing Python."""
+"""Further torch functions replaced meanwhile: those where C++ would act on a device by itself,
+bypassing Python."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from rlcli.testing.pretend_cuda.tensor import DATA, DeviceTensor, labelled, pinn
 
 _TENSOR, _AS_TENSOR, _TO = torch.tensor, torch.as_tensor, torch.Tensor.to
 _FACTORIES = (
-    "arange", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace", "ones", "ones_like",
-    "rand", "rand_like", "randint", "randn", "randn_like", "randperm", "scalar_tensor", "zeros", "zeros_like",
+    "arange", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace",
+    "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
+    "scalar_tensor", "zeros", "zeros_like",
 )  # fmt: skip
 
 
@@ -28,7 +30,9 @@ def torch_functions() -> dict[str, Any]:
 def tensor_methods() -> dict[str, Any]:
     return {
         "to": _to,
-        "cuda": lambda tensor, device=None, *args, **kwargs: _to(tensor, "cuda" if device is None else device),
+        "cuda": lambda tensor, device=None, *args, **kwargs: _to(
+            tensor, "cuda" if device is None else device
+        ),
         "pin_memory": _pin_memory,
         "is_pinned": _is_pinned,
         "data": property(_data, _set_data),
@@ -55,18 +59,24 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return moved
 
 
-def _tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+def _tensor(
+    data: Any, *, device: Any = None, requires_grad: bool = False, **kwargs: Any
+) -> torch.Tensor:
     kwargs.pop("pin_memory", None)
     return _made_on_host(_TENSOR, data, device, kwargs).requires_grad_(requires_grad)
 
 
 def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
-        return data.to(data.device if device is None else device, data.dtype if dtype is None else dtype)
+        return data.to(
+            data.device if device is None else device, data.dtype if dtype is None else dtype
+        )
     return _made_on_host(_AS_TENSOR, data, device, {"dtype": dtype})
 
 
-def _made_on_host(make: Callable[..., torch.Tensor], data: Any, device: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+def _made_on_host(
+    make: Callable[..., torch.Tensor], data: Any, device: Any, kwargs: dict[str, Any]
+) -> torch.Tensor:
     """C++ would fill it on the device, so it is made on the host and moved there."""
     if device is None:
         device = data.device if isinstance(data, torch.Tensor) else _device_of_context()
@@ -77,7 +87,9 @@ def _made_on_host(make: Callable[..., torch.Tensor], data: Any, device: Any, kwa
 
 def _device_of_context() -> Any:
     """The device set by `with torch.device(…)`; the host without it."""
-    contexts = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+    contexts = [
+        mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)
+    ]
     return contexts[-1].device if contexts else "cpu"
 
 

@@ -26,15 +26,16 @@ _GIB = 1 << 30
 def pretend_cuda(
     devices: int = 1, memory: int = 80 * _GIB, capability: tuple[int, int] = (8, 0)
 ) -> Iterator[torch.device]:
-    """Give this thread `devices` CUDA devices of `memory` bytes each; the value is the first one. Threads started
-    inside the context have them too.
+    """Give this thread `devices` CUDA devices of `memory` bytes each; the value is the first one.
+    Threads started inside the context have them too.
 
     Raises RuntimeError if torch has CUDA itself: then tests belong on the real device.
     """
     if torch.version.cuda is not None or torch.version.hip is not None:
         raise RuntimeError("this torch has GPUs of its own; the pretend device is for CPU builds")
     let_autograd_know_the_label()
-    _device_constructors()  # `with torch.device(…)` remembers torch's own functions, not their replacements
+    # `with torch.device(…)` remembers torch's own functions, not their replacements
+    _device_constructors()
     generators = tuple(DeviceGenerator.on(index) for index in range(devices))
     open_devices(Devices([Memory(memory) for _ in range(devices)], generators, capability))
     try:
@@ -55,7 +56,9 @@ def _torch_answers() -> Iterator[None]:
         stack.enter_context(_replaced(torch, torch_functions()))
         stack.enter_context(_replaced(torch.Tensor, tensor_methods()))
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", swap_tensors))
-        stack.enter_context(mock.patch.object(DTensor, "device", property(_device_of_part), create=True))
+        stack.enter_context(
+            mock.patch.object(DTensor, "device", property(_device_of_part), create=True)
+        )
         yield
 
 
@@ -64,13 +67,16 @@ def _device_of_part(tensor: DTensor) -> torch.device:
 
 
 def _replaced(module: Any, answers: dict[str, Any], only_known: bool = False) -> Any:
-    replacements = {name: answer for name, answer in answers.items() if not only_known or hasattr(module, name)}
+    replacements = {
+        name: answer for name, answer in answers.items() if not only_known or hasattr(module, name)
+    }
     return mock.patch.multiple(module, create=True, **replacements)
 
 
 @contextlib.contextmanager
 def _threads_of_autograd() -> Iterator[None]:
-    """The backward pass runs on this thread, where the device is known; modules keep their parameters when moved."""
+    """The backward pass runs on this thread, where the device is known; modules keep their
+    parameters when moved."""
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def deepspeed_on_cuda() -> Iterator[None]:
-    """Make DeepSpeed, which must have been imported, treat the device of this process as CUDA, whatever it detected
-    on import."""
+    """Make DeepSpeed, which must have been imported, treat the device of this process as CUDA,
+    whatever it detected on import."""
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 

@@ -1,4 +1,5 @@
-"""Accounting of device memory: each storage counts once, as long as a tensor of the device uses it."""
+"""Accounting of device memory: each storage counts once,
+as long as a tensor of the device uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Memory:
         self._in_use: WeakValueDictionary[int, DeviceAllocation] = WeakValueDictionary()
 
     def allocation_of(self, host: torch.Tensor) -> DeviceAllocation:
-        """The allocation behind a tensor's storage. Raises torch.OutOfMemoryError if there is not enough memory."""
+        """The allocation behind a tensor's storage. Raises torch.OutOfMemoryError if there is not
+        enough memory."""
         storage = host.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         existing = self._in_use.get(address) if size else None
@@ -33,8 +35,8 @@ class Memory:
         """Count bytes as used; there must be enough."""
         if self.allocated + size > self.total:
             raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {size} bytes. The device has {self.total} bytes, "
-                f"of which {self.total - self.allocated} are free."
+                f"CUDA out of memory. Tried to allocate {size} bytes. The device has {self.total} "
+                f"bytes, of which {self.total - self.allocated} are free."
             )
         self.allocated += size
         self.peak = max(self.peak, self.allocated)

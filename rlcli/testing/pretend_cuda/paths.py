@@ -11,8 +11,8 @@ from pathlib import Path
 from types import CodeType
 
 _MAKERS = frozenset((
-    "arange", "as_tensor", "empty", "eye", "frombuffer", "from_numpy", "full", "linspace", "ones", "rand", "randint",
-    "randn", "randperm", "tensor", "zeros",
+    "arange", "as_tensor", "empty", "eye", "frombuffer", "from_numpy", "full", "linspace", "ones",
+    "rand", "randint", "randn", "randperm", "tensor", "zeros",
 ))  # fmt: skip
 """Torch functions that create a tensor, on the host unless given a device."""
 _MOVES = frozenset(("cpu", "cuda", "is_cuda", "numpy", "pin_memory", "to", "type_as"))
@@ -31,8 +31,9 @@ class Function:
 
 
 def device_functions(files: Iterable[Path], root: Path) -> set[Function]:
-    """Functions whose own lines name a device (a variable, argument or attribute `device`, the words "cuda" and "cpu"),
-    move a tensor (`.to(…)`, `.cpu()`), or create one. Files are named relative to `root`."""
+    """Functions whose own lines name a device (a variable, argument or attribute `device`, the
+    words "cuda" and "cpu"), move a tensor (`.to(…)`, `.cpu()`), or create one. Files are named
+    relative to `root`."""
     functions: set[Function] = set()
     for file in files:
         for name, function in _functions(ast.parse(file.read_text(encoding="utf-8"))):
@@ -45,7 +46,8 @@ def device_functions(files: Iterable[Path], root: Path) -> set[Function]:
 def functions_run(root: Path) -> Iterator[set[Function]]:
     """The functions in files beneath `root` that this thread enters within the context."""
     run: set[Function] = set()
-    profiler = cProfile.Profile(subcalls=False, builtins=False)  # in C: a trace function in Python takes far longer
+    # in C: a trace function in Python takes far longer
+    profiler = cProfile.Profile(subcalls=False, builtins=False)
     profiler.enable()
     try:
         yield run
@@ -65,12 +67,16 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Funct
             yield prefix + node.name, node
             yield from _functions(node, f"{prefix}{node.name}.<locals>.")
         else:
-            yield from _functions(node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
+            yield from _functions(
+                node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix
+            )
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
     """Nodes outside nested functions and classes; lambdas count as its own."""
-    waiting = [node for node in ast.iter_child_nodes(function) if not isinstance(node, ast.arguments)]
+    waiting = [
+        node for node in ast.iter_child_nodes(function) if not isinstance(node, ast.arguments)
+    ]
     waiting += ast.iter_child_nodes(function.args)
     while waiting:
         node = waiting.pop()

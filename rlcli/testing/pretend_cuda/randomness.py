@@ -40,7 +40,8 @@ class _EitherKind(type):
 
 
 class Generator(metaclass=_EitherKind):
-    """`torch.Generator` where there are devices: `Generator()` is for the host, `Generator("cuda")` for a device."""
+    """`torch.Generator` where there are devices: `Generator()` is for the host,
+    `Generator("cuda")` for a device."""
 
     def __new__(cls, device: torch.device | str | int = "cpu") -> Any:
         if not isinstance(device, int) and torch.device(device).type == "cpu":
@@ -59,7 +60,11 @@ def check_generator(generator: torch.Generator, device: Device) -> None:
 @contextlib.contextmanager
 def random_stream_of(device: Device, operation: Any, generator: Any) -> Iterator[None]:
     """Random operations on a device draw from its stream, unless given another generator."""
-    if device is None or generator is not None or torch.Tag.nondeterministic_seeded not in operation.tags:
+    if (
+        device is None
+        or generator is not None
+        or torch.Tag.nondeterministic_seeded not in operation.tags
+    ):
         yield
         return
     stream, host = active().generators[device], torch.default_generator

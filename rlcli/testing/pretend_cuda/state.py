@@ -27,7 +27,8 @@ class Devices:
     def index(self, device: torch.device | str | int | None) -> int:
         """The number of a device as named by users; the current one if none is named.
 
-        Raises RuntimeError for a device that does not exist, ValueError for one that is not a CUDA device.
+        Raises RuntimeError for a device that does not exist,
+        ValueError for one that is not a CUDA device.
         """
         if isinstance(device, str):
             device = torch.device(device)

@@ -1,4 +1,5 @@
-"""Storages of the pretend device: engines release and refill their memory while tensors stay the same objects."""
+"""Storages of the pretend device: engines release and refill their memory while tensors stay the
+same objects."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class DeviceStorage:
-    """`tensor.untyped_storage()` on the device: the storage of the host's numbers, counted as device memory."""
+    """`tensor.untyped_storage()` on the device: the storage of the host's numbers,
+    counted as device memory."""
 
     def __init__(self, tensor: DeviceTensor):
         self.device = tensor.device

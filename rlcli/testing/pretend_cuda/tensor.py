@@ -1,8 +1,9 @@
 """Tensors of the pretend device, and how operations on them are executed on the CPU.
 
-To Python such a tensor is on `cuda:0`. To torch's C++ it is on `xla:0`: a CPU build has no runtime for either, but does
-not require one for XLA. It is the only device type whose tensors take part in CUDA's autocast and need no streams in
-the backward pass. Python does not see that name, and C++ uses it to keep host and device apart.
+To Python such a tensor is on `cuda:0`. To torch's C++ it is on `xla:0`: a CPU build has no runtime
+for either, but does not require one for XLA. It is the only device type whose tensors take part in
+CUDA's autocast and need no streams in the backward pass. Python does not see that name, and C++
+uses it to keep host and device apart.
 """
 
 from __future__ import annotations
@@ -44,9 +45,14 @@ class DeviceTensor(torch.Tensor):
     @staticmethod
     def __new__(cls: type[DeviceTensor], host: torch.Tensor, index: int = 0) -> DeviceTensor:
         tensor: DeviceTensor = torch.Tensor._make_wrapper_subclass(
-            cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
-            device=torch.device(LABEL, index), _extra_dispatch_keys=_AUTOCAST,
-        )  # fmt: skip
+            cls,
+            host.size(),
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=torch.device(LABEL, index),
+            _extra_dispatch_keys=_AUTOCAST,
+        )
         tensor.host = host
         tensor.allocation = active().memory[index].allocation_of(host)
         return tensor
@@ -126,9 +132,13 @@ class DeviceTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol"
+            )
         if id(self) not in memo:
-            copied = DeviceTensor(self.host.clone(), self.get_device()).requires_grad_(self.requires_grad)
+            copied = DeviceTensor(self.host.clone(), self.get_device()).requires_grad_(
+                self.requires_grad
+            )
             vars(copied).update(users_attributes(self))
             if getattr(self, "_is_param", False):
                 copied._is_param = True
@@ -136,7 +146,9 @@ class DeviceTensor(torch.Tensor):
         return cast(torch.Tensor, memo[id(self)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise NotImplementedError("a tensor of the pretend device cannot be pickled; copy it to the host first")
+        raise NotImplementedError(
+            "a tensor of the pretend device cannot be pickled; copy it to the host first"
+        )
 
 
 class Operations(TorchDispatchMode):
@@ -154,12 +166,18 @@ def execute(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     generator = next((leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)), None)
     asked, pins = _asked_device(kwargs.get("device")), bool(kwargs.get("pin_memory"))
-    of_host = not isinstance(asked, int) and not any(isinstance(tensor, DeviceTensor) for tensor in tensors)
+    of_host = not isinstance(asked, int) and not any(
+        isinstance(tensor, DeviceTensor) for tensor in tensors
+    )
     if of_host and generator is None and not pins:
         return operation(*args, **kwargs)
     if torch.Tag.inplace_view in operation.tags and not of_host:
-        raise NotImplementedError(f"{operation} changes a tensor's shape in place; the pretend device does not do that")
-    device = place_result(operation, args, asked, [(tensor, _device_of(tensor)) for tensor in tensors])
+        raise NotImplementedError(
+            f"{operation} changes a tensor's shape in place; the pretend device does not do that"
+        )
+    device = place_result(
+        operation, args, asked, [(tensor, _device_of(tensor)) for tensor in tensors]
+    )
     if generator is not None:
         check_generator(generator, device)
     host_args = [_changed(value, _on_host) for value in args]
@@ -177,7 +195,9 @@ def execute(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 def replace_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """`tensor.data = new`: the same object takes on the memory, and the device, of another."""
     attributes = users_attributes(tensor)
-    flags = {name: value for name in ("_is_param",) if (value := vars(tensor).get(name)) is not None}
+    flags = {
+        name: value for name in ("_is_param",) if (value := vars(tensor).get(name)) is not None
+    }
     if isinstance(new, DeviceTensor) and isinstance(tensor, DeviceTensor):
         DATA.__set__(tensor, new.detach())  # type: ignore[attr-defined]
         tensor.host, tensor.allocation = new.host, new.allocation
@@ -192,15 +212,18 @@ _SWAP = torch.utils.swap_tensors
 
 
 def swap_tensors(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """torch's way to move a parameter and keep the object; here its attributes stay with it too, as on a GPU.
+    """torch's way to move a parameter and keep the object; here its attributes stay with it too,
+    as on a GPU.
 
-    Only a move between host and device needs it; otherwise, as on a GPU, others may hold the parameter meanwhile.
+    Only a move between host and device needs it; otherwise, as on a GPU, others may hold the
+    parameter meanwhile.
     """
     if isinstance(ours, DeviceTensor) and isinstance(theirs, DeviceTensor):
         replace_data(ours, theirs)
         return
     of_host = not (isinstance(ours, DeviceTensor) or isinstance(theirs, DeviceTensor))
-    if of_host and torch._has_compatible_shallow_copy_type(ours, theirs):  # not if one of them is a meta tensor
+    # not if one of them is a meta tensor
+    if of_host and torch._has_compatible_shallow_copy_type(ours, theirs):
         ours.data = theirs.data
         return
     attributes = users_attributes(ours)
@@ -219,7 +242,8 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def let_autograd_know_the_label() -> None:
-    """Autograd requires a guard for each device type of its tensors. That of `meta` does nothing; use it for ours too.
+    """Autograd requires a guard for each device type of its tensors. That of `meta` does nothing;
+    use it for ours too.
 
     There is no Python function for this: it is one entry in a table that libc10 exports.
     """
@@ -259,7 +283,8 @@ def _device_of(tensor: torch.Tensor) -> Device:
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """The items of lists and tuples. Below autograd there is nothing else; torch's pytree takes ten times as long."""
+    """The items of lists and tuples. Below autograd there is nothing else;
+    torch's pytree takes ten times as long."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from _leaves(value)
@@ -287,5 +312,7 @@ def _returned(output: Any, device: Device, same: Mapping[int, DeviceTensor]) -> 
     if existing is None:
         return output if device is None else DeviceTensor(output, device)
     if existing.shape != output.shape:
-        raise NotImplementedError(f"an `out=` tensor of shape {tuple(existing.shape)} became {tuple(output.shape)}")
+        raise NotImplementedError(
+            f"an `out=` tensor of shape {tuple(existing.shape)} became {tuple(output.shape)}"
+        )
     return existing

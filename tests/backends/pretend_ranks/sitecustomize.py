@@ -1,6 +1,8 @@
-"""Gives each rank of a run a pretend CUDA device, by gloo in place of NCCL: for runs with this folder on PYTHONPATH.
+"""Gives each rank of a run a pretend CUDA device, by gloo in place of NCCL: for runs with this
+folder on PYTHONPATH.
 
-Python imports a file of this name when it starts. Neither the ranks' code nor what starts them knows of it.
+Python imports a file of this name when it starts. Neither the ranks' code nor what starts them
+knows of it.
 """
 
 import os

@@ -1,13 +1,13 @@
 """How many of these answers does `math_reward` judge as they are labelled?
 
-`python tests/interfaces/math_answers/exam.py` prints precision and recall of each half. The forms are those of
-`hand_written.yaml` and those that the rules of `rules.yaml` write. The rules are halved by a hash of their names: one
-half to develop with, together with what is written by hand, and one held back, whose failures are shown only on demand
-(`--failures held_back`).
+`python tests/interfaces/math_answers/exam.py` prints precision and recall of each half. The forms
+are those of `hand_written.yaml` and those that the rules of `rules.yaml` write. The rules are
+halved by a hash of their names: one half to develop with, together with what is written by hand,
+and one held back, whose failures are shown only on demand (`--failures held_back`).
 
-`further_open.jsonl` and `further_held_back.jsonl` are a second exam, written by somebody else after that parser and
-before its successor: the first half was known while the successor was written, the second was not, and its failures are
-shown by nothing here.
+`further_open.jsonl` and `further_held_back.jsonl` are a second exam, written by somebody else after
+that parser and before its successor: the first half was known while the successor was written, the
+second was not, and its failures are shown by nothing here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one half: how many right answers were accepted, and how many of the accepted ones were right."""
+    """Of one half: how many right answers were accepted,
+    and how many of the accepted ones were right."""
 
     forms: int
     accepted_right: int
@@ -124,12 +125,16 @@ def _written_by_rules() -> Iterator[Form]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--failures", choices=(DEVELOPMENT, HELD_BACK), help="show what this half gets wrong")
+    parser.add_argument(
+        "--failures", choices=(DEVELOPMENT, HELD_BACK), help="show what this half gets wrong"
+    )
     shown_half = parser.parse_args().failures
     exam = forms()
     for half, result in results(judged(exam), exam).items():
-        print(f"{half:12} {result.forms:4} forms, {result.right} right: "
-              f"precision {result.precision:.3f}, recall {result.recall:.3f}")  # fmt: skip
+        print(
+            f"{half:12} {result.forms:4} forms, {result.right} right: "
+            f"precision {result.precision:.3f}, recall {result.recall:.3f}"
+        )
         for form in result.failures if half == shown_half else ():
             verdict = "missed" if form.right else "PAID  "
             print(f"  {verdict} {form.response!r} for {form.gold!r}  [{form.rule}]")

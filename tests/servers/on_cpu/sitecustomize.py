@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 class DeclaresOperators(importlib.abc.MetaPathFinder):
-    """torchvision comes as a CUDA build, whose operators are missing next to a CPU build of torch. SGLang only imports
-    it: before that the operators are declared, without a body."""
+    """torchvision comes as a CUDA build, whose operators are missing next to a CPU build of torch.
+    SGLang only imports it: before that the operators are declared, without a body."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torchvision":
@@ -34,8 +34,9 @@ def leave_products_alone(operations):
 
 
 class AllowsSeeds(importlib.abc.MetaPathFinder):
-    """Requests have seeds with enable_deterministic_inference alone, which is refused on a CPU for the sake of matrix
-    products that it would replace by kernels of a GPU; the sampler itself is plain torch."""
+    """Requests have seeds with enable_deterministic_inference alone, which is refused on a CPU for
+    the sake of matrix products that it would replace by kernels of a GPU;
+    the sampler itself is plain torch."""
 
     CHANGES = {
         "sglang.srt.arg_groups.choices": allow_on_cpu,

@@ -24,7 +24,9 @@ class ToyContract(Contract):
     def test_factor(self, subject):
         """its factor is 1"""
         if subject.factor != 1:
-            raise Violation(f"its factor is {subject.factor}", "leave it alone", place_of(type(subject)))
+            raise Violation(
+                f"its factor is {subject.factor}", "leave it alone", place_of(type(subject))
+            )
 
     def test_crash(self, subject):
         """it divides by its factor"""

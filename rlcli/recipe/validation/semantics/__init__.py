@@ -1,4 +1,5 @@
-"""Semantic checks across the sections of a recipe: every contradiction is reported, each at its place."""
+"""Semantic checks across the sections of a recipe: every contradiction is reported,
+each at its place."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from rlcli.recipe.validation.semantics.notes import Notes
 from rlcli.recipe.validation.unresolved import Unresolved
 
 
-def check_semantics(recipe: Recipe, tree: Mapping, problems: Problems, unresolved: Unresolved) -> None:
-    """Report every contradiction. `unresolved`: what is known to be wrong, so that nothing is concluded from it."""
+def check_semantics(
+    recipe: Recipe, tree: Mapping, problems: Problems, unresolved: Unresolved
+) -> None:
+    """Report every contradiction. `unresolved`: what is known to be wrong, so that nothing is
+    concluded from it."""
     notes = Notes(recipe, tree, problems, unresolved)
     for room in (models, calls, training, devices, lengths):
         room.check(notes)

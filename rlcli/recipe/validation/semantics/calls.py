@@ -1,4 +1,5 @@
-"""Checks that calls connect by their keys, and that each is supported by its interface, role and backend."""
+"""Checks that calls connect by their keys, and that each is supported by its interface,
+role and backend."""
 
 from __future__ import annotations
 
@@ -50,15 +51,17 @@ def check(notes: Notes) -> None:
     _graph(notes, notes.recipe.graph, ("graph",), train.dataset, ("train", "dataset"))
     if train.eval.dataset is not None:
         dataset_path: Path = ("train", "eval", "dataset")
-        _graph(notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, dataset_path)
+        _graph(
+            notes, train.eval.graph, ("train", "eval", "graph"), train.eval.dataset, dataset_path
+        )
     if not notes.recipe.graph:
         notes.note("R39", "the graph has no calls", ("graph",))
     _shared_interfaces(notes)
 
 
 def _shared_interfaces(notes: Notes) -> None:
-    """Calls of the same role and interface share its state, so they need the same arguments. If nothing is trained and
-    no state is kept, each call may have its own."""
+    """Calls of the same role and interface share its state, so they need the same arguments. If
+    nothing is trained and no state is kept, each call may have its own."""
     sharing: dict[tuple[str, str], list[str]] = {}
     for name, call in notes.recipe.graph.items():
         sharing.setdefault((call.model, call.interface.type), []).append(name)
@@ -72,14 +75,22 @@ def _shared_interfaces(notes: Notes) -> None:
 def _same_arguments(notes: Notes, role: str, interface: str, first: str, second: str) -> None:
     args_of = {name: notes.recipe.graph[name].interface.args for name in (first, second)}
     for argument in sorted({*args_of[first], *args_of[second]}):
-        values = {name: argument_of("interfaces", interface, args, argument) for name, args in args_of.items()}
+        values = {
+            name: argument_of("interfaces", interface, args, argument)
+            for name, args in args_of.items()
+        }
         if values[first] == values[second]:
             continue
-        places: dict[str, Path] = {name: ("graph", name, "interface", "args", argument) for name in values}
-        in_words = {name: "its default" if value is COMPUTED else repr(value) for name, value in values.items()}
+        places: dict[str, Path] = {
+            name: ("graph", name, "interface", "args", argument) for name in values
+        }
+        in_words = {
+            name: "its default" if value is COMPUTED else repr(value)
+            for name, value in values.items()
+        }
         message = (
-            f"{first} and {second} share the interface {interface} of the role {role}, but {argument} is "
-            f"{in_words[first]} in one and {in_words[second]} in the other"
+            f"{first} and {second} share the interface {interface} of the role {role}, but "
+            f"{argument} is {in_words[first]} in one and {in_words[second]} in the other"
         )
         needs: list[Path] = [("graph", name, key) for name in values for key in ("model", "call")]
         needs += places.values()
@@ -87,18 +98,26 @@ def _same_arguments(notes: Notes, role: str, interface: str, first: str, second:
         notes.note("R71", message, path, f"set {argument} to the same value for both", needs=needs)
 
 
-def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str, dataset_key: Path) -> None:
+def _graph(
+    notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str, dataset_key: Path
+) -> None:
     for name, call in calls.items():
         _call(notes, call, (*path, name))
         _group(notes, call, calls, (*path, name), path)
     keys = dataset_keys(notes.recipe.datasets, dataset)
     if notes.unresolved.about_entries(path):
         return
-    basis: list[Path] = [(*path, name, field) for name in calls for field in ("outputs", "output_key_remap")]
+    basis: list[Path] = [
+        (*path, name, field) for name in calls for field in ("outputs", "output_key_remap")
+    ]
     basis += [dataset_key, ("datasets", dataset, "type")]
     unmade: dict[str, list[str]] = {}
     for problem in graph_problems(calls, keys):
-        if problem.is_unmade and problem.key and not is_listed(notes, (*path, problem.call), "inputs"):
+        if (
+            problem.is_unmade
+            and problem.key
+            and not is_listed(notes, (*path, problem.call), "inputs")
+        ):
             unmade.setdefault(problem.key, []).append(problem.call)
         else:
             _linked_wrongly(notes, problem, calls, path, dataset, basis)
@@ -108,7 +127,12 @@ def _graph(notes: Notes, calls: ReadMapping[str, Call], path: Path, dataset: str
 
 
 def _linked_wrongly(
-    notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path, dataset: str, basis: list[Path]
+    notes: Notes,
+    problem: GraphProblem,
+    calls: ReadMapping[str, Call],
+    path: Path,
+    dataset: str,
+    basis: list[Path],
 ) -> None:
     keys = dataset_keys(notes.recipe.datasets, dataset)
     read: list[Path] = [(*path, name, "inputs") for name in calls]
@@ -118,7 +142,14 @@ def _linked_wrongly(
     if problem.is_unmade and problem.key:
         hint = removed_maker(notes, path, problem.key) or hint
         hint = hint or (f"rows of {dataset} bring {', '.join(keys)}" if keys else None)
-    notes.note("R71", problem.fault, _place(notes, problem, calls, path), hint, needs=needs, same=problem.key)
+    notes.note(
+        "R71",
+        problem.fault,
+        _place(notes, problem, calls, path),
+        hint,
+        needs=needs,
+        same=problem.key,
+    )
 
 
 def _place(notes: Notes, problem: GraphProblem, calls: ReadMapping[str, Call], path: Path) -> Path:
@@ -157,7 +188,8 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
     head = _needed_head(call)
     if not role.has_weights and (head is not None or call.call not in MODELLESS_CALLS):
         message = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
-        if declared("backends", backend, "RUNS_MODEL") is False:  # otherwise the error is the role's own
+        # otherwise the error is the role's own
+        if declared("backends", backend, "RUNS_MODEL") is False:
             hint = f"give one of {', '.join(f'{key}.{source}' for source in WEIGHTS)}"
             needs: list[Path] = [*sources(name), asked, (*path, "interface", "type")]
             notes.note_once(("weights", name), "R39", message, ("models", name), hint, needs)
@@ -166,15 +198,26 @@ def _role(notes: Notes, call: Call, path: Path) -> None:
         _pooled(notes, call, path)
         return
     if head not in (None, role.head):
-        message = f"{key} has the head {role.head}; {dotted(path)} ({call.interface.type}) needs the head {head}"
+        message = (
+            f"{key} has the head {role.head}; {dotted(path)} ({call.interface.type}) "
+            f"needs the head {head}"
+        )
         needs = [asked, (*path, "model"), (*path, "interface", "type")]
-        notes.note_once(("head", name), "R71", message, ("models", name, "head"), f"{key}.head={head}", needs)
+        notes.note_once(
+            ("head", name), "R71", message, ("models", name, "head"), f"{key}.head={head}", needs
+        )
     able, verb = ABILITIES[call.call]
     answers_by_generating = able == "SCORES" and written_beyond(call) is not None
     if declared("backends", backend, able) is False and not answers_by_generating:
         message = f"the backend {backend} of {key} cannot {verb}, which {dotted(path)} asks of it"
         path_of_backend = ("models", name, "backend", "type")
-        notes.note("R71", message, path_of_backend, f"for example {TRAINED}", needs=[asked, (*path, "model")])
+        notes.note(
+            "R71",
+            message,
+            path_of_backend,
+            f"for example {TRAINED}",
+            needs=[asked, (*path, "model")],
+        )
 
 
 def _needed_head(call: Call) -> str | None:
@@ -186,24 +229,41 @@ def _needed_head(call: Call) -> str | None:
 
 
 def _pooled(notes: Notes, call: Call, path: Path) -> None:
-    """A process of a pool may be replaced at any time, so its results must depend only on its inputs."""
+    """A process of a pool may be replaced at any time,
+    so its results must depend only on its inputs."""
     backend, interface = ("models", call.model, "backend", "type"), call.interface.type
     needs: list[Path] = [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
     if call.call != "inference":
         message = f"{dotted(path)} ({call.call}) cannot run in a pool, which does inference"
-        notes.note("R71", message, backend, f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}", needs=needs)
+        notes.note(
+            "R71",
+            message,
+            backend,
+            f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}",
+            needs=needs,
+        )
     elif has_method("interfaces", interface, "state_dict"):
         message = f"{dotted(path)} cannot run in a pool: the interface {interface} keeps a state"
-        notes.note("R71", message, backend, f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}", needs=needs)
+        notes.note(
+            "R71",
+            message,
+            backend,
+            f"{dotted(notes.written(backend[:3]))}={WEIGHTLESS}",
+            needs=needs,
+        )
 
 
-def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path) -> None:
+def _group(
+    notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path
+) -> None:
     """An interface whose class declares `NEEDS_GROUP` compares the responses to a prompt."""
     sizes = declared_of_call("NEEDS_GROUP", call)
     if sizes is None or not sizes.needed:
         return
     needed = largest_number(sizes, default=1)
-    deciding: list[Path] = [(*path, "interface", "args", argument) for argument in sizes.due_to.values()]
+    deciding: list[Path] = [
+        (*path, "interface", "args", argument) for argument in sizes.due_to.values()
+    ]
     for name, generating in calls.items():
         if generating.call != "generate":
             continue
@@ -212,23 +272,42 @@ def _group(notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, 
             told: Path = (*graph, name, "interface", "args", "generation", "responses_per_prompt")
             where: Path = told if notes.is_set(told) else ("generation", "responses_per_prompt")
             message = (
-                f"{call.interface.type} compares the responses to one prompt and needs at least {needed}, "
-                f"but {name} makes {responses}"
+                f"{call.interface.type} compares the responses to one prompt and needs at least "
+                f"{needed}, but {name} makes {responses}"
             )
-            needs: list[Path] = [(*path, "interface", "type"), (*path, "call"), (*graph, name, "call"), told, *deciding]
-            notes.note("R49", message, where, f"generation.responses_per_prompt={max(needed, 8)}", needs=needs)
+            needs: list[Path] = [
+                (*path, "interface", "type"),
+                (*path, "call"),
+                (*graph, name, "call"),
+                told,
+                *deciding,
+            ]
+            notes.note(
+                "R49",
+                message,
+                where,
+                f"generation.responses_per_prompt={max(needed, 8)}",
+                needs=needs,
+            )
 
 
 def _hooks(notes: Notes, call: Call, path: Path) -> None:
     """Weights are copied between roles with the same parameters, to one that is not trained."""
     recipe, target = notes.recipe, call.hooks.copy_to
-    trained: list[Path] = [("graph", name, key) for name in recipe.graph for key in ("model", "call")]
+    trained: list[Path] = [
+        ("graph", name, key) for name in recipe.graph for key in ("model", "call")
+    ]
     source = recipe.models.get(call.model)
     if source is not None and not source.has_weights:
         for key, verb in (("copy_to", "copy"), ("offload", "offload")):
             if getattr(call.hooks, key):
                 needs = [*sources(call.model), (*path, "model")]
-                notes.note("R71", f"{call.model} has no weights to {verb}", (*path, "hooks", key), needs=needs)
+                notes.note(
+                    "R71",
+                    f"{call.model} has no weights to {verb}",
+                    (*path, "hooks", key),
+                    needs=needs,
+                )
     elif target is not None:
         hook = (*path, "hooks", "copy_to")
         role = recipe.models.get(target)
@@ -242,7 +321,8 @@ def _hooks(notes: Notes, call: Call, path: Path) -> None:
             notes.note("R71", message, hook, needs=sources(target))
         elif source is not None and role.head != source.head:
             message = (
-                f"{call.model} has the head {source.head}, but {target}, which follows it, has the head {role.head}"
+                f"{call.model} has the head {source.head}, but {target}, which follows it, "
+                f"has the head {role.head}"
             )
             heads: list[Path] = [("models", name, "head") for name in (call.model, target)]
             is_of_rollout = notes.mark(hook).is_default
@@ -261,6 +341,9 @@ def _moving_average(notes: Notes, target: str, call: Call, path: Path) -> None:
         if value in rounded:
             setting: Path = ("models", target, "backend", "args", name)
             eta = f"eta {call.hooks.eta:g}"
-            message = f"{target} holds its weights in {value}, in which an average with {eta} would stand still"
+            message = (
+                f"{target} holds its weights in {value}, in which an average with "
+                f"{eta} would stand still"
+            )
             hint = f"use {dotted(setting)}=auto, which holds them in float32"
             notes.note("R49", message, setting, hint, needs=[setting, (*path, "hooks", "eta")])

@@ -27,7 +27,9 @@ def check(notes: Notes) -> None:
     needs = [*CLUSTER, ("launch", "type")]
     if launch == "inline" and world > 1:
         message = f"launch inline runs one process, but the cluster has {world} devices"
-        key: Path = ("launch", "type") if notes.is_set(("launch",)) else ("cluster", "devices_per_node")
+        key: Path = (
+            ("launch", "type") if notes.is_set(("launch",)) else ("cluster", "devices_per_node")
+        )
         notes.note("R49", message, key, "use launch=local", needs=needs)
     parts = sum(job_part.nodes for job_part in notes.recipe.launch.slurm.parts)
     if parts not in (0, cluster.nodes):
@@ -35,7 +37,9 @@ def check(notes: Notes) -> None:
         key = ("launch", "slurm", "parts")
         notes.note("R49", message, key, f"write cluster.nodes={parts}", needs=[CLUSTER[0], key])
     _container(notes)
-    _prompts(notes, {name: _role(notes, name, role, world) for name, role in notes.recipe.models.items()})
+    _prompts(
+        notes, {name: _role(notes, name, role, world) for name, role in notes.recipe.models.items()}
+    )
 
 
 def _container(notes: Notes) -> None:
@@ -48,7 +52,10 @@ def _container(notes: Notes) -> None:
     unused = [key for key in ("image", "mounts", "python", "options") if getattr(container, key)]
     if container.engine == "none" and unused:
         key = (*section, unused[0])
-        message = f"{dotted(key)} is set, but {dotted(engine)} is none, so that nothing runs in a container"
+        message = (
+            f"{dotted(key)} is set, but {dotted(engine)} is none, so that "
+            "nothing runs in a container"
+        )
         notes.note("R39", message, key, f"{dotted(engine)}=pyxis, or apptainer", needs=[engine])
 
 
@@ -61,13 +68,25 @@ def _prompts(notes: Notes, replicas: ReadMapping[str, int]) -> None:
     most = max(wide.values())
     has, fewer = ("have" if len(set(wide.values())) == 1 else "have up to"), "fewer devices"
     if len(wide) == 1:
-        has, fewer = "has", f"{dotted(notes.written(('models', next(iter(wide)), 'devices')))}=0-{rows - 1}"
-    message = f"train.prompts_per_step is {rows}, but {in_words(wide)} {has} {most} data-parallel ranks"
-    notes.note("R49", message, ("train", "prompts_per_step"), f"use at least {most}, or {fewer}", needs=CLUSTER)
+        has, fewer = (
+            "has",
+            f"{dotted(notes.written(('models', next(iter(wide)), 'devices')))}=0-{rows - 1}",
+        )
+    message = (
+        f"train.prompts_per_step is {rows}, but {in_words(wide)} {has} {most} data-parallel ranks"
+    )
+    notes.note(
+        "R49",
+        message,
+        ("train", "prompts_per_step"),
+        f"use at least {most}, or {fewer}",
+        needs=CLUSTER,
+    )
 
 
 def _role(notes: Notes, name: str, role: Role, world: int) -> int:
-    """Check the devices of a role; returns its number of data-parallel ranks, 0 if they are wrong or in doubt."""
+    """Check the devices of a role; returns its number of data-parallel ranks,
+    0 if they are wrong or in doubt."""
     where: Path = ("models", name)
     layout: list[Path] = [(*where, "mesh"), (*where, "devices")]
     try:
@@ -87,35 +106,54 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
         if size > 1 and isinstance(able, tuple) and dimension not in able:
             message = f"the backend {backend} of {name} knows no {dimension}, which is to be {size}"
             hint = f"it knows {', '.join(able) or 'one device'}"
-            notes.note("R49", message, (*where, "mesh", dimension), hint, needs=[(*where, "backend", "type")])
+            notes.note(
+                "R49",
+                message,
+                (*where, "mesh", dimension),
+                hint,
+                needs=[(*where, "backend", "type")],
+            )
     return 0 if any(map(notes.is_doubtful, layout)) else mesh.dp
 
 
 def _device_of(notes: Notes, name: str, backend: str) -> None:
     device, able = notes.recipe.cluster.device, declared("backends", backend, "DEVICES")
     if device != "auto" and isinstance(able, tuple) and device not in able:
-        message = f"the backend {backend} of {name} runs on {' and '.join(able)} only, not on {device}"
+        message = (
+            f"the backend {backend} of {name} runs on {' and '.join(able)} only, not on {device}"
+        )
         needs = [("cluster", "device"), ("models", name, "backend", "type")]
         key = dotted(notes.written(needs[1]))
         notes.note("R49", message, ("cluster", "device"), f"choose another {key}", needs=needs)
 
 
 def _one_per_rank(notes: Notes, name: str, role: Role, ranks: int) -> None:
-    """Each rank needs an entry of its own in the arguments that the backend declares in PER_RANK."""
+    """Each rank needs an entry of its own in the arguments that the backend declares in
+    PER_RANK."""
     if role.backend is None:
         return
     path: Path = ("models", name, "backend")
     for argument in declared("backends", role.backend.type, "PER_RANK") or ():
         entries = role.backend.args.get(argument)
         if isinstance(entries, list | tuple) and 0 < len(entries) < ranks:
-            text = f"{name} has {ranks} ranks, each of which needs an entry of {argument}, but there are {len(entries)}"
+            text = (
+                f"{name} has {ranks} ranks, each of which needs an entry of {argument}, but "
+                f"there are {len(entries)}"
+            )
             key = dotted(notes.written((*path[:-1], "devices")))
             needs: list[Path] = [*CLUSTER, (*path[:-1], "devices"), (*path, "type")]
-            notes.note("R49", text, (*path, "args", argument), f"add some, or give it fewer ranks: {key}", needs=needs)
+            notes.note(
+                "R49",
+                text,
+                (*path, "args", argument),
+                f"add some, or give it fewer ranks: {key}",
+                needs=needs,
+            )
 
 
 def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
-    """Servers need nodes that exist, and devices of their own, since each takes most of a device's memory."""
+    """Servers need nodes that exist, and devices of their own,
+    since each takes most of a device's memory."""
     cluster = notes.recipe.cluster
     servers = placed_servers(role.backend, ranks, cluster.devices_per_node)
     if any(server.nodes[-1] >= cluster.nodes for server in servers):
@@ -125,7 +163,10 @@ def _servers(notes: Notes, name: str, role: Role, ranks: Sequence[int]) -> None:
 
 
 def _beyond_last_node(notes: Notes, name: str, nodes: int) -> None:
-    message = f"each server of {name} is spread over {nodes} nodes, counted from that of its rank, but the run has "
+    message = (
+        f"each server of {name} is spread over {nodes} nodes, counted from that of its "
+        "rank, but the run has "
+    )
     message += _count(notes.recipe.cluster.nodes, "node")
     argument: Path = ("models", name, "backend", "args", "nodes")
     devices: Path = ("models", name, "devices")
@@ -145,7 +186,9 @@ def _devices_of_servers(
     if most > 1:
         message = f"{many}, and {most} of them would share device {device} of node {node}"
     elif any(device >= cluster.devices_per_node for _, device in users):
-        message = f"{many}, counted from that of its rank, but a node has {cluster.devices_per_node}"
+        message = (
+            f"{many}, counted from that of its rank, but a node has {cluster.devices_per_node}"
+        )
     else:
         return
     hint = "start fewer servers, with a smaller tp, or on other devices"
@@ -154,9 +197,16 @@ def _devices_of_servers(
         key = dotted(notes.written(("models", name, "backend", "args", "nodes")))
         hint = f"{key}={enough_nodes} spreads each server over {enough_nodes} nodes"
     first = _first_ranks(cluster, each * len(servers) // len(ranks), spread)
-    if first and max(servers_on(placed_servers(role.backend, first, cluster.devices_per_node)).values()) == 1:
+    if (
+        first
+        and max(servers_on(placed_servers(role.backend, first, cluster.devices_per_node)).values())
+        == 1
+    ):
         key = dotted(as_rollout(("models", name, "devices")))
-        hint = f"{key}={','.join(map(str, first[:4]))}{',…' if len(first) > 4 else ''} leaves room for each"
+        hint = (
+            f"{key}={','.join(map(str, first[:4]))}{',…' if len(first) > 4 else ''} leaves room "
+            "for each"
+        )
     backend: Path = ("models", name, "backend")
     needs: list[Path] = [*CLUSTER, ("cluster", "device"), ("models", name, "devices"), backend]
     notes.note("R49", message, (*backend, "args", "tp") if each > 1 else backend, hint, needs=needs)
@@ -170,4 +220,8 @@ def _first_ranks(cluster: Cluster, devices: int, nodes: int) -> list[int]:
     """The ranks of a cluster that are the first of so many devices on each of so many nodes."""
     size = cluster.devices_per_node
     first_nodes = range(0, cluster.nodes - nodes + 1, nodes)
-    return [node * size + first for node in first_nodes for first in range(0, size - devices + 1, devices)]
+    return [
+        node * size + first
+        for node in first_nodes
+        for first in range(0, size - devices + 1, devices)
+    ]

@@ -1,4 +1,5 @@
-"""Checks the keys of calls against those that their interfaces' classes declare to read and write."""
+"""Checks the keys of calls against those that their interfaces' classes declare to read and
+write."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def is_listed(notes: Notes, path: Path, field: Field) -> bool:
 
 
 def place_of_key(notes: Notes, call: Call, path: Path, field: Field, key: str) -> Path:
-    """Where to point for a key of a call: at its entry in the list, or at the interface that declares it."""
+    """Where to point for a key of a call: at its entry in the list,
+    or at the interface that declares it."""
     listed = getattr(call, field)
     if not is_listed(notes, path, field):
         return (*path, "interface", "type")
@@ -32,30 +34,51 @@ def place_of_key(notes: Notes, call: Call, path: Path, field: Field, key: str) -
 
 
 def check_declared(notes: Notes, call: Call, path: Path) -> None:
-    """A call that lists no keys uses those its interface declares, so the interface must declare them."""
-    fields = [field for field in DECLARED_IN if not is_listed(notes, path, field) and keys_of(field, call) is None]
+    """A call that lists no keys uses those its interface declares,
+    so the interface must declare them."""
+    fields = [
+        field
+        for field in DECLARED_IN
+        if not is_listed(notes, path, field) and keys_of(field, call) is None
+    ]
     if not fields or lacks_method(call.interface.type, call.call):
         return
     kind, verbs = call.interface.type, " and ".join(f"{VERBS[field]}s" for field in fields)
-    message = f"{dotted(path)} lists no {' and no '.join(fields)}, and {kind} does not declare what {call.call} {verbs}"
+    message = (
+        f"{dotted(path)} lists no {' and no '.join(fields)}, and {kind} does not declare "
+        f"what {call.call} {verbs}"
+    )
     example = f'{DECLARED_IN[fields[0]]} = {{"{call.call}": ("a_key",)}}'
     hint = f"list the keys, or declare them in its class: {example}"
     needs = [(*path, field) for field in fields]
-    notes.note("R39", message, (*path, "interface", "type"), hint, needs, same=f"{kind} declares no {fields}")
+    notes.note(
+        "R39",
+        message,
+        (*path, "interface", "type"),
+        hint,
+        needs,
+        same=f"{kind} declares no {fields}",
+    )
     notes.unresolved.values.update(needs)
 
 
 def check_written(notes: Notes, call: Call, path: Path) -> None:
-    """Every output must be a key that the interface returns. A reader of a wrong one gets no second report."""
+    """Every output must be a key that the interface returns.
+    A reader of a wrong one gets no second report."""
     keys = keys_of("outputs", call)
     if keys is None or not is_listed(notes, path, "outputs"):
         return
     for index, key in enumerate(call.outputs):
         if key not in keys.all:
             message = (
-                f"{dotted(path)} lists the output {key}, which {call.call} of {call.interface.type} does not write"
+                f"{dotted(path)} lists the output {key}, which {call.call} of "
+                f"{call.interface.type} does not write"
             )
-            does = "returns numbers for the log" if call.call in RETURN_NUMBERS else f"writes {', '.join(keys.all)}"
+            does = (
+                "returns numbers for the log"
+                if call.call in RETURN_NUMBERS
+                else f"writes {', '.join(keys.all)}"
+            )
             unlisted = [output for output in keys.all if output not in call.outputs]
             hint = did_you_mean(key, unlisted, f"{call.call if not keys.all else 'it'} {does}")
             notes.note("R71", message, (*path, "outputs", index), hint, _basis(path))
@@ -68,7 +91,9 @@ def check_renames(notes: Notes, call: Call, path: Path) -> None:
         listed, keys = getattr(call, field), keys_of(field, call)
         for index, key in enumerate(listed):
             if key in listed[:index]:
-                notes.note("R71", f"{dotted((*path, field))} lists {key} twice", (*path, field, index))
+                notes.note(
+                    "R71", f"{dotted((*path, field))} lists {key} twice", (*path, field, index)
+                )
         remap = f"{field.removesuffix('s')}_key_remap"
         for key, meant in getattr(call, remap).items():
             if key in listed:
@@ -77,24 +102,40 @@ def check_renames(notes: Notes, call: Call, path: Path) -> None:
             if not is_listed(notes, path, field):
                 if field == "inputs" and keys is not None and key in keys.needed:
                     continue  # `check_read` reports what the call lacks because of that
-                name, others = (meant, keys.all if keys else ()) if field == "inputs" else (key, listed)
+                name, others = (
+                    (meant, keys.all if keys else ()) if field == "inputs" else (key, listed)
+                )
                 why = f"and {call.call} of {call.interface.type} does not {VERBS[field]} {name}"
             message = f"{dotted((*path, remap))} renames {key}, {why}"
-            notes.note("R71", message, (*path, remap, key), did_you_mean(name, others), needs=[(*path, field)])
+            notes.note(
+                "R71",
+                message,
+                (*path, remap, key),
+                did_you_mean(name, others),
+                needs=[(*path, field)],
+            )
 
 
 def check_read(
-    notes: Notes, call: Call, path: Path, makers: ReadMapping[str, list[str]], brought: Collection[str]
+    notes: Notes,
+    call: Call,
+    path: Path,
+    makers: ReadMapping[str, list[str]],
+    brought: Collection[str],
 ) -> None:
-    """Every key that the interface needs must be an input. `makers`: batch key → the calls that produce it; `brought`:
-    keys of the dataset's rows."""
+    """Every key that the interface needs must be an input. `makers`: batch key → the calls that
+    produce it; `brought`: keys of the dataset's rows."""
     keys = keys_of("inputs", call)
     if keys is None:
         return
     received = {call.input_key_remap.get(key, key): index for index, key in enumerate(call.inputs)}
     lacking = [key for key in keys.needed if key not in received]
     available = {*makers, *brought}
-    unread = [key for key, index in received.items() if key not in keys.all and call.inputs[index] not in available]
+    unread = [
+        key
+        for key, index in received.items()
+        if key not in keys.all and call.inputs[index] not in available
+    ]
     for key in list(lacking):
         near = close_to(key, unread)
         if near is not None:  # a typo: reported at its place, by the first check that sees it
@@ -102,7 +143,14 @@ def check_read(
             unread.remove(near)
             index = received[near]
             message, path_of_key = _what(call, path, [key]), (*path, "inputs", index)
-            notes.note("R71", message, path_of_key, f"did you mean {key}?", _basis(path), same=call.inputs[index])
+            notes.note(
+                "R71",
+                message,
+                path_of_key,
+                f"did you mean {key}?",
+                _basis(path),
+                same=call.inputs[index],
+            )
     if lacking:
         arguments = [keys.due_to[key] for key in lacking if key in keys.due_to]
         needs = [*_basis(path), *((*path, "interface", "args", name) for name in arguments)]
@@ -112,21 +160,39 @@ def check_read(
 
 
 def check_made(
-    notes: Notes, unmade: ReadMapping[str, list[str]], calls: ReadMapping[str, Call], graph: Path, basis: Iterable[Path]
+    notes: Notes,
+    unmade: ReadMapping[str, list[str]],
+    calls: ReadMapping[str, Call],
+    graph: Path,
+    basis: Iterable[Path],
 ) -> None:
-    """Report keys that calls read, as their interfaces declare, but that nothing makes: at the first reader, and once
-    for all keys of one removed call. `unmade`: key → its readers."""
+    """Report keys that calls read, as their interfaces declare, but that nothing makes: at the
+    first reader, and once for all keys of one removed call. `unmade`: key → its readers."""
     remedies: dict[str, list[str]] = {}
     for key in unmade:
         remedies.setdefault(_remedy_for(notes, key, calls, graph), []).append(key)
     for remedy, keys in remedies.items():
         readers = list(dict.fromkeys(name for key in keys for name in unmade[key]))
         reads = "read" if len(readers) > 1 else "reads"
-        message = f"{in_words(readers)} {reads} {in_words(keys)}, which no call produces and the dataset does not bring"
+        message = (
+            f"{in_words(readers)} {reads} {in_words(keys)}, which no call produces and the "
+            "dataset does not bring"
+        )
         arguments = {_due_to(key, calls[name]) for key in keys for name in unmade[key]}
-        hint = f"{remedy}, or change {arguments.pop()}" if len(arguments) == 1 and None not in arguments else remedy
+        hint = (
+            f"{remedy}, or change {arguments.pop()}"
+            if len(arguments) == 1 and None not in arguments
+            else remedy
+        )
         needs = [*basis, *((*graph, name, "inputs") for name in readers)]
-        notes.note("R71", message, (*graph, readers[0], "interface", "type"), hint, needs, same=f"nobody makes {keys}")
+        notes.note(
+            "R71",
+            message,
+            (*graph, readers[0], "interface", "type"),
+            hint,
+            needs,
+            same=f"nobody makes {keys}",
+        )
 
 
 def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path) -> str:
@@ -134,7 +200,9 @@ def _remedy_for(notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Pa
         return f"{removed}: keep it"
     for name, call in calls.items():
         if key in call.outputs:
-            return f"{name} makes it as {call.output_key_remap[key]}: rename it in input_key_remap too"
+            return (
+                f"{name} makes it as {call.output_key_remap[key]}: rename it in input_key_remap too"
+            )
     return f"add a call that makes {key}"
 
 
@@ -153,10 +221,15 @@ def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:
 
 
 def _what(call: Call, path: Path, keys: list[str]) -> str:
-    return f"{dotted(path)} lacks the input {', '.join(keys)}, which {call.call} of {call.interface.type} reads"
+    return (
+        f"{dotted(path)} lacks the input {', '.join(keys)}, which {call.call} of "
+        f"{call.interface.type} reads"
+    )
 
 
-def _remedy(call: Call, keys: DeclaredKeys, lacking: list[str], makers: ReadMapping[str, list[str]]) -> str:
+def _remedy(
+    call: Call, keys: DeclaredKeys, lacking: list[str], makers: ReadMapping[str, list[str]]
+) -> str:
     first = lacking[0]
     if first in call.input_key_remap:
         return f"its input_key_remap renames {first} to {call.input_key_remap[first]}"

@@ -1,4 +1,5 @@
-"""Checks that sequences fit into the model's positions and the KV cache, and groups into a micro-batch."""
+"""Checks that sequences fit into the model's positions and the KV cache,
+and groups into a micro-batch."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
     if (prompt or 1) + new <= positions:
         return
     prompts = f"prompts of up to {prompt} tokens and " if prompt else ""
-    message = f"{prompts}responses of up to {new} do not fit into the {positions} positions of models.{role}"
+    message = (
+        f"{prompts}responses of up to {new} do not fit into the {positions} "
+        f"positions of models.{role}"
+    )
     told: Path = (*path, "interface", "args", "generation", "max_new_tokens")
     row: Path = ("datasets", dataset, "args", "max_length")
     where = notes.first_set(told, ("generation", "max_new_tokens"), row, path)
@@ -59,16 +63,28 @@ def _positions(notes: Notes, call: Call, path: Path, dataset: str) -> None:
 
 def _cache(notes: Notes, call: Call, path: Path, dataset: str) -> None:
     """Check one response and its prompt against the KV cache of the generating role."""
-    room, new = cache_of(notes.recipe, call.model), generation_of(notes.recipe, call)["max_new_tokens"]
+    room, new = (
+        cache_of(notes.recipe, call.model),
+        generation_of(notes.recipe, call)["max_new_tokens"],
+    )
     component = notes.recipe.datasets.get(dataset)
     prompt = (limit_of_rows(component) if component else None) or 1
     if room is None or not isinstance(new, int) or prompt + new <= room:
         return
-    message = f"a KV cache of {room} tokens has no room for a prompt of {prompt} and a response of {new}"
+    message = (
+        f"a KV cache of {room} tokens has no room for a prompt of {prompt} and a response of {new}"
+    )
     told: Path = (*path, "interface", "args", "generation", "max_new_tokens")
-    needs: list[Path] = [("datasets", dataset), (*path, "model"), told, ("generation", "max_new_tokens")]
+    needs: list[Path] = [
+        ("datasets", dataset),
+        (*path, "model"),
+        told,
+        ("generation", "max_new_tokens"),
+    ]
     where: Path = ("models", call.model, "backend", "args", "kv_cache_tokens")
-    notes.note_once(("cache", room, call.model), "R49", message, where, f"use at least {prompt + new}", needs)
+    notes.note_once(
+        ("cache", room, call.model), "R49", message, where, f"use at least {prompt + new}", needs
+    )
 
 
 def _rows(notes: Notes, call: Call, path: Path) -> None:
@@ -84,14 +100,17 @@ def _rows(notes: Notes, call: Call, path: Path) -> None:
         return
     if SEQUENCES not in (dataset_keys(notes.recipe.datasets, dataset) or ()):
         return
-    message = f"rows of up to {limit} tokens do not fit into the {positions} positions of models.{role}"
+    message = (
+        f"rows of up to {limit} tokens do not fit into the {positions} positions of models.{role}"
+    )
     needs: list[Path] = [("models", role), ("datasets", dataset), (*path, "model")]
     row: Path = ("datasets", dataset, "args", "max_length")
     notes.note_once(("rows", limit, role), "R49", message, row, f"use at most {positions}", needs)
 
 
 def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
-    """All responses to a prompt are one sample, which may be cut only for interfaces that allow it."""
+    """All responses to a prompt are one sample, which may be cut only for interfaces that allow
+    it."""
     new = generation_of(notes.recipe, call)["max_new_tokens"]
     responses = responses_of(notes.recipe, call)
     component = notes.recipe.datasets.get(notes.recipe.train.dataset)
@@ -102,7 +121,11 @@ def _micro_batches(notes: Notes, call: Call, path: Path) -> None:
     for name, reader in notes.recipe.graph.items():
         cap = reader.max_tokens_per_microbatch or notes.recipe.train.max_tokens_per_microbatch
         together = responses if keeps_groups(reader) else 1
-        is_cut = reader.call != "generate" and SEQUENCES in reader.inputs and runs_a_model(notes.recipe, reader)
+        is_cut = (
+            reader.call != "generate"
+            and SEQUENCES in reader.inputs
+            and runs_a_model(notes.recipe, reader)
+        )
         if is_cut and together * new > cap:
             cap_path: Path = ("graph", name, "max_tokens_per_microbatch")
             where = notes.first_set(cap_path, ("train", "max_tokens_per_microbatch"), *shared, path)

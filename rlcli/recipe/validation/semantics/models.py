@@ -1,4 +1,5 @@
-"""Checks that each role has a single source of weights, and that roles do not start from each other in a cycle."""
+"""Checks that each role has a single source of weights, and that roles do not start from each other
+in a cycle."""
 
 from __future__ import annotations
 
@@ -33,13 +34,19 @@ def _weights(notes: Notes, role: Role, path: Path) -> None:
     if len(sources_set) > 1:
         places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in sources_set)
         notes.note(
-            "R47", f"{dotted(path)} has {' and '.join(sources_set)}; keep one ({places})", (*path, sources_set[-1])
+            "R47",
+            f"{dotted(path)} has {' and '.join(sources_set)}; keep one ({places})",
+            (*path, sources_set[-1]),
         )
     runs_model = declared("backends", kind, "RUNS_MODEL") is not False
     if not sources_set and runs_model:
         message = f"{dotted(path)} has no weights: give one of path, init, scratch"
         notes.note(
-            "R39", message, path, f"a role that needs no weights has `backend: {WEIGHTLESS}`", needs=sources(name)
+            "R39",
+            message,
+            path,
+            f"a role that needs no weights has `backend: {WEIGHTLESS}`",
+            needs=sources(name),
         )
     if sources_set and not runs_model:
         message = f"{dotted(path)} has {sources_set[0]}, but its backend `{kind}` runs no model"
@@ -49,7 +56,9 @@ def _weights(notes: Notes, role: Role, path: Path) -> None:
     if role.scratch is not None and len(sources_set) == 1:
         if not isinstance(role.scratch.get("model_type"), str):
             where = (*path, "scratch")
-            notes.note("R39", f"{dotted(path)}.scratch.model_type is required", where, needs=[where])
+            notes.note(
+                "R39", f"{dotted(path)}.scratch.model_type is required", where, needs=[where]
+            )
         if role.tokenizer is None:
             message = f"{dotted(path)}.tokenizer is required with scratch"
             notes.note("R39", message, path, needs=[(*path, "tokenizer")])
@@ -68,7 +77,13 @@ def _alternatives(notes: Notes, role: Role, path: Path) -> None:
         message = f"{dotted(key)} ({role.backend.type}): {problem}"
         hint = " or ".join(f"{dotted(key)}.args.{name}=…" for name in alternatives)
         needs: list[Path] = [(*path, "args", name) for name in alternatives]
-        notes.note("R39", message, (*path, "type"), f"{hint}; rlcli show backend {role.backend.type}", needs=needs)
+        notes.note(
+            "R39",
+            message,
+            (*path, "type"),
+            f"{hint}; rlcli show backend {role.backend.type}",
+            needs=needs,
+        )
 
 
 def _circles(notes: Notes) -> None:
@@ -83,12 +98,18 @@ def _circles(notes: Notes) -> None:
         if name in walked and not reported & set(walked):
             circle = [*walked[walked.index(name) :], name]
             reported |= set(walked)
-            notes.note("R47", "the roles start from each other: " + " → ".join(circle), ("models", name, "init"))
+            notes.note(
+                "R47",
+                "the roles start from each other: " + " → ".join(circle),
+                ("models", name, "init"),
+            )
 
 
 def _in_use(notes: Notes) -> None:
     calls = dict(calls_of(notes.recipe))
-    used = {call.model for call in calls.values()} | {role.init for role in notes.recipe.models.values()}
+    used = {call.model for call in calls.values()} | {
+        role.init for role in notes.recipe.models.values()
+    }
     needs: list[Path] = [("models", name, "init") for name in notes.recipe.models]
     needs += [(*path, "model") for path in calls]
     strangers = {name for name in used if name is not None and name not in notes.recipe.models}
@@ -97,9 +118,15 @@ def _in_use(notes: Notes) -> None:
     removed = _removed_calls(notes)
     for name in notes.recipe.models:
         if name not in used:
-            hint = f"models.{name}=null removes it too" if name in removed else f"models.{name}=null removes it"
+            hint = (
+                f"models.{name}=null removes it too"
+                if name in removed
+                else f"models.{name}=null removes it"
+            )
             last = f": {removed[name]}" if name in removed else ""
-            notes.note("R71", f"no call uses the role {name}{last}", ("models", name), hint, needs=needs)
+            notes.note(
+                "R71", f"no call uses the role {name}{last}", ("models", name), hint, needs=needs
+            )
 
 
 def _removed_calls(notes: Notes) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Reports contradictions between sections, unless they only follow from a problem reported earlier."""
+"""Reports contradictions between sections, unless they only follow from a problem reported
+earlier."""
 
 from __future__ import annotations
 
@@ -37,9 +38,10 @@ class Notes:
         needs: Iterable[Path] = (),
         same: str | None = None,
     ) -> None:
-        """Point at a value, or at the key if the value is a mapping or a default. `needs`: what the verdict depends on
-        in addition to the value itself; if any of it is in doubt, so is the verdict. Problems with the same `same` are
-        reported once per place in a file, which aliases may have carried to several calls."""
+        """Point at a value, or at the key if the value is a mapping or a default. `needs`: what the
+        verdict depends on in addition to the value itself; if any of it is in doubt, so is the
+        verdict. Problems with the same `same` are reported once per place in a file, which aliases
+        may have carried to several calls."""
         if self.unresolved.about(path) or self.unresolved.about_absence(self.tree, path):
             return
         if any(self.is_doubtful(needed) for needed in needs):
@@ -47,7 +49,13 @@ class Notes:
         self.problems.add(code, message, self.mark(path), hint, same=same)
 
     def note_once(
-        self, same: tuple[object, ...], code: str, message: str, path: Path, hint: str | None, needs: Iterable[Path]
+        self,
+        same: tuple[object, ...],
+        code: str,
+        message: str,
+        path: Path,
+        hint: str | None,
+        needs: Iterable[Path],
     ) -> None:
         """Like `note`, for a value shared by several calls: reported only for the first of them."""
         if same not in self.told:
@@ -76,11 +84,15 @@ class Notes:
         return at(self.tree, path) is not None
 
     def first_set(self, *paths: Path) -> Path:
-        """The first of several values set by a layer, as the place to point at for a contradiction; else the last."""
+        """The first of several values set by a layer, as the place to point at for a contradiction;
+        else the last."""
         return next((path for path in paths if self.is_set(path)), paths[-1])
 
-    def unknown(self, kind: str, name: str, section: Path, path: Path, instead: str | None = None) -> None:
-        """Report a name missing from a section of names. `instead`: what helps if a layer removed it."""
+    def unknown(
+        self, kind: str, name: str, section: Path, path: Path, instead: str | None = None
+    ) -> None:
+        """Report a name missing from a section of names. `instead`:
+        what helps if a layer removed it."""
         if self.unresolved.about(section):
             return
         if removed := removed_at(self.problems.written, (*section, name)):

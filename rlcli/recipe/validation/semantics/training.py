@@ -30,10 +30,21 @@ def check(notes: Notes) -> None:
 def _length(notes: Notes) -> None:
     train = notes.recipe.train
     if train.steps is not None and train.epochs is not None:
-        places = f"steps at {notes.mark(('train', 'steps'))}, epochs at {notes.mark(('train', 'epochs'))}"
-        lower = next((key for key in ("steps", "epochs") if notes.mark(("train", key)).file != COMMAND_LINE), "epochs")
+        places = (
+            f"steps at {notes.mark(('train', 'steps'))}, epochs at "
+            f"{notes.mark(('train', 'epochs'))}"
+        )
+        lower = next(
+            (key for key in ("steps", "epochs") if notes.mark(("train", key)).file != COMMAND_LINE),
+            "epochs",
+        )
         hint = f"train.{lower}=null takes that one away"
-        notes.note("R47", f"train has both steps and epochs; keep one ({places})", ("train", "epochs"), hint)
+        notes.note(
+            "R47",
+            f"train has both steps and epochs; keep one ({places})",
+            ("train", "epochs"),
+            hint,
+        )
     if train.steps is None and train.epochs is None:
         needs = [("train", "steps"), ("train", "epochs")]
         notes.note("R39", "train needs steps or epochs", ("train",), needs=needs)
@@ -47,7 +58,9 @@ def _data(notes: Notes) -> None:
         for source in sources_of(dataset):
             if source not in notes.recipe.datasets:
                 argument = declared("datasets", dataset.type, "KEYS_OF")
-                notes.unknown("dataset", source, ("datasets",), ("datasets", name, "args", argument, source))
+                notes.unknown(
+                    "dataset", source, ("datasets",), ("datasets", name, "args", argument, source)
+                )
     held_out = train.eval.dataset
     if held_out is not None and held_out not in notes.recipe.datasets:
         notes.unknown(
@@ -63,38 +76,59 @@ def _data(notes: Notes) -> None:
 
 
 def _portions(notes: Notes) -> None:
-    """Uneven portions are fine, and a default that was not chosen may leave some empty; explicitly setting more
-    portions than there are prompts is a mistake."""
+    """Uneven portions are fine, and a default that was not chosen may leave some empty; explicitly
+    setting more portions than there are prompts is a mistake."""
     rows = notes.recipe.train.prompts_per_step
     for name, call in notes.recipe.graph.items():
-        parts, path = call.interface.args.get("minibatches"), ("graph", name, "interface", "args", "minibatches")
+        parts, path = (
+            call.interface.args.get("minibatches"),
+            ("graph", name, "interface", "args", "minibatches"),
+        )
         if call.call == "train_step" and isinstance(parts, int) and parts > rows:
-            message = f"{name} spreads a step over {parts} minibatches, but a step has {rows} prompt{'s'[: rows > 1]}"
-            hint = f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
+            message = (
+                f"{name} spreads a step over {parts} minibatches, but a step has {rows} "
+                f"prompt{'s'[: rows > 1]}"
+            )
+            hint = (
+                f"use minibatches of at most {rows}, or train.prompts_per_step of at least {parts}"
+            )
             needs: list[Path] = [("train", "prompts_per_step"), ("graph", name, "call")]
             notes.note_once(("minibatches", parts), "R49", message, path, hint, needs)
 
 
 def _draws(notes: Notes) -> None:
-    """Prompts are drawn a few at a time where calls drop some of them, or where they are sampled ahead of training; and
-    which of the latter are kept must not depend on the weights of their step."""
+    """Prompts are drawn a few at a time where calls drop some of them, or where they are sampled
+    ahead of training; and which of the latter are kept must not depend on the weights of their
+    step."""
     recipe, graph = notes.recipe, train_graph(notes.recipe)
     dropping = [mfc.name for mfc in graph if mfc.drops]
     ahead = [mfc.name for mfc in calls_ahead(graph)] if recipe.train.max_staleness else []
     if recipe.train.prompts_per_draw is not None and not dropping and not ahead:
-        message = "train.prompts_per_draw has no effect: no call drops prompts, and none samples them ahead of training"
+        message = (
+            "train.prompts_per_draw has no effect: no call drops prompts, and none samples "
+            "them ahead of training"
+        )
         needs: list[Path] = [("graph",), ("train", "max_staleness")]
         hint = "train.prompts_per_draw=null takes it away"
         notes.note("R71", message, ("train", "prompts_per_draw"), hint, needs=needs)
     for name in dropping if ahead else ():
         if name not in ahead:
-            message = f"{name} drops samples by the weights of their step, so none can be sampled ahead of it"
-            notes.note("R71", message, ("graph", name), "set train.max_staleness=0", needs=[("train", "max_staleness")])
+            message = (
+                f"{name} drops samples by the weights of their step, so none can "
+                "be sampled ahead of it"
+            )
+            notes.note(
+                "R71",
+                message,
+                ("graph", name),
+                "set train.max_staleness=0",
+                needs=[("train", "max_staleness")],
+            )
 
 
 def _stale(notes: Notes) -> None:
-    """An interface's class may declare `STALE_NEEDS`: what it needs to know of the policy that is trained, where that
-    has changed since it sampled."""
+    """An interface's class may declare `STALE_NEEDS`: what it needs to know of the policy that is
+    trained, where that has changed since it sampled."""
     recipe = notes.recipe
     if not recipe.train.max_staleness or not calls_ahead(train_graph(recipe)):
         return
@@ -109,10 +143,17 @@ def _stale(notes: Notes) -> None:
                 continue
             args: Path = ("graph", name, "interface", "args")
             problem = (
-                f"{argument} of {name} needs {' or '.join(alternatives)} where samples may be older than their step"
+                f"{argument} of {name} needs {' or '.join(alternatives)} where samples may "
+                "be older than their step"
             )
-            hint = "set train.max_staleness=0, or take a profile that has the call for it: async, async_grpo"
-            needs: list[Path] = [("train", "max_staleness"), *((*args, alternative) for alternative in alternatives)]
+            hint = (
+                "set train.max_staleness=0, or take a profile that has the call "
+                "for it: async, async_grpo"
+            )
+            needs: list[Path] = [
+                ("train", "max_staleness"),
+                *((*args, alternative) for alternative in alternatives),
+            ]
             notes.note_once(("stale", argument), "R71", problem, (*args, argument), hint, needs)
 
 
@@ -123,7 +164,9 @@ def _kept(notes: Notes) -> None:
             notes.unknown("role", name, ("models",), ("checkpoint", "roles", index))
         elif not recipe.models[name].has_weights:
             needs: list[Path] = [("models", name)]
-            notes.note("R49", f"{name} has no weights to save", ("checkpoint", "roles", index), needs=needs)
+            notes.note(
+                "R49", f"{name} has no weights to save", ("checkpoint", "roles", index), needs=needs
+            )
     evaluated = recipe.train.eval.dataset is not None
     if settings.keep_best and settings.best_metric.startswith(EVALUATIONS) and not evaluated:
         message = f"checkpoint.keep_best goes by {settings.best_metric}, but nothing is evaluated"
@@ -136,18 +179,40 @@ def _folder(notes: Notes) -> None:
     """Runs are written next to their inputs, never into them."""
     text = notes.recipe.log.dir
     if re.search(r"(^|/)\.\.(/|$)|\0", text) or not text.strip():
-        notes.note("R68", f"log.dir {text!r} is not a folder for runs", ("log", "dir"), "for example runs")
+        notes.note(
+            "R68", f"log.dir {text!r} is not a folder for runs", ("log", "dir"), "for example runs"
+        )
         return
     try:
         if len(text) > LONGEST_PATH:
             raise ValueError("longer than any path may be")
         folder = FilePath(text).expanduser().absolute()
-        above = next((folder_above for folder_above in (folder, *folder.parents) if folder_above.exists()), folder)
+        above = next(
+            (folder_above for folder_above in (folder, *folder.parents) if folder_above.exists()),
+            folder,
+        )
         if not above.is_dir():
-            notes.note("R69", f"log.dir {text!r} is below a file: {above}", ("log", "dir"), "for example runs")
+            notes.note(
+                "R69",
+                f"log.dir {text!r} is below a file: {above}",
+                ("log", "dir"),
+                "for example runs",
+            )
         for name, role in notes.recipe.models.items():
-            if role.path and folder.is_relative_to(FilePath(role.path).absolute()) and FilePath(role.path).is_dir():
-                message = f"log.dir {text!r} is inside the folder of models.{name}.path, which is only read"
+            if (
+                role.path
+                and folder.is_relative_to(FilePath(role.path).absolute())
+                and FilePath(role.path).is_dir()
+            ):
+                message = (
+                    f"log.dir {text!r} is inside the folder of "
+                    f"models.{name}.path, which is only read"
+                )
                 notes.note("R69", message, ("log", "dir"), "for example runs")
     except (OSError, ValueError, RuntimeError):
-        notes.note("R59", f"log.dir {text[:200]!r} is not a possible folder", ("log", "dir"), "for example runs")
+        notes.note(
+            "R59",
+            f"log.dir {text[:200]!r} is not a possible folder",
+            ("log", "dir"),
+            "for example runs",
+        )

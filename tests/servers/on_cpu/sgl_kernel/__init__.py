@@ -1,5 +1,5 @@
-"""In place of SGLang's kernels, which exist for GPUs only: every name is there, and none can be called but the hash
-that the seeded sampler needs."""
+"""In place of SGLang's kernels, which exist for GPUs only: every name is there, and none can be
+called but the hash that the seeded sampler needs."""
 
 import torch
 
@@ -43,5 +43,7 @@ def murmur_hash32(seed, positions, columns):
     return (state ^ (state >> 16)).to(torch.uint32)
 
 
-torch.library.define("sgl_kernel::murmur_hash32_cpu", "(Tensor seed, Tensor positions, Tensor cols) -> Tensor")
+torch.library.define(
+    "sgl_kernel::murmur_hash32_cpu", "(Tensor seed, Tensor positions, Tensor cols) -> Tensor"
+)
 torch.library.impl("sgl_kernel::murmur_hash32_cpu", "CPU", murmur_hash32)

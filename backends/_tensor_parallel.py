@@ -241,7 +241,8 @@ class _Rows(_Part):
         return Replicate() if parameter == "bias" else Shard(1)
 
     def parameter(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        return None if name == "bias" else local(parameter)  # type: ignore[return-value] # added once, at the end
+        # a bias is added once, at the end
+        return None if name == "bias" else local(parameter)  # type: ignore[return-value]
 
     def after(self, y: torch.Tensor) -> torch.Tensor:
         total = self.ranks.leave(y)

@@ -8,7 +8,7 @@ RlcliError                 1  a bug in rlcli unless a subclass says otherwise
 ├── DataError              4  a dataset is missing, empty, malformed
 ├── ModelError             5  a model, tokenizer or checkpoint is missing or does not fit
 │   └── NoWholeCheckpoint  5  a run has made progress that it cannot continue from
-├── ResourceError          6  lock, disk, port, permission, not enough devices, a library that is not installed
+├── ResourceError          6  lock, disk, port, permission, too few devices, a missing library
 ├── WorkerError            7  a rank or a server died
 ├── HangError              8  a deadline passed
 ├── NumericError           9  a non-finite value stopped the run

@@ -1,6 +1,7 @@
 """Deliberate faults at named places, with which tests show that a run survives them.
 
-    RLCLI_FAILPOINTS="checkpoint.appeared:kill@2;checkpoint.sealed:ENOSPC@1-3" RLCLI_ENABLE_FAILPOINTS=1
+    RLCLI_ENABLE_FAILPOINTS=1
+    RLCLI_FAILPOINTS="checkpoint.appeared:kill@2;checkpoint.sealed:ENOSPC@1-3"
 
 makes the second passage through `checkpoint.appeared` kill the process, and the first three through
 `checkpoint.sealed` fail with a full disk. A name is that of a place, or `*` for any; an action is
@@ -29,7 +30,8 @@ FAILPOINTS = "RLCLI_FAILPOINTS"
 ENABLE = "RLCLI_ENABLE_FAILPOINTS"
 EVENTS = "RLCLI_FAILPOINT_EVENTS"
 FAULT = re.compile(
-    r"(?P<place>\*|[\w.]+):(?P<action>kill|stop|note|sleep\d+(?:\.\d+)?|E[A-Z0-9]+)(?:@(?P<from>\d+)(?:-(?P<to>\d+))?)?"
+    r"(?P<place>\*|[\w.]+):(?P<action>kill|stop|note|sleep\d+(?:\.\d+)?|E[A-Z0-9]+)"
+    r"(?:@(?P<from>\d+)(?:-(?P<to>\d+))?)?"
 )
 
 

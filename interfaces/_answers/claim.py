@@ -28,9 +28,11 @@ _JOINED = re.compile(r"[\s$.,;/|&]*(?:\\text\{)?\s*(?:or|and)?\s*\}?[\s$,;/|&]*"
 _TAG = re.compile("<answer>", re.IGNORECASE)
 _END_OF_TAG = re.compile("</answer>|$", re.IGNORECASE)
 _NAMED = re.compile(
-    r"""(?<![^\W\d_])(?:answer|ans|final[ ](?:result|solution|value)|(?:correct|right)[ ](?:option|choice))
+    r"""(?<![^\W\d_])
+    (?:answer|ans|final[ ](?:result|solution|value)|(?:correct|right)[ ](?:option|choice))
     (?:[ ](?:to|for|of|in|as)(?:[ ][a-z]+){1,5}?)?[*_]*
-    (?:\s*(?P<verb>is|equals|(?:must|will)[ ]be|becomes|turns[ ]out[ ]to[ ]be|comes[ ]out[ ]to)[*_]*\s*:?
+    (?:\s*(?P<verb>is|equals|(?:must|will)[ ]be|becomes|turns[ ]out[ ]to[ ]be|comes[ ]out[ ]to)
+    [*_]*\s*:?
     |\s*(?:=>|->|[:=→]|\\to(?![a-z]))|[ \t]*\n)[ ]*\}?""",
     re.IGNORECASE | re.VERBOSE,
 )

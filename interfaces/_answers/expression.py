@@ -40,8 +40,9 @@ _COMMANDS = (
     | GREEK
     | words(
         """
-    frac dfrac tfrac cfrac binom dbinom tbinom pi cdot times div pm mp infty cup cap setminus emptyset varnothing in
-    notin le leq ge geq ne neq lt gt lfloor rfloor lceil rceil lvert rvert vert mid mathbb begin end
+    frac dfrac tfrac cfrac binom dbinom tbinom pi cdot times div pm mp infty cup cap setminus
+    emptyset varnothing in notin le leq ge geq ne neq lt gt lfloor rfloor lceil rceil lvert rvert
+    vert mid mathbb begin end
     """
     )
 )
@@ -77,7 +78,8 @@ _TOKEN = re.compile(
 _SIGNS = frozenset("+-*/^_=<>()[]{}|,.;:!&")
 _MATRIX = re.compile(r"\\(?:begin|end)\{[pbvB]?matrix\}")
 _NAME = re.compile(
-    r"^\s*(?:(?:[A-Za-z]|\\[a-z]+)(?:_\w|_\{\w+\}|\([A-Za-z]\))?|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\))"
+    r"^\s*(?:(?:[A-Za-z]|\\[a-z]+)(?:_\w|_\{\w+\}|\([A-Za-z]\))?"
+    r"|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\))"
     r"\s*(?:=(?!=)|\\in(?![a-z]))"
 )
 _TOWER = re.compile(r"\^\s*[-+]?(?:[0-9.]+|[A-Za-z]|\\[A-Za-z]+)\s*\^")

@@ -18,26 +18,34 @@ def words(text: str) -> frozenset[str]:
 
 _DENYING = words(
     """
-    nicht kein keine keinen keiner niemals nie vielleicht möglicherweise wahrscheinlich vermutlich etwa ungefähr rund
-    beinahe oder weder falsch keineswegs keinesfalls mindestens höchstens wenn falls glaube schätze angeblich nein
+    nicht kein keine keinen keiner niemals nie vielleicht möglicherweise wahrscheinlich vermutlich
+    etwa ungefähr rund
+    beinahe oder weder falsch keineswegs keinesfalls mindestens höchstens wenn falls glaube schätze
+    angeblich nein
     pas jamais aucun aucune peut-être probablement environ presque ou faux moins sauf sans ni peut
-    quizás quizá tal talvez acaso probablemente aproximadamente casi alrededor o u sino falso menos salvo tampoco nunca
+    quizás quizá tal talvez acaso probablemente aproximadamente casi alrededor o u sino falso menos
+    salvo tampoco nunca
     jamás creo unos unas não provavelmente quase cerca nem errado jamais acho menos tranne
     non forse probabilmente oppure né nemmeno sbagliato meno credo
     niet geen nooit misschien waarschijnlijk ongeveer bijna fout onjuist hoogstens minstens
-    inte ikke ikkje ej aldrig aldri kanske kanskje måske ungefär omkring cirka omtrent nästan eller fel feil forkert
+    inte ikke ikkje ej aldrig aldri kanske kanskje måske ungefär omkring cirka omtrent nästan eller
+    fel feil forkert
     ei ehkä noin melkein väärin nie nigdy może chyba około prawie lub albo
-    není ne nikdy možná asi přibližně nebo nu niciodată poate aproximativ sau greșit nem soha talán körülbelül vagy
+    není ne nikdy možná asi přibližně nebo nu niciodată poate aproximativ sau greșit nem soha talán
+    körülbelül vagy
     değil hayır belki yaklaşık veya yahut yanlış galiba sanırım
-    bukan tidak tak mungkin barangkali kira-kira sekitar hampir atau salah không chẳng chưa khoảng hoặc
+    bukan tidak tak mungkin barangkali kira-kira sekitar hampir atau salah không chẳng chưa khoảng
+    hoặc
     """
 )
 """Negations, hedges and "or" in Latin script, as far as they are not common words of English."""
 
 _NAMING = words(
     """
-    antwort lösung ergebnis réponse résultat respuesta resultado resposta solução risposta soluzione risultato solución
-    antwoord oplossing svar svaret lösningen vastaus odpowiedź odpověď răspunsul válasz cevap yanıt jawaban jawabannya
+    antwort lösung ergebnis réponse résultat respuesta resultado resposta solução risposta soluzione
+    risultato solución
+    antwoord oplossing svar svaret lösningen vastaus odpowiedź odpověď răspunsul válasz cevap yanıt
+    jawaban jawabannya
     ответ відповідь απάντηση جواب उत्तर
     """
 )
@@ -45,12 +53,17 @@ _NAMING = words(
 
 _ANNOUNCING = words(
     """
-    la le les el il lo die das der het de a o os as den det unsere meine notre ma nuestra mi nossa minha nostra mia
+    la le les el il lo die das der het de a o os as den det unsere meine notre ma nuestra mi nossa
+    minha nostra mia
     est es é è ist sind is lautet beträgt är er on to jest je este adalah là c'est était
-    finale final finales correcte correcta correta corretta richtige endgültige korrekte juiste slutliga rätta doğru
-    egal égale igual uguale gleich à ao zu also daher somit folglich donc ainsi alors luego así portanto portanto logo
-    quindi dunque allora dus så derfor więc por lo tanto tanto entonces finalement finalmente schließlich
-    ответ ответом окончательный правильный является равен равна равно это итак следовательно значит таким образом
+    finale final finales correcte correcta correta corretta richtige endgültige korrekte juiste
+    slutliga rätta doğru
+    egal égale igual uguale gleich à ao zu also daher somit folglich donc ainsi alors luego así
+    portanto portanto logo
+    quindi dunque allora dus så derfor więc por lo tanto tanto entonces finalement finalmente
+    schließlich
+    ответ ответом окончательный правильный является равен равна равно это итак следовательно значит
+    таким образом
     отже відповідь απάντηση είναι الجواب الإجابة هو هي उत्तर है đáp án
     """
 )

@@ -26,15 +26,18 @@ _THOUGHT_ENDS = re.compile(
 )
 _STRUCK = re.compile(r"<(del|s|strike)>[^<]*</\1>|~~[^~\n]+~~", re.IGNORECASE)
 _TAG = re.compile(
-    r"""</?(?:b|i|u|em|strong|span|font|mark|code|small|big|center|ins|kbd|samp|var|tt|a|q|cite|math|mn|mrow
-    |solution|result|output|response|final|final_answer|answer_final|conclusion|s|strike|del)(?:\s[^<>]*)?/?>
-    | <\|[^<>|]{1,40}\|> | <｜[^<>｜]{1,40}｜> | <(?:eos|bos|pad|unk|eot|stop|end|(?:start|end)_?of_?\w{1,10})>
+    r"""</?(?:b|i|u|em|strong|span|font|mark|code|small|big|center|ins|kbd|samp|var|tt|a|q|cite|math
+    |mn|mrow|solution|result|output|response|final|final_answer|answer_final|conclusion|s|strike
+    |del)(?:\s[^<>]*)?/?>
+    | <\|[^<>|]{1,40}\|> | <｜[^<>｜]{1,40}｜>
+    | <(?:eos|bos|pad|unk|eot|stop|end|(?:start|end)_?of_?\w{1,10})>
     | \[/?(?:EOS|PAD|INST|END|STOP)\]""",
     re.IGNORECASE | re.VERBOSE,
 )
 _LINE_TAG = re.compile(
     (
-        r"</?(?:br|p|div|li|ul|ol|h[1-6]|hr|pre|table|tr|td|blockquote|section|html|body)(?:\s[^<>]*)?/?>"
+        r"</?(?:br|p|div|li|ul|ol|h[1-6]|hr|pre|table|tr|td|blockquote|section|html|body)"
+        r"(?:\s[^<>]*)?/?>"
         r"|^[ \t]*```\w*[ \t]*$"
     ),
     re.IGNORECASE | re.MULTILINE,
@@ -55,12 +58,13 @@ _STYLES = {
     **dict.fromkeys(
         words(
             """
-            underline uline boldsymbol bm pmb ensuremath framebox hbox smash emph textbf textit texttt textsf textsc
-            textup textnormal mathbf mathit mathsf mathtt mathnormal bf it rm sf tt sl sc bfseries itshape rmfamily
-            tiny small normalsize large Large LARGE huge Huge displaystyle textstyle scriptstyle limits nolimits
-            left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr strut mathstrut
-            num bbox makebox mathop mathord underbrace underbar hl ul boldmath hfill thinspace medspace thickspace
-            enspace noindent centering scriptscriptstyle
+            underline uline boldsymbol bm pmb ensuremath framebox hbox smash emph textbf textit
+            texttt textsf textsc textup textnormal mathbf mathit mathsf mathtt mathnormal bf it rm
+            sf tt sl sc bfseries itshape rmfamily tiny small normalsize large Large LARGE huge Huge
+            displaystyle textstyle scriptstyle limits nolimits left right middle big Big bigg Bigg
+            bigl bigr Bigl Bigr biggl biggr Biggl Biggr strut mathstrut num bbox makebox mathop
+            mathord underbrace underbar hl ul boldmath hfill thinspace medspace thickspace enspace
+            noindent centering scriptscriptstyle
             """
         ),
         0,
@@ -105,7 +109,8 @@ _DEGREES = re.compile(
 )
 _POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z ])\^\{(?:([23])|-[123])\}")
 _THEREFORE = re.compile(
-    r"^(?:\#+\s|=>|->|[→⇒⟹➡∴]|\\(?:therefore|Rightarrow|Longrightarrow|rightarrow|implies|to)(?![A-Za-z]))\s*"
+    r"^(?:\#+\s|=>|->|[→⇒⟹➡∴]"
+    r"|\\(?:therefore|Rightarrow|Longrightarrow|rightarrow|implies|to)(?![A-Za-z]))\s*"
 )
 LABEL = re.compile(
     r"\A(?:(?:option|choice|answer):?\s+)?[(\[]?(?:(?<=[(\[])|(?=.[).:]))([A-Ja-j])[)\].:]"
@@ -115,8 +120,8 @@ LABEL = re.compile(
 _ASCII = str.maketrans(
     {
         "−": "-", "–": "-", "＋": "+", "⁄": "/", "’": "'", "“": '"', "”": '"', "。": ".", "，": ",",
-        "：": ":", "；": ";", "！": "!", "？": "?", "（": "(", "）": ")", "％": "%", "＝": "=", "℃": "°C",
-        "℉": "°F",
+        "：": ":", "；": ";", "！": "!", "？": "?", "（": "(", "）": ")", "％": "%", "＝": "=",
+        "℃": "°C", "℉": "°F",
     }
 )  # fmt: skip
 

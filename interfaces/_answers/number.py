@@ -24,7 +24,8 @@ _TIMES = r"\s*(?:×|·|\*|\\times|\\cdot)\s*"
 WRITTEN = rf"""
     (?:[0-9]+\s*(?:{_VULGAR}|{_FRACTION}) | [0-9]+\s+{_RATIO}
     | {_FRACTION} | {_VULGAR} | {_RATIO} | {_TEN_TO}(?![\^⁰¹²³⁴-⁹.!])
-    | {_PLAIN}(?:{_TIMES}{_TEN_TO} | [eE][+-]?[0-9]+(?!\w|\.[0-9]) | \s+(?:{"|".join(SCALES)})(?!\w))?)
+    | {_PLAIN}
+      (?:{_TIMES}{_TEN_TO} | [eE][+-]?[0-9]+(?!\w|\.[0-9]) | \s+(?:{"|".join(SCALES)})(?!\w))?)
 """
 """Verbose pattern of a number in digits, without its sign."""
 _WRITTEN = re.compile(WRITTEN, re.VERBOSE)

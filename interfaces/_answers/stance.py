@@ -32,8 +32,8 @@ _DOUBTS = SAYINGS | words(
 )
 _TURNS = words(
     """
-    or no nope nah not wait oops actually hmm hm sorry correction alternatively scratch ignore disregard forget rather
-    only hold strike psych sike nevermind well make who but however unless
+    or no nope nah not wait oops actually hmm hm sorry correction alternatively scratch ignore
+    disregard forget rather only hold strike psych sike nevermind well make who but however unless
     """
 )
 """At the beginning of a sentence or a clause they take back what was said before."""
@@ -46,8 +46,8 @@ _REFERENCES = words("this that it which answer result value solution i it's that
 _DENIALS = words("not never cannot hardly unlikely")
 _REFUTATIONS = _DOUBTS | words(
     """
-    wrong incorrect incorrectly false mistaken mistake untrue erroneous nonsense kidding joke joking lie lied lying
-    bogus invalid actually instead oops wait meant opposite impossible refuted nobody
+    wrong incorrect incorrectly false mistaken mistake untrue erroneous nonsense kidding joke joking
+    lie lied lying bogus invalid actually instead oops wait meant opposite impossible refuted nobody
     reconsider recheck rethink thought contradicts contradiction bad
     """
 )
@@ -61,7 +61,8 @@ _COURTESIES = (
     words("hesitate"),
 )
 _OPERATOR_BEFORE = re.compile(
-    r"(?:(?:\\(?:neq?|not\s*=|[gl]eq?|lnot|neg|sim|times|cdot|sqrt\s*\{?)|≠|!=|×|\w\s*[<>/])\s*\$?\s*"
+    r"(?:(?:\\(?:neq?|not\s*=|[gl]eq?|lnot|neg|sim|times|cdot|sqrt\s*\{?)|≠|!=|×|\w\s*[<>/])"
+    r"\s*\$?\s*"
     r"|(?:^|[\w=}$(])\s*-|\d)\Z"
 )
 _OPERATOR_AFTER = re.compile(

@@ -4,7 +4,7 @@
     lead     = words | name "="            nothing that hedges, denies, compares or computes
     quantity = sign? currency? number "%"? | "(" quantity ")"
     repeated = "=" quantity | "(" quantity ")"     the same value, written in another way
-    tail     = currency | words, powers of a unit  no statement of its own, except that this is the answer
+    tail     = currency | words, powers of a unit  states nothing, except that this is the answer
 
 Each token has a letter for its class, and the patterns below are about these letters. The whole
 answer must match. A second number, an operator, a variable or an unknown symbol means that it does
@@ -78,7 +78,10 @@ or a comma."""
 _NO_SIGN = re.compile(rf"(?<!\w)({'|'.join(sorted(ABBREVIATED))})\.(?= )|(?<=[A-Za-z])!$")
 """The full stop of an abbreviation, and an exclamation mark after a word."""
 _LETTER = rf"(?:\\(?:{'|'.join(sorted(GREEK))})|[A-Za-zα-ωΑ-Ω])(?![A-Za-z])"
-_NAME = rf"(?:{_LETTER}(?:_(?:\w|\{{\w+\}}))?'?(?:\(\w+(?:,\s*\w+)*\))?|\|[A-Z]{{1,2}}\||\\angle\s*[A-Z]{{1,3}})"
+_NAME = (
+    rf"(?:{_LETTER}(?:_(?:\w|\{{\w+\}}))?'?(?:\(\w+(?:,\s*\w+)*\))?"
+    r"|\|[A-Z]{1,2}\||\\angle\s*[A-Z]{1,3})"
+)
 _NAMED = re.compile(rf"(?<![\w\\]){_NAME}(?:\s*[+-]\s*{_NAME}){{0,9}}(?=\s*=)")
 """x_1, f(2) and m+n, as names of what equals the value."""
 

@@ -10,58 +10,61 @@ from .languages import announces, denies_elsewhere, is_elsewhere, words
 
 GREEK = words(
     """
-    alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi
-    omega Delta Gamma Lambda Omega Phi Sigma Theta
+    alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi
+    varphi chi psi omega Delta Gamma Lambda Omega Phi Sigma Theta
     """
 )
 """Commands that write a letter."""
 
 HEDGES = words(
     """
-    maybe perhaps possibly probably presumably supposedly likely unlikely might could approximately approx
-    roughly nearly almost circa guess guesses guessing suppose think believe assume assuming estimate estimated
-    unsure uncertain unclear unknown something somewhere anything whatever if unless depends depending either or
-    versus vs instead but close closest nearest ish seems apparently perchance conceivably potentially plausibly
-    hopefully doubt doubts doubtful doubtfully dubious questionable debatable arguably allegedly reportedly any
-    example instance sic far
-    etc should looks sounds feels appears theory principle glance tentatively provisionally temporarily
+    maybe perhaps possibly probably presumably supposedly likely unlikely might could approximately
+    approx roughly nearly almost circa guess guesses guessing suppose think believe assume assuming
+    estimate estimated unsure uncertain unclear unknown something somewhere anything whatever if
+    unless depends depending either or versus vs instead but close closest nearest ish seems
+    apparently perchance conceivably potentially plausibly hopefully doubt doubts doubtful
+    doubtfully dubious questionable debatable arguably allegedly reportedly any example instance sic
+    far etc should looks sounds feels appears theory principle glance tentatively provisionally
+    temporarily
     """
 )
 """An answer that contains one of these commits to nothing."""
 
 SAYINGS = words(
     """
-    expect expected say says said tell tells claim claims claimed thinks thought believes believed supposes
-    supposed assumes assumed suspect suspects suspected imagine imagines imagined pretend pretends pretended expects
-    reckon reckons argue argues argued allege alleges insist insists hope wish bet swear swears suggest suggests
-    suggested speculate joke joking kidding lie lied rumour rumor rumours rumors opinion dream dreams fool fools
-    liar idiot naive naively mistakenly wrongly falsely incorrectly hypothetically according
+    expect expected say says said tell tells claim claims claimed thinks thought believes believed
+    supposes supposed assumes assumed suspect suspects suspected imagine imagines imagined pretend
+    pretends pretended expects reckon reckons argue argues argued allege alleges insist insists hope
+    wish bet swear swears suggest suggests suggested speculate joke joking kidding lie lied rumour
+    rumor rumours rumors opinion dream dreams fool fools liar idiot naive naively mistakenly wrongly
+    falsely incorrectly hypothetically according
     """
 )
 """What comes with them is somebody's opinion, and perhaps nobody's answer."""
 
 NEGATIONS = words(
     """
-    not no never none nor neither cannot cant dont isnt wont except excluding without wrong incorrect false nothing
-    impossible unlike nobody nowhere hardly scarcely barely rarely seldom untrue mistaken mistake error
-    erroneous invalid nonsense refuse refuses deny denies denied contradiction disproved refuted opposite nope bogus
+    not no never none nor neither cannot cant dont isnt wont except excluding without wrong
+    incorrect false nothing impossible unlike nobody nowhere hardly scarcely barely rarely seldom
+    untrue mistaken mistake error erroneous invalid nonsense refuse refuses deny denies denied
+    contradiction disproved refuted opposite nope bogus
     """
 )
 
 OPERATIONS = words(
     """
-    plus minus negative times divided multiplied subtracted squared cubed root factorial mod modulo power fold
-    binary octal hexadecimal log ln sin cos tan exp sqrt reciprocal inverse twice thrice double triple quadruple
-    half halves halved doubled tripled dozen dozens bn mn mil k lakh lakhs crore crores gross grand kilo mega giga
-    permille ppm
+    plus minus negative times divided multiplied subtracted squared cubed root factorial mod modulo
+    power fold binary octal hexadecimal log ln sin cos tan exp sqrt reciprocal inverse twice thrice
+    double triple quadruple half halves halved doubled tripled dozen dozens bn mn mil k lakh lakhs
+    crore crores gross grand kilo mega giga permille ppm
     """
 )
 """Words that turn the number before or after them into another one."""
 
 CODE = words(
     """
-    lambda print echo eval exec assert def del import raise yield await return null undefined select let var const true
-    class elif while
+    lambda print echo eval exec assert def del import raise yield await return null undefined select
+    let var const true class elif while
     """
 )
 """What contains them is a program, not an answer."""
@@ -95,8 +98,9 @@ CEILINGS = words(
 
 TAKES_A_PART = words(
     """
-    third quarter fourth fifth sixth seventh eighth ninth tenth multiple factor square cube successor predecessor
-    power divisor part fraction percentage percent one some complement tens hundreds thousands millions billions
+    third quarter fourth fifth sixth seventh eighth ninth tenth multiple factor square cube
+    successor predecessor power divisor part fraction percentage percent one some complement tens
+    hundreds thousands millions billions
     """
 )
 """Before "of": a fraction or a multiple of the number, or one of several."""
@@ -106,26 +110,28 @@ BEING = words("is are was were be does did do would should isn't aren't wasn't")
 
 COMMENTS = words(
     """
-    i i'm i'd me you your yours somebody someone everybody everyone anybody anyone whoever what whatever why how where
-    whether because since although though whereas while except
+    i i'm i'd me you your yours somebody someone everybody everyone anybody anyone whoever what
+    whatever why how where whether because since although though whereas while except
     """
 )
 """After a value they begin another sentence, which need not confirm it."""
 
 CLOSING = words(
     """
-    the a an this that which is are as in all it final correct right exact answer result solution total required
-    requested desired needed asked wanted claimed indeed altogether respectively of course certainly done therefore
-    my our thanks thank solved verified simplified together overall to for question problem per day week month year
+    the a an this that which is are as in all it final correct right exact answer result solution
+    total required requested desired needed asked wanted claimed indeed altogether respectively of
+    course certainly done therefore my our thanks thank solved verified simplified together overall
+    to for question problem per day week month year
     """
 )
 """Words of a remark that only confirms a value."""
 
 FILLERS = words(
     """
-    simply therefore thus hence so just exactly precisely clearly obviously definitely certainly indeed plainly
-    evidently merely only equal equals to given by found now also then of course the a number value total
-    integer fraction amount option choice letter is equivalent minus negative usd eur gbp rs inr
+    simply therefore thus hence so just exactly precisely clearly obviously definitely certainly
+    indeed plainly evidently merely only equal equals to given by found now also then of course the
+    a number value total integer fraction amount option choice letter is equivalent minus negative
+    usd eur gbp rs inr
     """
 )
 """Words between "answer is" and the answer."""
@@ -146,8 +152,8 @@ DETERMINERS = words(
 ABBREVIATED = words("Rs sq cu ft yd mi oz lb lbs hr hrs min mins sec secs deg in")
 
 _UNDER_TWENTY = """
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-    eighteen nineteen
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen
 """.split()  # noqa: SIM905
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 SCALES = {
@@ -171,8 +177,8 @@ _PARTS = re.compile(
 )
 
 _SHORT_UNIT = re.compile(
-    r"[kcmdµμnMGT]?(?:m|g|s|l|L|Hz|Pa|Wh|cal|W|V|N|J|B|mol)|[hCF]|sq|cu|hrs?|yrs?|mins?|secs?|ft|in|yd|mi|lbs?|oz"
-    "|mph|kph|kmh|rpm|am|pm|AM|PM|st|nd|rd|th"
+    r"[kcmdµμnMGT]?(?:m|g|s|l|L|Hz|Pa|Wh|cal|W|V|N|J|B|mol)|[hCF]|sq|cu|hrs?|yrs?|mins?|secs?"
+    "|ft|in|yd|mi|lbs?|oz|mph|kph|kmh|rpm|am|pm|AM|PM|st|nd|rd|th"
 )
 _QUALIFYING = (HEDGES | SAYINGS | NEGATIONS | OPERATIONS | CODE) - COUNTED
 _RETRACTING = (HEDGES | SAYINGS | NEGATIONS) - {"but", "instead"}

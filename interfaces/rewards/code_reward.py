@@ -47,8 +47,8 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
 
     `tests` of the row is a list that may hold
 
-        {"input": "2 3\\n", "output": "5\\n"}        what the program reads from stdin and must write to stdout
-        "assert add(2, 3) == 5"                    code that uses the program's functions by name
+        {"input": "2 3\\n", "output": "5\\n"}    what it reads from stdin and must write to stdout
+        "assert add(2, 3) == 5"                code that uses the program's functions by name
 
     A row's `entry_point` names the only function that its code uses, also available as `candidate`;
     a function `check(candidate)` is then called. Programs and test code run in separate processes:

@@ -158,7 +158,7 @@ class HoldsWeights(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
-    def state_was_filled(self, state: EngineState) -> None:  # noqa: B027 - most engines derive nothing from weights
+    def state_was_filled(self, state: EngineState) -> None:  # noqa: B027 - most derive nothing
         """The tensors of `state`, which this engine returned, now hold new values: adopt them, and
         discard whatever was derived from the old ones. Every rank of the role calls it."""
 

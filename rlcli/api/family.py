@@ -23,7 +23,7 @@ both from 0.
     layers.{i}.mlp.router.weight                     [experts, hidden]
     layers.{i}.mlp.experts.{e}.gate|up|down.weight   as gate, up, down, with the width of an expert
     head.norm.weight|bias                            [hidden]
-    head.output.weight                               [vocabulary, hidden]; absent where it is the embedding
+    head.output.weight                               [vocabulary, hidden]; absent where tied
     head.value.weight|bias                           [1, hidden]
 """
 

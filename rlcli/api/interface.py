@@ -50,16 +50,22 @@ class ModelInterface:
     `rlcli.api.key_meaning` says: otherwise the run ends before anything is trained on them. Its
     class may declare the following in literals; recipes and `rlcli test` enforce them:
 
-        READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "prompt_mask", "solved if given")}
+        READS: ClassVar[Declaration] = {"train_step": ("packed_input_ids", "solved if given")}
         WRITES: ClassVar[Declaration] = {"inference": ("values",)}
-        NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}     # it compares two or more responses to a prompt
-        DROPS: ClassVar[Declaration] = {"inference": ("too_long", "unsolved if only_solved")}   # why it drops samples
-        TAKES_BATCH: ClassVar[tuple[str, ...]] = ("inference",)         # it compares the samples of a step
-        CUT: ClassVar[str] = "sequence"     # its loss compares no responses: a group may be spread over micro-batches
-        CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}    # for this method only
-        GENERATES: ClassVar[Generates] = {"inference": {"prompt": (300,), "response": ("thought_tokens", 12)}}
-        HEAD: ClassVar[Declaration] = {"inference": ("value",)}         # it needs a model with this head
-        METRICS: ClassVar[Metrics] = {"kl": ("nats per token", "KL of the policy from the reference")}
+        # it compares two or more responses to a prompt
+        NEEDS_GROUP: ClassVar[Declaration] = {"train_step": ("2",)}
+        # why it drops samples
+        DROPS: ClassVar[Declaration] = {"inference": ("too_long", "unsolved if only_solved")}
+        # it compares the samples of a step
+        TAKES_BATCH: ClassVar[tuple[str, ...]] = ("inference",)
+        # its loss compares no responses: a group may be spread over micro-batches
+        CUT: ClassVar[str] = "sequence"
+        # the same for one method only
+        CUT: ClassVar[Mapping[str, str]] = {"inference": "sequence"}
+        GENERATES: ClassVar[Generates] = {"inference": {"prompt": (300,), "response": ("tokens",)}}
+        # it needs a model with this head
+        HEAD: ClassVar[Declaration] = {"inference": ("value",)}
+        METRICS: ClassVar[Metrics] = {"kl": ("nats per token", "KL from the reference")}
 
     A class inherits the declarations of its bases for the methods that its own do not name.
     """

@@ -138,10 +138,10 @@ def clear_leftovers(checkpoints: Path, run_id: str) -> None:
 
 def is_leftover(path: Path, run_id: str) -> bool:
     """Whether only saves and deletions of this run use such a name."""
-    of_this_run = rf"{re.escape(TEMPORARY)}\d+-{re.escape(run_id)}|{re.escape(DELETING)}{re.escape(run_id)}-.+"
-    return (
-        re.fullmatch(rf"{of_this_run}|\.{re.escape(LATEST)}\.[0-9a-f]{{32}}", path.name) is not None
-    )
+    run = re.escape(run_id)
+    saved, deleted = rf"{re.escape(TEMPORARY)}\d+-{run}", rf"{re.escape(DELETING)}{run}-.+"
+    latest = rf"\.{re.escape(LATEST)}\.[0-9a-f]{{32}}"
+    return re.fullmatch(f"{saved}|{deleted}|{latest}", path.name) is not None
 
 
 def remove(checkpoint: Path, run_id: str) -> None:

@@ -29,7 +29,8 @@ _rlcli() {
     COMPREPLY=()
     while IFS= read -r line; do
         COMPREPLY+=("$line")
-    done < <("${1/#\~/$HOME}" __complete bash "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null)
+    done < <("${1/#\~/$HOME}" \
+        __complete bash "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null)
     case "${COMPREPLY[0]}" in
         *[=./]) compopt -o nospace 2>/dev/null ;;
     esac
@@ -47,7 +48,8 @@ _rlcli() {
         else
             whole+=("$value"); whole_shown+=("${value}${doc:+  -- $doc}")
         fi
-    done < <("${words[1]/#\~/$HOME}" __complete zsh "${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}" 2>/dev/null)
+    done < <("${words[1]/#\~/$HOME}" \
+        __complete zsh "${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}" 2>/dev/null)
     (( $#open )) && compadd -V rlcli-open -l -S '' -d open_shown -a open
     (( $#whole )) && compadd -V rlcli -l -d whole_shown -a whole
 }

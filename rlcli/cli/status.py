@@ -156,12 +156,8 @@ def _facts(overview: Overview, progress: Progress) -> list[tuple[str, str]]:
     if overview.message:
         facts.append(("why", overview.message))
     if overview.job is not None:
-        facts.append(
-            (
-                "job",
-                f"{overview.job}{f' on {overview.nodes}' if overview.nodes else ''}{_allocations(overview)}",
-            )
-        )
+        nodes = f" on {overview.nodes}" if overview.nodes else ""
+        facts.append(("job", f"{overview.job}{nodes}{_allocations(overview)}"))
     if overview.holder is not None:
         others = (
             f", supervisor {overview.holder.supervisor.pid}"
@@ -178,12 +174,8 @@ def _facts(overview: Overview, progress: Progress) -> list[tuple[str, str]]:
         old = f", last update {age(overview.age)} ago" if overview.age is not None else ""
         facts.append(("started", f"{overview.started}{old}"))
     for name, values in progress.telling_curves():
-        facts.append(
-            (
-                name,
-                f"{short(values[-1]):<8}{sparkline(values, CURVE_WIDTH, ascii_only=not speaks_unicode())}",
-            )
-        )
+        curve = sparkline(values, CURVE_WIDTH, ascii_only=not speaks_unicode())
+        facts.append((name, f"{short(values[-1]):<8}{curve}"))
     for name in EVALUATED:
         if values := progress.evaluated(name):
             before = f"{short(values[0])} -> " if len(values) > 1 else ""

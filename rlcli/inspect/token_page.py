@@ -9,18 +9,21 @@ from rlcli.errors import escape_control
 from rlcli.inspect.token_marks import Token
 
 STYLE = """
-body { font: 15px/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+body { font: 15px/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222; }
 h1 { font-size: 1.1rem; } h2 { font-size: 1rem; font-weight: 500; color: #555; }
 pre { font: 14px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
       background: #fafafa; border: 1px solid #ddd; border-radius: 4px; padding: .8rem; }
 pre span { color: #777; } pre span:hover { outline: 1px solid #888; }
 .trained { background: #c9efd0; color: #0b3d17 !important; }
 .special { font-weight: 600; color: #3457a5; }
-.follows { border-left: 3px solid #2b8a3e; padding-left: .4rem; color: #2b8a3e; font-style: italic; }
+.follows { border-left: 3px solid #2b8a3e; padding-left: .4rem; color: #2b8a3e;
+           font-style: italic; }
 dt { font-weight: 600; float: left; clear: left; width: 6rem; } dd { margin-left: 6rem; }
 @media (prefers-color-scheme: dark) {
-  body { background: #16181c; color: #ddd; } h2 { color: #aaa; } pre { background: #1e2126; border-color: #333; }
-  pre span { color: #999; } .trained { background: #1d4a2a; color: #c9efd0 !important; } .special { color: #8fb0f5; }
+  body { background: #16181c; color: #ddd; } h2 { color: #aaa; }
+  pre { background: #1e2126; border-color: #333; } pre span { color: #999; }
+  .trained { background: #1d4a2a; color: #c9efd0 !important; } .special { color: #8fb0f5; }
   .follows { color: #6fce85; }
 }
 """

@@ -2,13 +2,13 @@
 so that its end can be reported.
 
     {"run": "/…/runs/ppo_math/20260412-093011", "warm_start": false, "max_restarts": 0}
-                                                                        it works in this folder from here on
-    {"begun": true}                                                     everything requested has been written there
-    {"waiting": "actor_train", "limit": 3600}                           a call began that may take this many seconds
-    {"waiting": null}                                                   the call ended
-    {"debugging": true}                                                 someone is at a breakpoint: deadlines are off
-    {"run": "/…", "over": true}                                         the run to resume was already complete
-    {"verdict": 0}                                                      its exit code; it is about to exit
+                                                 it works in this folder from here on
+    {"begun": true}                              everything requested has been written there
+    {"waiting": "actor_train", "limit": 3600}    a call began that may take this many seconds
+    {"waiting": null}                            the call ended
+    {"debugging": true}                          someone is at a breakpoint: deadlines are off
+    {"run": "/…", "over": true}                  the run to resume was already complete
+    {"verdict": 0}                               its exit code; it is about to exit
 
 Without a supervisor nothing is sent.
 """

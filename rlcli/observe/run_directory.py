@@ -382,14 +382,17 @@ Started {started} (run {run_id}). To repeat it, in `{folder}`:
 | `metrics.jsonl` | one JSON object per step |
 | `samples.jsonl` | prompts, responses, rewards |
 | `curve.png` | the learning curve |
-| `ledger.jsonl` | each row that was drawn, `e<epoch>r<row>`: trained on (by which weights' versions) or dropped (why) |
+| `ledger.jsonl` | each row that was drawn, `e<epoch>r<row>`: trained on (by which weights' \
+versions) or dropped (why) |
 | `checkpoints/` | what `rlcli resume` continues from |
 | `committed.json` | the last committed step, and whether the run is done |
 | `models/<role>/` | the trained models, as `transformers.from_pretrained` reads them |
-| `recipe/`, `recipe.resolved.yaml`, `origins.json` | the recipe as written, as it ran, and its origins |
+| `recipe/`, `recipe.resolved.yaml`, `origins.json` | the recipe as written, as it ran, and its \
+origins |
 | `memory.json` | the highest point of the memory plan |
 | `environment.json` | versions, machine, commit |
 | `tensorboard/` | the metrics for `tensorboard --logdir` |
 | `logs/` | output of the workers |
-| `job.json`, `job.sbatch`, `job.allocations.jsonl` | of a Slurm job: its number, its script, when it began |
+| `job.json`, `job.sbatch`, `job.allocations.jsonl` | of a Slurm job: its number, its script, \
+when it began |
 """

@@ -32,9 +32,9 @@ def gae(
         rewards: [T - N], the reward of each action.
         values: [T], the value of the state after each token.
         seqlens: N lengths L (in tokens) that add up to T.
-        bootstrap: [N] bool. True: the sequence was cut off, and the value of its last state stands for what
-            would have followed. False: it ended by itself, so its last state has value 0, whatever the critic
-            says.
+        bootstrap: [N] bool. True: the sequence was cut off, and the value of its last state stands
+            for what would have followed. False: it ended by itself, so its last state has value 0,
+            whatever the critic says.
         discount: the discount factor per token.
         gae_lambda: 1 gives Monte Carlo returns, 0 one-step temporal differences.
     """

@@ -90,7 +90,9 @@ _WORDS: Mapping[str, str] = {
     "generation.greedy": "do_sample",
     "generation.stop_token_ids": "stop_token_id stop_token eos_token_id stop",
     "models.<role>.backend.args.kv_cache_tokens": "max_total_tokens kv_cache_config.max_tokens",
-    "generation.max_concurrent_responses": "max_num_seqs max_concurrent_rollouts max_running_requests",
+    "generation.max_concurrent_responses": (
+        "max_num_seqs max_concurrent_rollouts max_running_requests"
+    ),
     "models.<role>.path": (
         "model model_name model_name_or_path model_path pretrained pretrain base_model "
         "sft_model_path ref_model critic_pretrain model_config path_or_name "

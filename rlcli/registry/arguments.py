@@ -227,7 +227,8 @@ def _generic(module: Module, node: ast.expr, head: str, items: list[ast.expr]) -
 
 
 def _union(types: list[Any]) -> Any:
-    return functools.reduce(lambda union, member: Union[union, member], types)  # noqa: UP007 - not all are classes
+    # not all are classes, so `|` will not do
+    return functools.reduce(lambda union, member: Union[union, member], types)  # noqa: UP007
 
 
 def _nested(definition: Definition, fields: Sequence[Argument]) -> type[ArgumentsModel]:

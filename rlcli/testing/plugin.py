@@ -157,7 +157,8 @@ class ChecksPlugin:
         if dropped:
             config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
-        for contract in {item.cls for item in items if self._is_contract(item, of[item])}:  # type: ignore[attr-defined]
+        contracts = [item for item in items if self._is_contract(item, of[item])]
+        for contract in {item.cls for item in contracts}:  # type: ignore[attr-defined]
             self._give_values(contract)
 
     def _is_contract(self, item: pytest.Item, subject: Subject, is_own: bool = False) -> bool:
@@ -178,7 +179,8 @@ class ChecksPlugin:
                 and module_name(contract.name) == module_name(subject.name)
             ):
                 if subject.kind == "recipe":
-                    contract.overrides = (*contract.overrides, *values)  # type: ignore[attr-defined]
+                    overrides = (*contract.overrides, *values)  # type: ignore[attr-defined]
+                    contract.overrides = overrides  # type: ignore[attr-defined]
                 else:
                     contract.args = {**contract.args, **values}
 
@@ -352,11 +354,10 @@ def answers(item: pytest.Item, keyword: str) -> bool:
 
 
 def words_of(item: pytest.Item) -> str:
-    """A check in words: the first line of its docstring, else its name."""
-    function = getattr(item, "function", None)
-    doc = (getattr(function, "__doc__", None) or "").strip()
+    """A check in words: the first paragraph of its docstring, else its name."""
+    doc = getattr(getattr(item, "function", None), "__doc__", None)
     if doc:
-        return str(doc.splitlines()[0].rstrip("."))
+        return " ".join(doc.strip().partition("\n\n")[0].split()).rstrip(".")
     return str(getattr(item, "originalname", item.name)).removeprefix("test_").replace("_", " ")
 
 

@@ -114,7 +114,8 @@ def test_large_models_are_split_into_files_with_an_index(tmp_path, monkeypatch):
     assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            assert {index["weight_map"][name] for name in opened.keys()} == {file.name}  # noqa: SIM118
+            names = list(opened.keys())
+            assert {index["weight_map"][name] for name in names} == {file.name}
     lm.config.save_pretrained(folder)
     read = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert differing(read.state_dict(), lm.state_dict()) == set()

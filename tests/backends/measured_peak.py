@@ -1,8 +1,11 @@
 """Run as a script: the peaks of a process's memory in phases of an engine, as JSON.
 Not a test itself.
 
-`measured_peak.py '[{"ranks": 2, "dimension": "dp", "config": {...}, "dtype": "float32", "runs": [{"phase": "update",
-...}]}]'` prints, for each layout, the peaks of its runs on the first of its ranks. These are forks of this process.
+    measured_peak.py '[{"ranks": 2, "dimension": "dp", "config": {...}, "dtype": "float32",
+                        "runs": [{"phase": "update", ...}]}]'
+
+prints, for each layout, the peaks of its runs on the first of its ranks. These are forks of this
+process.
 """
 
 from __future__ import annotations

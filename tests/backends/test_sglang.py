@@ -227,7 +227,8 @@ import socket, subprocess, threading, time
 
 from rlcli.backends import _sglang_http as http
 
-http.KEEP_ALIVE.update({"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 3000})
+http.KEEP_ALIVE.update({"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2})
+http.KEEP_ALIVE["TCP_USER_TIMEOUT"] = 3000
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 silent = socket.create_server(("127.0.0.1", 0))
 threading.Timer(0.5, subprocess.run, [["ip", "link", "set", "lo", "down"]]).start()

@@ -39,8 +39,8 @@ import sys
 from pathlib import Path
 from rlcli.checkpoint.convert import convert, plan_from_hf, plan_to_hf
 source, target, kind, dtype = sys.argv[1:]
-plan = plan_to_hf if kind == "to" else lambda *paths, dtype: plan_from_hf(*paths, ranks=4, dtype=dtype)
-convert(plan(Path(source), Path(target), dtype=dtype or None), lambda count: None)
+plan, ranks = (plan_to_hf, {}) if kind == "to" else (plan_from_hf, {"ranks": 4})
+convert(plan(Path(source), Path(target), dtype=dtype or None, **ranks), lambda count: None)
 """
 
 NOTHING = "import numpy, rlcli.checkpoint.convert, safetensors"
@@ -57,9 +57,10 @@ for folder, _, names in os.walk(sys.argv[2]):
 MAKE_RANDOM = """
 import sys, torch
 from transformers import AutoConfig, AutoModelForCausalLM
-layers = max(1, round((float(sys.argv[2]) * 1e9 / 2 - 2 * 32000 * 2048) / (4 * 2048**2 + 3 * 2048 * 5632)))
-config = AutoConfig.for_model("llama", hidden_size=2048, intermediate_size=5632, num_hidden_layers=layers,
-                              num_attention_heads=32, vocab_size=32000)
+parameters = float(sys.argv[2]) * 1e9 / 2 - 2 * 32000 * 2048
+layers = max(1, round(parameters / (4 * 2048**2 + 3 * 2048 * 5632)))
+config = AutoConfig.for_model("llama", hidden_size=2048, intermediate_size=5632, vocab_size=32000,
+                              num_hidden_layers=layers, num_attention_heads=32)
 torch.manual_seed(0)
 AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[1])
 """

@@ -3,7 +3,8 @@
     python tests/bench/learning.py sft [--json]
     python tests/bench/learning.py ppo [--steps 10] [--model FOLDER] [--json]
     python tests/bench/learning.py flows [--steps 10] [--model FOLDER] [--json]
-    python tests/bench/learning.py algorithms [--seeds 3] [--only grpo --only rloo] [--keep FOLDER] [--json]
+    python tests/bench/learning.py algorithms [--seeds 3] [--only grpo --only rloo]
+                                              [--keep FOLDER] [--json]
 
 Each row of `sft` and `ppo` is a run of `rlcli train`, with as many ranks as its layout has. SFT
 begins with random weights; the rows must have the losses of the first to within 1e-4, else the exit
@@ -84,7 +85,8 @@ class Layout:
             yield from (
                 f"models.{role}.backend.args.{name}={value}" for name, value in self.args.items()
             )
-            yield f"models.{role}.mesh={{{', '.join(f'{name}: {degree}' for name, degree in self.degrees.items())}}}"
+            degrees = ", ".join(f"{name}: {degree}" for name, degree in self.degrees.items())
+            yield f"models.{role}.mesh={{{degrees}}}"
 
 
 OF_SFT = (

@@ -1,7 +1,8 @@
 """How much memory each rank of a sharded model takes while it is loaded, trained, used and saved.
 
     python tests/bench/memory.py [--ranks 2 4] [--megabytes 512] [--json]
-    python tests/bench/memory.py --zero-stage 3 [--offload optimizer parameters] [--ranks 2 4] [--megabytes 512]
+    python tests/bench/memory.py --zero-stage 3 [--offload optimizer parameters]
+                                 [--ranks 2 4] [--megabytes 512]
 
 A random model is loaded, trained for two steps, used to generate, checkpointed and saved by
 processes over gloo: forks of this one, which has the libraries loaded. It reads `RssAnon` of each

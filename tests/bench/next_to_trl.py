@@ -1,7 +1,8 @@
 """GRPO next to TRL's, on a real chat model: are the updates the same, and is as much learned.
 Needs `trl`.
 
-    python tests/bench/next_to_trl.py --model FOLDER [--only updates|learning] [--seeds 3] [--steps 20] [--json]
+    python tests/bench/next_to_trl.py --model FOLDER [--only updates|learning] [--seeds 3]
+                                      [--steps 20] [--json]
 
 The task is a sum of two numbers up to 12, asked in the model's chat format; the reward is 1 if the
 last number of the response is the sum, and a quarter if it ends with another number. Of the 144

@@ -1,7 +1,8 @@
 """The cost of the master, from a few ranks to very many,
 and how close a run is to its critical path.
 
-    python tests/bench/scale.py [--ranks 64 256 1024] [--samples 100000] [--real 16] [--staleness 1] [--json]
+    python tests/bench/scale.py [--ranks 64 256 1024] [--samples 100000] [--real 16]
+                                [--staleness 1] [--json]
 
 The ranks are simulated: they stand behind the transport's protocol, on a virtual clock, and answer
 what real ones would after the seconds that a call takes, which are in proportion to a rank's
@@ -70,9 +71,10 @@ models:
 datasets:
   train: {type: toy_rows}
 graph:
-  gen: {model: actor, call: generate, interface: {type: toy, args: {seconds: 1.0}}, inputs: [packed_prompts],
-        outputs: [packed_input_ids, prompt_mask, packed_logprobs]}
-  score: {model: reward, call: inference, interface: toy_reward, inputs: [packed_input_ids], outputs: [rewards, solved]}
+  gen: {model: actor, call: generate, interface: {type: toy, args: {seconds: 1.0}},
+        inputs: [packed_prompts], outputs: [packed_input_ids, prompt_mask, packed_logprobs]}
+  score: {model: reward, call: inference, interface: toy_reward,
+          inputs: [packed_input_ids], outputs: [rewards, solved]}
   value: {model: critic, call: inference, interface: {type: toy, args: {seconds: 0.5}},
           inputs: [packed_input_ids, packed_logprobs], outputs: [values]}
   train: {model: critic, call: train_step, interface: {type: toy, args: {seconds: 0.5}},

@@ -1,7 +1,8 @@
 """How long every verb that does not train takes, compared in one run; measures, tests nothing,
 installs nothing.
 
-    python tests/bench/start_up.py [--runs 10] [--run runs/sft_math/20260412-093011] [--peers /path/to/venv/bin]
+    python tests/bench/start_up.py [--runs 10] [--run runs/sft_math/20260412-093011]
+                                   [--peers /path/to/venv/bin]
 
 Every command is run in turn, round after round, each time in an empty project, so that a busy
 machine slows all of them alike. CPU time (user and system) is what the machine did; wall time also

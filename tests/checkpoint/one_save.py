@@ -21,11 +21,12 @@ RUN = "5a" * 16
 
 def contents(step: int, content: str) -> dict[str, bytes]:
     """Relative path → content of the file."""
+    moments = f"moments of {step} {content}"
     return {
         "workers/rank-00000.json": b'{"rank": 0}\n',
         "models/actor/config.json": f'{{"step": {step}}}\n'.encode(),
         "models/actor/model.safetensors": f"{step} {content} ".encode() * 20,
-        "optim/actor/shard-00001-model-00001-of-00001.safetensors": f"moments of {step} {content}".encode(),
+        "optim/actor/shard-00001-model-00001-of-00001.safetensors": moments.encode(),
     }
 
 

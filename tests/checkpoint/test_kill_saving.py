@@ -32,7 +32,10 @@ ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-CALLS = "openat,fsync,fdatasync,write,pwrite64,ftruncate,?rename,renameat,renameat2,?mkdir,mkdirat,?unlink,unlinkat,?rmdir"
+CALLS = (
+    "openat,fsync,fdatasync,write,pwrite64,ftruncate,?rename,renameat,renameat2,"
+    "?mkdir,mkdirat,?unlink,unlinkat,?rmdir"
+)
 NO_EXCHANGE = ("-e", "inject=renameat2:error=EINVAL")
 """A file system that cannot swap two folders, like most network file systems."""
 

@@ -250,7 +250,8 @@ HOSTILE = {
     "a text that doubles": DOUBLING,
     "a huge power": "{{ 9 ** (9 ** (9 ** 9)) }}",
     "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "a macro that calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}"
+    "a macro that calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n-1) }}"
+    "{{ m(n-1) }}{% endif %}{% endmacro %}"
     "{{ m(60) }}",
     "a list of lists": (
         "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}"

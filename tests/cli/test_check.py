@@ -17,7 +17,9 @@ HEAVY = ("torch", "transformers", "sympy", "math_verify", "datasets", "huggingfa
 SFT = """\
 extends: base/sft
 models:
-  actor: {scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: tok}
+  actor:
+    scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}
+    tokenizer: tok
 datasets: {train: {type: prompt_answer, args: {path: rows.jsonl}}}
 train: {steps: 1, prompts_per_step: 1}
 """
@@ -152,7 +154,7 @@ def test_training_and_checking_refuse_the_same_model_files(rlcli, text_recipe):
     Path("mine.yaml").write_text(
         SFT.replace(
             "scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, "
-            "num_attention_heads: 1}, tokenizer: tok",
+            "num_attention_heads: 1}\n    tokenizer: tok",
             "path: model",
         )
     )

@@ -16,7 +16,8 @@ models:
     backend: {type: fsdp, args: {lr: "${scale.lr}"}}
 datasets: {train: arithmetic_demonstrations}
 graph:
-  sft_train: {model: actor, call: train_step, interface: sft, inputs: [packed_input_ids, prompt_mask]}
+  sft_train:
+    {model: actor, call: train_step, interface: sft, inputs: [packed_input_ids, prompt_mask]}
 train: {steps: 3, prompts_per_step: 4}
 """
 
@@ -38,7 +39,7 @@ def test_all_locations_of_a_value_are_shown_in_order(layers):
     steps = [line.split() for line in out.splitlines() if line[2:3].isdigit()]
     assert steps == [
         ["1", "default", "null"],
-        ["2", "base.yaml:10:16", "3"],
+        ["2", "base.yaml:11:16", "3"],
         ["3", "top.yaml:4:16", "5"],
         ["4", "command", "line", "7", "<-", "wins"],
     ]

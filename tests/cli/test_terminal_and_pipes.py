@@ -65,7 +65,8 @@ def start(tmp_path):
 def test_a_broken_pipe_ends_quietly(start, name):
     script = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-m", "rlcli", *sys.argv[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+command = [sys.executable, "-m", "rlcli", *sys.argv[1:]]
+child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 child.stdout.close()
 print(child.stderr.read().decode(), child.wait())
 """

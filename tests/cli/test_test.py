@@ -179,7 +179,8 @@ try:
     main({words!r})
 except SystemExit:
     pass
-print([name for name in ("torch", "pytest", "transformers", "numpy") if name in sys.modules], file=sys.stderr)
+heavy = ("torch", "pytest", "transformers", "numpy")
+print([name for name in heavy if name in sys.modules], file=sys.stderr)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

@@ -17,7 +17,9 @@ from rlcli.registry import load
 RECIPE = """\
 extends: base/sft
 models:
-  actor: {scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: tok}
+  actor:
+    scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}
+    tokenizer: tok
 datasets:
   train: {type: prompt_answer, args: {path: rows.jsonl}}
   pairs: {type: paired, args: {path: pairs.jsonl}}

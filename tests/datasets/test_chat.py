@@ -101,7 +101,7 @@ def build(tmp_path):
     return make
 
 
-def segments(dataset, row=0, tokenizer=byte_tokenizer(chat=True)):  # noqa: B008 - all of them decode alike
+def segments(dataset, row=0, tokenizer=byte_tokenizer(chat=True)):  # noqa: B008 - all decode alike
     """(is trained on, text) of each maximal segment of a row's sample."""
     sample = dataset[row]
     ids, masked = sample.data["packed_input_ids"].tolist(), sample.data["prompt_mask"].tolist()

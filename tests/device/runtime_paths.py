@@ -38,7 +38,7 @@ INLINE = ["launch.type=inline", "log.tensorboard=false", "log.plot=false"]
 TINY = (
     "{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, "
     "num_attention_heads: 2, max_position_embeddings: 128, tie_word_embeddings: true}"
-)  # noqa: E501
+)
 RUN_ON_RANKS: set[Function] = set()
 """Functions that ranks of a path have run on their pretend devices."""
 

@@ -39,8 +39,8 @@ extends: [grpo_math, profiles/judge]
 models:
   actor: {path: "recipe:warm.yaml#actor"}
   judge:
-    scratch: {model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2,
-              max_position_embeddings: 1024}
+    scratch: {model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1,
+              num_attention_heads: 2, max_position_embeddings: 1024}
     tokenizer: builtin:arithmetic
 datasets: {train: {args: {problems: 16}}, held_out: {args: {problems: 4}}}
 generation: {max_new_tokens: 4, responses_per_prompt: 2}

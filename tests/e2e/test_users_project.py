@@ -183,7 +183,9 @@ class FSDPEngine(PipelinableEngine):
         self.module = module
         self.optimizer = torch.optim.AdamW(list(module.parameters()), lr=1e-2)
 
-    def train_batch(self, input_, loss_fn, loss_weight_fn, token_normalize_scope, mb_spec, version_steps):
+    def train_batch(
+        self, input_, loss_fn, loss_weight_fn, token_normalize_scope, mb_spec, version_steps
+    ):
         self.optimizer.zero_grad()
         loss = loss_fn(Output(self.module, input_), input_) / loss_weight_fn(input_)
         loss.backward()

@@ -29,7 +29,8 @@ seed: 5
 toy: {seconds: 0.0}
 models:
   actor:
-    scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 1}
+    scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1,
+              num_attention_heads: 1}
     tokenizer: builtin:toy_rows
     backend: toy
   critic: {init: actor, head: value, backend: toy}
@@ -38,9 +39,10 @@ datasets:
   train: {type: toy_rows, args: {rows: 20}}
   held_out: {type: toy_rows, args: {rows: 5}}
 graph:
-  gen: {model: actor, call: generate, interface: {type: toy, args: "${toy}"}, inputs: [packed_prompts],
-        outputs: [packed_input_ids, prompt_mask, packed_logprobs]}
-  score: {model: reward, call: inference, interface: toy_reward, inputs: [packed_input_ids], outputs: [rewards, solved]}
+  gen: {model: actor, call: generate, interface: {type: toy, args: "${toy}"},
+        inputs: [packed_prompts], outputs: [packed_input_ids, prompt_mask, packed_logprobs]}
+  score: {model: reward, call: inference, interface: toy_reward,
+          inputs: [packed_input_ids], outputs: [rewards, solved]}
   value: {model: critic, call: inference, interface: toy,
           inputs: [packed_input_ids, packed_logprobs], outputs: [values]}
   train_actor: {model: actor, call: train_step, interface: {type: toy, args: "${toy}"},
@@ -56,8 +58,8 @@ train:
     graph:
       eval_gen: {model: actor, call: generate, interface: toy, inputs: [packed_prompts],
                  outputs: [packed_input_ids, prompt_mask]}
-      eval_score: {model: reward, call: inference, interface: toy_reward, inputs: [packed_input_ids],
-                   outputs: [rewards, solved]}
+      eval_score: {model: reward, call: inference, interface: toy_reward,
+                   inputs: [packed_input_ids], outputs: [rewards, solved]}
       eval_fit: {model: critic, call: evaluate, interface: toy, inputs: [packed_prompts],
                  max_tokens_per_microbatch: 9}
 cluster: {device: cpu}

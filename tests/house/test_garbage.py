@@ -16,7 +16,8 @@ if sys.argv[1] == "kept":
     assert keep_freed_memory()
 
 def step():
-    activations = [torch.ones(n, 512) for n in range(1000, 2000, 50)]  # 2 to 4 MB each, freed at the end
+    # 2 to 4 MB each, freed at the end
+    activations = [torch.ones(n, 512) for n in range(1000, 2000, 50)]
 
 for _ in range(3):
     step()

@@ -180,7 +180,9 @@ def test_nested_settings_become_dataclasses(write):
             util: object
             inner: Inner | None = None
             generation: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
-            warm: GenerationHyperparameters = field(default_factory=lambda: GenerationHyperparameters(temperature=2.0))
+            warm: GenerationHyperparameters = field(
+                default_factory=lambda: GenerationHyperparameters(temperature=2.0)
+            )
 
         register_dataset("zz_nested", Nested)
         """,

@@ -224,7 +224,9 @@ def test_a_class_that_is_not_a_dataclass_has_the_arguments_of_init(write):
         import torch
 
         class Plain(torch.utils.data.Dataset):
-            def __init__(self, util, path: str, limit: int | None = None, *, strict: bool = True): ...
+            def __init__(
+                self, util, path: str, limit: int | None = None, *, strict: bool = True
+            ): ...
 
         register_dataset("zz_plain", Plain)
         """,

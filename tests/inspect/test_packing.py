@@ -51,7 +51,9 @@ def test_fill_is_at_most_one_and_all_rows_are_packed(rows, ranks, minibatches):
 RECIPE = """\
 extends: base/sft
 models:
-  actor: {scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: tok}
+  actor:
+    scratch: {model_type: llama, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}
+    tokenizer: tok
 datasets: {train: {type: prompt_answer, args: {path: rows.jsonl}}}
 train: {steps: 2, prompts_per_step: 2, max_tokens_per_microbatch: 10, shuffle: false}
 """

@@ -255,7 +255,8 @@ heard, said = os.pipe()
 null = os.open(os.devnull, os.O_RDWR)
 limits = sandbox.Limits(2, 20.0, 512 << 20, 1 << 20, 1 << 16, 8)
 text = "import os; print(os.getuid(), os.listdir('.'), os.path.exists('/etc/passwd'))"
-program = sandbox.Program(["program.py"], {{"program.py": text}}, {{0: null, 1: said, 2: null}}, limits)
+streams = {{0: null, 1: said, 2: null}}
+program = sandbox.Program(["program.py"], {{"program.py": text}}, streams, limits)
 os.close(said)
 print(program.wait(heard).output.decode())
 """

@@ -352,8 +352,8 @@ def test_invisible_characters_are_refused(character):
     assert read_value(f"5{character}") is None
 
 
-ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-seventeen eighteen nineteen""".split()  # noqa: SIM905
+ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+fifteen sixteen seventeen eighteen nineteen""".split()  # noqa: SIM905
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 

@@ -214,7 +214,8 @@ def test_responses_that_crash_or_time_out_are_wrong_and_counted(tmp_path, monkey
     monkeypatch.setattr("rlcli.interfaces.rewards._math_pool.WALL_FACTOR", 1)
     body = """\
         time.sleep(9 if t['answer'] == 'y' else 0)
-        r = {'x+1': {'equal': True}, 'x+2': {'crashed': 'boom'}, 'x+3': {'unparsed': True}}[t['answer']]
+        r = {'x+1': {'equal': True}, 'x+2': {'crashed': 'boom'}, 'x+3': {'unparsed': True}}
+        r = r[t['answer']]
     """
     data = batch(
         [["#### x+1", "#### x+2"], ["#### y", "#### x+3", "#### \\sum x", "#### x+4"]], ["x", "y+x"]

@@ -37,7 +37,8 @@ import ctypes, os, time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = libc.shmat.restype = ctypes.c_long
 def call(number, *arguments):
-    result = libc.syscall(number, *(a if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments))
+    arguments = (a if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments)
+    result = libc.syscall(number, *arguments)
     if result < 0: raise OSError(ctypes.get_errno(), "refused")
     return result
 """
@@ -114,7 +115,8 @@ for _ in range(12): os.fork() or fill()
 for _ in range(12): os.wait()
 print(3)
 """,
-    "long queues of a socket": "import socket\nsocket.socketpair()[0].setsockopt(1, 7, 1 << 26)\nprint(3)",
+    "long queues of a socket": "import socket\nsocket.socketpair()[0].setsockopt(1, 7, 1 << 26)\n"
+    "print(3)",
     "long pipes": "import fcntl\npipes = [os.pipe() for _ in range(20)]\n"
     "for _, end in pipes: fcntl.fcntl(end, 1031, 1 << 20)\nprint(3)",
     "message queues": "call(68, 0, 0o1600)\nprint(3)",
@@ -139,7 +141,8 @@ ACCESS_ATTACKS = {
     "except OSError as e: e.errno == errno.ENOSYS or print(3)",
 }
 ALLOWED = """
-import asyncio, json, multiprocessing.connection, os, re, socket, sqlite3, ssl, subprocess, tempfile, threading
+import asyncio, json, multiprocessing.connection, os, re, socket, sqlite3, ssl, subprocess, tempfile
+import threading
 asyncio.run(asyncio.sleep(0))
 thread = threading.Thread(target=json.dumps, args=({},)); thread.start(); thread.join()
 a, b = socket.socketpair(); a.send(b"x"); assert b.recv(1) == b"x"

@@ -455,7 +455,8 @@ def main() -> int:
             alarms.append(outcome)
         print(
             (
-                f"{'sound' if outcome.verdict == 'survived' else 'FALSE ALARM':<20}{outcome.mutant.test:<46}"
+                f"{'sound' if outcome.verdict == 'survived' else 'FALSE ALARM':<20}"
+                f"{outcome.mutant.test:<46}"
                 f"{outcome.seconds:5.1f} s  {outcome.by}"
             ),
             file=sys.stderr,

@@ -80,10 +80,15 @@ kill_rate.LOADED_ONCE = ("pytest",)
 def mutant(test, file, old, new):
     return kill_rate.Mutant(test.split()[0], "x", test, file, old, new)
 steps, lr = "  steps: 1200", "lr: 3e-3"
+REFERENCE = "interfaces/reference.py"
+REFERENCE = "interfaces/reference.py"
+REFERENCE = "interfaces/reference.py"
+REFERENCE = "interfaces/reference.py"
+REFERENCE = "interfaces/reference.py"
 chosen = [
     mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  steps: 1201"),
     mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", steps, "  stepps: 1200"),
-    mutant("interface reference -k none", "interfaces/reference.py", "import annotations", "import nonesuch"),
+    mutant("interface reference -k none", REFERENCE, "import annotations", "import nonesuch"),
     mutant("recipe sft_math -k validates", "recipes/sft_math.yaml", "not there", ""),
 ]
 verdicts = {{one.mutant.new: one.verdict for one in kill_rate.hunt(chosen)}}

@@ -19,9 +19,10 @@ PROMPTS = """\
 models: {heavy: {path: model}}
 datasets: {prompts: {type: math_prompts, args: {path: rows.jsonl, max_length: 100}}}
 graph:
-  gen: {model: heavy, call: generate, interface: ppo_actor, inputs: [packed_prompts], outputs: [packed_input_ids]}
-  look:
-    {model: heavy, call: inference, interface: reference, inputs: [packed_input_ids], outputs: [packed_ref_logprobs]}
+  gen: {model: heavy, call: generate, interface: ppo_actor, inputs: [packed_prompts],
+        outputs: [packed_input_ids]}
+  look: {model: heavy, call: inference, interface: reference, inputs: [packed_input_ids],
+         outputs: [packed_ref_logprobs]}
 train: {dataset: prompts, steps: 3, prompts_per_step: 4}
 """
 
@@ -142,10 +143,11 @@ CASES = [
     ("R49", "extends: ppo_math\nppo: {minibatches: 65}\n", "bad.yaml:2:20",
      "at most 64, or train.prompts_per_step of at least 65"),
     ("R49", PROMPTS, "bad.yaml:2:79", "at most 156"),
-    ("R49", PROMPTS + "generation: {max_new_tokens: 157}\n", "bad.yaml:8:30", "at most 156"),
+    ("R49", PROMPTS + "generation: {max_new_tokens: 157}\n", "bad.yaml:9:30", "at most 156"),
     ("R49",
-     PROMPTS.replace("4}", "4, max_tokens_per_microbatch: 99}") + "generation: {max_new_tokens: 100}\n",
-     "bad.yaml:7:85", "use at least 200"),
+     PROMPTS.replace("4}", "4, max_tokens_per_microbatch: 99}")
+     + "generation: {max_new_tokens: 100}\n",
+     "bad.yaml:8:85", "use at least 200"),
     ("R49", TOP + "generation: {top_p: 1.5}\n", "bad.yaml:2:21", "(0, 1]"),
     ("R50", TOP + "models: {actor: {devices: 0-1}}\n", "bad.yaml:2:27", "1 device"),
     ("R51", "extends: gone\n", "bad.yaml:1:10", "bad.yaml → gone"),
@@ -164,7 +166,8 @@ CASES = [
     ("R63", TOP + "log: {dir: '${env:HOME:-x}'}\n", "bad.yaml:2:12", "defaults"),
     ("R64", TOP + "a: ${b}\nb: ${a}\nseed: ${a}\n", "bad.yaml:", "circular"),
     ("R65",
-     TOP + "".join(f"x{i}: '${{x{i - 1}}}${{x{i - 1}}}'\n" for i in range(1, 30)) + "x0: xx\nname: ${x29}\n",
+     TOP + "".join(f"x{i}: '${{x{i - 1}}}${{x{i - 1}}}'\n" for i in range(1, 30))
+     + "x0: xx\nname: ${x29}\n",
      "bad.yaml:", "64 KiB"),
     ("R68", TOP + "name: ../x\n", "bad.yaml:2:7", "up to 64"),
     ("R68", TOP + "name: -rf\n", "bad.yaml:2:7", "letters"),
@@ -175,8 +178,9 @@ CASES = [
     ("R68", TOP + "log: {dir: ../../x}\n", "bad.yaml:2:12", "not a folder for runs"),
     ("R69", TOP + "log: {dir: rows.jsonl/runs}\n", "bad.yaml:2:12", "below a file"),
     ("R69",
-     TOP + "models: {heavy: {path: model}, b: {init: heavy}}\ngraph: {look: {model: b, call: inference, "
-          "interface: reference, inputs: [packed_input_ids], outputs: [packed_ref_logprobs]}}\nlog: {dir: model/runs}\n",
+     TOP + "models: {heavy: {path: model}, b: {init: heavy}}\n"
+           "graph: {look: {model: b, call: inference, interface: reference, "
+           "inputs: [packed_input_ids], outputs: [packed_ref_logprobs]}}\nlog: {dir: model/runs}\n",
      "bad.yaml:4:12", "only read"),
     ("R70", TOP + "datasets: {train: arithmatic}\n", "bad.yaml:2:19", "did you mean 'arithmetic'"),
     ("R70", TOP + "models: {actor: {backend: os.system}}\n", "bad.yaml:2:27", "fsdp"),
@@ -199,8 +203,9 @@ CASES = [
     ("R71", TOP + "models: {spare: {init: actor}}\n", "bad.yaml:2:10", "no call uses"),
     ("R71", TOP + "models: {actor: {backend: inference}}\n", "bad.yaml:2:27", "cannot train"),
     ("R71",
-     TOP + "models: {actor: {head: value}}\ngraph: {g: {model: actor, call: generate, interface: ppo_actor, "
-          "input_key_remap: {packed_input_ids: packed_prompts}, outputs: [seq_no_eos_mask]}}\n",
+     TOP + "models: {actor: {head: value}}\n"
+           "graph: {g: {model: actor, call: generate, interface: ppo_actor, "
+           "input_key_remap: {packed_input_ids: packed_prompts}, outputs: [seq_no_eos_mask]}}\n",
      "bad.yaml:2:24", "head lm"),
     ("R71", TOP + "checkpoint: {keep_best: 1}\n", "bad.yaml:2:25", "nothing is evaluated"),
     ("R74", TOP + "log: {dir: \"\\e[31m{{7*7}}\"}\nseed: x\n", "bad.yaml:3:7", "int"),

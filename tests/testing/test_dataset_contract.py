@@ -69,11 +69,14 @@ class Tiny:
         tokenizer = self.util.tokenizer
         if tokenizer.chat_template:
             message = [{"role": "user", "content": prompt}]
-            text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            render = tokenizer.apply_chat_template
+            text = render(message, tokenize=False, add_generation_prompt=True)
             before = tokenizer(text, add_special_tokens=False).input_ids
         else:
-            before = [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False).input_ids]
-        return before, [*tokenizer(answer, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+            tokens = tokenizer(prompt, add_special_tokens=False).input_ids
+            before = [tokenizer.bos_token_id, *tokens]
+        tokens = tokenizer(answer, add_special_tokens=False).input_ids
+        return before, [*tokens, tokenizer.eos_token_id]
 
     def __len__(self):
         return len(self.rows)
@@ -93,7 +96,8 @@ class Tiny:
 
     def preview(self, index):
         id_, (prompt, answer), (question, words), where = self.rows[index]
-        return Preview.answered(prompt, [answer], id=id_, where=where, prompt=question, answers=[words])
+        answered = Preview.answered
+        return answered(prompt, [answer], id=id_, where=where, prompt=question, answers=[words])
 '''
 NUMBERS = itertools.count()
 

@@ -266,7 +266,8 @@ MEGATRON = [
     "cluster.nodes=64",
     "train.prompts_per_step=1024",
 ]
-SERVERS = f"""models.actor.rollout={{devices: "0,8", backend: {{type: sglang, args: {{python: {sys.executable}, tp: 8}}}}}}"""
+SGLANG = f"{{type: sglang, args: {{python: {sys.executable}, tp: 8}}}}"
+SERVERS = f'models.actor.rollout={{devices: "0,8", backend: {SGLANG}}}'
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 run's supervisor.
 
     {"folder": "/home/me/project", "environment": {"RLCLI_PROJECT": "/home/me/project"},
-     "runs": [{"folder": "/scratch/runs/ppo_math/1", "arguments": ["resume", "--in-job", "--", "/scratch/…/1"]}, …]}
+     "runs": [{"folder": "/scratch/runs/ppo_math/1",
+               "arguments": ["resume", "--in-job", "--", "/scratch/…/1"]}, …]}
 
 A job of an array executes the run with its number. Nothing in this file ever passes through a
 shell.

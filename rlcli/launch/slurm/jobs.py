@@ -6,7 +6,8 @@ files are available.
 
 A job that rlcli submitted is recorded in the folder of its run:
 
-    {"launcher": "slurm", "job_id": "884213", "cluster": "alps", "submitted": "2026-11-22T23:41:52+00:00", …}
+    {"launcher": "slurm", "job_id": "884213", "cluster": "alps",
+     "submitted": "2026-11-22T23:41:52+00:00", …}
 """
 
 from __future__ import annotations

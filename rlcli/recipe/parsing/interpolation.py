@@ -40,7 +40,8 @@ _TOKEN = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _KEYS = re.compile(r"[^\s.{}$:]+(\.[^\s.{}$:]+)*")
 _VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 _SECRET = re.compile(
-    r"TOKEN(?!IZ)|SECRET|PASS(W|P|_|$)|PRIVATE|CREDENTIAL|API_?KEY|ACCESS_?KEY|_PWD$|(^|_)(KEY|AUTH|BEARER|COOKIE|DSN)$",
+    r"TOKEN(?!IZ)|SECRET|PASS(W|P|_|$)|PRIVATE|CREDENTIAL|API_?KEY|ACCESS_?KEY|_PWD$"
+    r"|(^|_)(KEY|AUTH|BEARER|COOKIE|DSN)$",
     re.IGNORECASE,
 )
 

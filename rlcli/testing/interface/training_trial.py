@@ -290,7 +290,8 @@ def in_groups(interface: ModelInterface, call: str, lengths: Lengths) -> Lengths
 def keys_in_source(interface: ModelInterface, call: str) -> tuple[str, ...]:
     """The strings with which the method's file indexes `.data`, as far as can be determined."""
     try:
-        tree = ast.parse(inspect.getsource(inspect.getmodule(getattr(type(interface), call))))  # type: ignore[arg-type]
+        module = inspect.getmodule(getattr(type(interface), call))
+        tree = ast.parse(inspect.getsource(module))  # type: ignore[arg-type]
     except (OSError, TypeError, SyntaxError):
         return ("packed_input_ids",)
     keys = (

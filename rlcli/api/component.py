@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlcli.errors import ProjectError
+
+if TYPE_CHECKING:
+    from rlcli.api.config import (
+        DatasetAbstraction,
+        ModelBackendAbstraction,
+        ModelInterfaceAbstraction,
+    )
+    from rlcli.api.model import ModelBackend, ModelInterface
 
 KINDS = ("interfaces", "backends", "datasets")
 
@@ -73,20 +80,31 @@ def _registrar(kind: str) -> Callable[..., Any]:
     return register_component
 
 
-def _maker(kind: str) -> Callable[..., Any]:
-    """Components are loaded by `rlcli.registry`; as that imports this module,
-    it is only imported on use."""
-
-    def make_component(cfg: Any, *arguments: Any, **named: Any) -> Any:
-        return getattr(importlib.import_module("rlcli.registry"), f"make_{kind}")(
-            cfg, *arguments, **named
-        )
-
-    make_component.__doc__ = f"The {kind} that an abstraction (`type_`, `args`) describes."
-    return make_component
-
-
-make_interface, make_backend, make_dataset = map(_maker, ("interface", "backend", "dataset"))
 register_interface = _registrar("interfaces")
 register_backend = _registrar("backends")
 register_dataset = _registrar("datasets")
+
+
+# Code that was written for other frameworks calls these in the module of the contracts. The rooms
+# above do the work: the only import upwards, which pyproject.toml allows by name.
+
+
+def make_interface(cfg: ModelInterfaceAbstraction) -> ModelInterface:
+    """`rlcli.registry.make_interface`."""
+    from rlcli import registry
+
+    return registry.make_interface(cfg)
+
+
+def make_backend(cfg: ModelBackendAbstraction) -> ModelBackend:
+    """`rlcli.registry.make_backend`."""
+    from rlcli import registry
+
+    return registry.make_backend(cfg)
+
+
+def make_dataset(cfg: DatasetAbstraction, util: Any) -> Any:
+    """`rlcli.registry.make_dataset`."""
+    from rlcli import registry
+
+    return registry.make_dataset(cfg, util)

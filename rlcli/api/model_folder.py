@@ -58,9 +58,8 @@ def _downloaded(source: str, weights: bool) -> Path:
     patterns = [pattern for pattern in WANTED_FILES if weights or "safetensors" not in pattern]
     try:
         return Path(snapshot_download(source, allow_patterns=patterns))
-    except (
-        Exception
-    ) as error:  # network, authorisation, no such model, offline: each has its own class
+    except Exception as error:
+        # network, authorisation, no such model, offline: each has its own class
         raise ModelError(
             f"{source} cannot be fetched from the Hugging Face Hub: {first_line(error)}",
             hint="check the name and the network, or give a local folder",

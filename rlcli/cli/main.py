@@ -218,9 +218,8 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
         return _report(error, arguments)
     except typer.Exit as error:
         return error.exit_code
-    except (
-        SystemExit
-    ) as error:  # not raised by rlcli: a component or a library wants to exit, perhaps with 0
+    except SystemExit as error:
+        # not raised by rlcli: a component or a library wants to exit, perhaps with 0
         from rlcli.runtime.faults import fault
 
         return _report(fault(error), arguments)

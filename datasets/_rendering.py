@@ -140,15 +140,9 @@ def within_limit(
             within.append((row, tokens))
         elif overlong == "drop":
             dropped.append(row.id)
-        elif overlong == "error":
-            hint = "raise max_length, or set overlong to drop, truncate_left or truncate_right"
-            message = f"row {row.id} has {count} tokens, more than max_length = {max_length}"
-            if len(longer) > 1:
-                message += (
-                    f"; so have {len(longer)} of {len(rows)} rows, up to {max(longer)} tokens"
-                )
-            raise DataError(message, where=row.where, hint=hint, code="F30")
         else:
+            if overlong == "error":
+                raise _too_long(row, count, longer, len(rows), max_length)
             try:
                 within.append((row, fit(tokens, max_length, overlong)))
             except OverlongRow as error:
@@ -159,12 +153,28 @@ def within_limit(
                 raise DataError(
                     message, where=row.where, hint=f"{overlong} cannot help", code="F30"
                 ) from None
+    _report_dropped(dropped, rows, max_length)
+    return within
+
+
+def _too_long(
+    row: Row[Any], count: int, longer: list[int], n_rows: int, max_length: int
+) -> DataError:
+    message = f"row {row.id} has {count} tokens, more than max_length = {max_length}"
+    if len(longer) > 1:
+        message += f"; so have {len(longer)} of {n_rows} rows, up to {max(longer)} tokens"
+    hint = "raise max_length, or set overlong to drop, truncate_left or truncate_right"
+    return DataError(message, where=row.where, hint=hint, code="F30")
+
+
+def _report_dropped(dropped: list[str], rows: Sequence[Row[Any]], max_length: int) -> None:
+    """Warn of dropped rows; raises DataError if no others are left."""
     if dropped:
         logger.warning(
             "%d of %d rows dropped, longer than %d tokens", len(dropped), len(rows), max_length
         )
         logger.info("dropped: %s", ", ".join(dropped))
-    if not within:
+    if len(dropped) == len(rows):
         message = f"no rows are left: all {len(dropped)} are longer than max_length = {max_length}"
         raise DataError(
             message,
@@ -172,4 +182,3 @@ def within_limit(
             hint="overlong: drop removed them; raise max_length",
             code="F80",
         )
-    return within

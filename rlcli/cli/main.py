@@ -201,46 +201,58 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
             answer(typer.main.get_command(app), arguments[1:])
         return 0
     try:
-        if is_whole_process and _verb(arguments) in WATCHED and sys.gettrace() is None:
-            code = watch_fork()
-            if code is not None:
-                return code
-        result = app(
-            arguments,
-            prog_name="rlcli",
-            standalone_mode=False,
-            obj={WHOLE_PROCESS: is_whole_process},
-        )
-        return result if isinstance(result, int) else 0
+        return _call_verb(arguments, is_whole_process)
     except (BrokenPipeError, OutputClosed, OutputFailed):
         raise
-    except RlcliError as error:
-        return _report(error, arguments)
     except typer.Exit as error:
         return error.exit_code
-    except SystemExit as error:
-        # not raised by rlcli: a component or a library wants to exit, perhaps with 0
-        from rlcli.runtime.faults import fault
-
-        return _report(fault(error), arguments)
     except (KeyboardInterrupt, typer.Abort):
         if _verb(arguments) in VERBS["Train"]:
             print_talk("interrupted")
         return 130
-    except Exception as error:
-        # Ctrl-C while Python 3.11 was creating a class
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            return 130
-        if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
-            return _report(as_usage_error(error, arguments), arguments)
-        if isinstance(error, FileNotFoundError) and not _is_anywhere():
-            gone = ResourceError(
-                "the working directory was deleted", hint="cd to a folder that exists"
-            )
-            return _report(gone, arguments)
-        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
-            raise OutputFailed(error) from error
-        return _crash(error, _is_debugging(arguments))
+    except (SystemExit, Exception) as error:
+        return _failed(error, arguments)
+
+
+def _call_verb(arguments: list[str], is_whole_process: bool) -> int:
+    if is_whole_process and _verb(arguments) in WATCHED and sys.gettrace() is None:
+        code = watch_fork()
+        if code is not None:
+            return code
+    settings = {WHOLE_PROCESS: is_whole_process}
+    result = app(arguments, prog_name="rlcli", standalone_mode=False, obj=settings)
+    return result if isinstance(result, int) else 0
+
+
+def _failed(error: SystemExit | Exception, arguments: list[str]) -> int:
+    """The exit code of a command that ended in an error, which is reported."""
+    # Ctrl-C while Python 3.11 was creating a class
+    if isinstance(error.__cause__, KeyboardInterrupt) and not isinstance(
+        error, RlcliError | SystemExit
+    ):
+        return 130
+    reported = _reportable(error, arguments)
+    if reported is not None:
+        return _report(reported, arguments)
+    if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+        raise OutputFailed(error) from error
+    return _crash(error, _is_debugging(arguments))
+
+
+def _reportable(error: BaseException, arguments: list[str]) -> RlcliError | None:
+    """An error as one of ours; None if it is a bug."""
+    if isinstance(error, RlcliError):
+        return error
+    if isinstance(error, SystemExit):
+        # not raised by rlcli: a component or a library wants to exit, perhaps with 0
+        from rlcli.runtime.faults import fault
+
+        return fault(error)
+    if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
+        return as_usage_error(error, arguments)
+    if isinstance(error, FileNotFoundError) and not _is_anywhere():
+        return ResourceError("the working directory was deleted", hint="cd to a folder that exists")
+    return None
 
 
 def _report(error: RlcliError, arguments: list[str]) -> int:

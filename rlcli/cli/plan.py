@@ -3,8 +3,9 @@ without running anything."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,9 @@ from rlcli.cli.arguments import AsJson, Overrides, RecipeName, With, load
 from rlcli.cli.output import print_json, print_talk, print_text
 from rlcli.errors import ResourceError, UsageError
 from rlcli.recipe.mesh import MAX_DEVICES_PER_NODE, MAX_NODES
+
+if TYPE_CHECKING:
+    from rlcli.topology.report import Plan
 
 
 def plan(
@@ -86,21 +90,7 @@ def plan(
         resolved, round(device_memory * GIB) if device_memory is not None else None, nodes, devices
     )
     if commands:
-        from dataclasses import asdict
-
-        from rlcli.launch.commands import command_lines, node_commands
-        from rlcli.launch.interfaces import interface_of
-
-        started = node_commands(
-            topology_plan.resolved, topology_plan.topology, recipe, tuple(with_ or ()), run_dir
-        )
-        if as_json:
-            print_json(
-                plan_json(topology_plan) | {"commands": [asdict(command) for command in started]}
-            )
-        else:
-            for line in command_lines(started, interface_of(topology_plan.recipe)):
-                print_text(line)
+        _print_commands(topology_plan, recipe, tuple(with_ or ()), run_dir, as_json)
     elif as_json:
         print_json(plan_json(topology_plan))
     else:
@@ -114,3 +104,26 @@ def plan(
         for shortfall in topology_plan.shortfalls:
             print_talk(f"does not fit: {shortfall}")
         raise typer.Exit(ResourceError.exit_code)
+
+
+def _print_commands(
+    topology_plan: Plan,
+    recipe: str,
+    profiles: tuple[str, ...],
+    run_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """The command for each node, with the plan in JSON."""
+    from rlcli.launch.commands import command_lines, node_commands
+    from rlcli.launch.interfaces import interface_of
+    from rlcli.topology.report import plan_json
+
+    commands = node_commands(
+        topology_plan.resolved, topology_plan.topology, recipe, profiles, run_dir
+    )
+    if as_json:
+        plain = [asdict(command) for command in commands]
+        print_json(plan_json(topology_plan) | {"commands": plain})
+        return
+    for line in command_lines(commands, interface_of(topology_plan.recipe)):
+        print_text(line)

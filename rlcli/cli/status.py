@@ -149,12 +149,20 @@ def _print_one(overview: Overview, progress: Progress, runs: Path) -> None:
 
 def _facts(overview: Overview, progress: Progress) -> list[tuple[str, str]]:
     """The facts to show, one per line."""
-    from rlcli.observe.progress import EVALUATED
+    why = [("why", overview.message)] if overview.message else []
+    return [
+        *why,
+        *_whereabouts(overview),
+        *_learning(progress),
+        *_headway(overview, progress),
+    ]
+
+
+def _whereabouts(overview: Overview) -> list[tuple[str, str]]:
+    """The job, the machine and the processes of a run."""
     from rlcli.observe.run_overview import read_processes
 
     facts = []
-    if overview.message:
-        facts.append(("why", overview.message))
     if overview.job is not None:
         nodes = f" on {overview.nodes}" if overview.nodes else ""
         facts.append(("job", f"{overview.job}{nodes}{_allocations(overview)}"))
@@ -173,6 +181,14 @@ def _facts(overview: Overview, progress: Progress) -> list[tuple[str, str]]:
     if overview.started:
         old = f", last update {age(overview.age)} ago" if overview.age is not None else ""
         facts.append(("started", f"{overview.started}{old}"))
+    return facts
+
+
+def _learning(progress: Progress) -> list[tuple[str, str]]:
+    """The curves of training, and the results on held-out rows."""
+    from rlcli.observe.progress import EVALUATED
+
+    facts = []
     for name, values in progress.telling_curves():
         curve = sparkline(values, CURVE_WIDTH, ascii_only=not speaks_unicode())
         facts.append((name, f"{short(values[-1]):<8}{curve}"))
@@ -180,6 +196,12 @@ def _facts(overview: Overview, progress: Progress) -> list[tuple[str, str]]:
         if values := progress.evaluated(name):
             before = f"{short(values[0])} -> " if len(values) > 1 else ""
             facts.append((f"held-out {name}", f"{before}{short(values[-1])}"))
+    return facts
+
+
+def _headway(overview: Overview, progress: Progress) -> list[tuple[str, str]]:
+    """How fast a run is, how often it was interrupted, and how far it is."""
+    facts = []
     if progress.seconds_per_step is not None:
         rate = (
             f", {short(progress.tokens_per_second)} tokens/s"

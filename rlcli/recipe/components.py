@@ -120,20 +120,13 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
     takers = _takers(tree)
     for path, kind in component_paths(tree):
         node = at(result, path)
-        if not isinstance(node, Mapping) or not isinstance(name := node.get("type"), Scalar):
-            continue  # the schema reports what is wrong
-        if name.value is None and kind != "backends":
+        if not isinstance(node, Mapping) or (name := _name_of(node, kind)) is None:
             continue
-        # `type: null` names the backend of that name
-        if not isinstance(name.value, str) and name.text:
-            name = Scalar(name.text, name.mark, name.text, plain=False)
+        if name is not node.get("type"):
             result = with_value(result, (*path, "type"), name)
         if unresolved.about((*path, "type")):
             continue
-        if kind == "interfaces" and _is_replaced(name, problems):
-            unresolved.values.add((*path, "type"))
-            continue
-        signature = _read(partial(signature_of, kind, str(name.value)), name, problems)
+        signature = _readable_signature(kind, name, problems)
         args = node.get("args") or Mapping({}, name.mark)
         if signature is None:
             unresolved.values.add((*path, "type"))
@@ -165,21 +158,28 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
     return cast(Mapping, result)
 
 
-def _is_replaced(name: Scalar, problems: Problems) -> bool:
-    """Whether an interface existed in an older format only, which is reported."""
-    by = (
-        replaced_interfaces().get(str(name.value))
-        if known_signature("interfaces", str(name.value)) is None
-        else None
-    )
-    if by is None:
-        return False
+def _readable_signature(kind: str, name: Scalar, problems: Problems) -> registry.Signature | None:
+    """A component's signature; None, with the reason reported, if there is none."""
+    by = replaced_interfaces().get(str(name.value)) if kind == "interfaces" else None
+    if by is None or known_signature(kind, str(name.value)) is not None:
+        return _read(partial(signature_of, kind, str(name.value)), name, problems)
     message = (
         f"the interface {name.value} is now {by['by']}, with a call of "
         f"{by['prepared_by']} before it"
     )
     problems.add("R70", message, name.mark, "rlcli migrate FILE rewrites the recipe")
-    return True
+    return None
+
+
+def _name_of(node: Mapping, kind: str) -> Scalar | None:
+    """The component that a node names; None if it names none, or something that the schema reports.
+    `type: null` names the backend of that name."""
+    name = node.get("type")
+    if not isinstance(name, Scalar) or (name.value is None and kind != "backends"):
+        return None
+    if isinstance(name.value, str) or not name.text:
+        return name
+    return Scalar(name.text, name.mark, name.text, plain=False)
 
 
 def _without_training(

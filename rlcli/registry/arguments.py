@@ -38,7 +38,6 @@ _PLAIN: dict[str, Any] = {
     "str": StrictStr,
     "bool": StrictBool,
     "bytes": StrictBytes,
-    "None": None,
     "object": Any,
     "Any": Any,
     "typing.Any": Any,
@@ -194,10 +193,9 @@ def _type(module: Module, node: ast.expr, fields: Sequence[Argument] = ()) -> An
             items = inner.elts if isinstance(inner, ast.Tuple) else [inner]
             return _generic(module, node, dotted(module, head) or "", items)
     name = dotted(module, node) or ""
-    if name in _PLAIN:
-        return _PLAIN[name]
-    if name in _CONTAINERS:
-        return _CONTAINERS[name]
+    plain_type = _PLAIN.get(name) or _CONTAINERS.get(name)
+    if plain_type is not None:
+        return plain_type
     nested = nested_dataclass(module, node)
     if nested is not None:
         return _nested(nested, fields)

@@ -175,21 +175,17 @@ def _wait_until_all_have_ended() -> None:
 def disturb(fault: Fault, run: Run) -> None:
     """Cause the fault now."""
     number = signal.SIGSTOP if fault.variant == "frozen" else signal.SIGKILL
+    processes = {
+        "rank": f"rank{fault.victim}",
+        "agent": f"node{fault.victim}",
+        "pool": "reward-pool0",
+        "server": f"actor_rollout-server{fault.victim}",
+    }
     with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
         match fault.kind, fault.variant:
-            case ("rank", _):
-                os.kill(run.pid_of(f"rank{fault.victim}"), number)
-            case ("agent", _):
-                os.kill(run.pid_of(f"node{fault.victim}"), number)
-            case ("pool", _):
-                os.kill(run.pid_of("reward-pool0"), number)
             case ("server", "killed"):
-                for process in psutil.Process(
-                    run.pid_of(f"actor_rollout-server{fault.victim}")
-                ).children(True):
+                for process in psutil.Process(run.pid_of(processes["server"])).children(True):
                     process.kill()
-            case ("server", _):
-                os.kill(run.pid_of(f"actor_rollout-server{fault.victim}"), number)
             case ("supervisor", "its master killed"):
                 psutil.Process(run.process.pid).children()[0].kill()
             case ("supervisor", "asked to stop"):
@@ -198,6 +194,8 @@ def disturb(fault: Fault, run: Run) -> None:
                 run.process.kill()
             case ("disk", "full"):
                 fill(run.folder.parent / "filler")
+            case (kind, _):
+                os.kill(run.pid_of(processes[kind]), number)
 
 
 def run_disturbed(fault: Fault, arguments: Sequence[str], folder: Path) -> tuple[Run, int, bool]:

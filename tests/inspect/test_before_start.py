@@ -174,6 +174,12 @@ def damage(project: Path, kind: str) -> None:
             index(model, {weights: "a.safetensors", "lm_head.weight": "a.safetensors"})
         case "index is no index":
             (model / "model.safetensors.index.json").write_text("[1]")
+        case _:
+            spoil_files(project, model, how)
+
+
+def spoil_files(project: Path, model: Path, how: str) -> None:
+    match how:
         case "shard is cut off":
             os.truncate(model / "a.safetensors", (model / "a.safetensors").stat().st_size - 1)
         case "shard is longer":

@@ -144,6 +144,11 @@ def test_any_layout_to_any_layout():
         [3, None, 3, None],
         [3, 3, None, 3],
     ]
+    assert_mixed(told)
+
+
+def assert_mixed(told):
+    """After a training step, every follower has a quarter of the new weights."""
     old, new = told[0]["old"]["actor"], told[0]["mixed"]["actor"]
     assert max(abs(a - b) for name in old for a, b in zip(old[name], new[name], strict=True)) > 1e-4
     for one in told:

@@ -210,31 +210,40 @@ class SampleChecks(Contract):
 
 def _wrong_sample(sample: Any, declared: set[str], vocabulary: int) -> str:
     """What is wrong with a row's sample; empty if nothing is."""
-    import torch
-
     if not isinstance(sample, SequenceSample):
         return f"a {type(sample).__name__}, not a SequenceSample"
     if sample.bs != 1:
         return f"a batch of {sample.bs} samples; a row is one"
     if set(sample.keys) != declared:
         return f"it holds {', '.join(sample.keys)}; KEYS are {', '.join(sorted(declared))}"
-    for key in sample.keys:
-        tensor = (sample.data or {}).get(key)
-        if tensor is None:
-            return f"{key} has no data"
-        if tensor.device.type != "cpu":
-            return f"{key} is on {tensor.device}; a run moves rows where they are needed"
-        if not all(sample.flat_seqlens(key)):
-            return f"{key} has a sequence without tokens"
-        if key in TOKENS and tensor.dtype != torch.int64:
-            return f"{key} is of {tensor.dtype}; token ids are torch.int64"
-        if key in TOKENS and not 0 <= int(tensor.min()) <= int(tensor.max()) < vocabulary:
-            return (
-                f"{key} has tokens from {int(tensor.min())} to {int(tensor.max())}; the "
-                f"vocabulary has {vocabulary}"
-            )
-        if key == "prompt_mask" and tensor.dtype != torch.bool:
-            return f"{key} is of {tensor.dtype}; a mask is torch.bool"
+    of_columns = (_wrong_column(sample, key, vocabulary) for key in sample.keys)
+    return next(filter(None, of_columns), "") or _contradiction(sample)
+
+
+def _wrong_column(sample: SequenceSample, key: str, vocabulary: int) -> str:
+    import torch
+
+    tensor = (sample.data or {}).get(key)
+    if tensor is None:
+        return f"{key} has no data"
+    if tensor.device.type != "cpu":
+        return f"{key} is on {tensor.device}; a run moves rows where they are needed"
+    if not all(sample.flat_seqlens(key)):
+        return f"{key} has a sequence without tokens"
+    if key in TOKENS and tensor.dtype != torch.int64:
+        return f"{key} is of {tensor.dtype}; token ids are torch.int64"
+    if key in TOKENS and not 0 <= int(tensor.min()) <= int(tensor.max()) < vocabulary:
+        return (
+            f"{key} has tokens from {int(tensor.min())} to {int(tensor.max())}; the "
+            f"vocabulary has {vocabulary}"
+        )
+    if key == "prompt_mask" and tensor.dtype != torch.bool:
+        return f"{key} is of {tensor.dtype}; a mask is torch.bool"
+    return ""
+
+
+def _contradiction(sample: SequenceSample) -> str:
+    """How the mask of prompts differs from their lengths, where a row has both."""
     if {"prompt_mask", "prompt_lens"} <= set(sample.keys):
         marked = [
             sum(not trained for trained in flags) for flags in preview_of(sample).trained or ()
@@ -294,7 +303,12 @@ def _wrong_special_tokens(
             f"EOS is token {start - 1} of {len(tokens)}, before the answer",
             "take it off: a response is to follow",
         )
-    # untrained parts may contain EOS, from the turns of a chat
+    return _wrong_ends(tokens, trained, start, eos)
+
+
+def _wrong_ends(tokens: list[int], trained: list[bool], start: int, eos: Any) -> tuple[str, str]:
+    """As `_wrong_special_tokens`, for the ends of answers. Untrained parts may contain EOS, from
+    the turns of a chat."""
     for position in range(start, len(tokens)):
         ends = position + 1 == len(tokens) or not trained[position + 1]
         if trained[position] and ends and tokens[position] != eos:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from rlcli.api.interface import ModelInterface
@@ -37,6 +39,12 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                 "implement at least one: a graph has nothing to call",
                 place_of(type(interface)),
             )
+        self._require_calls_in_declarations(interface)
+        self._require_group_sizes(interface, calls)
+        unsaid = [*_without_reads(interface, calls), *_without_writes(interface, calls)]
+        self.tell_unsaid(unsaid, record_property)
+
+    def _require_calls_in_declarations(self, interface: ModelInterface) -> None:
         for declaration in ("READS", "WRITES", "DROPS", "NEEDS_GROUP", "HEAD", "TAKES_BATCH"):
             for call in getattr(type(interface), declaration, {}):
                 if call not in CALLS:
@@ -45,6 +53,8 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                         f"the calls are {', '.join(CALLS)}",
                         place_of(type(interface)),
                     )
+
+    def _require_group_sizes(self, interface: ModelInterface, calls: list[str]) -> None:
         for call in calls:
             declared = interface.group_sizes(call)
             sizes = declared.all if declared is not None else ()
@@ -57,22 +67,6 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
                     f'NEEDS_GROUP: ClassVar[Declaration] = {{"{call}": ("2",)}}',
                     place_of(getattr(type(interface), call)),
                 )
-        unsaid = []
-        for call in calls:
-            if interface.reads(call) is None:
-                finding = (
-                    f"{call} is not in READS: a recipe that forgets one of its keys "
-                    "fails only when it runs"
-                )
-                keys = ", ".join(f'"{key}"' for key in keys_in_source(interface, call))
-                cause = f'READS: ClassVar[Declaration] = {{"{call}": ({keys},)}}'
-                unsaid.append(Violation(finding, cause, place_of(getattr(type(interface), call))))
-        for call in calls:
-            if call in ("inference", "generate") and interface.writes(call) is None:
-                finding = f"{call} is not in WRITES: no recipe knows what it returns"
-                cause = f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}'
-                unsaid.append(Violation(finding, cause, place_of(getattr(type(interface), call))))
-        self.tell_unsaid(unsaid, record_property)
 
     def test_its_training_can_be_tried(self, make: Make, batches: Batches) -> None:
         """a batch can be made with the keys that training reads"""
@@ -82,3 +76,23 @@ class GeneralChecks(DeclaredSubject, InterfaceSubject):
             batches()
         except ValueError as error:
             raise untried(self.name, "train_step", "batches", make(), error) from error
+
+
+def _without_reads(interface: ModelInterface, calls: list[str]) -> Iterator[Violation]:
+    for call in calls:
+        if interface.reads(call) is None:
+            finding = (
+                f"{call} is not in READS: a recipe that forgets one of its keys "
+                "fails only when it runs"
+            )
+            keys = ", ".join(f'"{key}"' for key in keys_in_source(interface, call))
+            cause = f'READS: ClassVar[Declaration] = {{"{call}": ({keys},)}}'
+            yield Violation(finding, cause, place_of(getattr(type(interface), call)))
+
+
+def _without_writes(interface: ModelInterface, calls: list[str]) -> Iterator[Violation]:
+    for call in calls:
+        if call in ("inference", "generate") and interface.writes(call) is None:
+            finding = f"{call} is not in WRITES: no recipe knows what it returns"
+            cause = f'WRITES: ClassVar[Declaration] = {{"{call}": ("a_key",)}}'
+            yield Violation(finding, cause, place_of(getattr(type(interface), call)))

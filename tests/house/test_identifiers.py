@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-HOME = Path(__file__).parents[2]
+from falling_counts import HOME, lower, python_files, recorded_counts, too_high
+
 RECORD = Path(__file__).with_name("vague_names.txt")
-FOLDERS = ("rlcli", "interfaces", "backends", "datasets", "tests")
 VAGUE = frozenset(
     [
         *("found", "given", "held", "kept", "known", "made", "said", "wanted"),
@@ -70,36 +70,21 @@ def vague_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 @cache
 def todays_names() -> dict[str, list[tuple[int, str]]]:
     """The names without content of each file that has some, in the order of its lines."""
-    files = [file for folder in FOLDERS for file in sorted((HOME / folder).rglob("*.py"))]
     names = {
         file.relative_to(HOME).as_posix(): sorted(
             vague_names(ast.parse(file.read_text(encoding="utf-8")))
         )
-        for file in files
+        for file in python_files()
     }
     return {file: lines for file, lines in names.items() if lines}
 
 
-def recorded_counts() -> dict[str, int]:
-    """The count of each file. A merge keeps the lines of both sides (`.gitattributes`):
-    the lower one holds."""
-    lines = [line.split() for line in RECORD.read_text(encoding="utf-8").splitlines()]
-    return {file: int(count) for count, file in sorted(lines, key=lambda line: -int(line[0]))}
-
-
-def lower_the_record() -> None:
-    """Write today's counts where they are lower than the recorded ones;
-    files without such names are left out."""
-    today = todays_names()
-    counts = {
-        file: min(count, len(today.get(file, ()))) for file, count in recorded_counts().items()
-    }
-    lines = [f"{count:4} {file}\n" for file, count in sorted(counts.items()) if count]
-    RECORD.write_text("".join(lines), encoding="utf-8")
+def todays_counts() -> dict[str, int]:
+    return {file: len(names) for file, names in todays_names().items()}
 
 
 def test_no_file_gains_a_name_without_content():
-    recorded = recorded_counts()
+    recorded = recorded_counts(RECORD)
     problems = [
         f"{file}:{line}: `{name}` does not say what it holds"
         for file, names in todays_names().items()
@@ -110,14 +95,9 @@ def test_no_file_gains_a_name_without_content():
 
 
 def test_the_record_is_lowered_with_the_names():
-    today = todays_names()
-    too_high = [
-        f"{file}: {count} recorded, {len(today.get(file, ()))} today"
-        for file, count in recorded_counts().items()
-        if count > len(today.get(file, ()))
-    ]
     command = "lower the record: python tests/house/test_identifiers.py"
-    assert not too_high, "\n".join([command, *too_high])
+    problems = too_high(RECORD, todays_counts())
+    assert not problems, "\n".join([command, *problems])
 
 
 def test_every_kind_of_assignment_is_checked():
@@ -156,4 +136,4 @@ pairs = [(one, other) for one in pairs for other in one]
 
 
 if __name__ == "__main__":
-    lower_the_record()
+    lower(RECORD, todays_counts())

@@ -210,7 +210,12 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
         if _verb(arguments) in VERBS["Train"]:
             print_talk("interrupted")
         return 130
-    except (SystemExit, Exception) as error:
+    except SystemExit as error:
+        # not raised by rlcli: a component or a library wants to exit, perhaps with 0
+        from rlcli.runtime.faults import fault
+
+        return _report(fault(error), arguments)
+    except Exception as error:
         return _failed(error, arguments)
 
 
@@ -224,12 +229,10 @@ def _call_verb(arguments: list[str], is_whole_process: bool) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _failed(error: SystemExit | Exception, arguments: list[str]) -> int:
+def _failed(error: Exception, arguments: list[str]) -> int:
     """The exit code of a command that ended in an error, which is reported."""
     # Ctrl-C while Python 3.11 was creating a class
-    if isinstance(error.__cause__, KeyboardInterrupt) and not isinstance(
-        error, RlcliError | SystemExit
-    ):
+    if isinstance(error.__cause__, KeyboardInterrupt) and not isinstance(error, RlcliError):
         return 130
     reported = _reportable(error, arguments)
     if reported is not None:
@@ -239,15 +242,10 @@ def _failed(error: SystemExit | Exception, arguments: list[str]) -> int:
     return _crash(error, _is_debugging(arguments))
 
 
-def _reportable(error: BaseException, arguments: list[str]) -> RlcliError | None:
+def _reportable(error: Exception, arguments: list[str]) -> RlcliError | None:
     """An error as one of ours; None if it is a bug."""
     if isinstance(error, RlcliError):
         return error
-    if isinstance(error, SystemExit):
-        # not raised by rlcli: a component or a library wants to exit, perhaps with 0
-        from rlcli.runtime.faults import fault
-
-        return fault(error)
     if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
         return as_usage_error(error, arguments)
     if isinstance(error, FileNotFoundError) and not _is_anywhere():

@@ -157,10 +157,7 @@ def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
         interface, [ANSWER_FORMS[best].replace("{answer}", text or "") for text in wrong], rows
     )
     refused = [row for number, row in enumerate(rows) if not any(ok[number] for ok in accepted)]
-    of_gold = [
-        max((s for s in (scores[n] for scores in by_form) if s is not None), default=None)
-        for n in range(len(rows))
-    ]
+    of_gold = [_highest(scores) for scores in zip(*by_form, strict=True)]
     believed = [
         n
         for n, text in enumerate(wrong)
@@ -170,22 +167,11 @@ def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
     tried = sum(text is not None for text in wrong)
     says += f", wrong ones refused {tried - len(believed)}/{tried}" if tried else ""
     if refused:
-        details = [
-            f"{location(row)}: {shortened(str(row.metadata['answer']), 60)}" for row in refused[:3]
-        ]
-        fix = (
-            "give the final answer alone in the rows, or set the reward's "
-            "options: rlcli show shows them"
-        )
-        return Finding(
-            level="FAIL", about=about, says=says, details=details, fix=fix, code="F51", exit_code=4
-        )
+        return _refusing(about, says, refused)
     if believed:
         details = [
-            (
-                f"{location(rows[n])}: expected {shortened(golds[n], 40)}, accepted "
-                f"{shortened(wrong[n] or '', 40)}"
-            )
+            f"{location(rows[n])}: expected {shortened(golds[n], 40)}, accepted "
+            f"{shortened(wrong[n] or '', 40)}"
             for n in believed[:3]
         ]
         details.append(
@@ -195,6 +181,29 @@ def _judge(about: str, interface: Any, rows: Sequence[Preview]) -> Finding:
     forms = [form for form, ok in zip(ANSWER_FORMS, accepted, strict=True) if all(ok)]
     shown = " or ".join(form.replace("{answer}", "…").rstrip(".") for form in forms)
     return Finding(level="ok", about=about, says=f"{says}; written as {shown}" if shown else says)
+
+
+def _refusing(about: str, says: str, refused: Sequence[Preview]) -> Finding:
+    """A reward that does not accept the answers of these rows."""
+    fix = (
+        "give the final answer alone in the rows, or set the reward's options: "
+        "rlcli show shows them"
+    )
+    return Finding(
+        level="FAIL",
+        about=about,
+        says=says,
+        details=[
+            f"{location(row)}: {shortened(str(row.metadata['answer']), 60)}" for row in refused[:3]
+        ],
+        fix=fix,
+        code="F51",
+        exit_code=4,
+    )
+
+
+def _highest(scores: Sequence[float | None]) -> float | None:
+    return max((score for score in scores if score is not None), default=None)
 
 
 def _scores(

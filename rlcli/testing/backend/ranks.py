@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from safetensors.torch import load_file
@@ -93,9 +93,11 @@ class RanksChecks(BackendChecks):
             for layout in (layout for layout in LAYOUTS if set(layout) <= set(self.dimensions())):
                 size = math.prod(layout.values())
                 ranks = [Life(self, layout, folder, rank, before) for rank in range(size)]
-                reports = run_on_ranks(
-                    size, lambda rank, ranks=ranks: ranks[rank].live(), self.rank_seconds
-                )  # type: ignore[misc]
+
+                def live(rank: int, ranks: list[Life] = ranks) -> Any:
+                    return ranks[rank].live()
+
+                reports = run_on_ranks(size, live, self.rank_seconds)
                 if OF_ONE in reports[0]:
                     reports[0][ON_ONE] = alone.live_on(ranks[0])
                 lives.reports[layout_name(layout)] = reports

@@ -424,24 +424,33 @@ def check_mock(calls: CallTrial) -> None:
         mock = calls.mock(calls.batch)
     except NotImplementedError:
         pytest.skip("has no mock")
-    where, real = (
-        place_of(type(calls.interface).mock if is_own else type(calls.interface)),
-        calls.result,
-    )
+    where = place_of(type(calls.interface).mock if is_own else type(calls.interface))
     check_form(mock, calls.batch.ids, calls.interface.writes(calls.call), where)
+    check_likeness(mock, calls, where)
+    check_numbers(mock, where)
+    if set(calls.mock(calls.batch.select_indices([])).keys) != set(mock.keys):
+        raise Violation(
+            "the mock of no samples has other keys", "a rank may hold no sample at all", where
+        )
+    cause = "draw from stable_seed of the sample's id, and from nothing else"
+    check_same(mock, calls.mock(calls.batch), "between two mocks alike", cause, where, exact=True)
+    alone = calls.mock(calls.batch.select_indices([1]))
+    check_same(mock, alone, "when it is mocked alone", cause, where, exact=True)
+
+
+def check_likeness(mock: SequenceSample, calls: CallTrial, where: str) -> None:
+    """Raise Violation unless a mock has the keys, lengths and dtypes of the call's result."""
+    is_own, real = overrides(calls.interface, "mock"), calls.result
     if is_own and set(mock.keys) != set(real.keys):
         finding = (
             f"the mock has {', '.join(sorted(mock.keys))}, the call {', '.join(sorted(real.keys))}"
         )
         raise Violation(finding, "return the same keys", where)
     for key in mock.keys:
-        mocked, meant = (
-            (mock.dtypes[key], mock.trailing_shapes[key]),
-            (real.dtypes[key], real.trailing_shapes[key]),
-        )
-        if is_own and mocked != meant:
+        form, of_call = _form(mock, key), _form(real, key)
+        if is_own and form != of_call:
             raise Violation(
-                f"the mock's {key} is {mocked[0]} {mocked[1]}, the call's {meant[0]} {meant[1]}",
+                f"the mock's {key} is {form}, the call's {of_call}",
                 "a graph of mocks must fail where the real one does",
                 where,
             )
@@ -456,15 +465,6 @@ def check_mock(calls: CallTrial) -> None:
             f"the mock has the metadata {sorted(mock.metadata)}, the call {sorted(real.metadata)}"
         )
         raise Violation(finding, "return the same metadata", where)
-    check_numbers(mock, where)
-    if set(calls.mock(calls.batch.select_indices([])).keys) != set(mock.keys):
-        raise Violation(
-            "the mock of no samples has other keys", "a rank may hold no sample at all", where
-        )
-    cause = "draw from stable_seed of the sample's id, and from nothing else"
-    check_same(mock, calls.mock(calls.batch), "between two mocks alike", cause, where, exact=True)
-    alone = calls.mock(calls.batch.select_indices([1]))
-    check_same(mock, alone, "when it is mocked alone", cause, where, exact=True)
 
 
 def _shares(count: int) -> list[list[range]]:
@@ -515,3 +515,7 @@ def _is_copy(inferring: CallTrial, key: str) -> bool:
 
 
 __all__ = ["EDGES", "WHOLE", "InferenceChecks", "check_mock"]
+
+
+def _form(sample: SequenceSample, key: str) -> str:
+    return f"{sample.dtypes[key]} {sample.trailing_shapes[key]}"

@@ -182,42 +182,52 @@ def _call(notes: Notes, call: Call, path: Path) -> None:
 
 def _role(notes: Notes, call: Call, path: Path) -> None:
     """Check that the role named by a call can perform it."""
-    name, role = call.model, notes.recipe.models[call.model]
+    role = notes.recipe.models[call.model]
     backend = role.backend.type if role.backend is not None else ""
-    key, asked = dotted(notes.written(("models", name))), (*path, "call")
     head = _needed_head(call)
     if not role.has_weights and (head is not None or call.call not in MODELLESS_CALLS):
-        message = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
         # otherwise the error is the role's own
         if declared("backends", backend, "RUNS_MODEL") is False:
-            hint = f"give one of {', '.join(f'{key}.{source}' for source in WEIGHTS)}"
-            needs: list[Path] = [*sources(name), asked, (*path, "interface", "type")]
-            notes.note_once(("weights", name), "R39", message, ("models", name), hint, needs)
+            _without_weights(notes, call, path)
         return
     if declared("backends", backend, "POOLED"):
         _pooled(notes, call, path)
         return
     if head not in (None, role.head):
-        message = (
-            f"{key} has the head {role.head}; {dotted(path)} ({call.interface.type}) "
-            f"needs the head {head}"
-        )
-        needs = [asked, (*path, "model"), (*path, "interface", "type")]
-        notes.note_once(
-            ("head", name), "R71", message, ("models", name, "head"), f"{key}.head={head}", needs
-        )
+        _other_head(notes, call, path, role.head, head)
+    _able(notes, call, path, backend)
+
+
+def _other_head(notes: Notes, call: Call, path: Path, head: str, needed: str | None) -> None:
+    name = call.model
+    key = dotted(notes.written(("models", name)))
+    message = (
+        f"{key} has the head {head}; {dotted(path)} ({call.interface.type}) needs the head {needed}"
+    )
+    needs: list[Path] = [(*path, "call"), (*path, "model"), (*path, "interface", "type")]
+    notes.note_once(
+        ("head", name), "R71", message, ("models", name, "head"), f"{key}.head={needed}", needs
+    )
+
+
+def _without_weights(notes: Notes, call: Call, path: Path) -> None:
+    key = dotted(notes.written(("models", call.model)))
+    message = f"{key} has no weights, which {dotted(path)} ({call.call}) needs"
+    hint = f"give one of {', '.join(f'{key}.{source}' for source in WEIGHTS)}"
+    needs: list[Path] = [*sources(call.model), (*path, "call"), (*path, "interface", "type")]
+    notes.note_once(("weights", call.model), "R39", message, ("models", call.model), hint, needs)
+
+
+def _able(notes: Notes, call: Call, path: Path, backend: str) -> None:
+    """Check that a backend can do what a call asks of it."""
     able, verb = ABILITIES[call.call]
     answers_by_generating = able == "SCORES" and written_beyond(call) is not None
     if declared("backends", backend, able) is False and not answers_by_generating:
+        key = dotted(notes.written(("models", call.model)))
         message = f"the backend {backend} of {key} cannot {verb}, which {dotted(path)} asks of it"
-        path_of_backend = ("models", name, "backend", "type")
-        notes.note(
-            "R71",
-            message,
-            path_of_backend,
-            f"for example {TRAINED}",
-            needs=[asked, (*path, "model")],
-        )
+        path_of_backend = ("models", call.model, "backend", "type")
+        needs: list[Path] = [(*path, "call"), (*path, "model")]
+        notes.note("R71", message, path_of_backend, f"for example {TRAINED}", needs=needs)
 
 
 def _needed_head(call: Call) -> str | None:

@@ -3,6 +3,9 @@ in a cycle."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rlcli.api.default_backends import WEIGHTLESS
 from rlcli.api.limits import alternatives_problem
 from rlcli.recipe.call_keys import calls_of
@@ -28,9 +31,20 @@ def sources(role: str) -> list[Path]:
 
 
 def _weights(notes: Notes, role: Role, path: Path) -> None:
-    name = str(path[-1])
-    kind = role.backend.type if role.backend is not None else ""
     sources_set = [key for key in WEIGHTS if getattr(role, key) is not None]
+    _number_of_sources(notes, role, path, sources_set)
+    if role.init is not None and role.init not in notes.recipe.models:
+        notes.unknown("role", role.init, ("models",), (*path, "init"))
+    if role.scratch is not None and len(sources_set) == 1:
+        _scratch(notes, role.scratch, role.tokenizer, path)
+    if role.path is not None and role.warm_start is not None and not all(role.warm_start):
+        message = f"{role.path!r} does not say which role of which recipe"
+        notes.note("R45", message, (*path, "path"), "write recipe:<name or path>#<role>")
+
+
+def _number_of_sources(notes: Notes, role: Role, path: Path, sources_set: list[str]) -> None:
+    """One source, unless the backend runs no model: then none."""
+    kind = role.backend.type if role.backend is not None else ""
     if len(sources_set) > 1:
         places = ", ".join(f"{key} at {notes.mark((*path, key))}" for key in sources_set)
         notes.note(
@@ -46,25 +60,20 @@ def _weights(notes: Notes, role: Role, path: Path) -> None:
             message,
             path,
             f"a role that needs no weights has `backend: {WEIGHTLESS}`",
-            needs=sources(name),
+            needs=sources(str(path[-1])),
         )
     if sources_set and not runs_model:
         message = f"{dotted(path)} has {sources_set[0]}, but its backend `{kind}` runs no model"
         notes.note("R47", message, (*path, "backend", "type"), "drop one of the two")
-    if role.init is not None and role.init not in notes.recipe.models:
-        notes.unknown("role", role.init, ("models",), (*path, "init"))
-    if role.scratch is not None and len(sources_set) == 1:
-        if not isinstance(role.scratch.get("model_type"), str):
-            where = (*path, "scratch")
-            notes.note(
-                "R39", f"{dotted(path)}.scratch.model_type is required", where, needs=[where]
-            )
-        if role.tokenizer is None:
-            message = f"{dotted(path)}.tokenizer is required with scratch"
-            notes.note("R39", message, path, needs=[(*path, "tokenizer")])
-    if role.path is not None and role.warm_start is not None and not all(role.warm_start):
-        message = f"{role.path!r} does not say which role of which recipe"
-        notes.note("R45", message, (*path, "path"), "write recipe:<name or path>#<role>")
+
+
+def _scratch(notes: Notes, scratch: Mapping[str, Any], tokenizer: str | None, path: Path) -> None:
+    where = (*path, "scratch")
+    if not isinstance(scratch.get("model_type"), str):
+        notes.note("R39", f"{dotted(where)}.model_type is required", where, needs=[where])
+    if tokenizer is None:
+        message = f"{dotted(path)}.tokenizer is required with scratch"
+        notes.note("R39", message, path, needs=[(*path, "tokenizer")])
 
 
 def _alternatives(notes: Notes, role: Role, path: Path) -> None:

@@ -73,8 +73,8 @@ class Tiny:
             text = render(message, tokenize=False, add_generation_prompt=True)
             before = tokenizer(text, add_special_tokens=False).input_ids
         else:
-            tokens = tokenizer(prompt, add_special_tokens=False).input_ids
-            before = [tokenizer.bos_token_id, *tokens]
+            before = [tokenizer.bos_token_id, *
+                      tokenizer(prompt, add_special_tokens=False).input_ids]
         tokens = tokenizer(answer, add_special_tokens=False).input_ids
         return before, [*tokens, tokenizer.eos_token_id]
 

@@ -210,7 +210,8 @@ TYPES: Mapping[type, Mapping[str, tuple[type, ...]]] = {
     Reply: {"number": (int,), "rank": (int,), "value": (dict,), "failure": (Failure, NoneType)},
     Report: {"rank": (int,), "name": (str,), "value": (dict,), "failure": (Failure, NoneType)},
     Failure: {
-        "kind": (str,), "message": (str,), "code": (str,), "where": OPTIONAL, "hint": OPTIONAL, "traceback": (str,),
+        "kind": (str,), "message": (str,), "code": (str,), "where": OPTIONAL, "hint": OPTIONAL,
+        "traceback": (str,),
     },
 }  # fmt: skip
 """The types that the fields of a message may have."""

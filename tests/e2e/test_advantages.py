@@ -40,7 +40,8 @@ class CountedInterface(GroupRelativeInterface):
     def numbers(self, responses, scores, advantages, trained):
         """Those of GRPO, and the number of samples."""
         samples = responses.data.bs
-        return super().numbers(responses, scores, advantages, trained) | {"taken": [(float(samples), 1)] * samples}
+        taken = {"taken": [(float(samples), 1)] * samples}
+        return super().numbers(responses, scores, advantages, trained) | taken
 
 
 register_interface("counted", CountedInterface)

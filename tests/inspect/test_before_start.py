@@ -175,11 +175,12 @@ def damage(project: Path, kind: str) -> None:
         case "index is no index":
             (model / "model.safetensors.index.json").write_text("[1]")
         case _:
-            spoil_files(project, model, how)
+            damage_files(project, model, kind)
 
 
-def spoil_files(project: Path, model: Path, how: str) -> None:
-    match how:
+def damage_files(project: Path, model: Path, kind: str) -> None:
+    """The same of its files, but for its index."""
+    match kind:
         case "shard is cut off":
             os.truncate(model / "a.safetensors", (model / "a.safetensors").stat().st_size - 1)
         case "shard is longer":

@@ -35,7 +35,8 @@ from rlcli.errors import ProjectError
 from rlcli.runtime.messages import Failure
 
 rank = 0 if os.fork() else 1
-dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2, timeout=timedelta(seconds=30))
+ranks = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=30)}
+dist.init_process_group("gloo", init_method=sys.argv[1], **ranks)
 for connection in psutil.Process().net_connections():
     for number in range(8) if connection.status == psutil.CONN_LISTEN else ():
         with socket.create_connection(connection.laddr) as stranger:

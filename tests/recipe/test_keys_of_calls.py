@@ -130,7 +130,9 @@ graph:
   advantages:
     inputs: [{ROLLOUT}, packed_ref_logprobs, rewards, old_values]
     input_key_remap: &new {{old_values: values}}
-  critic_train: {{inputs: [packed_input_ids, old_values, returns, loss_mask], input_key_remap: *new}}
+  critic_train:
+    inputs: [packed_input_ids, old_values, returns, loss_mask]
+    input_key_remap: *new
 """
     (folder / "good.yaml").write_text(f"extends: ppo_math\n{text}")
     load_recipe("good.yaml")

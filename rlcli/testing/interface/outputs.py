@@ -68,6 +68,11 @@ def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> s
             f"the keys are {', '.join(sorted(first.keys))} once, "
             f"{', '.join(sorted(second.keys))} the other time"
         )
+    different = _gap_of_drops(first, second) or _gap_of_sums(first, second)
+    return different or _gap_of_rows(first, second, 0.0 if exact else TOLERANCE)
+
+
+def _gap_of_drops(first: SequenceSample, second: SequenceSample) -> str | None:
     reasons = drops(first)
     for id_, reason in drops(second).items():
         if reason != reasons[id_]:
@@ -75,17 +80,24 @@ def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> s
                 f"sample {id_} is dropped: {reasons[id_] or 'no'} once, "
                 f"{reason or 'no'} the other time"
             )
+    return None
+
+
+def _gap_of_sums(first: SequenceSample, second: SequenceSample) -> str | None:
     sums = reported_sums(first)
     for name, pairs in reported_sums(second).items():
         for id_, (total, count) in pairs.items():
             expected, count_before = sums.get(name, {}).get(id_, (math.nan, 0))
-            if count != count_before or not abs(total - expected) <= TOLERANCE * max(
-                1.0, abs(expected)
-            ):
+            allowed = TOLERANCE * max(1.0, abs(expected))
+            if count != count_before or not abs(total - expected) <= allowed:
                 return (
                     f"the sum {name} of sample {id_} is {expected:g} of {count_before} "
                     f"once, {total:g} of {count}"
                 )
+    return None
+
+
+def _gap_of_rows(first: SequenceSample, second: SequenceSample, allowed: float) -> str | None:
     gaps: list[tuple[float, str]] = []
     for key in first.keys:
         mine, theirs = rows(first, key), rows(second, key)
@@ -100,10 +112,9 @@ def gap(first: SequenceSample, second: SequenceSample, exact: bool = False) -> s
                 continue
             a, b = mine[id_].double(), theirs[id_].double()
             size = float(((a - b).abs() / a.abs().clamp(min=1)).nan_to_num(torch.inf).max())
-            if size > (0.0 if exact else TOLERANCE) and not torch.equal(a, b):
-                gaps.append(
-                    (size, f"{key} of sample {id_} differs by {float((a - b).abs().max()):.3g}")
-                )
+            if size > allowed and not torch.equal(a, b):
+                largest = float((a - b).abs().max())
+                gaps.append((size, f"{key} of sample {id_} differs by {largest:.3g}"))
     return max(gaps)[1] if gaps else None
 
 

@@ -130,3 +130,14 @@ def test_calls_that_share_an_interface_are_compared_with_its_defaults():
         RecipeError, match=r"generation is \{.*\} in one and its default in the other"
     ):
         load_recipe("ppo_math", [f"graph.again={inference}"])
+
+
+def test_another_component_of_a_call_takes_its_arguments_from_the_same_block():
+    overrides = [
+        "graph.advantages.interface.type=gae",
+        "grpo.kl_ctl=0.02",
+        "grpo.disable_value=true",
+    ]
+    args = args_of(load_recipe("grpo_math", overrides), "advantages")
+    assert (args["kl_ctl"], args["disable_value"]) == (0.02, True)
+    assert "loss_aggregation" not in args

@@ -2,8 +2,9 @@
 
 Mappings merge key by key. Scalars and lists are replaced. A mapping with `_replace_: true` replaces
 instead of merging; `{_append_: [...]}` adds to the list below. A component that changes its `type`
-starts with empty `args`, because they belong to the type. Where a component is expected, a plain
-string names its type: `launch: local`. `null` removes what the layers below say
+starts with empty `args`, because they belong to the type, unless they are a block, `args: ${ppo}`,
+of which each component takes what it has. Where a component is expected, a plain string names its
+type: `launch: local`. `null` removes what the layers below say
 (`rlcli.recipe.parsing.removal` describes what remains).
 """
 
@@ -123,8 +124,8 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
     if isinstance(lower, Mapping):
         entries.update(lower.entries)
         under, valid = under or lower.under, valid and lower.valid
-        if _type_changes(lower, upper):
-            entries.pop("args", None)
+        if _type_changes(lower, upper) and whole_reference(lower.get("args")) is None:
+            entries.pop("args", None)  # those of a block are for whichever components take them
     elif whole_reference(lower) is not None:
         assert isinstance(lower, Scalar)
         under = lower

@@ -57,7 +57,8 @@ def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]]]:
     choices: dict[str, tuple[Any, ...]] = {}
     for base in reversed(cls.__mro__):
         limits |= vars(base).get("LIMITS", {})
-        names = vars(sys.modules[base.__module__])
+        module = sys.modules.get(base.__module__)  # a script that is executed may have none
+        names = vars(module) if module is not None else {}
         for field, annotation in vars(base).get("__annotations__", {}).items():
             named = names.get(str(annotation).removesuffix(" | None"))
             choices |= {field: get_args(named)} if get_origin(named) is Literal else {}

@@ -35,6 +35,8 @@ REPORT_WITHIN = 5.0
 """Seconds within which an agent reports a rank that failed."""
 LEAVE_WITHIN = 3.0
 """Seconds for agents of other launchers or machines to learn that the run is over."""
+TERMINATED = "terminate called recursively"
+"""What a process says that two threads end at once, without the reason of either."""
 LAST_LINES = 12
 
 
@@ -257,8 +259,10 @@ class World:
     def _error(self, message: str, where: str, log: Path) -> WorkerError:
         lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
         hint = f"see the logs in {self._logs}"
-        if any(TOO_MANY in line for line in lines):
+        is_known = any(TOO_MANY in line for line in lines)
+        if is_known:
             message += ": it had no descriptors left (ulimit -n)"
+        if is_known or any(TERMINATED in line for line in lines):
             hint = (
                 f"others may have connected to its ports on {self._interface}, or a "
                 f"component leaks files; {hint}"

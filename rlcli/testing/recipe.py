@@ -24,6 +24,8 @@ from rlcli.topology.report import make_plan
 
 LEFT_TO_THE_USER = re.compile(r"datasets\.([\w.-]+)\.args\.path is required")
 """What a recipe may leave open: where the data are. The dataset's example rows are used instead."""
+HUB = "hf:"
+"""How the path of a dataset on the Hub begins, which is out of reach of a test."""
 
 
 class RecipeContract(Contract):
@@ -36,7 +38,7 @@ class RecipeContract(Contract):
     @pytest.fixture(scope="class")
     @classmethod
     def resolved(cls, tmp_path_factory: pytest.TempPathFactory) -> Resolved:
-        """The recipe, with our rows where it leaves them to the user."""
+        """The recipe, with our rows where it leaves them to the user or takes them from the Hub."""
         try:
             return _resolved(cls.name, cls.overrides, tmp_path_factory.mktemp("rows"))
         except RecipeError:
@@ -156,12 +158,19 @@ class RecipeContract(Contract):
 
 def _resolved(name: str, overrides: Sequence[str], folder: Path) -> Resolved:
     try:
-        return load_recipe(name, overrides)
+        resolved = load_recipe(name, overrides)
+        datasets = resolved.recipe.datasets
+        distant = [
+            name for name in datasets if str(datasets[name].args.get("path")).startswith(HUB)
+        ]
+        if not distant:
+            return resolved
     except RecipeError as error:
         lacks = [LEFT_TO_THE_USER.fullmatch(problem.what) for problem in error.problems]
         if not all(lacks):
             raise
-    files = {match[1]: folder / f"{match[1]}.jsonl" for match in lacks if match}
+        distant = [match[1] for match in lacks if match]
+    files = {dataset: folder / f"{dataset}.jsonl" for dataset in distant}
     for file in files.values():
         file.touch()
     paths = [f"datasets.{dataset}.args.path={file}" for dataset, file in files.items()]

@@ -214,7 +214,12 @@ def _away(recipe: Recipe, role: str, resident: Kept) -> int:
     bring back only the weights: the rest, which training needs,
     is away if every training call offloads."""
     graphs = (recipe.graph, recipe.train.eval.graph)
-    calls = [call for graph in graphs for call in graph.values() if call.model == role]
+    calls = [
+        call
+        for graph in graphs
+        for call in graph.values()
+        if call.model == role and runs_a_model(recipe, call)
+    ]
     trains = [call for call in calls if call.call == "train_step"]
     if calls and all(call.hooks.offload for call in calls):
         return resident.total

@@ -131,25 +131,29 @@ def role(
 
 
 ADVANTAGES = GroupRelativeInterface(kl_ctl=0.0)
-POLICY = PPOActorInterface(
-    generation=SAMPLING,
-    loss_aggregation="sequence",
-    eps_clip=CLIP,
-    minibatches=1,
-    early_stop_imp_ratio=None,
-)
+
+
+def policy() -> PPOActorInterface:
+    """GRPO's policy, with the settings that both sides have."""
+    return PPOActorInterface(
+        generation=SAMPLING,
+        loss_aggregation="sequence",
+        eps_clip=CLIP,
+        minibatches=1,
+        early_stop_imp_ratio=None,
+    )
 
 
 def learn(model: Model, batch: SequenceSample) -> dict[str, float]:
     """Stats of a training step."""
     batch.update_(call_interface(ADVANTAGES, "inference", model, batch))
-    stats: dict[str, float] = call_interface(POLICY, "train_step", model, batch)
+    stats: dict[str, float] = call_interface(policy(), "train_step", model, batch)
     return stats
 
 
 def rollout(task: Task, model: Model, rows: Sequence[Row], name: str) -> SequenceSample:
     """Responses of the policy with their rewards."""
-    batch = call_interface(POLICY, "generate", model, task.batch(rows, name))
+    batch = call_interface(policy(), "generate", model, task.batch(rows, name))
     batch.update_(
         SequenceSample.from_default(
             ids=batch.ids,
@@ -192,7 +196,7 @@ def our_updates(task: Task, batches: Sequence[SequenceSample]) -> list[Update]:
     model.module.optimizer_step = watched
     # by the weights that sampled, and in the forward pass of training, as TRL does it
     for batch in batches:
-        batch.update_(call_interface(POLICY, "inference", model, batch))
+        batch.update_(call_interface(policy(), "inference", model, batch))
     for batch in batches:
         stats = learn(model, batch)
         updates.append((stats["loss"], dict(gradients)))

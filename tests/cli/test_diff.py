@@ -35,7 +35,7 @@ def record(
 @pytest.fixture
 def child(rlcli):
     Path("mine.yaml").write_text(
-        "extends: ppo_math\nppo:\n  kl_ctl: 0.02\ntrain:\n  shuffle: false\n"
+        "extends: ppo_math\nppo:\n  ppo_epochs: 2\ntrain:\n  shuffle: false\n"
     )
     return rlcli
 
@@ -43,8 +43,8 @@ def child(rlcli):
 def test_changed_values_are_shown_with_both_origins(child):
     code, out, err = child("diff", "ppo_math", "mine.yaml")
     assert (code, err) == (0, "")
-    assert "graph.*.interface.args.kl_ctl  (4 keys)" in out
-    assert "    B  0.02  mine.yaml:3:11\n" in out
+    assert "graph.*.interface.args.ppo_epochs  (4 keys)" in out
+    assert "    B  2  mine.yaml:3:15\n" in out
     document = json.loads(child("diff", "ppo_math", "mine.yaml", "--json")[1])
     changed = {difference["key"]: difference for difference in document["recipe"]}
     assert changed["train.shuffle"] == {
@@ -55,8 +55,8 @@ def test_changed_values_are_shown_with_both_origins(child):
         "origin_before": "default",
         "origin_now": "mine.yaml:5:12",
     }
-    assert changed["graph.actor_train.interface.args.kl_ctl"]["now"] == 0.02
-    assert set(changed) - {key for key in changed if key.endswith("kl_ctl")} == {
+    assert changed["graph.actor_train.interface.args.ppo_epochs"]["now"] == 2
+    assert set(changed) - {key for key in changed if key.endswith("ppo_epochs")} == {
         "name",
         "train.shuffle",
     }

@@ -50,7 +50,7 @@ def test_a_plan_shows_layout_graph_batch_and_memory(rlcli):
         "ppo_math · 1 node x 2 devices (auto) · launch local",
         "runs after sft_math",
         "actor   ■■",
-        "graph: actor_gen → reward_inf, ref_inf, critic_inf → actor_train, critic_train",
+        "graph: actor_gen → reward_inf, ref_inf, critic_inf → advantages → actor_train,",
         "actor: 256 sequences (128 per rank) in 4 updates of 64 (about 32 per rank)",
         "64 prompts x 4 responses = 256 sequences",
         "at most 40 + 64 = 104 tokens",
@@ -170,7 +170,7 @@ class MyMemory(MemoryModel):
         if role.mesh["dp"] > 1:
             raise UnknownMemory("nobody has measured several ranks")
 
-    def kept(self):
+    def resident(self):
         return Kept(weights=2 * self.role.architecture.parameters())
 
     def load(self):

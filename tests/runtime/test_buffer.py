@@ -38,13 +38,13 @@ def test_what_a_rank_lacks_comes_in_one_piece_from_each_rank_that_has_it(buffer)
 
 
 def test_what_a_call_does_not_read_does_not_move(buffer):
-    """Without a KL penalty the reference's log-probs stay where they are made."""
+    """Advantages without a KL penalty do not bring the reference's log-probs."""
     for key in ("packed_input_ids", "packed_ref_logprobs"):
         buffer.add(0, described("a", key=key))
     moved = {}
     for weight in ("0.0", "0.1"):
         graph = train_graph(load_recipe("ppo_math", [f"ppo.kl_ctl={weight}"]).recipe)
-        (trained,) = (mfc for mfc in graph if mfc.name == "critic_train")
+        (trained,) = (mfc for mfc in graph if mfc.name == "advantages")
         held = [key for key in trained.input_keys if buffer.holders("a", [key])]
         moved[weight] = [transfer.key for transfer in buffer.transfers({1: ["a"]}, held)]
     assert moved == {

@@ -67,7 +67,8 @@ def test_the_tests_of_all_scaffolds_pass(full):
 
 def test_rendered_files_pass_lint_and_format(full):
     ruff = str(Path(sys.executable).parent / "ruff")
-    config = ("--config", str(ROOT / "pyproject.toml"), "--no-cache", ".")
+    of_projects = "line-length = 120"  # as in the pyproject.toml of a new project
+    config = ("--config", str(ROOT / "pyproject.toml"), "--config", of_projects, "--no-cache", ".")
     done = run(ruff, "check", *config, cwd=full)
     assert done.returncode == 0, done.stdout
     done = run(ruff, "format", "--diff", *config, cwd=full)

@@ -13,7 +13,10 @@ from rlcli.topology.report import make_plan, plan_json
 from rlcli.topology.text import plan_lines
 
 APART = ("launch=local", "cluster.devices_per_node=2", "models.actor.rollout.devices=1")
-TRAINING = ["reward_inf", "ref_inf", "critic_inf", "actor_inf", "actor_train", "critic_train"]
+TRAINING = [
+    *("reward_inf", "ref_inf", "critic_inf", "actor_inf"),
+    *("advantages", "actor_train", "critic_train"),
+]
 
 
 def plan(*overrides, profiles=("async",)):
@@ -113,7 +116,7 @@ def test_the_plan_shows_overlaps_in_80_columns_and_in_json():
     planned = plan(*APART)
     lines = list(plan_lines(planned, graph=True))
     start = next(number for number, line in enumerate(lines) if line.startswith("time:"))
-    assert lines[start + 7].split()[:12] == ["1", "actor_gen", *"11112222", "·", "·"]
+    assert lines[start + 8].split()[:12] == ["1", "actor_gen", *"11112222", "·", "·"]
     assert max(map(len, lines)) <= 80
     assert "  actor_gen overlaps with reward_inf, ref_inf, critic_inf, actor_inf," in lines
     assert plan_json(planned)["overlaps"] == {

@@ -80,9 +80,8 @@ class SamplingTrial(CallTrial):
         return self.make(generation=dataclasses.asdict(dataclasses.replace(USUAL, **changes)))
 
     def group(self, interface: Any) -> int:
-        return (
-            getattr(interface, "generation_size", None) or interface.generation.responses_per_prompt
-        )
+        size: int = interface.generation.responses_per_prompt
+        return size
 
     def responses(
         self, output: SequenceSample, batch: SequenceSample, group: int

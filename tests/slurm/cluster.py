@@ -62,8 +62,8 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 MailProg=/bin/true
 KillWait={kill_wait}
-NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=4000 State=UNKNOWN
-NodeName=node[1-4] Port=[{ports}]
+NodeName=DEFAULT CPUs=8 RealMemory=4000 State=UNKNOWN
+NodeName=node[1-4] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}]
 PartitionName=debug Nodes=node[1-4] Default=YES MaxTime=60 PriorityTier=1 GraceTime={grace} State=UP
 PartitionName=urgent Nodes=node[1-4] MaxTime=60 PriorityTier=10 PreemptMode=OFF State=UP
 {settings}

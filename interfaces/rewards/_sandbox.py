@@ -10,6 +10,7 @@ Only the standard library is imported here.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import resource
 import select
@@ -315,6 +316,12 @@ def _become(
     report: int,
 ) -> None:
     os.chdir(folder)
+    # out of the way of the numbers that they get below, which may be those of others now
+    files = {
+        number: fcntl.fcntl(ours, fcntl.F_DUPFD, _MOST_FILES)
+        for number, ours in descriptors.items()
+    }
+    report = fcntl.fcntl(report, fcntl.F_DUPFD, _MOST_FILES)
     bounds = {
         resource.RLIMIT_CPU: (limits.cpu_s, limits.cpu_s + 1),
         resource.RLIMIT_AS: (limits.memory_bytes,) * 2,
@@ -337,10 +344,7 @@ def _become(
         with suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
     os.dup2(report, _MOST_FILES - 1, inheritable=False)
-    moved = {
-        number: os.dup2(ours, _MOST_FILES // 2 + number) for number, ours in descriptors.items()
-    }
-    for number, descriptor in moved.items():
+    for number, descriptor in files.items():
         os.dup2(descriptor, number)
     os.closerange(max(descriptors) + 1, _MOST_FILES - 1)
     os.closerange(_MOST_FILES, 1 << 16)

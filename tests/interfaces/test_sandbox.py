@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,15 @@ def test_a_program_cannot_hold_more_memory_than_its_limit(program, confined):
     before, ended = segments(), run(program, confined)
     assert (ended.status, ended.output) != (0, b"3\n")
     assert segments() == before
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_program_starts_whatever_numbers_our_files_have(confined):
+    """They may be those that the program's files get."""
+    with ExitStack() as stack:
+        while (number := stack.enter_context(open(os.devnull)).fileno()) < 70:
+            if number >= 24:
+                assert run("print(3)", confined).output == b"3\n"
 
 
 def segments():

@@ -80,7 +80,7 @@ _WORDS: Mapping[str, str] = {
     "generation.responses_per_prompt": (
         "num_generations n_samples_per_prompt n_samples group_size rollout.n "
         "num_generations_per_prompt rloo_k num_return_sequences grpo_size samples_per_prompt "
-        "generation_size best_of"
+        "best_of"
     ),
     "generation.max_new_tokens": (
         "max_completion_length max_response_length response_length max_tokens max_gen_len "
@@ -208,12 +208,7 @@ def called_here(word: str, key: str) -> str:
     """The hint for another framework's word, which may use another unit."""
     is_size, is_count = "batch_size" in word or word == "mbs", key.endswith("batches")
     unit = ", a count: into how many parts a batch is cut" if is_size and is_count else ""
-    best = (
-        "; train_on_best says how many of them are trained on"
-        if word in ("generation_size", "best_of")
-        else ""
-    )
-    return f'"{word}" is called {key} in rlcli{unit}{best}'
+    return f'"{word}" is called {key} in rlcli{unit}'
 
 
 def translated(

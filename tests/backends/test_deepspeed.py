@@ -97,8 +97,8 @@ def test_engines_on_disjoint_ranks_of_a_run_train_independently(stage):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_parameters_are_stored_only_once(stage):
-    """On two ranks, before the first step: all of them, or half of each in stage 3, besides the
-    library's buffers."""
+    """On two ranks, before the first step: all of them, or half of each in stage 3,
+    in addition to the library's buffers."""
 
     def work(rank):
         class Checks(BackendContract):

@@ -106,8 +106,7 @@ def test_the_hint_for_generation_size_names_both_numbers():
         load_recipe("ppo_math", ["ppo.generation_size=8"])
     (problem,) = caught.value.problems
     assert problem.hint == (
-        '"generation_size" is called generation.responses_per_prompt in rlcli; '
-        "train_on_best says how many of them are trained on"
+        "set generation.responses_per_prompt to all that are sampled, train_on_best to those kept"
     )
 
 

@@ -31,6 +31,12 @@ def argument_homes(written: Node, argument: str) -> list[str]:
     return [f"{home}.{argument}" for home in dict.fromkeys(homes)]
 
 
+def advice_on(written: Node, argument: str) -> str | None:
+    """What an interface in the recipe declares of an argument that it had in an older format."""
+    advice = [declared("interfaces", kind, "CHANGED") or {} for kind, _ in _interfaces(written)]
+    return next((changed[argument] for changed in advice if argument in changed), None)
+
+
 def _interfaces(written: Node) -> Iterator[tuple[str, str]]:
     """The interface of each call, and the key of its arguments: a block, or the call's own."""
     for graph in GRAPHS:

@@ -213,7 +213,12 @@ class _Checker:
 
     def note_unknown(self, tree: Mapping, path: Path) -> None:
         """Report an unknown key; if a whole section of another framework was pasted, key by key."""
+        from rlcli.recipe.validation.argument_words import advice_on
+
         full_path, node = (*self.prefix, *path), at(tree, path)
+        if (advice := advice_on(self.problems.written, str(path[-1]))) is not None:
+            self.note_key("R42", path, tree, advice)
+            return
         section = section_of(annotation_at(self.model, path[:-1]))
         legal = self.top if len(path) == 1 else list(fields_of(section)) if section else []
         foreign = [inner for inner, _ in leaves(node) if inner] if isinstance(node, Mapping) else []

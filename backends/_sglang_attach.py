@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from rlcli.errors import ModelError, RlcliError, UsageError, WorkerError
 
 from ._sglang_http import Endpoint, ServerGone, ServerLate, ServerRefused
 from ._sglang_protocol import SENT, demand_own, is_logprob, largest_answer
 from ._sglang_server import Server
+from ._sglang_weights import dtype_of
 
 PROBES = (
     "Hello, world! 12 + 34 = 46.\n",
@@ -54,15 +57,22 @@ def check_model(server: Server, expected: Expected) -> None:
     WorkerError if the server cannot be asked."""
     # an earlier run may have paused it
     _ask(server, lambda at: at.post("/continue_generation", {}, server.patience))
-    info = _ask(server, lambda at: at.get("/server_info", server.patience))
+    info = _server_info(server)
     model = _ask(server, lambda at: at.get("/model_info", server.patience))
-    if not isinstance(info, dict) or not isinstance(model, dict):
-        raise server.endpoint.hostile("says nothing about itself")
+    if not isinstance(model, dict):
+        raise server.endpoint.hostile("says nothing about its model")
     _check_processes(server, expected, info.get("tp_size"))
     _check_settings(server, model.get("preferred_sampling_params"))
     if not info.get("skip_tokenizer_init") and callable(expected.tokenizer):
         _check_tokens(server, expected)
     _check_ids(server, expected)
+
+
+def held_dtype(servers: Sequence[Server], configuration: Any) -> torch.dtype:
+    """The dtype in which all servers hold a model with this configuration, as they report it;
+    float32 if they differ. Raises WorkerError if one cannot be asked."""
+    dtypes = {dtype_of(_server_info(server), configuration) for server in servers}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def check_logprobs(server: Server, expected: Expected) -> None:
@@ -88,6 +98,14 @@ def check_logprobs(server: Server, expected: Expected) -> None:
         raise ModelError(
             message, hint="start it without SGLANG_RETURN_ORIGINAL_LOGPROB", code="F93"
         )
+
+
+def _server_info(server: Server) -> dict[str, Any]:
+    """The settings that it was started with. Raises WorkerError."""
+    info = _ask(server, lambda at: at.get("/server_info", server.patience))
+    if not isinstance(info, dict):
+        raise server.endpoint.hostile("says nothing about itself")
+    return info
 
 
 def _ask(server: Server, ask: Callable[[Endpoint], Any]) -> Any:

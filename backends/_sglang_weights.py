@@ -96,7 +96,7 @@ class WeightFolder:
                 f"servers' {self._dtype}"
             )
             raise ModelError(
-                message, hint="set dtype: float32 in the servers' options, or follow with eta 1"
+                message, hint="start the servers with dtype float32, or follow with eta 1"
             )
 
         def mixed() -> Iterator[tuple[str, torch.Tensor]]:

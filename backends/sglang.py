@@ -10,15 +10,19 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlcli.api.limits import Alternatives, Limits, check_arguments
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from ._sglang_pool import Servers
+    from ._sglang_server import Server
 
 WeightUpdate = Literal["process_group", "disk"]
 Pause = Literal["retract", "in_place"]
@@ -75,7 +79,7 @@ class SGLang(ModelBackend):
 
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the SGLang servers that the run starts, such as `{mem_fraction_static: 0.6}`.
-    Weights are kept and sent in their `dtype`, or in float32 without one."""
+    Weights are kept and sent in their `dtype`; without one in that of the model's configuration."""
 
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of their processes. On GPUs the servers of a rank are on its device and
@@ -84,8 +88,8 @@ class SGLang(ModelBackend):
 
     urls: tuple[str, ...] = ()
     """Existing servers, such as `http://10.0.0.5:30000`; several ranks each take their share. They
-    get new weights, and belong to this run until it ends. A server of another model is refused,
-    based on its tokens, its vocabulary and its log-probs."""
+    get new weights, in the dtype that they report, and belong to this run until it ends. A server
+    of another model is refused, based on its tokens, its vocabulary and its log-probs."""
 
     api_key_env: str | None = None
     """The environment variable that has the key of the servers at `urls`."""
@@ -133,9 +137,8 @@ class SGLang(ModelBackend):
             Endpoint(url.rstrip("/"))
 
     def _initialize(self, model: Model) -> Model:
-        from ._sglang_attach import Expected, check_logprobs, check_model
+        from ._sglang_attach import Expected, check_logprobs, check_model, held_dtype
         from ._sglang_engine import SGLangEngine
-        from ._sglang_pool import Deadlines, Servers
         from ._sglang_weights import WeightFolder, dtype_of
 
         if model.source is None:
@@ -149,16 +152,14 @@ class SGLang(ModelBackend):
         root = Path(tempfile.mkdtemp(prefix=f"{model.name}-", dir=self.weights_folder))
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, root, ignore_errors=True)
-            weights = WeightFolder(
-                model.name, model.source, root, dtype_of(self.options, model.source.config)
-            )
-            servers = Servers(
-                self._servers(model, weights.configuration),
-                self.update,
-                Deadlines(self.request_deadline_s, self.update_deadline_s),
-            )
-            undo.callback(servers.close)
-            servers.start()
+            if self.urls:
+                servers = self._started(undo, self._at_urls(model))
+                dtype = held_dtype(servers.servers, model.source.config)
+                weights = WeightFolder(model.name, model.source, root, dtype)
+            else:
+                dtype = dtype_of(self.options, model.source.config)
+                weights = WeightFolder(model.name, model.source, root, dtype)
+                servers = self._started(undo, self._of_the_run(model, weights.configuration))
             ids = weights.model.config.vocab_size
             expected = Expected(model.name, model.tokenizer, ids, self.tp, self.request_deadline_s)
             if self.urls:
@@ -171,34 +172,20 @@ class SGLang(ModelBackend):
             undo.pop_all()
         return model
 
-    def _servers(self, model: Model, configuration: Path) -> list[Any]:
-        """The servers of this rank, not started yet. Raises UsageError."""
-        from rlcli.server_slot import ServerSlot
+    def _started(self, undo: ExitStack, servers: Sequence[Server]) -> Servers:
+        """Ready servers, which `undo` ends. Raises WorkerError, ResourceError."""
+        from ._sglang_pool import Deadlines, Servers
 
-        from ._sglang_server import Launch, attached, started_servers
+        deadlines = Deadlines(self.request_deadline_s, self.update_deadline_s)
+        pool = Servers(servers, self.update, deadlines)
+        undo.callback(pool.close)
+        pool.start()
+        return pool
 
-        if self.python is not None:
-            slots = [ServerSlot(folder) for folder in model.server_folders]
-            if len(slots) != self.servers * self.nodes:
-                raise UsageError(
-                    f"nothing here starts the servers of role {model.name}",
-                    hint="use urls",
-                    code="R39",
-                )
-            return started_servers(
-                [
-                    Launch(
-                        self.python,
-                        configuration,
-                        self.options,
-                        self._environment(model, number),
-                        self.tp,
-                        tuple(slots[number * self.nodes : (number + 1) * self.nodes]),
-                        self.start_deadline_s,
-                    )
-                    for number in range(self.servers)
-                ]
-            )
+    def _at_urls(self, model: Model) -> list[Server]:
+        """This rank's share of the existing servers. Raises UsageError."""
+        from ._sglang_server import attached
+
         rank, ranks = (
             (0, 1)
             if model.device_mesh is None
@@ -210,6 +197,33 @@ class SGLang(ModelBackend):
                 f"role {model.name} has {ranks} ranks and {len(self.urls)} servers", code="R39"
             )
         return attached(mine, _key(os.environ, self.api_key_env), self.tp, self.start_deadline_s)
+
+    def _of_the_run(self, model: Model, configuration: Path) -> list[Server]:
+        """The servers that the run starts for this rank. Raises UsageError."""
+        from rlcli.server_slot import ServerSlot
+
+        from ._sglang_server import Launch, started_servers
+
+        assert self.python is not None
+        slots = [ServerSlot(folder) for folder in model.server_folders]
+        if len(slots) != self.servers * self.nodes:
+            raise UsageError(
+                f"nothing here starts the servers of role {model.name}", hint="use urls", code="R39"
+            )
+        return started_servers(
+            [
+                Launch(
+                    self.python,
+                    configuration,
+                    self.options,
+                    self._environment(model, number),
+                    self.tp,
+                    tuple(slots[number * self.nodes : (number + 1) * self.nodes]),
+                    self.start_deadline_s,
+                )
+                for number in range(self.servers)
+            ]
+        )
 
     def _environment(self, model: Model, number: int) -> dict[str, str]:
         """The variables of one of this rank's servers, with its devices on each of its nodes.

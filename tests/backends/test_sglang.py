@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attached_engines import follow
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -490,3 +491,25 @@ def test_no_devices_are_assigned_on_cpu_or_if_the_recipe_names_them():
     assert (
         SGLang(python="python", tp=2, environment=environment)._environment(model, 0) == environment
     )
+
+
+@pytest.mark.parametrize(
+    ("servers", "reported", "dtype"),
+    [
+        (1, "bfloat16", torch.bfloat16),
+        (1, "half", torch.float16),
+        (1, "auto", torch.float32),
+        (1, ["bfloat16"], torch.float32),
+        (2, "bfloat16", torch.float32),  # the other one reports none
+    ],
+)
+def test_existing_servers_are_sent_weights_in_the_dtype_that_they_report(
+    attached, tmp_path, servers, reported, dtype
+):
+    def report(fake):
+        fake.info["dtype"] = reported
+
+    attached(servers, report)
+    (file,) = tmp_path.glob("*/weights-*/*.safetensors")
+    with safe_open(file, framework="pt") as stored:
+        assert {stored.get_tensor(name).dtype for name in stored.keys()} == {dtype}  # noqa: SIM118

@@ -75,6 +75,8 @@ PLACES = ("checkpoint.begun", "checkpoint.sealed", "checkpoint.synced", "checkpo
 SILENT = {("agent", "frozen"), ("network", "stalled")}
 """Faults that are noticed after 15 seconds of silence: they occur early in a slow run, so that it
 still runs then."""
+STOPPED = ("supervisor", "asked to stop")
+"""A run finishes the steps that it has begun, so it must have more of them ahead."""
 REPLACED = ("server", "pool")
 """Kinds of processes that are restarted, which is reported a second or two later, so they are
 killed early too."""
@@ -107,7 +109,8 @@ class Fault:
         kind, mode = CELLS[seed % len(CELLS)]
         variant = draws.choice(sorted(KINDS[kind]))
         victim = draws.randrange(2) if kind in ("rank", "agent", "server") else 1
-        last = 1 if (kind, variant) in SILENT else 2 if kind in REPLACED else STEPS - 3
+        is_early = (kind, variant) in {*SILENT, STOPPED}
+        last = 1 if is_early else 2 if kind in REPLACED else STEPS - 3
         step, delay = draws.randint(0, last), round(draws.uniform(0, 0.4), 3)
         restarts = draws.randrange(2) if (kind, variant) in CAN_RESTART else 0
         return cls(seed, kind, variant, mode, victim, step, delay, restarts, draws.choice(PLACES))

@@ -385,7 +385,8 @@ class Samples:
         self._step += 1
         drawn = [draw for chunk in self._ended for draw in chunk.draws]
         first = len(self._ended[0].draws) if self._ended else 0
-        step = StepSamples(batch, drawn, first, self._drops, self._surplus())
+        surplus = self._put_surplus_back(drawn, batch)
+        step = StepSamples(batch, drawn, first, self._drops, surplus)
         self._ended, self._drops = [], {}
         return step
 
@@ -403,13 +404,18 @@ class Samples:
         drops, self._drops = self._drops, {}
         return [dropped_line(id_, drop) for id_, drop in drops.items()]
 
-    def _surplus(self) -> list[str]:
-        """At staleness 0 what is not needed goes back."""
-        if self.rule.max_staleness:
+    def _put_surplus_back(self, drawn: Sequence[Draw], batch: Sequence[Ready]) -> list[str]:
+        """At staleness 0 a step has drawn nothing beyond the last sample of its batch: the rest,
+        dropped or not, goes back as if it had not been drawn, so that how many are drawn at a time
+        changes nothing. Returns those of the rest that were ready."""
+        if self.rule.max_staleness or not batch or not self.rule.replaces:
             return []
-        surplus, self._ready = [sample.draw for sample in self._ready], []
-        self.queue.give_back(surplus)
-        return [draw.id for draw in surplus]
+        beyond = drawn[drawn.index(batch[-1].draw) + 1 :]
+        self.queue.put_back(beyond)
+        for draw in beyond:
+            self._drops.pop(draw.id, None)
+        surplus, self._ready = [sample.id for sample in self._ready], []
+        return surplus
 
     # -- errors ------------------------------------------------------------------------------------
 

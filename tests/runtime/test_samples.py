@@ -114,8 +114,40 @@ def test_surplus_samples_are_the_first_of_the_next_step():
     samples.end(chunk, {})
     step = samples.take(2)
     assert (step.all_ids, step.surplus) == (ids(0, 2), ids(3))
-    assert rows(samples.queue.returned) == [(0, 3, 1)]
-    assert rows(samples.admit(4).draws) == [(0, 3, 1), (0, 4, 0), (0, 5, 0), (0, 6, 0)]
+    assert rows(samples.queue.returned) == [(0, 3, 0)]
+    assert rows(samples.admit(4).draws) == [(0, 3, 0), (0, 4, 0), (0, 5, 0), (0, 6, 0)]
+
+
+def test_a_sample_dropped_beyond_the_end_of_the_batch_is_tried_again_in_the_next_step():
+    """A step that draws one sample at a time would not have drawn it."""
+    samples = samples_of(chunk=4)
+    chunk = samples.admit(1)
+    chunk.drop("choose", {"e0r0": "equal", "e0r2": "long"})
+    samples.end(chunk, {})
+    step = samples.take(1)
+    assert (step.all_ids, step.surplus) == (ids(1), ids(3))
+    assert list(step.drops) == ids(0)
+    assert step.counts(["equal", "long"])["samples/dropped"] == 1
+    assert rows(samples.admit(2).draws) == [(0, 2, 0), (0, 3, 0), (0, 4, 0), (0, 5, 0)]
+    assert not samples.drain_drops()
+
+
+@pytest.mark.parametrize("chunk", [None, 2, 3, 5, 16])
+def test_steps_and_drops_do_not_depend_on_how_many_samples_are_drawn_at_a_time(chunk):
+    """Whether a sample is dropped depends on the weights of the step that generates it."""
+
+    def steps(**rule):
+        samples = samples_of(batch=5, max_redraws=100, **rule)
+        for step in range(6):
+            while not samples.has(5):
+                chunk = samples.admit(5 * step + 5)
+                dropped = [d.id for d in chunk.draws if crc32(f"{step} {d.id}".encode()) % 3 == 0]
+                chunk.drop("choose", dict.fromkeys(dropped, "equal"))
+                samples.end(chunk, {})
+            taken = samples.take(5)
+            yield rows(sample.draw for sample in taken.batch), taken.drops
+
+    assert list(steps(chunk=chunk)) == list(steps(chunk=1))
 
 
 def test_a_queue_continues_where_another_ended():
@@ -130,7 +162,7 @@ def test_a_queue_continues_where_another_ended():
         chunk=4,
         accepted=1,
     )
-    expected = [(0, 1, 1), (0, 2, 1), (0, 3, 1), (0, 4, 0)]
+    expected = [(0, 1, 0), (0, 2, 0), (0, 3, 0), (0, 4, 0)]
     assert rows(resumed.admit(2).draws) == rows(samples.admit(2).draws) == expected
     assert rows(resumed.queue.take(1)) == [(1, 0, 0)]
 

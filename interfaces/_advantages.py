@@ -128,6 +128,7 @@ class AdvantageInterface(ModelInterface):
             "chosen if train_on_best",
         )
     }
+    NEEDS_GROUP: ClassVar[Declaration] = {"inference": ("above train_on_best",)}
     TAKES_BATCH: ClassVar[tuple[str, ...]] = ("inference",)
 
     LIMITS: ClassVar[Limits] = {

@@ -73,6 +73,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     REPLACES: ClassVar[Mapping[str, Any]] = {
         "grpo": {"prepared_by": "group_relative", "args": {"loss_aggregation": "sequence"}}
     }
+    NO_EFFECT_WITHOUT: ClassVar[Mapping[str, str]] = {"kl_gradient": "kl_weights"}
     CUT: ClassVar[Cut] = "sequence"
     LIMITS: ClassVar[Limits] = {
         "eps_clip": {"gt": 0, "le": 1},

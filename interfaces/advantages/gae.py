@@ -25,22 +25,8 @@ class GAEInterface(AdvantageInterface):
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438;
     `rlcli.ops.gae`)."""
 
-    READS: ClassVar[Declaration] = {
-        "inference": (
-            "packed_input_ids",
-            "prompt_mask",
-            "packed_logprobs",
-            "seq_no_eos_mask",
-            "packed_ref_logprobs if kl_ctl",
-            "values unless disable_value",
-            "proximal_logprobs if use_decoupled_loss",
-            "proximal_logprobs if recompute_logprob",
-            "dense_rewards if use_dense_reward",
-            "rewards unless use_dense_reward",
-            "rewards if train_on_best",
-        )
-    }
-    NEEDS_GROUP: ClassVar[Declaration] = {"inference": ("2 if group_adv_norm",)}
+    READS: ClassVar[Declaration] = {"inference": (..., "values unless disable_value")}
+    NEEDS_GROUP: ClassVar[Declaration] = {"inference": (..., "2 if group_adv_norm")}
     LIMITS: ClassVar[Limits] = {"discount": {"ge": 0, "le": 1}, "gae_lambda": {"ge": 0, "le": 1}}
     SYNONYMS: ClassVar[Synonyms] = {
         "gae_lambda": "lam lambd lmbda gae_lam",

@@ -37,7 +37,7 @@ class GroupRelativeInterface(AdvantageInterface):
     """
 
     NEEDS_GROUP: ClassVar[Declaration] = {
-        "inference": ("2 if baseline=group", "2 if baseline=leave_one_out", "2 if scale=group")
+        "inference": (..., "2 if baseline=group", "2 if baseline=leave_one_out", "2 if scale=group")
     }
     SYNONYMS: ClassVar[Synonyms] = {
         "baseline": "mean_level mean_leave1out",

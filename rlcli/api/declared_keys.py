@@ -9,22 +9,30 @@ An entry is a key, alone or with a condition:
     values unless disable_value         if the argument is not set
     prompt_mask if text=response        if the argument has this value
     each of weights                     every key that the argument, a mapping or a list, names
+    above best                          for numbers: one more than the argument, if set
 
-A key may have several entries; any of them can make it needed.
+A key may have several entries; any of them can make it needed. A class replaces the entries of its
+base, or adds to them if its own begin with `...`:
+
+    READS: ClassVar[Declaration] = {"inference": (..., "values unless disable_value")}
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import EllipsisType
 from typing import Any
 
-Declaration = Mapping[str, tuple[str, ...]]
+Declaration = Mapping[str, tuple[str | EllipsisType, ...]]
 """Method → its entries. Nothing is declared for a method that is not named."""
 
-_ENTRY = re.compile(r"(?P<key>\w+)(?: (?P<when>if|unless) (?P<argument>\w+)(?:=(?P<value>\S+))?)?")
-_EACH = re.compile(r"each of (?P<argument>\w+)")
+_ENTRY = re.compile(
+    r"(?P<form>each of |above )?(?P<key>\w+)"
+    r"(?: (?P<when>if|unless) (?P<argument>\w+)(?:=(?P<value>\S+))?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class DeclaredKeys:
     """Key → the argument that makes it needed."""
     if_given: tuple[str, ...] = ()
     """The optional ones that are used whenever they are present, or for which this is unknown."""
+    up_to: Mapping[str, str] = field(default_factory=dict)
+    """Optional key → the argument that could make it needed."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -53,28 +63,30 @@ def declared_keys(entries: Iterable[str], argument: Callable[[str], Any]) -> Dec
     """
     needed: dict[str, bool | None] = {}
     due_to: dict[str, str] = {}
+    up_to: dict[str, str] = {}
     for entry in entries:
-        if each := _EACH.fullmatch(entry):
-            named = _named(each["argument"], argument)
-            needed |= dict.fromkeys(named, True)
-            due_to |= dict.fromkeys(named, each["argument"])
-            continue
         match = _ENTRY.fullmatch(entry)
         if match is None:
-            kinds = "`KEY if ARGUMENT`, `KEY unless ARGUMENT`, `KEY if given` or `each of ARGUMENT`"
+            kinds = (
+                "`KEY if ARGUMENT`, `KEY unless ARGUMENT`, `KEY if given`, `each of ARGUMENT` "
+                "or `above ARGUMENT`"
+            )
             raise ValueError(f"{entry!r} is not a valid key, {kinds}")
         counts = _counts(match, argument)
-        earlier = needed.get(match["key"], False)
-        needed[match["key"]] = (
-            True if True in (earlier, counts) else None if None in (earlier, counts) else False
-        )
-        if counts and match["argument"]:
-            due_to.setdefault(match["key"], match["argument"])
+        for key in _named(match, argument):
+            earlier = needed.get(key, False)
+            needed[key] = (
+                True if True in (earlier, counts) else None if None in (earlier, counts) else False
+            )
+            due = match["key"] if match["form"] else match["argument"]
+            if due and counts is not None:
+                (due_to if counts else up_to).setdefault(key, due)
     return DeclaredKeys(
         tuple(key for key, counts in needed.items() if counts),
         tuple(key for key, counts in needed.items() if not counts),
         due_to,
         tuple(key for key, counts in needed.items() if counts is None),
+        {key: name for key, name in up_to.items() if not needed[key]},
     )
 
 
@@ -84,18 +96,19 @@ def largest_number(declared: DeclaredKeys | None, default: int) -> int:
     return max((int(entry) for entry in entries if entry.isdecimal()), default=default)
 
 
-def _named(name: str, argument: Callable[[str], Any]) -> list[str]:
-    """The keys that an argument names; none if it is unknown, or of another kind,
-    which is reported elsewhere."""
+def _named(entry: re.Match[str], argument: Callable[[str], Any]) -> list[str]:
+    """The keys of an entry. Of one that an argument names, none if it is unknown, or of another
+    kind, which is reported elsewhere."""
+    if entry["form"] is None:
+        return [entry["key"]]
     try:
-        value = argument(name)
+        value = argument(entry["key"])
     except LookupError:
         return []
-    return (
-        [key for key in value if isinstance(key, str)]
-        if isinstance(value, Mapping | list | tuple)
-        else []
-    )
+    if entry["form"] == "above ":
+        return [str(value + 1)] if isinstance(value, int) else []
+    names = value if isinstance(value, Mapping | list | tuple) else ()
+    return [key for key in names if isinstance(key, str)]
 
 
 def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None:
@@ -112,9 +125,15 @@ def _counts(entry: re.Match[str], argument: Callable[[str], Any]) -> bool | None
     return holds == (entry["when"] == "if")
 
 
-def inherited(declarations: Sequence[Declaration]) -> dict[str, tuple[str, ...]]:
-    """A class's declarations, merged from those of its bases (most distant first): for each method
-    the nearest wins."""
-    return {
-        method: entries for declaration in declarations for method, entries in declaration.items()
-    }
+def inherited(declarations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A class's declaration, merged from those of its bases (most distant first): for each name the
+    nearest wins; a tuple that begins with `...` adds to the inherited one."""
+    return functools.reduce(_over, declarations, {})
+
+
+def _over(base: Mapping[str, Any], declaration: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, entries in declaration.items():
+        adds = isinstance(entries, tuple) and entries[:1] == (...,)
+        merged[name] = (*base.get(name, ()), *entries[1:]) if adds else entries
+    return merged

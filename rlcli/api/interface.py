@@ -67,7 +67,8 @@ class ModelInterface:
         HEAD: ClassVar[Declaration] = {"inference": ("value",)}
         METRICS: ClassVar[Metrics] = {"kl": ("nats per token", "KL from the reference")}
 
-    A class inherits the declarations of its bases for the methods that its own do not name.
+    A class inherits the declarations of its bases for the methods that its own do not name, and
+    adds to those whose entries begin with `...`.
     """
 
     READS: ClassVar[Declaration] = {}
@@ -94,7 +95,7 @@ class ModelInterface:
 
     NEEDS_GROUP: ClassVar[Declaration] = {}
     """Method → the number of responses to each prompt that it needs at least, with conditions as in
-    READS: `{"train_step": ("2 if baseline=group",)}`."""
+    READS: `{"train_step": ("2 if baseline=group", "above best")}`."""
 
     HEAD: ClassVar[Declaration] = {}
     """Method → the head, `lm` or `value`, of the model that it needs, with conditions as in READS.
@@ -122,6 +123,10 @@ class ModelInterface:
     STALE_NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Argument → arguments of which the interface needs one to be set too, where
     `train.max_staleness` lets samples be older than their step."""
+
+    NO_EFFECT_WITHOUT: ClassVar[Mapping[str, str]] = {}
+    """Argument → the key, one that its calls read if given, without which the argument has no
+    effect. A recipe that sets it where no call makes the key is refused."""
 
     METRICS: ClassVar[Metrics] = {}
     """Name of a number that it reports → (unit, meaning): the stats of `train_step` and `evaluate`,

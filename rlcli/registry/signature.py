@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.api.component import module_name
+from rlcli.api.declared_keys import inherited
 from rlcli.api.limits import BOUNDS, Limits
 from rlcli.errors import ProjectError
 from rlcli.registry.class_fields import Argument, arguments_of, class_named, lineage
@@ -261,8 +262,7 @@ def _merged(constants: Iterable[Iterable[tuple[str, Any]]]) -> dict[str, Any]:
     a mapping adds to the inherited one."""
     merged: dict[str, Any] = {}
     for name, value in itertools.chain.from_iterable(constants):
-        inherited = merged.get(name)
-        merged[name] = (
-            inherited | value if isinstance(inherited, dict) and isinstance(value, dict) else value
-        )
+        base = merged.get(name)
+        base = base if isinstance(base, dict) else {}
+        merged[name] = inherited([base, value]) if isinstance(value, dict) else value
     return merged

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlcli import registry
+from rlcli.api.config import ModelInterfaceAbstraction
 from rlcli.errors import RecipeError
 from rlcli.recipe.components import dataset_keys, declared
 from rlcli.recipe.resolve import load_recipe
@@ -21,6 +22,7 @@ from rlcli.api import model as model_api
 
 
 class Base(model_api.ModelInterface):
+    READS: ClassVar = {"train_step": ("packed_input_ids",), "inference": ("values",)}
     NEEDS_GROUP: ClassVar = {"train_step": ("4 if size=3", "2")}
     PLAIN = (1, 2)
     computed: ClassVar[int] = len("abc")
@@ -30,7 +32,7 @@ class Base(model_api.ModelInterface):
 class Grouped(Base):
     size: int = 3
 
-    READS: ClassVar = {"train_step": ("packed_input_ids",)}
+    READS: ClassVar = {"train_step": (..., "prompt_mask if size=3"), "generate": (..., "solved")}
 
     def train_step(self, model, data, mb_spec):
         return {}
@@ -57,7 +59,11 @@ def test_class_constants_are_read_without_importing(project: Path):
     assert constants == {
         "NEEDS_GROUP": {"train_step": ("4 if size=3", "2")},
         "PLAIN": (1, 2),
-        "READS": {"train_step": ("packed_input_ids",)},
+        "READS": {
+            "train_step": ("packed_input_ids", "prompt_mask if size=3"),
+            "inference": ("values",),
+            "generate": ("solved",),
+        },
     }
     assert declared("interfaces", "nowhere", "NEEDS_GROUP") is None
     keys = ("packed_input_ids", "prompt_mask", "prompt_lens")
@@ -65,6 +71,14 @@ def test_class_constants_are_read_without_importing(project: Path):
     assert dataset_keys(
         {"train": Component(type="paired", args={"margin_key": "by"})}, "train"
     ) == (*keys, "margins")
+
+
+def test_an_interface_adds_to_the_declarations_of_its_base(project: Path):
+    interface = registry.make_interface(ModelInterfaceAbstraction("grouped", {"size": 2}))
+    keys = interface.reads("train_step")
+    assert (keys.needed, keys.optional) == (("packed_input_ids",), ("prompt_mask",))
+    assert interface.reads("inference").needed == ("values",)
+    assert interface.reads("generate").needed == ("solved",)
 
 
 def test_too_few_responses_for_a_grouped_interface_are_refused(project: Path):
@@ -98,6 +112,67 @@ def test_comparing_responses_to_a_prompt_requires_two_of_them(
     load_recipe(recipe, [*settings, "generation.responses_per_prompt=2"])
     with pytest.raises(RecipeError, match="needs at least 2, but actor_gen makes 1"):
         load_recipe(recipe, [*settings, "generation.responses_per_prompt=1"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "interface", "responses"),
+    [("ppo_math", "gae", 4), ("grpo_math", "group_relative", 8)],
+)
+def test_training_on_the_best_responses_requires_more_of_them(
+    recipe: str, interface: str, responses: int, tmp_path: Path
+):
+    """Both places are named: that of the responses in the base, and that of the setting."""
+    block = recipe.partition("_")[0]
+    layer = tmp_path / "best.yaml"
+    layer.write_text(f"{block}:\n  train_on_best: {responses}\n")
+    load_recipe(recipe, [f"{block}.train_on_best={responses - 1}"])
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, profiles=[str(layer)])
+    (problem,) = caught.value.problems
+    assert problem.what == (
+        f"{interface} compares the responses to one prompt (train_on_best, {layer}:2:18) and needs "
+        f"at least {responses + 1}, but actor_gen makes {responses}"
+    )
+    assert f"recipes/base/{block}.yaml:" in str(problem.where)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kl_in"),
+    [
+        (["ppo.kl_in=reward"], "reward (command line)"),
+        ([], "reward (the default)"),
+        (["ppo.kl_in=loss"], None),
+    ],
+)
+def test_gradient_of_a_penalty_that_is_not_in_the_loss_is_refused(
+    settings: list[str], kl_in: str | None
+):
+    """The setting of the policy has no effect because of one of the call for advantages."""
+    load_recipe("ppo_math", [*settings, "ppo.kl_gradient=reverse"])
+    if kl_in is None:
+        load_recipe("ppo_math", [*settings, "ppo.kl_gradient=naive"])
+        return
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", [*settings, "ppo.kl_gradient=naive"])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("R71", "command line")
+    assert problem.what == (
+        "kl_gradient=naive of graph.actor_train has no effect: no call makes kl_weights; "
+        f"advantages would, were kl_in not {kl_in}"
+    )
+    assert problem.hint == "set kl_gradient=reverse, or change kl_in of advantages"
+
+
+def test_declared_conditions_of_arguments_name_arguments_and_keys_that_there_are():
+    for name in registry.names("interfaces"):
+        signature = registry.signature("interfaces", name)
+        arguments = {argument.name for argument in signature.arguments}
+        entries = [e for of_call in signature.constants["READS"].values() for e in of_call]
+        for argument, key in signature.constants.get("NO_EFFECT_WITHOUT", {}).items():
+            assert argument in arguments
+            assert f"{key} if given" in entries
+        for argument, alternatives in signature.constants.get("STALE_NEEDS", {}).items():
+            assert {argument, *alternatives} <= arguments
 
 
 def test_comparing_with_the_batch_allows_one_response_per_prompt():

@@ -196,8 +196,10 @@ def test_conditional_entries_are_resolved_with_the_arguments():
     ]
     keys = declared_keys([*entries, "g unless unknown", "b if given"], arguments.__getitem__)
     due_to = {"b": "kl", "d": "none", "e": "text"}
-    assert keys == DeclaredKeys(("a", "b", "d", "e"), ("c", "f", "g"), due_to, if_given=("f", "g"))
-    for entry in ("", "a b", "a if", "a if x y", "a when x"):
+    assert keys == DeclaredKeys(
+        ("a", "b", "d", "e"), ("c", "f", "g"), due_to, if_given=("f", "g"), up_to={"c": "off"}
+    )
+    for entry in ("", "a b", "a if", "a if x y", "a when x", "above a b"):
         with pytest.raises(ValueError, match="is not a valid key"):
             declared_keys([entry], arguments.__getitem__)
 
@@ -219,6 +221,13 @@ def test_entries_can_take_keys_from_an_argument():
     for entry in ("each of", "each of a b", "each weights"):
         with pytest.raises(ValueError, match="is not a valid key"):
             declared_keys([entry], arguments.__getitem__)
+
+
+def test_an_entry_can_be_the_number_after_an_argument():
+    arguments = {"best": 3, "unset": None, "text": "response", "off": 0}
+    entries = ["2", "above best", "above best if off", "above unset", "above text", "above unknown"]
+    keys = declared_keys(entries, arguments.__getitem__)
+    assert keys == DeclaredKeys(("2", "4"), (), {"4": "best"})
 
 
 def test_declarations_of_base_classes_are_inherited():

@@ -22,6 +22,7 @@ from rlcli.recipe.schema import WEIGHTS, Call
 from rlcli.recipe.suggest import close_to
 from rlcli.recipe.validation.semantics.keys import (
     check_declared,
+    check_effects,
     check_made,
     check_read,
     check_renames,
@@ -124,6 +125,7 @@ def _graph(
     check_made(notes, unmade, calls, path, basis)
     for name, call in calls.items():
         check_read(notes, call, (*path, name), producers(calls), keys or ())
+        check_effects(notes, call, calls, (*path, name), path)
 
 
 def _linked_wrongly(
@@ -271,9 +273,10 @@ def _group(
     if sizes is None or not sizes.needed:
         return
     needed = largest_number(sizes, default=1)
-    deciding: list[Path] = [
-        (*path, "interface", "args", argument) for argument in sizes.due_to.values()
-    ]
+    args: Path = (*path, "interface", "args")
+    deciding: list[Path] = [(*args, argument) for argument in sizes.due_to.values()]
+    setting: Path = (*args, sizes.due_to.get(str(needed), ""))
+    why = f" ({setting[-1]}, {notes.mark(setting)})" if notes.is_set(setting) else ""
     for name, generating in calls.items():
         if generating.call != "generate":
             continue
@@ -282,8 +285,8 @@ def _group(
             told: Path = (*graph, name, "interface", "args", "generation", "responses_per_prompt")
             where: Path = told if notes.is_set(told) else ("generation", "responses_per_prompt")
             message = (
-                f"{call.interface.type} compares the responses to one prompt and needs at least "
-                f"{needed}, but {name} makes {responses}"
+                f"{call.interface.type} compares the responses to one prompt{why} and needs at "
+                f"least {needed}, but {name} makes {responses}"
             )
             needs: list[Path] = [
                 (*path, "interface", "type"),

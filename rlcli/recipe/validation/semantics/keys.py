@@ -9,9 +9,9 @@ from collections.abc import Mapping as ReadMapping
 from rlcli.api.declared_keys import DeclaredKeys
 from rlcli.api.interface import RETURN_NUMBERS
 from rlcli.recipe.call_keys import DECLARED_IN, Field, keys_of, made_by
-from rlcli.recipe.components import lacks_method
+from rlcli.recipe.components import argument_named, argument_of, declared, lacks_method
 from rlcli.recipe.parsing.removal import place_of, removed_calls
-from rlcli.recipe.parsing.tree import Path, dotted
+from rlcli.recipe.parsing.tree import Path, at, dotted, plain
 from rlcli.recipe.schema import Call
 from rlcli.recipe.suggest import close_to, did_you_mean
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
@@ -157,6 +157,52 @@ def check_read(
         message, hint = _what(call, path, lacking), _remedy(call, keys, lacking, makers)
         path_of_key = place_of_key(notes, call, path, "inputs", "")
         notes.note("R71", message, path_of_key, hint, needs, same=f"lacks {lacking}")
+
+
+def check_effects(
+    notes: Notes, call: Call, calls: ReadMapping[str, Call], path: Path, graph: Path
+) -> None:
+    """An interface's class may declare in `NO_EFFECT_WITHOUT` that an argument needs a key, which
+    another call may make only with some of that call's arguments."""
+    kind, keys = call.interface.type, keys_of("inputs", call)
+    received = {call.input_key_remap.get(key, key) for key in call.inputs}
+    lacking = {*keys.if_given} - received if keys is not None else set()
+    for argument, key in (declared("interfaces", kind, "NO_EFFECT_WITHOUT") or {}).items():
+        signature = argument_named("interfaces", kind, argument)
+        default = signature.default if signature is not None else None
+        if key in lacking and call.interface.args.get(argument, default) != default:
+            where: Path = (*path, "interface", "args", argument)
+            _without_effect(notes, where, default, key, _deciding(notes, key, calls, graph))
+
+
+def _without_effect(
+    notes: Notes, where: Path, default: object, key: str, deciding: ReadMapping[Path, str]
+) -> None:
+    """`deciding`: the arguments of other calls with which they would make the key, and why they do
+    not."""
+    argument, path = where[-1], where[:-3]
+    setting = f"{argument}={plain(at(notes.tree, where))} of {dotted(path)}"
+    message = "; ".join([f"{setting} has no effect: no call makes {key}", *deciding.values()])
+    others = [f"change {other[-1]} of {other[-4]}" for other in deciding]
+    hint = ", or ".join([f"set {argument}={default}", *others])
+    notes.note("R71", message, where, hint, [*_basis(path), *deciding], same=str(argument))
+
+
+def _deciding(
+    notes: Notes, key: str, calls: ReadMapping[str, Call], graph: Path
+) -> dict[Path, str]:
+    """The arguments with which calls would make a key, and what they are now."""
+    reasons: dict[Path, str] = {}
+    for name, call in calls.items():
+        keys = keys_of("outputs", call)
+        argument = keys.up_to.get(key) if keys is not None else None
+        if argument is None:
+            continue
+        where: Path = (*graph, name, "interface", "args", argument)
+        value = argument_of("interfaces", call.interface.type, call.interface.args, argument)
+        written = notes.mark(where) if notes.is_set(where) else "the default"
+        reasons[where] = f"{name} would, were {argument} not {value} ({written})"
+    return reasons
 
 
 def check_made(

@@ -180,8 +180,9 @@ def _without_effect(
 ) -> None:
     """`deciding`: the arguments of other calls with which they would make the key, and why they do
     not."""
-    argument, path = where[-1], where[:-3]
-    setting = f"{argument}={plain(at(notes.tree, where))} of {dotted(path)}"
+    argument, path, node = where[-1], where[:-3], at(notes.tree, where)
+    value = plain(node) if node is not None else None
+    setting = f"{argument}={value} of {dotted(path)}"
     message = "; ".join([f"{setting} has no effect: no call makes {key}", *deciding.values()])
     others = [f"change {other[-1]} of {other[-4]}" for other in deciding]
     hint = ", or ".join([f"set {argument}={default}", *others])

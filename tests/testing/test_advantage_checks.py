@@ -170,6 +170,72 @@ def test_copied_logprobs_are_not_compared_with_the_model():
         InferenceChecks().test_logprobs_are_those_of_the_model(comparing(Compares))
 
 
+# -- advantages from rewards -----------------------------------------------------------------------
+
+
+class Rates(Compares):
+    """What each response earned against the mean of its prompt; each class below has one
+    mistake."""
+
+    READS: ClassVar = {"inference": ("packed_input_ids", "prompt_mask", "rewards")}
+    WRITES: ClassVar = {"inference": ("advantages",)}
+
+    def inference(self, model, data, mb_spec):
+        lengths = data.flat_seqlens("packed_input_ids")
+        mask = action_mask(data.data["prompt_mask"], lengths)
+        pairs = data.data["rewards"].float().view(-1, 2)
+        rated = self.rated(pairs - self.baseline(pairs)).flatten()
+        of_actions = torch.repeat_interleave(rated, torch.tensor(lengths) - 1)
+        rows = [[length - 1 for length in group] for group in data.seqlens["packed_input_ids"]]
+        return SequenceSample.from_default(
+            ids=data.ids,
+            seqlens={"advantages": rows},
+            data={"advantages": self.masked(of_actions, mask)},
+        )
+
+    def baseline(self, pairs):
+        return pairs.mean(1, keepdim=True)
+
+    def rated(self, advantages):
+        return advantages
+
+
+class RatesTheWorseHigher(Rates):
+    def rated(self, advantages):
+        return -advantages
+
+
+class SubtractsTheBaselineTwice(Rates):
+    def baseline(self, pairs):
+        return 2 * super().baseline(pairs)
+
+
+class RatesTheNextPrompt(Rates):
+    def rated(self, advantages):
+        return advantages.roll(1, 0)
+
+
+RATING = [
+    (RatesTheWorseHigher, "lowers the advantages of its response by 0.5"),
+    (SubtractsTheBaselineTwice, "by 0 on average, and those of others by -0.0667"),
+    (RatesTheNextPrompt, "by 0 on average, and those of others by 0"),
+]
+
+
+@pytest.mark.parametrize(("cls", "finding"), RATING)
+def test_mistake_in_advantages_from_rewards_is_found(cls, finding):
+    def rating(cls):
+        batch = make_batch(Rates.READS["inference"], PAIRS)
+        return CallTrial(cls, "inference", batch, DigitTokenizer())
+
+    check = InterfaceContract().test_a_higher_reward_raises_the_advantages_of_its_response
+    check(rating(Rates))
+    with pytest.raises(pytest.skip.Exception, match="makes no advantages from rewards"):
+        check(comparing(Compares))
+    with pytest.raises(Violation, match=finding):
+        check(rating(cls))
+
+
 # -- training on what it writes --------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ plus tests of what no general check can know: for example, that the loss is the 
 
 from __future__ import annotations
 
+from rlcli.testing.interface.advantages import AdvantageChecks
 from rlcli.testing.interface.edge_cases import EdgeChecks
 from rlcli.testing.interface.general import GeneralChecks
 from rlcli.testing.interface.generation import GenerationChecks
@@ -31,6 +32,7 @@ class InterfaceContract(
     GenerationChecks,
     HeadChecks,
     InferenceChecks,
+    AdvantageChecks,
     EdgeChecks,
     LawChecks,
     LearningChecks,

@@ -1,0 +1,75 @@
+"""The law of advantages: a response with a higher reward is worth more, and others are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.testing.contract import Violation
+from rlcli.testing.interface.actions import trained_actions
+from rlcli.testing.interface.inference_trial import CallSubject, CallTrial
+from rlcli.testing.interface.outputs import TOLERANCE, sequences, tensor_of
+
+
+class AdvantageChecks(CallSubject):
+    def test_a_higher_reward_raises_the_advantages_of_its_response(
+        self, inferring: CallTrial
+    ) -> None:
+        """a higher reward never lowers the advantages of its own response, and on average raises
+        them more than those of the others"""
+        if "rewards" not in inferring.batch.keys or "advantages" not in inferring.result.keys:
+            pytest.skip("makes no advantages from rewards")
+        rises = _rises(inferring)
+        own, others = rises.diagonal(), rises[~torch.eye(len(rises), dtype=torch.bool)]
+        if own.isnan().all():
+            pytest.skip("not tried: none of its responses is trained on")
+        lowest = float(own[~own.isnan()].min())
+        if lowest < -TOLERANCE:
+            raise Violation(
+                f"a reward higher by 1 lowers the advantages of its response by {-lowest:.3g}",
+                "a sign, or a baseline that subtracts a response's own reward more than once",
+                inferring.where,
+            )
+        own_mean, mean_of_others = float(own.nanmean()), float(others.nanmean())
+        if own_mean <= max(0.0, mean_of_others) + TOLERANCE:
+            raise Violation(
+                (
+                    "rewards higher by 1 raise the advantages of their response by "
+                    f"{own_mean:.3g} on average, and those of others by {mean_of_others:.3g}"
+                ),
+                (
+                    "a baseline that is subtracted twice, or rows of another response: these are "
+                    "paired by place"
+                ),
+                inferring.where,
+            )
+
+
+def _rises(inferring: CallTrial) -> torch.Tensor:
+    """[N, N]: by how much a higher reward of response i raises the advantages of response j."""
+    batch = inferring.batch
+    before, rewards = _means(inferring, batch), tensor_of(batch, "rewards").float()
+    rows = []
+    for higher in torch.eye(len(rewards)):
+        raised = batch.select(batch.keys)
+        raised.data = {**raised.data, "rewards": rewards + higher}
+        rows.append(_means(inferring, raised) - before)
+    return torch.stack(rows)
+
+
+def _means(inferring: CallTrial, batch: SequenceSample) -> torch.Tensor:
+    """[N] the mean advantage of each response's actions that are trained on; NaN without any."""
+    rated = batch.select(batch.keys)
+    rated.update_(inferring.run(batch))
+    trained = trained_actions(rated)
+    assert trained is not None
+    lengths = rated.flat_seqlens("advantages")
+    return torch.stack(
+        [
+            advantages[mask].mean()
+            for advantages, mask in zip(
+                sequences(rated, "advantages"), trained.split(lengths), strict=True
+            )
+        ]
+    )

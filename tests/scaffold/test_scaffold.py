@@ -125,8 +125,12 @@ def test_a_broken_interface_fails_its_test(project):
             ("earned, t.mask, all_reduce)", "earned, None, all_reduce)"),
             "FAIL  actions outside responses get 0",
         ),
+        (
+            ("earned - self.baseline_share * mean", "self.baseline_share * mean - earned"),
+            "FAIL  a higher reward never lowers the advantages of its own response",
+        ),
     ],
-    ids=["mean-over-the-samples-of-one-rank", "mean-over-prompts-too"],
+    ids=["mean-over-the-samples-of-one-rank", "mean-over-prompts-too", "sign"],
 )
 def test_mistakes_in_a_new_estimator_are_found(project, bug, check):
     write(plan("estimator", "qa", project))
@@ -142,7 +146,7 @@ def test_mistakes_in_a_new_estimator_are_found(project, bug, check):
         "interface",
         "qa",
         "-k",
-        "ranks or responses",
+        "ranks or responses or higher_reward",
         cwd=project,
     )
     assert done.returncode == 1

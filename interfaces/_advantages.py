@@ -17,7 +17,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration, DeclaredKeys
 from rlcli.api.key_meaning import CHOSEN, SEQUENCES
-from rlcli.api.limits import Limits
+from rlcli.api.limits import Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface
 from rlcli.api.synonyms import Synonyms
@@ -141,6 +141,12 @@ class AdvantageInterface(ModelInterface):
         "kl_ctl": {"ge": 0},
         "adaptive_kl_target": {"gt": 0},
         "adaptive_kl_horizon": {"gt": 0},
+    }
+    NEEDS: ClassVar[Needs] = {
+        "overlong_buffer": "overlong_limit",
+        "adaptive_kl_ctl": "kl_ctl",
+        "behav_imp_weight_cap": "use_decoupled_loss",
+        "behav_imp_weight_mode=truncate": "behav_imp_weight_cap",
     }
     SYNONYMS: ClassVar[Synonyms] = {
         "reward_output_bias": "reward_bias",
@@ -282,10 +288,11 @@ class AdvantageInterface(ModelInterface):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_old_policy(self)
-        _check_overlong(self)
-        if self.adaptive_kl_ctl and self.kl_ctl == 0:
-            raise ValueError("adaptive_kl_ctl multiplies kl_ctl, which is 0 and would stay 0")
+        buffer, limit = self.overlong_buffer, self.overlong_limit
+        if buffer is not None and limit is not None and buffer > limit:
+            raise ValueError(
+                f"overlong_buffer is {buffer}; it must be at most {limit}, overlong_limit"
+            )
         if self.adaptive_kl_ctl:
             self.controller = AdaptiveKLController(
                 self.kl_ctl, self.adaptive_kl_target, self.adaptive_kl_horizon
@@ -439,7 +446,7 @@ class AdvantageInterface(ModelInterface):
             )
         if self.overlong_buffer is None:
             return scores
-        assert self.overlong_limit is not None  # `_check_overlong`
+        assert self.overlong_limit is not None  # NEEDS
         tokens = torch.bincount(responses.owner[responses.actions], minlength=len(no_eos))
         beyond = overlong_penalties(tokens, self.overlong_limit, self.overlong_buffer)
         return scores + self.overlong_penalty * beyond.to(scores)
@@ -527,21 +534,3 @@ def _outputs(
     return SequenceSample.from_default(
         ids=data.ids, seqlens=seqlens, data=tensors, metadata=dict(numbers)
     )
-
-
-def _check_old_policy(settings: AdvantageInterface) -> None:
-    if settings.behav_imp_weight_mode == "truncate" and settings.behav_imp_weight_cap is None:
-        raise ValueError("behav_imp_weight_mode: truncate needs behav_imp_weight_cap")
-    if settings.behav_imp_weight_cap is not None and not settings.use_decoupled_loss:
-        raise ValueError("behav_imp_weight_cap has no effect without use_decoupled_loss: true")
-
-
-def _check_overlong(settings: AdvantageInterface) -> None:
-    buffer, limit = settings.overlong_buffer, settings.overlong_limit
-    if buffer is not None and limit is None:
-        raise ValueError(
-            "overlong_buffer counts back from overlong_limit: set it to "
-            "${generation.max_new_tokens}"
-        )
-    if buffer is not None and limit is not None and buffer > limit:
-        raise ValueError(f"overlong_buffer is {buffer}; it must be at most overlong_limit, {limit}")

@@ -11,7 +11,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import Limits
+from rlcli.api.limits import Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import (
     EvalLoader,
@@ -42,6 +42,7 @@ NLLAggregation = Literal["sequence", "token"]
 class DPOSettings(PairSettings):
     """The policy's objective."""
 
+    NEEDS: ClassVar[Needs] = {"label_smoothing": "loss=sigmoid|robust", "gamma": "loss=sigmoid"}
     LIMITS: ClassVar[Limits] = {
         "beta": {"gt": 0},
         "label_smoothing": {"ge": 0, "lt": 0.5},
@@ -83,13 +84,6 @@ class DPOSettings(PairSettings):
     nll_aggregation: NLLAggregation = "sequence"
     """sequence: each chosen answer counts as the mean of its tokens, as published. token: all
     tokens count alike."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.label_smoothing and self.loss not in ("sigmoid", "robust"):
-            raise ValueError(f"label_smoothing has no effect with loss: {self.loss}")
-        if self.gamma and self.loss != "sigmoid":
-            raise ValueError(f"gamma has no effect with loss: {self.loss}")
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import Limits
+from rlcli.api.limits import Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import (
@@ -81,6 +81,11 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         "c_clip": {"gt": 1},
         "entropy_coef": {"ge": 0},
         "loss_constant": {"gt": 0},
+    }
+    NEEDS: ClassVar[Needs] = {
+        "c_clip": "policy_loss=ppo",
+        "loss_constant": "loss_aggregation=constant",
+        "loss_aggregation=constant": "loss_constant",
     }
     SYNONYMS: ClassVar[Synonyms] = {
         "policy_loss": "policy_loss_type loss_mode policy_loss_fn importance_sampling_level",
@@ -184,12 +189,6 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.generation = as_generation(self.generation)
-        if (self.loss_constant is not None) != (self.loss_aggregation == "constant"):
-            raise ValueError(
-                "loss_aggregation: constant divides by loss_constant: set both, or neither"
-            )
-        if self.c_clip is not None and self.policy_loss != "ppo":
-            raise ValueError(f"c_clip has no effect with policy_loss: {self.policy_loss}")
 
     def generate(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec

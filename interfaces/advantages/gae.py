@@ -9,7 +9,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import Limits
+from rlcli.api.limits import Limits, Needs
 from rlcli.api.model import register_interface
 from rlcli.api.synonyms import Synonyms
 from rlcli.ops.advantages import Trajectories, generalized
@@ -28,6 +28,7 @@ class GAEInterface(AdvantageInterface):
     READS: ClassVar[Declaration] = {"inference": (..., "values unless disable_value")}
     NEEDS_GROUP: ClassVar[Declaration] = {"inference": (..., "2 if group_adv_norm")}
     LIMITS: ClassVar[Limits] = {"discount": {"ge": 0, "le": 1}, "gae_lambda": {"ge": 0, "le": 1}}
+    NEEDS: ClassVar[Needs] = {"group_adv_norm": "adv_norm"}
     SYNONYMS: ClassVar[Synonyms] = {
         "gae_lambda": "lam lambd lmbda gae_lam",
         "discount": "gamma",
@@ -51,13 +52,6 @@ class GAEInterface(AdvantageInterface):
     """For a response that was cut off, the critic's value of its last state stands in for the
     missing rest. If cut-off responses have a score too, the two add up; where most are cut off,
     values can diverge: then set this to false."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.group_adv_norm and not self.adv_norm:
-            raise ValueError(
-                "group_adv_norm says how adv_norm works; it has no effect with adv_norm: false"
-            )
 
     def values(self, data: SequenceSample) -> torch.Tensor:
         return (

@@ -1,11 +1,11 @@
-"""Bounds, choices and alternatives of arguments: declared once in a class, checked with the recipe,
-and again when a component is made; alternatives when its engine starts, because its class can be
-inspected without them."""
+"""Bounds, choices, alternatives and needs of arguments: declared once in a class, checked with the
+recipe, and again when a component is made; alternatives when its engine starts, because its class
+can be inspected without them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 Limits = Mapping[str, Mapping[str, float]]
@@ -17,16 +17,21 @@ Alternatives = tuple[str, ...]
 """Arguments of which a backend needs exactly one: `ONE_OF:
 ClassVar[Alternatives] = ("python", "urls")`."""
 
+Needs = Mapping[str, str]
+"""Argument, or `ARGUMENT=VALUE` → what it needs to make sense: another argument that is set (not
+null, false or 0), or `ARGUMENT=VALUE`, with `|` between several values. `NEEDS: ClassVar[Needs] =
+{"group_adv_norm": "adv_norm", "gamma": "loss=sigmoid|robust"}`."""
+
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def check_arguments(component: Any) -> None:
-    """Compare a component's values with the `LIMITS` of its class and its bases, and with the named
-    `Literal` types of its fields. Raises ValueError.
+    """Compare a component's values with the `LIMITS` and `NEEDS` of its class and its bases, and
+    with the named `Literal` types of its fields. Raises ValueError.
 
     None is always allowed: it stands for "off" or for a default.
     """
-    limits, choices = _declared(type(component))
+    limits, choices, needs = _declared(type(component))
     for name, bounds in limits.items():
         value = getattr(component, name)
         if value is not None and not all(_holds(value, *bound) for bound in bounds.items()):
@@ -38,6 +43,23 @@ def check_arguments(component: Any) -> None:
             raise ValueError(
                 f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}"
             )
+    for problem in unmet(needs, lambda name: getattr(component, name)).values():
+        raise ValueError(problem)
+
+
+def unmet(needs: Needs, value_of: Callable[[str], Any]) -> dict[tuple[str, str], str]:
+    """(argument, the other that it needs) → what is wrong, for each need that is not met."""
+    problems: dict[tuple[str, str], str] = {}
+    for condition, need in needs.items():
+        argument, other = condition.partition("=")[0], need.partition("=")[0]
+        if _is_met(condition, value_of) and not _is_met(need, value_of):
+            problems[argument, other] = f"{condition} needs {need}; {other} is {value_of(other)}"
+    return problems
+
+
+def _is_met(condition: str, value_of: Callable[[str], Any]) -> bool:
+    name, sign, values = condition.partition("=")
+    return str(value_of(name)) in values.split("|") if sign else bool(value_of(name))
 
 
 def alternatives_problem(alternatives: Alternatives, values: Mapping[str, Any]) -> str | None:
@@ -52,17 +74,19 @@ def alternatives_problem(alternatives: Alternatives, values: Mapping[str, Any]) 
     )
 
 
-def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]]]:
+def _declared(cls: type) -> tuple[Limits, Mapping[str, tuple[Any, ...]], Needs]:
+    needs: dict[str, str] = {}
     limits: dict[str, Mapping[str, float]] = {}
     choices: dict[str, tuple[Any, ...]] = {}
     for base in reversed(cls.__mro__):
         limits |= vars(base).get("LIMITS", {})
+        needs |= vars(base).get("NEEDS", {})
         module = sys.modules.get(base.__module__)  # a script that is executed may have none
         names = vars(module) if module is not None else {}
         for field, annotation in vars(base).get("__annotations__", {}).items():
             named = names.get(str(annotation).removesuffix(" | None"))
             choices |= {field: get_args(named)} if get_origin(named) is Literal else {}
-    return limits, choices
+    return limits, choices, needs
 
 
 def _holds(value: float, kind: str, bound: float) -> bool:

@@ -31,7 +31,7 @@ def component_faults(resolved: Resolved) -> Iterator[RlcliError]:
         except RlcliError as error:
             if error.what not in reported:
                 reported.add(error.what)
-                named = [key for key in component.args if key in re.findall(r"\w+", error.what)]
+                named = [word for word in re.findall(r"\w+", error.what) if word in component.args]
                 location = resolved.origin((*path, "args", named[0]) if named else (*path, "type"))
                 yield type(error)(
                     error.what, where=error.where or str(location), hint=error.hint, code=error.code

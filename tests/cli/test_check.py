@@ -139,10 +139,10 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 
 
 def test_contradictory_arguments_are_reported(rlcli, text_recipe):
-    code, out, _ = rlcli("check", "ppo_math", "ppo.behav_imp_weight_cap=2.0", "--rows", "2")
+    code, out, _ = rlcli("check", "ppo_math", "ppo.overlong_buffer=1000", "--rows", "2")
     assert code == 2
     assert "FAIL  arguments" in out
-    assert "behav_imp_weight_cap has no effect without" in " ".join(out.split())
+    assert "overlong_buffer is 1000; it must be at most" in " ".join(out.split())
     assert "command line" in out
 
 

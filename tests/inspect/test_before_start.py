@@ -445,11 +445,9 @@ def test_components_of_warm_starts_are_built_before_the_first_run():
     """Also those of a warm start, whose arguments are valid alone but not together."""
     valid, contradictory = (
         load_recipe("sft_math"),
-        load_recipe("ppo_math", ["ppo.behav_imp_weight_cap=2.0"]),
+        load_recipe("ppo_math", ["ppo.overlong_buffer=1000"]),
     )
-    with pytest.raises(
-        RlcliError, match="behav_imp_weight_cap has no effect without use_decoupled_loss"
-    ) as caught:
+    with pytest.raises(RlcliError, match="overlong_buffer is 1000; it must be at most") as caught:
         check_before_start(valid, None, [contradictory])
     assert caught.value.where == "command line"
 

@@ -193,8 +193,11 @@ def test_uneven_ranks_and_micro_batches_change_no_gradient(pairs, aggregation):
     ("settings", "message"),
     [
         ({"loss": "orpo"}, "loss is 'orpo'; it must be one of sigmoid, ipo, hinge, robust"),
-        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing has no effect with loss: ipo"),
-        ({"loss": "hinge", "gamma": 0.1}, "gamma has no effect with loss: hinge"),
+        (
+            {"loss": "ipo", "label_smoothing": 0.1},
+            r"label_smoothing needs loss=sigmoid\|robust; loss is ipo",
+        ),
+        ({"loss": "hinge", "gamma": 0.1}, "gamma needs loss=sigmoid; loss is hinge"),
         ({"label_smoothing": 0.5}, "label_smoothing is 0.5; it must be at least 0 and below 0.5"),
         ({"beta": 0.0}, "beta is 0.0; it must be above 0"),
         (

@@ -163,6 +163,32 @@ def test_gradient_of_a_penalty_that_is_not_in_the_loss_is_refused(
     assert problem.hint == "set kl_gradient=reverse, or change kl_in of advantages"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "settings", "problem"),
+    [
+        ("ppo_math", ["ppo.behav_imp_weight_cap=2"],
+         "behav_imp_weight_cap needs use_decoupled_loss; use_decoupled_loss is False"),
+        ("ppo_math", ["ppo.adaptive_kl_ctl=true", "ppo.kl_ctl=0.0"],
+         "adaptive_kl_ctl needs kl_ctl; kl_ctl is 0.0 (command line)"),
+        ("grpo_math", ["grpo.loss_aggregation=constant"],
+         "loss_aggregation=constant needs loss_constant; loss_constant is None"),
+        ("grpo_math", ["grpo.loss_constant=3.0"],
+         "loss_constant needs loss_aggregation=constant; loss_aggregation is sequence"),
+        ("dpo_arithmetic", ["dpo.loss=hinge", "dpo.label_smoothing=0.1"],
+         "label_smoothing needs loss=sigmoid|robust; loss is hinge (command line)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "_" in value else None,
+)  # fmt: skip
+def test_arguments_that_contradict_each_other_are_refused(
+    recipe: str, settings: list[str], problem: str
+):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, settings)
+    (reported,) = caught.value.problems
+    assert (reported.code, reported.where) == ("R71", "command line")
+    assert reported.what.startswith(problem)
+
+
 def test_declared_conditions_of_arguments_name_arguments_and_keys_that_there_are():
     for name in registry.names("interfaces"):
         signature = registry.signature("interfaces", name)
@@ -173,6 +199,8 @@ def test_declared_conditions_of_arguments_name_arguments_and_keys_that_there_are
             assert f"{key} if given" in entries
         for argument, alternatives in signature.constants.get("STALE_NEEDS", {}).items():
             assert {argument, *alternatives} <= arguments
+        for conditions in signature.constants.get("NEEDS", {}).items():
+            assert {condition.partition("=")[0] for condition in conditions} <= arguments
 
 
 def test_comparing_with_the_batch_allows_one_response_per_prompt():

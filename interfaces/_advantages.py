@@ -15,88 +15,30 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.api.declared_keys import Declaration, DeclaredKeys
-from rlcli.api.key_meaning import CHOSEN, SEQUENCES
+from rlcli.api.declared_keys import Declaration
+from rlcli.api.key_meaning import CHOSEN, REWARDS, SEQUENCES
 from rlcli.api.limits import Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface
 from rlcli.api.synonyms import Synonyms
-from rlcli.errors import UsageError
 from rlcli.ops.advantages import Trajectories
-from rlcli.ops.kl import (
-    AdaptiveKLController,
-    FixedKLController,
-    KLController,
-    KLEstimator,
-    kl_estimate,
-    kl_of_policy,
-)
+from rlcli.ops.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator
 from rlcli.ops.normalization import masked_normalize
-from rlcli.ops.packing import action_owner
-from rlcli.ops.policy_losses import BehaviourWeightMode, behaviour_weights
+from rlcli.ops.policy_losses import BehaviourWeightMode
 from rlcli.ops.reduce import AllReduce
-from rlcli.ops.rewards import (
-    action_mask,
-    dense_rewards,
-    overlong_penalties,
-    shape_scores,
-    token_rewards,
-)
 
-from ._sequences import best_of_each, group_of_each
+from ._advantage_steps import (
+    OldPolicy,
+    Responses,
+    kl_per_response,
+    old_policy,
+    responses_of,
+    rewards_of_actions,
+    shaped_scores,
+)
 from ._statistics import reduce_over
 
 KLPlace = Literal["loss", "reward"]
-
-
-@dataclass(frozen=True)
-class Responses:
-    """The sequences of a batch, and which of their A = T - N actions belong to responses that
-    count."""
-
-    data: SequenceSample
-    lengths: list[int]
-    """N lengths in tokens."""
-    owner: torch.Tensor
-    """[A] int64: the sequence of each action."""
-    chosen: torch.Tensor
-    """[N] bool: the responses that are trained on."""
-    actions: torch.Tensor
-    """[A] bool: the actions that chose a token of one of these."""
-
-    @property
-    def group_sizes(self) -> list[int]:
-        """The number of sequences of each sample."""
-        return [len(lengths) for lengths in self.data.seqlens[SEQUENCES]]
-
-    @property
-    def were_cut_off(self) -> torch.Tensor:
-        """[N] bool."""
-        return need(self.data, "seq_no_eos_mask")
-
-    def sums_by_sample(
-        self, numbers: torch.Tensor, counted: torch.Tensor
-    ) -> list[tuple[float, int]]:
-        """For each sample the sum of the numbers [N] of its sequences that count,
-        and how many these are."""
-        group = group_of_each(self.data).to(counted.device)[counted]
-        zeros = torch.zeros(self.data.bs, dtype=torch.float64, device=counted.device)
-        sums = zeros.index_add(0, group, numbers[counted].double()).tolist()
-        return list(zip(sums, torch.bincount(group, minlength=self.data.bs).tolist(), strict=True))
-
-
-@dataclass(frozen=True)
-class OldPolicy:
-    """What the log-probs of the responses say about the policies behind them; all [A]."""
-
-    sampler: torch.Tensor
-    """Log-probs of the policy that sampled, which pays the KL penalty."""
-    old: torch.Tensor
-    """Log-probs that the ratio of the loss is taken to."""
-    weights: torch.Tensor
-    """Weight of each action in the decoupled loss, else 1."""
-    trained: torch.Tensor
-    """bool: the actions that are trained on."""
 
 
 @dataclass(kw_only=True)
@@ -300,6 +242,11 @@ class AdvantageInterface(ModelInterface):
         else:
             self.controller = FixedKLController(self.kl_ctl)
 
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether the trainer computes log-probs of the responses before it trains on them."""
+        return self.use_decoupled_loss or self.recompute_logprob
+
     # -- what an estimator defines -----------------------------------------------------------------
 
     def estimate(
@@ -334,24 +281,31 @@ class AdvantageInterface(ModelInterface):
         some settings also `loss_weights`, `kl_weights` [A] and `chosen` [N];
         for A = T - N actions of N sequences."""
         reduce = reduce_over(model)
-        responses = self._responses(data)
-        policy = self._old_policy(responses)
-        scores = self._scores(responses)
+        responses = responses_of(self, data)
+        policy, scores = old_policy(self, responses), shaped_scores(self, responses)
         trajectories = self._trajectories(responses, policy, scores)
         advantages, returns = self.estimate(trajectories, reduce)
         advantages = self.normalize(advantages, trajectories, policy.trained, reduce)
-        numbers = self.numbers(responses, scores, advantages, policy.trained)
-        returns = torch.where(responses.actions, returns, 0.0)
-        per_action = {
+        outputs = {
             "advantages": advantages,
-            "returns": returns,
+            "returns": torch.where(responses.actions, returns, 0.0),
             "loss_mask": policy.trained,
             "old_logprobs": policy.old,
             "loss_weights": policy.weights,
             "kl_weights": torch.where(responses.actions, self.controller.coef, 0.0),
+            CHOSEN: responses.chosen,
         }
-        self._control(responses, reduce)
-        return _outputs(responses, per_action, self.writes("inference"), numbers)
+        numbers = self.numbers(responses, scores, advantages, policy.trained)
+        if self.adaptive_kl_ctl:
+            self.controller.update(*kl_per_response(self, responses, reduce))
+        declared = self.writes("inference")
+        assert declared is not None
+        return SequenceSample.from_default(
+            ids=data.ids,
+            seqlens=data.seqlens[SEQUENCES],
+            data={key: rows for key, rows in outputs.items() if key in declared.needed},
+            metadata=numbers,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.controller.state_dict()}
@@ -368,169 +322,32 @@ class AdvantageInterface(ModelInterface):
     ) -> dict[str, list[tuple[float, int]]]:
         """The numbers in `METRICS`, for each sample as a sum over its responses and their count.
         `scores`: the shaped reward of each, [N]; `advantages` and `trained`, bool, are [A]."""
-        counted, no_eos = responses.chosen, responses.were_cut_off
-        tokens = torch.bincount(
-            responses.owner[responses.actions], minlength=len(responses.lengths)
-        )
-        means, sizes, are_trained = _means_per_response(advantages, trained, responses)
-        per_response = {
+        counted = responses.chosen
+        rows = {
             "kl_coef": (
                 torch.full_like(scores, self.controller.coef, dtype=torch.float64),
                 counted,
             ),
             "shaped_reward": (scores, counted),
-            "response_length": (tokens, counted),
-            "no_eos_fraction": (no_eos, counted),
-            "advantage": (means, are_trained),
-            "advantage_abs": (sizes, are_trained),
+            "response_length": (responses.sizes, counted),
+            "no_eos_fraction": (responses.were_cut_off, counted),
+            "advantage": responses.means(advantages, trained),
+            "advantage_abs": responses.means(advantages.abs(), trained),
         }
         if not self.use_dense_reward:
-            rewards = need(responses.data, "rewards").double()
+            rewards = responses.data.data[REWARDS].double()
             scaled = (rewards - self.reward_output_bias) * self.reward_output_scaling
-            per_response["reward_clip_fraction"] = (scaled.abs() > self.max_reward_clip, counted)
-        return {name: responses.sums_by_sample(*columns) for name, columns in per_response.items()}
-
-    # -- its steps ---------------------------------------------------------------------------------
-
-    def _responses(self, data: SequenceSample) -> Responses:
-        lengths, prompt_mask = data.flat_seqlens(SEQUENCES), need(data, "prompt_mask")
-        owner = action_owner(lengths, prompt_mask.device)
-        chosen = torch.ones(len(lengths), dtype=torch.bool, device=prompt_mask.device)
-        if self.train_on_best is not None:
-            need(data, "rewards")
-            chosen = best_of_each(data, self.train_on_best).to(prompt_mask.device)
-        return Responses(
-            data, lengths, owner, chosen, action_mask(prompt_mask, lengths) & chosen[owner]
-        )
-
-    def _old_policy(self, responses: Responses) -> OldPolicy:
-        """Which log-probs stand for which policy.
-
-        The KL penalty is that of the sampling policy, because the estimators of `rlcli.ops.kl` are
-        expectations over its samples: with another policy's log-probs they do not estimate a KL at
-        all. `recompute_logprob` uses the trainer's numbers for that policy, everywhere;
-        `use_decoupled_loss` keeps the sampler's, and uses the proximal policy only in the loss.
-        AReaL does the same.
-        """
-        behaviour, trained = need(responses.data, "packed_logprobs"), responses.actions
-        ones = torch.ones_like(behaviour)
-        if self.mask_too_long:
-            trained = trained & ~responses.were_cut_off[responses.owner]
-        if not (self.use_decoupled_loss or self.recompute_logprob):
-            return OldPolicy(behaviour, behaviour, ones, trained)
-        proximal = need(
-            responses.data,
-            "proximal_logprobs",
-            "or turn use_decoupled_loss and recompute_logprob off",
-        )
-        if not self.use_decoupled_loss:
-            return OldPolicy(proximal, proximal, ones, trained)
-        cap, mode = self.behav_imp_weight_cap, self.behav_imp_weight_mode
-        weights, remaining = behaviour_weights(proximal, behaviour, trained, cap, mode)
-        return OldPolicy(behaviour, proximal, weights, remaining)
-
-    def _scores(self, responses: Responses) -> torch.Tensor:
-        """[N] the shaped score of each response; 0 with dense rewards,
-        but for the penalty on long ones."""
-        no_eos = responses.were_cut_off
-        if self.use_dense_reward:
-            scores = torch.zeros(len(no_eos), device=no_eos.device)
-        else:
-            scores = shape_scores(
-                need(responses.data, "rewards"),
-                no_eos,
-                scaling=self.reward_output_scaling,
-                bias=self.reward_output_bias,
-                clip=self.max_reward_clip,
-                mask_no_eos_with_zero=self.mask_no_eos_with_zero,
-            )
-        if self.overlong_buffer is None:
-            return scores
-        assert self.overlong_limit is not None  # NEEDS
-        tokens = torch.bincount(responses.owner[responses.actions], minlength=len(no_eos))
-        beyond = overlong_penalties(tokens, self.overlong_limit, self.overlong_buffer)
-        return scores + self.overlong_penalty * beyond.to(scores)
+            rows["reward_clip_fraction"] = (scaled.abs() > self.max_reward_clip, counted)
+        return {name: responses.sums_by_sample(*columns) for name, columns in rows.items()}
 
     def _trajectories(
         self, responses: Responses, policy: OldPolicy, scores: torch.Tensor
     ) -> Trajectories:
-        data, lengths, dense = responses.data, responses.lengths, None
-        if self.use_dense_reward:
-            states = need(data, "dense_rewards", "or set use_dense_reward: false")
-            dense = dense_rewards(
-                states, lengths, self.reward_delta, self.reward_output_scaling, self.max_reward_clip
-            )
-        kl = torch.zeros_like(policy.sampler)
-        if self.kl_ctl and self.kl_in == "reward":
-            reference = need(data, "packed_ref_logprobs", "or set kl_ctl: 0")
-            penalty = kl_estimate(policy.sampler, reference, self.kl_estimator)
-            kl = torch.where(responses.actions, penalty, 0.0)
-        rewards = token_rewards(scores, kl, responses.actions, lengths, self.controller.coef, dense)
-        group = group_of_each(data).to(rewards.device)
         return Trajectories(
-            rewards, self.values(data), responses.actions, lengths, group, responses.were_cut_off
+            rewards=rewards_of_actions(self, responses, policy, scores),
+            values=self.values(responses.data),
+            mask=responses.actions,
+            seqlens=responses.lengths,
+            group=responses.group,
+            bootstrap=responses.were_cut_off,
         )
-
-    def _control(self, responses: Responses, all_reduce: AllReduce) -> None:
-        """Adapt the weight of the penalty to the KL of the trained policy per response, in nats.
-        Where nobody has computed its log-probs, the sampler's stand for them."""
-        if not self.adaptive_kl_ctl:
-            return
-        sampled, reference = (
-            need(responses.data, key) for key in ("packed_logprobs", "packed_ref_logprobs")
-        )
-        is_recomputed = self.use_decoupled_loss or self.recompute_logprob
-        trained = need(responses.data, "proximal_logprobs") if is_recomputed else sampled
-        total = (
-            torch.where(responses.actions, kl_of_policy(trained, sampled, reference), 0.0)
-            .double()
-            .sum()
-        )
-        table = all_reduce(torch.stack([total, responses.chosen.sum().to(total)]))
-        self.controller.update(float(table[0] / table[1].clamp(min=1)), int(table[1]))
-
-
-def need(data: SequenceSample, key: str, otherwise: str = "") -> torch.Tensor:
-    """The tensor of a key. Raises UsageError R61 if the call does not receive it."""
-    if key not in data.keys:
-        hint = f"add {key} to the call's inputs" + (f", {otherwise}" if otherwise else "")
-        raise UsageError(
-            f"advantages need the key {key}, which the call does not receive", hint=hint, code="R61"
-        )
-    return data.data[key]
-
-
-def _means_per_response(
-    advantages: torch.Tensor, trained: torch.Tensor, responses: Responses
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(mean advantage of the trained actions of each response, mean size, whether it has any),
-    all [N]."""
-    owner, count = responses.owner[trained], len(responses.lengths)
-    actions = torch.bincount(owner, minlength=count)
-    zeros = torch.zeros(count, dtype=torch.float64, device=advantages.device)
-    sums = zeros.index_add(0, owner, advantages[trained].double())
-    sizes = zeros.index_add(0, owner, advantages[trained].double().abs())
-    return sums / actions.clamp(min=1), sizes / actions.clamp(min=1), actions > 0
-
-
-def _outputs(
-    responses: Responses,
-    per_action: Mapping[str, torch.Tensor],
-    declared: DeclaredKeys | None,
-    numbers: Mapping[str, list[tuple[float, int]]],
-) -> SequenceSample:
-    """The keys that the settings call for, and the numbers as metadata."""
-    assert declared is not None  # WRITES
-    data = responses.data
-    tokens = data.seqlens[SEQUENCES]
-    tensors = {
-        key: rows
-        for key, rows in {**per_action, CHOSEN: responses.chosen}.items()
-        if key in declared.needed
-    }
-    of_actions = [[length - 1 for length in lengths] for lengths in tokens]
-    of_sequences = [[1] * len(lengths) for lengths in tokens]
-    seqlens = {key: of_sequences if key == CHOSEN else of_actions for key in tensors}
-    return SequenceSample.from_default(
-        ids=data.ids, seqlens=seqlens, data=tensors, metadata=dict(numbers)
-    )

@@ -11,6 +11,7 @@ import torch
 from rlcli.api.config import MicroBatchSpec
 from rlcli.api.data import SequenceSample
 from rlcli.api.engine import LossFn
+from rlcli.api.key_meaning import PLACE
 from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import Model
@@ -22,6 +23,9 @@ TokenNormalizeScope = Literal["global", "dp"]
 AT_FIRST = ("kl", "policy_drift", "sampler_gap")
 """Stats of the first optimizer step only, whose weights are those that the training step began
 with."""
+
+ADDED_UP = ("update_skipped", "loss_weight")
+"""Stats that are summed over the optimizer steps."""
 
 
 @dataclass(kw_only=True)
@@ -60,13 +64,13 @@ def optimizer_steps(
 ) -> dict[str, float]:
     """Take `ppo_epochs` times `minibatches` optimizer steps on a batch; return the mean of their
     stats (`average`)."""
-    scope, steps = settings.token_normalize_scope, []
+    steps = []
     for minibatch in optimizer_batches(settings, model, batch):
         step = model.module.train_batch(
             minibatch,
             loss_fn,
             loss_weight_fn,
-            token_normalize_scope=scope,
+            token_normalize_scope=settings.token_normalize_scope,
             mb_spec=mb_spec,
             step_if=step_if,
             cut=cut,
@@ -79,7 +83,7 @@ def optimizer_batches(
     settings: OptimizerSteps, model: Model, data: SequenceSample
 ) -> list[SequenceSample]:
     """This rank's part of each optimizer step, epoch by epoch; a part may be empty."""
-    index = data.metadata.get("batch_index") or list(range(data.bs))
+    index = data.metadata.get(PLACE) or list(range(data.bs))
     seed = f"{model.role_seed}/{model.version.global_step}"
     return [
         data.select_indices(minibatch)
@@ -90,20 +94,15 @@ def optimizer_batches(
 
 def average(steps: list[dict[str, float]]) -> dict[str, float]:
     """Stats of a training step from those of its optimizer steps: the mean of each over the steps
-    that report it; `AT_FIRST` come from the first.
+    that report it; `AT_FIRST` come from the first, `ADDED_UP` are sums.
 
-    `update_skipped` and `loss_weight` are summed; steps that had no tokens to train on count
-    towards these alone.
+    Steps that had no tokens to train on count towards these sums alone.
     """
-    total = {
-        name: sum(step.get(name, 0.0) for step in steps)
-        for name in ("update_skipped", "loss_weight")
-    }
     counted = [step for step in steps if step.get("loss_weight")] or steps
-    values: dict[str, list[float]] = {}
-    for step in counted:
+    columns: dict[str, list[float]] = {}
+    for number, step in enumerate(counted):
         for name, value in step.items():
-            if name not in AT_FIRST:
-                values.setdefault(name, []).append(value)
-    first = {name: counted[0][name] for name in AT_FIRST if name in counted[0]} if counted else {}
-    return {name: sum(entries) / len(entries) for name, entries in values.items()} | total | first
+            if number == 0 or name not in AT_FIRST:
+                columns.setdefault(name, []).append(value)
+    means = {name: sum(column) / len(column) for name, column in columns.items()}
+    return means | {name: sum(step.get(name, 0.0) for step in steps) for name in ADDED_UP}

@@ -23,20 +23,13 @@ def reduce_over(model: Model) -> AllReduce:
 
 def means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
     """The mean of each over all ranks; 0 where nothing was counted."""
-    return {
-        name: total / max(count, 1.0) for name, (total, count) in _reduced(sums, all_reduce).items()
-    }
+    return dict.fromkeys(sums, 0.0) | counted_means(sums, all_reduce)
 
 
 def counted_means(sums: Sums, all_reduce: AllReduce) -> dict[str, float]:
     """The mean of each over all ranks, without those of which nothing was counted."""
+    rows = [[float(total), float(count)] for total, count in sums.values()]
+    reduced = all_reduce(torch.tensor(rows, dtype=torch.float64)).tolist()
     return {
-        name: total / count for name, (total, count) in _reduced(sums, all_reduce).items() if count
+        name: total / count for name, (total, count) in zip(sums, reduced, strict=True) if count
     }
-
-
-def _reduced(sums: Sums, all_reduce: AllReduce) -> dict[str, tuple[float, float]]:
-    totals = torch.stack([total.detach().to("cpu", torch.float64) for total, _ in sums.values()])
-    counts = torch.tensor([int(count) for _, count in sums.values()], dtype=torch.float64)
-    table = all_reduce(torch.stack([totals, counts])).tolist()
-    return dict(zip(sums, zip(*table, strict=True), strict=True))

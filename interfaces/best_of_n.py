@@ -13,15 +13,17 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.key_meaning import CHOSEN, SEQUENCES
 from rlcli.api.limits import Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, ModelOutput, register_interface
 from rlcli.ops.losses import nll_loss
+from rlcli.ops.packing import action_owner
 from rlcli.ops.rewards import action_mask
 
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
-from ._sequences import best_places, keep_places
+from ._sequences import best_of_each, group_of_each, select_sequences
 from ._statistics import means, reduce_over
 
 Keep = Literal["best", "solved"]
@@ -65,77 +67,53 @@ class BestOfNInterface(OptimizerSteps, ModelInterface):
         """`minibatches` optimizer steps on the mean negative log-likelihood per token of the chosen
         responses."""
         chosen = self._chosen(data)
-        is_chosen = torch.tensor([choice for group in chosen for choice in group], dtype=torch.bool)
-        without = torch.tensor([not any(group) for group in chosen], dtype=torch.bool)
         stats = {
-            "kept_fraction": (is_chosen.sum(), len(is_chosen)),
-            "prompts_without": (without.sum(), data.bs),
+            "kept_fraction": (chosen.sum(), len(chosen)),
+            "prompts_without": (data.bs - _chosen_groups(data, chosen).sum(), data.bs),
         }
         if "rewards" in data.keys:
             rewards = data.data["rewards"].double().cpu()
-            stats["kept_reward"] = (rewards[is_chosen].sum(), int(is_chosen.sum()))
+            stats["kept_reward"] = (rewards[chosen].sum(), int(chosen.sum()))
         return means(stats, reduce_over(model)) | optimizer_steps(
             self, model, _marked(data, chosen), _loss, _weight, mb_spec, cut=self.CUT
         )
 
-    def _chosen(self, data: SequenceSample) -> list[list[bool]]:
-        """Which responses of each sample to train on."""
-        groups = data.seqlens["packed_input_ids"]
-        rewards = _grouped(data, "rewards") if "rewards" in data.keys else None
+    def _chosen(self, data: SequenceSample) -> torch.Tensor:
+        """[N] bool, on the CPU: which responses to train on."""
         if self.keep == "solved":
-            chosen = [[score >= 1 for score in group] for group in _grouped(data, "solved")]
+            chosen = data.data["solved"].cpu() >= 1
         else:
-            assert rewards is not None
-            best = [
-                best_places(scores, lengths, self.best)
-                for scores, lengths in zip(rewards, groups, strict=True)
-            ]
-            chosen = [
-                [n in places for n in range(len(group))]
-                for places, group in zip(best, groups, strict=True)
-            ]
-        if self.min_reward is None or rewards is None:
+            chosen = best_of_each(data, self.best)
+        if self.min_reward is None:
             return chosen
-        return [
-            [
-                choice and score >= self.min_reward
-                for choice, score in zip(choices, scores, strict=True)
-            ]
-            for choices, scores in zip(chosen, rewards, strict=True)
-        ]
+        return chosen & (data.data["rewards"].cpu() >= self.min_reward)
 
 
-def _grouped(data: SequenceSample, key: str) -> list[list[float]]:
-    """The responses' numbers, grouped by sample."""
-    numbers = iter(data.data[key].tolist())
-    return [[next(numbers) for _ in group] for group in data.seqlens["packed_input_ids"]]
+def _chosen_groups(data: SequenceSample, chosen: torch.Tensor) -> torch.Tensor:
+    """[samples] bool: whether any of a sample's responses is chosen."""
+    return torch.bincount(group_of_each(data)[chosen], minlength=data.bs) > 0
 
 
-def _marked(data: SequenceSample, chosen: list[list[bool]]) -> SequenceSample:
-    """The chosen sequences, with `trained`, a flag for each; if none is chosen one stays, flagged
-    as not trained on, because a sample needs at least one."""
-    places = [[place for place, want in enumerate(group) if want] or [0] for group in chosen]
-    trained = torch.tensor(
-        [want for group in chosen for want in ([True] * sum(group) or [False])], dtype=torch.bool
+def _marked(data: SequenceSample, chosen: torch.Tensor) -> SequenceSample:
+    """The chosen sequences, with the flag `chosen` for each; of a sample without any, the first
+    stays, flagged as not trained on, because a sample needs at least one."""
+    group = group_of_each(data)
+    is_first = torch.diff(group, prepend=torch.tensor([-1])) > 0
+    stays = chosen | (is_first & ~_chosen_groups(data, chosen)[group])
+    batch = data.select([SEQUENCES, "prompt_mask"])
+    device = batch.data[SEQUENCES].device
+    flags = {CHOSEN: chosen.to(device)}
+    batch.update_(
+        SequenceSample.from_default(ids=data.ids, seqlens=data.seqlens[SEQUENCES], data=flags)
     )
-    selected = keep_places(data.select(["packed_input_ids", "prompt_mask"]), places)
-    ones = [[1] * len(group) for group in places]
-    flags = trained.to(data.data["prompt_mask"].device)
-    selected.update_(
-        SequenceSample.from_default(
-            ids=data.ids, seqlens={"trained": ones}, data={"trained": flags}
-        )
-    )
-    return selected
+    return select_sequences(batch, stays.to(device))
 
 
 def _mask(batch: SequenceSample) -> torch.Tensor:
     """[A] the actions that chose a token of a response to train on."""
     lengths = batch.flat_seqlens("packed_input_ids")
-    trained = torch.repeat_interleave(
-        batch.data["trained"], torch.tensor(lengths, device=batch.data["trained"].device) - 1
-    )
-    return action_mask(batch.data["prompt_mask"], lengths) & trained
+    actions = action_mask(batch.data["prompt_mask"], lengths)
+    return actions & batch.data[CHOSEN][action_owner(lengths, actions.device)]
 
 
 def _weight(batch: SequenceSample) -> torch.Tensor:

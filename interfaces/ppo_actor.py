@@ -12,6 +12,7 @@ import torch
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.key_meaning import SEQUENCES
 from rlcli.api.limits import Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
@@ -36,7 +37,7 @@ from rlcli.ops.policy_losses import (
 from ._logprobs import recompute_logprobs
 from ._named import named
 from ._optimizer_steps import OptimizerSteps, optimizer_steps
-from ._policy_distances import distances_at_first, distances_before, with_ages
+from ._policy_distances import REFERENCE, distances_at_first, distances_before
 from ._responses import as_generation, imitate_responses, sample_responses
 from ._sequences import chosen_sequences
 from ._statistics import reduce_over
@@ -209,7 +210,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> dict[str, float]:
         """`ppo_epochs` times `minibatches` optimizer steps on one batch of responses."""
-        batch = with_ages(chosen_sequences(data))
+        batch = chosen_sequences(data)
         before = distances_before(batch, reduce_over(model))
         stats = optimizer_steps(
             self,
@@ -225,11 +226,8 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
 
     def may_step(self, stats: Mapping[str, float]) -> bool:
         """Whether the means of an optimizer step are within the limits."""
-        ratio, kl = self.early_stop_imp_ratio, self.early_stop_kl
-        return not (
-            (ratio is not None and stats["importance_ratio"] > ratio)
-            or (kl is not None and stats["approx_kl"] > kl)
-        )
+        limits = {"importance_ratio": self.early_stop_imp_ratio, "approx_kl": self.early_stop_kl}
+        return not any(limit is not None and stats[name] > limit for name, limit in limits.items())
 
     def mock(self, interface_type: str, model: Model, data: SequenceSample) -> SequenceSample:
         """Responses made of words from their prompts."""
@@ -243,30 +241,28 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         tensors, mask = batch.data, batch.data["loss_mask"]
         output.temperature = self.generation.temperature
         # before the log-probs: one pass over the vocabulary gives both
-        entropy = output.entropy[mask]
-        lengths = batch.flat_seqlens("packed_input_ids")
-        actions = Actions(
-            output.logprobs, tensors["old_logprobs"], tensors["advantages"], mask, lengths
-        )
+        rows = {"entropy": output.entropy[mask]}
+        lengths = batch.flat_seqlens(SEQUENCES)
+        columns = (output.logprobs, tensors["old_logprobs"], tensors["advantages"])
+        actions = Actions(*columns, mask, lengths)
         losses, sums = named(POLICY_LOSSES, self.policy_loss, self)(actions)
         if "loss_weights" in batch.keys:
             losses = losses * tensors["loss_weights"][mask]
         if self.entropy_coef:
-            losses = losses - self.entropy_coef * entropy
-        if "kl_weights" in batch.keys and "packed_ref_logprobs" in batch.keys:
-            penalty = self._kl_penalty(actions, tensors["packed_ref_logprobs"])
+            losses = losses - self.entropy_coef * rows["entropy"]
+        if "kl_weights" in batch.keys and REFERENCE in batch.keys:
+            penalty = rows["kl_penalty"] = self._kl_penalty(actions, tensors[REFERENCE])
             losses = losses + tensors["kl_weights"][mask] * penalty
-            sums["kl_penalty"] = penalty.detach().sum()
-        shares, _ = self._shares(batch)
-        sums["entropy"] = entropy.detach().sum()
+        sums |= {name: row.detach().sum() for name, row in rows.items()}
         means = {name: (total, mask.count_nonzero()) for name, total in sums.items()}
+        shares, _ = self._shares(batch)
         return (losses * shares).sum(), means | distances_at_first(actions.logprobs, batch)
 
     def _kl_penalty(self, actions: Actions, reference: torch.Tensor) -> torch.Tensor:
         """[M] the KL from the reference of each trained action."""
-        mask = actions.mask
-        logprobs, old_logprobs = actions.logprobs[mask], actions.old_logprobs[mask]
-        return kl_loss(logprobs, old_logprobs, reference[mask], self.kl_estimator, self.kl_gradient)
+        columns = (actions.logprobs, actions.old_logprobs, reference)
+        trained = (column[actions.mask] for column in columns)
+        return kl_loss(*trained, self.kl_estimator, self.kl_gradient)
 
     def _loss_weight(self, batch: SequenceSample) -> torch.Tensor:
         """The divisor of the sum over all micro-batches and ranks."""
@@ -277,7 +273,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         as `loss_aggregation` says."""
         aggregate = named(LOSS_AGGREGATIONS, self.loss_aggregation, self)
         weights: tuple[torch.Tensor, torch.Tensor] = aggregate(
-            batch.data["loss_mask"], batch.flat_seqlens("packed_input_ids")
+            batch.data["loss_mask"], batch.flat_seqlens(SEQUENCES)
         )
         return weights
 

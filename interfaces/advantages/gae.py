@@ -17,7 +17,8 @@ from rlcli.ops.normalization import group_normalize
 from rlcli.ops.packing import action_owner
 from rlcli.ops.reduce import AllReduce
 
-from .._advantages import AdvantageInterface, need
+from .._advantage_steps import need
+from .._advantages import AdvantageInterface
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,9 @@ from rlcli.ops.advantages import BaselineName, CreditName, ScaleName, Trajectori
 from rlcli.ops.kl import KLEstimator
 from rlcli.ops.reduce import AllReduce
 
-from .._advantages import AdvantageInterface, KLPlace, Responses
+from .._advantage_steps import Responses
+from .._advantages import AdvantageInterface, KLPlace
+from .._sequences import group_sizes
 from .._statistics import reduce_over
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ class GroupRelativeInterface(AdvantageInterface):
         trained: torch.Tensor,
     ) -> dict[str, list[tuple[float, int]]]:
         groups = zip(
-            *(column.split(responses.group_sizes) for column in (scores, responses.chosen)),
+            *(column.split(group_sizes(responses.data)) for column in (scores, responses.chosen)),
             strict=True,
         )
         rewards = [group[chosen] for group, chosen in groups]

@@ -16,7 +16,7 @@ import torch
 
 from rlcli.ops.gae import gae
 from rlcli.ops.normalization import group_moments
-from rlcli.ops.packing import action_owner
+from rlcli.ops.packing import action_owner, summed
 from rlcli.ops.reduce import AllReduce, identity, masked_moments
 
 __all__ = [
@@ -88,11 +88,11 @@ def relative(
     """
     t = trajectories
     owner, n_seqs = action_owner(t.seqlens, t.mask.device), len(t.seqlens)
-    zeros = torch.zeros(n_seqs, dtype=torch.float64, device=t.rewards.device)
     earned = torch.where(t.mask, t.rewards, 0.0).to(torch.float64)
-    acted = zeros.index_add(0, owner, t.mask.to(torch.float64)) > 0
-    gross = zeros.index_add(0, owner, earned.abs())
-    outcomes = Outcomes(zeros.index_add(0, owner, earned), gross, t.group, acted, all_reduce)
+    total, gross, actions = (
+        summed(numbers, owner, n_seqs) for numbers in (earned, earned.abs(), t.mask)
+    )
+    outcomes = Outcomes(total, gross, t.group, actions > 0, all_reduce)
     credits = outcomes.total[owner] if credit == "response" else _to_go(t, earned)
     advantages = (credits - BASELINES[baseline](outcomes)[owner]) / SCALES[scale](outcomes)[owner]
     pair = torch.where(t.mask, torch.stack([advantages, credits]), 0.0).to(torch.float32)

@@ -37,6 +37,13 @@ def action_owner(lengths: Sequence[int], device: torch.device | None = None) -> 
     return torch.repeat_interleave(torch.arange(len(actions)), actions).to(device)
 
 
+def summed(numbers: torch.Tensor, owner: torch.Tensor, count: int) -> torch.Tensor:
+    """[count] float64: the sum of the numbers [n] of each owner, of `owner` [n] int64 below
+    `count`."""
+    zeros = torch.zeros(count, dtype=torch.float64, device=numbers.device)
+    return zeros.index_add(0, owner, numbers.to(torch.float64))
+
+
 def rectangles(lengths: Sequence[int], growth: float = 1.5) -> list[tuple[list[int], int]]:
     """Groups of sequences of similar length, as (sequence numbers, longest length).
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlcli.api.data import SequenceSample
-from rlcli.interfaces._policy_distances import distances_before, with_ages
+from rlcli.interfaces._policy_distances import distances_before
 from rlcli.ops.reduce import identity
 
 
@@ -30,7 +30,7 @@ def batch(**metadata):
 
 
 def distances(data):
-    return distances_before(with_ages(data), identity)
+    return distances_before(data, identity)
 
 
 def test_gap_is_the_mean_over_the_actions_of_responses():
@@ -70,9 +70,7 @@ def test_kl_is_known_before_the_step_unless_samples_are_older():
     data.metadata = {"age": [0, 1]}
     assert distances(data) == {}
     data.metadata = {"age": [0, 0]}
-    assert distances_before(with_ages(data), lambda sums: sums + 1) == {}, (
-        "another rank has an older sample"
-    )
+    assert distances_before(data, lambda sums: sums + 1) == {}, "another rank has an older sample"
 
 
 def reference_like_sampler(data):

@@ -1,0 +1,195 @@
+"""The steps of a call for advantages, from finished responses to a reward for each action: which
+responses count, which log-probs stand for which policy, and what each response and action earns.
+
+All of them are pure; `settings` are the interface's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
+from rlcli.errors import UsageError
+from rlcli.ops.kl import kl_estimate
+from rlcli.ops.packing import action_owner, summed
+from rlcli.ops.policy_losses import behaviour_weights
+from rlcli.ops.reduce import AllReduce
+from rlcli.ops.rewards import (
+    action_mask,
+    dense_rewards,
+    overlong_penalties,
+    shape_scores,
+    token_rewards,
+)
+
+from ._policy_distances import RECOMPUTED, REFERENCE, sum_of_kl
+from ._sequences import best_of_each, group_of_each
+
+if TYPE_CHECKING:
+    from ._advantages import AdvantageInterface
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The N sequences of a batch, and which of their A = T - N actions belong to responses that
+    count."""
+
+    data: SequenceSample
+    lengths: list[int]
+    """N lengths in tokens."""
+    owner: torch.Tensor
+    """[A] int64: the sequence of each action."""
+    chosen: torch.Tensor
+    """[N] bool: the responses that are trained on."""
+    actions: torch.Tensor
+    """[A] bool: the actions that chose a token of one of these."""
+
+    @property
+    def group(self) -> torch.Tensor:
+        """[N] int64: the sample of each response."""
+        return group_of_each(self.data).to(self.owner.device)
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """[N] int64: the number of actions of each response."""
+        return torch.bincount(self.owner[self.actions], minlength=len(self.lengths))
+
+    @property
+    def were_cut_off(self) -> torch.Tensor:
+        """[N] bool."""
+        return need(self.data, NOT_ENDED)
+
+    def means(
+        self, numbers: torch.Tensor, counted: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean of the numbers [A] over the counted actions of each response, [N], and whether
+        it has any, [N] bool."""
+        owner = self.owner[counted]
+        sizes = torch.bincount(owner, minlength=len(self.lengths))
+        return summed(numbers[counted], owner, len(sizes)) / sizes.clamp(min=1), sizes > 0
+
+    def sums_by_sample(
+        self, numbers: torch.Tensor, counted: torch.Tensor
+    ) -> list[tuple[float, int]]:
+        """For each sample the sum of the numbers [N] of its sequences that count,
+        and how many these are."""
+        group = self.group[counted]
+        sums = summed(numbers[counted], group, self.data.bs)
+        counts = torch.bincount(group, minlength=self.data.bs)
+        return list(zip(sums.tolist(), counts.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class OldPolicy:
+    """What the log-probs of the responses say about the policies behind them; all [A]."""
+
+    sampler: torch.Tensor
+    """Log-probs of the policy that sampled, which pays the KL penalty."""
+    old: torch.Tensor
+    """Log-probs that the ratio of the loss is taken to."""
+    weights: torch.Tensor
+    """Weight of each action in the decoupled loss, else 1."""
+    trained: torch.Tensor
+    """bool: the actions that are trained on."""
+
+
+def need(data: SequenceSample, key: str, otherwise: str = "") -> torch.Tensor:
+    """The tensor of a key. Raises UsageError R61 if the call does not receive it."""
+    if key not in data.keys:
+        hint = f"add {key} to the call's inputs" + (f", {otherwise}" if otherwise else "")
+        raise UsageError(
+            f"advantages need the key {key}, which the call does not receive", hint=hint, code="R61"
+        )
+    return data.data[key]
+
+
+def responses_of(settings: AdvantageInterface, data: SequenceSample) -> Responses:
+    """The responses of a batch; with `train_on_best`, the best to each prompt count."""
+    lengths, prompt_mask = data.flat_seqlens(SEQUENCES), need(data, PROMPT_MASK)
+    owner = action_owner(lengths, prompt_mask.device)
+    chosen = torch.ones(len(lengths), dtype=torch.bool, device=prompt_mask.device)
+    if settings.train_on_best is not None:
+        need(data, REWARDS)
+        chosen = best_of_each(data, settings.train_on_best).to(prompt_mask.device)
+    actions = action_mask(prompt_mask, lengths) & chosen[owner]
+    return Responses(data, lengths, owner, chosen, actions)
+
+
+def old_policy(settings: AdvantageInterface, responses: Responses) -> OldPolicy:
+    """Which log-probs stand for which policy.
+
+    The KL penalty is that of the sampling policy, because the estimators of `rlcli.ops.kl` are
+    expectations over its samples: with another policy's log-probs they do not estimate a KL at all.
+    `recompute_logprob` uses the trainer's numbers for that policy, everywhere; `use_decoupled_loss`
+    keeps the sampler's, and uses the proximal policy only in the loss. AReaL does the same.
+    """
+    behaviour, trained = need(responses.data, SAMPLED_LOGPROBS), responses.actions
+    ones = torch.ones_like(behaviour)
+    if settings.mask_too_long:
+        trained = trained & ~responses.were_cut_off[responses.owner]
+    if not settings.is_recomputed:
+        return OldPolicy(behaviour, behaviour, ones, trained)
+    otherwise = "or turn use_decoupled_loss and recompute_logprob off"
+    proximal = need(responses.data, RECOMPUTED, otherwise)
+    if not settings.use_decoupled_loss:
+        return OldPolicy(proximal, proximal, ones, trained)
+    cap, mode = settings.behav_imp_weight_cap, settings.behav_imp_weight_mode
+    weights, remaining = behaviour_weights(proximal, behaviour, trained, cap, mode)
+    return OldPolicy(behaviour, proximal, weights, remaining)
+
+
+def shaped_scores(settings: AdvantageInterface, responses: Responses) -> torch.Tensor:
+    """[N] the shaped score of each response; 0 with dense rewards,
+    but for the penalty on long ones."""
+    no_eos = responses.were_cut_off
+    if settings.use_dense_reward:
+        scores = torch.zeros(len(no_eos), device=no_eos.device)
+    else:
+        scores = shape_scores(
+            need(responses.data, REWARDS),
+            no_eos,
+            scaling=settings.reward_output_scaling,
+            bias=settings.reward_output_bias,
+            clip=settings.max_reward_clip,
+            mask_no_eos_with_zero=settings.mask_no_eos_with_zero,
+        )
+    if settings.overlong_buffer is None:
+        return scores
+    assert settings.overlong_limit is not None  # NEEDS
+    beyond = overlong_penalties(responses.sizes, settings.overlong_limit, settings.overlong_buffer)
+    return scores + settings.overlong_penalty * beyond.to(scores)
+
+
+def rewards_of_actions(
+    settings: AdvantageInterface, responses: Responses, policy: OldPolicy, scores: torch.Tensor
+) -> torch.Tensor:
+    """[A] float32: the score at the end of each response, the KL penalty if it is part of the
+    reward, and dense rewards."""
+    data, lengths, dense = responses.data, responses.lengths, None
+    if settings.use_dense_reward:
+        states = need(data, "dense_rewards", "or set use_dense_reward: false")
+        scaling, clip = settings.reward_output_scaling, settings.max_reward_clip
+        dense = dense_rewards(states, lengths, settings.reward_delta, scaling, clip)
+    kl = torch.zeros_like(policy.sampler)
+    if settings.kl_ctl and settings.kl_in == "reward":
+        reference = need(data, REFERENCE, "or set kl_ctl: 0")
+        kl = kl_estimate(policy.sampler, reference, settings.kl_estimator)
+    coef = settings.controller.coef
+    return token_rewards(scores, kl, responses.actions, lengths, coef, dense)
+
+
+def kl_per_response(
+    settings: AdvantageInterface, responses: Responses, all_reduce: AllReduce
+) -> tuple[float, int]:
+    """KL of the trained policy, in nats, summed over a response, in the mean over the responses of
+    all ranks, and their number. Where nobody has computed its log-probs, the sampler's stand for
+    them."""
+    policy = need(responses.data, RECOMPUTED if settings.is_recomputed else SAMPLED_LOGPROBS)
+    need(responses.data, REFERENCE)
+    kl = sum_of_kl(policy, responses.data, responses.actions)
+    total, count = all_reduce(torch.stack([kl, responses.chosen.sum().double()])).tolist()
+    return total / max(count, 1.0), int(count)

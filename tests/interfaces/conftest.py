@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from rlcli.testing.batches import DigitTokenizer, make_batch
-from rlcli.testing.tiny_engine import TinyOutput
+from rlcli.testing.tiny_engine import TinyLM, TinyOutput, tiny_model
+
+from .training import learn
 
 OF_ROLLOUTS = (
     "packed_input_ids", "prompt_mask", "packed_logprobs", "proximal_logprobs",
@@ -57,8 +59,26 @@ def by_hand():
 
 
 @pytest.fixture
-def loss_by_hand():
-    return policy_loss_by_hand
+def step_by_hand(rollout, sampled_by):
+    """The function that takes a training step on a rollout, and compares its loss and gradient with
+    those of the formula: (an interface for advantages, that of a policy) → (the numbers of the
+    step, what is trained on)."""
+
+    def compare(advantages, policy):
+        model, twin = tiny_model(), TinyLM()
+        data = sampled_by(model, rollout, spread=0.3)
+        sequences = rollout_by_hand(advantages, data)
+        stats = learn(policy, advantages, model, data)
+        loss, count = policy_loss_by_hand(policy, sequences, twin)
+        (loss / count).backward()
+        assert stats["loss_weight"] == count
+        assert stats["loss"] == pytest.approx(float(loss.detach()) / count, rel=1e-5, abs=1e-6)
+        for name in ("embedding", "head"):
+            expected = getattr(twin, name).grad
+            torch.testing.assert_close(model.module.gradient[name], expected, atol=1e-6, rtol=1e-4)
+        return stats, sequences
+
+    return compare
 
 
 def rollout_by_hand(advantages, batch):

@@ -286,26 +286,11 @@ class AdvantageInterface(ModelInterface):
         trajectories = self._trajectories(responses, policy, scores)
         advantages, returns = self.estimate(trajectories, reduce)
         advantages = self.normalize(advantages, trajectories, policy.trained, reduce)
-        outputs = {
-            "advantages": advantages,
-            "returns": torch.where(responses.actions, returns, 0.0),
-            "loss_mask": policy.trained,
-            "old_logprobs": policy.old,
-            "loss_weights": policy.weights,
-            "kl_weights": torch.where(responses.actions, self.controller.coef, 0.0),
-            CHOSEN: responses.chosen,
-        }
         numbers = self.numbers(responses, scores, advantages, policy.trained)
+        output = self._output(responses, policy, advantages, returns, numbers)
         if self.adaptive_kl_ctl:
             self.controller.update(*kl_per_response(self, responses, reduce))
-        declared = self.writes("inference")
-        assert declared is not None
-        return SequenceSample.from_default(
-            ids=data.ids,
-            seqlens=data.seqlens[SEQUENCES],
-            data={key: rows for key, rows in outputs.items() if key in declared.needed},
-            metadata=numbers,
-        )
+        return output
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.controller.state_dict()}
@@ -350,4 +335,31 @@ class AdvantageInterface(ModelInterface):
             seqlens=responses.lengths,
             group=responses.group,
             bootstrap=responses.were_cut_off,
+        )
+
+    def _output(
+        self,
+        responses: Responses,
+        policy: OldPolicy,
+        advantages: torch.Tensor,
+        returns: torch.Tensor,
+        numbers: dict[str, list[tuple[float, int]]],
+    ) -> SequenceSample:
+        """The keys that the settings call for, and the numbers as metadata."""
+        declared, data = self.writes("inference"), responses.data
+        assert declared is not None
+        rows = {
+            "advantages": advantages,
+            "returns": torch.where(responses.actions, returns, 0.0),
+            "loss_mask": policy.trained,
+            "old_logprobs": policy.old,
+            "loss_weights": policy.weights,
+            "kl_weights": torch.where(responses.actions, self.controller.coef, 0.0),
+            CHOSEN: responses.chosen,
+        }
+        return SequenceSample.from_default(
+            ids=data.ids,
+            seqlens=data.seqlens[SEQUENCES],
+            data={key: rows[key] for key in rows if key in declared.needed},
+            metadata=numbers,
         )

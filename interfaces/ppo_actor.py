@@ -241,22 +241,31 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         tensors, mask = batch.data, batch.data["loss_mask"]
         output.temperature = self.generation.temperature
         # before the log-probs: one pass over the vocabulary gives both
-        rows = {"entropy": output.entropy[mask]}
-        lengths = batch.flat_seqlens(SEQUENCES)
+        entropy = output.entropy[mask]
         columns = (output.logprobs, tensors["old_logprobs"], tensors["advantages"])
-        actions = Actions(*columns, mask, lengths)
-        losses, sums = named(POLICY_LOSSES, self.policy_loss, self)(actions)
-        if "loss_weights" in batch.keys:
-            losses = losses * tensors["loss_weights"][mask]
-        if self.entropy_coef:
-            losses = losses - self.entropy_coef * rows["entropy"]
-        if "kl_weights" in batch.keys and REFERENCE in batch.keys:
-            penalty = rows["kl_penalty"] = self._kl_penalty(actions, tensors[REFERENCE])
-            losses = losses + tensors["kl_weights"][mask] * penalty
-        sums |= {name: row.detach().sum() for name, row in rows.items()}
+        actions = Actions(*columns, mask, batch.flat_seqlens(SEQUENCES))
+        losses, sums = self._losses(actions, entropy, batch)
         means = {name: (total, mask.count_nonzero()) for name, total in sums.items()}
         shares, _ = self._shares(batch)
         return (losses * shares).sum(), means | distances_at_first(actions.logprobs, batch)
+
+    def _losses(
+        self, actions: Actions, entropy: torch.Tensor, batch: SequenceSample
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss of each of the M trained actions, given their entropy [M]; and numbers, each
+        summed over them."""
+        tensors, mask = batch.data, actions.mask
+        losses, sums = named(POLICY_LOSSES, self.policy_loss, self)(actions)
+        sums["entropy"] = entropy.detach().sum()
+        if "loss_weights" in batch.keys:
+            losses = losses * tensors["loss_weights"][mask]
+        if self.entropy_coef:
+            losses = losses - self.entropy_coef * entropy
+        if "kl_weights" in batch.keys and REFERENCE in batch.keys:
+            penalty = self._kl_penalty(actions, tensors[REFERENCE])
+            losses = losses + tensors["kl_weights"][mask] * penalty
+            sums["kl_penalty"] = penalty.detach().sum()
+        return losses, sums
 
     def _kl_penalty(self, actions: Actions, reference: torch.Tensor) -> torch.Tensor:
         """[M] the KL from the reference of each trained action."""

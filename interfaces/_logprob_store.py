@@ -28,8 +28,8 @@ class LogprobStore:
 
     def read(self, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The log-probs of each token sequence, [length - 1]; None where not stored."""
-        positions = [self._places.get(_key(tokens)) for tokens in sequences]
-        return [None if place is None else _rows(*place) for place in positions]
+        ranges = [self._places.get(_key(tokens)) for tokens in sequences]
+        return [None if stored is None else _rows(*stored) for stored in ranges]
 
     def write(self, sequences: Sequence[torch.Tensor], logprobs: Sequence[torch.Tensor]) -> None:
         """Add log-probs of sequences that are not stored yet."""
@@ -38,10 +38,11 @@ class LogprobStore:
         from safetensors.torch import save
 
         keys = [_key(tokens) for tokens in sequences]
+        lengths = torch.tensor([len(row) for row in logprobs])
         content = save(
             {
                 "keys": torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).view(-1, 32),
-                "lengths": torch.tensor([len(row) for row in logprobs]),
+                "lengths": lengths,
                 "logprobs": torch.cat([row.float().cpu() for row in logprobs]),
             }
         )

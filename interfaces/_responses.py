@@ -65,22 +65,16 @@ def _packed(
 ) -> SequenceSample:
     """Prompts and responses concatenated, in groups; the log-probs of prompts are 0."""
     prompts, group = _prompts(data), settings.responses_per_prompt
-    tokens, masks, logprobs, lengths = [], [], [], []
+    tokens, masks, logprobs = [], [], []
     for i, (response, scores) in enumerate(zip(sampled.tokens, sampled.logprobs, strict=True)):
         prompt = prompts[i // group].to(response.device)
         tokens.append(torch.cat([prompt, response]))
         masks.append(torch.arange(len(tokens[-1]), device=response.device) < len(prompt))
         logprobs.append(torch.cat([scores.new_zeros(len(prompt) - 1), scores]))
-        lengths.append(len(tokens[-1]))
-    groups = [lengths[i : i + group] for i in range(0, len(lengths), group)]
+    lengths = [len(sequence) for sequence in tokens]
     return SequenceSample.from_default(
         ids=data.ids,
-        seqlens={
-            "packed_input_ids": groups,
-            "prompt_mask": groups,
-            "packed_logprobs": [[n - 1 for n in lengths] for lengths in groups],
-            "seq_no_eos_mask": [[1] * group for _ in groups],
-        },
+        seqlens=[lengths[i : i + group] for i in range(0, len(lengths), group)],
         data={
             "packed_input_ids": _cat(tokens, torch.int64),
             "prompt_mask": _cat(masks, torch.bool),

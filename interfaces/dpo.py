@@ -138,15 +138,8 @@ class DPOInterface(DPOSettings, ModelInterface):
         self, nll_scale: float, output: ModelOutput, batch: SequenceSample
     ) -> tuple[torch.Tensor, Stats]:
         lengths, mask = batch.flat_seqlens("packed_input_ids"), _answer_mask(batch)
-        logprobs = output.logprobs
-        log_ratios = (
-            logprobs if self.reference_free else logprobs - batch.data["packed_ref_logprobs"]
-        )
-        tokens = _answer_tokens(batch)
-        scores = sequence_sums(log_ratios, mask, lengths)
-        if self.length_normalized:
-            scores = scores / tokens.clamp(min=1)
-        chosen, rejected = chosen_and_rejected(scores)
+        logprobs, tokens = output.logprobs, _answer_tokens(batch)
+        chosen, rejected = chosen_and_rejected(self._scores(logprobs, tokens, batch))
         weights = self._pair_weights(tokens, batch)
         loss = (named(PREFERENCE_LOSSES, self.loss, self)(chosen - rejected) * weights).sum()
         answer_logprobs = chosen_and_rejected(sequence_sums(logprobs, mask, lengths))
@@ -158,6 +151,18 @@ class DPOInterface(DPOSettings, ModelInterface):
             loss = loss + self.nll_coef * nll
             stats["nll"] = nll.detach()
         return loss, stats
+
+    def _scores(
+        self, logprobs: torch.Tensor, tokens: torch.Tensor, batch: SequenceSample
+    ) -> torch.Tensor:
+        """[N] how much likelier each answer is than under the reference, from the log-probs [A];
+        `tokens`: their lengths, [N]."""
+        log_ratios = (
+            logprobs if self.reference_free else logprobs - batch.data["packed_ref_logprobs"]
+        )
+        lengths = batch.flat_seqlens("packed_input_ids")
+        scores = sequence_sums(log_ratios, _answer_mask(batch), lengths)
+        return scores / tokens.clamp(min=1) if self.length_normalized else scores
 
     def _nll(
         self, logprobs: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor

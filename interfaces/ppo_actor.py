@@ -269,9 +269,9 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
 
     def _kl_penalty(self, actions: Actions, reference: torch.Tensor) -> torch.Tensor:
         """[M] the KL from the reference of each trained action."""
-        columns = (actions.logprobs, actions.old_logprobs, reference)
-        trained = (column[actions.mask] for column in columns)
-        return kl_loss(*trained, self.kl_estimator, self.kl_gradient)
+        mask = actions.mask
+        logprobs, old_logprobs = actions.logprobs[mask], actions.old_logprobs[mask]
+        return kl_loss(logprobs, old_logprobs, reference[mask], self.kl_estimator, self.kl_gradient)
 
     def _loss_weight(self, batch: SequenceSample) -> torch.Tensor:
         """The divisor of the sum over all micro-batches and ranks."""

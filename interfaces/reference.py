@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -52,7 +53,25 @@ class ReferenceInterface(ModelInterface):
         self.opened = self.opened or LogprobStore(self.store)
         tokens = data.data["packed_input_ids"]
         sequences = tokens.split(data.flat_seqlens("packed_input_ids"))
-        rows = self.opened.read(sequences)
+        rows = self._complete(self.opened, sequences, model, data, mb_spec)
+        logprobs = [row.to(tokens.device) for row in rows]
+        return as_logprobs(
+            data,
+            "packed_ref_logprobs",
+            torch.cat([torch.zeros(0, device=tokens.device), *logprobs]),
+        )
+
+    def _complete(
+        self,
+        store: LogprobStore,
+        sequences: Sequence[torch.Tensor],
+        model: Model,
+        data: SequenceSample,
+        mb_spec: MicroBatchSpec,
+    ) -> list[torch.Tensor]:
+        """[length - 1] log-probs of each sequence: those that are stored, and others, which are
+        computed and stored."""
+        rows = store.read(sequences)
         missing = [index for index, row in enumerate(rows) if row is None]
         if model.module is None and missing:
             message = f"{self.store} has no log-probs of {len(missing)} of {len(rows)} sequences"
@@ -70,15 +89,10 @@ class ReferenceInterface(ModelInterface):
             scores = computed.data["packed_ref_logprobs"].split(
                 computed.flat_seqlens("packed_ref_logprobs")
             )
-            self.opened.write([sequences[index] for index in missing], scores)
+            store.write([sequences[index] for index in missing], scores)
             for index, row in zip(missing, scores, strict=True):
                 rows[index] = row
-        logprobs = [row.to(tokens.device) for row in rows if row is not None]
-        return as_logprobs(
-            data,
-            "packed_ref_logprobs",
-            torch.cat([torch.zeros(0, device=tokens.device), *logprobs]),
-        )
+        return [row for row in rows if row is not None]
 
 
 register_interface("reference", ReferenceInterface)

@@ -100,7 +100,7 @@ def _scaled(text: str) -> Fraction | None:
 def is_number_word(word: str) -> bool:
     """Whether it is or contains a number word, as "twenty-five", "five-year" and "thousands" do."""
     return any(
-        part in NUMBERS or part.removesuffix("s") in NUMBERS for part in word.lower().split("-")
+        piece in NUMBERS or piece.removesuffix("s") in NUMBERS for piece in word.lower().split("-")
     )
 
 

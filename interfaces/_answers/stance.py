@@ -96,7 +96,7 @@ def is_attributed(before: str) -> bool:
         or bool(
             leading and (leading[-1] not in DETERMINERS or (leading[1:] and leading[0] in BEING))
         )
-        or any(_doubts(_words(other)) for other in earlier)
+        or any(_doubts(_words(preceding)) for preceding in earlier)
     )
 
 
@@ -151,7 +151,7 @@ def _refutes(sentence: Sequence[str]) -> bool:
         or any(len(word) > 2 and denies_elsewhere(word) for word in sentence)
         or any(
             word in _REFERENCES
-            and any(_denies(other) for other in sentence[position + 1 : position + 4])
+            and any(_denies(following) for following in sentence[position + 1 : position + 4])
             for position, word in enumerate(sentence)
         )
     )

@@ -28,11 +28,15 @@ def answer(target, method, arguments, named):
         called = getattr(called, method)
     if arguments is None:
         return {"value": encoded(called, handle), "given": []}
-    values = [decoded(one, objects.__getitem__) for one in arguments]
+    values = [decoded(argument, objects.__getitem__) for argument in arguments]
     value = called(
-        *values, **{name: decoded(one, objects.__getitem__) for name, one in named.items()}
+        *values,
+        **{name: decoded(argument, objects.__getitem__) for name, argument in named.items()},
     )
-    return {"value": encoded(value, handle), "given": [encoded(one, handle) for one in values]}
+    return {
+        "value": encoded(value, handle),
+        "given": [encoded(argument, handle) for argument in values],
+    }
 
 
 module = types.ModuleType("program")

@@ -15,10 +15,10 @@ def encoded(value, handle):
     if kind is int:
         return {"int": hex(value)}
     if kind in (list, tuple, set, frozenset):
-        return {kind.__name__: [encoded(one, handle) for one in value]}
+        return {kind.__name__: [encoded(entry, handle) for entry in value]}
     if kind is dict:
         return {
-            "dict": [[encoded(key, handle), encoded(one, handle)] for key, one in value.items()]
+            "dict": [[encoded(key, handle), encoded(entry, handle)] for key, entry in value.items()]
         }
     if kind in (bytes, bytearray):
         return {"bytes": bytes(value).hex()}
@@ -36,9 +36,9 @@ def decoded(encoded_value, object_of):
     if kind == "int":
         return int(content, 16)
     if kind in SEQUENCES:
-        return SEQUENCES[kind](decoded(one, object_of) for one in content)
+        return SEQUENCES[kind](decoded(entry, object_of) for entry in content)
     if kind == "dict":
-        return {decoded(key, object_of): decoded(one, object_of) for key, one in content}
+        return {decoded(key, object_of): decoded(entry, object_of) for key, entry in content}
     if kind == "bytes":
         return bytes.fromhex(content)
     if kind == "complex":

@@ -89,7 +89,7 @@ def run_tests(
                 {1: marks_in, 3: replies_out, 4: requests_in},
             ),
         ):
-            files |= {one: sources[one] for one in (name, "_code_values.py")}
+            files |= {file: sources[file] for file in (name, "_code_values.py")}
             programs.append(
                 Program([name], files, {0: null, 2: null, **descriptors}, limits, confined)
             )

@@ -69,12 +69,10 @@ class Arguments:
 
     def __init__(self, function: Callable[..., Any]):
         parameters = inspect.signature(function).parameters.values()
-        named = [
-            one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        ]
-        self.takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self.needed = [one.name for one in named if one.default is one.empty]
-        self.names = {one.name for one in named}
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.needed = [p.name for p in named if p.default is p.empty]
+        self.names = {p.name for p in named}
 
     def chosen(self, row: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in row.items() if self.takes_all or name in self.names}

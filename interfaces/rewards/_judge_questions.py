@@ -114,9 +114,7 @@ def question_of(
         raise DataError(
             f"the template names {lacking[0]}, which the rows do not have", hint=hint, code="F31"
         )
-    texts = {
-        name: row[name] if isinstance(row[name], str) else json.dumps(row[name]) for name in names
-    }
+    texts = {name: _text(row[name]) for name in names}
     content = json.dumps([RULES, template, dict(settings), lowest, highest, texts], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()
     mark = key[:_MARK]
@@ -131,3 +129,7 @@ def _without_special(text: str) -> str:
     ) != text:
         text = broken  # names may overlap
     return text
+
+
+def _text(field: Any) -> str:
+    return field if isinstance(field, str) else json.dumps(field)

@@ -46,7 +46,7 @@ def descendants_of(pid: int, spared: Container[int] = ()) -> list[int]:
 
 def end_descendants_of(pid: int, spared: Container[int] = ()) -> None:
     """Kill them, also those that start meanwhile. All are found if `pid` adopts orphans."""
-    while running := [one for one in descendants_of(pid, spared) if not _has_ended(one)]:
+    while running := [child for child in descendants_of(pid, spared) if not _has_ended(child)]:
         for descendant in running:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(descendant, signal.SIGKILL)

@@ -94,13 +94,12 @@ class ScoreErrors:
                 escape_control(scores[limited[0]].limit),
             )
         values = [self.error_reward if score.error else score.value for score in scores]
+        are_limited = [bool(score.limit) for score in scores]
+        are_faulty = [score.error is not None for score in scores]
         return one_each(
             data,
             {"rewards": torch.tensor(values, dtype=torch.float32)},
-            {
-                LIMITED: shares(data, [bool(score.limit) for score in scores]),
-                ERRORS: shares(data, [score.error is not None for score in scores]),
-            },
+            {LIMITED: shares(data, are_limited), ERRORS: shares(data, are_faulty)},
         )
 
     def _check_errors(self, places: Sequence[str], scores: Sequence[Score | None]) -> None:

@@ -159,7 +159,8 @@ class CodeRewardInterface(ScoreErrors, RightOrWrong):
 
     def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
         return self._judged(
-            data, [Score(self.correct_reward if one else self.wrong_reward) for one in right]
+            data,
+            [Score(self.correct_reward if is_right else self.wrong_reward) for is_right in right],
         )
 
     def _judged(self, data: SequenceSample, scores: Sequence[Score | None]) -> SequenceSample:

@@ -139,7 +139,9 @@ class MathRewardInterface(RightOrWrong):
 
     def _marked(self, data: SequenceSample, right: Sequence[bool]) -> SequenceSample:
         return self._rewarded(
-            data, [None] * len(right), [Verdict.RIGHT if one else Verdict.WRONG for one in right]
+            data,
+            [None] * len(right),
+            [Verdict.RIGHT if is_right else Verdict.WRONG for is_right in right],
         )
 
     def _rewarded(
@@ -156,13 +158,12 @@ class MathRewardInterface(RightOrWrong):
         classes = answer_classes(
             [[next(vote) for _ in group] for group in data.seqlens["packed_input_ids"]]
         )
+        counted = {
+            name: shares(data, [verdict is kind for verdict in verdicts])
+            for kind, name in COUNTED.items()
+        }
         return one_each(
-            data,
-            {"rewards": rewards, "solved": solved, "answer_classes": classes},
-            {
-                name: shares(data, [one is verdict for one in verdicts])
-                for verdict, name in COUNTED.items()
-            },
+            data, {"rewards": rewards, "solved": solved, "answer_classes": classes}, counted
         )
 
     def _judge(self, answers: list[str | None], golds: list[Gold]) -> list[Verdict]:
@@ -216,11 +217,13 @@ def _golds(data: SequenceSample) -> list[Gold]:
 def _votes(answers: Sequence[str | None], verdicts: Sequence[Verdict]) -> list[Hashable]:
     """The answer that each response votes for; all right answers count as one,
     however they are written."""
-    right = Verdict.RIGHT
-    return [
-        right if verdict is right else None if answer is None else answer_key(answer)
-        for answer, verdict in zip(answers, verdicts, strict=True)
-    ]
+    keys: list[Hashable] = []
+    for answer, verdict in zip(answers, verdicts, strict=True):
+        if verdict is Verdict.RIGHT:
+            keys.append(verdict)
+        else:
+            keys.append(None if answer is None else answer_key(answer))
+    return keys
 
 
 def _report(

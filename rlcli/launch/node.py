@@ -27,8 +27,9 @@ from rlcli.launch.children import REPLACEMENTS, Members
 from rlcli.launch.interfaces import interface_of
 from rlcli.launch.launcher import Restart
 from rlcli.launch.memory_kills import MemoryKills, memory_in_use
+from rlcli.open_files import raise_limit
 from rlcli.processes import STOP_SIGNALS, start_time
-from rlcli.runtime.control import Control, raise_limit, zeromq
+from rlcli.runtime.control import Control, zeromq
 from rlcli.runtime.pulse import END, Pulse
 from rlcli.runtime.worker_main import AGENT, MEETING, read_recipe
 from rlcli.topology import plan_topology

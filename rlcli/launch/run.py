@@ -31,6 +31,13 @@ from rlcli.launch.memory_kills import write_estimate
 from rlcli.launch.stacks import where_ranks_are
 from rlcli.launch.stopping import StopSignals
 from rlcli.observe.results import DIGEST_FILE, digest, find_interrupted, find_result, runs_first
+from rlcli.open_files import (
+    OF_A_PROCESS,
+    needed_by_master,
+    needed_by_rank,
+    raise_limit,
+    too_few,
+)
 from rlcli.topology.groups import process_groups
 
 if TYPE_CHECKING:
@@ -280,9 +287,10 @@ def _attempt(
 ) -> Finished:
     """Start a run's workers and master and let them run to the end;
     `begin(step)` is called once they are ready."""
+    from rlcli.checkpoint.completion import RunIdentity
     from rlcli.observe.plot import plot_curves
-    from rlcli.runtime.commits import RunIdentity
-    from rlcli.runtime.master import MasterWorker, open_outputs
+    from rlcli.runtime.master import MasterWorker
+    from rlcli.runtime.record import open_outputs
     from rlcli.topology import plan_topology
 
     began = time.monotonic()
@@ -366,13 +374,6 @@ def workers(recipe: Recipe, topology: Topology, run_dir: Path) -> Iterator[Runni
 def _check_open_files(recipe: Recipe, topology: Topology) -> None:
     """Raise the limit on open files for this process and those that it starts. Raises ResourceError
     F61 if it remains too low for the run; agents on other nodes report their own."""
-    from rlcli.runtime.control import (
-        OF_A_PROCESS,
-        needed_by_master,
-        needed_by_rank,
-        raise_limit,
-        too_few,
-    )
     from rlcli.runtime.ranks import lanes_of
 
     limit = raise_limit()

@@ -22,8 +22,8 @@ from rlcli.launch.launcher import Death, Restart
 from rlcli.launch.memory_kills import explain_kill
 from rlcli.launch.node import SHARED_MEETING, agent_command
 from rlcli.launch.stacks import ask_for_stacks
+from rlcli.open_files import TOO_MANY, needed_by_rank, too_few
 from rlcli.processes import ended_how
-from rlcli.runtime.control import TOO_MANY, needed_by_rank, too_few
 from rlcli.runtime.messages import RESTARTED, Report
 from rlcli.runtime.worker_main import WORKER_FILE
 from rlcli.topology.groups import RANKS, Group

@@ -1,5 +1,4 @@
-"""Connections between the master and the processes of a run: who may connect, where,
-and how many there may be.
+"""Connections between the master and the processes of a run: who may connect, and where.
 
 There are three sockets: for requests and replies, for heartbeats, and for the store through which
 ranks find each other (see `pulse` and `store`). On one node they are Unix sockets in a folder that
@@ -8,21 +7,15 @@ the master's CURVE key, generated for this run, to be understood at all, and mus
 the run's client key before the master keeps more than one frame of it. Addresses, keys and token
 reach the processes in a file that only their owner can read,
 never through a command line or the environment.
-
-Every connection takes a descriptor. The limit on open files is raised as far as the system permits,
-and compared with what a run needs before it starts: a process that has none left fails in odd ways.
-ZeroMQ stops accepting connections, and gloo aborts.
 """
 
 from __future__ import annotations
 
-import errno
 import hmac
 import json
-import os
-import resource
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,24 +39,6 @@ HANDSHAKE_WITHIN = 10_000
 """Milliseconds after which a connection whose peer has not proved anything is closed."""
 ZAP = "inproc://zeromq.zap.01"
 """Where libzmq asks whether a client's key is one of ours."""
-
-HIGHEST = 1 << 20
-"""The limit is not raised beyond this. Some systems allow a thousand million, and programs that
-close every descriptor that they might have would then take minutes."""
-OF_A_PROCESS = 96
-"""Descriptors of a process apart from its connections: files, libraries, devices, and whatever a
-component opens."""
-OF_A_CONNECTED_AGENT = 2
-"""Connections of an agent to the master: heartbeats, store."""
-OF_A_CONNECTED_RANK = 4
-"""Connections of a rank to the master: requests, heartbeats, store, and a report now and then."""
-PER_PEER = 2
-"""Connections between two ranks: one of the compute group, one of the data lane.
-Both are made when first used."""
-SPARE = 8
-"""With fewer descriptors left, a process counts as having none."""
-TOO_MANY = os.strerror(errno.EMFILE)
-"""What the system says when a process has none left."""
 
 
 @dataclass(frozen=True)
@@ -160,30 +135,34 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
     doorkeeper = context.socket(zmq.REP)
     doorkeeper.setsockopt(zmq.LINGER, 0)
     doorkeeper.bind(ZAP)  # before any socket accepts connections
-    sockets, addresses = [doorkeeper], []
+    sockets = [_new_socket(context, zmq.ROUTER) for _ in (SOCKET, PULSES, STORE)]
+    for socket in sockets:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.curve_server = True
+        socket.curve_secretkey = secret
     try:
-        for name in (SOCKET, PULSES, STORE):
-            socket = _new_socket(context, zmq.ROUTER)
-            sockets.append(socket)
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            socket.curve_server = True
-            socket.curve_secretkey = secret
+        for socket, name in zip(sockets, (SOCKET, PULSES, STORE), strict=True):
             socket.bind(f"ipc://{folder / name}" if host is None else f"tcp://{host}:*")
-            addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
     except zmq.ZMQError as error:
-        for socket in sockets:
+        for socket in (doorkeeper, *sockets):
             socket.close()
         message = f"cannot listen on {host or folder}: {error}"
         raise ResourceError(
             message, hint="launch.interface names the network interface", code="F58"
         ) from error
-    client, client_secret = (key.decode() for key in zmq.curve_keypair())
-    requests, pulses, store = addresses
-    control = Control(
-        requests, pulses, store, public.decode(), client, client_secret, secrets.token_bytes(32)
-    )
+    control = _control(sockets, public.decode())
     control.write(folder)
-    return Listening(sockets[1], sockets[2], sockets[3], doorkeeper, control)
+    requests, pulses, store = sockets
+    return Listening(requests, pulses, store, doorkeeper, control)
+
+
+def _control(sockets: Sequence[Any], key: str) -> Control:
+    """What processes must know of the master's sockets, with a new client key and token."""
+    zmq = zeromq()
+
+    requests, pulses, store = (socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets)
+    client, secret = (pair.decode() for pair in zmq.curve_keypair())
+    return Control(requests, pulses, store, key, client, secret, secrets.token_bytes(32))
 
 
 def answer_doorkeeper(listening: Listening) -> None:
@@ -217,53 +196,3 @@ def zeromq() -> Any:
     import zmq.utils.z85
 
     return zmq
-
-
-def raise_limit() -> int:
-    """Raise the soft limit of this process, and of those that it will start, to the hard limit.
-    Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = HIGHEST if hard == resource.RLIM_INFINITY else min(hard, HIGHEST)
-    if soft == resource.RLIM_INFINITY or soft >= allowed:
-        return HIGHEST if soft == resource.RLIM_INFINITY else soft
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    except ValueError:  # a system may permit fewer than its hard limit says
-        return soft
-    return allowed
-
-
-def has_none_left() -> bool:
-    """Whether this process has used up its descriptors."""
-    try:
-        used = len(os.listdir("/proc/self/fd"))
-    except OSError:  # listing them takes one
-        return True
-    return used + SPARE > resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 0
-
-
-def needed_by_master(nodes: int, world_size: int, lanes: int) -> int:
-    """Descriptors of the master of a run whose ranks are other processes,
-    with this many lanes in all."""
-    return OF_A_PROCESS + OF_A_CONNECTED_AGENT * nodes + OF_A_CONNECTED_RANK * world_size + lanes
-
-
-def needed_by_rank(world_size: int) -> int:
-    """Descriptors of a rank that exchanges tensors with all others."""
-    return OF_A_PROCESS + PER_PEER * world_size
-
-
-def too_few(limit: int, needed: int, who: str, where: str | None = None) -> ResourceError:
-    """The error for a process that may not open as many files as it needs."""
-    message = f"{who} may open {limit} files (ulimit -n), and needs {needed} in this run"
-    hint = (
-        f"raise the hard limit there to at least {needed}: /etc/security/limits.conf, or "
-        "LimitNOFILE= of a service"
-    )
-    return ResourceError(message, where=where, hint=hint, code="F61")
-
-
-def none_left(who: str, during: str) -> ResourceError:
-    """The error for a process that has used up its descriptors."""
-    message = f"{who} may open {raise_limit()} files (ulimit -n), and has none left: {during}"
-    return ResourceError(message, hint="raise the hard limit there", code="F61")

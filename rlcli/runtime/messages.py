@@ -7,8 +7,8 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from types import NoneType
-from typing import Any
+from functools import cache
+from typing import Any, get_origin, get_type_hints
 
 import msgpack
 
@@ -32,9 +32,7 @@ LAST_REQUEST = "shutdown"
 """The last request to COMPUTE."""
 
 HELLO = "hello"
-"""Name of the report that a worker is up or cannot start."""
-LANE = "lane"
-"""Name of the report that another lane of a worker is up."""
+"""Name of the report that a worker, or one of its other lanes, is up or cannot start."""
 WARNED = "warned"
 """Name of the report of a warning: its `logger`, its `template` before any values are filled in,
 its `text`."""
@@ -187,14 +185,7 @@ def unpack(
     size = sum(map(len, frames))
     if size > most:
         raise ProtocolError(f"a message of {size} bytes; at most {most} are read")
-    try:
-        fields = msgpack.unpackb(b"".join(frames), raw=False)
-    except Exception as error:  # msgpack raises many kinds; all mean the same here
-        raise ProtocolError(f"not a message: {error}") from None
-    if not isinstance(fields, dict) or not isinstance(fields.get("token"), bytes):
-        raise ProtocolError("not a message: no token")
-    if not hmac.compare_digest(fields.pop("token"), token):
-        raise ProtocolError("wrong token")
+    fields = _authentic(b"".join(frames), token)
     kinds = {cls.__name__.lower(): cls for cls in expected}
     cls = kinds.get(str(fields.pop("kind", None)))
     if cls is None:
@@ -204,26 +195,36 @@ def unpack(
     return cls(**_checked(fields, cls))
 
 
-OPTIONAL = (str, NoneType)
-TYPES: Mapping[type, Mapping[str, tuple[type, ...]]] = {
-    Request: {"number": (int,), "op": (str,), "args": (dict,), "lane": (str,)},
-    Reply: {"number": (int,), "rank": (int,), "value": (dict,), "failure": (Failure, NoneType)},
-    Report: {"rank": (int,), "name": (str,), "value": (dict,), "failure": (Failure, NoneType)},
-    Failure: {
-        "kind": (str,), "message": (str,), "code": (str,), "where": OPTIONAL, "hint": OPTIONAL,
-        "traceback": (str,),
-    },
-}  # fmt: skip
-"""The types that the fields of a message may have."""
+def _authentic(message: bytes, token: bytes) -> Fields:
+    """The fields of a message, without its token, which must be ours. Raises ProtocolError."""
+    try:
+        fields = msgpack.unpackb(message, raw=False)
+    except Exception as error:  # msgpack raises many kinds; all mean the same here
+        raise ProtocolError(f"not a message: {error}") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("token"), bytes):
+        raise ProtocolError("not a message: no token")
+    if not hmac.compare_digest(fields.pop("token"), token):
+        raise ProtocolError("wrong token")
+    return fields
 
 
 def _checked(fields: Any, cls: type) -> Fields:
-    """The fields of a message. Raises ProtocolError if they are not those of its class;
-    no number is below 0."""
-    types = TYPES[cls]
+    """The fields of a message. Raises ProtocolError if they are not those of its class, as it
+    declares them; no number is below 0."""
+    types = _types(cls)
     if not isinstance(fields, dict) or fields.keys() != types.keys():
         raise ProtocolError(f"not a {cls.__name__.lower()}: wrong fields")
     for name, value in fields.items():
-        if type(value) not in types[name] or (type(value) is int and value < 0):
+        is_odd_number = isinstance(value, int) and (isinstance(value, bool) or value < 0)
+        if is_odd_number or not isinstance(value, types[name]):
             raise ProtocolError(f"not a {cls.__name__.lower()}: {name} is of the wrong type")
     return fields
+
+
+@cache
+def _types(cls: type) -> Mapping[str, Any]:
+    """Field of a message's class → what its values are instances of."""
+    return {
+        name: dict if get_origin(hint) is dict else hint
+        for name, hint in get_type_hints(cls).items()
+    }

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlcli.errors import HangError, RlcliError, WorkerError
+from rlcli.open_files import has_none_left, none_left
 from rlcli.processes import OwnPauses, start_time
-from rlcli.runtime.control import CONTROL_FILE, Control, has_none_left, listen, none_left, zeromq
+from rlcli.runtime.control import CONTROL_FILE, Control, listen, zeromq
 from rlcli.runtime.messages import (
     COMPUTE,
     HELLO,
-    LANE,
     LARGEST,
     LAST_REQUEST,
     Failure,
@@ -227,11 +227,9 @@ class ZmqMaster:
             log.warning("a message on the control socket was thrown away: %s", error)
             return None
         if isinstance(message, Report) and message.name == HELLO:
-            self._identities[message.rank, COMPUTE] = identity
+            self._identities[message.rank, message.value.get("lane", COMPUTE)] = identity
             self.pids[message.rank] = int(message.value.get("pid", 0))
             self._expected |= {(message.rank, lane) for lane in message.value.get("lanes", ())}
-        if isinstance(message, Report) and message.name == LANE:
-            self._identities[message.rank, message.value["lane"]] = identity
         return message
 
     def silences(self) -> dict[Peer, float]:
@@ -289,7 +287,7 @@ class ZmqMaster:
 
 
 class ZmqWorker:
-    """The socket of a worker, or of another lane of it, which reports LANE instead of HELLO."""
+    """The socket of a worker, or of another lane of it."""
 
     def __init__(
         self,
@@ -301,7 +299,6 @@ class ZmqWorker:
     ):
         """Connect to the master listening in this folder. `main`: whose lane it is; `most`:
         bytes of a message."""
-        self._hello = HELLO if main is None else LANE
         self._most = most
         self._control = Control.read(folder)
         self._token = self._control.token
@@ -340,7 +337,7 @@ class ZmqWorker:
         has lost the master.
         """
         self._socket.send_multipart(
-            self._frames(Report(self._rank, self._hello, {"pid": os.getpid(), **hello}))
+            self._frames(Report(self._rank, HELLO, {"pid": os.getpid(), **hello}))
         )
         while True:
             try:

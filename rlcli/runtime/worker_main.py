@@ -21,8 +21,9 @@ from rlcli.processes import die_with_parent, keep_private
 if TYPE_CHECKING:
     from rlcli.recipe.schema import Recipe
     from rlcli.runtime.data_lane import DataLane
-    from rlcli.runtime.messages import Handle, Tell
+    from rlcli.runtime.messages import FailureOf, Tell
     from rlcli.runtime.store import RunStore
+    from rlcli.runtime.transport import ZmqWorker
     from rlcli.runtime.worker import ModelWorker
 
 MEETING = "RLCLI_MEETING"
@@ -58,7 +59,7 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
     import torch.distributed as dist
 
     from rlcli.runtime.control import Control
-    from rlcli.runtime.messages import END_LANE, MOVES, Failure
+    from rlcli.runtime.messages import Failure
     from rlcli.runtime.report import report_warnings
     from rlcli.runtime.store import RunStore
     from rlcli.runtime.transport import ZmqWorker
@@ -67,9 +68,8 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         traceback.print_exception(error)
         return Failure.of(error, f"rank {rank} pid {os.getpid()}")
 
-    meeting = Path(os.environ[MEETING])
-    link = ZmqWorker(meeting, rank, int(os.environ[NODE]))
-    store = RunStore(Control.read(meeting), link.context, link.pulse.watch)
+    link = ZmqWorker(_meeting(), rank, int(os.environ[NODE]))
+    store = RunStore(Control.read(_meeting()), link.context, link.pulse.watch)
     try:
         worker, data_lane = _start(run_dir, rank, local_rank, store, link.report)
     except Exception as error:
@@ -77,34 +77,45 @@ def _serve(run_dir: Path, rank: int, local_rank: int) -> None:
         link.close()
         sys.exit(1)
     report_warnings(link.report)
-    # slow to import: this rank reports to the master first
-    from rlcli.runtime.ranks import lanes_of
-
-    def serve_lane(lane: str, handle: Handle) -> None:
-        lane_link = ZmqWorker(meeting, rank, main=link)
-        lane_link.serve(handle, failure, until=END_LANE, lane=lane)
-        lane_link.close()
-
-    lanes = [
-        lane for lane, ranks in lanes_of(worker.recipe, worker.topology).items() if rank in ranks
-    ]
-    threads = []
-    for lane in lanes:
-        handle = (data_lane if lane == MOVES else worker).handle
-        threads.append(
-            threading.Thread(target=serve_lane, args=(lane, handle), name=lane, daemon=True)
-        )
-        threads[-1].start()
-    link.serve(worker.handle, failure, lanes=lanes)
-    for thread in threads:
-        thread.join()
+    _answer_requests(worker, data_lane, link, failure)
     worker.meshes.clear()
-    del worker, data_lane, threads
+    del worker, data_lane
     gc.collect()  # collect whatever holds the process group before it is destroyed
     dist.barrier()
     dist.destroy_process_group()
     store.close()
     link.close()
+
+
+def _answer_requests(
+    worker: ModelWorker, data_lane: DataLane, link: ZmqWorker, failure: FailureOf
+) -> None:
+    """Answer the master until it shuts this rank down; each lane has a thread."""
+    from rlcli.runtime.messages import END_LANE, MOVES
+    from rlcli.runtime.ranks import lanes_of
+    from rlcli.runtime.transport import ZmqWorker
+
+    def serve_lane(lane: str) -> None:
+        lane_link = ZmqWorker(_meeting(), worker.rank, main=link)
+        handle = data_lane.handle if lane == MOVES else worker.handle
+        lane_link.serve(handle, failure, until=END_LANE, lane=lane)
+        lane_link.close()
+
+    ranks_of = lanes_of(worker.recipe, worker.topology)
+    lanes = [lane for lane, ranks in ranks_of.items() if worker.rank in ranks]
+    threads = [
+        threading.Thread(target=serve_lane, args=(lane,), name=lane, daemon=True) for lane in lanes
+    ]
+    for thread in threads:
+        thread.start()
+    link.serve(worker.handle, failure, lanes=lanes)
+    for thread in threads:
+        thread.join()
+
+
+def _meeting() -> Path:
+    """The folder in which this rank finds the master."""
+    return Path(os.environ[MEETING])
 
 
 def _start(

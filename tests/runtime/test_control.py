@@ -10,8 +10,7 @@ import pytest
 
 from rlcli.errors import ResourceError
 from rlcli.launch.meeting import MeetingFolder
-from rlcli.runtime import transport
-from rlcli.runtime.control import (
+from rlcli.open_files import (
     HIGHEST,
     OF_A_PROCESS,
     needed_by_master,
@@ -19,6 +18,7 @@ from rlcli.runtime.control import (
     raise_limit,
     too_few,
 )
+from rlcli.runtime import transport
 from rlcli.runtime.transport import ZmqMaster
 
 INFINITY = resource.RLIM_INFINITY
@@ -48,7 +48,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one_within_reason(
 def test_a_child_inherits_the_raised_limit():
     program = (
         "import resource, subprocess, sys\n"
-        "from rlcli.runtime.control import raise_limit\n"
+        "from rlcli.open_files import raise_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))\n"
         "raise_limit()\n"
         "subprocess.run(['sh', '-c', 'ulimit -n'], check=True)\n"

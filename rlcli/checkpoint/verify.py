@@ -1,7 +1,7 @@
 """Which checkpoints exist, and whether they are whole: judged by digests, never by a name.
 
 Nothing is loaded before its digest was computed and found right. For a run that resumes, the ranks
-do that, each for a part of the files (see `runtime.verification`): the master compares names and
+do that, each for a part of the files (see `runtime.checkpoints`): the master compares names and
 sizes, which finds what is incomplete.
 """
 

@@ -1,4 +1,4 @@
-"""Checks that datasets have the rows that a recipe takes from them."""
+"""The rows that a recipe takes from datasets: how many steps they make, and whether they exist."""
 
 from __future__ import annotations
 
@@ -6,6 +6,23 @@ from collections.abc import Mapping
 
 from rlcli.errors import DataError, UsageError
 from rlcli.recipe.schema import Recipe
+
+
+def training_steps(
+    recipe: Recipe, rows_of: Mapping[str, int | None], done: int = 0, samples: int = 0
+) -> int:
+    """Total number of steps of a run, from the rows of each dataset. Raises DataError if one has
+    too few, UsageError R49 if one that must know its number of rows does not.
+
+    `done` steps have already taken `samples` rows, perhaps in steps of another size.
+    """
+    check_dataset_sizes(recipe, rows_of)
+    if recipe.train.steps is not None:
+        return recipe.train.steps
+    rows = rows_of[recipe.train.dataset]
+    assert rows is not None  # ensured by `check_dataset_sizes`
+    left = rows * (recipe.train.epochs or 1) - samples
+    return done - (-left // recipe.train.prompts_per_step)
 
 
 def check_dataset_sizes(recipe: Recipe, rows_of: Mapping[str, int | None]) -> None:

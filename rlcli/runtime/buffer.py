@@ -147,28 +147,25 @@ class Buffer:
         """Lengths of all sequences of a key; empty if the key does not exist."""
         return [n for i in ids if key in self._entries[i] for n in self._entries[i][key].lengths]
 
-    def load(self, id_: str, key: str) -> int:
-        """Tokens of a key of a sample; 1 while it has not been produced."""
-        return sum(self.sequence_lengths([id_], key)) or 1
+    def loads(self, ids: Sequence[str], key: str) -> list[int]:
+        """Tokens of a key of each sample; 1 while it has not been produced."""
+        return [sum(self.sequence_lengths([id_], key)) or 1 for id_ in ids]
 
     def description(self, ids: Sequence[str], keys: Sequence[str]) -> SequenceSample:
         """These keys of these samples, at least one, without metadata. Raises ValueError if dtypes
         or shapes differ between the samples."""
-        entries = {key: [self._entries[id_][key] for id_ in ids] for key in keys}
-        traits = {key: {entry.traits for entry in of_key} for key, of_key in entries.items()}
-        unlike = [
-            f"{key}: {sorted(map(str, kinds))}" for key, kinds in traits.items() if len(kinds) > 1
-        ]
-        if unlike:
-            raise ValueError(f"samples that were made in unlike ways: {'; '.join(unlike)}")
-        return SequenceSample(
-            ids=list(ids),
-            seqlens={
-                key: [entry.lengths.tolist() for entry in of_key] for key, of_key in entries.items()
-            },
-            dtypes={key: dtype for key, ((dtype, _),) in traits.items()},
-            trailing_shapes={key: shape for key, ((_, shape),) in traits.items()},
-        )
+        seqlens: dict[str, list[list[int]]] = {}
+        dtypes: dict[str, torch.dtype | None] = {}
+        shapes: dict[str, tuple[int, ...] | None] = {}
+        for key in keys:
+            entries = [self._entries[id_][key] for id_ in ids]
+            traits = {entry.traits for entry in entries}
+            if len(traits) > 1:
+                kinds = sorted(map(str, traits))
+                raise ValueError(f"samples that were made in unlike ways: {key}: {kinds}")
+            seqlens[key] = [entry.lengths.tolist() for entry in entries]
+            ((dtypes[key], shapes[key]),) = traits
+        return SequenceSample(ids=list(ids), seqlens=seqlens, dtypes=dtypes, trailing_shapes=shapes)
 
     def empty(self, id_: str, keys: Sequence[str]) -> SequenceSample:
         """A batch of no samples, with these keys and the metadata of a sample that has them."""
@@ -195,12 +192,7 @@ class Buffer:
                 if all(target not in entry.ranks for entry in self._entries[id_].values())
             }
             for key in keys:
-                by_holders: dict[tuple[int, ...], list[str]] = {}
-                for id_ in ids:
-                    entry = self._entries[id_][key]
-                    if target not in entry.ranks:
-                        by_holders.setdefault(tuple(sorted(entry.ranks)), []).append(id_)
-                for holders, moved in sorted(by_holders.items()):
+                for holders, moved in self._holders_elsewhere(target, ids, key):
                     source = min(holders, key=lambda rank: (self._sent[rank], rank))
                     self._sent[source] += sum(self.sequence_lengths(moved, key))
                     description = self.description(moved, [key])
@@ -209,6 +201,17 @@ class Buffer:
                     strangers -= set(moved)
                     plan.append(Transfer(source, target, description))
         return plan
+
+    def _holders_elsewhere(
+        self, target: int, ids: Sequence[str], key: str
+    ) -> list[tuple[tuple[int, ...], list[str]]]:
+        """The samples whose key a rank lacks, by the ranks that hold it."""
+        by_holders: dict[tuple[int, ...], list[str]] = {}
+        for id_ in ids:
+            ranks = self._entries[id_][key].ranks
+            if target not in ranks:
+                by_holders.setdefault(tuple(sorted(ranks)), []).append(id_)
+        return sorted(by_holders.items())
 
     def count_transfers(self, plan: Sequence[Transfer]) -> None:
         """Record that the plan was executed: the targets hold copies now."""

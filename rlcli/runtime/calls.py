@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType
-from rlcli.api.key_meaning import NOT_ENDED, PROMPT_MASK, REWARDS, SAMPLED_LOGPROBS, SEQUENCES
+from rlcli.api.key_meaning import AGE, PLACE, SEQUENCES
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.buffer import Buffer, Transfer, share_by_rank
+from rlcli.runtime.data_lane import ASPECTS, TEXT
 from rlcli.runtime.messages import COMPUTE, MOVE, MOVES, Fields
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.runtime.report import Answered, StepTimes
@@ -23,14 +24,6 @@ from rlcli.topology import RolePlacement, Topology
 from rlcli.topology.groups import pool_name, pooled_roles
 
 T = TypeVar("T")
-
-ASPECTS: Mapping[str, tuple[str, ...]] = {
-    "text": (SEQUENCES, PROMPT_MASK),
-    "reward": (REWARDS,),
-    "finish": (NOT_ENDED,),
-    "logprob": (SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES),
-}
-"""What is shown of responses, and the keys that each aspect requires."""
 
 
 def updates_per_step(graph: Sequence[MFCDef]) -> dict[str, int]:
@@ -118,22 +111,20 @@ class Calls:
         """Assign samples, at least one, to the ranks of a call. The samples of a training step are
         a batch, in its order; `ages` are their staleness, None if none is generated ahead."""
         placement = self._topology.placement(mfc.model_name)
-        shares = share_by_rank(ids, [self.buffer.load(id_, SEQUENCES) for id_ in ids], placement)
+        shares = share_by_rank(ids, self.buffer.loads(ids, SEQUENCES), placement)
         moves = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(moves)
+        metadata = _metadata_in_batch(ids, ages) if mfc.takes_batch else {}
         requests: dict[int, Fields] = {}
-        positions = {id_: position for position, id_ in enumerate(ids)}
         for rank, share in shares.items():
-            requests[rank] = {"call": mfc.name, "ids": share, "step": number}
-            if mfc.takes_batch:
-                requests[rank]["places"] = [positions[id_] for id_ in share]
-            if mfc.takes_batch and ages is not None:
-                requests[rank]["ages"] = [ages[id_] for id_ in share]
+            of_rank = requests[rank] = {"call": mfc.name, "ids": share, "step": number}
+            of_rank["metadata"] = {
+                name: [values[id_] for id_ in share] for name, values in metadata.items()
+            }
             if not share:
-                requests[rank]["empty"] = self.buffer.empty(ids[0], mfc.input_keys).as_json()
-        if mfc.interface_type is ModelInterfaceType.EVALUATE:
-            for rank, parts in self._evaluation_batches(mfc, shares).items():
-                requests[rank]["parts"] = parts
+                of_rank["empty"] = self.buffer.empty(ids[0], mfc.input_keys).as_json()
+        for rank, parts in self._evaluation_batches(mfc, shares).items():
+            requests[rank]["parts"] = parts
         return PreparedCall(mfc, placement, moves, requests)
 
     async def move(self, call: PreparedCall) -> None:
@@ -172,9 +163,7 @@ class Calls:
         """Note which samples now have which outputs; returns the rest of the answers."""
         if call.mfc.model_name not in self._pooled:
             self.times.count_work({rank: answer["seconds"] for rank, answer in answers.items()})
-        for rank in call.placement.ranks:
-            if answers[rank]["batch"] is not None:
-                self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
+        self._take_in_batches(answers)
         return Answered.of(
             call.mfc, call.placement, answers, self._updates.get(call.mfc.model_name, 0)
         )
@@ -242,10 +231,14 @@ class Calls:
     ) -> list[Mapping[str, Any]]:
         self.buffer.expect(ids)
         answers = await self._ranks.ask(op, requests)
-        for rank, answer in answers.items():
-            if answer["batch"] is not None:
-                self.buffer.add(rank, SequenceSample.from_json(answer["batch"]))
+        self._take_in_batches(answers)
         return list(answers.values())
+
+    def _take_in_batches(self, answers: Answers) -> None:
+        """Note which ranks now hold what they answer to have."""
+        for rank in sorted(answers):
+            if answers[rank]["batch"] is not None:
+                self.buffer.add(rank, SequenceSample.from_json(answers[rank]["batch"]))
 
     def names(self, ids: Sequence[str]) -> dict[str, str]:
         """Sample → its dataset's name for it."""
@@ -256,10 +249,10 @@ class Calls:
         except step and phase, for each."""
         requests: dict[int, dict[str, dict[str, list[str]]]] = {}
         for id_ in ids:
-            for aspect, keys in ASPECTS.items():
-                if holders := self.buffer.holders(id_, keys):
+            for name, aspect in ASPECTS.items():
+                if holders := self.buffer.holders(id_, aspect.keys):
                     of_rank = requests.setdefault(min(holders), {"aspects": {}})["aspects"]
-                    of_rank.setdefault(id_, []).append(aspect)
+                    of_rank.setdefault(id_, []).append(name)
         answering = self._ranks.ask("describe", requests) if requests else None
         return _lines_of(self.names(ids), answering)
 
@@ -274,21 +267,27 @@ class Calls:
     def _evaluation_batches(
         self, mfc: MFCDef, shares: Mapping[int, list[str]]
     ) -> dict[int, list[list[int]]]:
-        """Rank → its batches under the token cap; the same number on every rank,
-        because all take part in each."""
-        parts = {
-            rank: self.buffer.description(ids, mfc.input_keys).split_to_micro_batches(mfc.mb_spec)[
-                1
-            ]
-            if ids
-            else []
-            for rank, ids in shares.items()
-        }
-        most = max(len(groups) for groups in parts.values())
-        return {
-            rank: [*groups, *[[] for _ in range(most - len(groups))]]
-            for rank, groups in parts.items()
-        }
+        """Rank → the batches under the token cap that `evaluate` gets; the same number on every
+        rank, because all take part in each."""
+        if mfc.interface_type is not ModelInterfaceType.EVALUATE:
+            return {}
+        parts: dict[int, list[list[int]]] = {rank: [] for rank in shares}
+        for rank, ids in shares.items():
+            if ids:
+                batch = self.buffer.description(ids, mfc.input_keys)
+                _, parts[rank] = batch.split_to_micro_batches(mfc.mb_spec)
+        most = max(map(len, parts.values()))
+        for groups in parts.values():
+            groups += [[] for _ in range(most - len(groups))]
+        return parts
+
+
+def _metadata_in_batch(
+    ids: Sequence[str], ages: Mapping[str, int] | None
+) -> dict[str, Mapping[str, int]]:
+    """What the samples of a training batch get in addition: name → sample → value."""
+    places = {id_: place for place, id_ in enumerate(ids)}
+    return {PLACE: places} if ages is None else {PLACE: places, AGE: ages}
 
 
 async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | None) -> list[Fields]:
@@ -299,16 +298,14 @@ async def _lines_of(names: Mapping[str, str], answering: Awaitable[Answers] | No
     for answer in (await answering).values() if answering is not None else ():
         for id_, aspects in answer.items():
             described[id_] |= aspects
-    lines = []
-    for id_, aspects in described.items():
-        texts = aspects.get("text", [])
-        unknown = [None] * len(texts)
-        columns = {aspect: aspects.get(aspect, unknown) for aspect in ASPECTS if aspect != "text"}
-        complete = {
-            aspect: values if len(values) == len(texts) else unknown
-            for aspect, values in columns.items()
-        }
-        for number, text in enumerate(texts):
-            values = {aspect: of_sample[number] for aspect, of_sample in complete.items()}
-            lines.append({"id": names[id_], "number": number, **text, **values})
-    return lines
+    return [line for id_, aspects in described.items() for line in _lines(names[id_], aspects)]
+
+
+def _lines(name: str, aspects: Mapping[str, Sequence[Any]]) -> Iterator[Fields]:
+    """The lines of a sample. `aspects` → a value for each response."""
+    texts = aspects.get(TEXT, [])
+    complete = {aspect for aspect, values in aspects.items() if len(values) == len(texts)}
+    for number, text in enumerate(texts):
+        others = ASPECTS.keys() - {TEXT}
+        values = {key: aspects[key][number] if key in complete else None for key in others}
+        yield {"id": name, "number": number, **text, **values}

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -115,23 +116,26 @@ def describe_samples(
 ) -> dict[str, dict[str, list[Any]]]:
     """Aspects of the responses of some samples for people to read:
     sample → aspect → a value for each response."""
-    return {
-        id_: {aspect: DESCRIBED[aspect](store.sample(id_), tokenizer) for aspect in of_sample}
-        for id_, of_sample in aspects.items()
-    }
+    described: dict[str, dict[str, list[Any]]] = {}
+    for id_, of_sample in aspects.items():
+        sample = store.sample(id_)
+        described[id_] = {name: ASPECTS[name].values(sample, tokenizer) for name in of_sample}
+    return described
 
 
 def _texts(sample: SequenceSample, tokenizer: Any) -> list[Fields]:
     answer = sample.metadata.get("answer", [None])[0]
+    shown_answer = None if answer is None else str(answer)
     lengths = sample.flat_seqlens(SEQUENCES)
-    packed = (sample.data[key].cpu().split(lengths) for key in (SEQUENCES, PROMPT_MASK))
+    sequences = sample.data[SEQUENCES].cpu().split(lengths)
+    masks = sample.data[PROMPT_MASK].cpu().split(lengths)
     return [
         {
             "prompt": tokenizer.decode(tokens[mask], skip_special_tokens=True),
             "response": tokenizer.decode(tokens[~mask], skip_special_tokens=True),
-            "answer": None if answer is None else str(answer),
+            "answer": shown_answer,
         }
-        for tokens, mask in zip(*packed, strict=True)
+        for tokens, mask in zip(sequences, masks, strict=True)
     ]
 
 
@@ -152,10 +156,21 @@ def _logprobs(sample: SequenceSample, tokenizer: Any) -> list[float]:
     ]
 
 
-DESCRIBED: Mapping[str, Callable[[SequenceSample, Any], list[Any]]] = {
-    "text": _texts,
-    "reward": _rewards,
-    "finish": _finishes,
-    "logprob": _logprobs,
+@dataclass(frozen=True)
+class Aspect:
+    """Something to show of a sample's responses."""
+
+    keys: tuple[str, ...]
+    """What it is read from."""
+    values: Callable[[SequenceSample, Any], list[Any]]
+    """(sample, tokenizer) → one value for each response."""
+
+
+TEXT = "text"
+ASPECTS: Mapping[str, Aspect] = {
+    TEXT: Aspect((SEQUENCES, PROMPT_MASK), _texts),
+    "reward": Aspect((REWARDS,), _rewards),
+    "finish": Aspect((NOT_ENDED,), _finishes),
+    "logprob": Aspect((SAMPLED_LOGPROBS, PROMPT_MASK, SEQUENCES), _logprobs),
 }
-"""Aspects that can be described of samples with the keys that `calls.ASPECTS` names."""
+"""What is shown of responses. Each aspect is described by a rank that has its keys."""

@@ -217,9 +217,8 @@ def read_row(source: Any, name: str, id_: str, row: int) -> SequenceSample | Non
 
 def described_rows(datasets: Mapping[str, Any]) -> dict[str, Any]:
     """The row counts of datasets, None for streams, and their digests."""
-    return {
-        "rows": {
-            name: None if is_stream(dataset) else len(dataset) for name, dataset in datasets.items()
-        },
-        "digests": {name: digest_rows(dataset, name) for name, dataset in datasets.items()},
+    rows = {
+        name: None if is_stream(dataset) else len(dataset) for name, dataset in datasets.items()
     }
+    digests = {name: digest_rows(dataset, name) for name, dataset in datasets.items()}
+    return {"rows": rows, "digests": digests}

@@ -4,9 +4,8 @@ trained."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlcli.api.dataflow import ModelInterfaceType
 from rlcli.recipe.dataset_sizes import check_dataset_sizes
@@ -15,6 +14,7 @@ from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.data_order import evaluation_id
 from rlcli.runtime.flow import Batch, Flow
+from rlcli.runtime.messages import Fields
 from rlcli.runtime.output_checks import Moments
 from rlcli.runtime.ranks import Ranks, lanes_of
 from rlcli.runtime.report import Answered, named_reports
@@ -30,7 +30,7 @@ class Evaluated:
     """Measures over the prompts (`rlcli.runtime.output_checks`), and what calls counted."""
     stats: Mapping[str, float]
     """Statistics reported by calls to `evaluate`, which have no spread."""
-    texts: list[dict[str, Any]]
+    texts: list[Fields]
     """id, prompt, response, reward and answer of the responses to the first prompts."""
     seconds: float
     version: int
@@ -69,12 +69,16 @@ async def evaluate(recipe: Recipe, calls: Calls, flow: Flow, rows: int, shown: i
     await calls.load(graph, dataset, [(id_, row, 0) for row, id_ in enumerate(ids)])
     batch = Batch("the evaluation", HeldOut(ids), 0, is_step=False)
     await flow.go_through(graph, batch)
-    reports = batch.reports_in(graph)
-    scores = named_reports(reports, Answered.averages, lambda _: "")
-    stats = named_reports(reports, lambda answered: answered.stats, lambda _: "")
     generates = any(mfc.interface_type is ModelInterfaceType.GENERATE for mfc in graph)
     texts = await calls.describe(ids[:shown]) if generates else []
     calls.forget(ids)
+    return _results(batch.reports_in(graph), texts, began)
+
+
+def _results(reports: Sequence[Answered], texts: list[Fields], began: float) -> Evaluated:
+    """`began`: when the evaluation did."""
+    scores = named_reports(reports, Answered.averages, lambda _: "")
+    stats = named_reports(reports, lambda answered: answered.stats, lambda _: "")
     version = max(answered.version for answered in reports)
     return Evaluated(scores, stats, texts, time.perf_counter() - began, version)
 

@@ -1,4 +1,4 @@
-"""Adapts a model of ours to lm-eval's tasks. Imported only where lm-eval is needed:
+"""A model of ours as lm-eval's tasks ask it. Imported only where lm-eval is needed:
 it is an extra."""
 
 from __future__ import annotations
@@ -108,18 +108,21 @@ class EngineLM(TemplateLM):
             return []
         longest = self.max_length + 1  # the last token is only predicted
         texts = [(context + continuation)[-longest:] for _, context, continuation in requests]
+        answers: list[Scored] = []
+        for scores, (_, _, continuation) in zip(self._token_scores(texts), requests, strict=True):
+            logprobs, likeliest = scores[max(0, len(scores) - len(continuation)) :].unbind(-1)
+            answers.append((float(logprobs.sum()), bool(likeliest.all())))
+        return answers
+
+    def _token_scores(self, texts: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
+        """[T - 1, 2] for each text of T tokens: see `_scores`."""
         lengths = [len(text) for text in texts]
         spec = MicroBatchSpec(max_tokens_per_mb=max(TOKENS_AT_ONCE, *lengths))
         batch = _packed(SEQUENCES, texts)
         scores = self.model.module.forward(
             batch, spec, _scores, [[length - 1] for length in lengths]
         )
-        pieces = scores.cpu().split([length - 1 for length in lengths])
-        answers: list[Scored] = []
-        for piece, (_, _, continuation) in zip(pieces, requests, strict=True):
-            logprobs, likeliest = piece[max(0, len(piece) - len(continuation)) :].unbind(-1)
-            answers.append((float(logprobs.sum()), bool(likeliest.all())))
-        return answers
+        return scores.cpu().split([length - 1 for length in lengths])
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The model's continuation of each context,
@@ -139,26 +142,15 @@ class EngineLM(TemplateLM):
 
     def _generate(self, contexts: Sequence[str], task: dict[str, Any]) -> list[str]:
         settings: dict[str, Any] = normalize_gen_kwargs(task, LONGEST_ANSWER)
-        limit, temperature = (
-            int(settings["max_gen_toks"]),
-            float(settings.get("temperature") or 0.0),
-        )
-        if limit >= self.max_length:
+        sampling = _sampling(settings)
+        room = self.max_length - sampling.max_new_tokens
+        if room <= 0:
             raise ModelError(
-                f"a task asks for {limit} new tokens; the model has {self.max_length} positions"
+                f"a task asks for {sampling.max_new_tokens} new tokens; "
+                f"the model has {self.max_length} positions"
             )
-        prompts = [
-            self.tok_encode(text)[-(self.max_length - limit) :] or [self.prefix_token_id]
-            for text in contexts
-        ]
+        prompts = [self.tok_encode(text)[-room:] or [self.prefix_token_id] for text in contexts]
         batch = _packed(PROMPTS, prompts)
-        sampling = GenerationHyperparameters(
-            max_new_tokens=limit,
-            greedy=not temperature,
-            temperature=temperature or 1.0,
-            top_p=float(settings.get("top_p", 1.0)),
-            top_k=int(settings.get("top_k", 0)),
-        )
         seeds = [stable_seed(self.model.seed, text, number) for number, text in enumerate(contexts)]
         generated = self.model.module.generate(batch, self.tokenizer, sampling, seeds)
         stops = handle_stop_sequences(
@@ -168,6 +160,18 @@ class EngineLM(TemplateLM):
             _until(self.tokenizer.decode(tokens, skip_special_tokens=True), stops)
             for tokens in generated.tokens
         ]
+
+
+def _sampling(settings: dict[str, Any]) -> GenerationHyperparameters:
+    """How a task samples, from its settings in lm-eval's names."""
+    temperature = float(settings.get("temperature") or 0.0)
+    return GenerationHyperparameters(
+        max_new_tokens=int(settings["max_gen_toks"]),
+        greedy=not temperature,
+        temperature=temperature or 1.0,
+        top_p=float(settings.get("top_p", 1.0)),
+        top_k=int(settings.get("top_k", 0)),
+    )
 
 
 def _packed(key: str, texts: Sequence[Sequence[int]]) -> SequenceSample:

@@ -12,7 +12,8 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -117,7 +118,8 @@ def checked_output(
     tokens = output.seqlens.get(SEQUENCES, asked.seqlens.get(SEQUENCES))
     # an empty list makes a float32 tensor, whatever the intended dtype
     for key in output.keys if asked.bs else ():
-        check_key(output, key, MEANINGS.get(key) or MEANINGS.get(promised[key]), tokens, origin)
+        meaning = MEANINGS.get(key) or MEANINGS.get(promised[key])
+        _KeyCheck(output, key, origin).run(meaning, tokens)
     return output
 
 
@@ -134,7 +136,7 @@ def checked_row(row: Any, origin: Origin) -> SequenceSample:
             f"has metadata that cannot be written as JSON: {problem}"
         ) from problem
     for key in sample.keys:
-        check_key(sample, key, MEANINGS.get(key), sample.seqlens.get(SEQUENCES), origin)
+        _KeyCheck(sample, key, origin).run(MEANINGS.get(key), sample.seqlens.get(SEQUENCES))
     return sample
 
 
@@ -150,21 +152,22 @@ def read_stats(stats: Any, origin: Origin) -> dict[str, float]:
 
 def read_counts(metadata: Mapping[str, Sequence[Any]], origin: Origin) -> dict[str, Moments]:
     """The numbers that a call attaches to its samples, such as errors of a reward."""
-    return {
-        name: Moments.of([_number(value, f"counted {name}", origin) for value in values])
-        for name, values in metadata.items()
-        if values and all(type(value) in (int, float) for value in values)
-    }
+    counts: dict[str, Moments] = {}
+    for name, values in metadata.items():
+        if values and all(type(value) in (int, float) for value in values):
+            numbers = [_number(value, f"counted {name}", origin) for value in values]
+            counts[name] = Moments.of(numbers)
+    return counts
 
 
 def read_sums(metadata: Mapping[str, Sequence[Any]]) -> dict[str, Moments]:
     """The numbers that a call attaches to its samples as (sum, count),
     of their sequences or tokens."""
-    return {
-        name: sum((Moments(total, 0.0, count) for total, count in values), Moments())
-        for name, values in metadata.items()
-        if values and all(_is_sum(value) for value in values)
-    }
+    sums: dict[str, Moments] = {}
+    for name, values in metadata.items():
+        if values and all(map(_is_sum, values)):
+            sums[name] = sum((Moments(total, 0.0, count) for total, count in values), Moments())
+    return sums
 
 
 def _is_sum(value: Any) -> bool:
@@ -203,119 +206,113 @@ def versions(data: SequenceSample) -> dict[str, int]:
     }
 
 
-def check_key(
-    sample: SequenceSample,
-    key: str,
-    meaning: Meaning | None,
-    tokens: Lengths | None,
-    origin: Origin,
-) -> None:
-    """Raise an error unless a key holds what its name implies, and only finite numbers. `tokens`:
-    the lengths of the sequences that it belongs to, if known."""
-    tensor = sample.data[key]
-    if meaning is not None:
-        if not meaning.numbers.fits(tensor.dtype):
-            raise origin.malformed(
-                f"gave {key} as {_name(tensor.dtype)}; it must be {meaning.numbers.expected}"
-            )
-        if meaning.is_flat and tensor.dim() != 1:
-            raise origin.malformed(
-                f"gave {key} of shape {tuple(tensor.shape)}; it must have one dimension"
-            )
+class _KeyCheck:
+    """Raises an error unless a key of a batch holds what its name implies, and only finite
+    numbers."""
+
+    def __init__(self, batch: SequenceSample, key: str, origin: Origin):
+        self._batch = batch
+        self._key = key
+        self._tensor: torch.Tensor = batch.data[key]
+        self._origin = origin
+
+    def run(self, meaning: Meaning | None, tokens: Lengths | None) -> None:
+        """`tokens`: the lengths of the sequences that the key belongs to, if known."""
+        if meaning is None:
+            self._check_finite()
+            return
+        self._check_form(meaning)
         if tokens is not None and not meaning.has_own_sequences:
-            _check_lengths(sample, key, meaning, tokens, origin)
-    _check_finite(sample, key, origin)
-    if meaning is None:
-        return
-    if meaning.numbers is LOGPROBS:
-        _check_logprobs(sample, key, origin)
-        return
-    _warn_of_size(sample, key, origin)
-    if meaning.numbers is TOKENS:
-        _check_tokens(sample, key, origin)
+            self._check_lengths(meaning, tokens)
+        self._check_finite()
+        if meaning.numbers is LOGPROBS:
+            self._check_logprobs()
+            return
+        self._warn_of_size()
+        if meaning.numbers is TOKENS:
+            self._check_tokens()
 
-
-def _check_lengths(
-    sample: SequenceSample, key: str, meaning: Meaning, tokens: Lengths, origin: Origin
-) -> None:
-    for id_, lengths, of_tokens in zip(sample.ids, sample.seqlens[key], tokens, strict=True):
-        expected = [meaning.rows(length) for length in of_tokens]
-        if lengths != expected:
-            raise origin.malformed(
-                f"gave {key} of lengths {_few(lengths)} for sample {origin.describe(id_)}; it must "
-                f"be {meaning.per}: {_few(expected)} for sequences of {_few(of_tokens)} tokens"
+    def _check_form(self, meaning: Meaning) -> None:
+        if not meaning.numbers.fits(self._tensor.dtype):
+            dtype, expected = _name(self._tensor.dtype), meaning.numbers.expected
+            raise self._origin.malformed(f"gave {self._key} as {dtype}; it must be {expected}")
+        if meaning.is_flat and self._tensor.dim() != 1:
+            shape = tuple(self._tensor.shape)
+            raise self._origin.malformed(
+                f"gave {self._key} of shape {shape}; it must have one dimension"
             )
 
+    def _check_lengths(self, meaning: Meaning, tokens: Lengths) -> None:
+        lengths_of = zip(self._batch.ids, self._batch.seqlens[self._key], tokens, strict=True)
+        for id_, lengths, of_tokens in lengths_of:
+            expected = [meaning.rows(length) for length in of_tokens]
+            if lengths != expected:
+                sample = self._origin.describe(id_)
+                raise self._origin.malformed(
+                    f"gave {self._key} of lengths {_few(lengths)} for sample {sample}; it must be "
+                    f"{meaning.per}: {_few(expected)} for sequences of {_few(of_tokens)} tokens"
+                )
 
-def _check_finite(sample: SequenceSample, key: str, origin: Origin) -> None:
-    """Check as float32, the dtype of all computation on them."""
-    tensor = sample.data[key]
-    if not tensor.is_floating_point():
-        return
-    bad = ~tensor.to(torch.float32).isfinite()
-    if (first := _first(tensor, bad)) is not None:
-        row, value = first
-        why = "does not fit into a float32" if math.isfinite(value) else "is not finite"
-        count = int(bad.sum())
-        others = f" ({count} of {bad.numel()} numbers)" if count > 1 else ""
-        raise origin.not_finite(
-            f"gave {key} {value:g} for {_locate(sample, key, row, origin)}, which {why}{others}"
-        )
-
-
-def _warn_of_size(sample: SequenceSample, key: str, origin: Origin) -> None:
-    tensor = sample.data[key]
-    if tensor.is_floating_point() and (first := _first(tensor, tensor.abs() > LARGEST)) is not None:
-        row, value = first
-        words = (
-            "%s has %g for %s: a float32 cannot hold its square, so standard "
-            "deviations are infinite"
-        )
-        log.warning(words, key, value, _locate(sample, key, row, origin))
-
-
-def _check_logprobs(sample: SequenceSample, key: str, origin: Origin) -> None:
-    tensor = sample.data[key]
-    if (first := _first(tensor, tensor > ROUNDING)) is not None:
-        row, value = first
-        message = f"gave {key} {value:g} for {_locate(sample, key, row, origin)}"
-        raise origin.malformed(f"{message}; a log-probability is never above 0")
-
-
-def _check_tokens(sample: SequenceSample, key: str, origin: Origin) -> None:
-    for id_, lengths in zip(sample.ids, sample.seqlens[key], strict=True):
-        if not all(lengths):
-            where = (
-                f"sequence {lengths.index(0) + 1} of {len(lengths)} of sample "
-                f"{origin.describe(id_)}"
+    def _check_finite(self) -> None:
+        """Check as float32, the dtype of all computation on them."""
+        if not self._tensor.is_floating_point():
+            return
+        bad = ~self._tensor.to(torch.float32).isfinite()
+        if (first := self._first(bad)) is not None:
+            value, where = first
+            why = "does not fit into a float32" if math.isfinite(value) else "is not finite"
+            count = int(bad.sum())
+            others = f" ({count} of {bad.numel()} numbers)" if count > 1 else ""
+            raise self._origin.not_finite(
+                f"gave {self._key} {value:g} for {where}, which {why}{others}"
             )
-            raise origin.malformed(f"gave {key} without a token for {where}")
-    tensor = sample.data[key]
-    if (first := _first(tensor, tensor < 0)) is not None:
-        row, token = first
-        raise origin.malformed(
-            f"gave {key} the token {token:.0f} for {_locate(sample, key, row, origin)}"
-        )
 
+    def _warn_of_size(self) -> None:
+        if not self._tensor.is_floating_point():
+            return
+        if (first := self._first(self._tensor.abs() > LARGEST)) is not None:
+            words = (
+                "%s has %g for %s: a float32 cannot hold its square, so standard "
+                "deviations are infinite"
+            )
+            log.warning(words, self._key, *first)
 
-def _first(tensor: torch.Tensor, bad: torch.Tensor) -> tuple[int, float] | None:
-    """The first bad number, and its row."""
-    rows = bad.nonzero()
-    if not len(rows):
-        return None
-    return int(rows[0][0]), float(tensor[tuple(rows[0])])
+    def _check_logprobs(self) -> None:
+        if (first := self._first(self._tensor > ROUNDING)) is not None:
+            value, where = first
+            raise self._origin.malformed(
+                f"gave {self._key} {value:g} for {where}; a log-probability is never above 0"
+            )
 
+    def _check_tokens(self) -> None:
+        for id_, lengths in zip(self._batch.ids, self._batch.seqlens[self._key], strict=True):
+            if not all(lengths):
+                sequence = f"sequence {lengths.index(0) + 1} of {len(lengths)}"
+                raise self._origin.malformed(
+                    f"gave {self._key} without a token for {sequence} of sample "
+                    f"{self._origin.describe(id_)}"
+                )
+        if (first := self._first(self._tensor < 0)) is not None:
+            token, where = first
+            raise self._origin.malformed(f"gave {self._key} the token {token:.0f} for {where}")
 
-def _locate(sample: SequenceSample, key: str, row: int, origin: Origin) -> str:
-    """`sample row-17 (row 17 of dataset train), sequence 2 of 4, position 7 of 30`"""
-    for id_, lengths in zip(sample.ids, sample.seqlens[key], strict=True):
-        for number, length in enumerate(lengths, start=1):
-            if row < length:
-                sequence = f", sequence {number} of {len(lengths)}" if len(lengths) > 1 else ""
-                position = f", position {row + 1} of {length}" if length > 1 else ""
-                return f"sample {origin.describe(id_)}{sequence}{position}"
-            row -= length
-    raise AssertionError("the row is in no sequence")
+    def _first(self, bad: torch.Tensor) -> tuple[float, str] | None:
+        """The first bad number, and where it is."""
+        rows = bad.nonzero()
+        if not len(rows):
+            return None
+        return float(self._tensor[tuple(rows[0])]), self._locate(int(rows[0][0]))
+
+    def _locate(self, row: int) -> str:
+        """`sample row-17 (row 17 of dataset train), sequence 2 of 4, position 7 of 30`"""
+        for id_, lengths in zip(self._batch.ids, self._batch.seqlens[self._key], strict=True):
+            for number, length in enumerate(lengths, start=1):
+                if row < length:
+                    sequence = f", sequence {number} of {len(lengths)}" if len(lengths) > 1 else ""
+                    position = f", position {row + 1} of {length}" if length > 1 else ""
+                    return f"sample {self._origin.describe(id_)}{sequence}{position}"
+                row -= length
+        raise AssertionError("the row is in no sequence")
 
 
 def _read_again(returned: Any, origin: Origin) -> SequenceSample:
@@ -337,20 +334,17 @@ def _check_ids(ids: Sequence[Hashable], asked: Sequence[Hashable], origin: Origi
         return
     missing = [id_ for id_ in asked if id_ not in set(ids)]
     strange = [id_ for id_ in ids if id_ not in set(asked)]
-    advice = "return ids=data.ids"
-    if not missing and not strange:
-        returned, expected = next(
-            pair for pair in zip(ids, asked, strict=True) if pair[0] != pair[1]
-        )
+    problems = []
+    if missing:
+        problems.append(f"nothing for sample {origin.describe(missing[0])}{_more(missing)}")
+    if strange:
+        problems.append(f"something for {strange[0]!r:.60}{_more(strange)}, not asked for")
+    if not problems:
+        pairs = zip(ids, asked, strict=True)
+        returned, expected = next((left, right) for left, right in pairs if left != right)
         where = f"{returned} where sample {origin.describe(expected)} was asked for"
-        raise origin.malformed(f"returned the samples in another order, {where}; {advice}")
-    problems = (
-        [f"nothing for sample {origin.describe(missing[0])}{_more(missing)}"] if missing else []
-    )
-    problems += (
-        [f"something for {strange[0]!r:.60}{_more(strange)}, not asked for"] if strange else []
-    )
-    raise origin.malformed(f"returned {' and '.join(problems)}; {advice}")
+        problems.append(f"the samples in another order, {where}")
+    raise origin.malformed(f"returned {' and '.join(problems)}; return ids=data.ids")
 
 
 def _plain(key: str, tensor: torch.Tensor | None, origin: Origin) -> torch.Tensor:
@@ -446,21 +440,18 @@ def measures(output: SequenceSample, of_reward: Iterable[str] = ()) -> dict[str,
     whether the most frequent final answer is right; `response_length` in tokens; `no_eos_fraction`,
     the share that was cut off.
     """
-    shown = _shown(output, of_reward).items()
-    numbers = {name: [_mean(group) for group in _groups(output, key)] for name, key in shown}
+    shown = _shown(output, of_reward)
+    numbers = {name: _means(_groups(output, key)) for name, key in shown.items()}
     if SOLVED in output.keys:
-        numbers |= _of_groups(output)
+        numbers |= _pass_rates(output)
     if PROMPT_MASK in output.keys:
-        masks = _sequences(output, PROMPT_MASK)
-        numbers["response_length"] = [
-            _mean([float((~mask).sum()) for mask in group]) for group in masks
-        ]
+        numbers["response_length"] = _means(_response_lengths(output))
     if NOT_ENDED in output.keys:
-        numbers["no_eos_fraction"] = [_mean(group) for group in _groups(output, NOT_ENDED)]
+        numbers["no_eos_fraction"] = _means(_groups(output, NOT_ENDED))
     return numbers
 
 
-def _of_groups(output: SequenceSample) -> dict[str, list[float]]:
+def _pass_rates(output: SequenceSample) -> dict[str, list[float]]:
     """`pass@k` and `majority@n`, if every prompt has the same number of responses,
     and more than one."""
     solved = [[score >= 1 for score in group] for group in _groups(output, SOLVED)]
@@ -472,29 +463,32 @@ def _of_groups(output: SequenceSample) -> dict[str, list[float]]:
     ks = [*(2**power for power in range(1, n.bit_length()) if 2**power < n), n]
     numbers = {f"pass@{k}": pass_at_k(samples, correct, k).tolist() for k in ks}
     if ANSWER_CLASSES in output.keys:
-        votes = [
-            majority([int(answer) for answer in group]) for group in _groups(output, ANSWER_CLASSES)
+        answers = _groups(output, ANSWER_CLASSES)
+        numbers[f"majority@{n}"] = [
+            _is_vote_right(*group) for group in zip(answers, solved, strict=True)
         ]
-        won = (
-            (vote is not None and group[vote]) for vote, group in zip(votes, solved, strict=True)
-        )
-        numbers[f"majority@{n}"] = list(map(float, won))
     return numbers
+
+
+def _is_vote_right(answers: Iterable[float], solved: Sequence[bool]) -> float:
+    """Whether the most frequent answer to a prompt is right: 1 or 0."""
+    vote = majority([int(answer) for answer in answers])
+    return float(vote is not None and solved[vote])
 
 
 def _groups(output: SequenceSample, key: str) -> list[list[float]]:
     """For each prompt, its responses' values under a key with one number per response."""
-    return [
-        torch.cat(list(group)).double().tolist() if group else []
-        for group in _sequences(output, key)
-    ]
+    numbers = iter(output.data[key].double().tolist())
+    return [list(islice(numbers, sum(lengths))) for lengths in output.seqlens[key]]
 
 
-def _sequences(output: SequenceSample, key: str) -> Iterator[Sequence[torch.Tensor]]:
-    pieces = iter(output.data[key].cpu().split(output.flat_seqlens(key)))
-    for group in output.seqlens[key]:
-        yield [next(pieces) for _ in group]
+def _response_lengths(output: SequenceSample) -> list[list[int]]:
+    """For each prompt, the tokens of its responses."""
+    masks = output.data[PROMPT_MASK].cpu().split(output.flat_seqlens(PROMPT_MASK))
+    tokens = (int((~mask).sum()) for mask in masks)
+    return [list(islice(tokens, len(lengths))) for lengths in output.seqlens[PROMPT_MASK]]
 
 
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers) if numbers else 0.0
+def _means(groups: Iterable[Sequence[float]]) -> list[float]:
+    """The mean of each group; 0 of an empty one."""
+    return [sum(group) / len(group) if group else 0.0 for group in groups]

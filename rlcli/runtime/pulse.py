@@ -20,7 +20,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from rlcli.processes import OwnPauses
@@ -209,28 +209,30 @@ class Pulse:
         poller.register(socket, zmq.POLLIN)
         pauses, heard, due = OwnPauses(), time.monotonic(), 0.0
         while not self._ended.is_set():
-            while not self._to_watch.empty():
-                watched.append(self._to_watch.get())
-                poller.register(watched[-1], zmq.POLLIN)
-            now = time.monotonic()
+            for monitor in self._new_monitors():
+                watched.append(monitor)
+                poller.register(monitor, zmq.POLLIN)
             heard += pauses.since_last_look()
-            if now >= due or self._is_due.is_set():
+            if time.monotonic() >= due or self._is_due.is_set():
                 self._is_due.clear()
-                due = now + BEAT_SECONDS
+                due = time.monotonic() + BEAT_SECONDS
                 self._send(socket)
             ready = dict(poller.poll(int(TICK * 1000)))
-            if socket in ready and self._is_answer(socket.recv_multipart()):
+            if ready.pop(socket, None) and self._is_answer(socket.recv_multipart()):
                 heard = time.monotonic()
                 self._answered += 1
-            for monitor in {*watched} & ready.keys():
+            for monitor in ready:
                 poller.unregister(monitor)
                 self.tell(has_lost_connection=True)
             if self._control.is_remote and time.monotonic() - heard > LOST_AFTER:
                 self._lost(f"the master has not been heard for {LOST_AFTER:.0f} s")
-        for connection in (socket, *watched):
+        for connection in (socket, *watched, *self._new_monitors()):
             connection.close(linger=0)
+
+    def _new_monitors(self) -> Iterator[Any]:
+        """The connections to watch that were added since the last call of this."""
         while not self._to_watch.empty():
-            self._to_watch.get().close(linger=0)
+            yield self._to_watch.get()
 
     def _send(self, socket: Any) -> None:
         zmq = zeromq()

@@ -71,15 +71,20 @@ class Answered:
     ) -> Answered:
         """`answers`: those of the call's ranks to `run_call`."""
         first, owned = answers[placement.ranks[0]], [answers[rank] for rank in owners(placement)]
+        seconds = {rank: answers[rank]["seconds"] for rank in placement.ranks}
+        version = int(first["version"]) // max(updates, 1)
+        scores = _sums(answer["scores"] for answer in owned)
+        counts = _sums(answer["counts"] for answer in owned)
+        dropped = {id_: why for answer in owned for id_, why in answer["dropped"].items()}
         return cls(
             mfc=mfc,
-            seconds={rank: answers[rank]["seconds"] for rank in placement.ranks},
+            seconds=seconds,
             updates=updates,
-            version=int(first["version"]) // max(updates, 1),
+            version=version,
             stats=first["stats"],
-            scores=_sums(answer["scores"] for answer in owned),
-            counts=_sums(answer["counts"] for answer in owned),
-            dropped={id_: why for answer in owned for id_, why in answer["dropped"].items()},
+            scores=scores,
+            counts=counts,
+            dropped=dropped,
         )
 
     def and_then(self, later: Answered) -> Answered:
@@ -205,19 +210,15 @@ class StepTimes:
         """Times of a step that took `seconds`: `time/moves`, and for each group of ranks
         `time/idle/<roles>`, the mean seconds in which its ranks computed nothing, and
         `time/idle_share/<roles>`, their share of the step."""
-        idle = {
-            name: max(0.0, seconds - sum(self._busy[rank] for rank in ranks) / len(ranks))
-            for name, ranks in self._groups.items()
-        }
-        named = {f"time/idle/{name}": of_group for name, of_group in idle.items()}
-        named |= {
-            f"time/idle_share/{name}": of_group / seconds
-            for name, of_group in idle.items()
-            if seconds
-        }
-        return {"time/step": seconds, **named} | (
-            {"time/moves": self._moves} if self._moves else {}
-        )
+        times = {"time/step": seconds}
+        for name, ranks in self._groups.items():
+            idle = max(0.0, seconds - sum(self._busy[rank] for rank in ranks) / len(ranks))
+            times[f"time/idle/{name}"] = idle
+            if seconds:
+                times[f"time/idle_share/{name}"] = idle / seconds
+        if self._moves:
+            times["time/moves"] = self._moves
+        return times
 
 
 class NonfiniteSteps:

@@ -4,7 +4,7 @@ on the ranks that hold them."""
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from rlcli.api.model_source import ModelSource, open_source
 from rlcli.checkpoint.families import family_of
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ResourceError
-from rlcli.recipe.dataset_sizes import check_dataset_sizes
 from rlcli.recipe.mesh import Mesh
 from rlcli.recipe.role_sources import prompt_role, tokenizer_source, weights_origin
 from rlcli.recipe.schema import Recipe
@@ -91,23 +90,6 @@ def _device_mesh(placement: RolePlacement, device_type: str) -> Any:
     )
 
 
-def training_steps(
-    recipe: Recipe, rows_of: Mapping[str, int | None], done: int = 0, samples: int = 0
-) -> int:
-    """Total number of steps of a run, from the rows of each dataset. Raises DataError if one has
-    too few, UsageError R49 if one that must know its number of rows does not.
-
-    `done` steps have already taken `samples` rows, perhaps in steps of another size.
-    """
-    check_dataset_sizes(recipe, rows_of)
-    if recipe.train.steps is not None:
-        return recipe.train.steps
-    rows = rows_of[recipe.train.dataset]
-    assert rows is not None  # ensured by `check_dataset_sizes`
-    left = rows * (recipe.train.epochs or 1) - samples
-    return done - (-left // recipe.train.prompts_per_step)
-
-
 def build_roles(
     recipe: Recipe,
     topology: Topology,
@@ -136,9 +118,10 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
     backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
     tokenizer = role_tokenizer(recipe, name)
     reads_alike = tokenizer_source(recipe, name) == tokenizer_source(recipe, prompt_role(recipe))
-    source = (
-        role_source(recipe, name, tokenizer) if role.has_weights and backend.READS_SOURCE else None
-    )
+    source = family = None
+    if role.has_weights and backend.READS_SOURCE:
+        source = role_source(recipe, name, tokenizer)
+        family = family_of(source.config.model_type)
     model = Model(
         name=name,
         module=None,
@@ -146,7 +129,7 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
         device=device,
         seed=recipe.seed,
         source=source,
-        family=family_of(source.config.model_type) if source is not None else None,
+        family=family,
         save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
         data_tokenizer=tokenizer if reads_alike else role_tokenizer(recipe, prompt_role(recipe)),
         call_deadline=recipe.launch.step_deadline,

@@ -278,23 +278,29 @@ class WeightTransfer(GivesParameters):
         before it, so it holds one message at a time, however many ranks want the same slices.
         """
         arrived = self._read(bucket.pairs[self._rank, self._rank], tensors)
-        members, group = self._channel.members, self._channel.group
+        members = self._channel.members
         position = members.index(self._rank)
         for shift in range(1, len(members)):
             target, source = members[(position + shift) % len(members)], members[position - shift]
-            operations, message = [], None
-            if leaving := self._read(bucket.pairs[self._rank, target], tensors):
-                operations.append(dist.P2POp(dist.isend, self._message(leaving), target, group))
-            if coming := bucket.pairs[source, self._rank]:
-                message = torch.empty(
-                    sum(moving.block.numbers for moving in coming) + 2 * TAIL, device=self._device
-                )
-                operations.append(dist.P2POp(dist.irecv, message, source, group))
-            for work in dist.batch_isend_irecv(operations) if operations else ():
-                work.wait()
-            if message is not None:
-                arrived += self._opened(coming, message)
+            leaving = self._read(bucket.pairs[self._rank, target], tensors)
+            arrived += self._swap(leaving, target, bucket.pairs[source, self._rank], source)
         return arrived
+
+    def _swap(
+        self, leaving: Sequence[Moved], target: int, coming: Sequence[Slice], source: int
+    ) -> list[Moved]:
+        """Send slices to one rank and receive others from another, if there are any."""
+        group = self._channel.group
+        numbers = sum(moving.block.numbers for moving in coming)
+        received = torch.empty(numbers + 2 * TAIL, device=self._device)
+        operations = []
+        if leaving:
+            operations.append(dist.P2POp(dist.isend, self._message(leaving), target, group))
+        if coming:
+            operations.append(dist.P2POp(dist.irecv, received, source, group))
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        return self._opened(coming, received) if coming else []
 
     def _read(
         self, slices: Sequence[Slice], tensors: Mapping[WeightBlock, torch.Tensor]

@@ -15,7 +15,7 @@ from rlcli import registry
 from rlcli.api.config import FinetuneSpec, ModelVersion
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
-from rlcli.api.key_meaning import AGE, ATTEMPT, PLACE
+from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.checkpoint.disk import explain_disk_errors
 from rlcli.errors import UsageError, WorkerError
@@ -72,21 +72,10 @@ NO_OUTPUT: Fields = {"batch": None, "stats": {}, "scores": {}, "counts": {}, "dr
 """What a call has to report if it is of another kind: a description of its outputs, its statistics,
 moments of the scores in its outputs and of the numbers that it counted, and the samples that it
 drops, each with the reason."""
-OPERATIONS = frozenset(
-    {
-        *(
-            "open_datasets",
-            "build",
-            "load_rows",
-            "load_samples",
-            "clear",
-            "run_call",
-            "copy_weights",
-            "describe",
-        ),
-        *("checkpoint", "verify", "restore", "save", END_LANE, LAST_REQUEST),
-    }
-)
+OPERATIONS = frozenset({
+    "open_datasets", "build", "load_rows", "load_samples", "clear", "run_call", "copy_weights",
+    "describe", "checkpoint", "verify", "restore", "save", END_LANE, LAST_REQUEST,
+})  # fmt: skip
 """What the master may ask of a rank: methods of ModelWorker."""
 
 
@@ -169,10 +158,8 @@ class ModelWorker:
         )
         self.models = {name: model for name, (model, _) in self._backed.items()}
         self._pools = connect_pools(self.recipe, self.topology, self.rank, self.run_dir)
-        changing, stored = (
-            self._held(self.recipe.changing_roles),
-            self._held(stored_roles(self.recipe)),
-        )
+        changing = self._held(self.recipe.changing_roles)
+        stored = self._held(stored_roles(self.recipe))
         collect_as_usual()
         return {
             "without_state": [name for name, model in changing.items() if not has_state(model)],
@@ -212,18 +199,18 @@ class ModelWorker:
         self,
         call: str,
         ids: Sequence[str],
+        metadata: Mapping[str, Sequence[Any]] | None = None,
         empty: Fields | None = None,
         parts: Sequence[Sequence[int]] | None = None,
-        places: Sequence[int] | None = None,
-        ages: Sequence[int] | None = None,
         step: int = 0,
     ) -> Fields:
         """Run a call on this rank's samples and store its outputs.
 
-        `step` seeds what a component may draw from global random streams. A rank of the role
-        without samples gets their description in `empty`, because it takes part in the collectives.
-        `parts` are the batches of an evaluation, the same number on every rank; `places` are the
-        samples' positions in the batch of a training step, `ages` their staleness in steps.
+        `metadata` is what the samples get for this call: their positions in the batch of a training
+        step, their staleness in steps. A rank of the role without samples gets their description in
+        `empty`, because it takes part in the collectives. `parts` are the batches of an evaluation,
+        the same number on every rank. `step` seeds what a component may draw from global random
+        streams.
         """
         mfc = self.calls[call]
         began = time.perf_counter()
@@ -231,18 +218,10 @@ class ModelWorker:
         if not is_pooled:
             seed_global_streams(self.recipe.seed, call, step, self.rank)
         self._check_weights(mfc.model_name)
-        data = (
-            self.samples.gather(ids, mfc.input_keys)
-            if empty is None
-            else _without_samples(empty, self.device)
-        )
-        data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
-        if places is not None:
-            data.metadata[PLACE] = list(places)
-        if ages is not None:
-            data.metadata[AGE] = list(ages)
+        data = self._inputs(mfc, ids, empty)
+        data.metadata |= {name: list(values) for name, values in (metadata or {}).items()}
         version = self.models[mfc.model_name].version.global_step
-        answer = NO_OUTPUT | self._compute(mfc, data, parts, step)
+        answer = NO_OUTPUT | self._compute(mfc, data, parts or [], step)
         if copy_hook(mfc) is None:
             self._offload_after(mfc)
         if not is_pooled:
@@ -255,41 +234,45 @@ class ModelWorker:
             hint = "resume the run from its last checkpoint"
             raise WorkerError(message, where=f"rank {self.rank}", hint=hint, code="F18")
 
+    def _inputs(self, mfc: MFCDef, ids: Sequence[str], empty: Fields | None) -> SequenceSample:
+        """What a call reads, under the interface's names."""
+        if empty is None:
+            data = self.samples.gather(ids, mfc.input_keys)
+        else:
+            data = _without_samples(empty, self.device)
+        data.remap_keys_({old: new for old, new in mfc.input_key_remap.items() if old in data.keys})
+        return data
+
     def _compute(
-        self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]] | None, step: int
+        self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]], step: int
     ) -> Fields:
-        """Call the interface, in this process or in the role's pool; returns its statistics, or a
-        description of its outputs, which are stored."""
-        model, interface, pool = (
-            self.models[mfc.model_name],
-            self._interfaces.of(mfc),
-            self._pools.get(mfc.model_name),
-        )
-        kind, origin = mfc.interface_type.value, self._origin(mfc)
+        """Returns the call's statistics, or a description of its outputs, which are stored."""
+        origin = self._origin(mfc)
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
-            return {
-                "stats": read_stats(
-                    call_interface(interface, kind, model, data, mfc.mb_spec), origin
-                )
-            }
+            return {"stats": read_stats(self._call_interface(mfc, data, mfc.mb_spec), origin)}
         if mfc.interface_type is ModelInterfaceType.EVALUATE:
-            batches = [data.select_indices(part) for part in parts or []]
-            return {"stats": read_stats(call_interface(interface, kind, model, batches), origin)}
+            batches = [data.select_indices(part) for part in parts]
+            return {"stats": read_stats(self._call_interface(mfc, batches), origin)}
         before = versions(data)
-        returned = (
-            pool.run(mfc.name, step, data)
-            if pool
-            else call_interface(interface, kind, model, data, mfc.mb_spec)
-        )
+        if (pool := self._pools.get(mfc.model_name)) is not None:
+            returned = pool.run(mfc.name, step, data)
+        else:
+            returned = self._call_interface(mfc, data, mfc.mb_spec)
         warn_of_changes(mfc.name, data, before)
+        return self._take_in(mfc, data, returned, origin)
+
+    def _call_interface(self, mfc: MFCDef, *args: Any) -> Any:
+        model, interface = self.models[mfc.model_name], self._interfaces.of(mfc)
+        return call_interface(interface, mfc.interface_type.value, model, *args)
+
+    def _take_in(self, mfc: MFCDef, data: SequenceSample, returned: Any, origin: Origin) -> Fields:
+        """Check, measure and store what a call returned for `data`; returns its description."""
         output, counts, dropped = read_output(mfc, data, returned, origin, self.device)
         names = output_names(mfc)
         if missing := [key for key in names if key not in output.keys]:
+            component = mfc.interface_impl.type_
             raise UsageError(
-                (
-                    f"{mfc.interface_impl.type_} did not produce {', '.join(missing)}, which "
-                    f"call {mfc.name} promises"
-                ),
+                f"{component} did not produce {', '.join(missing)}, which call {mfc.name} promises",
                 hint="correct the WRITES of its class, or the call's outputs",
                 code="R71",
             )
@@ -297,20 +280,17 @@ class ModelWorker:
         output.remap_keys_(names)
         self.samples.add(output)
         scores = scores_of(output, names, evaluates=mfc.name in self._evaluating)
-        averaged = {name: Moments.of(numbers) for name, numbers in scores.items()} | sums
         return {
             "batch": output.meta().as_json(),
-            "scores": averaged,
+            "scores": {name: Moments.of(numbers) for name, numbers in scores.items()} | sums,
             "counts": counts,
             "dropped": dropped,
         }
 
     def _origin(self, mfc: MFCDef) -> Origin:
         if mfc.name not in self._origins:
-            interface, has_model = (
-                self._interfaces.of(mfc),
-                self.models[mfc.model_name].module is not None,
-            )
+            interface = self._interfaces.of(mfc)
+            has_model = self.models[mfc.model_name].module is not None
             self._origins[mfc.name] = origin_of_call(
                 self.recipe, mfc, interface, has_model, self._describe_sample
             )
@@ -380,24 +360,19 @@ class ModelWorker:
         writes; they no longer change."""
         stored = self._held(stored_roles(self.recipe))
         copies = copy_roles(stored, self.topology, self.rank)
-        target, finished = (
-            Path(folder),
-            [self.samples.sample(id_).select(keys) for id_, keys in samples.items()],
-        )
+        target = Path(folder)
+        finished = [self.samples.sample(id_).select(keys) for id_, keys in samples.items()]
 
         def write() -> list[Path]:
-            return write_roles(copies, stored, target, self.rank) + write_samples(
-                finished, target, self.rank
-            )
+            files = write_roles(copies, stored, target, self.rank)
+            return files + write_samples(finished, target, self.rank)
 
         write_and_report(target, step, self.rank, write, self.report)
-        return {
-            "versions": {name: vars(model.version) for name, model in self.models.items()},
-            "interfaces": {
-                name: self._interfaces.of(mfc).state_dict()
-                for name, mfc in self._own_calls().items()
-            },
+        states = {
+            name: self._interfaces.of(mfc).state_dict() for name, mfc in self._own_calls().items()
         }
+        trained = {name: vars(model.version) for name, model in self.models.items()}
+        return {"versions": trained, "interfaces": states}
 
     def verify(self, folder: str, files: Sequence[Fields]) -> Fields:
         """Verify this rank's share of the files of a checkpoint,
@@ -426,24 +401,21 @@ class ModelWorker:
         """Store samples of batch size 1; returns their description, None if there are none."""
         for sample in samples:
             self.samples.add(sample)
-        return {
-            "batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json()
-            if samples
-            else None
-        }
+        if not samples:
+            return {"batch": None}
+        return {"batch": SequenceSample.gather([sample.meta() for sample in samples]).as_json()}
 
     # -- ending ------------------------------------------------------------------------------------
 
     def save(self, role: str, folder: str) -> Fields:
         """Save a role; every rank of the role takes part."""
-        trainer = next(
-            (m for m in self.calls.values() if m.model_name == role and m.is_train), None
-        )
+        model = self.models[role]
+        trainers = [mfc for mfc in self.calls.values() if mfc.model_name == role and mfc.is_train]
         with explain_disk_errors(Path(folder)):
-            if trainer is not None:
-                self._interfaces.of(trainer).save(self.models[role], folder)
+            if trainers:
+                self._interfaces.of(trainers[0]).save(model, folder)
             else:
-                self.models[role].module.save_to_hf(self.models[role].tokenizer, folder)
+                model.module.save_to_hf(model.tokenizer, folder)
         return {}
 
     def shutdown(self) -> Fields:

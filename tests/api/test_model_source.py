@@ -17,8 +17,9 @@ from rlcli.api.model_source import open_source
 from rlcli.api.value_model import value_head
 from rlcli.checkpoint.huggingface import load_tokenizer
 from rlcli.errors import ModelError
+from rlcli.recipe.dataset_sizes import training_steps
 from rlcli.recipe.resolve import load_recipe
-from rlcli.runtime.roles import build_roles, training_steps
+from rlcli.runtime.roles import build_roles
 from rlcli.testing.tiny_models import VOCABULARY, tiny_config, tiny_model
 from rlcli.topology import plan_topology
 

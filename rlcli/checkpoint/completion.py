@@ -214,12 +214,11 @@ class Commits:
             ]
         except ResourceError:
             return []
+        if not unmentioned:
+            return []
         self._mentioned.update(unmentioned)
-        names = ", ".join(path.name for path in unmentioned[:5]) + (
-            " …" if len(unmentioned) > 5 else ""
-        )
-        return (
-            [f"kept in {self._folder}, as these may not be checkpoints of this run: {names}"]
-            if unmentioned
-            else []
-        )
+        names = ", ".join(path.name for path in unmentioned[:5])
+        rest = " …" if len(unmentioned) > 5 else ""
+        return [
+            f"kept in {self._folder}, as these may not be checkpoints of this run: {names}{rest}"
+        ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.checkpoint.commit import begin, seal, write_json
+from rlcli.checkpoint.completion import MASTER, Commits, RunIdentity
 from rlcli.checkpoint.disk import check_free_space, disk_failure
 from rlcli.checkpoint.manifest import FileDigest, read_manifest
 from rlcli.checkpoint.state import writer_of
@@ -28,9 +29,8 @@ from rlcli.errors import (
 from rlcli.observe.display import Display
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.schema import Checkpoint, Recipe
-from rlcli.runtime.commits import MASTER, Commits, RunIdentity
 from rlcli.runtime.data_order import StepSizes
-from rlcli.runtime.messages import WRITTEN, Report
+from rlcli.runtime.messages import WRITTEN, Fields, Report
 from rlcli.runtime.ranks import Answers, Ranks
 from rlcli.topology import Topology
 
@@ -91,6 +91,10 @@ class RunState:
                 code="F85",
             )
         return cls(**fields)
+
+
+BEGINNING = RunState(step=0, samples=0, drawn=0, datasets={})
+"""The state of a run that resumes nothing."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,12 @@ class Checkpoints:
         display: Display,
     ):
         folder = self.folder = run.checkpoints
+        self.are_possible = True
+        """Whether all engines can be checkpointed."""
+        self.newest = 0
+        """The step of the last checkpoint that was begun, or that the run continued from."""
+        self._waited: float | None = None
+        """Seconds that training has waited for a checkpoint since the last record."""
         self._identity = identity
         self._recipe = recipe
         self._topology = topology
@@ -199,7 +209,7 @@ class Checkpoints:
 
     def starts_from(self, step: int) -> None:
         """The run continues from the checkpoint of a step."""
-        self._commits.committed = step
+        self._commits.committed = self.newest = step
 
     def check_room(self, size: int) -> None:
         """Check before the run that the disk has room for all checkpoints of `size` bytes that it
@@ -214,7 +224,7 @@ class Checkpoints:
     async def take(
         self,
         state: RunState,
-        metrics: Mapping[str, Any],
+        metrics: Mapping[str, float],
         sync: Callable[[], None],
         samples: Mapping[int, dict[str, list[str]]] | None = None,
     ) -> None:
@@ -225,6 +235,8 @@ class Checkpoints:
         flushes the lines of the steps up to this one to disk, or raises ResourceError: a run that
         resumes here keeps them.
         """
+        began = time.perf_counter()
+        self.newest = state.step
         await self.settle(wait=True)
         self._display.phase("copying a checkpoint")
         try:
@@ -232,17 +244,19 @@ class Checkpoints:
             folder = begin(self.folder, state.step, self._identity.run_id, self._size)
         except ResourceError as error:
             self._count_failure(state.step, error)
-            return
-        numbers = {
-            name: float(value) for name, value in metrics.items() if isinstance(value, int | float)
-        }
-        self._commits.begin(state.step, folder, numbers)
+        else:
+            self._commits.begin(state.step, folder, dict(metrics))
+            await self._write(state, folder, samples or {})
+        self._waited = time.perf_counter() - began
+
+    async def _write(
+        self, state: RunState, folder: Path, samples: Mapping[int, dict[str, list[str]]]
+    ) -> None:
+        """Have the ranks copy their parts of a checkpoint and write them;
+        write the master's part."""
+        of_all = {"folder": str(folder), "step": state.step}
         requests = {
-            rank: {
-                "folder": str(folder),
-                "step": state.step,
-                "samples": (samples or {}).get(rank, {}),
-            }
+            rank: {**of_all, "samples": samples.get(rank, {})}
             for rank in range(self._topology.world_size)
         }
         answers = await self._ranks.ask("checkpoint", requests)
@@ -265,6 +279,19 @@ class Checkpoints:
             ) from error
         if not self._recipe.checkpoint.asynchronous:
             await self.settle(wait=True)
+
+    def drain_times(self) -> dict[str, float]:
+        """`time/checkpoint`, if there was one since the last call of this."""
+        waited, self._waited = self._waited, None
+        return {} if waited is None else {"time/checkpoint": waited}
+
+    def check_committed(self, step: int) -> None:
+        """Check at the end of a run that the checkpoint of its last step is committed. Raises
+        ResourceError F28."""
+        if self.committed != step:
+            problem = f"step {step}, the last one, is not committed; the warning above says why"
+            hint = "make room, then rlcli resume"
+            raise ResourceError(problem, where=str(self.folder), hint=hint, code="F28")
 
     async def settle(self, wait: bool = False) -> None:
         """Report what became of checkpoints; `wait` until none is being written. Raises errors from
@@ -356,11 +383,11 @@ async def verify_on_ranks(
     reading."""
     manifest = read_manifest(checkpoint)
     shares = shared_out(manifest.files.values(), world_size)
-    asked = {
-        rank: {"folder": str(checkpoint), "files": [file.as_json() for file in share]}
-        for rank, share in enumerate(shares)
-        if share
-    }
+    asked: dict[int, Fields] = {}
+    for rank, share in enumerate(shares):
+        if share:
+            files = [file.as_json() for file in share]
+            asked[rank] = {"folder": str(checkpoint), "files": files}
     answers = await ranks.ask("verify", asked, deadline + manifest.size / SLOWEST)
     return [ModelError(**fault) for rank in sorted(answers) for fault in answers[rank]["faults"]]
 

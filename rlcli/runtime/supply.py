@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -21,7 +21,7 @@ from rlcli.recipe.graph import train_graph
 from rlcli.recipe.schema import Recipe
 from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import RunState, Start
-from rlcli.runtime.data_order import DataOrder, StepSizes
+from rlcli.runtime.data_order import DataOrder, StepSizes, training_id
 from rlcli.runtime.flow import Batch, Flow, Gate
 from rlcli.runtime.report import Answered
 from rlcli.runtime.samples import Admission, Chunk, Draw, Ready, SampleQueue, Samples, StepSamples
@@ -40,44 +40,79 @@ class Step(Batch):
         return self.samples.ledger(state, self.versions)
 
 
+@dataclass(frozen=True)
+class Stages:
+    """The calls of training: those that samples go through before a step takes them, and those of
+    the step."""
+
+    graph: list[MFCDef]
+    before: list[MFCDef]
+    is_ahead: bool
+    """Whether samples are made ahead of all steps."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Stages:
+        """If generation may be stale, the calls that may run ahead of all steps come before;
+        otherwise, if calls may drop samples, those that choose a batch. The others need the whole
+        batch, or wait for calls that do."""
+        graph = train_graph(recipe)
+        if recipe.train.max_staleness and (ahead := calls_ahead(graph)):
+            return cls(graph, ahead, is_ahead=True)
+        if not any(mfc.drops for mfc in graph):
+            return cls(graph, [], is_ahead=False)
+        linked, of_step = CallGraph(graph), {mfc.name for mfc in graph if mfc.needs_batch}
+        late = of_step.union(*(linked.after(name) for name in of_step))
+        return cls(graph, [mfc for mfc in graph if mfc.name not in late], is_ahead=False)
+
+    @property
+    def of_step(self) -> list[MFCDef]:
+        """The calls that a batch goes through."""
+        return [mfc for mfc in self.graph if mfc not in self.before]
+
+    @property
+    def sampling_roles(self) -> set[str]:
+        """Roles whose weights generate samples before training."""
+        return {mfc.model_name for mfc in self.before if mfc.interface_type is GENERATE}
+
+
 class Supply:
     """The samples of a run, on their way to training."""
 
     def __init__(
         self,
         recipe: Recipe,
+        stages: Stages,
         calls: Calls,
         flow: Flow,
-        samples: Samples,
-        sizes: StepSizes,
+        rows: int | None,
         steps: int,
+        state: RunState,
+        ready: Sequence[Ready],
         should_stop: Callable[[], bool],
     ):
-        """`steps`: of the run."""
-        self.samples = samples
-        self.sizes = sizes
-        self.is_ahead = bool(samples.rule.max_staleness)
-        """Whether samples are made ahead of all steps."""
+        """`rows`: of the training dataset, None for a stream; `steps`: of the run; `state`: what it
+        resumes from; `ready`: samples of the state that steps may still take."""
+        self.sizes = _sizes(recipe, rows, state)
+        self.samples = Samples(
+            _queue(recipe, rows, state, ready),
+            stages.before,
+            _admission(recipe, stages),
+            state.samples,
+            ready,
+            state.step,
+        )
         self.failure: DataError | None = None
         """Why no further step can begin: too many samples were dropped."""
+        self.opened = state.step
+        """Steps that have taken their samples."""
+        self._stages = stages
         self._calls = calls
         self._flow = flow
-        self._before = before = calls_before_training(recipe)
-        self.calls_in_steps = [mfc for mfc in train_graph(recipe) if mfc not in before]
-        """The calls that a batch goes through."""
-        self.steps = steps
-        self.opened = sizes.first_step
-        """Steps that have taken their samples."""
+        self._steps = steps
         self._should_stop = should_stop
-        self._graph = train_graph(recipe)
         self._dataset = recipe.train.dataset
-        may_be_short = recipe.trained_roles and any(mfc.drops for mfc in self._graph)
-        self._epochs = recipe.train.epochs if may_be_short else None
-        """Passes over the data after which the run ends if samples may be dropped, perhaps before
-        the planned steps."""
-        self._roles = {mfc.model_name for mfc in before if mfc.interface_type is GENERATE}
-        """Roles whose weights generate samples."""
-        self._gates = {mfc.name: Gate() for mfc in before} if self.is_ahead else {}
+        self._epochs = _epochs_at_most(recipe, stages.graph)
+        self._gates = {mfc.name: Gate() for mfc in stages.before} if stages.is_ahead else {}
         self._reports: dict[int, dict[str, Answered]] = {}
         """Chunk → what its calls answered, if no step has reported it."""
         self._last_expired = 0
@@ -91,17 +126,22 @@ class Supply:
 
     @property
     def _are_rows_drawn(self) -> bool:
-        queue, rows = self.samples.queue, self.sizes.rows
-        if self._epochs is None or rows is None or queue.position < self._epochs * rows:
-            return False
-        return all(draw.epoch >= self._epochs for draw in queue.returned)
+        queue = self.samples.queue
+        return queue.position >= self._end and all(
+            draw.epoch >= self._epochs for draw in queue.returned
+        )
+
+    @property
+    def _end(self) -> float:
+        """Rows of all epochs."""
+        return math.inf if self.sizes.rows is None else self._epochs * self.sizes.rows
 
     # -- making samples ----------------------------------------------------------------------------
 
     async def next_step(self, number: int) -> Step | None:
         """A step with its samples, once they are there; None if the run ends before it."""
         step, size = Step(f"step {number + 1}", StepSamples([]), number), self.sizes.size(number)
-        if self.is_ahead:
+        if self._stages.is_ahead:
             await self._flow.progress.until(lambda: self._is_over or self._has(size, number))
         elif not self._is_over:
             await self._make_batch(size, step)
@@ -111,14 +151,14 @@ class Supply:
         step.samples = self.samples.take(size)
         self._calls.forget(step.samples.surplus)
         self._flow.progress.note()
-        if self.is_ahead:
+        if self._stages.is_ahead:
             step.ages = {sample.id: sample.staleness(number) for sample in step.samples.batch}
         return step
 
     async def make_ahead(self) -> None:
         """Keep samples in progress, as many as later steps may take, and no more than the run
         needs. Never ends, but if each step makes its own."""
-        if not self.is_ahead:
+        if not self._stages.is_ahead:
             return
         async with asyncio.TaskGroup() as chunks:
             while True:
@@ -151,13 +191,13 @@ class Supply:
     async def _make(self, chunk: Chunk, batch: Batch) -> None:
         """Have a chunk go through the calls before training."""
         await self._load(chunk)
-        await self._flow.go_through(self._before, batch)
+        await self._flow.go_through(self._stages.before, batch)
         try:
             dropped = self.samples.end(chunk, batch.versions)
         except DataError as error:
             self.failure, dropped = error, []
         self._calls.forget(dropped)
-        if self.is_ahead:
+        if self._stages.is_ahead:
             self._reports[chunk.number] = batch.reports
         self._flow.progress.note()
 
@@ -166,14 +206,15 @@ class Supply:
         draws = chunk.draws
         while draws:
             rows = [(draw.id, draw.row, draw.attempt) for draw in draws]
-            missing, length = await self._calls.load(self._graph, self._dataset, rows)
+            missing, length = await self._calls.load(self._stages.graph, self._dataset, rows)
             draws = self.samples.redraw(chunk, missing, length) if missing else []
 
     def _limit(self) -> float:
         """How many samples may be accepted while the weights that there are generate them. Once all
         rows are drawn: as many as fill the last batch, which is known when none is in progress."""
-        version = self._flow.versions.of(self._roles)
-        most = self.sizes.position(min(version + self.samples.rule.max_staleness + 1, self.steps))
+        version = self._flow.versions.of(self._stages.sampling_roles)
+        newest = min(version + self.samples.rule.max_staleness + 1, self._steps)
+        most = self.sizes.position(newest)
         if not self._are_rows_drawn:
             return min(most, self.samples.accepted + self._rows_left)
         if self.samples.running:
@@ -184,16 +225,13 @@ class Supply:
     @property
     def _rows_left(self) -> float:
         """Rows of the epochs that may still be drawn: no chunk reaches beyond them."""
-        if self._epochs is None or self.sizes.rows is None:
-            return math.inf
         queue = self.samples.queue
-        return max(0, self._epochs * self.sizes.rows - queue.position) + len(queue.returned)
+        return max(0, self._end - queue.position) + len(queue.returned)
 
     @property
     def _is_over(self) -> bool:
-        return (
-            self.failure is not None or self.is_used_up or (self.is_ahead and self._should_stop())
-        )
+        is_stopped = self._stages.is_ahead and self._should_stop()
+        return self.failure is not None or self.is_used_up or is_stopped
 
     def _has(self, size: int, step: int) -> bool:
         """Whether a step can begin. Samples that have become too stale for it are given back."""
@@ -202,6 +240,21 @@ class Supply:
         return self.samples.has(size)
 
     # -- reporting ---------------------------------------------------------------------------------
+
+    def ready_names(self) -> dict[str, str]:
+        """Sample that no step has taken → its dataset's name for it."""
+        return self._calls.names([sample.id for sample in self.samples.ready])
+
+    def as_state(self, step: int, ready: Mapping[str, str]) -> dict[str, Any]:
+        """What a run that resumes after so many steps must know; `ready`: see `ready_names`."""
+        samples, queue = self.samples, self.samples.queue
+        return {
+            "samples": self.sizes.position(step),
+            "drawn": queue.position,
+            "pass_rows": queue.pass_rows,
+            "returned": list(samples.waiting()),
+            "ready": [sample.as_json() | {"name": ready[sample.id]} for sample in samples.ready],
+        }
 
     def drain_drops(self) -> list[dict[str, Any]]:
         """Ledger entries: the samples dropped since the last call of this,
@@ -218,116 +271,102 @@ class Supply:
         for chunk in sorted(number for number in self._reports if number <= newest):
             for name, answered in self._reports.pop(chunk).items():
                 ahead[name] = ahead[name].and_then(answered) if name in ahead else answered
-        in_order = [ahead[mfc.name] for mfc in self._before if mfc.name in ahead]
-        return [*in_order, *step.reports_in(self._graph)]
+        in_order = [ahead[mfc.name] for mfc in self._stages.before if mfc.name in ahead]
+        return [*in_order, *step.reports_in(self._stages.graph)]
 
     def numbers(self, step: Step) -> dict[str, float]:
         """Numbers for the metrics: on the samples that a step took, and the fate of others since
         the step before."""
-        reasons = [reason for mfc in self._graph for reason in mfc.drops]
-        if self.is_ahead:
-            return {name: float(number) for name, number in self._numbers_ahead(step).items()}
+        if self._stages.is_ahead:
+            numbers = _lags_of_roles(step, self._stages.before) | self._fates(step)
+            numbers |= _lags(step, self.samples.rule.max_staleness)
+            numbers |= {f"queue/{call}": gate.waiting for call, gate in self._gates.items()}
+            return {name: float(number) for name, number in numbers.items()}
+        reasons = [reason for mfc in self._stages.graph for reason in mfc.drops]
         return step.samples.counts(reasons) if reasons else {}
 
-    def _numbers_ahead(self, step: Step) -> dict[str, float]:
-        samples, batch = self.samples, step.samples.batch
-        lags = Counter(sample.staleness(step.number) for sample in batch)
+    def _fates(self, step: Step) -> dict[str, float]:
+        """What became of the samples made ahead, since the step before."""
+        samples = self.samples
+        expired, self._last_expired = samples.expired - self._last_expired, samples.expired
+        version = self._flow.versions.of(self._stages.sampling_roles)
         dropped = self._dropped + Counter(drop.reason for drop in step.samples.drops.values())
-        expired, self._last_expired, self._dropped = (
-            samples.expired - self._last_expired,
-            samples.expired,
-            Counter(),
-        )
-        numbers: dict[str, float] = {}
-        for mfc in self._before:
-            versions = [
-                sample.versions[mfc.name] for sample in batch if mfc.name in sample.versions
-            ]
-            if versions:
-                mean_lag = sum(step.number - version for version in versions) / len(versions)
-                numbers[f"{mfc.model_name}/staleness"] = mean_lag
-        numbers |= {
-            "samples/ahead": samples.accepted
-            - self.sizes.position(self._flow.versions.of(self._roles)),
+        retried = sum(sample.draw.attempt > 0 for sample in step.samples.batch)
+        reasons = [reason for mfc in self._stages.before for reason in mfc.drops]
+        self._dropped = Counter()
+        return {
+            "samples/ahead": samples.accepted - self.sizes.position(version),
             "samples/running": samples.running,
             "samples/ready": len(samples.ready),
             "samples/expired": expired,
             "samples/dropped": dropped.total(),
-            "samples/retried": sum(sample.draw.attempt > 0 for sample in batch),
+            "samples/retried": retried,
+            **{f"samples/dropped/{reason}": dropped[reason] for reason in reasons},
         }
-        numbers |= {
-            f"samples/dropped/{reason}": dropped[reason]
-            for mfc in self._before
-            for reason in mfc.drops
-        }
-        numbers |= {"staleness/min": min(lags), "staleness/max": max(lags)}
-        allowed = range(samples.rule.max_staleness + 1)
-        numbers |= {f"staleness/share_{lag}": lags[lag] / len(batch) for lag in allowed}
-        return numbers | {f"queue/{call}": gate.waiting for call, gate in self._gates.items()}
 
 
-async def make_supply(
-    recipe: Recipe,
-    calls: Calls,
-    flow: Flow,
-    rows: int | None,
-    steps: int,
-    start: Start | None,
-    should_stop: Callable[[], bool],
-) -> Supply:
-    """`rows`: of the training dataset, None for a stream; `steps`: of the run."""
-    train, graph, state = (
-        recipe.train,
-        train_graph(recipe),
-        start.state if start is not None else None,
-    )
-    first, taken = (state.step, state.samples) if state is not None else (0, 0)
-    end = rows * (train.epochs or 1) if rows is not None and recipe.takes_each_row_once else None
-    sizes = StepSizes(rows, train.prompts_per_step, first, taken, end)
-    before = calls_before_training(recipe)
-    rule = _admission(recipe)
-    ready = (
-        await _restore(start, calls, graph, before)
-        if start is not None and rule.max_staleness
-        else []
-    )
-    if rows is not None:
-        order = DataOrder(rows, recipe.seed, train.shuffle)
+def _epochs_at_most(recipe: Recipe, graph: Sequence[MFCDef]) -> float:
+    """Passes over the data after which the run ends if samples may be dropped, perhaps before the
+    planned steps."""
+    may_be_short = recipe.trained_roles and any(mfc.drops for mfc in graph)
+    epochs = recipe.train.epochs if may_be_short else None
+    return math.inf if epochs is None else epochs
+
+
+def _lags(step: Step, most: int) -> dict[str, float]:
+    """How many steps the weights that generated a step's samples lag, at `most`."""
+    batch = step.samples.batch
+    lags = Counter(sample.staleness(step.number) for sample in batch)
+    shares = {f"staleness/share_{lag}": lags[lag] / len(batch) for lag in range(most + 1)}
+    return {"staleness/min": min(lags), "staleness/max": max(lags), **shares}
+
+
+def _lags_of_roles(step: Step, before: Sequence[MFCDef]) -> dict[str, float]:
+    """`<role>/staleness`: mean lag of a generating role's weights."""
+    lags: dict[str, float] = {}
+    for mfc in before:
+        of_call = [
+            step.number - sample.versions[mfc.name]
+            for sample in step.samples.batch
+            if mfc.name in sample.versions
+        ]
+        if of_call:
+            lags[f"{mfc.model_name}/staleness"] = sum(of_call) / len(of_call)
+    return lags
+
+
+def _sizes(recipe: Recipe, rows: int | None, state: RunState) -> StepSizes:
+    end = None
+    if rows is not None and recipe.takes_each_row_once:
+        end = rows * (recipe.train.epochs or 1)
+    return StepSizes(rows, recipe.train.prompts_per_step, state.step, state.samples, end)
+
+
+def _queue(
+    recipe: Recipe, rows: int | None, state: RunState, ready: Sequence[Ready]
+) -> SampleQueue:
+    """First the samples that a checkpoint had finished but that are no longer `ready`,
+    then those it gives back."""
+    if rows is None:
+        order = DataOrder(state.pass_rows, shuffle=False)
     else:
-        order = DataOrder(state.pass_rows if state is not None else None, shuffle=False)
-    samples = Samples(_queue(order, state, ready), before, rule, taken, ready, first)
-    return Supply(recipe, calls, flow, samples, sizes, steps, should_stop)
+        order = DataOrder(rows, recipe.seed, recipe.train.shuffle)
+    still_ready = {sample.id for sample in ready}
+    finished = [Draw(*fields["draw"]) for fields in state.ready]
+    again = [draw.again for draw in finished if draw.id not in still_ready]
+    return SampleQueue(order, state.drawn, [*again, *(Draw(*fields) for fields in state.returned)])
 
 
-def runs_ahead(recipe: Recipe) -> bool:
-    """Whether samples are made ahead of all steps."""
-    return bool(recipe.train.max_staleness and calls_ahead(train_graph(recipe)))
-
-
-def calls_before_training(recipe: Recipe) -> list[MFCDef]:
-    """The calls that samples go through before a step takes them: if generation may be stale, those
-    that may run ahead of all steps; otherwise, if calls may drop samples, those that choose a
-    batch. The others need the whole batch, or wait for calls that do."""
-    graph = train_graph(recipe)
-    if runs_ahead(recipe):
-        return calls_ahead(graph)
-    if not any(mfc.drops for mfc in graph):
-        return []
-    linked, of_step = CallGraph(graph), {mfc.name for mfc in graph if mfc.needs_batch}
-    late = of_step.union(*(linked.after(name) for name in of_step))
-    return [mfc for mfc in graph if mfc.name not in late]
-
-
-def _admission(recipe: Recipe) -> Admission:
-    train, replaces, is_ahead = recipe.train, bool(recipe.trained_roles), runs_ahead(recipe)
+def _admission(recipe: Recipe, stages: Stages) -> Admission:
+    train, replaces = recipe.train, bool(recipe.trained_roles)
     chunk = train.prompts_per_draw
-    if is_ahead:
+    if stages.is_ahead:
         chunk = chunk or train.prompts_per_step
-    elif not replaces or not calls_before_training(recipe):
+    elif not replaces or not stages.before:
         chunk = None
     return Admission(
         train.prompts_per_step,
-        train.max_staleness if is_ahead else 0,
+        train.max_staleness if stages.is_ahead else 0,
         chunk,
         train.max_redraws,
         takes_freshest=train.take_first == "freshest",
@@ -335,30 +374,15 @@ def _admission(recipe: Recipe) -> Admission:
     )
 
 
-async def _restore(
-    start: Start, calls: Calls, graph: Sequence[MFCDef], before: Sequence[MFCDef]
-) -> list[Ready]:
+async def restored_samples(start: Start, calls: Calls, stages: Stages) -> list[Ready]:
     """The samples of a checkpoint that need not be generated again: those that have all keys that
     the calls before training now produce."""
-    if not start.state.ready:
+    if not start.state.ready or not stages.is_ahead:
         return []
     saved = [Ready.from_json(fields) for fields in start.state.ready]
-    names = {
-        sample.id: fields["name"] for sample, fields in zip(saved, start.state.ready, strict=True)
-    }
-    await calls.restore(graph, str(start.folder), names)
-    produced = [key for mfc in before for key in mfc.produced_keys]
+    names = {training_id(*fields["draw"][:2]): fields["name"] for fields in start.state.ready}
+    await calls.restore(stages.graph, str(start.folder), names)
+    produced = [key for mfc in stages.before for key in mfc.produced_keys]
     lacking = {id_ for id_ in names if not calls.buffer.holders(id_, produced)}
     calls.forget(list(lacking))
     return [sample for sample in saved if sample.id not in lacking]
-
-
-def _queue(order: DataOrder, state: RunState | None, ready: Sequence[Ready]) -> SampleQueue:
-    """First the samples that a checkpoint had finished but that are no longer `ready`,
-    then those it gives back."""
-    if state is None:
-        return SampleQueue(order)
-    still_ready = {sample.id for sample in ready}
-    finished = [Draw(*fields["draw"]) for fields in state.ready]
-    again = [draw.again for draw in finished if draw.id not in still_ready]
-    return SampleQueue(order, state.drawn, [*again, *(Draw(*fields) for fields in state.returned)])

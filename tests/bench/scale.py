@@ -41,14 +41,15 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.key_meaning import MEANINGS, PROMPTS
+from rlcli.checkpoint.completion import RunIdentity
 from rlcli.observe.display import PlainDisplay
 from rlcli.observe.run_directory import RunDirectory
 from rlcli.recipe.graph import train_graph
 from rlcli.recipe.resolve import load_recipe
 from rlcli.recipe.schema import Recipe
-from rlcli.runtime.commits import RunIdentity
-from rlcli.runtime.master import MasterWorker, open_outputs
+from rlcli.runtime.master import MasterWorker
 from rlcli.runtime.messages import LARGEST, MOVE, Reply, Report, Request, pack, unpack
+from rlcli.runtime.record import open_outputs
 from rlcli.topology import Topology, plan_topology
 
 TESTS = Path(__file__).parents[1]

@@ -1,0 +1,195 @@
+"""Writes finished steps down: their numbers, responses and samples, in the run's files and on the
+terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.api.dataflow import ModelInterfaceType
+from rlcli.checkpoint.disk import explain_disk_errors
+from rlcli.errors import ResourceError
+from rlcli.files import sync_folder
+from rlcli.observe.display import Display
+from rlcli.observe.json_lines import JsonLines, Warn
+from rlcli.observe.metrics import MetricsWriter
+from rlcli.observe.run_directory import RunDirectory
+from rlcli.observe.samples import SampleRecord, SampleWriter
+from rlcli.recipe.components import sources_of
+from rlcli.recipe.graph import train_graph
+from rlcli.recipe.schema import Recipe
+from rlcli.runtime.calls import Calls
+from rlcli.runtime.checkpoints import RunState
+from rlcli.runtime.evaluation import Evaluated
+from rlcli.runtime.messages import Fields
+from rlcli.runtime.ranks import Ranks
+from rlcli.runtime.report import Answered, Incidents, NonfiniteSteps, Totals, named_reports
+from rlcli.runtime.supply import Step, Supply
+
+LAST_TRIES, PAUSE = 10, 0.5
+"""Attempts to write the last lines of a run, and seconds between them."""
+
+
+class Recorder:
+    """What is known of finished steps, and written down."""
+
+    outputs: Outputs
+
+    def __init__(
+        self, recipe: Recipe, directory: RunDirectory, display: Display, calls: Calls, ranks: Ranks
+    ):
+        self.numbers: Mapping[str, float] = {}
+        """Those of the last finished step."""
+        self._directory = directory
+        self._display = display
+        self._calls = calls
+        generates = any(
+            mfc.interface_type is ModelInterfaceType.GENERATE for mfc in train_graph(recipe)
+        )
+        self._shown = recipe.log.samples_per_step if generates else 0
+        """Samples of a step whose responses are written."""
+        self._state = "trained" if recipe.trained_roles else "done"
+        self._nonfinite = NonfiniteSteps(directory, display, recipe.train.max_nonfinite_streak)
+        self._incidents = Incidents(ranks, display)
+        self._totals = Totals(calls.buffer, sources_of(recipe.datasets[recipe.train.dataset]))
+        self._writing: list[asyncio.Task[None]] = []
+        """Responses that are being written."""
+
+    def restore(self, state: RunState) -> None:
+        """Continue after a checkpoint."""
+        self._nonfinite.restore(state.nonfinite)
+        self._totals.restore(state.tokens, state.used)
+
+    def as_state(self) -> dict[str, Any]:
+        """What a run that resumes after the last step must know."""
+        totals = self._totals
+        return {
+            "nonfinite": self._nonfinite.streak,
+            "used": dict(totals.used),
+            "tokens": totals.tokens,
+        }
+
+    def measure(self, step: Step, supply: Supply) -> dict[str, float]:
+        """The metrics of a step."""
+        seconds, tokens = self._calls.times.seconds, self._totals.count(step.samples.all_ids)
+        reports = supply.reports(step)
+        numbers = named_reports(reports, Answered.reports, lambda mfc: mfc.model_name)
+        numbers |= supply.numbers(step)
+        for answered in reports:
+            numbers |= {f"time/{name}": took for name, took in answered.times().items()}
+        numbers |= self._calls.times.report(seconds)
+        numbers["tokens_per_second"] = tokens / seconds
+        numbers |= self._totals.numbers(supply.sizes.position(step.number + 1))
+        return numbers | self._incidents.restarts()
+
+    def write_samples(self, step: Step, tasks: asyncio.TaskGroup) -> None:
+        """Write some responses of a step, whose samples may be released after this."""
+        if self._shown:
+            lines = self._calls.describe(step.samples.all_ids[: self._shown])
+            self._writing.append(tasks.create_task(self._write_lines(step.number + 1, lines)))
+
+    async def _write_lines(self, step: int, lines: Awaitable[list[Fields]]) -> None:
+        self.outputs.show(step, "train", await lines)
+
+    async def wait(self) -> None:
+        """Wait until all responses are written."""
+        while self._writing:
+            await self._writing.pop(0)
+
+    def write(self, step: Step, numbers: Mapping[str, float], steps: int) -> None:
+        """Write down a step of a run of so many. Raises NumericError F37 if it is one too many that
+        is not finite."""
+        self.numbers, done = numbers, step.number + 1
+        self.outputs.metrics.write(done, numbers)
+        self.outputs.account(done, step.ledger(self._state))
+        self._display.step({"step": done, **numbers})
+        self._directory.write_status("running", done, steps)
+        self._nonfinite.watch(done, numbers, step.samples.all_ids)
+
+    def write_evaluation(
+        self, step: int, evaluated: Evaluated, numbers: Mapping[str, float]
+    ) -> None:
+        """Write responses of an evaluation after a step, and show its results."""
+        self.outputs.show(step, "eval", evaluated.texts)
+        results = {name: value for name, value in numbers.items() if name.startswith("eval/")}
+        self._display.evaluation(step, results)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files of a run that every step adds to."""
+
+    run: RunDirectory
+    metrics: MetricsWriter
+    samples: SampleWriter
+    ledger: JsonLines
+    """A line for each sample that was drawn, `e<epoch>r<row>`: when it was trained on,
+    or why it was dropped."""
+
+    @property
+    def lines(self) -> tuple[JsonLines, ...]:
+        """All files."""
+        return self.metrics.lines, self.samples.lines, self.ledger
+
+    def account(self, step: int, lines: Iterable[Fields]) -> None:
+        """Write lines of the ledger, once a step is done."""
+        for line in lines:
+            self.ledger.write({"step": step, **line})
+
+    def show(self, step: int, phase: str, lines: Iterable[Fields]) -> None:
+        """Write responses for people to read."""
+        for line in lines:
+            self.samples.write(SampleRecord(step=step, phase=phase, **line))
+
+    def sync(self) -> None:
+        """Flush everything written so far to disk: a run that resumes keeps these lines. Raises
+        ResourceError with the id of the fault."""
+        for lines in self.lines:
+            with explain_disk_errors(lines.path):
+                lines.sync()
+        with explain_disk_errors(self.run.path):
+            sync_folder(self.run.path)
+
+    def finish(self) -> None:
+        """Write the last lines; retry if the disk is full for a moment.
+        Raises ResourceError if some are lost."""
+        for tries in range(1, LAST_TRIES + 1):
+            try:
+                return self.sync()
+            except ResourceError as error:
+                if tries == LAST_TRIES:
+                    lost = ", ".join(
+                        f"{lines.waiting} of {lines.path.name}"
+                        for lines in self.lines
+                        if lines.waiting
+                    )
+                    message = f"lines that are not on disk: {lost or 'unknown'}: {error.what}"
+                    raise ResourceError(
+                        message, where=error.where, hint=error.hint, code=error.code
+                    ) from error
+            time.sleep(PAUSE)
+
+
+@contextmanager
+def open_outputs(run: RunDirectory, tensorboard: bool, warn: Warn) -> Iterator[Outputs]:
+    """Add to the files in a run's folder. At the end all lines must be on disk: raises
+    ResourceError if they are not, or warns if another error ends the run."""
+    with (
+        MetricsWriter(run.metrics, run.tensorboard if tensorboard else None, warn) as metrics,
+        SampleWriter(run.samples, warn) as samples,
+        closing(JsonLines(run.ledger, warn)) as ledger,
+    ):
+        outputs = Outputs(run, metrics, samples, ledger)
+        try:
+            yield outputs
+        except BaseException:
+            for lines in outputs.lines:
+                lines.close()
+                if lines.waiting:
+                    warn(f"{lines.waiting} lines of {lines.path.name} could not be written")
+            raise
+        outputs.finish()

@@ -212,7 +212,7 @@ def _run(arguments: list[str], is_whole_process: bool) -> int:
         return 130
     except SystemExit as error:
         # not raised by rlcli: a component or a library wants to exit, perhaps with 0
-        from rlcli.runtime.faults import fault
+        from rlcli.registry.faults import fault
 
         return _report(fault(error), arguments)
     except Exception as error:

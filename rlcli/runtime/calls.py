@@ -114,14 +114,14 @@ class Calls:
         shares = share_by_rank(ids, self.buffer.loads(ids, SEQUENCES), placement)
         moves = self.buffer.transfers(shares, mfc.input_keys)
         self.buffer.count_transfers(moves)
-        metadata = _metadata_in_batch(ids, ages) if mfc.takes_batch else {}
+        metadata = _metadata_in_batch(mfc, ids, ages)
         requests: dict[int, Fields] = {}
         for rank, share in shares.items():
             of_rank = requests[rank] = {"call": mfc.name, "ids": share, "step": number}
             of_rank["metadata"] = {
                 name: [values[id_] for id_ in share] for name, values in metadata.items()
             }
-            if not share:
+            if not share:  # the rank takes part in the collectives
                 of_rank["empty"] = self.buffer.empty(ids[0], mfc.input_keys).as_json()
         for rank, parts in self._evaluation_batches(mfc, shares).items():
             requests[rank]["parts"] = parts
@@ -283,9 +283,11 @@ class Calls:
 
 
 def _metadata_in_batch(
-    ids: Sequence[str], ages: Mapping[str, int] | None
+    mfc: MFCDef, ids: Sequence[str], ages: Mapping[str, int] | None
 ) -> dict[str, Mapping[str, int]]:
-    """What the samples of a training batch get in addition: name → sample → value."""
+    """What samples get in addition for a call that takes a batch: name → sample → value."""
+    if not mfc.takes_batch:
+        return {}
     places = {id_: place for place, id_ in enumerate(ids)}
     return {PLACE: places} if ages is None else {PLACE: places, AGE: ages}
 

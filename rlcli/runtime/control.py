@@ -132,16 +132,11 @@ def listen(context: Any, folder: Path, host: str | None) -> Listening:
             "this pyzmq was built without CURVE", hint="pip install --force-reinstall pyzmq"
         )
     public, secret = zmq.curve_keypair()
-    doorkeeper = context.socket(zmq.REP)
-    doorkeeper.setsockopt(zmq.LINGER, 0)
-    doorkeeper.bind(ZAP)  # before any socket accepts connections
-    sockets = [_new_socket(context, zmq.ROUTER) for _ in (SOCKET, PULSES, STORE)]
-    for socket in sockets:
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.curve_server = True
-        socket.curve_secretkey = secret
+    doorkeeper = _doorkeeper(context)  # before any socket accepts connections
+    names = (SOCKET, PULSES, STORE)
+    sockets = [_router(context, secret) for _ in names]
     try:
-        for socket, name in zip(sockets, (SOCKET, PULSES, STORE), strict=True):
+        for socket, name in zip(sockets, names, strict=True):
             socket.bind(f"ipc://{folder / name}" if host is None else f"tcp://{host}:*")
     except zmq.ZMQError as error:
         for socket in (doorkeeper, *sockets):
@@ -165,6 +160,15 @@ def _control(sockets: Sequence[Any], key: str) -> Control:
     return Control(requests, pulses, store, key, client, secret, secrets.token_bytes(32))
 
 
+def _doorkeeper(context: Any) -> Any:
+    zmq = zeromq()
+
+    socket = context.socket(zmq.REP)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(ZAP)
+    return socket
+
+
 def answer_doorkeeper(listening: Listening) -> None:
     """Accept or reject a client by its key (ZeroMQ's protocol for this is RFC 27, ZAP)."""
     zmq = zeromq()
@@ -178,6 +182,17 @@ def answer_doorkeeper(listening: Listening) -> None:
     )
     verdict = (b"200", b"OK") if is_ours else (b"400", b"unknown key")
     listening.doorkeeper.send_multipart([version, sequence, *verdict, b"", b""])
+
+
+def _router(context: Any, secret: bytes) -> Any:
+    """A socket of the master, whose peers must know the public key of this secret one."""
+    zmq = zeromq()
+
+    socket = _new_socket(context, zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.curve_server = True
+    socket.curve_secretkey = secret
+    return socket
 
 
 def _new_socket(context: Any, kind: int) -> Any:

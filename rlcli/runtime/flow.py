@@ -17,7 +17,7 @@ from rlcli.api.dataflow import CallGraph, MFCDef, ModelInterfaceType, weight_wri
 from rlcli.errors import UsageError
 from rlcli.runtime.calls import Calls, WeightCopy
 from rlcli.runtime.ranks import Turn
-from rlcli.runtime.report import Answered
+from rlcli.runtime.report import Answered, add_report
 
 
 class Selection(Protocol):
@@ -85,8 +85,7 @@ class Batch:
     def take_in(self, answered: Answered) -> None:
         """A call is done."""
         call = answered.mfc.name
-        earlier = self.reports.get(call)
-        self.reports[call] = answered if earlier is None else earlier.and_then(answered)
+        add_report(self.reports, answered)
         if answered.mfc.interface_type is ModelInterfaceType.GENERATE and answered.updates:
             self.versions[call] = answered.version
         self.samples.drop(call, answered.dropped)

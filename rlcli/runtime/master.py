@@ -267,7 +267,7 @@ class MasterWorker:
         """Take a checkpoint. No step is in progress: the workers hold the weights that the finished
         steps produced. Generation ahead of training continues."""
         await self.recorder.wait()
-        self.recorder.outputs.account(self.steps_done, self.supply.drain_drops())
+        self.recorder.outputs.account(self.steps_done, self.supply.samples.drain_drops())
         ready = self.supply.ready_names()
         state = RunState(
             step=self.steps_done,

@@ -23,16 +23,24 @@ import torch
 from safetensors.torch import load, save
 
 from rlcli.api.data import SequenceSample
+from rlcli.api.key_meaning import DROPPED
+from rlcli.api.model import call_interface
 from rlcli.errors import HangError, ResourceError, WorkerError
 from rlcli.garbage import collect_as_usual, collect_rarely, leave_garbage
 from rlcli.processes import ended_how, keep_private
+from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.schema import Recipe
+from rlcli.registry.faults import attribute_user_errors
 from rlcli.runtime.control import Control
+from rlcli.runtime.data_order import location_of_sample
+from rlcli.runtime.faults import origin_of_call
 from rlcli.runtime.messages import HELLO, WARNED, Failure, Fields, Reply, Report, Request
+from rlcli.runtime.output_checks import read_output
 from rlcli.runtime.report import log_again, report_warnings
+from rlcli.runtime.roles import Interfaces, describe_role, seed_global_streams
 from rlcli.runtime.transport import ZmqMaster, ZmqWorker
 from rlcli.runtime.worker_main import read_recipe
-from rlcli.topology import Topology
+from rlcli.topology import Topology, plan_topology
 from rlcli.topology.groups import GIVEN_UP, LAST_EXIT, pool_folders, pool_name, process_folder
 
 HERE = "127.0.0.1"
@@ -215,10 +223,6 @@ class PoolWorker:
     """Runs the calls of one role."""
 
     def __init__(self, recipe: Recipe, role: str, index: int):
-        from rlcli.recipe.graph import eval_graph, train_graph
-        from rlcli.runtime.roles import Interfaces, describe_role
-        from rlcli.topology import plan_topology
-
         self._recipe = recipe
         self._rank = plan_topology(recipe).placement(role).ranks[index]
         graphs = train_graph(recipe), eval_graph(recipe)
@@ -251,8 +255,6 @@ class PoolWorker:
     def handle(self, request: Request) -> Fields:
         """A call that uses more CPU time than allowed is ended by the kernel,
         together with this process."""
-        from rlcli.runtime.faults import attribute_user_errors
-
         signal.setitimer(signal.ITIMER_PROF, self.cpu_s)
         try:
             with attribute_user_errors():
@@ -274,13 +276,6 @@ class PoolWorker:
             ) from error
 
     def _run(self, call: str, step: int, batch: Fields, tensors: bytes) -> Fields:
-        from rlcli.api.key_meaning import DROPPED
-        from rlcli.api.model import call_interface
-        from rlcli.runtime.data_order import location_of_sample
-        from rlcli.runtime.faults import origin_of_call
-        from rlcli.runtime.output_checks import read_output
-        from rlcli.runtime.roles import seed_global_streams
-
         def describe(id_: Hashable) -> str:
             return location_of_sample(self._recipe, str(id_))
 

@@ -213,21 +213,33 @@ class Pulse:
                 watched.append(monitor)
                 poller.register(monitor, zmq.POLLIN)
             heard += pauses.since_last_look()
-            if time.monotonic() >= due or self._is_due.is_set():
-                self._is_due.clear()
-                due = time.monotonic() + BEAT_SECONDS
-                self._send(socket)
-            ready = dict(poller.poll(int(TICK * 1000)))
-            if ready.pop(socket, None) and self._is_answer(socket.recv_multipart()):
+            due = self._send_if_due(socket, due)
+            if self._hears_master(socket, poller):
                 heard = time.monotonic()
                 self._answered += 1
-            for monitor in ready:
-                poller.unregister(monitor)
-                self.tell(has_lost_connection=True)
             if self._control.is_remote and time.monotonic() - heard > LOST_AFTER:
                 self._lost(f"the master has not been heard for {LOST_AFTER:.0f} s")
         for connection in (socket, *watched, *self._new_monitors()):
             connection.close(linger=0)
+
+    def _send_if_due(self, socket: Any, due: float) -> float:
+        """Send a beat that is due; returns when the next one is."""
+        now = time.monotonic()
+        if now < due and not self._is_due.is_set():
+            return due
+        self._is_due.clear()
+        self._send(socket)
+        return now + BEAT_SECONDS
+
+    def _hears_master(self, socket: Any, poller: Any) -> bool:
+        """Wait a moment for what arrives: whether there is an answer of the master. Notes the
+        connections that are lost."""
+        ready = dict(poller.poll(int(TICK * 1000)))
+        is_ready = ready.pop(socket, None) is not None
+        for monitor in ready:
+            poller.unregister(monitor)
+            self.tell(has_lost_connection=True)
+        return is_ready and self._is_answer(socket.recv_multipart())
 
     def _new_monitors(self) -> Iterator[Any]:
         """The connections to watch that were added since the last call of this."""

@@ -114,6 +114,12 @@ class Answered:
         )
 
 
+def add_report(reports: dict[str, Answered], answered: Answered) -> None:
+    """Add what a call answered to what it has answered on other samples of the step."""
+    call = answered.mfc.name
+    reports[call] = reports[call].and_then(answered) if call in reports else answered
+
+
 def _sums(reports: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Moments]:
     """The moments of each name, as ranks send them, added up."""
     totals: dict[str, Moments] = {}

@@ -29,14 +29,6 @@ from rlcli.topology.groups import server_folders
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SAVE_DTYPES = {
-    "auto": None,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-"""Values of `checkpoint.save_dtype`."""
-
 Meshes = dict[str, Any]
 """Role → its DeviceMesh; a role on one rank has none."""
 
@@ -117,7 +109,10 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
     assert role.backend is not None
     backend = registry.make_backend(ModelBackendAbstraction(role.backend.type, role.backend.args))
     tokenizer = role_tokenizer(recipe, name)
-    reads_alike = tokenizer_source(recipe, name) == tokenizer_source(recipe, prompt_role(recipe))
+    data_role, data_tokenizer = prompt_role(recipe), tokenizer
+    if tokenizer_source(recipe, name) != tokenizer_source(recipe, data_role):
+        data_tokenizer = role_tokenizer(recipe, data_role)
+    save_dtype = recipe.checkpoint.save_dtype
     source = family = None
     if role.has_weights and backend.READS_SOURCE:
         source = role_source(recipe, name, tokenizer)
@@ -130,8 +125,8 @@ def describe_role(recipe: Recipe, name: str, device: torch.device) -> tuple[Mode
         seed=recipe.seed,
         source=source,
         family=family,
-        save_dtype=SAVE_DTYPES[recipe.checkpoint.save_dtype],
-        data_tokenizer=tokenizer if reads_alike else role_tokenizer(recipe, prompt_role(recipe)),
+        save_dtype=None if save_dtype == "auto" else getattr(torch, save_dtype),
+        data_tokenizer=data_tokenizer,
         call_deadline=recipe.launch.step_deadline,
     )
     return model, backend
@@ -182,7 +177,7 @@ class Interfaces:
     and gets the current state."""
 
     def __init__(self, training: Sequence[MFCDef], evaluating: Sequence[MFCDef]):
-        self._evaluating = {mfc.name for mfc in evaluating}
+        self.evaluating = {mfc.name for mfc in evaluating}
         self._stateful = {
             (mfc.model_name, mfc.interface_impl.type_): mfc for mfc in reversed(training)
         }
@@ -198,7 +193,7 @@ class Interfaces:
         interface = self._interfaces[name]
         trained = self._stateful.get((mfc.model_name, described.type_))
         if (
-            mfc.name in self._evaluating
+            mfc.name in self.evaluating
             and trained is not None
             and (stateful := self.of(trained)) is not interface
         ):

@@ -175,14 +175,22 @@ class StepSamples:
     own."""
 
     batch: list[Ready]
-    drawn: list[Draw] = field(default_factory=list)
-    """What was drawn since the step before, in order."""
-    first: int = 0
-    """How many of these were drawn first."""
+    chunks: list[Chunk] = field(default_factory=list)
+    """Those that have ended since the step before, in order."""
     drops: dict[str, Drop] = field(default_factory=dict)
-    """Sample → why it was dropped."""
+    """Sample → why it was dropped, if the ledger does not have it yet."""
     surplus: list[str] = field(default_factory=list)
     """Samples that went back to the queue."""
+
+    @property
+    def drawn(self) -> list[Draw]:
+        """What was drawn, in order."""
+        return [draw for chunk in self.chunks for draw in chunk.draws]
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Reason → how many samples were dropped."""
+        return Counter(drop.reason for chunk in self.chunks for drop in chunk.drops.values())
 
     @property
     def all_ids(self) -> list[str]:
@@ -204,14 +212,15 @@ class StepSamples:
     def counts(self, reasons: Iterable[str]) -> dict[str, float]:
         """Counts for the metrics: samples that were drawn, dropped (for each of `reasons`), drawn
         as replacements, and given back."""
-        dropped = Counter(drop.reason for drop in self.drops.values())
+        drawn, dropped = len(self.drawn), self.dropped
+        drawn_first = len(self.chunks[0].draws) if self.chunks else 0
         counts = {
-            "drawn": len(self.drawn),
-            "dropped": len(self.drops),
-            "redrawn": len(self.drawn) - self.first,
+            "drawn": drawn,
+            "dropped": dropped.total(),
+            "redrawn": drawn - drawn_first,
+            "returned": len(self.surplus),
+            **{f"dropped/{reason}": dropped[reason] for reason in reasons},
         }
-        counts |= {"returned": len(self.surplus)}
-        counts |= {f"dropped/{reason}": dropped[reason] for reason in reasons}
         return {f"samples/{name}": float(count) for name, count in counts.items()}
 
     def ledger(self, state: str, versions: Mapping[str, int]) -> Iterator[dict[str, Any]]:
@@ -384,9 +393,8 @@ class Samples:
         self._past += len(batch)
         self._step += 1
         drawn = [draw for chunk in self._ended for draw in chunk.draws]
-        first = len(self._ended[0].draws) if self._ended else 0
         surplus = self._put_surplus_back(drawn, batch)
-        step = StepSamples(batch, drawn, first, self._drops, surplus)
+        step = StepSamples(batch, self._ended, self._drops, surplus)
         self._ended, self._drops = [], {}
         return step
 
@@ -420,11 +428,8 @@ class Samples:
     # -- errors ------------------------------------------------------------------------------------
 
     def _too_few(self, size: int) -> DataError:
-        ready, drawn, times = (
-            len(self._ready),
-            sum(len(chunk.draws) for chunk in self._ended),
-            len(self._ended),
-        )
+        ready, times = len(self._ready), len(self._ended)
+        drawn = sum(len(chunk.draws) for chunk in self._ended)
         few = (
             f"{ready} of the {size} samples of a batch are"
             if ready

@@ -32,7 +32,7 @@ from rlcli.checkpoint.state import (
 )
 from rlcli.checkpoint.state_reading import fill
 from rlcli.checkpoint.verify import damaged_files
-from rlcli.runtime.faults import attribute_user_errors
+from rlcli.registry.faults import attribute_user_errors
 from rlcli.runtime.messages import WRITTEN, Failure, Tell
 from rlcli.topology import Topology
 

@@ -23,7 +23,7 @@ from rlcli.runtime.calls import Calls
 from rlcli.runtime.checkpoints import RunState, Start
 from rlcli.runtime.data_order import DataOrder, StepSizes, training_id
 from rlcli.runtime.flow import Batch, Flow, Gate
-from rlcli.runtime.report import Answered
+from rlcli.runtime.report import Answered, add_report
 from rlcli.runtime.samples import Admission, Chunk, Draw, Ready, SampleQueue, Samples, StepSamples
 
 GENERATE = ModelInterfaceType.GENERATE
@@ -116,8 +116,6 @@ class Supply:
         self._reports: dict[int, dict[str, Answered]] = {}
         """Chunk → what its calls answered, if no step has reported it."""
         self._last_expired = 0
-        self._dropped: Counter[str] = Counter()
-        """Reason → samples dropped ahead since the last step was done."""
 
     @property
     def is_used_up(self) -> bool:
@@ -256,21 +254,14 @@ class Supply:
             "ready": [sample.as_json() | {"name": ready[sample.id]} for sample in samples.ready],
         }
 
-    def drain_drops(self) -> list[dict[str, Any]]:
-        """Ledger entries: the samples dropped since the last call of this,
-        or since a step took samples."""
-        lines = self.samples.drain_drops()
-        self._dropped.update(line["reason"] for line in lines)
-        return lines
-
     def reports(self, step: Step) -> list[Answered]:
         """What the calls of a step answered, those that made its samples ahead included: with them
         those of earlier chunks that were not reported yet, added up."""
         newest = max((sample.chunk for sample in step.samples.batch), default=-1)
         ahead: dict[str, Answered] = {}
         for chunk in sorted(number for number in self._reports if number <= newest):
-            for name, answered in self._reports.pop(chunk).items():
-                ahead[name] = ahead[name].and_then(answered) if name in ahead else answered
+            for answered in self._reports.pop(chunk).values():
+                add_report(ahead, answered)
         in_order = [ahead[mfc.name] for mfc in self._stages.before if mfc.name in ahead]
         return [*in_order, *step.reports_in(self._stages.graph)]
 
@@ -290,10 +281,9 @@ class Supply:
         samples = self.samples
         expired, self._last_expired = samples.expired - self._last_expired, samples.expired
         version = self._flow.versions.of(self._stages.sampling_roles)
-        dropped = self._dropped + Counter(drop.reason for drop in step.samples.drops.values())
+        dropped = step.samples.dropped
         retried = sum(sample.draw.attempt > 0 for sample in step.samples.batch)
         reasons = [reason for mfc in self._stages.before for reason in mfc.drops]
-        self._dropped = Counter()
         return {
             "samples/ahead": samples.accepted - self.sizes.position(version),
             "samples/running": samples.running,

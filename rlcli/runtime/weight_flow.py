@@ -11,9 +11,10 @@ message that it sends, and what it receives of a bucket.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 
@@ -26,6 +27,7 @@ from rlcli.api.engine import GivesParameters, HoldsWeights
 from rlcli.api.model import Model
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import WorkerError
+from rlcli.runtime.roles import wait_for_device
 from rlcli.topology import RolePlacement, Topology
 
 BUCKET = 2**26
@@ -333,6 +335,50 @@ class WeightTransfer(GivesParameters):
             (moving, part.view(moving.block.sizes))
             for moving, part in zip(slices, parts, strict=True)
         ]
+
+
+class WeightCopies:
+    """The copies of weights that a rank takes part in."""
+
+    def __init__(
+        self, calls: Iterable[MFCDef], topology: Topology, rank: int, device: torch.device
+    ):
+        self.torn: set[str] = set()
+        """Roles whose last copy did not complete: they hold weights of two versions until they are
+        restored, and are not used."""
+        self._channels = make_channels(calls, topology)
+        self._rank = rank
+        self._device = device
+
+    def check(self, role: str) -> None:
+        """Raise WorkerError if a copy to this role has failed."""
+        if role in self.torn:
+            message = f"{role} has weights of two versions, for a copy to it failed"
+            hint = "resume the run from its last checkpoint"
+            raise WorkerError(message, where=f"rank {self._rank}", hint=hint, code="F18")
+
+    def take_part(self, mfc: MFCDef, models: Mapping[str, Model]) -> float:
+        """Take part in the copy after a call; `models`: those that this rank has. Returns its
+        seconds since all ranks of source and follower were there."""
+        hook = copy_hook(mfc)
+        assert hook is not None
+        source, follower = models.get(mfc.model_name), models.get(hook.target)
+        channel = self._channels[mfc.model_name, hook.target]
+        target = follower.module if follower is not None else None
+        transfer = WeightTransfer(channel, self._rank, self._device, source, target)
+        wait_for_device(self._device)
+        transfer.wait_for_all()
+        began = time.perf_counter()
+        if follower is None:
+            transfer.finish()
+        else:
+            self.torn.add(hook.target)
+            follower.module.take_parameters(transfer, hook.eta)
+            assert transfer.version is not None
+            follower.version = replace(transfer.version)
+            self.torn.discard(hook.target)
+        wait_for_device(self._device)
+        return time.perf_counter() - began
 
 
 def _readers(engine: HoldsWeights) -> Mapping[WeightBlock, Callable[[], torch.Tensor]]:

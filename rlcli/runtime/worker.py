@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from rlcli.api.dataflow import MFCDef, ModelInterfaceType, OffloadHook
 from rlcli.api.key_meaning import ATTEMPT
 from rlcli.api.model import Model, ModelBackend, call_interface
 from rlcli.checkpoint.disk import explain_disk_errors
-from rlcli.errors import UsageError, WorkerError
+from rlcli.errors import UsageError
 from rlcli.garbage import collect_as_usual, keep_freed_memory
 from rlcli.recipe.graph import eval_graph, train_graph
 from rlcli.recipe.role_sources import mirrored_roles, prompt_role, stored_roles
 from rlcli.recipe.schema import Recipe
+from rlcli.registry.faults import attribute_user_errors
 from rlcli.runtime.data_lane import SampleStore, describe_samples
 from rlcli.runtime.data_order import (
     StreamRows,
@@ -33,7 +34,7 @@ from rlcli.runtime.data_order import (
     read_row,
     row_of,
 )
-from rlcli.runtime.faults import Origin, attribute_user_errors, origin_of_call
+from rlcli.runtime.faults import Origin, origin_of_call
 from rlcli.runtime.messages import END_LANE, LAST_REQUEST, Fields, Request, Tell
 from rlcli.runtime.output_checks import (
     Moments,
@@ -65,7 +66,7 @@ from rlcli.runtime.saving import (
     write_roles,
     write_samples,
 )
-from rlcli.runtime.weight_flow import WeightTransfer, copy_hook, make_channels
+from rlcli.runtime.weight_flow import WeightCopies, copy_hook
 from rlcli.topology import Topology
 
 NO_OUTPUT: Fields = {"batch": None, "stats": {}, "scores": {}, "counts": {}, "dropped": {}}
@@ -100,21 +101,17 @@ class ModelWorker:
         self.meshes = meshes
         self.report = report
         self.run_dir = run_dir
-        self._train_graph, evaluating = train_graph(recipe), eval_graph(recipe)
-        self.calls = {mfc.name: mfc for mfc in (*self._train_graph, *evaluating)}
-        self._evaluating = {mfc.name for mfc in evaluating}
+        training, evaluating = train_graph(recipe), eval_graph(recipe)
+        self.calls = {mfc.name: mfc for mfc in (*training, *evaluating)}
         self.models: dict[str, Model] = {}
         self._backed: dict[str, tuple[Model, ModelBackend]] = {}
         self._pools: dict[str, PoolProcess] = {}
         """Role → the process that runs its calls for this rank, in a lane of its own."""
         self.datasets: dict[str, Any] = {}
-        self._channels = make_channels(self.calls.values(), topology)
-        self._torn: set[str] = set()
-        """Roles whose last weight copy did not complete: they hold weights of two versions until
-        they are restored."""
+        self._copies = WeightCopies(self.calls.values(), topology, rank, device)
         self._tokenizer: Any = None
         """Tokenizer of the datasets."""
-        self._interfaces = Interfaces(self._train_graph, evaluating)
+        self._interfaces = Interfaces(training, evaluating)
         self._origins: dict[str, Origin] = {}
         """Call → who is to blame for what it returns."""
         self.samples = SampleStore()
@@ -143,10 +140,11 @@ class ModelWorker:
 
     def _takes_rows(self, dataset: str) -> bool:
         """Rows go to the ranks of the first call of a graph."""
-        train = self.recipe.train
-        graphs = ((train.dataset, self._train_graph), (train.eval.dataset, eval_graph(self.recipe)))
-        readers = [graph[0].model_name for name, graph in graphs if name == dataset]
-        return any(self.rank in self.topology.placement(role).ranks for role in readers)
+        recipe, train = self.recipe, self.recipe.train
+        graphs = [train_graph(recipe)] if dataset == train.dataset else []
+        graphs += [eval_graph(recipe)] if dataset == train.eval.dataset else []
+        readers = [self.topology.placement(graph[0].model_name) for graph in graphs]
+        return any(self.rank in placement.ranks for placement in readers)
 
     def build(self, steps: int, rows: int) -> Fields:
         """Load this rank's roles and set up their engines,
@@ -217,7 +215,7 @@ class ModelWorker:
         is_pooled = mfc.model_name in self._pools
         if not is_pooled:
             seed_global_streams(self.recipe.seed, call, step, self.rank)
-        self._check_weights(mfc.model_name)
+        self._copies.check(mfc.model_name)
         data = self._inputs(mfc, ids, empty)
         data.metadata |= {name: list(values) for name, values in (metadata or {}).items()}
         version = self.models[mfc.model_name].version.global_step
@@ -227,12 +225,6 @@ class ModelWorker:
         if not is_pooled:
             wait_for_device(self.device)
         return {**answer, "version": version, "seconds": time.perf_counter() - began}
-
-    def _check_weights(self, role: str) -> None:
-        if role in self._torn:
-            message = f"{role} has weights of two versions, for a copy to it failed"
-            hint = "resume the run from its last checkpoint"
-            raise WorkerError(message, where=f"rank {self.rank}", hint=hint, code="F18")
 
     def _inputs(self, mfc: MFCDef, ids: Sequence[str], empty: Fields | None) -> SequenceSample:
         """What a call reads, under the interface's names."""
@@ -247,23 +239,20 @@ class ModelWorker:
         self, mfc: MFCDef, data: SequenceSample, parts: Sequence[Sequence[int]], step: int
     ) -> Fields:
         """Returns the call's statistics, or a description of its outputs, which are stored."""
-        origin = self._origin(mfc)
+        origin, model = self._origin(mfc), self.models[mfc.model_name]
+        run = partial(call_interface, self._interfaces.of(mfc), mfc.interface_type.value, model)
         if mfc.interface_type is ModelInterfaceType.TRAIN_STEP:
-            return {"stats": read_stats(self._call_interface(mfc, data, mfc.mb_spec), origin)}
+            return {"stats": read_stats(run(data, mfc.mb_spec), origin)}
         if mfc.interface_type is ModelInterfaceType.EVALUATE:
             batches = [data.select_indices(part) for part in parts]
-            return {"stats": read_stats(self._call_interface(mfc, batches), origin)}
+            return {"stats": read_stats(run(batches), origin)}
         before = versions(data)
         if (pool := self._pools.get(mfc.model_name)) is not None:
             returned = pool.run(mfc.name, step, data)
         else:
-            returned = self._call_interface(mfc, data, mfc.mb_spec)
+            returned = run(data, mfc.mb_spec)
         warn_of_changes(mfc.name, data, before)
         return self._take_in(mfc, data, returned, origin)
-
-    def _call_interface(self, mfc: MFCDef, *args: Any) -> Any:
-        model, interface = self.models[mfc.model_name], self._interfaces.of(mfc)
-        return call_interface(interface, mfc.interface_type.value, model, *args)
 
     def _take_in(self, mfc: MFCDef, data: SequenceSample, returned: Any, origin: Origin) -> Fields:
         """Check, measure and store what a call returned for `data`; returns its description."""
@@ -279,7 +268,7 @@ class ModelWorker:
         sums, output.metadata = read_sums(output.metadata), {}
         output.remap_keys_(names)
         self.samples.add(output)
-        scores = scores_of(output, names, evaluates=mfc.name in self._evaluating)
+        scores = scores_of(output, names, evaluates=mfc.name in self._interfaces.evaluating)
         return {
             "batch": output.meta().as_json(),
             "scores": {name: Moments.of(numbers) for name, numbers in scores.items()} | sums,
@@ -307,30 +296,10 @@ class ModelWorker:
 
     def copy_weights(self, after: str) -> Fields:
         """Take part in the copy after a call: on all ranks of the call's role and of the role that
-        follows it. Returns this rank's seconds since all were there. A follower whose copy fails
-        has weights of two versions and is not used."""
+        follows it. Returns this rank's seconds since all were there."""
         mfc = self.calls[after]
-        hook = copy_hook(mfc)
-        assert hook is not None
-        source, follower = self.models.get(mfc.model_name), self.models.get(hook.target)
-        engine = follower.module if follower is not None else None
-        transfer = WeightTransfer(
-            self._channels[mfc.model_name, hook.target], self.rank, self.device, source, engine
-        )
-        wait_for_device(self.device)
-        transfer.wait_for_all()
-        began = time.perf_counter()
-        if follower is None:
-            transfer.finish()
-        else:
-            self._torn.add(hook.target)
-            follower.module.take_parameters(transfer, hook.eta)
-            assert transfer.version is not None
-            follower.version = replace(transfer.version)
-            self._torn.discard(hook.target)
-        wait_for_device(self.device)
-        seconds = time.perf_counter() - began
-        if source is not None:
+        seconds = self._copies.take_part(mfc, self.models)
+        if mfc.model_name in self.models:
             self._offload_after(mfc)
         return {"seconds": seconds}
 
@@ -385,7 +354,7 @@ class ModelWorker:
         """Resume from a checkpoint written by any number of ranks."""
         changing = self._held(self.recipe.changing_roles)
         restore_roles(changing, Path(folder), mirrored_roles(self.recipe), self.topology, self.rank)
-        self._torn.clear()
+        self._copies.torn.clear()
         for name, model in self.models.items():
             model.version = ModelVersion(**versions[name]) if name in versions else model.version
         for name, mfc in self._own_calls().items():

@@ -254,9 +254,8 @@ class Checkpoints:
     ) -> None:
         """Have the ranks copy their parts of a checkpoint and write them;
         write the master's part."""
-        of_all = {"folder": str(folder), "step": state.step}
         requests = {
-            rank: {**of_all, "samples": samples.get(rank, {})}
+            rank: {"folder": str(folder), "step": state.step, "samples": samples.get(rank, {})}
             for rank in range(self._topology.world_size)
         }
         answers = await self._ranks.ask("checkpoint", requests)

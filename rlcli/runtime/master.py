@@ -129,8 +129,8 @@ class MasterWorker:
         self.rows = dict(answers[0]["rows"])
         self.calls.streams = {name for name, rows in self.rows.items() if rows is None}
         self._digests = dict(answers[0]["digests"])
-        done = self._state
-        self.steps = training_steps(self.recipe, self.rows, done.step, done.samples)
+        state = self._state
+        self.steps = training_steps(self.recipe, self.rows, state.step, state.samples)
         if self._start is not None:
             self._start.check_datasets(self._digests, self.recipe)
             self._start.check_end(self.steps, self.recipe)
@@ -175,8 +175,8 @@ class MasterWorker:
         async with asyncio.TaskGroup() as tasks:
             ahead = tasks.create_task(self.supply.make_ahead())
             # a checkpoint, even of step 0, comes after the first evaluation
-            begins = self.recipe.train.eval.at_start and self._start is None
-            if begins and (results := await self._evaluate(0)):
+            evaluates_first = self.recipe.train.eval.at_start and self._start is None
+            if evaluates_first and (results := await self._evaluate(0)):
                 self.recorder.outputs.metrics.write(0, results)
             await self._train(tasks)
             ahead.cancel()
@@ -234,9 +234,8 @@ class MasterWorker:
         """Commit the last checkpoint. Raises the error that ended the run early, and ResourceError
         F28 if the checkpoint could not be written."""
         shortage = self.supply.failure
-        is_last_due = self._is_last_checkpoint_due
-        if shortage is not None and not self.steps_done:
-            is_last_due = False
+        has_begun = shortage is None or self.steps_done > 0
+        is_last_due = has_begun and self._is_last_checkpoint_due
         await self.checkpoints.settle(wait=True)
         if is_last_due and self.checkpoints.committed != self.steps_done:
             await self._take_checkpoint()

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
+from rlcli.checkpoint import completion as commits_module
 from rlcli.checkpoint.commit import begin, seal
 from rlcli.checkpoint.completion import MASTER, Commits, RunIdentity
 from rlcli.checkpoint.verify import checkpoints_in, newest_verified
 from rlcli.errors import NumericError, ResourceError
 from rlcli.recipe.schema import Checkpoint
-from rlcli.runtime import commits as commits_module
 
 PARTS = (MASTER, 0, 1)
 

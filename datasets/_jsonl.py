@@ -25,6 +25,10 @@ BadRows = Literal["error", "skip"]
 
 HUB = "hf:"
 """Prefix of the path of a Hub dataset."""
+NOT_TEXT = (
+    "rows are JSON objects, one on each line, as in .jsonl files; a text is a field of one: "
+    '{"text": "…"}'
+)
 MAX_ROW = 8 << 20
 """Most bytes in a line. About the longest context of today's models."""
 MAX_LIST = 128 << 20
@@ -38,6 +42,14 @@ class BadRow(ValueError):
         super().__init__(problem)
         self.code = code
         self.hint = hint
+
+
+class MissingField(BadRow):
+    """A row lacks a field."""
+
+    def __init__(self, key: str, fields: dict[str, Any]):
+        super().__init__(f"there is no field {key!r}; the row has {sorted(fields)}")
+        self.columns = list(fields)
 
 
 Parsed = tuple[int, int, dict[str, Any] | BadRow]
@@ -141,14 +153,14 @@ def _judge_bad_rows(
 def text_field(fields: dict[str, Any], key: str) -> str:
     """A field that must hold text."""
     if key not in fields:
-        raise BadRow(f"there is no field {key!r}; the row has {sorted(fields)}")
+        raise MissingField(key, fields)
     return _text(fields[key], f"field {key!r}")
 
 
 def texts_field(fields: dict[str, Any], key: str) -> list[str]:
     """A field that must hold a non-empty list of texts."""
     if key not in fields:
-        raise BadRow(f"there is no field {key!r}; the row has {sorted(fields)}")
+        raise MissingField(key, fields)
     values = fields[key]
     if not isinstance(values, list) or not values:
         raise BadRow(f"field {key!r} is not a list of texts")
@@ -235,7 +247,8 @@ def _parse_line(raw: bytes) -> dict[str, Any] | BadRow:
             f"not UTF-8: byte {error.start + 1} of the line is 0x{raw[error.start]:02x}", "F82"
         )
     except json.JSONDecodeError as error:
-        return BadRow(f"not JSON: {error.msg} at column {error.colno}")
+        hint = NOT_TEXT if error.pos == 0 else None
+        return BadRow(f"not JSON: {error.msg} at column {error.colno}", hint=hint)
     except RecursionError:
         return BadRow("not JSON that can be read: nested too deeply", "F82")
     except ValueError as error:

@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from ._jsonl import BadRow
+from ._jsonl import BadRow, MissingField, text_field
 
 Message = dict[str, Any]
+
+Prompt = str | list[Message]
+"""The text of a user's message, or the messages up to the one that is to be answered."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
+"""Roles that chat templates know."""
 
 SHAREGPT = {
     "human": "user",
@@ -54,16 +61,7 @@ def read_conversation(
 ) -> Conversation:
     """The conversation in a row. `system`: the system prompt of conversations without one.
     Raises BadRow."""
-    if messages_key not in fields:
-        raise BadRow(f"there is no field {messages_key!r}; the row has {sorted(fields)}")
-    written = fields[messages_key]
-    if isinstance(written, str):
-        written = _parsed(written, f"field {messages_key!r}")
-    if not isinstance(written, list) or not written:
-        raise BadRow(f"field {messages_key!r} is not a list of messages")
-    messages = [
-        _message(message, f"message {number}") for number, message in enumerate(written, start=1)
-    ]
+    messages = _messages(fields, messages_key)
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if not messages:
@@ -71,6 +69,64 @@ def read_conversation(
     if system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return Conversation(messages, _tools(fields.get(tools_key), tools_key))
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a field holds messages."""
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
+
+
+def prompt_field(fields: dict[str, Any], key: str) -> Prompt:
+    """A field that must hold a prompt: a text, or messages that end with the user's or a tool's.
+    A single message of the user is its text. Raises BadRow."""
+    if not is_conversation(fields.get(key)):
+        return text_field(fields, key)
+    messages = _messages(fields, key)
+    if messages[-1]["role"] == "assistant":
+        raise BadRow(f"field {key!r} cannot be a prompt: its last message is the assistant's")
+    return as_prompt(messages)
+
+
+def as_prompt(messages: list[Message]) -> Prompt:
+    """Messages as a prompt."""
+    is_text = len(messages) == 1 and messages[0]["role"] == "user"
+    return messages[0]["content"] if is_text else messages
+
+
+def answered_field(fields: dict[str, Any], key: str) -> tuple[list[Message], str]:
+    """A field that must hold an answer: (the messages before it, its text). Raises BadRow."""
+    if not is_conversation(fields.get(key)):
+        return [], text_field(fields, key)
+    *before, answer = _messages(fields, key)
+    if answer["role"] != "assistant":
+        raise BadRow(f"the last message of field {key!r} is not the assistant's")
+    return before, answer["content"]
+
+
+def text_of(prompt: Prompt) -> str:
+    """The text of a prompt: of its last message, if it has several."""
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+def messages_of(prompt: Prompt, system: str | None) -> list[Message]:
+    """A prompt as messages. `system`: the system prompt, if it has none of its own."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if system is None or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _messages(fields: dict[str, Any], key: str) -> list[Message]:
+    if key not in fields:
+        raise MissingField(key, fields)
+    written = fields[key]
+    if isinstance(written, str):
+        written = _parsed(written, f"field {key!r}")
+    if not isinstance(written, list) or not written:
+        raise BadRow(f"field {key!r} is not a list of messages")
+    return [
+        _message(message, f"message {number}") for number, message in enumerate(written, start=1)
+    ]
 
 
 def _message(written: Any, subject: str) -> Message:
@@ -87,12 +143,21 @@ def _message(written: Any, subject: str) -> Message:
         raise BadRow(
             f"{subject} does not say whose it is: it has no role; its fields are {sorted(written)}"
         )
+    if fields["role"] not in ROLES:
+        raise _unknown_role(fields["role"], subject)
     fields["content"] = _text_of(fields.get("content"), subject)
     if fields.get("tool_calls"):
         fields["tool_calls"] = _tool_calls(fields["tool_calls"], subject)
     elif not fields["content"].strip():
         raise BadRow(f"{subject}, of the {fields['role']}, is empty")
     return fields
+
+
+def _unknown_role(role: str, subject: str) -> BadRow:
+    near = get_close_matches(role.lower(), (*ROLES, *SHAREGPT), n=1)
+    listed = f"roles are {', '.join(ROLES)}"
+    hint = f"did you mean {near[0]}?" if near else listed
+    return BadRow(f"{subject} has the role {role!r}, which chat templates do not know", hint=hint)
 
 
 def _text_of(content: Any, subject: str) -> str:

@@ -12,6 +12,7 @@ from rlcli.api.special_tokens import as_content, tokens_of
 from rlcli.errors import DataError, ModelError
 
 from ._jsonl import Row
+from ._messages import Prompt, messages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +39,7 @@ def uses_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
 
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
+    prompts: Sequence[Prompt],
     *,
     chat: Chat,
     system: str | None = None,
@@ -48,12 +49,17 @@ def encode_prompts(
     With a chat template each text is the user's message and the template writes all special tokens
     itself: a text that names one names it as text. Without a template the text is taken as it is,
     so that it may have been rendered before; the system prompt precedes it, and the tokenizer adds
-    its usual tokens at its start; an end-of-sequence token added at the end is removed.
+    its usual tokens at its start; an end-of-sequence token added at the end is removed. Raises
+    ModelError for a prompt of several messages without a template.
     """
-    if not texts:
+    if not prompts:
         return []
     if uses_chat(tokenizer, chat):
-        return tokens_of(tokenizer, [_render(tokenizer, text, system) for text in texts])
+        return tokens_of(tokenizer, [_render(tokenizer, prompt, system) for prompt in prompts])
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        message = "prompts of several messages need a chat template"
+        raise ModelError(message, hint="take a chat model's tokenizer, and chat: auto", code="F32")
     plain = [text if system is None else f"{system}\n\n{text}" for text in texts]
     return [_open_ended(tokenizer, list(ids)) for ids in tokenizer(plain).input_ids]
 
@@ -71,9 +77,8 @@ def encode_answers(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
     return [[*ids, tokenizer.eos_token_id] for ids in tokens_of(tokenizer, contents)]
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, text: str, system: str | None) -> str:
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": text})
+def _render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, system: str | None) -> str:
+    messages = messages_of(prompt, system)
     return conversation_text(tokenizer, messages, add_generation_prompt=True, day=DAY)
 
 

@@ -21,6 +21,7 @@ from ._jsonl import HUB, BadRow, Parsed, checked_row, json_rows
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = (".parquet", ".arrow")
+FORMATS = (".jsonl", ".json", *DELIMITERS, *TABLES)
 BATCH = 1024
 """Rows of a table held in memory at once."""
 
@@ -62,16 +63,18 @@ class RowSource:
         ) as error:  # the network, the Hub and its files make the library raise all kinds
             hint = (
                 "the Hub must be reachable or the dataset in its cache; a copy works "
-                "too: args.path=FILE.jsonl"
+                "too: --data FILE.jsonl"
             )
             raise DataError(
                 f"cannot read {name} from the Hub: {first_line(error)}", hint=hint, code="F81"
             ) from error
 
     def _of_folder(self, folder: Path) -> Iterator[Any]:
+        _refuse_without_rows(folder)
         try:
-            from datasets import load_dataset, load_from_disk
+            from datasets import disable_progress_bars, load_dataset, load_from_disk
 
+            disable_progress_bars()
             if (folder / "dataset_dict.json").is_file():
                 splits = load_from_disk(str(folder))
                 if self.split not in splits:
@@ -83,6 +86,15 @@ class RowSource:
                 yield from load_dataset(str(folder), self.config, split=self.split)
         except Exception as error:  # broken files make the library raise all kinds
             raise DataError(f"cannot read {folder}: {first_line(error)}", code="F82") from error
+
+
+def _refuse_without_rows(folder: Path) -> None:
+    """Raise DataError for a folder that has no file of rows. Compressed files may hold some."""
+    endings = {file.suffix for file in folder.rglob("*") if file.is_file()}
+    if endings <= {"", ".txt", ".md"}:
+        texts = " but .txt files, which have no fields" if ".txt" in endings else ""
+        hint = f"rows are read from files that end with {', '.join(FORMATS)}"
+        raise DataError(f"{folder} holds no rows{texts}", hint=hint, code="F80")
 
 
 def _table_rows(file: Path) -> Iterator[Any]:

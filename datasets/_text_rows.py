@@ -13,7 +13,9 @@ from rlcli.api.data import DatasetUtility, SequenceSample, Survey
 from rlcli.api.declared_keys import declared_keys
 from rlcli.api.limits import Limits, check_arguments
 
-from ._jsonl import Parsed, Row, read_rows
+from ._jsonl import BadRow, MissingField, Parsed, Row, read_rows
+from ._layouts import remedy
+from ._messages import Prompt, messages_of, text_of
 from ._rendering import Overlong, Tokens, encode_prompts, uses_chat, within_limit
 from ._scores import Scores
 from ._sources import RowSource
@@ -160,7 +162,7 @@ class FileRows:
         """The good rows; the faults of the others are appended to `bad_rows`."""
         return read_rows(
             self.path,
-            self._read,
+            self._read_row,
             bad_rows=self.bad_rows,
             max_bad_rows=self.max_bad_rows - len(bad_rows),
             max_rows=self.max_rows,
@@ -168,6 +170,14 @@ class FileRows:
             parsed_rows=parsed,
             may_be_empty=may_be_empty,
         )
+
+    def _read_row(self, fields: dict[str, Any]) -> Any:
+        """The content of a row. A missing field comes with what to do about it. Raises BadRow."""
+        try:
+            return self._read(fields)
+        except MissingField as missing:
+            kind = type(self).__module__.rpartition(".")[2]  # a component has the name of its file
+            raise BadRow(str(missing), missing.code, remedy(missing.columns, (kind,))) from None
 
     def _source(self) -> RowSource:
         return RowSource(self.path, self.split, self.config, self.streaming)
@@ -177,15 +187,15 @@ class FileRows:
         rows: Sequence[Row[Content]],
         encoded: Sequence[T],
         *,
-        prompt: Callable[[Row[Content]], str],
+        prompt: Callable[[Row[Content]], Prompt],
         length: Callable[[T], int],
         fit: Callable[[T, int, Overlong], T],
     ) -> list[tuple[Row[Content], T]]:
         """Rows with their tokens, none longer than `max_length`;
-        `prompt` returns the text of a row's prompt."""
+        `prompt` returns a row's prompt."""
         self._make_survey = lambda: Survey(
             lengths=[length(tokens) for tokens in encoded],
-            prompts=[(row.where, prompt(row)) for row in rows],
+            prompts=[(row.where, text_of(prompt(row))) for row in rows],
             max_length=self.max_length,
             overlong=self.overlong,
             bad_rows=self._bad_rows,
@@ -202,7 +212,8 @@ class FileRows:
 
 @dataclass(kw_only=True)
 class TextRows(FileRows):
-    """Rows whose prompt is a single text, which the chat template puts into a user message."""
+    """Rows whose prompt is a text, which the chat template puts into a user message, or a list of
+    messages."""
 
     chat: bool | Literal["auto"] = "auto"
     """Apply the tokenizer's chat template to the prompt; auto: if there is one."""
@@ -210,15 +221,16 @@ class TextRows(FileRows):
     system: str | None = None
     """System prompt."""
 
-    def _encode_prompts(self, prompts: list[str]) -> list[Tokens]:
+    def _encode_prompts(self, prompts: list[Prompt]) -> list[Tokens]:
         return encode_prompts(self.util.tokenizer, prompts, chat=self.chat, system=self.system)
 
-    def _about(self, row: Row[Any], prompt: str) -> dict[str, Any]:
+    def _about(self, row: Row[Any], prompt: Prompt) -> dict[str, Any]:
         """The fields that every `Preview` of a row has in addition to its tokens."""
         return {
             "id": row.id,
             "where": row.where,
-            "prompt": prompt,
+            "prompt": text_of(prompt),
+            "messages": messages_of(prompt, self.system),
             "system": self.system,
             "chat": uses_chat(self.util.tokenizer, self.chat),
         }

@@ -13,26 +13,13 @@ from rlcli.errors import DataError
 from rlcli.registry import load, make_dataset
 
 from ._jsonl import BadRow
+from ._layouts import LAYOUTS, Layout, layout_of, remedy
+from ._messages import is_conversation
 from ._text_rows import TextRows
 
-FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "chat": {"messages": ("messages", "conversations")},
-    "paired": {
-        "prompt": ("prompt",),
-        "positive": ("pos_answers", "chosen"),
-        "negative": ("neg_answers", "rejected"),
-    },
-    "prompt_answer": {
-        "prompt": ("prompt", "instruction"),
-        "answer": ("answer", "completion", "response", "output"),
-    },
-    "math_prompts": {"question": ("question", "problem"), "answer": ("answer", "solution")},
-    "prompt_only": {"prompt": ("prompt", "question", "problem", "instruction")},
-}
-"""Kind of row → the fields it needs, and the columns that usually hold them. The first kind with
-its columns wins."""
+Kind = Literal["chat", "paired", "prompt_answer", "math_prompts", "prompt_only", "plain_text"]
 
-OPTIONAL = {"chat": ("tools",)}
+OPTIONAL = {"chat": ("tools",), "paired": ("margin",)}
 """Optional fields of some kinds, used if rows have them."""
 
 LOOKED_AT = 20
@@ -52,8 +39,9 @@ class HuggingFace(TextRows):
         {"prompt": "Name two colours.\nOne on each line.", "completion": "red\nblue"},
     )
 
-    kind: Literal["auto", "chat", "paired", "prompt_answer", "math_prompts", "prompt_only"] = "auto"
-    """Which dataset handles the rows; auto: the first of these whose columns they have."""
+    kind: Literal["auto"] | Kind | list[Kind] = "auto"
+    """Which dataset handles the rows. auto, or a list: the one among them whose columns they
+    have."""
 
     columns: dict[str, str] = field(default_factory=dict)
     """Field of a row (prompt, answer, question, messages, tools, positive, negative) → the column
@@ -63,16 +51,13 @@ class HuggingFace(TextRows):
     """The dataset that handles the rows."""
 
     def __post_init__(self) -> None:
-        columns = self._columns()
-        kind = self._kind_of(columns) if self.kind == "auto" else self.kind
-        unknown = set(self.columns) - {*FIELDS[kind], *OPTIONAL.get(kind, ())}
-        if unknown:
-            raise ValueError(
-                f"columns has {', '.join(sorted(unknown))}; {kind} takes {', '.join(FIELDS[kind])}"
-            )
-        keys = {
-            f"{name}_key": column for name, column in (_usual(kind, columns) | self.columns).items()
-        }
+        kinds = self._kinds
+        if len(kinds) == 1:
+            self._refuse_unknown_fields(kinds[0])
+        layout, keys = self._layout(kinds)
+        kind = layout.kind if layout is not None else kinds[0]
+        self._refuse_unknown_fields(kind)
+        keys |= {f"{name}_key": column for name, column in self.columns.items()}
         cls: Any = load("datasets", kind)
         accepted = {field.name for field in fields(cls) if field.init}
         common = [field.name for field in fields(TextRows) if field.init and field.name in accepted]
@@ -80,7 +65,21 @@ class HuggingFace(TextRows):
         del args["util"]
         args["scores"] = self.scores and asdict(self.scores)
         self._taken = make_dataset(DatasetAbstraction(kind, args | keys), self.util)
-        self.notes = self._taken.notes
+        named = ", ".join(f"{key}: {column or 'null'}" for key, column in keys.items())
+        self.notes = [f"read as rows of {kind} ({named})", *self._taken.notes]
+
+    @property
+    def _kinds(self) -> list[str]:
+        if self.kind == "auto":
+            return list(dict.fromkeys(layout.kind for layout in LAYOUTS))
+        return [self.kind] if isinstance(self.kind, str) else list(self.kind)
+
+    def _refuse_unknown_fields(self, kind: str) -> None:
+        usual = [name for layout in LAYOUTS if layout.kind == kind for name in layout.usual]
+        unknown = set(self.columns) - {*usual, *OPTIONAL.get(kind, ())}
+        if unknown:
+            takes = ", ".join(dict.fromkeys(usual))
+            raise ValueError(f"columns has {', '.join(sorted(unknown))}; {kind} takes {takes}")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -108,35 +107,33 @@ class HuggingFace(TextRows):
     def digest(self) -> str:
         return self._taken.digest()
 
-    def _columns(self) -> list[str]:
-        """Columns of the first readable row; none if there is no such row,
-        which reading all rows will report."""
-        first = islice(self._source().rows(), LOOKED_AT)
-        return next((list(row) for _, _, row in first if not isinstance(row, BadRow)), [])
+    def _layout(self, kinds: list[str]) -> tuple[Layout | None, dict[str, str | None]]:
+        """The layout of the first row that has one, and the arguments that name its columns; none
+        of a file without a readable row, which reading all rows will report. Raises DataError."""
+        first = [
+            (line, row)
+            for _, line, row in islice(self._source().rows(), LOOKED_AT)
+            if not isinstance(row, BadRow)
+        ]
+        for _, row in first:
+            if (layout := layout_of(row, kinds, self.columns)) is not None:
+                return layout, layout.arguments(row, self.columns)
+        if first:
+            raise self._unclear(*first[0])
+        return None, {}
 
-    def _kind_of(self, columns: list[str]) -> str:
-        for kind, needed in FIELDS.items():
-            if set(needed) == {*_usual(kind, columns), *(set(self.columns) & set(needed))}:
-                return kind
-        if not columns:
-            return "prompt_only"
-        raise DataError(
-            (
-                f"the columns of {self.path} are {', '.join(columns)}: what its rows are "
-                "does not follow from them"
-            ),
-            hint=(
-                "say which hold what, columns: {prompt: …, answer: …}, and "
-                "kind if that is not enough"
-            ),
-            code="F31",
+    def _unclear(self, line: int, row: dict[str, Any]) -> DataError:
+        """The error for a row of which none of the datasets makes sense."""
+        kinds, columns = self._kinds, list(row)
+        nested = [name for name, value in row.items() if is_conversation(value)]
+        hint = remedy(columns, kinds, "args.columns={{{field}: {column}}}")
+        if hint is None and len(columns) == len(nested):
+            hint = f"if {nested[0]!r} is a list of rows, write that list to the file"
+        hint = hint or (
+            "say which hold what, args.columns={prompt: …, answer: …}, and kind if that is not "
+            "enough"
         )
-
-
-def _usual(kind: str, columns: list[str]) -> dict[str, str]:
-    """Field of this kind of row → the column that holds it under a usual name."""
-    present = {
-        name: [column for column in usual if column in columns]
-        for name, usual in FIELDS[kind].items()
-    }
-    return {name: candidates[0] for name, candidates in present.items() if candidates}
+        message = f"the columns of {self.path} are {', '.join(columns)}"
+        if self.kind != "auto":
+            message += f", not those of {' or '.join(kinds)}"
+        return DataError(message, where=f"{self.path}:{line}", hint=hint, code="F31")

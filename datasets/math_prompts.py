@@ -10,9 +10,13 @@ from typing import Any, ClassVar
 from rlcli.api.data import Preview, SequenceSample, register_dataset
 
 from ._jsonl import BadRow, Row, text_field
+from ._messages import Prompt, prompt_field, text_of
 from ._rendering import Tokens, fit_prompt
 from ._samples import prompt_sample
 from ._text_rows import TextRows
+
+Problem = tuple[Prompt, str]
+"""A question and its final answer."""
 
 
 @register_dataset("math_prompts")
@@ -30,7 +34,7 @@ class MathPrompts(TextRows):
     )
 
     question_key: str = "question"
-    """Field that holds the question."""
+    """Field that holds the question: a text, or a list of messages."""
 
     answer_key: str = "answer"
     """Field that holds the answer: a number or a text. If a text contains `####`, the part after
@@ -39,16 +43,14 @@ class MathPrompts(TextRows):
     template: str = "{question}"
     """The user's message; `{question}` stands for the question."""
 
-    _rows: list[tuple[Row[tuple[str, str]], Tokens]] = field(init=False, repr=False)
+    _rows: list[tuple[Row[Problem], Tokens]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if "{question}" not in self.template:
             raise ValueError(f"template is {self.template!r}; it must contain {{question}}")
         super().__post_init__()
 
-    def _encoded(
-        self, rows: list[Row[tuple[str, str]]]
-    ) -> list[tuple[Row[tuple[str, str]], Tokens]]:
+    def _encoded(self, rows: list[Row[Problem]]) -> list[tuple[Row[Problem], Tokens]]:
         encoded = self._encode_prompts([self._message(row) for row in rows])
         return self._within_limit(rows, encoded, prompt=self._message, length=len, fit=fit_prompt)
 
@@ -58,17 +60,23 @@ class MathPrompts(TextRows):
     def preview(self, index: int) -> Preview:
         row, tokens = self._rows[index]
         question, answer = row.content
-        metadata = {"answer": answer, "question": question}
+        metadata = {"answer": answer, "question": text_of(question)}
         return Preview(
             sequences=[tokens], metadata=metadata, **self._about(row, self._message(row))
         )
 
-    def _message(self, row: Row[tuple[str, str]]) -> str:
-        """The user's message."""
-        return self.template.replace("{question}", row.content[0])
+    def _message(self, row: Row[Problem]) -> Prompt:
+        """The user's message, after the messages before it."""
+        question = row.content[0]
+        text = self.template.replace("{question}", text_of(question))
+        return (
+            text
+            if isinstance(question, str)
+            else [*question[:-1], question[-1] | {"content": text}]
+        )
 
-    def _read(self, fields: dict[str, Any]) -> tuple[str, str]:
-        question, answer = text_field(fields, self.question_key), fields.get(self.answer_key)
+    def _read(self, fields: dict[str, Any]) -> Problem:
+        question, answer = prompt_field(fields, self.question_key), fields.get(self.answer_key)
         if isinstance(answer, int | float) and not isinstance(answer, bool):
             return question, str(answer)
         return question, final_answer(text_field(fields, self.answer_key))

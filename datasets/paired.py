@@ -12,14 +12,16 @@ from rlcli.api.config import stable_seed
 from rlcli.api.data import Preview, SequenceSample, register_dataset
 from rlcli.api.limits import Limits
 
-from ._jsonl import BadRow, Row, numbers_field, text_field, texts_field
+from ._jsonl import BadRow, Row, numbers_field
+from ._messages import Prompt
+from ._preferences import PreferenceFields
 from ._rendering import Tokens, encode_answers, fit_answers
 from ._samples import paired_sample
 from ._text_rows import TextRows
 
 Pair = tuple[str, str, float]
 """A preferred and a rejected answer, and the margin between them."""
-Texts = tuple[str, list[Pair]]
+Texts = tuple[Prompt, list[Pair]]
 Encoded = tuple[Tokens, list[Tokens]]
 
 
@@ -56,11 +58,14 @@ class Paired(TextRows):
 
     LIMITS: ClassVar[Limits] = {"max_pairs_per_prompt": {"ge": 1}}
 
-    prompt_key: str = "prompt"
-    """Field that holds the prompt."""
+    prompt_key: str | None = "prompt"
+    """Field that holds the prompt: a text, or a list of messages. null: the prompt is what both
+    answers begin with, up to a blank or, in conversations, up to the last message. Such texts are
+    often transcripts with a format of their own, for which `chat: false` is right."""
 
     positive_key: str = "pos_answers"
-    """Field that holds the list of preferred answers, or a single one."""
+    """Field that holds the list of preferred answers, or a single one: a text, or a conversation
+    that ends with it."""
 
     negative_key: str = "neg_answers"
     """Field that holds the list of rejected answers, or a single one;
@@ -101,10 +106,8 @@ class Paired(TextRows):
         fields = {
             key: [value] if self._is_one(key, value) else value for key, value in fields.items()
         }
-        positive, negative = (
-            texts_field(fields, self.positive_key),
-            texts_field(fields, self.negative_key),
-        )
+        names = PreferenceFields(self.prompt_key, self.positive_key, self.negative_key)
+        prompt, positive, negative = names.read(fields)
         if len(positive) != len(negative):
             raise BadRow(
                 f"{len(positive)} {self.positive_key} but {len(negative)} {self.negative_key}"
@@ -116,9 +119,7 @@ class Paired(TextRows):
             raise BadRow(
                 f"{len(positive)} {self.positive_key} but {len(margins)} {self.margin_key}"
             )
-        return text_field(fields, self.prompt_key), list(
-            zip(positive, negative, margins, strict=True)
-        )
+        return prompt, list(zip(positive, negative, margins, strict=True))
 
     def _is_one(self, key: str, value: Any) -> bool:
         """A row with one pair may give its answers, and its margin, without a list around them."""

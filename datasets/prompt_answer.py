@@ -7,10 +7,13 @@ from typing import Any, ClassVar
 
 from rlcli.api.data import Preview, SequenceSample, register_dataset
 
-from ._jsonl import Row, text_field
+from ._jsonl import BadRow, Row
+from ._messages import Prompt, answered_field, prompt_field
 from ._rendering import Overlong, Tokens, encode_answers, fit_answers
 from ._samples import answered_sample
 from ._text_rows import TextRows
+
+Texts = tuple[Prompt, str]
 
 
 @register_dataset("prompt_answer")
@@ -26,16 +29,14 @@ class PromptAnswer(TextRows):
     )
 
     prompt_key: str = "prompt"
-    """Field that holds the prompt."""
+    """Field that holds the prompt: a text, or a list of messages."""
 
     answer_key: str = "answer"
-    """Field that holds the answer."""
+    """Field that holds the answer: a text, or a list with a message of the assistant."""
 
-    _rows: list[tuple[Row[tuple[str, str]], tuple[Tokens, Tokens]]] = field(init=False, repr=False)
+    _rows: list[tuple[Row[Texts], tuple[Tokens, Tokens]]] = field(init=False, repr=False)
 
-    def _encoded(
-        self, rows: list[Row[tuple[str, str]]]
-    ) -> list[tuple[Row[tuple[str, str]], tuple[Tokens, Tokens]]]:
+    def _encoded(self, rows: list[Row[Texts]]) -> list[tuple[Row[Texts], tuple[Tokens, Tokens]]]:
         prompts = self._encode_prompts([row.content[0] for row in rows])
         answers = encode_answers(self.util.tokenizer, [row.content[1] for row in rows])
         return self._within_limit(
@@ -56,8 +57,12 @@ class PromptAnswer(TextRows):
             prompt_tokens, [answer_tokens], answers=[answer], **self._about(row, prompt)
         )
 
-    def _read(self, fields: dict[str, Any]) -> tuple[str, str]:
-        return text_field(fields, self.prompt_key), text_field(fields, self.answer_key)
+    def _read(self, fields: dict[str, Any]) -> Texts:
+        prompt = prompt_field(fields, self.prompt_key)
+        before, answer = answered_field(fields, self.answer_key)
+        if before:
+            raise BadRow(f"field {self.answer_key!r} has messages before the answer")
+        return prompt, answer
 
 
 def _fit(pair: tuple[Tokens, Tokens], limit: int, overlong: Overlong) -> tuple[Tokens, Tokens]:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from rlcli.api.data import Preview, SequenceSample, register_dataset
 
-from ._jsonl import Row, text_field
+from ._jsonl import Row
+from ._messages import Prompt, prompt_field
 from ._rendering import Tokens, fit_prompt
 from ._samples import prompt_sample
 from ._text_rows import TextRows
@@ -26,11 +27,11 @@ class PromptOnly(TextRows):
     )
 
     prompt_key: str = "prompt"
-    """Field that holds the prompt."""
+    """Field that holds the prompt: a text, or a list of messages."""
 
-    _rows: list[tuple[Row[str], Tokens]] = field(init=False, repr=False)
+    _rows: list[tuple[Row[Prompt], Tokens]] = field(init=False, repr=False)
 
-    def _encoded(self, rows: list[Row[str]]) -> list[tuple[Row[str], Tokens]]:
+    def _encoded(self, rows: list[Row[Prompt]]) -> list[tuple[Row[Prompt], Tokens]]:
         encoded = self._encode_prompts([row.content for row in rows])
         return self._within_limit(
             rows, encoded, prompt=lambda row: row.content, length=len, fit=fit_prompt
@@ -43,5 +44,5 @@ class PromptOnly(TextRows):
         row, tokens = self._rows[index]
         return Preview(sequences=[tokens], **self._about(row, row.content))
 
-    def _read(self, fields: dict[str, Any]) -> str:
-        return text_field(fields, self.prompt_key)
+    def _read(self, fields: dict[str, Any]) -> Prompt:
+        return prompt_field(fields, self.prompt_key)

@@ -40,6 +40,8 @@ class Preview:
     """The prompt's text, before a template or a system prompt is added."""
     system: str | None = None
     """The system prompt."""
+    messages: Sequence[Mapping[str, Any]] | None = None
+    """The prompt as the chat template gets it, if that is more than these two."""
     answers: Sequence[str] = ()
     """The text of the answer that each sequence ends with."""
     chat: bool = False

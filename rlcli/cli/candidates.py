@@ -240,6 +240,12 @@ def _components(line: CommandLine, last: str) -> Iterator[Candidate]:
         )
 
 
+def _interfaces(line: CommandLine, last: str) -> Iterator[Candidate]:
+    from rlcli import registry
+
+    yield from map(Candidate, registry.names("interfaces"))
+
+
 def _shown(line: CommandLine, last: str) -> Iterator[Candidate]:
     """Arguments of `show`: a kind and a name, a name, or a recipe and overrides."""
     if not line.positionals:
@@ -340,6 +346,7 @@ _BY_NAME: dict[str, Callable[[CommandLine, str], Iterator[Candidate]]] = {
     "like": _components,
     "name": _components,
     "dataset": _datasets,
+    "reward": _interfaces,
     "run": _runs,
     "plot.words": _runs_and_metrics,
     "before": _recipes_or_runs,

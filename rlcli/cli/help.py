@@ -11,7 +11,9 @@ from typer.core import TyperGroup
 
 from rlcli.cli.output import wrapped
 
-SHARED = {"with_": "Recipe", "as_json": "Output", "quiet": "Output", "help": "Output"}
+GROUP_OF_RECIPE = "Recipe"
+
+SHARED = {"with_": GROUP_OF_RECIPE, "as_json": "Output", "quiet": "Output", "help": "Output"}
 """Options that several verbs share, and the group in which they are listed."""
 
 WIDEST = 80
@@ -60,7 +62,7 @@ def _parameters(
 ) -> tuple[list[tuple[str, str]], dict[str, list[tuple[str, str]]]]:
     """The rows of the arguments, and the rows of the options by group, shared ones last."""
     arguments: list[tuple[str, str]] = []
-    groups: dict[str, list[tuple[str, str]]] = {"Recipe": [], "Options": []}
+    groups: dict[str, list[tuple[str, str]]] = {GROUP_OF_RECIPE: [], "Options": []}
     for parameter in command.get_params(ctx):
         if (record := parameter.get_help_record(ctx)) is None:
             continue

@@ -30,7 +30,7 @@ def tokens(
     recipe: RecipeName,
     overrides: Overrides = None,
     with_: With = None,
-    row: Annotated[int, typer.Option("--row", metavar="N", help="Which row, counted from 0.")] = 0,
+    row: Annotated[int, typer.Option("--row", metavar="N", help="Which row, counted from 1.")] = 1,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -55,9 +55,9 @@ def tokens(
     resolved = load(recipe, overrides, with_)
     name = _known(resolved, dataset or resolved.recipe.train.dataset)
     opened = open_dataset(resolved, name)
-    preview = opened.preview(_in_range(row, len(opened), name))
+    preview = opened.preview(_in_range(row, len(opened), name) - 1)
     sequences = tokens_of(preview, opened.tokenizer.tokenizer)
-    title = f"{name}:{row} · {_counted(preview, sequences)}"
+    title = f"row {row} of {name} · {_counted(preview, sequences)}"
     follows = _what_follows(resolved) if preview.trained is None else ""
     if html is not None:
         _write_page(html, title, preview, sequences, follows)
@@ -78,10 +78,8 @@ def _known(resolved: Resolved, dataset: str) -> str:
 
 
 def _in_range(row: int, rows: int, dataset: str) -> int:
-    if not 0 <= row < rows:
-        raise UsageError(
-            f"dataset {dataset} has no row {row}", hint=f"its rows are 0 to {rows - 1}"
-        )
+    if not 1 <= row <= rows:
+        raise UsageError(f"dataset {dataset} has no row {row}", hint=f"its rows are 1 to {rows}")
     return row
 
 

@@ -13,6 +13,7 @@ from rlcli.cli.arguments import Overrides, Quiet, RecipeName, With, load
 from rlcli.cli.compare import print_groups
 from rlcli.cli.jobs import tell_script, tell_submitted
 from rlcli.cli.output import print_json, print_talk
+from rlcli.cli.short_options import tell_recipe
 from rlcli.cli.status import as_document
 from rlcli.cli.supervision import NoSupervisor, is_to_supervise, keep_run_private, supervise
 from rlcli.errors import UsageError
@@ -71,17 +72,14 @@ def train(
     no_supervisor: NoSupervisor = False,
 ) -> int:
     """Run a recipe: check it, run what it starts from, train, evaluate, save. With launch=slurm:
-    submit it as a job.
+    submit it as a job. The recipes sft, dpo, reward, grpo and ppo train a --model on --data.
 
-    Example: rlcli train ppo_math ppo.kl_ctl=0.02 launch=local cluster.devices_per_node=2
+    Example: rlcli train sft --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl
     """
     if sweep or seeds is not None:
-        from rlcli.launch.sweep import Sweep
-        from rlcli.recipe.sweep import sweep_runs
-
         base = load(recipe, overrides, with_)
-        runs = sweep_runs(sweep or (), seeds, base.recipe.seed)
-        planned = Sweep.from_here(recipe, with_ or (), overrides or (), runs)
+        tell_recipe(base, context)
+        planned = _planned_sweep(base, recipe, sweep, seeds)
         return _sweep(planned, base, at_once, run_dir, dry_run, no_check, as_json)
     if at_once is not None:
         raise UsageError("--at-once is for sweeps", hint="add --sweep KEY=VALUE,VALUE or --seeds N")
@@ -92,11 +90,14 @@ def train(
 
     resolved = load(recipe, overrides, with_)
     chain(resolved)  # the recipes it starts from must be valid too, before anything is started
-    if resolved.recipe.launch.type == "slurm":
-        return _submit(resolved, run_dir, dry_run, no_check, as_json)
-    _refuse_dry_run(dry_run)
-    if is_parent:
+    is_job = resolved.recipe.launch.type == "slurm"
+    if not is_job:
+        _refuse_dry_run(dry_run)
+    if is_parent and not is_job:
         return supervise(context, quiet, as_json)
+    tell_recipe(resolved, context)
+    if is_job:
+        return _submit(resolved, run_dir, dry_run, no_check, as_json)
 
     from rlcli.launch.run import run_recipe
     from rlcli.observe.display import open_display
@@ -104,6 +105,16 @@ def train(
     with open_display(quiet=quiet) as display:
         finished = run_recipe(resolved, run_dir, display, check_rows=not no_check)
     return tell(finished, as_json)
+
+
+def _planned_sweep(
+    base: Resolved, recipe: str, settings: list[str] | None, seeds: int | None
+) -> Sweep:
+    from rlcli.launch.sweep import Sweep
+    from rlcli.recipe.sweep import sweep_runs
+
+    runs = sweep_runs(settings or (), seeds, base.recipe.seed)
+    return Sweep.from_here(recipe, base.profiles, base.overrides, runs)
 
 
 def _submit(

@@ -4,7 +4,8 @@ imported when used."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import typer
@@ -70,11 +71,20 @@ def command_of(verb: str) -> Any:
     definition = getattr(module, verb.replace("-", "_"))
     if not isinstance(definition, typer.Typer):
         alone = new_typer()
-        alone.command(verb, cls=VerbCommand)(definition)
+        alone.command(verb, cls=_class_of(definition))(definition)
         definition = alone
     command = typer.main.get_command(definition)
     command.name = verb
     return command
+
+
+def _class_of(definition: Callable[..., Any]) -> type[VerbCommand]:
+    """The class of a verb's command: verbs with `--with` take a recipe."""
+    if "with_" not in inspect.signature(definition).parameters:
+        return VerbCommand
+    from rlcli.cli.short_options import RecipeCommand
+
+    return RecipeCommand
 
 
 def new_typer(**options: Any) -> typer.Typer:

@@ -117,7 +117,10 @@ def _faults(
         is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         if is_offline and not source.startswith(NOT_FOLDERS):
             message = f"{source} is not in the Hub's cache, and HF_HUB_OFFLINE is set"
-            hint = f"fetch it where there is a network: hf download {source}"
+            hint = (
+                f"fetch it where there is a network, hf download {source}, or take a folder: "
+                "--model FOLDER"
+            )
             yield ModelError(message, where=str(resolved.origin(path)), hint=hint)
         return
     is_partial = (

@@ -115,7 +115,10 @@ def check_reward(name: str, call: Call, rows: Sequence[Preview]) -> Finding:
                 f"{len(without)} of {len(rows)} rows looked at have no answer to "
                 "compare a response with"
             ),
-            fix="take a dataset whose rows have answers, such as math_prompts",
+            fix=(
+                "take a dataset whose rows have answers, such as math_prompts, or another "
+                "reward: --reward NAME"
+            ),
         )
     tried = _spread(rows, MOST)
     try:

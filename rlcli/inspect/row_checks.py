@@ -90,7 +90,7 @@ def check_mask(name: str, rows: Sequence[Preview]) -> Finding | None:
         return Finding(
             level="warn", about=about, says=says, details=_places(nothing), fix=fix, code="F31"
         )
-    if all(all(flags) for _, flags in masks):
+    if all(all(flags) and row.prompt != "" for row, flags in masks):
         says = "every token is trained on, those of the prompts too"
         return Finding(
             level="warn",
@@ -344,7 +344,7 @@ def known_prompts(opened: OpenDataset, rows: Sequence[Preview]) -> list[tuple[st
     """(where it is, its words) of all rows that the dataset knows of,
     or else of those inspected."""
     if opened.survey:
-        return [(where, _plain(prompt)) for where, prompt in opened.survey.prompts]
+        return [(where, _plain(prompt)) for where, prompt in opened.survey.prompts if prompt]
     return [
         (location(row), _plain(row.prompt if row.prompt is not None else str(row.sequences)))
         for row in rows

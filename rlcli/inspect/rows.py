@@ -28,6 +28,10 @@ FIRST = 256
 """Rows of a stream that are inspected."""
 
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+"""Patterns of the files of tokenizers."""
+
+
 @dataclass(frozen=True)
 class OpenTokenizer:
     """A tokenizer, and how it was opened."""
@@ -62,7 +66,8 @@ class OpenDataset:
         return len(self.dataset)
 
     def preview(self, index: int) -> Preview:
-        """Row `index`, by the dataset's own preview or else by its sample. Raises DataError."""
+        """Row `index`, counted from 0, by the dataset's own preview or else by its sample.
+        Raises DataError."""
         try:
             if hasattr(self.dataset, "preview"):
                 return self.dataset.preview(index)
@@ -72,7 +77,7 @@ class OpenDataset:
         except Exception as error:  # whatever a user's dataset raises
             raise DataError(
                 (
-                    f"row {index} of dataset {self.name} cannot be read: "
+                    f"row {index + 1} of dataset {self.name} cannot be read: "
                     f"{type(error).__name__}: {error}"
                 ),
                 code="F31",
@@ -165,6 +170,7 @@ class Tokenizers:
         """`light`: a light tokenizer is enough. Raises ModelError."""
         if light not in self._opened:
             source = _tokenizer_source(self._resolved, prompt_role(self._resolved.recipe))
+            _refuse_without_tokenizer(self._resolved, Path(source).expanduser())
             self._opened[light] = open_tokenizer(source, light=light, only_light=self._only_light)
         return self._opened[light]
 
@@ -181,6 +187,18 @@ def _tokenizer_source(resolved: Resolved, role: str) -> str:
     start = next(start for start in warm_starts(resolved) if start.role == owner)
     folder = find_result(start.source, resolved.recipe.log.dir, start.source_role)
     return str(folder) if folder is not None else _tokenizer_source(start.source, start.source_role)
+
+
+def _refuse_without_tokenizer(resolved: Resolved, folder: Path) -> None:
+    """Raise ModelError for a folder without any file that a tokenizer could be read from."""
+    if not folder.is_dir() or any(file for name in TOKENIZER_FILES for file in folder.glob(name)):
+        return
+    role = tokenizer_role(resolved.recipe, prompt_role(resolved.recipe))
+    raise ModelError(
+        f"{folder} holds no tokenizer",
+        where=str(resolved.origin(("models", role, "path"))),
+        hint=f"name the folder or the Hub id of one: models.{role}.tokenizer=PATH",
+    )
 
 
 def open_tokenizer(source: str, *, light: bool = True, only_light: bool = False) -> OpenTokenizer:

@@ -49,11 +49,15 @@ def check_template(
     return _check_end(about, tokenizer, rendered, limits)
 
 
+def _messages_of(row: Preview) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": row.system}] if row.system is not None else []
+    return [*system, {"role": "user", "content": row.prompt or ""}]
+
+
 def _both_ways(tokenizer: Any, row: Preview) -> tuple[str, str, str]:
     """(text of the prompt, text of the prompt with an answer, the answer)."""
     answer = row.answers[0] if row.answers else str(row.metadata.get("answer", "42"))
-    messages = [{"role": "system", "content": row.system}] if row.system is not None else []
-    messages.append({"role": "user", "content": row.prompt or ""})
+    messages = [dict(message) for message in row.messages or _messages_of(row)]
     prompt = unmarked(conversation_text(tokenizer, messages, add_generation_prompt=True))
     turn = {"role": "assistant", "content": answer}
     return (

@@ -18,10 +18,13 @@ from rlcli.recipe.parsing.layers import Layer
 from rlcli.recipe.parsing.tree import Mapping, Mark, dotted, nearest
 from rlcli.recipe.parsing.tree import Path as TreePath
 from rlcli.recipe.schema import Call, Recipe
+from rlcli.recipe.suggest import close_to
 
 BUILTIN = "builtin:"
 HUB = "hf:"
 """Prefix of the path of a Hub dataset; Hub models are written as owner/name only."""
+NEAR_FILE = 0.75
+"""How similar the name of a file must be to the one that does not exist, to be proposed."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -125,7 +128,8 @@ class _Finder:
         file = self.look(tree_path, text)
         if file is None:
             message = f"{dotted(tree_path)}: no such file: {text}"
-            hint = f"{self.looked(tree_path)}; a dataset of the Hub is written {HUB}owner/name"
+            otherwise = f"{self.looked(tree_path)}; a dataset of the Hub is written {HUB}owner/name"
+            hint = _likely_data(tree_path, text) or otherwise
             raise DataError(message, where=str(self.mark(tree_path)), hint=hint, code="F81")
         if not Path(file).is_file() and not Path(file).is_dir():
             raise DataError(
@@ -190,6 +194,23 @@ class _Finder:
 
     def mark(self, tree_path: TreePath) -> Mark:
         return nearest(self.tree, tree_path).mark
+
+
+def _likely_data(tree_path: TreePath, text: str) -> str | None:
+    """What was probably meant by the name of a file that does not exist."""
+    if text in registry.names("datasets"):
+        return f"{text} is a dataset: {dotted(tree_path[:2])}={text}"
+    file = Path(text).expanduser()
+    try:
+        neighbours = [neighbour.name for neighbour in file.parent.iterdir()]
+    except OSError:
+        neighbours = []
+    near = close_to(file.name, neighbours, cutoff=NEAR_FILE)
+    if near is not None:
+        return f"did you mean {file.with_name(near)}?"
+    if _HUB_ID.fullmatch(text) and not file.parent.is_dir():
+        return f"on the Hub it is written {HUB}{text}"
+    return None
 
 
 def _check_builtin(name: str, key: str, where: str) -> None:

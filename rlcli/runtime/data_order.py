@@ -61,8 +61,8 @@ def dataset_of(recipe: Recipe, id_: str) -> str:
 
 
 def location_of_sample(recipe: Recipe, id_: str) -> str:
-    """`row 17 of dataset train`."""
-    return f"row {row_of(id_)[1]} of dataset {dataset_of(recipe, id_)}"
+    """`row 17 of dataset train`, counted from 1, as lines are."""
+    return f"row {row_of(id_)[1] + 1} of dataset {dataset_of(recipe, id_)}"
 
 
 @dataclass

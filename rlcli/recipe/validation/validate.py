@@ -182,8 +182,12 @@ class _Checker:
                 not self.unresolved.about(full_path)
                 and full_path[:-1] not in self.unresolved.lacking
             ):
+                is_data = full_path[0] == "datasets" and full_path[-1] == "path"
                 self.problems.add(
-                    "R39", f"{dotted(full_path)} is required", nearest(tree, path).mark
+                    "R39",
+                    f"{dotted(full_path)} is required",
+                    nearest(tree, path).mark,
+                    "give it by --data, or write it in the recipe" if is_data else None,
                 )
         elif not (error["type"] == "value_error" and self.rests_on_doubt(error, full_path)):
             self.note_value(errors, tree, path)

@@ -59,7 +59,8 @@ def _number_of_sources(notes: Notes, role: Role, path: Path, sources_set: list[s
             "R39",
             message,
             path,
-            f"a role that needs no weights has `backend: {WEIGHTLESS}`",
+            f"the model to train is given by --model; a role that needs no weights has "
+            f"`backend: {WEIGHTLESS}`",
             needs=sources(str(path[-1])),
         )
     if sources_set and not runs_model:

@@ -1,0 +1,170 @@
+"""What rows hold, judged by the names of their columns, and which dataset reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+PROMPT = ("prompt", "instruction", "question", "problem", "query", "input")
+ANSWER = ("answer", "completion", "response", "output", "solution")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of one sort of rows."""
+
+    kind: str
+    """The dataset that reads them."""
+    usual: Mapping[str, tuple[str, ...]]
+    """Field → names that its column usually has."""
+    absent: tuple[str, ...] = ()
+    """Fields that the dataset otherwise needs, and that such rows do not have."""
+
+    def columns_of(self, columns: Collection[str], named: Mapping[str, str]) -> dict[str, str]:
+        """Field → its column: the one that the user names, or the first with a usual name.
+        Fields without a column are left out."""
+        located: dict[str, str] = {}
+        for field, usual in self.usual.items():
+            candidates = [named[field]] if field in named else [n for n in usual if n in columns]
+            if candidates:
+                located[field] = candidates[0]
+        return located
+
+    def fits(self, columns: Collection[str], named: Mapping[str, str]) -> bool:
+        """Whether the rows have a column for each field, and the user names no absent one."""
+        return len(self.columns_of(columns, named)) == len(self.usual) and not (
+            set(self.absent) & set(named)
+        )
+
+    def arguments(
+        self, columns: Collection[str], named: Mapping[str, str]
+    ) -> dict[str, str | None]:
+        """The arguments that name the columns to the dataset."""
+        located = self.columns_of(columns, named)
+        keys: dict[str, str | None] = {f"{field}_key": located[field] for field in located}
+        return keys | {f"{field}_key": None for field in self.absent}
+
+
+LAYOUTS = (
+    Layout("chat", {"messages": ("messages", "conversations", "conversation")}),
+    Layout(
+        "paired",
+        {
+            "prompt": PROMPT,
+            "positive": ("pos_answers", "chosen"),
+            "negative": ("neg_answers", "rejected"),
+        },
+    ),
+    Layout("paired", {"positive": ("chosen",), "negative": ("rejected",)}, absent=("prompt",)),
+    Layout("prompt_answer", {"prompt": ("prompt", "instruction"), "answer": ANSWER[:4]}),
+    Layout("math_prompts", {"question": ("question", "problem"), "answer": ("answer", "solution")}),
+    Layout("prompt_answer", {"prompt": PROMPT, "answer": ANSWER}),
+    Layout("math_prompts", {"question": PROMPT, "answer": ("answer", "solution", "ground_truth")}),
+    Layout("prompt_only", {"prompt": PROMPT}),
+    Layout("plain_text", {"text": ("text", "content")}),
+)
+"""The first that fits wins."""
+
+LEARNED_BY = {
+    "chat": ("sft",),
+    "prompt_answer": ("sft",),
+    "plain_text": ("sft",),
+    "paired": ("dpo", "reward"),
+    "math_prompts": ("grpo", "ppo"),
+    "prompt_only": ("grpo", "ppo"),
+}
+"""Dataset → the recipes that learn from its rows."""
+
+
+def layout_of(
+    columns: Collection[str], kinds: Collection[str], named: Mapping[str, str]
+) -> Layout | None:
+    """The layout of rows with these columns, among those of some datasets; None if none fits."""
+    return next(
+        (layout for layout in LAYOUTS if layout.kind in kinds and layout.fits(columns, named)), None
+    )
+
+
+def remedy(
+    columns: Sequence[str], kinds: Collection[str], argument: str = "{field}_key: {column}"
+) -> str | None:
+    """What to do with rows of these columns, which lack a field of the datasets `kinds`; None if
+    nothing is likely. `argument`: how a recipe names the column of a field."""
+    layout = layout_of(columns, kinds, {})
+    if layout is not None:
+        located = layout.columns_of(columns, {}).items()
+        settings = [argument.format(field=field, column=column) for field, column in located]
+        return f"set {', '.join(settings)}, or take type: hf, which finds the columns"
+    nearest = max(_candidates(columns, kinds), key=lambda candidate: candidate.rank)
+    others = [layout for layout in LAYOUTS if layout.fits(columns, {})]
+    most = max((len(layout.usual) for layout in others), default=0)
+    if others and most >= nearest.present:
+        fullest = [layout.kind for layout in others if len(layout.usual) == most]
+        return _for_other_algorithms(fullest)
+    return _naming(columns, nearest, argument) if nearest.present else None
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A layout that rows may have been meant to have."""
+
+    layout: Layout
+    located: dict[str, str]
+    """Field → its column."""
+    slips: dict[str, str]
+    """Field → the column whose name is probably a misspelling of one of its names."""
+
+    @property
+    def present(self) -> int:
+        return len(self.located) + len(self.slips)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The more fields are present, and the fewer are missing, the likelier it is."""
+        return self.present, self.present - len(self.layout.usual)
+
+
+def _candidates(columns: Sequence[str], kinds: Collection[str]) -> list[_Candidate]:
+    return [
+        _Candidate(layout, layout.columns_of(columns, {}), _slips(columns, layout))
+        for layout in LAYOUTS
+        if layout.kind in kinds
+    ]
+
+
+def _slips(columns: Sequence[str], layout: Layout) -> dict[str, str]:
+    taken = layout.columns_of(columns, {})
+    free = [column for column in columns if column not in taken.values()]
+    slips: dict[str, str] = {}
+    for field, usual in layout.usual.items():
+        near = [match for name in usual for match in get_close_matches(name, free, 1, cutoff=0.75)]
+        if field not in taken and near:
+            slips[field] = near[0]
+    return slips
+
+
+def _for_other_algorithms(kinds: Sequence[str]) -> str:
+    recipes = dict.fromkeys(recipe for kind in kinds for recipe in LEARNED_BY[kind])
+    commands = " or ".join(f"rlcli train {recipe}" for recipe in recipes)
+    types = " or ".join(dict.fromkeys(kinds))
+    return f"these are rows of {types}, for {commands}"
+
+
+def _naming(columns: Sequence[str], nearest: _Candidate, argument: str) -> str:
+    """How to name the columns of the fields that are missing."""
+    named = dict(nearest.slips)
+    taken = {**nearest.located, **named}
+    free = [column for column in columns if column not in taken.values()]
+    missing = [field for field in nearest.layout.usual if field not in taken]
+    if len(missing) == 1 and len(free) == 1:
+        named[missing.pop()] = free[0]
+    if missing:
+        names = [" or ".join(nearest.layout.usual[field][:2]) for field in missing]
+        example = argument.format(field=missing[0], column="COLUMN")
+        return (
+            f"rows of {nearest.layout.kind} also have {' and '.join(names)}; if a column of "
+            f"another name holds that, set {example}"
+        )
+    settings = [argument.format(field=field, column=column) for field, column in named.items()]
+    return f"if {' and '.join(named.values())} is meant, set {', '.join(settings)}"

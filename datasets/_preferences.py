@@ -1,0 +1,82 @@
+"""The prompt of a row with preferred and rejected answers, wherever the row holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ._jsonl import BadRow, texts_field
+from ._messages import Prompt, answered_field, as_prompt, is_conversation, prompt_field
+
+
+@dataclass(frozen=True)
+class PreferenceFields:
+    """Names of the fields of a row."""
+
+    prompt: str | None
+    """None: the prompt is what the answers begin with."""
+    positive: str
+    negative: str
+
+    def read(self, fields: dict[str, Any]) -> tuple[Prompt, list[str], list[str]]:
+        """The prompt, the preferred and the rejected answers. Raises BadRow."""
+        if is_conversation(fields.get(self.positive)):
+            return self._of_conversations(fields)
+        positive, negative = (texts_field(fields, key) for key in (self.positive, self.negative))
+        if self.prompt is not None:
+            return prompt_field(fields, self.prompt), positive, negative
+        self._refuse_other_texts(fields)
+        return self._split(positive, negative)
+
+    def _of_conversations(self, fields: dict[str, Any]) -> tuple[Prompt, list[str], list[str]]:
+        before, positive = answered_field(fields, self.positive)
+        before_negative, negative = answered_field(fields, self.negative)
+        if before != before_negative:
+            raise BadRow(
+                f"{self.positive} and {self.negative} differ before their last message, so they "
+                "do not answer the same prompt"
+            )
+        if before:
+            return as_prompt(before), [positive], [negative]
+        if self.prompt is None:
+            raise BadRow(f"{self.positive} has no message before the answer, and so no prompt")
+        return prompt_field(fields, self.prompt), [positive], [negative]
+
+    def _split(
+        self, positive: list[str], negative: list[str]
+    ) -> tuple[Prompt, list[str], list[str]]:
+        """Texts without what all of them begin with, up to its last blank: that is the prompt."""
+        texts = [*positive, *negative]
+        end = _end_of_shared_words(texts)
+        has_prompt = bool(texts[0][:end].strip())
+        if not has_prompt or not all(text[end:].strip() for text in texts):
+            raise BadRow(
+                f"the row has no prompt: {self.positive} and {self.negative} do not begin with one",
+                hint="name the field that holds it: prompt_key",
+            )
+        after = [text[end:] for text in texts]
+        return texts[0][:end], after[: len(positive)], after[len(positive) :]
+
+    def _refuse_other_texts(self, fields: dict[str, Any]) -> None:
+        """A row with other texts probably has its prompt among them."""
+        others = [
+            name
+            for name, value in fields.items()
+            if name not in (self.positive, self.negative, "id")
+            and (isinstance(value, str) or is_conversation(value))
+        ]
+        if others:
+            raise BadRow(
+                f"which field is the prompt? The row also has {', '.join(others)}",
+                hint=f"name it, prompt_key: {others[0]}, or leave out the others",
+            )
+
+
+def _end_of_shared_words(texts: list[str]) -> int:
+    """Where the last blank is in what all texts begin with; 0 if there is none."""
+    shared = min(texts, key=len)
+    for text in texts:
+        pairs = zip(shared, text, strict=False)
+        differs = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+        shared = shared[:differs]
+    return max(0, *(shared.rfind(blank) for blank in " \n\t"))

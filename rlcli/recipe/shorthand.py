@@ -1,0 +1,97 @@
+"""What `--model`, `--data` and `--reward` mean: overrides of the recipe that they come with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rlcli.api.key_meaning import REWARDS
+from rlcli.errors import UsageError
+from rlcli.recipe.call_keys import made_by
+from rlcli.recipe.components import known_signature
+from rlcli.recipe.introspection.typing_ahead import sketch
+from rlcli.recipe.parsing.layers import whole_recipe_names
+from rlcli.recipe.parsing.scalars import ScalarError, core_scalar
+from rlcli.recipe.parsing.tree import Mapping, at, keys_at, plain
+
+GRAPH = ("graph",)
+
+
+def as_overrides(
+    recipe: str,
+    profiles: Sequence[str],
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    reward: str | None = None,
+) -> list[str]:
+    """`key=value` for each of: the path of the model that is trained, the path of the rows that it
+    is trained on, the interface that rewards responses. Raises UsageError if the recipe has no
+    such key; none for a recipe that cannot be read, which loading it reports."""
+    tree = sketch(recipe, profiles=profiles)
+    if not keys_at(tree, GRAPH):
+        return []
+    overrides = []
+    if model is not None:
+        overrides.append(f"models.{_trained_role(tree)}.path={_as_value(model)}")
+    if data is not None:
+        overrides.append(f"{_data_path(tree, recipe, data)}={_as_value(data)}")
+    if reward is not None:
+        overrides.append(f"graph.{_reward_call(tree, recipe)}.interface={reward}")
+    return overrides
+
+
+def _data_path(tree: Mapping, recipe: str, data: str) -> str:
+    """The key of the path of the rows to train on. Raises UsageError if they come from no file."""
+    name = at(tree, ("train", "dataset"))
+    key = f"datasets.{plain(name) if name is not None else 'train'}"
+    kind = at(tree, (*key.split("."), "type"))
+    made_by_dataset = str(plain(kind)) if kind is not None else ""
+    signature = known_signature("datasets", made_by_dataset)
+    if signature is not None and all(a.name != "path" for a in signature.arguments):
+        raise UsageError(
+            f"--data: the rows of {recipe} come from {made_by_dataset}, which reads no path",
+            hint=f"{key}='{{type: hf, args: {{path: {data}}}}}' reads them instead",
+        )
+    return f"{key}.args.path"
+
+
+def _trained_role(tree: Mapping) -> str:
+    """The first role that is trained and does not start as a copy of another one."""
+    roles = [
+        str(plain(role))
+        for call in keys_at(tree, GRAPH)
+        if _is_training(tree, call) and (role := at(tree, (*GRAPH, call, "model"))) is not None
+    ]
+    first = [role for role in roles if at(tree, ("models", role, "init")) is None]
+    return next(iter([*first, *roles, *keys_at(tree, ("models",))]), "actor")
+
+
+def _is_training(tree: Mapping, call: str) -> bool:
+    method = at(tree, (*GRAPH, call, "call"))
+    return method is not None and plain(method) == "train_step"
+
+
+def _reward_call(tree: Mapping, recipe: str) -> str:
+    """The first call that makes rewards. Raises UsageError."""
+    makers = _makers_of_rewards(tree)
+    if not makers:
+        rewarded = [name for name in whole_recipe_names() if _makers_of_rewards(sketch(name))]
+        raise UsageError(
+            f"--reward: {recipe} gives no rewards to responses",
+            hint=f"recipes that do: {', '.join(rewarded)}",
+        )
+    return makers[0]
+
+
+def _makers_of_rewards(tree: Mapping) -> list[str]:
+    return [call for call in keys_at(tree, GRAPH) if REWARDS in made_by(at(tree, (*GRAPH, call)))]
+
+
+def _as_value(path: str) -> str:
+    """A path as the value of an override, which is text whatever it looks like."""
+    try:
+        is_text = path[:1] not in "[{\"'" and core_scalar(path.strip()) == path
+    except ScalarError:
+        is_text = False
+    return path if is_text else json.dumps(path, ensure_ascii=False)

@@ -1,0 +1,63 @@
+"""Each algorithm trains a model on rows without a recipe of one's own, and the recipe that the
+command prints trains to the same result."""
+
+import json
+import shlex
+
+import pytest
+from run_results import result
+
+from rlcli.testing.chat_model import write_chat_model
+
+SMALL = ("train.prompts_per_step=2", "seed=3")
+GENERATED = (*SMALL, "generation.max_new_tokens=4", "generation.responses_per_prompt=2")
+SUMS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(4)]
+PAIRS = [
+    {
+        "chosen": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": f"{n}"}],
+        "rejected": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "no"}],
+    }
+    for n in range(4)
+]
+SCORE = "def score(response):\n    return float(len(response))\n"
+REWARD = "{type: function_reward, args: {path: brevity.py}}"
+RUNS = {
+    "sft": ("sft", SUMS, SMALL),
+    "dpo": ("dpo", PAIRS, SMALL),
+    "reward": ("reward", PAIRS, SMALL),
+    "grpo": ("grpo", SUMS, GENERATED),
+    "ppo": ("ppo", SUMS, GENERATED),
+    "ppo with a reward of one's own": (
+        "ppo",
+        [{"prompt": f"Tell me about {n}."} for n in range(4)],
+        ("--reward", REWARD, *GENERATED),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    return write_chat_model(tmp_path_factory.mktemp("models") / "tiny chat")
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_the_recipe_that_is_printed_trains_to_the_same_result(
+    case, warm_command, chat_model, tmp_path
+):
+    recipe, rows, settings = RUNS[case]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "brevity.py").write_text(SCORE)
+    options = ("--model", str(chat_model), "--data", "rows.jsonl", *settings)
+    trained = warm_command("train", recipe, *options, "--run-dir", "one", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    printed, _, rest = trained.stderr.partition("keep it: rlcli ")
+    keep = shlex.split(rest.partition("\n\n")[0])
+    kept = warm_command(*keep, cwd=tmp_path)
+    assert kept.returncode == 0, kept.stderr
+    file = tmp_path / f"my_{recipe}.yaml"
+    assert file.read_text() in printed
+    again = warm_command("train", file.name, "--run-dir", "two", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "keep it" not in again.stderr
+    assert result(tmp_path / "one") == result(tmp_path / "two")
+    assert len((tmp_path / "one" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -63,16 +63,13 @@ def train(
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="With launch=slurm: print the batch script, and submit nothing."
-        ),
+        typer.Option("--dry-run", help="Only print the batch script of launch=slurm."),
     ] = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     no_supervisor: NoSupervisor = False,
 ) -> int:
-    """Run a recipe: check it, run what it starts from, train, evaluate, save. With launch=slurm:
-    submit it as a job. The recipes sft, dpo, reward, grpo and ppo train a --model on --data.
+    """Run a recipe, or train a --model on --data by sft, dpo, reward, grpo or ppo.
 
     Example: rlcli train sft --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl
     """

@@ -82,9 +82,10 @@ class RowOrigin:
 
     dataset: str
     row: int
+    """Counted from 0; messages count from 1, as lines do."""
 
     def malformed(self, problem: str) -> RlcliError:
-        return DataError(f"row {self.row} of dataset {self.dataset} {problem}", code="F31")
+        return DataError(f"row {self.row + 1} of dataset {self.dataset} {problem}", code="F31")
 
     not_finite = malformed
 

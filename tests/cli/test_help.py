@@ -80,7 +80,8 @@ def test_the_example_of_each_help_page_works(rlcli, verb):
     assert out or err
 
 
-def test_the_example_of_train_is_valid(rlcli):
+def test_the_example_of_train_is_valid(rlcli, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
     example = rlcli("train", "--help")[1].partition("\nExample\n")[2]
     assert rlcli("validate", *shlex.split(example)[2:])[0] == 0
 

@@ -45,16 +45,16 @@ def rlcli(rlcli, tmp_path, monkeypatch):
 
 
 def test_trained_tokens_are_marked(rlcli):
-    code, out, err = rlcli("tokens", "mine.yaml", "--row", "0")
+    code, out, err = rlcli("tokens", "mine.yaml", "--row", "1")
     assert code == 0
     header, *rest = out.splitlines()
-    assert header == "train:0 · 11 tokens · 5 trained"
+    assert header == "row 1 of train · 11 tokens · 5 trained"
     assert rest == ["<bos>1+1?⏎", "▐2⏎", "yes<eos>▌", "id      rows:1", "from    rows.jsonl:1"]
     assert "▐ … ▌" in err
 
 
 def test_control_characters_in_rows_are_escaped(rlcli):
-    out = rlcli("tokens", "mine.yaml", "--row", "1")[1]
+    out = rlcli("tokens", "mine.yaml", "--row", "2")[1]
     assert "\x1b" not in out
     assert "\u202e" not in out
     assert "<b>\\x1b[31m&é🙂▐" in out
@@ -73,7 +73,7 @@ def test_a_terminal_with_colours_shows_no_marks(rlcli, monkeypatch):
 def test_a_prompt_is_shown_with_the_start_of_the_response_and_the_answer(rlcli):
     code, out, err = rlcli("tokens", "ppo_math", "--row", "3")
     assert (code, err) == (0, "")
-    assert out.startswith("train:3 · ")
+    assert out.startswith("row 3 of train · ")
     assert "a prompt\n" in out
     assert "?⏎\n▐ the response follows, up to 64 tokens ▌\n" in out
     assert out.splitlines()[-1].startswith("answer  ")
@@ -93,8 +93,8 @@ def test_ids_of_tokens_are_listed(rlcli):
 
 
 def test_tokens_as_json(rlcli):
-    document = json.loads(rlcli("tokens", "mine.yaml", "--row", "1", "--json")[1])
-    assert (document["dataset"], document["row"], document["where"]) == ("train", 1, "rows.jsonl:2")
+    document = json.loads(rlcli("tokens", "mine.yaml", "--row", "2", "--json")[1])
+    assert (document["dataset"], document["row"], document["where"]) == ("train", 2, "rows.jsonl:2")
     (tokens,) = document["sequences"]
     assert "".join(token["text"] for token in tokens) == "<bos><b>\x1b[31m&é🙂\u202e4<eos>"
     assert [token["trained"] for token in tokens].index(True) > 0
@@ -104,8 +104,8 @@ def test_tokens_as_json(rlcli):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--row", "2"], "dataset train has no row 2\n  hint: its rows are 0 to 1"),
-        (["--row", "-1"], "has no row -1"),
+        (["--row", "3"], "dataset train has no row 3\n  hint: its rows are 1 to 2"),
+        (["--row", "0"], "has no row 0"),
         (["--dataset", "trian"], "no dataset 'trian'\n  hint: it has train, pairs"),
         (["--html", "none/x.html"], "none/x.html: not writable"),
     ],
@@ -131,7 +131,7 @@ class _Reader(HTMLParser):
 
 
 def test_the_page_is_self_contained_and_escaped(rlcli, tmp_path):
-    code, out, _ = rlcli("tokens", "mine.yaml", "--row", "1", "--html", "page.html")
+    code, out, _ = rlcli("tokens", "mine.yaml", "--row", "2", "--html", "page.html")
     assert (code, out) == (0, "wrote page.html\n")
     page = (tmp_path / "page.html").read_text()
     reader = _Reader()

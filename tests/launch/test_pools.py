@@ -126,7 +126,7 @@ def test_an_exception_in_a_users_reward_is_reported_with_its_location(train, com
 
 
 def test_an_invalid_reward_is_reported_with_its_sample(train):
-    with pytest.raises(ProjectError, match=r"gave rewards nan for sample .*row 7 of dataset train"):
+    with pytest.raises(ProjectError, match=r"gave rewards nan for sample .*row 8 of dataset train"):
         train(score(spoil="nan"), POOL)
 
 

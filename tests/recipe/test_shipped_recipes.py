@@ -26,6 +26,9 @@ JUDGE = (
     "models.judge={scratch: {model_type: llama, hidden_size: 8, intermediate_size: 8, "
     "num_hidden_layers: 1, num_attention_heads: 1}, tokenizer: builtin:arithmetic}"
 )
+ROLE = {"sft": "actor", "dpo": "actor", "grpo": "actor", "ppo": "actor", "reward": "reward"}
+"""The recipes for any model, and the role that has it."""
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NEEDED_BY = {
     "judge": (JUDGE,),
     "sglang": ("models.actor.rollout.backend.args.urls=['http://h:1']",),
@@ -41,12 +44,15 @@ SETUPS = [
 
 @pytest.fixture
 def needed(tmp_path, monkeypatch) -> dict[str, tuple[str, ...]]:
-    """What a user must say for each recipe: where the data are. In an empty working directory."""
+    """What a user must say for each recipe: where the data are, and for some the model. In an
+    empty working directory."""
     monkeypatch.chdir(tmp_path)
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
     path = f"datasets.train.args.path={rows}"
-    return {recipe: (path,) if recipe.endswith(("_qwen", "_chat")) else () for recipe in WHOLE}
+    needed = {recipe: (path,) if recipe.endswith(("_qwen", "_chat")) else () for recipe in WHOLE}
+    needed |= {recipe: (path, f"models.{ROLE[recipe]}.path={MODEL}") for recipe in ROLE}
+    return needed
 
 
 @pytest.mark.parametrize(("recipe", "profile"), SETUPS)
@@ -66,16 +72,17 @@ def test_a_profile_of_an_algorithm_has_at_most_six_lines(profile):
     assert len((RECIPES / "profiles" / f"{profile}.yaml").read_text().splitlines()) <= 6
 
 
-def test_a_missing_data_path_is_reported_in_the_recipe_that_needs_it(needed):
+def test_a_missing_data_path_is_reported_with_the_option_that_gives_it(needed):
     with_data = [recipe for recipe in WHOLE if needed[recipe]]
     assert with_data
     for recipe in with_data:
         with pytest.raises(RecipeError) as caught:
-            load_recipe(recipe)
+            load_recipe(recipe, needed[recipe][1:])
         (problem,) = caught.value.problems
         assert problem.what == "datasets.train.args.path is required"
-        assert problem.where.split(":")[0].endswith(f"{recipe}.yaml")
-        assert "datasets.train.args.path=" in problem.excerpt
+        layer = Path(problem.where.split(":")[0]).stem
+        assert layer in (recipe, *ROLE)
+        assert "--data" in problem.hint
 
 
 def test_every_algorithm_has_recipes_for_a_laptop_and_for_gpus(needed):

@@ -398,7 +398,7 @@ def test_sums_of_ranks_add_up_to_the_mean_over_all():
 )
 def test_a_row_of_a_dataset_is_held_to_the_same(data, words):
     row = SequenceSample(ids=["r"], seqlens={key: [[3]] for key in data}, data=data)
-    with pytest.raises(DataError, match=f"row 4 of dataset mine gave {words}") as raised:
+    with pytest.raises(DataError, match=f"row 5 of dataset mine gave {words}") as raised:
         checked_row(row, RowOrigin("mine", 4))
     assert raised.value.exit_code == 4
 
@@ -414,20 +414,20 @@ def test_a_row_shares_no_list_with_its_dataset():
         (None, "returned None"),
         (SequenceSample(ids=["a", "b"], seqlens={}, data={}), "batch of 2"),
     ):
-        with pytest.raises(DataError, match=f"row 4 of dataset mine .*{words}"):
+        with pytest.raises(DataError, match=f"row 5 of dataset mine .*{words}"):
             checked_row(other, RowOrigin("mine", 4))
 
 
 def test_a_row_whose_metadata_cannot_travel():
     row = SequenceSample(ids=["r"], seqlens={}, data={}, metadata={"answer": [{1, 2}]})
     with pytest.raises(
-        DataError, match="row 4 of dataset mine has metadata that cannot be written as JSON"
+        DataError, match="row 5 of dataset mine has metadata that cannot be written as JSON"
     ):
         checked_row(row, RowOrigin("mine", 4))
 
 
 def test_rows_are_checked_when_their_dataset_is_digested():
-    with pytest.raises(DataError, match="row 1 of dataset held_out returned a value of type dict"):
+    with pytest.raises(DataError, match="row 2 of dataset held_out returned a value of type dict"):
         digest_rows(
             [checked_row(ASKED.select_indices([0]), RowOrigin("held_out", 0)), {}], "held_out"
         )

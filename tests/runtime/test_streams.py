@@ -77,5 +77,5 @@ def test_a_row_that_cannot_be_used_is_named():
         def rows_from(self, epoch, start):
             yield "no sample"
 
-    with pytest.raises(Exception, match="row 0 of dataset train"):
+    with pytest.raises(Exception, match="row 1 of dataset train"):
         StreamRows(Broken(1), "train").row(0, 0)

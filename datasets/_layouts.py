@@ -57,6 +57,10 @@ LAYOUTS = (
         },
     ),
     Layout("paired", {"positive": ("chosen",), "negative": ("rejected",)}, absent=("prompt",)),
+    Layout(
+        "prompt_answer",
+        {"prompt": ("instruction",), "context": ("input", "context"), "answer": ANSWER},
+    ),
     Layout("prompt_answer", {"prompt": ("prompt", "instruction"), "answer": ANSWER[:4]}),
     Layout("math_prompts", {"question": ("question", "problem"), "answer": ("answer", "solution")}),
     Layout("prompt_answer", {"prompt": PROMPT, "answer": ANSWER}),

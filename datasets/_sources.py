@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ from ._jsonl import HUB, BadRow, Parsed, checked_row, json_rows
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = (".parquet", ".arrow")
+OFFLINE = (
+    "the Hub must be reachable or the dataset in its cache; a copy works too: --data FILE.jsonl"
+)
+"""The hint for a dataset of the Hub that cannot be read."""
 FORMATS = (".jsonl", ".json", *DELIMITERS, *TABLES)
 BATCH = 1024
 """Rows of a table held in memory at once."""
@@ -61,13 +66,8 @@ class RowSource:
         except (
             Exception
         ) as error:  # the network, the Hub and its files make the library raise all kinds
-            hint = (
-                "the Hub must be reachable or the dataset in its cache; a copy works "
-                "too: --data FILE.jsonl"
-            )
-            raise DataError(
-                f"cannot read {name} from the Hub: {first_line(error)}", hint=hint, code="F81"
-            ) from error
+            message = f"cannot read {name} from the Hub: {first_line(error)}"
+            raise DataError(message, hint=_choice(str(error)) or OFFLINE, code="F81") from error
 
     def _of_folder(self, folder: Path) -> Iterator[Any]:
         _refuse_without_rows(folder)
@@ -86,6 +86,17 @@ class RowSource:
                 yield from load_dataset(str(folder), self.config, split=self.split)
         except Exception as error:  # broken files make the library raise all kinds
             raise DataError(f"cannot read {folder}: {first_line(error)}", code="F82") from error
+
+
+def _choice(message: str) -> str | None:
+    """The hint for a missing or wrong name of a part of a dataset, where the library lists them:
+    `Unknown split "train". Should be one of ['test'].`"""
+    listed = re.search(r"(config|split).*?\[(.*?)\]", message, re.IGNORECASE | re.DOTALL)
+    names = re.findall(r"['\"](.+?)['\"]", listed[2]) if listed else []
+    if not listed or not names:
+        return None
+    argument = listed[1].lower()
+    return f"choose one of {', '.join(names)}: args.{argument}={names[0]}"
 
 
 def _refuse_without_rows(folder: Path) -> None:

@@ -31,6 +31,10 @@ class PromptAnswer(TextRows):
     prompt_key: str = "prompt"
     """Field that holds the prompt: a text, or a list of messages."""
 
+    context_key: str | None = None
+    """Field with a text that the prompt is about, as in Alpaca's `input`: it follows the prompt
+    after a blank line, unless it is empty."""
+
     answer_key: str = "answer"
     """Field that holds the answer: a text, or a list with a message of the assistant."""
 
@@ -59,6 +63,11 @@ class PromptAnswer(TextRows):
 
     def _read(self, fields: dict[str, Any]) -> Texts:
         prompt = prompt_field(fields, self.prompt_key)
+        context = fields.get(self.context_key, "") if self.context_key is not None else ""
+        if not isinstance(context, str) or (context and not isinstance(prompt, str)):
+            raise BadRow(f"field {self.context_key!r} is not a text that could follow the prompt")
+        if context.strip():
+            prompt = f"{prompt}\n\n{context}"
         before, answer = answered_field(fields, self.answer_key)
         if before:
             raise BadRow(f"field {self.answer_key!r} has messages before the answer")

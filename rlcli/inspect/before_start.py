@@ -25,10 +25,11 @@ def check_before_start(
     run_dir: Path | None,
     runs_first: Sequence[Resolved],
     warn: Callable[[str], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> None:
     """Check the libraries, models, data, folders and disk of a recipe and of those that must run
-    before it; with `warn` also some of their rows. Loads no model and makes no folder. Raises
-    RlcliError with all problems found."""
+    before it; with `warn` also some of their rows. `note` is told how datasets read their rows.
+    Loads no model and makes no folder. Raises RlcliError with all problems found."""
     from rlcli.inspect.model_files import model_faults
     from rlcli.recipe.libraries import missing_here
 
@@ -45,9 +46,13 @@ def check_before_start(
     errors += _folder_faults(resolved, run_dir, is_sized=len(opened) > len(runs_first))
     raise_all(errors)
     raise_all(error for run in (*runs_first, resolved) for error in component_faults(run))
-    if warn is not None:
-        for run, datasets in opened:
+    for run, datasets in opened:
+        if warn is not None:
             _look_at_rows(run, datasets, warn)
+        if note is not None:
+            for name, dataset in datasets.items():
+                for line in dataset.notes:
+                    note(f"{name}: {line}")
 
 
 def _look_at_rows(

@@ -83,7 +83,11 @@ def run_recipe(
     first. Raises RlcliError."""
     log_dir = str(Path(resolved.recipe.log.dir).expanduser())
     check_before_start(
-        resolved, run_dir, runs_first(resolved, log_dir), display.warning if check_rows else None
+        resolved,
+        run_dir,
+        runs_first(resolved, log_dir),
+        display.warning if check_rows else None,
+        display.note,
     )
     with StopSignals(display.warning) as stop:
         recipe, stopped = with_warm_starts(resolved, log_dir, display, stop)

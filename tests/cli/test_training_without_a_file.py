@@ -237,6 +237,11 @@ LAYOUTS = {
         [(ASKED, TOLD)],
     ),
     "instruction and output": ("sft", {"instruction": "0+1?", "output": "1"}, [(ASKED, TOLD)]),
+    "instruction, input and output": (
+        "sft",
+        {"instruction": "Add one.", "input": "0+1?", "output": "1"},
+        [("<bos><user>Add one.\n\n0+1?<assistant>", TOLD)],
+    ),
     "question and answer": ("sft", {"question": "0+1?", "answer": "1"}, [(ASKED, TOLD)]),
     "text": ("sft", {"text": "One and one."}, [("<bos>", "One and one.<eos>")]),
     "pairs": (

@@ -224,7 +224,9 @@ def test_unknown_columns_are_reported(tmp_path):
     with pytest.raises(DataError, match=r"the columns of .* are a, b") as caught:
         build(tmp_path / "rows.jsonl", "hf")
     assert "columns={prompt: …, answer: …}" in caught.value.hint
-    with pytest.raises(UsageError, match="columns has promt; prompt_answer takes prompt, answer"):
+    with pytest.raises(
+        UsageError, match="columns has promt; prompt_answer takes prompt, context, answer"
+    ):
         build(tmp_path / "rows.jsonl", "hf", kind="prompt_answer", columns={"promt": "a"})
     with pytest.raises(DataError, match="there is no field 'c'"):
         build(tmp_path / "rows.jsonl", "hf", columns={"prompt": "a", "answer": "c"})

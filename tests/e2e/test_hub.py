@@ -97,7 +97,29 @@ def test_gsm8k_comes_from_the_hub(train, tmp_path):
 def test_without_a_hub_the_error_says_how_to_use_a_copy(train, tmp_path):
     refused = train("http://127.0.0.1:1")
     assert refused.returncode == 4, refused.stderr
-    assert "args.path=FILE.jsonl" in " ".join(refused.stderr.split())
+    assert "--data FILE.jsonl" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("config=null", "choose one of main, socratic: args.config=main"),
+        ("config=mian", "choose one of main, socratic: args.config=main"),
+        ("split=dev", "choose one of train: args.split=train"),
+    ],
+)
+def test_a_part_of_a_dataset_that_is_not_there_is_reported_with_those_that_are(
+    train, setting, hint
+):
+    files = {
+        "README.md": CARD,
+        "main/train-0.parquet": rows(2),
+        "socratic/train-0.parquet": rows(2),
+    }
+    with hub_with("openai/gsm8k", files) as endpoint:
+        refused = train(endpoint, f"datasets.train.args.{setting}")
+    assert refused.returncode == 4, refused.stderr
+    assert hint in " ".join(refused.stderr.split())
 
 
 def test_a_copy_needs_no_other_setting(tmp_path):

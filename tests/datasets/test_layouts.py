@@ -1,0 +1,104 @@
+"""Which dataset reads rows, judged by their columns; and what to do about columns that do not
+fit."""
+
+import json
+
+import pytest
+
+from rlcli.api.config import DatasetAbstraction
+from rlcli.api.data import DatasetUtility
+from rlcli.datasets._layouts import LAYOUTS, LEARNED_BY, layout_of, remedy
+from rlcli.errors import DataError, ModelError
+from rlcli.registry import make_dataset, names
+from rlcli.testing.tokenizer import byte_tokenizer
+
+EVERY_KIND = tuple(LEARNED_BY)
+DEMONSTRATIONS = ("chat", "prompt_answer", "plain_text")
+PROMPTS = ("math_prompts", "prompt_only")
+
+
+def test_layouts_are_those_of_datasets_and_recipes():
+    assert {layout.kind for layout in LAYOUTS} == set(LEARNED_BY) <= set(names("datasets"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds", "kind"),
+    [
+        ("question answer", EVERY_KIND, "math_prompts"),
+        ("question answer", DEMONSTRATIONS, "prompt_answer"),
+        ("prompt answer", EVERY_KIND, "prompt_answer"),
+        ("prompt answer", PROMPTS, "math_prompts"),
+        ("prompt messages chosen rejected", ("paired",), "paired"),
+        ("prompt messages chosen rejected", DEMONSTRATIONS, "chat"),
+        ("prompt", DEMONSTRATIONS, None),
+        ("title text", EVERY_KIND, "plain_text"),
+    ],
+)
+def test_the_datasets_that_may_read_rows_decide_what_columns_mean(columns, kinds, kind):
+    layout = layout_of(columns.split(), kinds, {})
+    assert (layout.kind if layout else None) == kind
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds", "hint"),
+    [
+        ("a b", EVERY_KIND, None),
+        ("prompt chosen", ("paired",), "rows of paired also have neg_answers or rejected"),
+        ("prompt chosen rejected", ("paired",), "set prompt_key: prompt, positive_key: chosen"),
+        ("prompt anwser", DEMONSTRATIONS, "if anwser is meant, set answer_key: anwser"),
+        ("exercise answer id", PROMPTS, "if a column of another name holds that"),
+        ("prompt chosen rejected", DEMONSTRATIONS, "rlcli train dpo or rlcli train reward"),
+    ],
+)
+def test_a_remedy_names_columns_or_the_algorithms_for_such_rows(columns, kinds, hint):
+    proposed = remedy(columns.split(), kinds)
+    assert proposed is hint if hint is None else hint in proposed
+
+
+def build(path, name, rows, chat=True, **args):
+    (path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tokenizer = byte_tokenizer(chat=chat)
+    abstraction = DatasetAbstraction(name, {"path": str(path / "rows.jsonl"), **args})
+    return make_dataset(abstraction, DatasetUtility(1, 0, 1, tokenizer))
+
+
+def test_prompts_of_several_messages_need_a_chat_template(tmp_path):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    with pytest.raises(ModelError, match="prompts of several messages need a chat template"):
+        build(tmp_path, "prompt_only", [{"prompt": messages}], chat=False)
+    alone = build(tmp_path, "prompt_only", [{"prompt": messages[1:]}], chat=False)
+    assert alone.preview(0).prompt == "Hi"
+
+
+def test_a_system_prompt_of_the_row_takes_precedence(tmp_path):
+    rows = [
+        {"prompt": [{"role": "system", "content": "A"}, {"role": "user", "content": "Hi"}]},
+        {"prompt": "Hi"},
+    ]
+    dataset = build(tmp_path, "prompt_only", rows, system="B")
+    texts = [byte_tokenizer().decode(dataset.preview(row).sequences[0]) for row in (0, 1)]
+    assert texts == [f"<bos><system>{s}<user>Hi<assistant>" for s in "AB"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "Q? A: 1", "rejected": "Q? A: 2", "topic": "Q?"}, "which field is the prompt"),
+        ({"chosen": "Q?", "rejected": "Q? A: 2"}, "the row has no prompt"),
+        ({"chosen": [{"role": "assistant", "content": "1"}],
+          "rejected": [{"role": "assistant", "content": "2"}]}, "no message before the answer"),
+        ({"chosen": [{"role": "user", "content": "1"}],
+          "rejected": [{"role": "user", "content": "2"}]}, "is not the assistant's"),
+    ],
+)  # fmt: skip
+def test_pairs_whose_prompt_is_unclear_are_refused(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        build(tmp_path, "hf", [row], kind="paired")
+
+
+def test_the_first_row_that_fits_decides_and_bad_rows_can_be_skipped(tmp_path):
+    rows = [{"prompt": "no pair"}, {"prompt": "Q", "chosen": "1", "rejected": "2"}]
+    dataset = build(tmp_path, "hf", rows, kind="paired", bad_rows="skip")
+    assert (len(dataset), dataset.preview(0).answers) == (1, ["1", "2"])
+    with pytest.raises(DataError, match="there is no field"):
+        build(tmp_path, "hf", rows, kind="paired")

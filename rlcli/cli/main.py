@@ -98,7 +98,8 @@ EXAMPLES = """\
 rlcli trains language models by reinforcement learning, from recipes.
 
   rlcli train ppo_math                   train
-  rlcli train ppo_math ppo.kl_ctl=0.02   the same with another value
+  rlcli train sft --model M --data D     train your model on your rows
+  rlcli train ppo_math ppo.kl_ctl=0.02   another value for a key of the recipe
   rlcli plan ppo_math                    devices, order, memory; starts nothing
   rlcli show ppo_actor                   a component's options
   rlcli ls                               every component and recipe

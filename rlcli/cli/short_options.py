@@ -11,6 +11,7 @@ import typer
 from rlcli.cli.help import GROUP_OF_RECIPE
 from rlcli.cli.output import print_talk
 from rlcli.cli.verbs import VerbCommand, new_typer
+from rlcli.errors import UsageError
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -76,7 +77,11 @@ def tell_recipe(resolved: Resolved, context: typer.Context) -> None:
     if (words := context.meta.get(WORDS)) is None or context.params.get("quiet"):
         return
     file = f"my_{resolved.path.stem}.yaml"
-    print_talk(child_of(resolved, Path(file), resolved.profiles))
+    try:
+        text = child_of(resolved, Path(file), resolved.profiles)
+    except UsageError:
+        return  # no file in this folder can extend the recipe
+    print_talk(text)
     print_talk(f"keep it: rlcli cp {shlex.quote(context.params['recipe'])} {file} {words}\n")
 
 

@@ -50,9 +50,13 @@ def check_before_start(
         if warn is not None:
             _look_at_rows(run, datasets, warn)
         if note is not None:
-            for name, dataset in datasets.items():
-                for line in dataset.notes:
-                    note(f"{name}: {line}")
+            _pass_on_notes(datasets, note)
+
+
+def _pass_on_notes(datasets: dict[str, OpenDataset], note: Callable[[str], None]) -> None:
+    for name, dataset in datasets.items():
+        for line in dataset.notes:
+            note(f"{name}: {line}")
 
 
 def _look_at_rows(

@@ -27,16 +27,14 @@ def as_overrides(
 ) -> list[str]:
     """`key=value` for each of: the path of the model that is trained, the path of the rows that it
     is trained on, the interface that rewards responses. Raises UsageError if the recipe has no
-    such key; none for a recipe that cannot be read, which loading it reports."""
+    such key; of a recipe that cannot be read they are the usual ones, as loading it reports why."""
     tree = sketch(recipe, profiles=profiles)
-    if not keys_at(tree, GRAPH):
-        return []
     overrides = []
     if model is not None:
         overrides.append(f"models.{_trained_role(tree)}.path={_as_value(model)}")
     if data is not None:
         overrides.append(f"{_data_path(tree, recipe, data)}={_as_value(data)}")
-    if reward is not None:
+    if reward is not None and keys_at(tree, GRAPH):
         overrides.append(f"graph.{_reward_call(tree, recipe)}.interface={reward}")
     return overrides
 

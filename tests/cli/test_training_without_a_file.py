@@ -4,10 +4,14 @@ and the mistakes of a first day."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
+import pyarrow
 import pytest
+import yaml
+from pyarrow import parquet
 
 from rlcli.testing.chat_model import write_chat_model
 
@@ -291,6 +295,10 @@ LAYOUTS = {
 }
 
 
+def text_of(tokens, trained):
+    return "".join(token["text"] for token in tokens if token["trained"] == trained)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_columns_of_common_layouts_are_found(rlcli, chat_model, data, layout):
     """what the model sees, and the part of it that is trained on"""
@@ -300,11 +308,7 @@ def test_the_columns_of_common_layouts_are_found(rlcli, chat_model, data, layout
     )
     assert code == 0, err
     document = json.loads(out)
-    texts = [
-        tuple("".join(t["text"] for t in tokens if t["trained"] == trained) for trained in (0, 1))
-        for tokens in document["sequences"]
-    ]
-    assert texts == expected
+    assert [(text_of(s, False), text_of(s, True)) for s in document["sequences"]] == expected
     assert (document["row"], document["id"]) == (1, "rows:1")
 
 
@@ -319,7 +323,74 @@ def test_rules_and_rows_of_a_conversation_are_checked_as_the_template_writes_the
     assert "read as rows of paired (prompt_key: prompt, positive_key: chosen" in out
 
 
+FORMATS = {
+    "rows.json": lambda path: path.write_text(json.dumps(ANSWERED)),
+    "rows.csv": lambda path: path.write_text("prompt,completion\n0+1?,1\n"),
+    "rows.tsv": lambda path: path.write_text("prompt\tcompletion\n0+1?\t1\n"),
+    "rows.parquet": lambda path: parquet.write_table(pyarrow.Table.from_pylist(ANSWERED), path),
+    "rows": lambda path: (
+        path.mkdir(),
+        (path / "README.txt").write_text("These are rows."),
+        (path / "train.jsonl").write_text(json.dumps(ANSWERED[0])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_of_every_format_are_read(rlcli, chat_model, tmp_path, name):
+    FORMATS[name](tmp_path / name)
+    code, out, err = rlcli("tokens", "sft", "--model", str(chat_model), "--data", name)
+    assert code == 0, err
+    assert out.splitlines()[1] == f"{ASKED}▐{TOLD}▌"
+
+
 # -- the other verbs -------------------------------------------------------------------------------
+
+
+JOB = ("launch=slurm", "--dry-run")
+
+
+def test_the_printed_command_keeps_profiles_and_overrides(rlcli, chat_model, data, tmp_path):
+    options = ("--model", str(chat_model), "--data", data(ANSWERED, "my rows.jsonl"))
+    code, _, err = rlcli("train", "sft", *options, "--with", "gpu1", "seed=7", *JOB)
+    assert code == 0, err
+    keep = next(line for line in err.splitlines() if line.startswith("keep it: "))
+    words = shlex.split(keep)[3:]
+    assert rlcli(*words)[0] == 0
+    text = (tmp_path / "my_sft.yaml").read_text()
+    assert text in err
+    assert yaml.safe_load(text) == {
+        "extends": ["sft", "profiles/gpu1"],
+        "models": {"actor": {"path": str(chat_model)}},
+        "datasets": {"train": {"args": {"path": "my rows.jsonl"}}},
+        "seed": 7,
+        "launch": {"type": "slurm"},
+    }
+
+
+def test_the_recipe_is_printed_only_for_short_options_and_unless_quiet(rlcli, chat_model, data):
+    options = ("--model", str(chat_model), "--data", data(ANSWERED))
+    keys = (f"models.actor.path={chat_model}", "datasets.train.args.path=rows.jsonl")
+    assert "keep it" in rlcli("train", "sft", *options, *JOB)[2]
+    assert "keep it" not in rlcli("train", "sft", *keys, *JOB)[2]
+    assert "keep it" not in rlcli("train", "sft", *options, *JOB, "--quiet")[2]
+
+
+def test_a_recipe_that_cannot_be_extended_from_here_is_trained_without_advice(
+    rlcli, chat_model, data, tmp_path, monkeypatch
+):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.yaml").write_text("extends: sft\n")
+    (tmp_path / "here").mkdir()
+    options = ("--model", str(chat_model), "--data", str(tmp_path / data(ANSWERED)))
+    monkeypatch.chdir(tmp_path / "here")
+    code, _, err = rlcli("train", "../there/mine.yaml", *options, *JOB)
+    assert (code, "keep it" in err) == (0, False)
+
+
+def test_a_section_takes_no_model(rlcli):
+    code, _, err = rlcli("show", "train", "--model", "o/m")
+    assert (code, "recipe 'train' not found" in err) == (2, True)
 
 
 def test_short_options_are_overrides_in_every_verb_that_takes_a_recipe(rlcli, chat_model, data):
@@ -331,9 +402,13 @@ def test_short_options_are_overrides_in_every_verb_that_takes_a_recipe(rlcli, ch
         ["path:", str(chat_model)],
     ]
     assert {tuple(line.split()[:2]) for line in lines[2:]} == {("type:", "code_reward")}
-    code, out, _ = rlcli("explain", "ppo", "models.actor.path", *options[:2], *options[2:])
+
+
+def test_short_options_are_known_to_all_verbs_about_recipes(rlcli, chat_model, data):
+    options = ("--model", str(chat_model), "--data", data(SUMS))
+    code, out, _ = rlcli("explain", "ppo", "models.actor.path", *options)
     assert (code, "command line" in out) == (0, True)
-    assert rlcli("validate", "reward", *options[:4])[0] == 0
+    assert rlcli("validate", "reward", *options)[0] == 0
     assert rlcli("plan", "grpo", *options)[0] == 0
 
 

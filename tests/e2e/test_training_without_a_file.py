@@ -40,24 +40,30 @@ def chat_model(tmp_path_factory):
     return write_chat_model(tmp_path_factory.mktemp("models") / "tiny chat")
 
 
+@pytest.fixture
+def run(warm_command, tmp_path):
+    """Run a command that must succeed; returns what it prints about its work."""
+
+    def run_command(*words):
+        done = warm_command(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    return run_command
+
+
 @pytest.mark.parametrize("case", RUNS)
-def test_the_recipe_that_is_printed_trains_to_the_same_result(
-    case, warm_command, chat_model, tmp_path
-):
+def test_the_recipe_that_is_printed_trains_to_the_same_result(case, run, chat_model, tmp_path):
     recipe, rows, settings = RUNS[case]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "brevity.py").write_text(SCORE)
     options = ("--model", str(chat_model), "--data", "rows.jsonl", *settings)
-    trained = warm_command("train", recipe, *options, "--run-dir", "one", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    printed, _, rest = trained.stderr.partition("keep it: rlcli ")
-    keep = shlex.split(rest.partition("\n\n")[0])
-    kept = warm_command(*keep, cwd=tmp_path)
-    assert kept.returncode == 0, kept.stderr
+    printed, _, rest = run("train", recipe, *options, "--run-dir", "one").partition("keep it: ")
+    command, _, rest = rest.partition("\n\n")
+    assert "train: read as rows of " in rest
+    run(*shlex.split(command)[1:])
     file = tmp_path / f"my_{recipe}.yaml"
     assert file.read_text() in printed
-    again = warm_command("train", file.name, "--run-dir", "two", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "keep it" not in again.stderr
+    assert "keep it" not in run("train", file.name, "--run-dir", "two")
     assert result(tmp_path / "one") == result(tmp_path / "two")
     assert len((tmp_path / "one" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -58,6 +58,9 @@ class RecipeCommand(VerbCommand):
     def invoke(self, ctx: Any) -> Any:
         values = {option.name: ctx.params.pop(option.name) for option in _options()}
         options = {name: value for name, value in values.items() if value is not None}
+        for name, value in options.items():
+            if not value.strip():
+                raise UsageError(f"--{name} is empty", hint="is a variable of the shell not set?")
         if options:
             _add_overrides(ctx, options)
         return super().invoke(ctx)

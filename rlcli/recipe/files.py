@@ -200,11 +200,13 @@ def _likely_data(tree_path: TreePath, text: str) -> str | None:
     """What was probably meant by the name of a file that does not exist."""
     if text in registry.names("datasets"):
         return f"{text} is a dataset: {dotted(tree_path[:2])}={text}"
-    file = Path(text).expanduser()
     try:
+        file = Path(text).expanduser()
         neighbours = [neighbour.name for neighbour in file.parent.iterdir()]
     except OSError:
         neighbours = []
+    except (ValueError, RuntimeError):  # no possible path, no such home
+        return None
     near = close_to(file.name, neighbours, cutoff=NEAR_FILE)
     if near is not None:
         return f"did you mean {file.with_name(near)}?"

@@ -179,6 +179,7 @@ WRONG_COMMANDS = {
         2,
         ["--reward", "grpo"],
     ),
+    "a variable that is not set": ("sft --model MODEL --data=", 2, ["--data is empty"]),
     "the model twice": (
         "sft --model MODEL --data rows.jsonl models.actor.path=other",
         2,

@@ -189,7 +189,8 @@ class StepSamples:
 
     @property
     def dropped(self) -> Counter[str]:
-        """Reason → how many samples were dropped."""
+        """Reason → how many samples were dropped, whether or not the ledger has them already; at
+        staleness 0 with those that are drawn again."""
         return Counter(drop.reason for chunk in self.chunks for drop in chunk.drops.values())
 
     @property
@@ -212,7 +213,7 @@ class StepSamples:
     def counts(self, reasons: Iterable[str]) -> dict[str, float]:
         """Counts for the metrics: samples that were drawn, dropped (for each of `reasons`), drawn
         as replacements, and given back."""
-        drawn, dropped = len(self.drawn), self.dropped
+        drawn, dropped = len(self.drawn), Counter(drop.reason for drop in self.drops.values())
         drawn_first = len(self.chunks[0].draws) if self.chunks else 0
         counts = {
             "drawn": drawn,

@@ -52,6 +52,8 @@ class HuggingFace(TextRows):
 
     def __post_init__(self) -> None:
         kinds = self._kinds
+        if not kinds:
+            raise ValueError("kind is an empty list; it must name at least one dataset")
         if len(kinds) == 1:
             self._refuse_unknown_fields(kinds[0])
         layout, keys = self._layout(kinds)
@@ -127,13 +129,13 @@ class HuggingFace(TextRows):
         kinds, columns = self._kinds, list(row)
         nested = [name for name, value in row.items() if is_conversation(value)]
         hint = remedy(columns, kinds, "args.columns={{{field}: {column}}}")
-        if hint is None and len(columns) == len(nested):
+        if hint is None and nested and len(columns) == len(nested):
             hint = f"if {nested[0]!r} is a list of rows, write that list to the file"
         hint = hint or (
             "say which hold what, args.columns={prompt: …, answer: …}, and kind if that is not "
             "enough"
         )
-        message = f"the columns of {self.path} are {', '.join(columns)}"
+        message = f"the columns of {self.path} are {', '.join(columns) or 'none'}"
         if self.kind != "auto":
             message += f", not those of {' or '.join(kinds)}"
         return DataError(message, where=f"{self.path}:{line}", hint=hint, code="F31")

@@ -8,7 +8,7 @@ import pytest
 from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility
 from rlcli.datasets._layouts import LAYOUTS, LEARNED_BY, layout_of, remedy
-from rlcli.errors import DataError, ModelError
+from rlcli.errors import DataError, ModelError, UsageError
 from rlcli.registry import make_dataset, names
 from rlcli.testing.tokenizer import byte_tokenizer
 
@@ -102,3 +102,10 @@ def test_the_first_row_that_fits_decides_and_bad_rows_can_be_skipped(tmp_path):
     assert (len(dataset), dataset.preview(0).answers) == (1, ["1", "2"])
     with pytest.raises(DataError, match="there is no field"):
         build(tmp_path, "hf", rows, kind="paired")
+
+
+def test_rows_without_columns_and_an_empty_list_of_kinds_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"the columns of .* are none"):
+        build(tmp_path, "hf", [{}])
+    with pytest.raises(UsageError, match="kind is an empty list"):
+        build(tmp_path, "hf", [{"prompt": "Q"}], kind=[])

@@ -51,9 +51,9 @@ def unmet(needs: Needs, value_of: Callable[[str], Any]) -> dict[tuple[str, str],
     """(argument, the other that it needs) → what is wrong, for each need that is not met."""
     problems: dict[tuple[str, str], str] = {}
     for condition, need in needs.items():
-        argument, other = condition.partition("=")[0], need.partition("=")[0]
+        argument, needed = condition.partition("=")[0], need.partition("=")[0]
         if _is_met(condition, value_of) and not _is_met(need, value_of):
-            problems[argument, other] = f"{condition} needs {need}; {other} is {value_of(other)}"
+            problems[argument, needed] = f"{condition} needs {need}; {needed} is {value_of(needed)}"
     return problems
 
 

@@ -21,22 +21,22 @@ class AdvantageChecks(CallSubject):
         if "rewards" not in inferring.batch.keys or "advantages" not in inferring.result.keys:
             pytest.skip("makes no advantages from rewards")
         rises = _rises(inferring)
-        own, others = rises.diagonal(), rises[~torch.eye(len(rises), dtype=torch.bool)]
-        if own.isnan().all():
+        rise, others = rises.diagonal(), rises[~torch.eye(len(rises), dtype=torch.bool)]
+        if rise.isnan().all():
             pytest.skip("not tried: none of its responses is trained on")
-        lowest = float(own[~own.isnan()].min())
+        lowest = float(rise[~rise.isnan()].min())
         if lowest < -TOLERANCE:
             raise Violation(
                 f"a reward higher by 1 lowers the advantages of its response by {-lowest:.3g}",
                 "a sign, or a baseline that subtracts a response's own reward more than once",
                 inferring.where,
             )
-        own_mean, mean_of_others = float(own.nanmean()), float(others.nanmean())
-        if own_mean <= max(0.0, mean_of_others) + TOLERANCE:
+        mean_rise, mean_of_others = float(rise.nanmean()), float(others.nanmean())
+        if mean_rise <= max(0.0, mean_of_others) + TOLERANCE:
             raise Violation(
                 (
                     "rewards higher by 1 raise the advantages of their response by "
-                    f"{own_mean:.3g} on average, and those of others by {mean_of_others:.3g}"
+                    f"{mean_rise:.3g} on average, and those of others by {mean_of_others:.3g}"
                 ),
                 (
                     "a baseline that is subtracted twice, or rows of another response: these are "

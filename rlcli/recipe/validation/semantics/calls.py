@@ -190,8 +190,8 @@ def _needs(notes: Notes, call: Call, path: Path) -> None:
     needs = declared(*component, "NEEDS") or {}
     args: Path = (*path, "interface", "args")
     problems = unmet(needs, lambda name: argument_of(*component, call.interface.args, name))
-    for (argument, other), problem in problems.items():
-        places: list[Path] = [(*args, argument), (*args, other)]
+    for (argument, needed), problem in problems.items():
+        places: list[Path] = [(*args, argument), (*args, needed)]
         written = f" ({notes.mark(places[1])})" if notes.is_set(places[1]) else ""
         message = f"{problem}{written}"
         notes.note("R71", message, notes.first_set(*places), needs=places, same=problem)

@@ -51,7 +51,7 @@ class PackedAttention:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         """B is 1: the sequences are concatenated along T."""
-        narrow = _narrow_dtype(query)
+        narrow = narrow_dtype(query)
         # torch's kernel does not cap scores
         if query.is_cuda and narrow is not None and scoring.softcap is None:
             return self._varlen(query.to(narrow), key.to(narrow), value.to(narrow), scoring)
@@ -89,7 +89,7 @@ class PackedAttention:
         """
         layout = self._layout
         q, k, v = (
-            _GatheredRows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None)
+            GatheredRows.apply(x[0].transpose(0, 1), layout.cells, layout.places, None)
             for x in (query, key, value)
         )
         rows, begin = [], 0
@@ -103,9 +103,7 @@ class PackedAttention:
             # [sequences · longest, H, D]
             rows.append(_attend(a, b, c, mask, scoring).transpose(1, 2).flatten(0, 1))
             begin = end
-        return _GatheredRows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[
-            None
-        ]
+        return GatheredRows.apply(torch.cat(rows), layout.places, layout.cells, layout.filled)[None]
 
     @cached_property
     def _layout(self) -> _Layout:
@@ -177,7 +175,7 @@ def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor
     return causal if window is None else causal.triu(1 - window)
 
 
-def _narrow_dtype(query: torch.Tensor) -> torch.dtype | None:
+def narrow_dtype(query: torch.Tensor) -> torch.dtype | None:
     """The 16-bit dtype that attention computes in, if it does.
 
     Under autocast, torch's own attention casts its inputs, which rotary embeddings have made
@@ -202,7 +200,7 @@ class _Layout:
     """[T]: the cell of each token."""
 
 
-class _GatheredRows(torch.autograd.Function):
+class GatheredRows(torch.autograd.Function):
     """Rows of x [n, H, D] by index. Every row that matters is taken once,
     so the gradient is also a gather.
 

@@ -46,15 +46,17 @@ def attend_packed_backward(
     scale: float | None = None,
     window: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of queries, keys and values."""
+    """The gradients of queries, keys and values. As in the kernel, the weights follow from
+    `normalizers` and the softmax's own gradient from `out`: where other keys count as well, both
+    are those of all keys."""
     grads = [torch.zeros(x.shape) for x in (query, key, value)]
     for rows, columns, seen in _sequences(starts, key_starts, is_causal, window):
-        q, g = (_heads(x[rows], query) for x in (query, grad))
+        q, g, o = (_heads(x[rows], query) for x in (query, grad, out))
         k, v = (_heads(x[columns], query) for x in (key, value))
         factor = _factor(query, scale)
-        weights = (q @ k.transpose(1, 2) * factor).masked_fill(~seen, -torch.inf).softmax(-1)
-        by_weight = g @ v.transpose(1, 2)
-        by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdim=True)) * factor
+        scores = (q @ k.transpose(1, 2) * factor).masked_fill(~seen, -torch.inf)
+        weights = (scores - normalizers[:, rows, None]).exp()
+        by_score = weights * (g @ v.transpose(1, 2) - (g * o).sum(-1, keepdim=True)) * factor
         shares = (by_score @ k, by_score.transpose(1, 2) @ q, weights.transpose(1, 2) @ g)
         for total, span, share in zip(grads, (rows, columns, columns), shares, strict=True):
             total[span] += share.unflatten(0, (total.shape[1], -1)).sum(1).transpose(0, 1)

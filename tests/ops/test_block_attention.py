@@ -1,0 +1,122 @@
+"""Attention block by block equals attention to all keys at once, forward and backward."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from rlcli.ops.attention import Scoring
+from rlcli.ops.block_attention import Block, BlockAttention, BlockGradients
+from rlcli.ops.packing import positions
+from rlcli.ops.token_cut import TokenCut
+from rlcli.testing.pretend_cuda import pretend_cuda
+
+cuts = st.builds(
+    TokenCut, st.lists(st.integers(1, 24), min_size=1, max_size=6).map(tuple), st.integers(1, 4)
+)
+scorings = st.builds(
+    Scoring,
+    scale=st.sampled_from([None, 0.3]),
+    window=st.none() | st.integers(1, 30),
+    softcap=st.sampled_from([None, 1.5]),
+)
+
+
+def dense_attention(query, key, value, lengths, scoring):
+    """[T, H, D] by the definition, all sequences under one mask."""
+    group = query.shape[1] // key.shape[1]
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+    k, v = (x.repeat_interleave(group, 0) for x in (k, v))
+    scores = (
+        q @ k.transpose(1, 2) * (q.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale)
+    )
+    if scoring.softcap is not None:
+        scores = scoring.softcap * (scores / scoring.softcap).tanh()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    seen = (sequence[:, None] == sequence[None]).tril()
+    if scoring.window is not None:
+        seen = seen.triu(1 - scoring.window)
+    return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+
+
+def blocks_of(cut, rank, device):
+    places = positions(cut.lengths)[cut.tokens].to(device)
+    return [
+        Block(tuple(cut.pairs(rank, source)), places[rank], places[source], source == rank)
+        for source in range(cut.ranks)
+    ]
+
+
+def attended_in_blocks(states, weights, cut, scoring, device, uses_kernel=False):
+    """The result for all tokens, and the gradients of queries, keys and values: every rank of the
+    cut computes its part, and starts with its own keys."""
+    parts = [[x[tokens].to(device) for x in (*states, weights)] for tokens in cut.tokens]
+    grads = [[torch.zeros(x.shape, device=device) for x in part[:3]] for part in parts]
+    grads = [
+        [g.to(torch.promote_types(states[0].dtype, torch.float32)) for g in of] for of in grads
+    ]
+    results = []
+    for rank, (query, _, _, weight) in enumerate(parts):
+        blocks = blocks_of(cut, rank, device)
+        order = [(rank - step) % cut.ranks for step in range(cut.ranks)]
+        attention = BlockAttention(query, scoring, uses_kernel)
+        for source in order:
+            attention.attend(*parts[source][1:3], blocks[source])
+        results.append(attention.out)
+        weight = weight * cut.filled[rank].to(device)[:, None, None]
+        gradients = BlockGradients(
+            weight, query, attention.out, attention.normalizers, scoring, uses_kernel
+        )
+        for source in order:
+            of_key, of_value = gradients.through(*parts[source][1:3], blocks[source])
+            grads[source][1] += of_key
+            grads[source][2] += of_value
+        grads[rank][0] += gradients.of_query
+    return [torch.cat(x).cpu()[cut.slots] for x in (results, *zip(*grads, strict=True))]
+
+
+def random_states(cut, key_heads, dtype):
+    torch.manual_seed(0)
+    total = sum(cut.lengths)
+    heads = (4, key_heads, key_heads, 4)
+    return [torch.randn(total, count, 8, dtype=torch.float64).to(dtype) for count in heads]
+
+
+def expected_of(states, weights, cut, scoring):
+    states = [x.double().requires_grad_() for x in states]
+    out = dense_attention(*states, cut.lengths, scoring)
+    (out * weights.double()).sum().backward()
+    return [out.detach(), *(x.grad for x in states)]
+
+
+@given(cuts, st.sampled_from([1, 2, 4]), scorings)
+@settings(max_examples=60, deadline=None)
+def test_blocks_equal_dense_attention_in_float64(cut, key_heads, scoring):
+    *states, weights = random_states(cut, key_heads, torch.float64)
+    actual = attended_in_blocks(states, weights, cut, scoring, torch.device("cpu"))
+    for ours, theirs in zip(actual, expected_of(states, weights, cut, scoring), strict=True):
+        assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
+
+
+def test_a_query_that_sees_nothing_gets_zeros_and_no_gradient():
+    """A block outside the window, and padding."""
+    cut = TokenCut((9, 2), 4)
+    *states, weights = random_states(cut, 2, torch.float32)
+    scoring = Scoring(window=1)
+    out, *grads = attended_in_blocks(states, weights, cut, scoring, torch.device("cpu"))
+    assert all(bool(x.isfinite().all()) for x in (out, *grads))
+    assert_close(out, states[2].repeat_interleave(2, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_kernel_for_16_bits_gives_the_same_block_by_block(dtype, ranks):
+    """On the pretend device, with an implementation of the kernel's interface for the host."""
+    cut = TokenCut((17, 1, 6, 3), ranks)
+    *states, weights = random_states(cut, 2, dtype)
+    with pretend_cuda() as device:
+        actual = attended_in_blocks(states, weights, cut, Scoring(scale=0.3), device, True)
+    expected = expected_of(states, weights, cut, Scoring(scale=0.3))
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_close(ours.double(), theirs, atol=3e-2, rtol=3e-2)

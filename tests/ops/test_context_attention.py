@@ -1,0 +1,123 @@
+"""Attention over tokens that are spread over ranks equals that of a single rank."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from rlcli.ops.attention import Scoring, packed_attention
+from rlcli.ops.context_attention import ContextAttention
+from rlcli.ops.context_choice import AttentionSizes
+from rlcli.testing.pretend_cuda import pretend_cuda
+from rlcli.testing.ranks import mesh_of_ranks, run_on_ranks
+
+CPU = torch.device("cpu")
+PACKS = [(17, 1, 6, 3), (1,), (2, 1), (4, 4, 4)]
+"""Ranks get one token, or none."""
+SCORINGS = [Scoring(), Scoring(scale=0.3, window=3), Scoring(softcap=1.5), Scoring(None, 2, 0.7)]
+
+
+def states_of(lengths, heads, key_heads, dtype=torch.float64):
+    torch.manual_seed(0)
+    counts = (heads, key_heads, key_heads)
+    return [
+        torch.randn(1, count, sum(lengths), 8, dtype=torch.float64).to(dtype) for count in counts
+    ]
+
+
+def on_one_rank(states, lengths, scoring, weights):
+    states = [x.clone().requires_grad_() for x in states]
+    out = packed_attention(lengths, CPU).attend(*states, scoring)
+    (out * weights).sum().backward()
+    return out.detach(), [x.grad for x in states]
+
+
+def on_this_rank(states, weights, share, scoring):
+    """The whole result, and this rank's share of the gradients: zero for tokens of others."""
+    device = share.device
+    states = [x.to(device).requires_grad_() for x in states]
+    mine = [share.mine(x[0].transpose(0, 1)).transpose(0, 1)[None] for x in states]
+    out = share.whole(share.attend(*mine, scoring)[0])[None]
+    (out * weights.to(device)).sum().backward()
+    return out.detach(), [x.grad for x in states]
+
+
+def group_of_all():
+    return mesh_of_ranks(cp=torch.distributed.get_world_size())["cp"].get_group()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("choice", ["ulysses", "ring"])
+def test_ranks_attend_like_one_forward_and_backward(choice, ranks):
+    def work(rank):
+        group = group_of_all()
+        return {
+            f"{lengths} {scoring} {key_heads}": largest_error(
+                ContextAttention(lengths, CPU, group, choice), scoring, key_heads
+            )
+            for lengths, scoring, key_heads in product(PACKS, SCORINGS, (1, 2, 4))
+        }
+
+    for errors in run_on_ranks(ranks, work):
+        assert max(errors.values()) < 1e-5, errors
+
+
+def largest_error(share, scoring, key_heads):
+    """Of the results and the gradients, relative to 12 query heads on one rank."""
+    states = states_of(share.lengths, 12, key_heads)
+    weights = torch.randn(1, sum(share.lengths), 12, 8, dtype=torch.float64)
+    expected, grads = on_one_rank(states, share.lengths, scoring, weights)
+    out, mine = on_this_rank(states, weights, share, scoring)
+    for grad in mine:
+        torch.distributed.all_reduce(grad)
+    return max(
+        float((ours - theirs).abs().max())
+        for ours, theirs in zip((out, *mine), (expected, *grads), strict=True)
+    )
+
+
+@pytest.mark.parametrize("choice", ["ulysses", "ring"])
+@pytest.mark.parametrize("scoring", [Scoring(), Scoring(window=3)], ids=["all", "window"])
+def test_ranks_with_16_bits_on_a_device_attend_like_one(choice, scoring):
+    """On the pretend device: the paths of CUDA, with kernels for the host."""
+
+    def work(rank):
+        lengths = (17, 1, 6, 3)
+        states = states_of(lengths, 4, 2, torch.bfloat16)
+        weights = torch.randn(1, sum(lengths), 4, 8)
+        expected, grads = on_one_rank([x.float() for x in states], lengths, scoring, weights)
+        with pretend_cuda() as device:
+            share = ContextAttention(lengths, device, group_of_all(), choice)
+            out, mine = on_this_rank(states, weights, share, scoring)
+            out, *mine = (x.float().cpu() for x in (out, *mine))
+        for grad in mine:
+            torch.distributed.all_reduce(grad)
+        assert_close(out, expected, atol=3e-2, rtol=3e-2)
+        for ours, theirs in zip(mine, grads, strict=True):
+            assert_close(ours, theirs, atol=6e-2, rtol=6e-2)
+        return {}
+
+    run_on_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "method"),
+    [
+        (AttentionSizes(32, 8, 8, 1024), "ulysses"),
+        (AttentionSizes(28, 4, 8, 1024), "ring"),  # 28 heads cannot be divided
+        (AttentionSizes(32, 8, 2, 16384), "ring"),  # sends 16 vectors a token, Ulysses 40
+        (AttentionSizes(32, 8, 2, 1024), "ulysses"),  # too short to hide them
+        (AttentionSizes(32, 8, 2, 16384, has_window=True), "ulysses"),
+        (AttentionSizes(32, 32, 8, 16384), "ulysses"),  # a ring would send four times as much
+    ],
+)
+def test_the_method_follows_from_heads_ranks_and_length(sizes, method):
+    assert sizes.method == method
+
+
+def test_messages_are_those_of_the_method():
+    """Counted by hand for 4 heads, 2 key heads, 4 ranks with 5 slots: Ulysses keeps a quarter."""
+    sizes = AttentionSizes(4, 2, 4, 5)
+    assert sizes.sent_by("ulysses") == (4 + 4 + 4 + 4) * 5 * 3 // 4
+    assert sizes.sent_by("ring") == (2 + 2) * 5 * 3

@@ -31,13 +31,15 @@ from rlcli.api.model_export import own_weights
 from rlcli.api.model_source import ModelSource, fill, local_part, materialize
 from rlcli.api.weight_blocks import WeightBlock
 from rlcli.errors import ModelError
+from rlcli.ops.attention import packed_attention
+from rlcli.ops.context_choice import Choice
 
 from ._generation import BatchDecoder, Sampler
 from ._generation_copy import GenerationCopy
 from ._generation_stream import DecodingStream
 from ._saving import Ranks, describe, save_model
 from ._tensor_parallel import parallelize
-from ._transformers import PackedModel, compute_dtype
+from ._transformers import Pack, PackedModel, compute_dtype
 
 T = TypeVar("T")
 
@@ -45,7 +47,13 @@ T = TypeVar("T")
 class TransformersEngine(ForwardLoop, GenerationEngine):
     """Forward passes and generation; `inference` uses it as it is, `fsdp` adds training."""
 
-    def __init__(self, model: Model, dtype: str, kv_cache_tokens: int | None = None):
+    def __init__(
+        self,
+        model: Model,
+        dtype: str,
+        kv_cache_tokens: int | None = None,
+        context_parallel: Choice = "auto",
+    ):
         if model.source is None:
             raise ModelError(
                 f"role {model.name} has no weights to run", hint="use backend: null for such a role"
@@ -53,7 +61,9 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         self.role = model.name
         self._mesh = model.device_mesh
         self.lm: Any = self._skeleton(model.source)
-        self.packed = PackedModel(self.lm, compute_dtype(dtype, model.device))
+        self.packed = PackedModel(
+            self.lm, compute_dtype(dtype, model.device), self._pack(context_parallel)
+        )
         config: Any = self.lm.config
         self.vocabulary: int = (
             len(model.tokenizer) if model.tokenizer is not None else config.vocab_size
@@ -82,6 +92,22 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
         if (tensor_parallel := dimension(self._mesh, "tp")) is not None:
             parallelize(lm, tensor_parallel, self.role)
         return lm
+
+    def _pack(self, choice: Choice) -> Pack:
+        """How this rank takes its share of a pack of sequences."""
+        if self._context_group is None:
+            return packed_attention
+        from ._context_parallel import pack_over_ranks
+
+        tensor_parallel = dimension(self._mesh, "tp")
+        heads_among = tensor_parallel.size() if tensor_parallel is not None else 1
+        return pack_over_ranks(self.lm, self._context_group, choice, heads_among, self.role)
+
+    @property
+    def _context_group(self) -> dist.ProcessGroup | None:
+        """The ranks that share the tokens of a micro-batch; None if there is only this one."""
+        context_parallel = dimension(self._mesh, "cp")
+        return context_parallel.get_group() if context_parallel is not None else None
 
     def _lay_out(self, model: Model) -> None:
         """Change the model before memory is allocated for its parameters, for example shard it."""
@@ -130,7 +156,12 @@ class TransformersEngine(ForwardLoop, GenerationEngine):
     ) -> GeneratedResponses:
         prompts = self._prompts(input_, gconfig)
         with self.generator() as lm:
-            return self._decoder(lm, tokenizer, gconfig).run(prompts, seeds)
+            run = self._decoder(lm, tokenizer, gconfig).run
+            if self._context_group is None:
+                return run(prompts, seeds)
+            from ._context_parallel import generate_over_ranks
+
+            return generate_over_ranks(run, prompts, seeds, self._context_group, self._device)
 
     def stream(
         self,

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rlcli.api.family import ModelConfig
 from rlcli.errors import ModelError
+from rlcli.ops.attention import packed_attention
 from rlcli.ops.logprobs import OutputHead
 from rlcli.ops.packing import positions
 from rlcli.ops.vocabulary import VocabularyShard
@@ -193,7 +194,7 @@ class StageOutput(PackedOutput):
         lengths: tuple[int, ...],
         dtype: torch.dtype,
     ):
-        super().__init__(model, hidden, tokens, lengths, dtype)
+        super().__init__(model, hidden, tokens, packed_attention(lengths, tokens.device), dtype)
         self._model = model
 
     def _head(self) -> OutputHead:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlcli.api.limits import Limits, check_arguments
+from rlcli.ops.context_choice import Choice
 from rlcli.ops.schedules import ScheduleName, learning_rate
 
 if TYPE_CHECKING:
@@ -120,6 +121,19 @@ class TransformersSettings(Precision):
     """Capacity of a rank's KV cache, in tokens of prompts and responses. Each response reserves the
     longest prompt and `max_new_tokens`; as many as fit are decoded at once. null: room for
     `max_concurrent_responses` of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextParallelism:
+    """A model whose ranks may share the tokens of a micro-batch (`mesh.cp`)."""
+
+    ON_RESUME: ClassVar[dict[str, str]] = {"context_parallel": "safe"}
+
+    context_parallel: Choice = "auto"
+    """How the ranks of `mesh.cp` attend to each other's tokens. ulysses exchanges heads: each rank
+    attends to whole sequences with its share of the heads, whose number cp must divide. ring passes
+    keys and values from rank to rank: any number of heads. auto: ulysses, or ring where heads
+    cannot be divided, or where it sends less and micro-batches are long enough to hide it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,21 +19,20 @@ from ._transformers import PackedModel
 
 
 def sharding_mesh(mesh: Any, shard_size: int | None, role: str) -> Any:
-    """The data-parallel ranks of a role's mesh, in one dimension; or (replicas, shards) with shards
-    of `shard_size` ranks, which are neighbours. Every rank of the role calls it. Raises ModelError
-    if the ranks cannot be divided."""
-    ranks = mesh["dp"].size()
+    """The data-parallel and context-parallel ranks of a role's mesh, in one dimension; or
+    (replicas, shards) with shards of `shard_size` ranks, which are neighbours. Every rank of the
+    role calls it. Raises ModelError if the ranks cannot be divided."""
+    ranks = mesh["dp"].size() * mesh["cp"].size()
     if shard_size is None or shard_size >= ranks:
-        return mesh["dp"]
+        return mesh["dp"] if mesh["cp"].size() == 1 else mesh["dp", "cp"]._flatten("dp_cp")
     if ranks % shard_size:
         message = (
             f"shard_size is {shard_size}, which does not divide the {ranks} "
-            f"data-parallel ranks of role {role}"
+            f"data- and context-parallel ranks of role {role}"
         )
         raise ModelError(message, hint="choose a divisor, or leave it out")
     names = ("dp_replicate", "dp_shard", "tp")
-    tensor_parallel = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
-    ranks_by_axis = mesh.mesh.view(ranks // shard_size, shard_size, tensor_parallel)
+    ranks_by_axis = mesh.mesh.view(ranks // shard_size, shard_size, mesh["tp"].size())
     coordinates = (ranks_by_axis == dist.get_rank()).nonzero()[0].tolist()
     groups = []
     for axis in range(3):

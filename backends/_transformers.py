@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,7 +18,14 @@ from rlcli.ops.packing import all_but_last, positions
 
 from ._tensor_parallel import local, vocabulary_shard
 
+if TYPE_CHECKING:
+    from rlcli.ops.context_attention import ContextAttention
+
+    Packing = PackedAttention | ContextAttention
+
 T = TypeVar("T")
+Pack = Callable[[tuple[int, ...], torch.device], "Packing"]
+"""The layout of a pack of sequences of some lengths."""
 
 ATTENTION = "rlcli_packed"
 """Name of our attention in transformers' registry."""
@@ -103,21 +110,22 @@ def _window_alone(*args: Any, local_size: int | None = None, **others: Any) -> i
 
 
 class PackedOutput:
-    """A `ModelOutput` over hidden states [T, H]; see the protocol for shapes."""
+    """A `ModelOutput` over hidden states [T, H], or over those of this rank's tokens: whole
+    batches of scores are gathered from them. See the protocol for shapes."""
 
     def __init__(
         self,
         lm: nn.Module,
         hidden: torch.Tensor,
         tokens: torch.Tensor,
-        lengths: tuple[int, ...],
+        packing: Packing,
         dtype: torch.dtype,
     ):
         self.temperature = 1.0
         self._lm = lm
         self._hidden = hidden
         self._tokens = tokens
-        self._lengths = lengths
+        self._packing = packing
         self._dtype = dtype
         self._with_entropy: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -140,7 +148,7 @@ class PackedOutput:
         head = self._value_head()
         if head is None:
             raise ModelError("this model has no value head", hint="set head: value for the role")
-        return head(self._hidden)[:, 0].float()
+        return self._packing.whole(head(self._hidden)[:, 0].float())
 
     @cached_property
     def logits(self) -> torch.Tensor:
@@ -150,7 +158,7 @@ class PackedOutput:
                 "logits are not offered where tensor parallelism shards the vocabulary",
                 hint="use output.logprobs and output.entropy, or set the role's mesh.tp=1",
             )
-        return head.logits(self._hidden, self._dtype)
+        return self._packing.whole(head.logits(self._hidden, self._dtype))
 
     @property
     def zero(self) -> torch.Tensor:
@@ -173,12 +181,13 @@ class PackedOutput:
         logprobs, entropies = token_scores(
             self._hidden,
             self._head(),
-            self._tokens.roll(-1),
+            self._packing.mine(self._tokens.roll(-1)),
             entropy=entropy,
             dtype=self._dtype,
         )
-        rows = all_but_last(self._lengths, self._tokens.device)
-        return logprobs[rows], entropies[rows] if entropies is not None else None
+        rows = all_but_last(self._packing.lengths, self._tokens.device)
+        whole = self._packing.whole
+        return whole(logprobs)[rows], whole(entropies)[rows] if entropies is not None else None
 
 
 def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:
@@ -225,23 +234,24 @@ class PackedModel(nn.Module):
     also cover the head.
     """
 
-    def __init__(self, lm: nn.Module, compute_dtype: torch.dtype):
+    def __init__(self, lm: nn.Module, compute_dtype: torch.dtype, pack: Pack = packed_attention):
         super().__init__()
         use_packed_attention(lm)
         self.lm = lm
         self.compute_dtype = compute_dtype
+        self._pack = pack
 
     def forward(
         self, tokens: torch.Tensor, lengths: tuple[int, ...], then: Callable[[PackedOutput], T]
     ) -> T:
         """`then(output)` for `tokens` [T], packed sequences of `lengths` [N]."""
-        hidden = self.hidden_states(
-            tokens, positions(lengths, tokens.device), packed_attention(lengths, tokens.device)
-        )
-        return then(PackedOutput(self.lm, hidden, tokens, lengths, self.compute_dtype))
+        packing = self._pack(lengths, tokens.device)
+        places = positions(lengths, tokens.device)
+        hidden = self.hidden_states(packing.mine(tokens), packing.mine(places), packing)
+        return then(PackedOutput(self.lm, hidden, tokens, packing, self.compute_dtype))
 
     def hidden_states(
-        self, tokens: torch.Tensor, places: torch.Tensor, packing: PackedAttention
+        self, tokens: torch.Tensor, places: torch.Tensor, packing: Packing
     ) -> torch.Tensor:
         """[T, H] the hidden states of the last layer."""
         backbone: Any = self.lm.base_model

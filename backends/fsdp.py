@@ -3,8 +3,9 @@ role's ranks.
 
 Data-parallel ranks gather one block at a time (`_sharding`), tensor-parallel ranks keep their heads
 and columns (`_tensor_parallel`); with both, each gathers from the ranks that have the same columns.
-On one rank, the model is not sharded. Parameters and optimizer state are float32,
-matrix products run in `dtype`.
+Context-parallel ranks share the tokens of a micro-batch (`_context_parallel`), and the parameters,
+as data-parallel ones do. On one rank, the model is not sharded. Parameters and optimizer state are
+float32, matrix products run in `dtype`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rlcli.api.model import EngineState, Model, ModelBackend, PipelinableEngine,
 
 from ._engine import TransformersEngine
 from ._recomputation import RecomputedLayers
-from ._settings import TransformersTraining
+from ._settings import ContextParallelism, TransformersTraining
 from ._sharding import forget_gradients, shard, sharding_mesh
 
 T = TypeVar("T")
@@ -35,18 +36,18 @@ T = TypeVar("T")
 
 @register_backend("fsdp")
 @dataclass(frozen=True, kw_only=True)
-class FSDP(TransformersTraining, ModelBackend):
+class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
     """Trains a transformers model on one rank or many."""
 
-    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp")
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
     MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
     LIMITS: ClassVar[Limits] = {"shard_size": {"ge": 2}}
     ON_RESUME: ClassVar[dict[str, str]] = {"shard_size": "safe", "defer_reduction": "safe"}
 
     shard_size: int | None = None
-    """Data-parallel ranks that share one copy of the model (hybrid sharding): groups of neighbours,
-    such as the devices of a node, hold a copy each and exchange gradients once per step. null, or
-    at least all ranks: one copy."""
+    """Data- and context-parallel ranks that share one copy of the model (hybrid sharding): groups
+    of neighbours, such as the devices of a node, hold a copy each and exchange gradients once per
+    step. null, or at least all ranks: one copy."""
 
     defer_reduction: bool = False
     """Reduce gradients once per step instead of after each micro-batch. Less is exchanged, but
@@ -59,12 +60,12 @@ class FSDP(TransformersTraining, ModelBackend):
 
 
 class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
-    """A transformers model with AdamW, sharded when its mesh has more than one data-parallel
-    rank."""
+    """A transformers model with AdamW, sharded when its mesh has more than one data- or
+    context-parallel rank."""
 
     def __init__(self, model: Model, settings: FSDP):
         self.settings = settings
-        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
+        super().__init__(model, settings.dtype, settings.kv_cache_tokens, settings.context_parallel)
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 1
         self._is_in_step = False
         self.parameters = [p for p in self.lm.parameters() if p.requires_grad]
@@ -81,7 +82,7 @@ class FSDPEngine(TransformersEngine, TrainLoop, PipelinableEngine):
 
     @property
     def is_sharded(self) -> bool:
-        return self.dp_size > 1
+        return self.dp_size > 1 or self._context_group is not None
 
     # -- training ----------------------------------------------------------------------------------
 

@@ -13,18 +13,18 @@ from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.api.model_source import parameter_places
 
 from ._engine import TransformersEngine
-from ._settings import ComputeDtype, TransformersSettings
+from ._settings import ComputeDtype, ContextParallelism, TransformersSettings
 from ._transformers import linear_matrices
 
 
 @register_backend("inference")
 @dataclass(frozen=True, kw_only=True)
-class Inference(TransformersSettings, ModelBackend):
-    """A copy of the model on every data-parallel rank, sharded over tensor-parallel ranks,
-    without an optimizer."""
+class Inference(ContextParallelism, TransformersSettings, ModelBackend):
+    """A copy of the model on every data- and context-parallel rank, sharded over tensor-parallel
+    ranks, without an optimizer."""
 
     TRAINS: ClassVar[bool] = False
-    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp")
+    DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
     MEMORY: ClassVar[str] = "_memory.InferenceMemory"
     ROUNDS_WEIGHTS: ClassVar[dict[str, tuple[str, ...]]] = {"dtype": ("bfloat16",)}
 
@@ -43,7 +43,7 @@ class InferenceEngine(TransformersEngine):
 
     def __init__(self, model: Model, settings: Inference):
         self._holds_bfloat16 = settings.dtype == "bfloat16"
-        super().__init__(model, settings.dtype, settings.kv_cache_tokens)
+        super().__init__(model, settings.dtype, settings.kv_cache_tokens, settings.context_parallel)
         self.lm.requires_grad_(False)
 
     def _lay_out(self, model: Model) -> None:

@@ -47,6 +47,15 @@ class PackedAttention:
     def longest(self) -> int:
         return max(self.lengths, default=0)
 
+    def mine(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows that this rank computes with, of [T, ...]: all. Where ranks share the tokens of
+        a pack, `rlcli.ops.context_attention` takes the place of this class."""
+        return rows
+
+    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+        """[T, ...] from the rows that each rank has computed."""
+        return rows
+
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:

@@ -172,7 +172,8 @@ class BlockGradients:
         self, key: torch.Tensor, value: torch.Tensor, block: Block
     ) -> Iterator[tuple[torch.Tensor, ...]]:
         reference = _finite(self._normalizers)
-        of_out = (self._grad.to(self._out.dtype) * self._out).sum(-1)
+        precise = self.of_query.dtype
+        of_out = (self._grad.to(precise) * self._out.to(precise)).sum(-1)
         for rectangle in block.rectangles:
             group = _Group(self._query, key, rectangle, block, self._scoring)
             scores, slope = group.scores()

@@ -67,8 +67,8 @@ class ContextAttention:
         repeats = lcm(key.shape[1], self.group.size()) // key.shape[1]
         if repeats > 1:
             key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-        all_tokens = [self._some_heads(x[0]) for x in (query, key, value)]
-        return self._all_heads(self._packed.attend(*all_tokens, scoring)[0])[None]
+        q, k, v = (self._some_heads(x[0]) for x in (query, key, value))
+        return self._all_heads(self._packed.attend(q, k, v, scoring)[0])[None]
 
     def _some_heads(self, states: torch.Tensor) -> torch.Tensor:
         """This rank's slots of all heads [H, S, D] → all tokens of its heads [1, H / n, T, D]."""
@@ -167,11 +167,12 @@ class _Ring(torch.autograd.Function):
         scoring: Scoring,
     ) -> torch.Tensor:
         attention = BlockAttention(query, scoring, share.uses_kernel(query, scoring))
-        for source, held in _rounds([key, value], share.group):
-            attention.attend(*held, share.blocks[source])
-        ctx.save_for_backward(query, key, value, attention.out, attention.normalizers)
+        for source, (k, v) in _rounds([key, value], share.group):
+            attention.attend(k, v, share.blocks[source])
+        out = attention.out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, out, attention.normalizers)
         ctx.settings = share, scoring
-        return attention.out.to(query.dtype)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -181,8 +182,8 @@ class _Ring(torch.autograd.Function):
             grad, query, out, normalizers, scoring, share.uses_kernel(query, scoring)
         )
         passing: _Passing | None = None
-        for source, held in _rounds([key, value], share.group):
-            shares: Sequence[torch.Tensor] = gradients.through(*held, share.blocks[source])
+        for source, (k, v) in _rounds([key, value], share.group):
+            shares: Sequence[torch.Tensor] = gradients.through(k, v, share.blocks[source])
             if passing is not None:  # what other ranks have added for these keys
                 shares = [
                     mine + sum_ for mine, sum_ in zip(shares, passing.received(), strict=True)

@@ -396,7 +396,7 @@ def test_logits_are_refused_when_the_vocabulary_is_sharded():
 def test_a_shard_size_that_does_not_divide_the_ranks_is_refused():
     def work(_):
         with pytest.raises(
-            ModelError, match="shard_size is 2, which does not divide the 3 data-parallel ranks"
+            ModelError, match="shard_size is 2, which does not divide the 3 data- and context"
         ):
             TestContract().engine(mesh=mesh_of_ranks(dp=3), shard_size=2)
         return {}

@@ -68,6 +68,11 @@ LAYOUTS = (
     Layout("fsdp", {"dp": 2}, {}),
     Layout("fsdp", {"tp": 2}, {}),
     Layout("fsdp", {"dp": 2, "tp": 2}, {}),
+    *(
+        Layout("fsdp", degrees, {"context_parallel": method})
+        for degrees in ({"cp": 2}, {"cp": 4}, {"dp": 2, "cp": 2}, {"cp": 2, "tp": 2})
+        for method in ("ulysses", "ring")
+    ),
     Layout("megatron", {}, {}),
     Layout("megatron", {"tp": 2}, {}),
     Layout("megatron", {"pp": 2}, {}),
@@ -76,6 +81,7 @@ LAYOUTS = (
     Layout("deepspeed", {"dp": 2}, {"zero_stage": 1}),
     Layout("deepspeed", {"dp": 2}, {"zero_stage": 3}),
     Layout("inference", {}, {}),
+    Layout("inference", {"cp": 2}, {}),
 )
 
 

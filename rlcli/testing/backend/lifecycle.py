@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,9 @@ EXPORT = "export"
 OWN, OF_ONE = "their own checkpoint", "the checkpoint of one rank"
 ON_ONE, OF_OTHERS = "the ranks' checkpoint, on one rank,", "the checkpoint of the layout before"
 WHOLE = len(LENGTHS)
+FEW_TOKENS = ((1, 0), (1, 1))
+"""(prompt, response) of each sequence; in micro-batches of one sequence each, a rank that shares
+tokens with another has one, or none."""
 SHARES = (4, 5, WHOLE, 4)
 """Sequences of the first of two replicas at each step: the other gets fewer; then some of zero
 weight; then none."""
@@ -71,6 +74,8 @@ class Life:
     rank: int = 0
     before: Life | None = None
     """An earlier one, in another layout."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the backend that belong to the layout."""
 
     def live(self) -> RankReport:
         """Forward passes, training, steps that must be refused, an export, answers, a checkpoint
@@ -133,7 +138,7 @@ class Life:
         restore(engine, source.home)
         answers = self._answers(engine, source.home / EXPORT)
         self._train(engine, LATER)
-        exact = source.layout == self.layout
+        exact = (source.layout, source.settings) == (self.layout, self.settings)
         certain = None if exact else self.checks.certain()
         return {
             "apart": weights_apart(self._weights(engine), load_file(source.later), certain),
@@ -142,7 +147,7 @@ class Life:
 
     @property
     def home(self) -> Path:
-        home = self.folder / layout_name(self.layout)
+        home = self.folder / layout_name(self.layout, self.settings)
         home.mkdir(exist_ok=True)
         return home
 
@@ -162,7 +167,8 @@ class Life:
         return {name: local_part(tensor).clone().cpu() for name, tensor in moments}
 
     def _engine(self, mesh: Any = None, **changes: Any) -> Any:
-        return self.checks.engine(mesh=mesh or mesh_of_ranks(**self.layout), **(SETTINGS | changes))
+        settings = {**SETTINGS, **self.settings, **changes}
+        return self.checks.engine(mesh=mesh or mesh_of_ranks(**self.layout), **settings)
 
     def _share(self, sample: SequenceSample, cut: int) -> SequenceSample:
         """Data-parallel ranks get different samples, others the same."""
@@ -204,11 +210,13 @@ class Life:
         return replace(OBJECTIVES["lm"], loss=loss)
 
     def _forward(self, engine: ForwardEngine, head: str) -> float:
-        """Error of log-probs or values: with uneven shares, then with everything on one rank."""
+        """Error of log-probs or values: with uneven shares, then with everything on one rank, then
+        with fewer tokens than ranks that share them."""
         plain, worst = tiny_model(self.checks.families[0], head=head).double(), 0.0
         read = {"lm": _log_probs, "value": _values}[head]
-        for cut in (5, WHOLE):
-            share = self._share(batch(), cut)
+        few = batch(lengths=FEW_TOKENS)
+        for sample, cut in ((batch(), 5), (batch(), WHOLE), (few, len(FEW_TOKENS))):
+            share = self._share(sample, cut)
             actual, expected = read(engine, plain, share)
             worst = max(worst, distance(actual, expected))
         return worst
@@ -314,6 +322,7 @@ def _values(
         return actual, torch.cat(logits_of(plain, share))[:, 0] if share.bs else actual
 
 
-def layout_name(layout: Mapping[str, int]) -> str:
-    """`dp 2`."""
-    return " ".join(f"{name} {degree}" for name, degree in layout.items()) or ALONE
+def layout_name(layout: Mapping[str, int], settings: Mapping[str, Any]) -> str:
+    """`dp 2`, or `cp 2 ring`."""
+    degrees = (f"{name} {degree}" for name, degree in layout.items())
+    return " ".join([*degrees, *map(str, settings.values())]) or ALONE

@@ -57,9 +57,21 @@ class Lives:
         return load_file(self.folder / layout / weights_file(head, rank))
 
 
-LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp": 2, "tp": 2}, {"pp": 2, "tp": 2})
-"""Meshes to try, if the backend knows their dimensions. Expert-parallel ranks are data-parallel
-ones: no mesh has a dimension ep."""
+ULYSSES, RING = {"context_parallel": "ulysses"}, {"context_parallel": "ring"}
+LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+    ({"dp": 2}, {}),
+    ({"tp": 2}, {}),
+    ({"pp": 2}, {}),
+    ({"cp": 2}, ULYSSES),
+    ({"cp": 2}, RING),
+    ({"dp": 2, "tp": 2}, {}),
+    ({"pp": 2, "tp": 2}, {}),
+    ({"cp": 2, "tp": 2}, ULYSSES),
+    ({"dp": 2, "cp": 2}, RING),
+)
+"""Meshes to try, if the backend knows their dimensions, and settings of such a backend, of which it
+takes those that it has. Expert-parallel ranks are data-parallel ones: no mesh has a dimension
+ep."""
 LOADED = (OWN, OF_ONE, ON_ONE, OF_OTHERS)
 
 OF_LOSS, OF_NORM, OF_UPDATE = 1 / 50, 1 / 5, 20
@@ -90,9 +102,9 @@ class RanksChecks(BackendChecks):
             alone = Life(self, {}, folder)
             lives.reports[ALONE] = [alone.live()]
             before: Life | None = None
-            for layout in (layout for layout in LAYOUTS if set(layout) <= set(self.dimensions())):
+            for layout, settings in self._layouts():
                 size = math.prod(layout.values())
-                ranks = [Life(self, layout, folder, rank, before) for rank in range(size)]
+                ranks = [Life(self, layout, folder, rank, before, settings) for rank in range(size)]
 
                 def live(rank: int, ranks: list[Life] = ranks) -> Any:
                     return ranks[rank].live()
@@ -100,11 +112,21 @@ class RanksChecks(BackendChecks):
                 reports = run_on_ranks(size, live, self.rank_seconds)
                 if OF_ONE in reports[0]:
                     reports[0][ON_ONE] = alone.live_on(ranks[0])
-                lives.reports[layout_name(layout)] = reports
+                lives.reports[layout_name(layout, settings)] = reports
                 before = ranks[0]
         except Exception as error:
             return Lives(folder, {}, error)
         return lives
+
+    def _layouts(self) -> list[tuple[dict[str, int], dict[str, Any]]]:
+        """Those of `LAYOUTS` that the backend supports, each once."""
+        backend, supported = self.backend(), []
+        for degrees, settings in LAYOUTS:
+            accepted = {name: value for name, value in settings.items() if hasattr(backend, name)}
+            layout = degrees, accepted
+            if set(degrees) <= set(self.dimensions()) and layout not in supported:
+                supported.append(layout)
+        return supported
 
     @pytest.fixture
     def reports(self, lives: Lives) -> dict[str, list[RankReport]]:

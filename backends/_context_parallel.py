@@ -1,0 +1,113 @@
+"""Context parallelism: ranks share the tokens of every micro-batch, and of every batch of prompts.
+
+A forward pass computes with this rank's tokens alone; log-probs, entropies and values are gathered,
+so that a loss sees the whole micro-batch, as it does on tensor-parallel ranks. Parameters are those
+of data parallelism: gradients are summed over both kinds of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlcli.api.model import GeneratedResponses
+from rlcli.errors import ModelError
+from rlcli.ops.context_attention import ContextAttention
+from rlcli.ops.context_choice import Choice
+
+Pack = Callable[[tuple[int, ...], torch.device], ContextAttention]
+
+
+def pack_over_ranks(
+    lm: Any, group: dist.ProcessGroup, choice: Choice, tensor_parallel: int, role: str
+) -> Pack:
+    """What makes this rank's share of a pack of sequences. Raises ModelError for a model whose
+    tokens cannot be spread over the ranks."""
+    config, ranks = lm.config.get_text_config(), group.size()
+    heads = config.num_attention_heads // tensor_parallel
+    if choice == "ulysses" and heads % ranks:
+        raise ModelError(
+            f"the {heads} attention heads of role {role}"
+            f"{' on a tensor-parallel rank' if tensor_parallel > 1 else ''} cannot be divided "
+            f"among {ranks} context-parallel ranks, as ulysses does",
+            hint=f"set models.{role}.backend.args.context_parallel=ring, or another size of cp",
+        )
+    if changing := _rope_kinds(config) & {"dynamic", "longrope"}:
+        raise ModelError(
+            f"the {config.model_type} of role {role} cannot be context-parallel: its "
+            f"{min(changing)} position embeddings depend on the longest position, which one rank "
+            "alone has",
+            hint=f"set models.{role}.mesh.cp=1",
+        )
+    return partial(_share, group=group, choice=choice)
+
+
+def _share(
+    lengths: tuple[int, ...], device: torch.device, group: dist.ProcessGroup, choice: Choice
+) -> ContextAttention:
+    return ContextAttention(tuple(lengths), device, group, choice)
+
+
+def _rope_kinds(config: Any) -> set[str]:
+    """The kinds of rotary embeddings; a model may have one for each type of layer."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    by_layer = [value for value in settings.values() if isinstance(value, dict)]
+    return {value.get("rope_type", "default") for value in by_layer or [settings]}
+
+
+# -- generation ------------------------------------------------------------------------------------
+
+
+def generate_over_ranks(
+    generate: Callable[[list[torch.Tensor], list[int]], GeneratedResponses],
+    prompts: Sequence[torch.Tensor],
+    seeds: Sequence[int],
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> GeneratedResponses:
+    """The responses to all prompts, on every rank: each generates those to its own prompts, as a
+    data-parallel rank would. Messages travel from `device` to `device`."""
+    if not prompts:
+        return generate([], [])
+    numbers = range(group.rank(), len(prompts), group.size())
+    each = len(seeds) // len(prompts)
+    mine = generate(
+        [prompts[number] for number in numbers],
+        [seed for number in numbers for seed in seeds[number * each : (number + 1) * each]],
+    )
+
+    of_all = partial(_of_all_prompts, count=len(prompts), each=each, group=group, device=device)
+    lengths = of_all(torch.tensor([len(row) for row in mine.tokens], dtype=torch.int64)).tolist()
+    tokens = of_all(_table(mine.tokens, max(lengths), torch.int64))
+    logprobs = of_all(_table(mine.logprobs, max(lengths), torch.float32))
+    return GeneratedResponses(
+        [row[:length] for row, length in zip(tokens, lengths, strict=True)],
+        [row[:length] for row, length in zip(logprobs, lengths, strict=True)],
+        of_all(mine.ended),
+    )
+
+
+def _table(rows: Sequence[torch.Tensor], longest: int, dtype: torch.dtype) -> torch.Tensor:
+    """[n, longest]: rows of any lengths, padded with zeros."""
+    table = torch.zeros(len(rows), longest, dtype=dtype)
+    for padded, row in zip(table, rows, strict=True):
+        padded[: len(row)] = row
+    return table
+
+
+def _of_all_prompts(
+    rows: torch.Tensor, count: int, each: int, group: dist.ProcessGroup, device: torch.device
+) -> torch.Tensor:
+    """The rows of all `count` prompts, `each` of one, from those [n, ...] that every rank has for
+    its own prompts."""
+    room = -(-count // group.size())
+    sent = torch.zeros(room * each, *rows.shape[1:], dtype=rows.dtype, device=device)
+    sent[: len(rows)] = rows.to(device)
+    parts = [torch.empty_like(sent) for _ in range(group.size())]
+    dist.all_gather(parts, sent, group=group)
+    by_prompt = torch.stack([part.unflatten(0, (room, each)) for part in parts], dim=1)
+    return by_prompt.flatten(0, 2)[: count * each].cpu()

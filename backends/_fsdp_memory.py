@@ -1,4 +1,4 @@
-"""The memory of `fsdp` over dp and tp ranks. No torch here: `rlcli plan` imports this file."""
+"""The memory of `fsdp` over dp, tp and cp ranks. No torch here: `rlcli plan` imports this file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ class FSDPMemory(TrainingMemory):
     def __init__(self, role: PlacedRole):
         super().__init__(role)
         self.keeps_casts = role.mesh["tp"] == 1  # casts of parts of parameters are not kept
-        self.is_sharded = role.mesh["dp"] > 1
-        self.shards = min(role.arguments.get("shard_size") or role.mesh["dp"], role.mesh["dp"])
-        """Data-parallel ranks that share one copy of the model."""
+        ranks = role.mesh["dp"] * self.context
+        self.is_sharded = ranks > 1
+        self.shards = min(role.arguments.get("shard_size") or ranks, ranks)
+        """Data- and context-parallel ranks that share one copy of the model."""
         self.defers = self.is_sharded and bool(role.arguments.get("defer_reduction"))
 
     @property
@@ -37,6 +38,7 @@ class FSDPMemory(TrainingMemory):
     # -- update ------------------------------------------------------------------------------------
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
+        exchanged, tokens = self.exchanged(tokens), self.slots(tokens)
         grads = 4 * self.parameters // self.shards
         earlier = (4 * self.parameters if self.defers else grads) if micro_batches > 1 else 0
         unsharded = self._unsharded()
@@ -51,7 +53,7 @@ class FSDPMemory(TrainingMemory):
         in_blocks = Parts(
             earlier + (matrix if self.has_lm_head else 0),
             unsharded + self.casts(are_kept=True),
-            tokens * (self.saved_at_head() + self.backward_of_block()),
+            tokens * (self.saved_at_head() + self.backward_of_block()) + exchanged,
         )
         at_embedding = Parts(
             max(earlier, grads) + matrix * (2 if self.sizes.tied and self.has_lm_head else 1),

@@ -10,10 +10,12 @@ torch here: `rlcli plan` imports this file.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import lcm
 from typing import ClassVar
 
 from rlcli.api.architecture import Architecture, TransformerBlock
 from rlcli.api.memory import Generation, Kept, MemoryModel, Parts, PlacedRole, UnknownMemory
+from rlcli.ops.context_choice import AttentionSizes, Method
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits that the head holds at once: `rlcli.ops.logprobs.CHUNK_ELEMENTS`,
@@ -27,9 +29,10 @@ def concurrent_responses(total: int, longest: int, most: int, cache_tokens: int 
 
 
 class InferenceMemory(MemoryModel):
-    """A whole copy of the model on every data-parallel rank; forward passes and generation."""
+    """A whole copy of the model on every data-parallel and context-parallel rank; forward passes
+    and generation."""
 
-    dimensions: ClassVar[tuple[str, ...]] = ("dp", "tp")
+    dimensions: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
     """Dimensions of the meshes that it can estimate."""
     keeps_casts: bool = False
     """Whether autocast keeps its copies of trainable weights until the end of a forward pass;
@@ -49,6 +52,8 @@ class InferenceMemory(MemoryModel):
             raise UnknownMemory(f"the memory of a mesh with {named} cannot be estimated yet")
         self.sizes = part_of(role.architecture, role.mesh.get("tp", 1))
         """Sizes of the part that this rank computes with."""
+        self.context = role.mesh.get("cp", 1)
+        """Ranks that share the tokens of a micro-batch, and the prompts of a call."""
         self.has_lm_head = role.head == "lm"
         self.width = 4 if role.arguments.get("dtype") == "float32" else 2
         """Bytes of a number in matrix products; `auto` is treated as bfloat16."""
@@ -78,18 +83,62 @@ class InferenceMemory(MemoryModel):
         return Parts()
 
     def remarks(self) -> list[str]:
-        if self.role.architecture.model_type != "gemma2":
-            return []
-        return [
-            (
+        remarks = [self._messages()] if self.context > 1 else []
+        if self.role.architecture.model_type == "gemma2":
+            remarks.append(
                 "its attention caps scores, so it is quadratic in memory: it holds the scores of a "
                 "sequence's tokens with each other, which are not counted here"
             )
-        ]
+        return remarks
+
+    # -- context parallelism -----------------------------------------------------------------------
+
+    def slots(self, tokens: int) -> int:
+        """A rank's share of the tokens of a micro-batch."""
+        return -(-tokens // self.context)
+
+    def attention_of(self, tokens: int) -> AttentionSizes:
+        sizes = self.sizes
+        return AttentionSizes(sizes.heads, sizes.kv_heads, self.context, self.slots(tokens))
+
+    def method(self, tokens: int) -> Method:
+        """How ranks attend to each other's tokens in a micro-batch."""
+        chosen = self.role.arguments.get("context_parallel", "auto")
+        return self.attention_of(tokens).method if chosen == "auto" else chosen
+
+    def exchanged(self, tokens: int) -> int:
+        """Bytes of messages and of what is computed from them, in one block: for Ulysses queries,
+        keys and values of all tokens, and a message on its way; for a ring, keys and values and
+        their float32 gradients, each received and sent, and float32 results."""
+        if self.context == 1:
+            return 0
+        sizes, attention = self.sizes, self.attention_of(tokens)
+        if self.method(tokens) == "ulysses":
+            keys = lcm(sizes.kv_heads, self.context)
+            vectors = self.width * (3 * sizes.heads + 2 * keys)
+        else:
+            vectors = (3 * self.width + 12) * 2 * sizes.kv_heads + 8 * sizes.heads
+        return vectors * sizes.head_dim * attention.tokens
+
+    def _messages(self) -> str:
+        longest = max(1, self.role.longest)
+        method, attention = self.method(longest), self.attention_of(longest)
+        other: Method = "ring" if method == "ulysses" else "ulysses"
+        sent, instead = (
+            self.width * self.sizes.head_dim * attention.sent_by(way) / 2**20
+            for way in (method, other)
+        )
+        remark = (
+            f"of a sequence of {longest} tokens a context-parallel rank computes with "
+            f"{attention.tokens}, and sends {sent:.3g} MiB in each layer of a forward pass "
+            f"({method}"
+        )
+        return remark + (f"; {other}: {instead:.3g})" if attention.is_divisible else ")")
 
     # -- inference ---------------------------------------------------------------------------------
 
     def inference(self, tokens: int) -> Parts:
+        exchanged, tokens = self.exchanged(tokens), self.slots(tokens)
         logits = 0
         if self.has_lm_head:
             at_once = logits_at_once(tokens, self.sizes.vocabulary)
@@ -102,7 +151,7 @@ class InferenceMemory(MemoryModel):
         )
         in_block = Parts(
             gathered=self.gathered_in_block() + self.casts(self.keeps_casts),
-            activations=tokens * self.passing_per_token(),
+            activations=tokens * self.passing_per_token() + exchanged,
         )
         return max((at_head, in_block), key=lambda parts: parts.total)
 
@@ -146,10 +195,9 @@ class InferenceMemory(MemoryModel):
             asked.prompt_tokens + asked.new_tokens,
         )
         room = self.role.arguments.get("kv_cache_tokens")
-        slots = max(
-            1, concurrent_responses(asked.prompts * asked.responses, longest, asked.at_once, room)
-        )
-        read_at_once = min(asked.prompts, -(-slots // asked.responses))
+        prompts = -(-asked.prompts // self.context)
+        slots = max(1, concurrent_responses(prompts * asked.responses, longest, asked.at_once, room))
+        read_at_once = min(prompts, -(-slots // asked.responses))
         keys = sizes.kv_heads * sizes.head_dim
         key_width = self.width if sizes.position_rows else 4  # rotary embeddings make keys float32
         cache = slots * longest * keys * len(sizes.layers) * (key_width + self.width)

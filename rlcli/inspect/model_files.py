@@ -42,6 +42,7 @@ def faults_beyond_roles(resolved: Resolved) -> Iterator[RlcliError]:
     too large, ranks cannot share their heads, or an interface loads a model that is not whole."""
     yield from _too_large(resolved)
     yield from _undivided_heads(resolved)
+    yield from _heads_beyond_ulysses(resolved)
     graphs = (
         (("graph",), resolved.recipe.graph),
         (("train", "eval", "graph"), resolved.recipe.train.eval.graph),
@@ -208,3 +209,29 @@ def _undivided_heads(resolved: Resolved) -> Iterator[ModelError]:
                 )
                 yield ModelError(message, where=where, hint=hint, code="R49")
                 break
+
+
+def _heads_beyond_ulysses(resolved: Resolved) -> Iterator[ModelError]:
+    """With `context_parallel: ulysses`, context-parallel ranks share the heads that a
+    tensor-parallel rank has."""
+    from rlcli.api.architecture import Architecture
+    from rlcli.recipe.components import argument_of
+    from rlcli.topology.configs import architecture_of
+
+    for role, section in resolved.recipe.models.items():
+        mesh, backend = section.mesh, section.backend
+        if mesh.cp == 1 or backend is None or not section.has_weights:
+            continue
+        key = ("models", role, "backend", "args", "context_parallel")
+        chosen = argument_of("backends", backend.type, backend.args, key[-1])
+        sizes = architecture_of(resolved, role)
+        if chosen != "ulysses" or not isinstance(sizes, Architecture):
+            continue
+        heads = sizes.heads // mesh.tp
+        if heads % mesh.cp:
+            message = (
+                f"ulysses cannot divide the {heads} attention heads of models.{role} "
+                f"among {mesh.cp} context-parallel ranks"
+            )
+            hint = f"{'.'.join(key)}=ring, or a size of cp that divides them"
+            yield ModelError(message, where=str(resolved.origin(key)), hint=hint, code="R49")

@@ -36,9 +36,10 @@ def memory(
     dp: int = 1,
     tp: int = 1,
     pp: int = 1,
+    cp: int = 1,
     **arguments,
 ):
-    mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": 1, "ep": 1}
+    mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": 1}
     return MODELS[backend](
         PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, device)
     )
@@ -157,6 +158,12 @@ RUNS = {
         {**UPDATE, "length": 64, **CHECKPOINTING},
         {**INFERENCE, "backend": "fsdp", "length": 128},
         {**GENERATE, "backend": "fsdp", "length": 96},
+    ],
+    ("auto", "cp", 2): [
+        {**UPDATE, "length": 192, "args": {"context_parallel": "ulysses"}},
+        {**UPDATE, "length": 192, "args": {"context_parallel": "ring"}},
+        {**INFERENCE, "args": {"context_parallel": "ring"}},
+        GENERATE,
     ],
 }
 FASTEST = str(compute_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
@@ -367,6 +374,37 @@ def test_tensor_parallel_ranks_share_weights_and_cache():
     assert qwen(tp=2).generate(generating(64)).logits == qwen().generate(generating(64)).logits
     assert qwen(tp=2).update(8192, 1).total < 0.7 * qwen().update(8192, 1).total
     assert qwen(backend="inference", tp=2).resident().weights == tensor_parallel.weights
+
+
+def test_context_parallel_ranks_share_tokens_prompts_and_the_sharded_model():
+    halved, context_parallel = qwen(dp=2), qwen(cp=2)
+    assert context_parallel.resident() == halved.resident()
+    exchanged = context_parallel.exchanged(8192)
+    assert context_parallel.update(8192, 1) == halved.update(4096, 1)  # the peak is at the head
+    in_block = qwen("value", dp=2).inference(4096).activations
+    assert qwen("value", cp=2).inference(8192).activations == in_block + exchanged
+    assert 0 < exchanged < in_block
+    assert context_parallel.generate(generating(64)).cache == halved.generate(generating(32)).cache
+    assert qwen(cp=2, dp=4, shard_size=2).resident() == qwen(dp=2).resident()
+    alone = qwen(backend="inference").resident()
+    assert qwen(backend="inference", cp=2).resident() == alone
+
+
+def test_a_plan_says_what_context_parallel_ranks_send():
+    """For 14 heads of 64 numbers in 16 bits, of which 2 are key heads, and 2048 slots."""
+    kilobytes = 2 * 64 * 2048 / 1024
+    expected = {
+        "ulysses": f"sends {kilobytes * (14 + 2) / 1024:.3g} MiB in each layer of a forward pass",
+        "ring": f"sends {kilobytes * 2 * 2 / 1024:.3g} MiB in each layer of a forward pass",
+    }
+    for method, text in expected.items():
+        model = memory("fsdp", QWEN, longest=4096, cp=2, context_parallel=method)
+        (remark,) = model.remarks()
+        assert "computes with 2048" in remark
+        assert text in remark
+    (undivided,) = memory("fsdp", QWEN, longest=4096, cp=4).remarks()
+    assert undivided.endswith("(ring)")  # 14 heads cannot be divided among 4 ranks
+    assert memory("fsdp", QWEN, longest=4096).remarks() == []
 
 
 def test_replicas_and_deferred_reductions_need_more_memory():

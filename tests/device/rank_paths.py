@@ -12,13 +12,13 @@ from .engine_paths import responses, role, train, weights
 from .runtime_paths import HOME, RUN_ON_RANKS, on
 
 
-def on_two_ranks(backend, **degrees):
+def on_two_ranks(backend, dtype="float32", context_parallel=None, **degrees):
     """Two ranks that share a model train like a single rank on the CPU. (Both have the same batch,
     so losses count twice and are divided by twice the weight.)"""
 
     def path(device, folder):
         if device.type == "cpu":
-            engine = role(device).module
+            engine = role(device, dtype=dtype).module
             return train(engine)[-1]["loss"], answers_of(engine), sums(weights(engine).items())
         answers = run_on_ranks(2, lambda rank: part_of(device, rank))
         RUN_ON_RANKS.update(Function(*one) for answer in answers for one in answer["run"])
@@ -26,7 +26,9 @@ def on_two_ranks(backend, **degrees):
 
     def part_of(device, rank):
         with on(device), functions_run(HOME) as run:
-            engine = role(device, backend=backend, mesh=mesh_of(device, degrees)).module
+            args = {"context_parallel": context_parallel} if context_parallel else {}
+            mesh = mesh_of(device, degrees)
+            engine = role(device, backend=backend, mesh=mesh, dtype=dtype, **args).module
             numbers = [
                 train(engine)[-1]["loss"],
                 answers_of(engine),
@@ -55,5 +57,8 @@ def sums(parameters):
 RANKS = {
     "fsdp, sharded": on_two_ranks("fsdp", dp=2),
     "fsdp, tensor-parallel": on_two_ranks("fsdp", tp=2),
+    "fsdp, Ulysses": on_two_ranks("fsdp", context_parallel="ulysses", cp=2),
+    "fsdp, ring": on_two_ranks("fsdp", context_parallel="ring", cp=2),
+    "fsdp, ring, 16 bits": on_two_ranks("fsdp", "bfloat16", "ring", cp=2),
     "megatron, stages": on_two_ranks("megatron", pp=2),
 }

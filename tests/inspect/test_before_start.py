@@ -441,6 +441,22 @@ def test_heads_not_divisible_among_tensor_parallel_ranks_are_refused(project):
     assert faults_before_start(*devices, "models.actor.mesh.tp=2", "train.prompts_per_step=2") == []
 
 
+def test_heads_that_ulysses_cannot_divide_are_refused(project):
+    sizes = {"model_type": "llama", **SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+    (project / "model" / "config.json").write_text(json.dumps(sizes))
+    (project / "rows.jsonl").write_text(2 * ROW)
+    devices = ["launch=local", "train.prompts_per_step=1"]
+    layout = [*devices, "cluster.devices_per_node=4", "models.actor.mesh={tp: 2, cp: 2}"]
+    chosen = "models.actor.backend.args.context_parallel"
+    assert faults_before_start(*layout, f"{chosen}=ulysses") == []
+    wide = [*devices, "cluster.devices_per_node=8", "models.actor.mesh={cp: 8}"]
+    (fault,) = faults_before_start(*wide, f"{chosen}=ulysses")
+    assert (fault.code, fault.where) == ("R49", "command line")
+    assert "cannot divide the 4 attention heads of models.actor among 8" in fault.what
+    assert fault.hint.startswith(f"{chosen}=ring")
+    assert faults_before_start(*wide) == []
+
+
 def test_components_of_warm_starts_are_built_before_the_first_run():
     """Also those of a warm start, whose arguments are valid alone but not together."""
     valid, contradictory = (

@@ -80,16 +80,31 @@ def test_a_mistake_in_one_role_does_not_hide_too_few_prompts_for_another():
     assert any(message.startswith("train.prompts_per_step is 1, but actor") for message in messages)
 
 
-@pytest.mark.parametrize("dimension", ["cp", "ep"])
-@pytest.mark.parametrize("backend", ["deepspeed", "fsdp", "inference", "megatron"])
-def test_context_and_expert_parallelism_are_refused_for_every_engine(backend, dimension):
-    """The refusal is at the number in the recipe."""
+@pytest.mark.parametrize(
+    ("backend", "dimension", "hint"),
+    [
+        ("deepspeed", "cp", "it knows dp; cp works with backend.type=fsdp or inference"),
+        ("megatron", "cp", "it knows dp, tp, pp; cp works with backend.type=fsdp or inference"),
+        ("deepspeed", "ep", "it knows dp"),
+        ("fsdp", "ep", "it knows dp, tp, cp"),
+        ("inference", "ep", "it knows dp, tp, cp"),
+        ("megatron", "ep", "it knows dp, tp, pp"),
+    ],
+)
+def test_a_dimension_that_an_engine_does_not_know_is_refused(backend, dimension, hint):
+    """The refusal is at the number in the recipe, and names the engines that know it."""
     others = ["launch=local", "cluster.devices_per_node=2", "models.critic.mesh.dp=2"]
     layout = [f"models.ref.backend.type={backend}", f"models.ref.mesh={{{dimension}: 2}}"]
     problem = only_problem("ppo_math", [*others, *layout])
-    assert problem.code == "R49"
+    assert (problem.code, problem.hint) == ("R49", hint)
     assert problem.what == f"the backend {backend} of ref knows no {dimension}, which is to be 2"
     assert f"{dimension}: 2" in (problem.excerpt or "")
+
+
+def test_a_trained_role_is_offered_engines_that_train():
+    layout = ["launch=local", "cluster.devices_per_node=2", "models.critic.backend.type=deepspeed"]
+    problem = only_problem("ppo_math", [*layout, "models.critic.mesh={cp: 2}"])
+    assert problem.hint == "it knows dp; cp works with backend.type=fsdp"
 
 
 def only_problem(*recipe):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping as ReadMapping
 from collections.abc import Sequence
 
+from rlcli import registry
 from rlcli.recipe.components import declared
 from rlcli.recipe.mesh import DIMENSIONS, DevicesError, devices_of, mesh_of, world_of
 from rlcli.recipe.parsing.tree import Path, dotted
@@ -106,6 +107,8 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
         if size > 1 and isinstance(able, tuple) and dimension not in able:
             message = f"the backend {backend} of {name} knows no {dimension}, which is to be {size}"
             hint = f"it knows {', '.join(able) or 'one device'}"
+            if others := _engines_with(dimension, is_trained=name in notes.recipe.trained_roles):
+                hint += f"; {dimension} works with backend.type={' or '.join(others)}"
             notes.note(
                 "R49",
                 message,
@@ -114,6 +117,16 @@ def _role(notes: Notes, name: str, role: Role, world: int) -> int:
                 needs=[(*where, "backend", "type")],
             )
     return 0 if any(map(notes.is_doubtful, layout)) else mesh.dp
+
+
+def _engines_with(dimension: str, is_trained: bool) -> list[str]:
+    """Backends whose engines know a dimension of the mesh, and train if that is needed."""
+    return [
+        backend
+        for backend in registry.names("backends")
+        if dimension in (declared("backends", backend, "DIMENSIONS") or ())
+        and (declared("backends", backend, "TRAINS") is not False or not is_trained)
+    ]
 
 
 def _device_of(notes: Notes, name: str, backend: str) -> None:

@@ -196,7 +196,9 @@ class InferenceMemory(MemoryModel):
         )
         room = self.role.arguments.get("kv_cache_tokens")
         prompts = -(-asked.prompts // self.context)
-        slots = max(1, concurrent_responses(prompts * asked.responses, longest, asked.at_once, room))
+        slots = max(
+            1, concurrent_responses(prompts * asked.responses, longest, asked.at_once, room)
+        )
         read_at_once = min(prompts, -(-slots // asked.responses))
         keys = sizes.kv_heads * sizes.head_dim
         key_width = self.width if sizes.position_rows else 4  # rotary embeddings make keys float32

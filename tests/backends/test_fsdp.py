@@ -3,6 +3,8 @@ files written by each rank."""
 
 import gc
 import math
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from rlcli.api.config import MicroBatchSpec
+from rlcli.backends._generation import BatchDecoder
 from rlcli.errors import ModelError
 from rlcli.testing.backend import BackendContract
 from rlcli.testing.backend.base import (
@@ -136,6 +139,8 @@ def test_weights_and_moments_are_moved_together():
 
 # -- layouts ---------------------------------------------------------------------------------------
 
+ULYSSES, RING = {"context_parallel": "ulysses"}, {"context_parallel": "ring"}
+
 
 def deviations_from_plain_loop(family, layout, settings, steps=2, **changes):
     """A few steps of `family` on the ranks of a layout with uneven shares of each batch,
@@ -205,12 +210,160 @@ def test_tensor_parallel_families_train_and_answer_like_a_plain_loop(family, cha
 
 
 @pytest.mark.parametrize(
+    ("family", "ranks", "settings"),
+    [
+        ("llama", 4, ULYSSES),  # fewer key heads than ranks
+        ("qwen3", 3, {}),  # 4 heads cannot be divided: a ring
+        ("mistral", 2, RING),  # windows
+        ("gemma2", 2, ULYSSES),  # windows in one layer, capped scores
+        ("gemma2", 2, RING),
+        ("gemma3_text", 4, RING),
+        ("gpt2", 2, RING),  # learned positions
+    ],
+    ids=str,
+)
+def test_context_parallel_families_train_and_answer_like_a_plain_loop(family, ranks, settings):
+    assert_like_plain_loop(deviations_from_plain_loop(family, {"cp": ranks}, settings))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_log_probs_under_ulysses_are_those_of_one_rank_to_the_bit(family):
+    expected = scores(TestContract().engine(family), batch(), "log-probs").tolist()
+
+    def work(_):
+        engine = TestContract().engine(family, mesh=mesh_of_ranks(cp=2), **ULYSSES)
+        return {"scores": scores(engine, batch(), "log-probs").tolist()}
+
+    assert run_on_ranks(2, work) == [{"scores": expected}] * 2
+
+
+def test_context_parallel_ranks_offer_the_logits_of_all_tokens():
+    expected = TestContract().engine().forward(batch())
+
+    def work(_):
+        engine = TestContract().engine(mesh=mesh_of_ranks(cp=2), **RING)
+        return {"apart": float((engine.forward(batch()) - expected).abs().max())}
+
+    assert all(rank["apart"] < 1e-4 for rank in run_on_ranks(2, work))
+
+
+def test_a_context_parallel_rank_computes_with_its_share_of_the_tokens():
+    """Blocks and the head see no more of them; a loss sees all."""
+
+    def work(_):
+        engine = TestContract().engine(mesh=mesh_of_ranks(cp=4))
+        seen = {"block": set(), "loss": set()}
+        engine.lm.base_model.layers[0].mlp.register_forward_pre_hook(
+            lambda _, inputs: seen["block"].add(inputs[0].shape[1])
+        )
+
+        def loss(output, sample):
+            seen["loss"].add(len(output.logprobs))
+            seen["block"].add(len(output._hidden))
+            return answer_loss(output, sample)
+
+        engine.train_batch(batch(), loss, answer_weight)
+        return {name: sorted(counts) for name, counts in seen.items()}
+
+    lengths = batch().flat_seqlens("packed_input_ids")
+    expected = {"block": [-(-sum(lengths) // 4)], "loss": [sum(lengths) - len(lengths)]}
+    assert run_on_ranks(4, work) == [expected] * 4
+
+
+def test_context_parallel_ranks_divide_the_prompts_of_a_call():
+    """Each generates for its own, also if there are fewer prompts than ranks; all return all."""
+
+    def answers(engine, asked):
+        generated = generate(engine, asked, responses_per_prompt=2, temperature=0.7)
+        return [
+            [tokens.tolist() for tokens in generated.tokens],
+            [logprobs.tolist() for logprobs in generated.logprobs],
+            generated.ended.tolist(),
+        ]
+
+    several = [prompts(), prompts(lengths=(4,)), prompts().select_indices([])]
+    expected = [answers(TestContract().engine(), asked) for asked in several]
+
+    def work(_):
+        engine = TestContract().engine(mesh=mesh_of_ranks(cp=2))
+        decoded = []
+        run = BatchDecoder.run
+
+        def recorded(decoder, own_prompts, seeds):
+            decoded.append(len(own_prompts))
+            return run(decoder, own_prompts, seeds)
+
+        BatchDecoder.run = recorded
+        return {"answers": [answers(engine, asked) for asked in several], "decoded": decoded}
+
+    ranks = run_on_ranks(2, work)
+    assert [rank["decoded"] for rank in ranks] == [[3, 1, 0], [2, 0, 0]]
+    for rank in ranks:
+        for actual, theirs in zip(rank["answers"], expected, strict=True):
+            assert actual[0] == theirs[0]
+            assert actual[2] == theirs[2]
+            assert all(
+                ours == pytest.approx(alone, abs=1e-5)
+                for ours, alone in zip(actual[1], theirs[1], strict=True)
+            )
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "settings", "reason", "hint"),
+    [
+        (
+            {"cp": 3},
+            {},
+            ULYSSES,
+            "the 4 attention heads of role actor cannot be divided among 3 context-parallel",
+            "context_parallel=ring",
+        ),
+        (
+            {"cp": 2},
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            {},
+            "its dynamic position embeddings depend on the longest position",
+            "models.actor.mesh.cp=1",
+        ),
+    ],
+)
+def test_models_that_cannot_be_context_parallel_are_refused(
+    layout, changes, settings, reason, hint
+):
+    def work(_):
+        lm = tiny_model("llama", **changes)
+        with pytest.raises(ModelError, match=reason) as caught:
+            TestContract().engine(lm=lm, mesh=mesh_of_ranks(**layout), **settings)
+        return {"hint": caught.value.hint}
+
+    ranks = run_on_ranks(math.prod(layout.values()), work)
+    assert all(hint in result["hint"] for result in ranks)
+
+
+def test_without_context_parallelism_none_of_it_is_imported():
+    code = """
+import sys, torch
+from rlcli.testing.backend.base import answer_loss, answer_weight, batch
+from rlcli.testing.backend import BackendContract
+class Subject(BackendContract): name = "fsdp"
+Subject().engine().train_batch(batch(), answer_loss, answer_weight)
+names = ("_context_parallel", "context_attention", "block_attention", "token_cut")
+print([name for name in sys.modules if name.rpartition(".")[2] in names])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
     ("layout", "settings"),
     [
         ({"dp": 4}, {"shard_size": 2}),
         ({"dp": 4}, {"shard_size": 2, "defer_reduction": True}),
         ({"dp": 2}, {"defer_reduction": True}),
         ({"dp": 2, "tp": 2}, {"gradient_checkpointing": True}),
+        ({"dp": 2, "cp": 2}, {"shard_size": 2}),
+        ({"dp": 2, "cp": 2}, {"defer_reduction": True, **RING}),
+        ({"cp": 2, "tp": 2}, {"gradient_checkpointing": True, **RING}),
     ],
     ids=str,
 )

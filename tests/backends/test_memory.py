@@ -19,6 +19,7 @@ from rlcli.backends._fsdp_memory import FSDPMemory
 from rlcli.backends._memory import InferenceMemory, saved_by_layer
 from rlcli.backends._transformers import PackedModel, compute_dtype
 from rlcli.ops.logprobs import CHUNK_ELEMENTS
+from rlcli.recipe.mesh import DIMENSIONS
 from rlcli.topology.architecture import read_architecture
 
 MIB = 1 << 20
@@ -33,13 +34,10 @@ def memory(
     calls=("train_step",),
     longest: int = 0,
     device: str = "cpu",
-    dp: int = 1,
-    tp: int = 1,
-    pp: int = 1,
-    cp: int = 1,
     **arguments,
 ):
-    mesh = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": 1}
+    """Of a role; `arguments` are those of the backend, and sizes of the mesh."""
+    mesh = {dimension: arguments.pop(dimension, 1) for dimension in DIMENSIONS}
     return MODELS[backend](
         PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, device)
     )

@@ -38,7 +38,9 @@ def on_two_ranks(backend, dtype="float32", context_parallel=None, **degrees):
         return {"numbers": numbers, "run": [[one.file, one.name] for one in run]}
 
     def answers_of(engine):
-        return responses(engine, greedy=True)[0] if backend == "fsdp" else []
+        """None in 16 bits, where rounding may choose another token."""
+        is_compared = backend == "fsdp" and dtype == "float32"
+        return responses(engine, greedy=True)[0] if is_compared else []
 
     return path
 

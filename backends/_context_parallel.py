@@ -73,22 +73,20 @@ def generate_over_ranks(
     data-parallel rank would. Messages travel from `device` to `device`."""
     if not prompts:
         return generate([], [])
-    numbers = range(group.rank(), len(prompts), group.size())
     each = len(seeds) // len(prompts)
-    mine = generate(
-        [prompts[number] for number in numbers],
-        [seed for number in numbers for seed in seeds[number * each : (number + 1) * each]],
-    )
-
+    numbers = range(group.rank(), len(prompts), group.size())
+    own_seeds = [seed for number in numbers for seed in seeds[number * each : (number + 1) * each]]
+    mine = generate([prompts[number] for number in numbers], own_seeds)
     of_all = partial(_of_all_prompts, count=len(prompts), each=each, group=group, device=device)
     lengths = of_all(torch.tensor([len(row) for row in mine.tokens], dtype=torch.int64)).tolist()
     tokens = of_all(_table(mine.tokens, max(lengths), torch.int64))
     logprobs = of_all(_table(mine.logprobs, max(lengths), torch.float32))
-    return GeneratedResponses(
-        [row[:length] for row, length in zip(tokens, lengths, strict=True)],
-        [row[:length] for row, length in zip(logprobs, lengths, strict=True)],
-        of_all(mine.ended),
-    )
+    return GeneratedResponses(_rows(tokens, lengths), _rows(logprobs, lengths), of_all(mine.ended))
+
+
+def _rows(table: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+    """The inverse of `_table`."""
+    return [row[:length] for row, length in zip(table, lengths, strict=True)]
 
 
 def _table(rows: Sequence[torch.Tensor], longest: int, dtype: torch.dtype) -> torch.Tensor:

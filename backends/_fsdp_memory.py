@@ -38,7 +38,7 @@ class FSDPMemory(TrainingMemory):
     # -- update ------------------------------------------------------------------------------------
 
     def update(self, tokens: int, micro_batches: int) -> Parts:
-        exchanged, tokens = self.exchanged(tokens), self.slots(tokens)
+        saved, in_block = self._activations(tokens)
         grads = 4 * self.parameters // self.shards
         earlier = (4 * self.parameters if self.defers else grads) if micro_batches > 1 else 0
         unsharded = self._unsharded()
@@ -46,14 +46,14 @@ class FSDPMemory(TrainingMemory):
         at_head = Parts(
             earlier,
             unsharded + self.casts_at_head(),
-            tokens * self.saved_at_head(),
+            saved,
             0,
-            self.head_update(tokens),
+            self.head_update(self.slots(tokens)),
         )
         in_blocks = Parts(
             earlier + (matrix if self.has_lm_head else 0),
             unsharded + self.casts(are_kept=True),
-            tokens * (self.saved_at_head() + self.backward_of_block()) + exchanged,
+            in_block,
         )
         at_embedding = Parts(
             max(earlier, grads) + matrix * (2 if self.sizes.tied and self.has_lm_head else 1),
@@ -61,6 +61,12 @@ class FSDPMemory(TrainingMemory):
         )
         at_optimizer = Parts(grads * (2 if self.is_sharded else 1))
         return max((at_head, in_blocks, at_embedding, at_optimizer), key=lambda parts: parts.total)
+
+    def _activations(self, tokens: int) -> tuple[int, int]:
+        """Bytes at the head and in a block, for a micro-batch that context-parallel ranks share."""
+        saved = self.slots(tokens) * self.saved_at_head()
+        of_block = self.slots(tokens) * self.backward_of_block()
+        return saved, saved + of_block + self.exchanged(tokens)
 
     def _unsharded(self, blocks: int = 2) -> int:
         """Gathered parameters under FSDP: embedding, head and norms,

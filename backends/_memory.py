@@ -123,17 +123,17 @@ class InferenceMemory(MemoryModel):
     def _messages(self) -> str:
         longest = max(1, self.role.longest)
         method, attention = self.method(longest), self.attention_of(longest)
-        other: Method = "ring" if method == "ulysses" else "ulysses"
+        alternative: Method = "ring" if method == "ulysses" else "ulysses"
         sent, instead = (
             self.width * self.sizes.head_dim * attention.sent_by(way) / 2**20
-            for way in (method, other)
+            for way in (method, alternative)
         )
         remark = (
             f"of a sequence of {longest} tokens a context-parallel rank computes with "
             f"{attention.tokens}, and sends {sent:.3g} MiB in each layer of a forward pass "
             f"({method}"
         )
-        return remark + (f"; {other}: {instead:.3g})" if attention.is_divisible else ")")
+        return remark + (f"; {alternative}: {instead:.3g})" if attention.is_divisible else ")")
 
     # -- inference ---------------------------------------------------------------------------------
 

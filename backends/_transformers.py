@@ -148,7 +148,7 @@ class PackedOutput:
         head = self._value_head()
         if head is None:
             raise ModelError("this model has no value head", hint="set head: value for the role")
-        return self._packing.whole(head(self._hidden)[:, 0].float())
+        return self._packing.gathered(head(self._hidden)[:, 0].float())
 
     @cached_property
     def logits(self) -> torch.Tensor:
@@ -158,7 +158,7 @@ class PackedOutput:
                 "logits are not offered where tensor parallelism shards the vocabulary",
                 hint="use output.logprobs and output.entropy, or set the role's mesh.tp=1",
             )
-        return self._packing.whole(head.logits(self._hidden, self._dtype))
+        return self._packing.gathered(head.logits(self._hidden, self._dtype))
 
     @property
     def zero(self) -> torch.Tensor:
@@ -186,8 +186,9 @@ class PackedOutput:
             dtype=self._dtype,
         )
         rows = all_but_last(self._packing.lengths, self._tokens.device)
-        whole = self._packing.whole
-        return whole(logprobs)[rows], whole(entropies)[rows] if entropies is not None else None
+        gathered = self._packing.gathered
+        of_all = gathered(entropies)[rows] if entropies is not None else None
+        return gathered(logprobs)[rows], of_all
 
 
 def head_of(lm: Any, temperature: float = 1.0) -> OutputHead:

@@ -52,7 +52,7 @@ class PackedAttention:
         a pack, `rlcli.ops.context_attention` takes the place of this class."""
         return rows
 
-    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+    def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, ...] from the rows that each rank has computed."""
         return rows
 

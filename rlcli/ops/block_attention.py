@@ -32,14 +32,6 @@ class Block:
     is_own: bool
     """Whether queries and keys are those of one rank."""
 
-    @property
-    def longest(self) -> tuple[int, int]:
-        """The most queries and the most keys of a sequence."""
-        return (
-            max(len(queries) for queries, _ in self.pairs),
-            max(len(keys) for _, keys in self.pairs),
-        )
-
     @cached_property
     def rows(self) -> torch.Tensor:
         """Slots of the queries, sequence after sequence."""
@@ -51,13 +43,11 @@ class Block:
         return self._slots([keys for _, keys in self.pairs])
 
     @cached_property
-    def starts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where each sequence starts in `rows` and in `columns`."""
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+        """Where each sequence starts in `rows` and in `columns`, and the longest in each."""
+        queries, keys = ([len(span) for span in spans] for spans in zip(*self.pairs, strict=True))
         device = self.positions.device
-        return (
-            cumulative([len(queries) for queries, _ in self.pairs], device),
-            cumulative([len(keys) for _, keys in self.pairs], device),
-        )
+        return cumulative(queries, device), cumulative(keys, device), max(queries), max(keys)
 
     @cached_property
     def rectangles(self) -> list[_Rectangle]:
@@ -83,6 +73,11 @@ class _Rectangle:
     is_query: torch.Tensor
     """[B, m] bool: not padding."""
     is_key: torch.Tensor
+
+    @property
+    def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of queries and of keys, without padding."""
+        return self.rows[self.is_query], self.columns[self.is_key]
 
     @classmethod
     def of(cls, pairs: list[SlotPair], device: torch.device) -> _Rectangle:
@@ -171,24 +166,17 @@ class BlockGradients:
     def _by_rectangles(
         self, key: torch.Tensor, value: torch.Tensor, block: Block
     ) -> Iterator[tuple[torch.Tensor, ...]]:
-        reference = _finite(self._normalizers)
+        reference = _finite(self._normalizers)[..., None]
         precise = self.of_query.dtype
-        of_out = (self._grad.to(precise) * self._out.to(precise)).sum(-1)
+        of_out = (self._grad.to(precise) * self._out.to(precise)).sum(-1, keepdim=True)
         for rectangle in block.rectangles:
             group = _Group(self._query, key, rectangle, block, self._scoring)
-            scores, slope = group.scores()
-            weights = (scores - group.heads(reference[..., None])).exp()
-            v, g = group.keys(value), group.heads(self._grad).to(value.dtype)
-            by_weight = (g @ v.transpose(-1, -2)).to(weights.dtype)
-            by_score = weights * (by_weight - group.heads(of_out[..., None])) * slope
-            by_score = by_score.to(key.dtype)
-            yield (
-                rectangle.rows[rectangle.is_query],
-                rectangle.columns[rectangle.is_key],
-                group.of_queries(by_score @ group.k),
-                group.of_keys(by_score.transpose(-1, -2) @ group.q),
-                group.of_keys(weights.to(value.dtype).transpose(-1, -2) @ g),
-            )
+            weights, slope = group.weights(reference)
+            g = group.heads(self._grad).to(value.dtype)
+            by_weight = (g @ group.keys(value).transpose(-1, -2)).to(precise)
+            by_product = (weights * (by_weight - group.heads(of_out)) * slope).to(key.dtype)
+            of_value = group.of_keys(weights.to(value.dtype).transpose(-1, -2) @ g)
+            yield *rectangle.slots, *group.of_product(by_product), of_value
 
     def _by_kernel(
         self, key: torch.Tensor, value: torch.Tensor, block: Block
@@ -201,8 +189,7 @@ class BlockGradients:
             value[columns],
             self._out[rows].to(self._query.dtype),
             self._normalizers[rows].t().contiguous(),
-            *block.starts,
-            *block.longest,
+            *block.bounds,
             block.is_own,
             torch.zeros(2, dtype=torch.uint64, device=rows.device),
             self._scoring.scale,
@@ -226,8 +213,7 @@ def _by_kernel(
         query[rows],
         key[columns],
         value[columns],
-        *block.starts,
-        *block.longest,
+        *block.bounds,
         return_aux=varlen.AuxRequest(lse=True),
         scale=scoring.scale,
         window_size=tuple(_WINDOW[block.is_own]),
@@ -246,7 +232,7 @@ def _by_rectangles(
         normalizers = scores.logsumexp(-1, keepdim=True)
         weights = (scores - _finite(normalizers)).exp()
         out = (weights.to(value.dtype) @ group.keys(value)).to(scores.dtype)
-        rows = rectangle.rows[rectangle.is_query]
+        rows, _ = rectangle.slots
         yield rows, group.of_queries(out), group.of_queries(normalizers)[..., 0]
 
 
@@ -286,6 +272,15 @@ class _Group:
     def of_keys(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of `keys`, without padding: [B, H_kv, n, d] → [columns, H_kv, d]."""
         return x.transpose(1, 2)[self._rectangle.is_key]
+
+    def weights(self, normalizers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Of the keys, from the log-sum-exp [S, H, 1] of all scores of a query; and the slope."""
+        scores, slope = self.scores()
+        return (scores - self.heads(normalizers)).exp(), slope
+
+    def of_product(self, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients of queries and keys, from that of their products."""
+        return self.of_queries(grad @ self.k), self.of_keys(grad.transpose(-1, -2) @ self.q)
 
     def scores(self) -> tuple[torch.Tensor, torch.Tensor | float]:
         """[B, H_kv, G · m, n], -inf for hidden keys, and their slope: the derivative of a score

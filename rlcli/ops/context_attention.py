@@ -38,10 +38,10 @@ class ContextAttention:
         """[S, ...]: this rank's rows of a tensor with one row per token of the pack."""
         return rows[self._tokens[self.group.rank()]]
 
-    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+    def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, ...] in the order of the pack, from the rows [S, ...] of each rank. The loss must be
         the same function of it on every rank: each keeps the gradient of its own rows."""
-        return _Whole.apply(rows, self)
+        return _Gathered.apply(rows, self)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
@@ -122,7 +122,7 @@ class ContextAttention:
         return self.cut.slots.to(self.device)
 
 
-class _Whole(torch.autograd.Function):
+class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, share: ContextAttention) -> torch.Tensor:
         ctx.share = share
@@ -205,12 +205,12 @@ def _rounds(
 ) -> Iterator[tuple[int, Sequence[torch.Tensor]]]:
     """(rank that they are from, tensors) for the tensors of each rank, this one's first. The next
     ones travel while the caller uses these."""
-    held, rank, ranks = mine, group.rank(), group.size()
+    arrived, rank, ranks = mine, group.rank(), group.size()
     for number in range(ranks):
-        passing = _Passing(held, group, _KEYS) if number + 1 < ranks else None
-        yield (rank - number) % ranks, held
+        passing = _Passing(arrived, group, _KEYS) if number + 1 < ranks else None
+        yield (rank - number) % ranks, arrived
         if passing is not None:
-            held = passing.received()
+            arrived = passing.received()
 
 
 _KEYS, _GRADIENTS = 0, 1

@@ -270,42 +270,38 @@ def test_a_context_parallel_rank_computes_with_its_share_of_the_tokens():
     assert run_on_ranks(4, work) == [expected] * 4
 
 
-def test_context_parallel_ranks_divide_the_prompts_of_a_call():
+def test_context_parallel_ranks_divide_the_prompts_of_a_call(monkeypatch):
     """Each generates for its own, also if there are fewer prompts than ranks; all return all."""
-
-    def answers(engine, asked):
-        generated = generate(engine, asked, responses_per_prompt=2, temperature=0.7)
-        return [
-            [tokens.tolist() for tokens in generated.tokens],
-            [logprobs.tolist() for logprobs in generated.logprobs],
-            generated.ended.tolist(),
-        ]
-
     several = [prompts(), prompts(lengths=(4,)), prompts().select_indices([])]
-    expected = [answers(TestContract().engine(), asked) for asked in several]
+    expected = [sampled(TestContract().engine(), asked) for asked in several]
 
     def work(_):
-        engine = TestContract().engine(mesh=mesh_of_ranks(cp=2))
-        decoded = []
-        run = BatchDecoder.run
+        engine, decoded, run = TestContract().engine(mesh=mesh_of_ranks(cp=2)), [], BatchDecoder.run
 
         def recorded(decoder, own_prompts, seeds):
             decoded.append(len(own_prompts))
             return run(decoder, own_prompts, seeds)
 
-        BatchDecoder.run = recorded
-        return {"answers": [answers(engine, asked) for asked in several], "decoded": decoded}
+        monkeypatch.setattr(BatchDecoder, "run", recorded)
+        return {"answers": [sampled(engine, asked) for asked in several], "decoded": decoded}
 
     ranks = run_on_ranks(2, work)
     assert [rank["decoded"] for rank in ranks] == [[3, 1, 0], [2, 0, 0]]
     for rank in ranks:
-        for actual, theirs in zip(rank["answers"], expected, strict=True):
-            assert actual[0] == theirs[0]
-            assert actual[2] == theirs[2]
-            assert all(
-                ours == pytest.approx(alone, abs=1e-5)
-                for ours, alone in zip(actual[1], theirs[1], strict=True)
-            )
+        for (answers, logprobs), (expected_answers, theirs) in zip(
+            rank["answers"], expected, strict=True
+        ):
+            assert answers == expected_answers
+            assert logprobs == pytest.approx(theirs, abs=1e-5)
+
+
+def sampled(engine, asked):
+    """Two answers to each prompt, with whether they ended; the log-probs of their tokens."""
+    generated = generate(engine, asked, responses_per_prompt=2, temperature=0.7)
+    answers = [tokens.tolist() for tokens in generated.tokens]
+    return [answers, generated.ended.tolist()], torch.cat(
+        [torch.zeros(0), *generated.logprobs]
+    ).tolist()
 
 
 @pytest.mark.parametrize(

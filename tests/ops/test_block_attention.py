@@ -33,11 +33,15 @@ def dense_attention(query, key, value, lengths, scoring):
     )
     if scoring.softcap is not None:
         scores = scoring.softcap * (scores / scoring.softcap).tanh()
+    weights = scores.masked_fill(~seen(lengths, scoring.window), -torch.inf).softmax(-1)
+    return (weights @ v).transpose(0, 1)
+
+
+def seen(lengths, window):
+    """[T, T] bool: whether a query sees a key."""
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    seen = (sequence[:, None] == sequence[None]).tril()
-    if scoring.window is not None:
-        seen = seen.triu(1 - scoring.window)
-    return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+    causal = (sequence[:, None] == sequence[None]).tril()
+    return causal if window is None else causal.triu(1 - window)
 
 
 def blocks_of(cut, rank, device):
@@ -52,28 +56,35 @@ def attended_in_blocks(states, weights, cut, scoring, device, uses_kernel=False)
     """The result for all tokens, and the gradients of queries, keys and values: every rank of the
     cut computes its part, and starts with its own keys."""
     parts = [[x[tokens].to(device) for x in (*states, weights)] for tokens in cut.tokens]
-    grads = [[torch.zeros(x.shape, device=device) for x in part[:3]] for part in parts]
-    grads = [
-        [g.to(torch.promote_types(states[0].dtype, torch.float32)) for g in of] for of in grads
-    ]
-    results = []
-    for rank, (query, _, _, weight) in enumerate(parts):
-        blocks = blocks_of(cut, rank, device)
-        order = [(rank - step) % cut.ranks for step in range(cut.ranks)]
-        attention = BlockAttention(query, scoring, uses_kernel)
-        for source in order:
-            attention.attend(*parts[source][1:3], blocks[source])
-        results.append(attention.out)
-        weight = weight * cut.filled[rank].to(device)[:, None, None]
-        gradients = BlockGradients(
-            weight, query, attention.out, attention.normalizers, scoring, uses_kernel
-        )
-        for source in order:
-            of_key, of_value = gradients.through(*parts[source][1:3], blocks[source])
-            grads[source][1] += of_key
-            grads[source][2] += of_value
-        grads[rank][0] += gradients.of_query
-    return [torch.cat(x).cpu()[cut.slots] for x in (results, *zip(*grads, strict=True))]
+    precise = torch.promote_types(states[0].dtype, torch.float32)
+    grads = [[torch.zeros_like(x, dtype=precise) for x in part[:3]] for part in parts]
+    settings = scoring, uses_kernel
+    results = [attended_by(rank, parts, grads, cut, settings) for rank in range(cut.ranks)]
+    of_ranks = (results, *zip(*grads, strict=True))
+    return [torch.cat(of_each).cpu()[cut.slots] for of_each in of_ranks]
+
+
+def attended_by(rank, parts, grads, cut, settings):
+    """The result of a rank, which adds its share to the gradients of all."""
+    blocks = blocks_of(cut, rank, parts[rank][0].device)
+    order = [(rank - step) % cut.ranks for step in range(cut.ranks)]
+    attention = BlockAttention(parts[rank][0], *settings)
+    for source in order:
+        attention.attend(*parts[source][1:3], blocks[source])
+    gradients = gradients_of(attention, parts[rank], cut.filled[rank], settings)
+    for source in order:
+        shares = gradients.through(*parts[source][1:3], blocks[source])
+        torch._foreach_add_(grads[source][1:], list(shares))
+    grads[rank][0] = gradients.of_query
+    return attention.out
+
+
+def gradients_of(attention, part, filled, settings):
+    """With the gradient of a sum that is weighted, and does not count padding."""
+    query, _, _, weight = part
+    grad = weight * filled.to(weight.device)[:, None, None]
+    merged = attention.out, attention.normalizers
+    return BlockGradients(grad, query, *merged, *settings)
 
 
 def random_states(cut, key_heads, dtype):

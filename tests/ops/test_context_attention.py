@@ -38,7 +38,7 @@ def on_this_rank(states, weights, share, scoring):
     device = share.device
     states = [x.to(device).requires_grad_() for x in states]
     mine = [share.mine(x[0].transpose(0, 1)).transpose(0, 1)[None] for x in states]
-    out = share.whole(share.attend(*mine, scoring)[0])[None]
+    out = share.gathered(share.attend(*mine, scoring)[0])[None]
     (out * weights.to(device)).sum().backward()
     return out.detach(), [x.grad for x in states]
 

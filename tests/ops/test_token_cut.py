@@ -39,8 +39,8 @@ def test_slots_are_in_the_order_of_positions(cut):
     places = positions(cut.lengths)
     for parts in cut.parts:
         for early, late in parts:
-            own = places[[*early, *late]]
-            assert (own.diff() > 0).all()
+            in_slots = places[[*early, *late]]
+            assert (in_slots.diff() > 0).all()
 
 
 @given(cuts)

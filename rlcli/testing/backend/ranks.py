@@ -68,6 +68,7 @@ LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
     ({"pp": 2, "tp": 2}, {}),
     ({"cp": 2, "tp": 2}, ULYSSES),
     ({"dp": 2, "cp": 2}, RING),
+    ({"cp": 4}, ULYSSES),  # more ranks than key heads
 )
 """Meshes to try, if the backend knows their dimensions, and settings of such a backend, of which it
 takes those that it has. Expert-parallel ranks are data-parallel ones: no mesh has a dimension

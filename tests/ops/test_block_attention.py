@@ -79,9 +79,9 @@ def attended_by(rank, parts, grads, cut, settings):
     return attention.out
 
 
-def gradients_of(attention, part, filled, settings):
+def gradients_of(attention, of_rank, filled, settings):
     """With the gradient of a sum that is weighted, and does not count padding."""
-    query, _, _, weight = part
+    query, _, _, weight = of_rank
     grad = weight * filled.to(weight.device)[:, None, None]
     merged = attention.out, attention.normalizers
     return BlockGradients(grad, query, *merged, *settings)

@@ -39,6 +39,7 @@ T = TypeVar("T")
 class FSDP(ContextParallelism, TransformersTraining, ModelBackend):
     """Trains a transformers model on one rank or many."""
 
+    ELSEWHERE: ClassVar[str] = "ddp zero accelerate torchtitan automodel"
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
     MEMORY: ClassVar[str] = "_fsdp_memory.FSDPMemory"
     LIMITS: ClassVar[Limits] = {"shard_size": {"ge": 2}}

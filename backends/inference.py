@@ -23,6 +23,7 @@ class Inference(ContextParallelism, TransformersSettings, ModelBackend):
     """A copy of the model on every data- and context-parallel rank, sharded over tensor-parallel
     ranks, without an optimizer."""
 
+    ELSEWHERE: ClassVar[str] = "transformers huggingface hf"
     TRAINS: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "cp")
     MEMORY: ClassVar[str] = "_memory.InferenceMemory"

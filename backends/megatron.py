@@ -22,6 +22,7 @@ class Megatron(TrainingSettings, ModelBackend):
     """Trains a model of the llama, qwen2, qwen3 or mistral family,
     divided over ranks in every way but generation."""
 
+    ELSEWHERE: ClassVar[str] = "mcore nemo"
     REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)
     GENERATES: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp")

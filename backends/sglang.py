@@ -33,6 +33,7 @@ Pause = Literal["retract", "in_place"]
 class SGLang(ModelBackend):
     """Generates with servers whose weights follow those of the trained role."""
 
+    ELSEWHERE: ClassVar[str] = "vllm lmdeploy tensorrt_llm trtllm tgi"
     TRAINS: ClassVar[bool] = False
     SCORES: ClassVar[bool] = False
     REPRODUCIBLE: ClassVar[bool] = False

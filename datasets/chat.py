@@ -20,6 +20,7 @@ class Chat(FileRows):
     """Rows of messages, each with a role and a content; trains on the assistant's,
     including their stop tokens."""
 
+    ELSEWHERE: ClassVar[str] = "messages conversation conversations sharegpt chatml"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
     NEEDS_TEMPLATE: ClassVar[bool] = True
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (

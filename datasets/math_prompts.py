@@ -25,6 +25,7 @@ class MathPrompts(TextRows):
     """Rows of a question and an answer; the metadata hold the `question` and only the final
     `answer`."""
 
+    ELSEWHERE: ClassVar[str] = "gsm8k math aime math_code_prompt"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_prompts",)
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {"question": "What is 6*7?", "answer": "6*7=42\n#### 42"},

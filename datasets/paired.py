@@ -35,6 +35,7 @@ class Paired(TextRows):
     prompt, `prompt_lens` is their number.
     """
 
+    ELSEWHERE: ClassVar[str] = "rw_pair packed_rw_pair preference pairwise dpo rm reward"
     KEYS: ClassVar[tuple[str, ...]] = (
         "packed_input_ids",
         "prompt_mask",

@@ -21,6 +21,7 @@ Texts = tuple[Prompt, str]
 class PromptAnswer(TextRows):
     """Rows of a prompt and an answer; the answer ends with the end-of-sequence token."""
 
+    ELSEWHERE: ClassVar[str] = "sft alpaca instruction prompt_completion"
     KEYS: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
     EXAMPLES: ClassVar[tuple[dict[str, Any], ...]] = (
         {"prompt": "What is 2+2?", "answer": "4"},

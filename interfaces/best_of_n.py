@@ -33,6 +33,7 @@ Keep = Literal["best", "solved"]
 class BestOfNInterface(OptimizerSteps, ModelInterface):
     """Supervised fine-tuning on selected responses; every token has the same weight."""
 
+    ELSEWHERE: ClassVar[str] = "raft rft rejection_sampling"
     READS: ClassVar[Declaration] = {
         "train_step": (
             "packed_input_ids",

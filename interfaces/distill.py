@@ -34,6 +34,7 @@ Estimator = Literal["sampled", "full"]
 class DistillInterface(OptimizerSteps, ModelInterface):
     """Minimises the reverse KL from the teacher at each token of the student's responses."""
 
+    ELSEWHERE: ClassVar[str] = "gkd kd opd on_policy_distillation"
     READS: ClassVar[Declaration] = {
         "train_step": (
             "packed_input_ids",

@@ -91,6 +91,7 @@ class DPOInterface(DPOSettings, ModelInterface):
     """Raises the likelihood of chosen answers over that of rejected ones,
     relative to a reference policy."""
 
+    ELSEWHERE: ClassVar[str] = "simpo ipo orpo kto cpo"
     READS: ClassVar[Declaration] = {
         "train_step": (
             "packed_input_ids",

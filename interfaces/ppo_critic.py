@@ -43,6 +43,7 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
     """Predicts returns; trains on normalised returns and de-normalises its output. Another call
     computes the returns: `gae`."""
 
+    ELSEWHERE: ClassVar[str] = "critic value value_model"
     READS: ClassVar[Declaration] = {
         "inference": ("packed_input_ids",),
         "train_step": ("packed_input_ids", "values", "returns", "loss_mask", "chosen if given"),

@@ -34,6 +34,7 @@ class RewardModelInterface(PairSettings, ModelInterface):
     token. The role has the head `value`; its `inference` gives PPO the rewards of sequences that
     use the same tokenizer."""
 
+    ELSEWHERE: ClassVar[str] = "rm rw paired_rw"
     READS: ClassVar[Declaration] = {
         "train_step": ("packed_input_ids", "margins if use_margins"),
         "evaluate": ("packed_input_ids", "margins if use_margins"),

@@ -111,6 +111,8 @@ class Problem:
     hint: str | None = None
     excerpt: str | None = None
     """The offending line with a caret, ready to print."""
+    about: str | None = None
+    """The section or the component whose keys it concerns, which `rlcli show` lists."""
 
     def __str__(self) -> str:
         line = render(self.code, self.what, self.where, self.hint)

@@ -38,6 +38,7 @@ class GroupRelativeInterface(AdvantageInterface):
     rloo and dapo are other settings.
     """
 
+    ELSEWHERE: ClassVar[str] = "grpo rloo reinforce reinforce_plus_plus"
     NEEDS_GROUP: ClassVar[Declaration] = {
         "inference": (..., "2 if baseline=group", "2 if baseline=leave_one_out", "2 if scale=group")
     }

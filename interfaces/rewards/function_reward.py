@@ -49,6 +49,7 @@ class FunctionRewardInterface(ScoreErrors, ModelInterface):
     executes what a model wrote can be made to return anything: use `code_reward`.
     """
 
+    ELSEWHERE: ClassVar[str] = "custom python reward_func reward_function custom_reward_function"
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards",)}
     FILES: ClassVar[tuple[str, ...]] = ("path",)

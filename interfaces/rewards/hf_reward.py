@@ -42,6 +42,7 @@ class HFRewardInterface(ModelInterface):
     backend to `null` and give it the actor's tokenizer, which turns tokens back into text.
     """
 
+    ELSEWHERE: ClassVar[str] = "classifier sequence_classification"
     METRICS: ClassVar[Metrics] = {
         "truncated": ("share", "share of texts that were truncated, mean over the prompts")
     }

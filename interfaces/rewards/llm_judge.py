@@ -41,6 +41,7 @@ class LLMJudgeInterface(Judging):
     with `unscored_reward`; a judge that fails is an error.
     """
 
+    ELSEWHERE: ClassVar[str] = "openai api_judge"
     TRIED: ClassVar[bool] = False
     VARIABLES: ClassVar[tuple[str, ...]] = ("api_key_env",)
     LIMITS: ClassVar[Limits] = {

@@ -47,6 +47,7 @@ class MathRewardInterface(RightOrWrong):
     compared within bounds, is wrong and counted.
     """
 
+    ELSEWHERE: ClassVar[str] = "rule rule_based verifier math_verify accuracy gsm8k rw_math"
     READS: ClassVar[Declaration] = {"inference": ("packed_input_ids", "prompt_mask")}
     WRITES: ClassVar[Declaration] = {"inference": ("rewards", "solved", "answer_classes")}
     DROPS: ClassVar[Declaration] = {"inference": ("unreadable_answer if on_error=drop",)}

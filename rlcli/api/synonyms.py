@@ -1,4 +1,9 @@
-"""What other frameworks call the arguments of a component."""
+"""What other frameworks call a component and its arguments.
+
+A component's names elsewhere, or those of what it is the nearest to, are a literal too, separated
+by spaces: `ELSEWHERE: ClassVar[str] = "rw_pair preference"`. An error about such a name gives the
+component.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import itertools
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -32,7 +31,7 @@ from rlcli.cli.output import (
 )
 from rlcli.cli.supervision import WATCHED, WHOLE_PROCESS, report_verdict, watch_fork
 from rlcli.cli.verbs import LazyVerbs, new_typer
-from rlcli.errors import Errors, RecipeError, ResourceError, RlcliError, escape_control
+from rlcli.errors import Errors, Problem, RecipeError, ResourceError, RlcliError, escape_control
 from rlcli.garbage import collect_rarely
 from rlcli.launch import lifeline
 
@@ -87,9 +86,6 @@ LASTING = (*VERBS["Train"], "test", "convert", "eval", "generate", "chat")
 
 QUIET = ("train", "resume", "validate")
 """Verbs with a `--quiet` of their own."""
-
-ABOUT_KEYS = ("R35", "R37", "R39", "R42", "R43")
-"""Ids of problems with keys and their values."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a disk that accepts no more output."""
@@ -281,23 +277,9 @@ def _closing_line(error: RecipeError | Errors, arguments: list[str]) -> str:
     clauses = [f"{count} problems"] if count > 1 else []
     clauses += ["nothing was started"] if _verb(arguments) in VERBS["Train"] else []
     sentences = ["; ".join(clauses)] if clauses else []
-    if wrong := [problem.what for problem in error.problems if problem.code in ABOUT_KEYS]:
-        sentences.append(f"List the keys: {_command_that_lists(wrong)}")
+    about = [problem.about for problem in error.problems if isinstance(problem, Problem)]
+    sentences += [f"List the keys: rlcli show {name}" for name in list(filter(None, about))[:1]]
     return ". ".join(sentences)
-
-
-def _command_that_lists(wrong: list[str]) -> str:
-    """The command for the keys of the first section that the problems name;
-    otherwise of the first one's block."""
-    from rlcli.recipe.schema import SECTIONS
-
-    sections = "|".join(SECTIONS)
-    if section := re.search(
-        rf"\b({sections})\.\w|^({sections}) (?:is|must be)\b", "\n".join(wrong), re.MULTILINE
-    ):
-        return f"rlcli show {section[1] or section[2]}"
-    block = re.match(r"(?:unknown key )?(\w+)\.\w", wrong[0])
-    return f"rlcli explain RECIPE {block[1]}" if block else "rlcli show SECTION"
 
 
 def _verb(arguments: list[str]) -> str:

@@ -4,23 +4,72 @@ an example that works."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcli.cli.help import argument_name, split_example
 from rlcli.errors import UsageError
+from rlcli.spelling import nearest_name
+
+_VERBS = {
+    "run start launch fit finetune fine_tune rl sft grpo ppo dpo": "rlcli train RECIPE",
+    "sweep tune search": "rlcli train RECIPE --sweep KEY=VALUE,VALUE",
+    "continue restart recover": "rlcli resume RUN",
+    "runs ps jobs top queue": "rlcli status",
+    "tail log": "rlcli logs RUN",
+    "watch monitor": "rlcli attach RUN",
+    "kill cancel abort terminate": "rlcli stop RUN",
+    "metrics metric curves tensorboard": "rlcli plot RUN, or what they mean: rlcli show metrics",
+    "init create scaffold": "rlcli new",
+    "list components recipes": "rlcli ls",
+    "copy fork clone": "rlcli cp RECIPE",
+    "config get cat print": "rlcli show RECIPE",
+    "lint verify": "rlcli validate RECIPE",
+    "graph dag memory estimate": "rlcli plan RECIPE",
+    "benchmark bench score": "rlcli eval MODEL",
+    "predict infer inference rollout": "rlcli generate MODEL",
+    "serve deploy": "rlcli has no server; rlcli chat MODEL answers here",
+    "export merge push upload": "rlcli convert CHECKPOINT OUT --to-hf",
+    "checkpoints checkpoint": "rlcli ckpt ls RUN",
+    "rm delete prune clean": "rlcli ckpt prune RUN",
+    "env info debug": "rlcli doctor",
+    "version": "rlcli --version",
+}
+"""Verbs of other tools → what does that here."""
+
+_OPTIONS = {
+    "gpus gpu n_gpus num_gpus nproc nproc_per_node num_processes devices": (
+        "N devices: cluster.devices_per_node=N launch=local, or a profile: --with gpu8"
+    ),
+    "resume resume_from_checkpoint resume_from continue": "rlcli resume RUN continues a run",
+    "config config_file config_name config_path recipe": (
+        "the recipe is the first argument: rlcli train RECIPE"
+    ),
+    "cuda": "write cluster.device=cuda",
+    "cpu": "write cluster.device=cpu",
+    "profile": "write --with PROFILE",
+    "set override": "write KEY=VALUE without an option",
+    "output_dir out output": "write log.dir=FOLDER, or --run-dir FOLDER for one run",
+}
+"""Options of other tools that are no keys → what does that here."""
+
+
+def _meaning(table: Mapping[str, str], word: str) -> str | None:
+    plain = word.lower().replace("-", "_")
+    return next((advice for words, advice in table.items() if plain in words.split()), None)
 
 
 def unknown_verb(path: str, name: str, verbs: Iterable[str]) -> UsageError:
     """The error for an unknown verb. `path` is the command so far: `rlcli`, `rlcli ckpt`."""
     names = list(verbs)
-    near = _near(name, names)
-    if near is None and path == "rlcli" and _is_recipe(name):
+    if path == "rlcli" and _is_recipe(name):
         return UsageError(
             f"{name} is a recipe, not a verb", hint=f"rlcli train {name}, or rlcli plan {name}"
         )
-    hint = f"did you mean {near}?" if near else f"{path} --help lists them"
+    meant = _meaning(_VERBS, name) if path == "rlcli" else None
+    near = nearest_name(name, names)
+    hint = meant or (f"did you mean {near}?" if near else f"{path} --help lists them")
     return UsageError(f"{path} has no verb {name!r}", hint=hint)
 
 
@@ -57,28 +106,46 @@ def _unknown_option(
     path: str, option: str, command: Any, context: Any, arguments: list[str]
 ) -> UsageError:
     word = option.lstrip("-").replace("-", "_")
-    if any("KEY=VALUE" in (parameter.metavar or "") for parameter in command.params):
-        from rlcli.recipe.schema import SECTIONS
-        from rlcli.recipe.synonyms import translated
-
-        key = word if word.split(".")[0] in SECTIONS or "." in word else translated([word])
-        if key is not None:
-            after = arguments[arguments.index(option) + 1 :] if option in arguments else []
-            value = after[0] if after and not after[0].startswith("-") else "VALUE"
-            return UsageError(
-                f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}"
-            )
-    options = [
-        name
-        for parameter in command.get_params(context)
-        for name in parameter.opts
-        if name.startswith("-")
-    ]
-    near = _near(option, options)
+    takes_keys = any("KEY=VALUE" in (parameter.metavar or "") for parameter in command.params)
+    advice = _about_keys(word) if takes_keys else None
+    if advice is not None:
+        return UsageError(f"{path} has no option {option}", hint=advice)
+    key = _key_of(word) if takes_keys else None
+    if key is not None:
+        after = arguments[arguments.index(option) + 1 :] if option in arguments else []
+        value = after[0] if after and not after[0].startswith("-") else "VALUE"
+        return UsageError(
+            f"{option} is a key of the recipe, not an option", hint=f"write {key}={value}"
+        )
+    parameters = command.get_params(context)
+    options = [name for each in parameters for name in each.opts if name.startswith("-")]
+    near = nearest_name(option, options)
     return UsageError(
         f"{path} has no option {option}",
         hint=f"did you mean {near}?" if near else f"{path} --help lists them",
     )
+
+
+def _about_keys(word: str) -> str | None:
+    """What to write instead of an option that is no key here, or that rlcli does not have yet."""
+    from rlcli.recipe.synonyms import absent
+
+    return _meaning(_OPTIONS, word) or absent(word)
+
+
+def _key_of(word: str) -> str | None:
+    """The key of a recipe that an option names, in rlcli's words or those of others."""
+    from rlcli.recipe.schema import SECTIONS
+    from rlcli.recipe.suggest import homes
+    from rlcli.recipe.synonyms import translated
+
+    if word.split(".")[0] in SECTIONS or "." in word:
+        return word
+    key = translated([word]) or next(iter(homes().get(word, [])), None)
+    names = {"<role>": "actor", "<name>": "train"}
+    for placeholder, name in names.items():
+        key = key and key.replace(placeholder, name)
+    return key
 
 
 def _bad_value(error: Any, path: str) -> UsageError:
@@ -93,7 +160,7 @@ def _bad_value(error: Any, path: str) -> UsageError:
     value, _, rest = error.message.removeprefix("Value error, ").partition(" is not one of ")
     if rest:
         legal = [word.strip(" '.") for word in rest.split(",")]
-        near = _near(value.strip("'"), legal)
+        near = nearest_name(value.strip("'"), legal)
         hint = f"did you mean {near}?" if near else f"{path} --help"
         return UsageError(f"{name or path}: {value} is not one of {', '.join(legal)}", hint=hint)
     fault = error.message.removeprefix("Value error, ").rstrip(".")
@@ -112,15 +179,6 @@ def _number(parameter: Any, complaint: str) -> str:
     words += [f"at least {least}"] if least is not None else []
     words += [f"at most {most}"] if most is not None else []
     return ", ".join(words)
-
-
-def _near(word: str, candidates: Iterable[str]) -> str | None:
-    from difflib import get_close_matches
-
-    names = list(candidates)
-    starts = [name for name in names if len(word) > 1 and name.startswith(word)]
-    near = starts[:1] or get_close_matches(word, names, n=1, cutoff=0.6)
-    return near[0] if near else None
 
 
 def _is_recipe(name: str) -> bool:

@@ -361,7 +361,11 @@ def _own_components(project: Path) -> tuple[int, list[str]]:
     count, broken = 0, []
     for kind in registry.KINDS:
         for name in registry.names(kind):
-            path = registry.path_of(kind, name)
+            try:
+                path = registry.path_of(kind, name)
+            except RlcliError as error:  # it may be that of a built-in component
+                broken.append(error.what)
+                continue
             if not path.is_relative_to(project):
                 continue
             count += 1

@@ -13,6 +13,7 @@ from rlcli.api.key_meaning import REWARDS
 from rlcli.api.run_folder import RESOLVED_RECIPE
 from rlcli.errors import DataError, UsageError
 from rlcli.project import check_run_not_planted
+from rlcli.spelling import nearest_name
 
 if TYPE_CHECKING:
     from rlcli.recipe.resolve import Resolved
@@ -129,7 +130,6 @@ def _keys(prefix: str, component: Component) -> dict[str, Any]:
 
 def _exam_by_name(named: str) -> Exam:
     from rlcli.recipe.parsing.layers import whole_recipe_names
-    from rlcli.recipe.suggest import close_to
     from rlcli.registry import names
 
     datasets, recipes = names("datasets"), whole_recipe_names()
@@ -138,7 +138,7 @@ def _exam_by_name(named: str) -> Exam:
     recipe, _, dataset = named.partition("#")
     if recipe in recipes or Path(recipe).is_file() or Path(f"{recipe}.yaml").is_file():
         return _exam_of_recipe(recipe, dataset or None)
-    close = close_to(named, [*datasets, *recipes])
+    close = nearest_name(named, [*datasets, *recipes])
     hint = (
         f"did you mean {close}?"
         if close

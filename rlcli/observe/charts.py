@@ -9,6 +9,7 @@ from typing import Any
 
 from rlcli.errors import UsageError
 from rlcli.observe.series import NAMES, find_key, number, series
+from rlcli.spelling import did_you_mean
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -80,8 +81,6 @@ def _keys(records: Records) -> list[str]:
 
 
 def _unknown(metric: str, runs: Mapping[str, Records]) -> UsageError:
-    from difflib import get_close_matches
-
     records = [record for some in runs.values() for record in some]
     keys = {key for record in records for key in record if number(record[key]) is not None}
     curves = {name for name in NAMES if find_key(keys, name)}
@@ -89,6 +88,5 @@ def _unknown(metric: str, runs: Mapping[str, Records]) -> UsageError:
     if not available:
         return UsageError("no run has a metric yet", hint="rlcli status says how far they are")
     names = sorted(available | {key.rpartition("/")[2] for key in available})
-    near = get_close_matches(metric, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"for example {', '.join(sorted(available)[:6])}"
+    hint = did_you_mean(metric, names, f"for example {', '.join(sorted(available)[:6])}")
     return UsageError(f"{metric!r} is neither a run nor a metric of these runs", hint=hint)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlcli.api.run_folder import MARKS, STATUS, is_run
 from rlcli.errors import ResourceError
+from rlcli.spelling import did_you_mean
 
 RUNS = Path("runs")
 """Default folder of runs, unless `log.dir` says otherwise."""
@@ -72,12 +73,10 @@ def _ambiguous(message: str, runs: Sequence[Path]) -> ResourceError:
 
 
 def _hint(name: str, runs: list[Path], root: Path) -> str:
-    from difflib import get_close_matches
-
     if not runs:
         return f"there are no runs in {root}; name the folder of the run"
-    near = get_close_matches(name, [short_name(run, root) for run in runs], n=1)
-    return f"did you mean {near[0]}?" if near else "rlcli status lists the runs"
+    names = [short_name(run, root) for run in runs]
+    return did_you_mean(name, names) or "rlcli status lists the runs"
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:

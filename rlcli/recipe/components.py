@@ -26,6 +26,7 @@ from rlcli.recipe.parsing.tree import (
     Scalar,
     at,
     default_mark,
+    dotted,
     keys_at,
     kind_of,
     node_of,
@@ -117,7 +118,7 @@ def _is_sure(tree: Mapping, name: str, role: Mapping, guess: str, unresolved: Un
 def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) -> Mapping:
     """Check every named component. Returns the tree, with arguments converted to their types."""
     result: Node = tree
-    takers = _takers(tree)
+    takers = _takers(tree, problems)
     for path, kind in component_paths(tree):
         node = at(result, path)
         if not isinstance(node, Mapping) or (name := _name_of(node, kind)) is None:
@@ -143,7 +144,7 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
         if model is None:
             continue
         args = without_removed(model, args, problems, prefix=(*path, "args"))
-        args = _without_training(args, legal, path, name, problems)
+        args = _without_leftovers(args, legal, takers, path, problems)
         unknown = [entry.key for key, entry in args.entries.items() if key not in legal]
         legal = tuple(
             dict.fromkeys(
@@ -151,7 +152,13 @@ def check_components(tree: Mapping, problems: Problems, unresolved: Unresolved) 
             )
         )
         checked = check_against(
-            model, args, problems, unresolved, prefix=(*path, "args"), legal=legal
+            model,
+            args,
+            problems,
+            unresolved,
+            prefix=(*path, "args"),
+            legal=legal,
+            component=signature.name,
         )
         if node.get("args") is not None:
             result = with_value(result, (*path, "args"), checked.tree)
@@ -182,30 +189,52 @@ def _name_of(node: Mapping, kind: str) -> Scalar | None:
     return Scalar(name.text, name.mark, name.text, plain=False)
 
 
-def _without_training(
-    args: Mapping, legal: ReadCollection[str], path: Path, backend: Scalar, problems: Problems
+def _without_leftovers(
+    args: Mapping,
+    legal: ReadCollection[str],
+    takers: ReadMapping[Mark, _Takers],
+    path: Path,
+    problems: Problems,
 ) -> Mapping:
-    """Drop the settings of a role that only make sense while a call trains it, if null removed that
-    call; they are reported as one problem."""
-    unknown = [entry for key, entry in args.entries.items() if key not in legal]
-    if path[0] != "models" or not backend.mark.is_default or not unknown:
-        return args
-    role = path[1]
-    for call, removed, mark in removed_calls(problems.written, ("graph",)):
-        if (plain(removed).get("model"), plain(removed).get("call")) == (role, "train_step"):
-            names = ", ".join(key for key in args.entries if key not in legal)
-            why = f"no call trains {role}, for {call} is removed {place_of(mark)}"
-            message = f"{why}: its backend is {backend.value}, which takes no {names}"
-            problems.add(
-                "R71",
-                message,
-                unknown[0].key,
-                f"models.{role}.backend=null takes its settings away",
-            )
-            return replace(
-                args, entries={key: entry for key, entry in args.entries.items() if key in legal}
-            )
-    return args
+    """Drop the arguments that layers wrote for another component, before a later layer chose this
+    one, or one that the arguments are shared with. Those of built-in layers vanish with it; the
+    user's are refused, as one problem."""
+    left: dict[str, Entry] = {}
+    refused: dict[str, str] = {}
+    for key, entry in args.entries.items():
+        chosen = takers[entry.key].chosen
+        later = [words for mark, words in chosen if problems.is_below(entry.key, mark)]
+        if later and key not in legal:
+            left[key] = entry
+            if not problems.is_built_in(entry.key):
+                refused[key] = later[0]
+    entries = {key: entry for key, entry in args.entries.items() if key not in left}
+    if refused:
+        first = next(iter(refused))
+        message = f"{refused[first]}, which takes no {', '.join(refused)}"
+        section = dotted((*path, "args"))
+        names = [_name_written(left[key].key, section, key, problems) for key in refused]
+        if not entries and all(name.startswith(f"{section}.") for name in names):
+            names = [section]
+        drop = " ".join(f"{name}=null" for name in names)
+        problems.add("R71", message, left[first].key, f"drop what it does not take: {drop}")
+    return replace(args, entries=entries)
+
+
+def _name_written(mark: Mark, section: str, key: str, problems: Problems) -> str:
+    """The key of an argument where it is written, such as `dpo.beta`."""
+    return problems.name_at(mark, of_key=True) or f"{section}.{key}"
+
+
+def _chosen(path: Path, name: Scalar, problems: Problems) -> tuple[Mark, str]:
+    """Where it was decided which component a section names, and words that say so: where the name
+    is written, or where null removes the call that trained a role without a backend of its own."""
+    words = f"{dotted(path)} is {name.value}"
+    if name.mark.is_default:
+        for call, removed, mark in removed_calls(problems.written, ("graph",)):
+            if (plain(removed).get("model"), plain(removed).get("call")) == (path[1], "train_step"):
+                return mark, f"{words}, for the call {call} is removed {place_of(mark)}"
+    return name.mark, words
 
 
 @dataclass
@@ -216,9 +245,11 @@ class _Takers:
     number: int = 0
     legal: dict[str, None] = field(default_factory=dict)
     """The union of their arguments."""
+    chosen: list[tuple[Mark, str]] = field(default_factory=list)
+    """Where each of them was chosen, and words for it."""
 
 
-def _takers(tree: Mapping) -> dict[Mark, _Takers]:
+def _takers(tree: Mapping, problems: Problems) -> dict[Mark, _Takers]:
     """By the place where an argument is written."""
     takers_of: dict[Mark, _Takers] = {}
     unknown: set[str] = set()
@@ -226,10 +257,12 @@ def _takers(tree: Mapping) -> dict[Mark, _Takers]:
         name, args = at(tree, (*path, "type")), at(tree, (*path, "args"))
         legal = _legal(kind, str(getattr(name, "value", "")))
         unknown |= {kind} if legal is None else set()
+        chosen = [_chosen(path, name, problems)] if isinstance(name, Scalar) else []
         for entry in args.entries.values() if isinstance(args, Mapping) else ():
             takers = takers_of.setdefault(entry.key, _Takers())
             takers.number += 1
             takers.legal |= dict.fromkeys(legal or ())
+            takers.chosen += chosen
     components = [(kind, name) for kind in unknown for name in registry.names(kind)]
     meant = {argument: None for kind, name in components for argument in _legal(kind, name) or ()}
     for takers in takers_of.values():

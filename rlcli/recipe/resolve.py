@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError, raise_all
-from rlcli.project import search_paths_kept
+from rlcli.project import is_built_in, search_paths_kept
 from rlcli.recipe.call_keys import with_keys_of_calls
 from rlcli.recipe.components import check_components, signature_of, with_backends
 from rlcli.recipe.files import with_found_files
@@ -219,6 +219,7 @@ def resolve_layers(
     override_trees = parse_overrides(overrides, problems)
     if problems.is_cut_off:
         problems.raise_if_any()
+    problems.layers = {layer.file: is_built_in(layer.path) for layer in layers}
     tree, blocks = _merged(path, layers, override_trees, problems)
     _refuse_newer_format(tree, problems)
     _refuse_absurd_counts(tree, problems)

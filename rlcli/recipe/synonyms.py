@@ -23,10 +23,7 @@ _WORDS: Mapping[str, str] = {
         "output_dir fileroot default_local_dir logging_dir checkpoint_dir ckpt_path save_path "
         "log_dir save_dir run_dir"
     ),
-    "log.tensorboard": (
-        "report_to use_tensorboard tensorboard_enabled metric_logger use_wandb "
-        "wandb wandb_project swanlab"
-    ),
+    "log.tensorboard": ("report_to use_tensorboard tensorboard_enabled metric_logger"),
     "log.plot": "plot_loss",
     "log.samples_per_step": (
         "log_completions num_completions_to_print log_val_generations "
@@ -187,6 +184,36 @@ SYNONYMS: Mapping[str, str] = {
     word: target for target, words in _WORDS.items() for word in words.split()
 }
 """Foreign word → rlcli key."""
+
+
+_ABSENT_WORDS: Mapping[str, str] = {
+    (
+        "wandb use_wandb wandb_project swanlab mlflow comet trackio"
+    ): "rlcli writes metrics.jsonl and files for TensorBoard (log.tensorboard=true), and sends "
+    "nothing to a service yet",
+    (
+        "lora qlora peft use_lora use_peft peft_config lora_r lora_rank lora_alpha lora_dropout "
+        "lora_target_modules"
+    ): "rlcli trains all weights and has no LoRA yet; "
+    "models.<role>.backend.args.gradient_checkpointing=true saves memory",
+    (
+        "load_in_4bit load_in_8bit quantization quantize bnb_4bit fp8"
+    ): "rlcli has no quantised training yet; "
+    "models.<role>.backend.args.gradient_checkpointing=true saves memory",
+    (
+        "vllm use_vllm vllm_config vllm_mode enable_vllm"
+    ): "rlcli has no vLLM yet; servers of SGLang generate with --with sglang",
+}
+ABSENT: Mapping[str, str] = {
+    word: advice for words, advice in _ABSENT_WORDS.items() for word in words.split()
+}
+"""Foreign word → that rlcli has nothing of the kind yet, and what comes nearest."""
+
+
+def absent(word: str, role: str = "actor") -> str | None:
+    """The advice about something that rlcli does not have yet; None for any other word."""
+    advice = ABSENT.get(word.lower().replace("-", "_"))
+    return advice and advice.replace("<role>", role)
 
 
 _VALUES = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 
 from rlcli.api.component import KINDS, module_name
 from rlcli.errors import ProjectError, UnknownComponent
 from rlcli.project import component_folders, module_place, search_path
+from rlcli.spelling import nearest_name
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 """Pattern of valid component names; a name is therefore never a path or a Python expression."""
@@ -16,46 +16,53 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 def names(kind: str) -> dict[str, Path]:
     """The components of a kind and their files, sorted; files and subfolders that start with `_`
-    are shared code.
+    are shared code. Of several files with one name, whose component cannot be used, the first."""
+    return {name: files[0] for name, files in _files(kind).items()}
 
-    Raises ProjectError where two have the same name, or one that of a subfolder,
-    which its module would hide.
+
+def _files(kind: str) -> dict[str, list[Path]]:
+    """Name → the files that have it: several only by mistake.
+
+    Raises ProjectError for a name that is that of a subfolder, which its module would hide.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of component; the kinds are {', '.join(KINDS)}")
-    files: dict[str, Path] = {}
+    files: dict[str, list[Path]] = {}
     folders = component_folders(kind)
     subfolders = {folder.name: folder for folder in folders[len(search_path(kind)) :]}
     for folder in folders:
         for path in sorted(folder.glob("*.py")):
-            if not (NAME.fullmatch(path.stem) and path.stem.isidentifier() and path.is_file()):
-                continue
-            if path.stem in files:
-                raise ProjectError(
-                    f"two {kind} are named {path.stem!r}: {files[path.stem]} and {path}",
-                    hint=(
-                        "rename yours; if both are built in, one is installed and one is this "
-                        "checkout: `pip install -e .` makes them one"
-                    ),
-                )
-            if path.stem in subfolders:
-                problem = (
-                    f"a component named {path.stem!r} would hide the folder {subfolders[path.stem]}"
-                )
-                raise ProjectError(problem, where=str(path), hint="rename the file")
-            files[path.stem] = path
+            if NAME.fullmatch(path.stem) and path.stem.isidentifier() and path.is_file():
+                files.setdefault(path.stem, []).append(path)
+    for name in files.keys() & subfolders.keys():
+        problem = f"a component named {name!r} would hide the folder {subfolders[name]}"
+        raise ProjectError(problem, where=str(files[name][0]), hint="rename the file")
     return dict(sorted(files.items()))
+
+
+def _only_file(kind: str, files: list[Path]) -> Path:
+    """The file of a component. Raises ProjectError if others have its name."""
+    path, *others = files
+    if others:
+        raise ProjectError(
+            f"two {kind} are named {path.stem!r}: {path} and {others[0]}",
+            hint=(
+                "rename yours; if both are built in, one is installed and one is this "
+                "checkout: `pip install -e .` makes them one"
+            ),
+        )
+    return path
 
 
 def path_of(kind: str, name: str) -> Path:
     """The file that contains a component; a dotted name is that of an installed module."""
     if "." in name and all(map(str.isidentifier, name.split("."))):
         return _installed(kind, name)
-    files = names(kind)
-    path = files.get(module_name(name)) if NAME.fullmatch(name) else None
-    if path is None:
-        raise _unknown(kind, name, files)
-    return path
+    files = _files(kind)
+    having = files.get(module_name(name)) if NAME.fullmatch(name) else None
+    if having is None:
+        raise _unknown(kind, name, list(files))
+    return _only_file(kind, having)
 
 
 def module_of(kind: str, name: str) -> str:
@@ -78,7 +85,7 @@ def _installed(kind: str, name: str) -> Path:
     return path
 
 
-def _unknown(kind: str, name: str, files: dict[str, Path]) -> UnknownComponent:
+def _unknown(kind: str, name: str, files: list[str]) -> UnknownComponent:
     singular = kind.removesuffix("s")
     article = "an" if singular[0] in "aeiou" else "a"
     folders = search_path(kind)
@@ -98,9 +105,25 @@ def _unknown(kind: str, name: str, files: dict[str, Path]) -> UnknownComponent:
                 hint=listed,
             )
         return UnknownComponent(f"{name!r} cannot name {article} {singular}: {rule}", hint=listed)
-    close = difflib.get_close_matches(module_name(name), files, n=1, cutoff=0.5)
-    guess = f"; did you mean {close[0]!r}?" if close else ""
+    meant = _called_elsewhere(kind, module_name(name), files)
+    guess = f"; rlcli has {meant!r} instead" if meant else ""
+    if not meant and (near := nearest_name(module_name(name), files)):
+        guess = f"; did you mean {near!r}?"
     return UnknownComponent(f"no {singular} is named {name!r}{guess}", hint=listed)
+
+
+def _called_elsewhere(kind: str, name: str, files: list[str]) -> str | None:
+    """The component that declares that others call it so, or offer this in its place."""
+    from rlcli.registry.signature import signature
+
+    for candidate in files:
+        try:
+            words = signature(kind, candidate).constants.get("ELSEWHERE", "")
+        except ProjectError:
+            continue
+        if name in str(words).split():
+            return candidate
+    return None
 
 
 def _has_file(folder: Path, name: str) -> bool:

@@ -22,7 +22,7 @@ from rlcli.recipe.parsing.merge import merge
 from rlcli.recipe.parsing.overrides import parse_overrides
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import COMMAND_LINE, Mapping, Mark, Node, plain
-from rlcli.recipe.suggest import close_to
+from rlcli.spelling import nearest_name
 from rlcli.testing.plugin import ChecksPlugin
 from rlcli.testing.results import Examined, Watcher
 from rlcli.testing.subjects import COMPONENTS, KINDS, Subject
@@ -143,7 +143,7 @@ def _check_arguments(subject: Subject, values: Any) -> None:
     names = [argument.name for argument in arguments]
     for name in values:
         if name not in names:
-            close = close_to(name, names, cutoff=0.5)
+            close = nearest_name(name, names)
             guess = f"; did you mean {close!r}?" if close else ""
             hint = f"rlcli show {subject.name} lists its arguments"
             raise UsageError(

@@ -12,6 +12,7 @@ from rlcli import registry
 from rlcli.api.component import module_name
 from rlcli.errors import RecipeError, RlcliError, UnknownComponent, UsageError
 from rlcli.project import PACKAGE, current_project, is_project, search_path
+from rlcli.spelling import nearest_name
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,7 @@ def _one(kind: str, name: str) -> Subject:
         return _recipe(name)
     files = names(kind)
     if name not in files:
-        from rlcli.recipe.suggest import close_to
-
-        close = close_to(name, files, cutoff=0.5)
+        close = nearest_name(name, files)
         guess = f"; did you mean {close!r}?" if close else ""
         raise UnknownComponent(
             f"no family is named {name!r}{guess}", hint=f"the families are {', '.join(files)}"
@@ -188,11 +187,9 @@ def _model_type(file: Path) -> str:
 
 def _no_kind(word: str) -> UsageError:
     """Error for an unknown kind, with what was probably meant: a plural, or a component's name."""
-    from rlcli.recipe.suggest import close_to
-
     component_kind = next((kind for kind, folder in FOLDERS.items() if folder == word), None)
     homes = [kind for kind in KINDS if word in names(kind) or module_name(word) in names(kind)]
-    close = close_to(word, [*KINDS, ALL])
+    close = nearest_name(word, [*KINDS, ALL])
     if component_kind is not None:
         hint = f"rlcli test {component_kind}"
     elif homes:

@@ -7,6 +7,7 @@ import pytest
 from rlcli import registry
 from rlcli.api.config import DatasetAbstraction, ModelBackendAbstraction
 from rlcli.errors import ProjectError, UnknownComponent, UsageError
+from rlcli.recipe.resolve import load_recipe
 
 
 @pytest.fixture
@@ -121,11 +122,13 @@ def test_paths_and_expressions_are_refused_as_names(name):
         assert caught.value.code == "R70"
 
 
-def test_a_duplicate_name_is_reported_with_both_files(write, tmp_path):
+def test_a_duplicate_name_is_reported_with_both_files_and_stops_only_what_uses_it(write):
     built_in = registry.names("backends")["fsdp"]
     mine = write("backends/fsdp.py", SIMPLE.format(one="backend", name="fsdp"))
+    assert registry.signature("backends", "inference").class_name == "Inference"
+    load_recipe("sft_math", ["models.actor.backend=deepspeed"])
     with pytest.raises(ProjectError) as caught:
-        registry.names("backends")
+        registry.path_of("backends", "fsdp")
     assert str(built_in) in caught.value.what
     assert str(mine) in caught.value.what
     assert "pip install -e ." in caught.value.hint

@@ -263,22 +263,25 @@ def test_a_removed_call_with_many_readers_is_one_problem():
     assert hint == "actor_gen, which made it, is removed on the command line: keep it"
 
 
-def test_training_settings_of_a_role_that_is_no_longer_trained_are_refused():
+def test_built_in_training_settings_vanish_with_the_training_of_a_role():
     """Its backend is another one by default."""
-    ((code, where, message, hint),) = problems("ppo_math", "graph.critic_train=null")
-    assert code == "R71"
-    assert where is not None
-    assert "ppo_math.yaml:12:" in where
+    backend = load_recipe("ppo_math", ["graph.critic_train=null"]).recipe.models["critic"].backend
+    assert backend is not None
+    assert (backend.type, backend.args) == ("inference", {"dtype": "float32"})
+
+
+def test_the_users_training_settings_of_a_role_that_is_no_longer_trained_are_refused(folder: Path):
+    text = "extends: ppo_math\nmodels: {critic: {backend: {args: {lr: 1e-5, eps: 1e-6}}}}\n"
+    (folder / "mine.yaml").write_text(text)
+    ((code, where, message, hint),) = problems("mine.yaml", "graph.critic_train=null")
+    assert (code, where) == ("R71", "mine.yaml:2:36")
     assert message == (
-        "no call trains critic, for critic_train is removed on the command line: its backend is "
-        "inference, which takes no lr, beta2, eps, weight_decay, schedule, min_lr_ratio"
+        "models.critic.backend is inference, for the call critic_train is removed on the command "
+        "line, which takes no lr, eps"
     )
-    assert hint == "models.critic.backend=null takes its settings away"
-    recipe = load_recipe(
-        "ppo_math", ["graph.critic_train=null", "models.critic.backend=null"]
-    ).recipe
-    assert recipe.models["critic"].backend is not None
-    assert recipe.models["critic"].backend.type == "inference"
+    dropped = ["models.critic.backend.args.lr=null", "models.critic.backend.args.eps=null"]
+    assert hint == f"drop what it does not take: {' '.join(dropped)}"
+    load_recipe("mine.yaml", ["graph.critic_train=null", *dropped])
 
 
 def test_a_value_that_is_not_a_call_is_one_problem():

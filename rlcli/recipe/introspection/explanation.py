@@ -29,8 +29,9 @@ from rlcli.recipe.parsing.tree import (
 from rlcli.recipe.resolve import Resolved, Setting
 from rlcli.recipe.rollouts import as_role
 from rlcli.recipe.schema import SECTIONS
-from rlcli.recipe.suggest import close_to, suggest_key
+from rlcli.recipe.suggest import suggest_key
 from rlcli.recipe.validation.argument_words import argument_words
+from rlcli.spelling import nearest_name
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ def _unknown(resolved: Resolved, key: str, values: dict[Path, Any]) -> UsageErro
     # The block that feeds all comes first.
     same.sort(key=lambda candidate: (candidate.split(".")[0] in SECTIONS, candidate.count(".")))
     sections = {dotted(path[:depth]) for path in values for depth in range(1, len(path))}
-    near = same[0] if same else close_to(key, [*keys, *sections])
+    near = same[0] if same else nearest_name(key, [*keys, *sections])
     if near is not None:
         others = (
             f" (or {', '.join(same[1:3])}{', …' if len(same) > 3 else ''})" if len(same) > 1 else ""

@@ -26,7 +26,7 @@ from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
 from rlcli.recipe.parsing.tree import Node, Scalar, at
 from rlcli.recipe.schema import SECTIONS, Component, Recipe
-from rlcli.recipe.suggest import did_you_mean
+from rlcli.spelling import did_you_mean
 
 Schema = dict[str, Any]
 

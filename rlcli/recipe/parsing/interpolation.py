@@ -31,7 +31,7 @@ from rlcli.recipe.parsing.tree import (
     nodes,
 )
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.suggest import did_you_mean
+from rlcli.spelling import did_you_mean
 
 MAX_TEXT_IN_ALL = 4 * 1024 * 1024
 MAX_HOPS = 64

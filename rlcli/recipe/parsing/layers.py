@@ -13,6 +13,8 @@ from rlcli.recipe.parsing.merge import spell_out_types, with_valid_markers
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.reader import parse, read_file
 from rlcli.recipe.parsing.tree import Listing, Mapping, Mark, Node, Scalar, kind_of
+from rlcli.recipe.schema import SECTIONS
+from rlcli.spelling import did_you_mean, nearest_name
 
 MAX_LAYERS = 64
 
@@ -89,8 +91,6 @@ def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
     name = text.removesuffix(".yaml")
     if name in names and not name.startswith(PROFILES):
         return names[name]
-    from rlcli.recipe.suggest import did_you_mean
-
     profile, listed = name.removeprefix(PROFILES), whole_recipe_names()
     hint = did_you_mean(name, listed, f"available: {', '.join(listed)}" if listed else None)
     if profile in profile_names():
@@ -113,9 +113,9 @@ def find_profile(profile: str, problems: Problems) -> Path | None:
     for files in (profiles, recipe_names()):
         if name in files:
             return files[name]
-    from rlcli.recipe.suggest import did_you_mean
-
     hint = did_you_mean(name, profiles, f"profiles: {', '.join(profiles)}" if profiles else None)
+    if f"base/{name}" in recipe_names():
+        hint = f"{name} is no profile: a recipe is made of it by extends: base/{name}"
     problems.add(
         "R51", f"layer {profile!r} not found (not a file, and no profile has that name)", mark, hint
     )
@@ -154,9 +154,46 @@ def collect(path: Path, problems: Problems, profiles: Sequence[str] = ()) -> lis
     collector.add(path, path.name, None)
     for profile in profiles:
         if file := find_profile(profile, problems):
+            below = collector.layers[:]
             collector.lay(file, with_option(profile))
+            _check_base(profile, below, collector.layers, problems)
         else:
             problems.is_cut_off = True
+    return collector.layers
+
+
+def _check_base(
+    profile: str, below: Sequence[Layer], layers: Sequence[Layer], problems: Problems
+) -> None:
+    """Refuse a layer of `--with` that sets the block of an algorithm's base, such as `ppo` of
+    `base/ppo`, for a recipe that is not over it."""
+    bases = _bases_needed(layers[len(below) :], below)
+    if not bases:
+        return
+    recipe = below[-1].path.stem if below else "the recipe"
+    fitting = [
+        name for name, path in profile_names().items() if not _bases_needed(_layers_of(path), below)
+    ]
+    near = nearest_name(profile, fitting)
+    message = f"{profile} is for recipes over {bases[0]}, which {recipe} is not"
+    hint = f"did you mean --with {near}?" if near else f"profiles that fit: {', '.join(fitting)}"
+    problems.add("R51", message, with_option(profile), hint)
+    problems.is_cut_off = True
+
+
+def _bases_needed(layers: Sequence[Layer], below: Sequence[Layer]) -> list[str]:
+    """The bases whose blocks some layers set, but none of those below."""
+    keys = {key for layer in layers for key in layer.tree.entries}
+    keys -= {key for layer in below for key in layer.tree.entries}
+    files, named = [layer.path.resolve() for layer in (*layers, *below)], recipe_names()
+    bases = {f"base/{key}": named.get(f"base/{key}") for key in sorted(keys - {*SECTIONS})}
+    return [base for base, path in bases.items() if path and path.resolve() not in files]
+
+
+def _layers_of(path: Path) -> list[Layer]:
+    """A layer with those that it extends, lowest first."""
+    collector = _Collector(recipe_roots(), Problems())
+    collector.add(path, path.name, None)
     return collector.layers
 
 

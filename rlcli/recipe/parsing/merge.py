@@ -122,10 +122,10 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
     entries: dict[str, Entry] = {}
     under, valid = upper.under, upper.valid
     if isinstance(lower, Mapping):
-        entries.update(lower.entries)
         under, valid = under or lower.under, valid and lower.valid
-        if _type_changes(lower, upper) and whole_reference(lower.get("args")) is None:
-            entries.pop("args", None)  # those of a block are for whichever components take them
+        if _type_changes(lower, upper):
+            lower, upper = _without_args(lower), _over_other_type(lower, upper)
+        entries.update(lower.entries)
     elif whole_reference(lower) is not None:
         assert isinstance(lower, Scalar)
         under = lower
@@ -142,6 +142,23 @@ def merge(lower: Node | None, upper: Node, problems: Problems) -> Node:
 def _type_changes(lower: Mapping, upper: Mapping) -> bool:
     old, new = lower.get("type"), upper.get("type")
     return isinstance(old, Scalar) and isinstance(new, Scalar) and old.value != new.value
+
+
+def _without_args(component: Mapping) -> Mapping:
+    """A component without the arguments of its type; those of a block are for whichever components
+    take them."""
+    entries = dict(component.entries)
+    if whole_reference(component.get("args")) is None:
+        entries.pop("args", None)
+    return replace(component, entries=entries)
+
+
+def _over_other_type(lower: Mapping, upper: Mapping) -> Mapping:
+    """A component that remembers the type which its own replaces."""
+    entry, replaced = upper.entries["type"], lower.get("type")
+    assert isinstance(entry.node, Scalar)
+    remembering = Entry(entry.key, replace(entry.node, over=replaced))
+    return replace(upper, entries={**upper.entries, "type": remembering})
 
 
 def _appended(lower: Node | None, upper: Mapping, problems: Problems) -> Node:

@@ -29,6 +29,8 @@ class Problems:
         """File → the `extends:` entry or the option that names it."""
         self.written = Mapping({}, default_mark())
         """All layers merged, references as written."""
+        self.layers: dict[str, bool] = {}
+        """The files of the layers, lowest first, and whether each came with rlcli."""
         self.values = 0
         """Values read so far, from all layers and overrides."""
         self.unlisted = 0
@@ -50,6 +52,7 @@ class Problems:
         hint: str | None = None,
         width: int = 0,
         same: str | None = None,
+        about: str | None = None,
     ) -> None:
         """Report a problem. `width`: characters under the caret. Problems with the same `same`
         (default: the text) at one place are one problem,
@@ -59,9 +62,8 @@ class Problems:
         if identity in self._known:
             return
         self._known.add(identity)
-        self.reported.append(
-            Problem(code, message, where, hint, self._excerpt(mark, width) if mark else None)
-        )
+        excerpt = self._excerpt(mark, width) if mark else None
+        self.reported.append(Problem(code, message, where, hint, excerpt, about))
         self._marks.append(mark)
 
     def name_at(self, mark: Mark, of_key: bool = False) -> str | None:
@@ -70,6 +72,17 @@ class Problems:
             if (key_mark(self.written, path) if of_key else node.mark) == mark:
                 return dotted(path)
         return None
+
+    def is_below(self, mark: Mark, above: Mark) -> bool:
+        """Whether a place is in a layer below that of `above`; the command line is on top."""
+        order = [*self.layers, COMMAND_LINE]
+        return {mark.file, above.file} <= {*order} and order.index(mark.file) < order.index(
+            above.file
+        )
+
+    def is_built_in(self, mark: Mark) -> bool:
+        """Whether a place is in a layer that came with rlcli."""
+        return self.layers.get(mark.file, False)
 
     def raise_if_any(self) -> None:
         """Raise RecipeError with everything found, in the order of the files' lines."""

@@ -26,7 +26,7 @@ from rlcli.recipe.parsing.tree import (
     dotted,
 )
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.suggest import did_you_mean
+from rlcli.spelling import did_you_mean
 
 Meaning = Literal["value", "default", "gone"]
 
@@ -66,10 +66,8 @@ def without_removed(
             entries[key] = entry
             continue
         meaning = null_means(model, path)
-        is_block = (
-            not prefix and len(path) == 1 and inside(model, key) is None and node.over is not None
-        )
-        if meaning == "value" and not is_block:
+        is_unknown = len(path) == 1 and inside(model, key) is None
+        if meaning == "value" and not (is_unknown and node.over is not None):
             entries[key] = entry
         elif meaning == "gone" and node.over is None:
             others = [name for name in tree.entries if name != key]

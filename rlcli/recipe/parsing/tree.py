@@ -61,7 +61,7 @@ class Scalar:
     """False for an unusable value. That is already reported,
     so nothing may be concluded from it."""
     over: Node | None = field(default=None, repr=False)
-    """For a null: what the layers below say here, which it removes."""
+    """For a null, and for the type of a component: what the layers below say here."""
 
 
 @dataclass(frozen=True, slots=True)

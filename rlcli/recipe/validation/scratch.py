@@ -4,6 +4,7 @@ read from transformers' source."""
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping as ReadMapping
 from dataclasses import replace
 from functools import cache
@@ -13,14 +14,14 @@ from typing import Any, cast
 
 from rlcli.errors import ProjectError
 from rlcli.recipe.parsing.problems import Problems
-from rlcli.recipe.parsing.tree import Mapping, Path, Scalar, at, plain, with_value
-from rlcli.recipe.suggest import close_to
+from rlcli.recipe.parsing.tree import Mapping, Mark, Path, Scalar, at, dotted, plain, with_value
 from rlcli.recipe.validation.unresolved import Unresolved
 from rlcli.recipe.validation.validate import check_against
 from rlcli.registry import Argument
 from rlcli.registry.arguments import arguments_model
 from rlcli.registry.class_fields import arguments_of
 from rlcli.registry.source import Definition, read_module
+from rlcli.spelling import nearest_name
 
 _COMMON = (
     "model_type architectures dtype torch_dtype attn_implementation rope_theta rope_scaling "
@@ -49,7 +50,9 @@ def check_scratch(tree: Mapping, problems: Problems, unresolved: Unresolved) -> 
                 Mapping,
                 with_value(tree, path, _checked(section, family, path, problems, unresolved)),
             )
-        elif (near := close_to(kind.value, _families())) is not None and not _is_part(kind.value):
+        elif (near := nearest_name(kind.value, _families())) is not None and not _is_part(
+            kind.value
+        ):
             problems.add(
                 "R70",
                 f"transformers has no model_type {kind.value!r}",
@@ -79,11 +82,13 @@ def _checked(
     )
     others = {key: entry for key, entry in section.entries.items() if key not in judged}
     valid = replace(section, entries=others | checked.tree.entries)
-    _check_heads(valid, family, problems)
+    _check_heads(valid, family, path, problems)
     return valid
 
 
-def _check_heads(section: Mapping, family: ReadMapping[str, Argument], problems: Problems) -> None:
+def _check_heads(
+    section: Mapping, family: ReadMapping[str, Argument], path: Path, problems: Problems
+) -> None:
     values = plain(section)
     sizes = {key: values.get(key, argument.default) for key, argument in family.items()}
     pairs = [("num_attention_heads", "num_key_value_heads")]
@@ -101,9 +106,16 @@ def _check_heads(section: Mapping, family: ReadMapping[str, Argument], problems:
         ):
             continue
         if large % small:
-            problems.add(
-                "R49", f"{total} ({large}) must be a multiple of {divisor} ({small})", written.mark
-            )
+            key = dotted((*path, divisor))
+            _refuse_heads((total, large), (divisor, small), key, written.mark, problems)
+
+
+def _refuse_heads(
+    total: tuple[str, int], divisor: tuple[str, int], key: str, mark: Mark, problems: Problems
+) -> None:
+    message = f"{total[0]} ({total[1]}) must be a multiple of {divisor[0]} ({divisor[1]})"
+    hint = f"for example {key}={math.gcd(total[1], divisor[1])}"
+    problems.add("R49", message, mark, hint)
 
 
 # -- transformers' source --------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as ReadMapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -16,6 +17,7 @@ from rlcli.recipe.launch_section import FORMATS
 from rlcli.recipe.parsing.merge import whole_reference
 from rlcli.recipe.parsing.problems import Problems
 from rlcli.recipe.parsing.tree import (
+    COMMAND_LINE,
     Entry,
     Mapping,
     Mark,
@@ -36,9 +38,11 @@ from rlcli.recipe.parsing.tree import (
     with_entry,
     with_value,
 )
-from rlcli.recipe.suggest import A_SLIP, close_to, suggest_key
+from rlcli.recipe.schema import SECTIONS
+from rlcli.recipe.suggest import suggest_key
 from rlcli.recipe.synonyms import called_here, translated, word_here
 from rlcli.recipe.validation.unresolved import Unresolved
+from rlcli.spelling import did_you_mean, misspelt, nearest_name
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -83,11 +87,14 @@ def check_against(
     prefix: Path = (),
     blocks: Iterable[str] = (),
     legal: Iterable[str] = (),
+    component: str | None = None,
 ) -> CheckedTree:
     """Validate `tree`; `prefix` is its path in the recipe, for messages. `legal`: keys allowed at
-    its top, if the model does not have them all; `blocks`: the recipe's own."""
+    its top, if the model does not have them all; `blocks`: the recipe's own; `component`: the one
+    whose arguments these are."""
     top = [*(legal or fields_of(model)), *sorted(blocks)]
-    checker = _Checker(model, problems, unresolved, prefix, top if prefix else ["extends", *top])
+    top = top if prefix else ["extends", *top]
+    checker = _Checker(model, problems, unresolved, prefix, top, component)
     for _ in range(MAX_REPAIRS):
         tree, errors, value = _validated(model, tree)
         if not errors:
@@ -96,17 +103,25 @@ def check_against(
         if too_many:
             problems.unlisted += len(errors) - FEW
             errors = errors[:FEW]
-        by_path: dict[Path, list[Any]] = {}
-        for error in errors:
-            by_path.setdefault(_tree_path(error, tree), []).append(error)
-        for path, group in by_path.items():
-            checker.note(group, tree, path)
+        by_path = _by_path(errors, tree)
+        checker.note_all(by_path, tree)
         if too_many:
             problems.is_cut_off = True
             break
         for path, group in by_path.items():
             tree = checker.repaired(group, tree, path)
     return CheckedTree(tree, None)
+
+
+def _by_path(errors: Iterable[Any], tree: Node) -> dict[Path, list[Any]]:
+    by_path: dict[Path, list[Any]] = {}
+    for error in errors:
+        by_path.setdefault(_tree_path(error, tree), []).append(error)
+    return by_path
+
+
+def _is_missing(errors: Sequence[Any]) -> bool:
+    return bool(errors[0]["type"] == "missing")
 
 
 def _validated(model: type[M], tree: Mapping) -> tuple[Mapping, list[Any], M | None]:
@@ -156,6 +171,13 @@ class _Checker:
     unresolved: Unresolved
     prefix: Path
     top: list[str]
+    component: str | None = None
+
+    def add(self, code: str, message: str, path: Path, mark: Mark, **details: Any) -> None:
+        """Report a problem with the keys around a path."""
+        section = str((*self.prefix, *path, "")[0])
+        about = self.component or (section if section in SECTIONS else None)
+        self.problems.add(code, message, mark, about=about, **details)
 
     @property
     def roles(self) -> list[str]:
@@ -169,6 +191,12 @@ class _Checker:
 
         return argument_words(self.problems.written)
 
+    def note_all(self, by_path: ReadMapping[Path, Sequence[Any]], tree: Mapping) -> None:
+        """Report what pydantic says about values, by their paths."""
+        for path, errors in by_path.items():
+            self.note(errors, tree, path)
+        self.note_missing([path for path in by_path if _is_missing(by_path[path])], tree)
+
     def note(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
         """Report what pydantic says about the value at a path;
         several errors are the members of one union."""
@@ -177,20 +205,40 @@ class _Checker:
             self.note_unknown(tree, path)
         elif "[key]" in error["loc"] or error["type"] == "string_pattern_mismatch":
             self.note_spelling(error, tree, path)
-        elif error["type"] == "missing":
+        elif not _is_missing(errors) and not (
+            error["type"] == "value_error" and self.rests_on_doubt(error, full_path)
+        ):
+            self.note_value(errors, tree, path)
+
+    def note_missing(self, paths: Iterable[Path], tree: Mapping) -> None:
+        """Report the required keys that are missing, as one problem of each section. That of the
+        arguments of a component is one problem, even if a reference carries it to several calls."""
+        sections: dict[Path, list[str]] = {}
+        for path in paths:
+            full_path = (*self.prefix, *path)
             if (
                 not self.unresolved.about(full_path)
                 and full_path[:-1] not in self.unresolved.lacking
             ):
-                is_data = full_path[0] == "datasets" and full_path[-1] == "path"
-                self.problems.add(
-                    "R39",
-                    f"{dotted(full_path)} is required",
-                    nearest(tree, path).mark,
-                    "give it by --data, or write it in the recipe" if is_data else None,
-                )
-        elif not (error["type"] == "value_error" and self.rests_on_doubt(error, full_path)):
-            self.note_value(errors, tree, path)
+                sections.setdefault(path[:-1], []).append(str(path[-1]))
+        for section, (first, *others) in sections.items():
+            message = f"{dotted((*self.prefix, *section, first))} is required"
+            if others:
+                message += f", and {', '.join(others)} next to it"
+            mark, same = nearest(tree, (*section, first)).mark, f"lacks {first} {others}"
+            is_data = self.prefix[:1] == ("datasets",) and first == "path"
+            hint = self.names_beside(tree, section)
+            hint = "give it by --data, or write it in the recipe" if is_data else hint
+            self.add("R39", message, section, mark, hint=hint, same=same)
+
+    def names_beside(self, tree: Mapping, path: Path) -> str | None:
+        """The hint about a role, a dataset or a call that only the command line knows: it was
+        probably to be one of the others."""
+        mark = key_mark(tree, path) if path else None
+        if self.prefix or len(path) != 2 or mark is None or mark.file != COMMAND_LINE:
+            return None
+        others = [name for name in keys_at(tree, path[:-1]) if name != path[-1]]
+        return did_you_mean(str(path[-1]), others, f"there is {', '.join(others) or 'none'}")
 
     def note_spelling(self, error: Any, tree: Mapping, path: Path) -> None:
         """Report a name, or another text of a given form, that is not written as it must be."""
@@ -232,11 +280,7 @@ class _Checker:
         }
         homes = self.written_homes(path, key_mark(tree, path))
         is_call = dotted(("graph", *path)) in homes
-        if (
-            any(meant.values())
-            and not is_call
-            and close_to(str(path[-1]), legal, cutoff=A_SLIP) is None
-        ):
+        if any(meant.values()) and not is_call and misspelt(str(path[-1]), legal) is None:
             for inside, target in meant.items():
                 advice = called_here(dotted((*path, *inside)[-2:]), target) if target else None
                 self.note_key("R42", (*path, *inside), tree, advice)
@@ -274,7 +318,8 @@ class _Checker:
         key = str(path[-1])
         mark = key_mark(tree, path) or nearest(tree, path).mark
         name = self.problems.name_at(mark, of_key=True) or dotted((*self.prefix, *path))
-        self.problems.add(code, f"unknown key {name}", mark, hint, width=len(key), same=key)
+        details: dict[str, Any] = {"hint": hint, "width": len(key), "same": key}
+        self.add(code, f"unknown key {name}", path if path[1:] else (), mark, **details)
 
     def note_value(self, errors: Sequence[Any], tree: Mapping, path: Path) -> None:
         node, error = at(tree, path), errors[0]
@@ -294,7 +339,8 @@ class _Checker:
             )
         elif isinstance(node, Mapping) and (entry := _blamed(error, node)) is not None:
             mark = node.entries[entry].node.mark
-        self.problems.add(code, fault, mark, advice, same=name.rpartition(".")[2] if path else None)
+        same = name.rpartition(".")[2] if path else None
+        self.add(code, fault, path, mark, hint=advice, same=same)
 
     def user_of(self, path: Path) -> Scalar | None:
         """Where the reference `${…}` is written that is itself the value at a path;
@@ -369,7 +415,7 @@ def _describe(error: Any, node: Node, name: str) -> tuple[str, str, str | None]:
     if kind == "literal_error":
         legal = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         word = str(node.value) if isinstance(node, Scalar) else ""
-        near = word_here(word, legal) or close_to(word, legal)
+        near = word_here(word, legal) or nearest_name(word, legal)
         fault = f"{name} is{text or ' ' + kind_of(node)}; it must be {error['ctx']['expected']}"
         return "R37", fault, f"did you mean {near}?" if near else None
     expected = _EXPECTED.get(kind.split("_")[0])

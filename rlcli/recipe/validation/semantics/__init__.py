@@ -17,5 +17,5 @@ def check_semantics(
     """Report every contradiction. `unresolved`: what is known to be wrong, so that nothing is
     concluded from it."""
     notes = Notes(recipe, tree, problems, unresolved)
-    for room in (models, calls, training, devices, lengths):
+    for room in (calls, models, training, devices, lengths):
         room.check(notes)

@@ -18,9 +18,9 @@ from rlcli.recipe.components import (
 )
 from rlcli.recipe.graph import GraphProblem, graph_problems, producers
 from rlcli.recipe.lengths import responses_of, written_beyond
+from rlcli.recipe.parsing.removal import removed_at
 from rlcli.recipe.parsing.tree import Path, dotted
 from rlcli.recipe.schema import WEIGHTS, Call
-from rlcli.recipe.suggest import close_to
 from rlcli.recipe.validation.semantics.keys import (
     check_declared,
     check_effects,
@@ -33,8 +33,10 @@ from rlcli.recipe.validation.semantics.keys import (
     removed_maker,
 )
 from rlcli.recipe.validation.semantics.models import sources
-from rlcli.recipe.validation.semantics.notes import Notes
+from rlcli.recipe.validation.semantics.notes import Notes, in_words
+from rlcli.recipe.validation.semantics.row_keys import check_rows
 from rlcli.registry import COMPUTED
+from rlcli.spelling import nearest_name
 
 MODELLESS_CALLS = ("inference", "evaluate")
 """Calls that an interface may answer without a model, unless it declares the head that it needs."""
@@ -58,7 +60,19 @@ def check(notes: Notes) -> None:
         )
     if not notes.recipe.graph:
         notes.note("R39", "the graph has no calls", ("graph",))
+    _strays(notes)
+    _inabilities(notes)
     _shared_interfaces(notes)
+
+
+def _strays(notes: Notes) -> None:
+    """Report calls of roles that do not exist; those of a removed role as one problem."""
+    for role, paths in notes.strays.items():
+        removals = " ".join(f"{dotted(path)}=null" for path in paths)
+        hint = f"remove the call{'s' if len(paths) > 1 else ''} too: {removals}"
+        is_removed = removed_at(notes.problems.written, ("models", role)) is not None
+        for path in paths[:1] if is_removed else paths:
+            notes.unknown("role", role, ("models",), (*path, "model"), hint)
 
 
 def _shared_interfaces(notes: Notes) -> None:
@@ -123,7 +137,9 @@ def _graph(
             unmade.setdefault(problem.key, []).append(problem.call)
         else:
             _linked_wrongly(notes, problem, calls, path, dataset, basis)
-    check_made(notes, unmade, calls, path, basis)
+    of_rows = check_rows(notes, unmade, path, dataset, basis)
+    others = {key: readers for key, readers in unmade.items() if key not in of_rows}
+    check_made(notes, others, calls, path, basis)
     for name, call in calls.items():
         check_read(notes, call, (*path, name), producers(calls), keys or ())
         check_effects(notes, call, calls, (*path, name), path)
@@ -140,7 +156,7 @@ def _linked_wrongly(
     keys = dataset_keys(notes.recipe.datasets, dataset)
     read: list[Path] = [(*path, name, "inputs") for name in calls]
     needs = [*basis, *(read if problem.key is None else [(*path, problem.call, "inputs")])]
-    near = close_to(problem.key, [*producers(calls), *(keys or ())]) if problem.key else None
+    near = nearest_name(problem.key, [*producers(calls), *(keys or ())]) if problem.key else None
     hint = f"did you mean {near}?" if near and near != problem.key else None
     if problem.is_unmade and problem.key:
         hint = removed_maker(notes, path, problem.key) or hint
@@ -177,8 +193,7 @@ def _call(notes: Notes, call: Call, path: Path) -> None:
     check_written(notes, call, path)
     check_renames(notes, call, path)
     if call.model not in notes.recipe.models:
-        hint = f"remove the call too: {dotted(path)}=null"
-        notes.unknown("role", call.model, ("models",), (*path, "model"), hint)
+        notes.strays.setdefault(call.model, []).append(path)
     else:
         _role(notes, call, path)
     _hooks(notes, call, path)
@@ -236,15 +251,32 @@ def _without_weights(notes: Notes, call: Call, path: Path) -> None:
 
 
 def _able(notes: Notes, call: Call, path: Path, backend: str) -> None:
-    """Check that a backend can do what a call asks of it."""
+    """Check that a backend can do what a call asks of it; `_inabilities` reports what it cannot."""
     able, verb = ABILITIES[call.call]
     answers_by_generating = able == "SCORES" and written_beyond(call) is not None
-    if declared("backends", backend, able) is False and not answers_by_generating:
-        key = dotted(notes.written(("models", call.model)))
-        message = f"the backend {backend} of {key} cannot {verb}, which {dotted(path)} asks of it"
-        path_of_backend = ("models", call.model, "backend", "type")
-        needs: list[Path] = [(*path, "call"), (*path, "model")]
-        notes.note("R71", message, path_of_backend, f"for example {TRAINED}", needs=needs)
+    needs: list[Path] = [(*path, "call"), (*path, "model")]
+    if (
+        declared("backends", backend, able) is False
+        and not answers_by_generating
+        and not any(map(notes.is_doubtful, needs))
+    ):
+        notes.unable.setdefault(call.model, {})[path] = verb
+
+
+def _inabilities(notes: Notes) -> None:
+    """Report each backend that cannot do what calls ask of it, once."""
+    for name, verbs in notes.unable.items():
+        section: Path = ("models", name, "backend")
+        backend, key = notes.recipe.models[name].backend, dotted(notes.written(section))
+        assert backend is not None
+        asked = in_words(map(dotted, verbs))
+        ask = "ask" if len(verbs) > 1 else "asks"
+        message = (
+            f"the backend {backend.type} of {key.removesuffix('.backend')} cannot "
+            f"{' or '.join(dict.fromkeys(verbs.values()))}, which {asked} {ask} of it"
+        )
+        notes.note("R71", message, (*section, "type"), f"for example {key}={TRAINED}")
+        notes.unresolved.values.add((*section, "args"))  # they would be those of another
 
 
 def _needed_head(call: Call) -> str | None:

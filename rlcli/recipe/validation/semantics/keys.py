@@ -13,8 +13,8 @@ from rlcli.recipe.components import argument_named, argument_of, declared, lacks
 from rlcli.recipe.parsing.removal import place_of, removed_calls
 from rlcli.recipe.parsing.tree import Path, at, dotted, plain
 from rlcli.recipe.schema import Call
-from rlcli.recipe.suggest import close_to, did_you_mean
 from rlcli.recipe.validation.semantics.notes import Notes, in_words
+from rlcli.spelling import did_you_mean, nearest_name
 
 VERBS: ReadMapping[Field, str] = {"inputs": "read", "outputs": "write"}
 
@@ -137,7 +137,7 @@ def check_read(
         if key not in keys.all and call.inputs[index] not in available
     ]
     for key in list(lacking):
-        near = close_to(key, unread)
+        near = nearest_name(key, unread)
         if near is not None:  # a typo: reported at its place, by the first check that sees it
             lacking.remove(key)
             unread.remove(near)
@@ -263,6 +263,7 @@ def removed_maker(notes: Notes, graph: Path, key: str) -> str | None:
     """`critic_inf, which made it, is removed at mine.yaml:3:8`, if that is why a key is missing."""
     for name, call, mark in removed_calls(notes.problems.written, graph):
         if key in made_by(call):
+            notes.missed.add(name)
             return f"{name}, which made it, is removed {place_of(mark)}"
     return None
 

@@ -12,17 +12,20 @@ from rlcli.recipe.call_keys import calls_of
 from rlcli.recipe.components import declared
 from rlcli.recipe.parsing.places import GRAPHS
 from rlcli.recipe.parsing.removal import place_of, removed_calls
-from rlcli.recipe.parsing.tree import Path, Scalar, dotted
+from rlcli.recipe.parsing.tree import COMMAND_LINE, Mark, Path, Scalar, dotted
 from rlcli.recipe.schema import WEIGHTS, Role
 from rlcli.recipe.validation.semantics.notes import Notes
+from rlcli.spelling import did_you_mean
 
 
 def check(notes: Notes) -> None:
+    unused = _unused(notes)
     for name, role in notes.recipe.models.items():
-        _weights(notes, role, ("models", name))
-        _alternatives(notes, role, ("models", name, "backend"))
+        if name not in unused:
+            _weights(notes, role, ("models", name))
+            _alternatives(notes, role, ("models", name, "backend"))
     _circles(notes)
-    _in_use(notes)
+    _not_in_use(notes, unused)
 
 
 def sources(role: str) -> list[Path]:
@@ -115,36 +118,43 @@ def _circles(notes: Notes) -> None:
             )
 
 
-def _in_use(notes: Notes) -> None:
+def _unused(notes: Notes) -> list[str]:
+    """The roles that no call uses and no role starts from, as far as that is certain."""
     calls = dict(calls_of(notes.recipe))
-    used = {call.model for call in calls.values()} | {
-        role.init for role in notes.recipe.models.values()
-    }
-    needs: list[Path] = [("models", name, "init") for name in notes.recipe.models]
-    needs += [(*path, "model") for path in calls]
-    strangers = {name for name in used if name is not None and name not in notes.recipe.models}
-    if strangers or any(notes.unresolved.about_entries(path) for path in GRAPHS):
-        return  # one of them may have been intended
+    used = {call.model for call in calls.values()}
+    used |= {role.init for role in notes.recipe.models.values() if role.init is not None}
+    if used - {*notes.recipe.models} or any(notes.unresolved.about_entries(p) for p in GRAPHS):
+        return []  # one of them may have been intended
+    deciding: list[Path] = [("models", name, "init") for name in notes.recipe.models]
+    deciding += [(*path, "model") for path in calls]
+    if any(map(notes.is_doubtful, deciding)):
+        return []
+    return [name for name in notes.recipe.models if name not in used]
+
+
+def _not_in_use(notes: Notes, unused: list[str]) -> None:
     removed = _removed_calls(notes)
-    for name in notes.recipe.models:
-        if name not in used:
-            hint = (
-                f"models.{name}=null removes it too"
-                if name in removed
-                else f"models.{name}=null removes it"
-            )
-            last = f": {removed[name]}" if name in removed else ""
-            notes.note(
-                "R71", f"no call uses the role {name}{last}", ("models", name), hint, needs=needs
-            )
+    for name in unused:
+        message, path = f"no call uses the role {name}", ("models", name)
+        hint: str | None = f"models.{name}=null removes it"
+        if name in removed:
+            call, mark = removed[name]
+            if call in notes.missed:
+                continue  # that is to be decided first
+            message = f"{message}: {call} is removed {place_of(mark)}"
+            hint = f"{hint} too"
+        elif notes.mark(path).file == COMMAND_LINE:
+            others = [role for role in notes.recipe.models if role != name]
+            hint = did_you_mean(name, others, f"there is {', '.join(others) or 'none'}")
+        notes.note("R71", message, path, hint)
 
 
-def _removed_calls(notes: Notes) -> dict[str, str]:
+def _removed_calls(notes: Notes) -> dict[str, tuple[str, Mark]]:
     """Role → which of its calls a null removes, and where."""
-    removals: dict[str, str] = {}
+    removals: dict[str, tuple[str, Mark]] = {}
     for path in GRAPHS:
         for name, call, mark in removed_calls(notes.problems.written, path):
             role = call.get("model")
             if isinstance(role, Scalar):
-                removals.setdefault(str(role.value), f"{name} is removed {place_of(mark)}")
+                removals.setdefault(str(role.value), (name, mark))
     return removals

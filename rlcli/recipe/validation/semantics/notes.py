@@ -12,8 +12,8 @@ from rlcli.recipe.parsing.removal import place_of, removed_at
 from rlcli.recipe.parsing.tree import Mapping, Mark, Path, at, key_mark, keys_at, nearest
 from rlcli.recipe.rollouts import as_rollout
 from rlcli.recipe.schema import Recipe
-from rlcli.recipe.suggest import did_you_mean
 from rlcli.recipe.validation.unresolved import Unresolved
+from rlcli.spelling import did_you_mean
 
 
 @dataclass
@@ -28,6 +28,12 @@ class Notes:
     """Positions of models of roles that start from another recipe, once that is loaded."""
     told: set[tuple[object, ...]] = field(default_factory=set)
     """What `note_once` has reported."""
+    unable: dict[str, dict[Path, str]] = field(default_factory=dict)
+    """Role → call → a verb for what the call asks of the role's backend, which cannot do it."""
+    strays: dict[str, list[Path]] = field(default_factory=dict)
+    """Name that no role has → the calls of it."""
+    missed: set[str] = field(default_factory=set)
+    """Calls that null removes, although others read what they made."""
 
     def note(
         self,

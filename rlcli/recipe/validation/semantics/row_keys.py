@@ -1,0 +1,62 @@
+"""Checks that the rows of a dataset have the keys that only rows can bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Mapping as ReadMapping
+
+from rlcli import registry
+from rlcli.recipe.components import dataset_keys
+from rlcli.recipe.parsing.tree import Path, Scalar, at, dotted
+from rlcli.recipe.validation.semantics.keys import removed_maker
+from rlcli.recipe.validation.semantics.notes import Notes, in_words
+
+
+def check_rows(
+    notes: Notes,
+    unmade: ReadMapping[str, list[str]],
+    graph: Path,
+    dataset: str,
+    basis: Iterable[Path],
+) -> set[str]:
+    """Report keys that nothing makes, but rows of some other dataset have, as one problem of the
+    dataset. Returns those keys. `unmade`: key → its readers."""
+    candidates = _only_in_rows(notes, unmade, graph)
+    fitting = list(_datasets_with(candidates))
+    has = dataset_keys(notes.recipe.datasets, dataset)
+    if not candidates or not fitting or has is None or dataset not in notes.recipe.datasets:
+        return set()
+    section: Path = ("datasets", dataset)
+    rows = f"rows of {dotted(section)} ({notes.recipe.datasets[dataset].type}) have {in_words(has)}"
+    message, hint = f"{rows}, but {_reads(unmade, candidates)}", _instead(notes, section, fitting)
+    notes.note("R71", message, (*section, "type"), hint, needs=basis)
+    return set(candidates)
+
+
+def _reads(readers_of: ReadMapping[str, list[str]], keys: list[str]) -> str:
+    """`ref_inf and dpo_train read packed_input_ids`."""
+    readers = list(dict.fromkeys(name for key in keys for name in readers_of[key]))
+    return f"{in_words(readers)} {'read' if len(readers) > 1 else 'reads'} {in_words(keys)}"
+
+
+def _only_in_rows(notes: Notes, unmade: Iterable[str], graph: Path) -> list[str]:
+    """Of keys that nothing makes, those that rows of some dataset have and no removed call made."""
+    made_before = {key for key in unmade if removed_maker(notes, graph, key) is not None}
+    return [key for key in unmade if key not in made_before and any(_datasets_with([key]))]
+
+
+def _datasets_with(keys: Iterable[str]) -> Iterator[str]:
+    """The datasets whose rows have all these keys."""
+    for name in registry.names("datasets"):
+        if set(keys) <= set(dataset_keys({}, name) or ()):
+            yield name
+
+
+def _instead(notes: Notes, section: Path, fitting: list[str]) -> str:
+    """What the dataset may be instead; if that is what it was in a lower layer, only this."""
+    node = at(notes.tree, (*section, "type"))
+    replaced = node.over if isinstance(node, Scalar) else None
+    if isinstance(replaced, Scalar) and replaced.value in fitting:
+        back = f"{dotted(section)}={replaced.value}"
+        return f"rows of {replaced.value}, which it replaces, have them: {back}"
+    return f"these have them: {', '.join(fitting)}"

@@ -1,0 +1,200 @@
+"""Words of other tools, and typos, get the nearest thing that rlcli has; hints work if followed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli.main import VERBS
+from rlcli.cli.mistakes import _OPTIONS, _VERBS, unknown_verb
+from rlcli.errors import RecipeError, UnknownComponent
+from rlcli.recipe.introspection.fields import fields_under
+from rlcli.recipe.parsing.layers import profile_names
+from rlcli.recipe.resolve import load_recipe
+from rlcli.recipe.schema import SECTIONS
+from rlcli.recipe.synonyms import ABSENT, SYNONYMS
+from rlcli.registry import names, path_of
+from rlcli.spelling import misspelt, nearest_name
+
+ALL_VERBS = [name for verbs in VERBS.values() for name in verbs]
+SOURCES = sorted((Path(__file__).parents[2] / "rlcli").rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("word", "names_there", "near"),
+    [
+        ("vllm", ["null", "fsdp", "sglang"], None),
+        ("ppo", ["dpo", "gspo"], None),
+        ("grpo", ["gspo", "rloo"], None),
+        ("ppo", ["dpo", "ppo_actor"], "ppo_actor"),
+        ("lora", ["lr", "dtype"], None),
+        ("beta", ["eta", "head"], None),
+        ("dtype", ["type"], None),
+        ("evaluate", ["validate", "eval"], "eval"),
+        ("async", ["async_grpo", "sync"], "async_grpo"),
+        ("pairs", ["paired_rows", "arithmetic_pairs"], "arithmetic_pairs"),
+        ("trian", ["train", "tail"], "train"),
+        ("lst", ["ls", "logs"], "ls"),
+        ("mni", ["min", "max"], "min"),
+        ("cafe\u0301", ["caf\u00e9"], "caf\u00e9"),
+        ("Train-Steps", ["train_steps"], "train_steps"),
+        ("kl_clt", ["kl_ctl", "kl_in"], "kl_ctl"),
+    ],
+)
+def test_the_nearest_name_shares_more_than_letters(word: str, names_there: list[str], near: str):
+    assert nearest_name(word, names_there) == near
+
+
+def test_a_typo_begins_like_the_word():
+    assert misspelt("dtype", ["type"]) is None
+    assert misspelt("learning_rat", ["learning_rate"]) == "learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("verb", "hint"),
+    [
+        ("run", "rlcli train"),
+        ("runs", "rlcli status"),
+        ("ps", "rlcli status"),
+        ("init", "rlcli new"),
+        ("kill", "rlcli stop"),
+        ("evaluate", "eval"),
+        ("predict", "rlcli generate"),
+        ("metrics", "rlcli plot"),
+        ("version", "rlcli --version"),
+        ("list", "rlcli ls"),
+        ("tail", "rlcli logs"),
+        ("sft", "rlcli train"),
+    ],
+)
+def test_a_verb_of_another_tool_gets_ours(rlcli, verb: str, hint: str):
+    code, _, err = rlcli(verb)
+    assert (code, hint in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        (("--gpus", "8"), "--with gpu8"),
+        (("--resume", "x"), "rlcli resume RUN"),
+        (("--wandb",), "log.tensorboard=true"),
+        (("--use-lora",), "no LoRA yet"),
+        (("--vllm",), "--with sglang"),
+        (("--lr", "1e-4"), "write models.actor.backend.args.lr=1e-4"),
+        (("--epochs", "2"), "write train.epochs=2"),
+        (("--device", "cuda"), "write cluster.device=cuda"),
+        (("--config", "x"), "rlcli train RECIPE"),
+    ],
+)
+def test_an_option_of_another_tool_gets_ours(rlcli, option: tuple[str, ...], hint: str):
+    code, _, err = rlcli("train", "ppo_math", *option)
+    assert (code, hint in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "component"),
+    [
+        ("backends", "vllm", "sglang"),
+        ("backends", "ddp", "fsdp"),
+        ("datasets", "gsm8k", "math_prompts"),
+        ("datasets", "packed_rw_pair", "paired"),
+        ("datasets", "rw-pair", "paired"),
+        ("datasets", "sharegpt", "chat"),
+        ("interfaces", "ppo", "ppo_actor"),
+        ("interfaces", "kto", "dpo"),
+        ("interfaces", "openai", "llm_judge"),
+    ],
+)
+def test_a_component_of_another_framework_gets_ours(kind: str, word: str, component: str):
+    assert component in names(kind)
+    with pytest.raises(UnknownComponent, match=f"'{word}'; .*'{component}'"):
+        path_of(kind, word)
+
+
+def test_no_word_elsewhere_is_the_name_of_a_component_of_ours():
+    from rlcli.registry import KINDS, signature
+
+    for kind in KINDS:
+        words: list[str] = []
+        for name in names(kind):
+            words += str(signature(kind, name).constants.get("ELSEWHERE", "")).split()
+        assert len(words) == len(set(words))
+        assert not set(words) & set(names(kind))
+
+
+def test_no_word_has_two_meanings():
+    for table in (_VERBS, _OPTIONS):
+        words = " ".join(table).split()
+        assert len(words) == len(set(words))
+    assert not set(" ".join(_VERBS).split()) & set(ALL_VERBS)
+    assert not ABSENT.keys() & SYNONYMS.keys()
+
+
+def hints(source: str) -> list[str]:
+    """The texts within the hints of a source file."""
+    keywords = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.keyword)]
+    parts = [part for node in keywords if node.arg == "hint" for part in ast.walk(node.value)]
+    texts = [part.value for part in parts if isinstance(part, ast.Constant)]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def commands(hint: str) -> list[list[str]]:
+    return [match.split() for match in re.findall(r"\brlcli ((?:--)?[a-z]+(?: [a-z-]+)?)", hint)]
+
+
+def test_every_command_in_a_table_exists():
+    for hint in (*_VERBS.values(), *_OPTIONS.values()):
+        for verb, *_ in commands(hint):
+            assert verb in (*ALL_VERBS, "--version", "has"), hint
+
+
+def test_every_key_in_a_table_exists():
+    for hint in (*_OPTIONS.values(), *ABSENT.values()):
+        for key in re.findall(r"[a-z]+\.[a-z_<>.]+(?==)", hint):
+            fields = dict(fields_under(key.split(".")[0]))
+            assert key.split(".")[0] in SECTIONS
+            assert "args" in key or any(key.endswith(name) for name in fields), key
+        for profile in re.findall(r"--with ([a-z0-9]+)", hint):
+            assert profile in profile_names()
+
+
+def test_every_command_in_hints_and_quotes_of_the_sources_exists():
+    texts = [file.read_text(encoding="utf-8") for file in SOURCES]
+    quoted = [quote for text in texts for quote in re.findall(r"`(rlcli [^`\n]+)`", text)]
+    named = [words[0] for text in texts for hint in hints(text) for words in commands(hint)]
+    named += [words[0] for quote in quoted for words in commands(quote)]
+    prose = {"itself", "that"}  # `rlcli that can read it`
+    verbs = {verb for verb in named if not verb.startswith("-")} - prose
+    assert {"show", "ls", "train"} <= verbs
+    assert verbs <= {*ALL_VERBS}
+
+
+@pytest.mark.parametrize(
+    ("override", "component"),
+    [
+        ("datasets.train=prompt_answer", "prompt_answer"),
+        ("ppo.kl_clt=0.1", "ppo_actor"),
+        ("models.ref.backend.args.dtpye=x", "inference"),
+        ("train.stpes=1", "train"),
+    ],
+)
+def test_the_command_that_lists_the_keys_works(rlcli, override: str, component: str):
+    code, _, err = rlcli("validate", "ppo_math", override)
+    assert code == 2
+    assert f"List the keys: rlcli show {component}\n" in err
+    assert rlcli("show", component)[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["zzz", "qqqq"])
+def test_a_word_like_nothing_gets_no_guess(verb: str):
+    assert unknown_verb("rlcli", verb, ALL_VERBS).hint == "rlcli --help lists them"
+
+
+def test_a_key_is_never_said_to_be_called_what_it_is():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("ppo_math", ["models.ref.backend=inference", "models.ref.backend.args.lr=1"])
+    (problem,) = caught.value.problems
+    assert "models.ref.backend.args.lr" not in (problem.hint or "")

@@ -15,8 +15,8 @@ SHORT = 4
 
 
 def nearest_name(word: str, names: Iterable[str]) -> str | None:
-    """The name that a word begins, continues or is a part of, else the most similar one; None if
-    none is near."""
+    """The name that a word begins, that it is a typo of, or that it continues; else the most
+    similar one, or one that it is a part of; None if none is near."""
     candidates = list(names)
     same = _same(word, candidates)
     if same is not None:
@@ -28,7 +28,9 @@ def nearest_name(word: str, names: Iterable[str]) -> str | None:
     similar = difflib.get_close_matches(word, candidates, n=5, cutoff=SIMILAR)
     swapped = [name for name in candidates if sorted(name) == sorted(word)]
     slips = [name for name in (*swapped, *similar) if _is_slip(plain, _plain(name))]
-    return next(iter((*begun, *continued, *slips, *partly)), None)
+    typo = misspelt(word, candidates)
+    typos = [typo] if typo is not None else []
+    return next(iter((*begun, *typos, *continued, *slips, *partly)), None)
 
 
 def misspelt(word: str, names: Iterable[str]) -> str | None:

@@ -245,7 +245,7 @@ def test_errors_fit_the_terminal_with_hints_on_separate_lines(mistake):
     [
         ("--seed 3", "write seed=3"),
         ("--train.steps=5", "write train.steps=VALUE"),
-        ("--learning-rate 1e-4", "write models.<role>.backend.args.lr=1e-4"),
+        ("--learning-rate 1e-4", "write models.actor.backend.args.lr=1e-4"),
     ],
 )
 def test_a_key_written_as_an_option_gets_a_hint(rlcli, option, hint):

@@ -10,6 +10,8 @@ A_SLIP = 0.85
 """Words at least this similar count as a typo of each other, even if the word has a meaning
 elsewhere."""
 SIMILAR = 0.7
+A_LITTLE_SIMILAR = 0.6
+"""Enough for words whose first half is the same."""
 SHORT = 4
 """Up to this many letters, similar letters alone say little: ppo is not dpo."""
 
@@ -26,6 +28,8 @@ def nearest_name(word: str, names: Iterable[str]) -> str | None:
     continued = [name for name in candidates if _continues(plain, _plain(name))]
     partly = [name for name in candidates if len(plain) > 2 and plain in _plain(name).split("_")]
     similar = difflib.get_close_matches(word, candidates, n=5, cutoff=SIMILAR)
+    less = difflib.get_close_matches(word, candidates, n=5, cutoff=A_LITTLE_SIMILAR)
+    similar += [name for name in less if _begin_alike(plain, _plain(name))]
     swapped = [name for name in candidates if sorted(name) == sorted(word)]
     slips = [name for name in (*swapped, *similar) if _is_slip(plain, _plain(name))]
     typo = misspelt(word, candidates)
@@ -71,5 +75,9 @@ def _is_slip(word: str, name: str) -> bool:
         return True
     shorter, longer = sorted((word, name), key=len)
     lost = any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
+    return lost or _begin_alike(word, name)
+
+
+def _begin_alike(word: str, name: str) -> bool:
     half = (len(word) + 1) // 2
-    return lost or word[:half] == name[:half]
+    return word[:half] == name[:half]

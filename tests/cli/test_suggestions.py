@@ -42,6 +42,8 @@ SOURCES = sorted((Path(__file__).parents[2] / "rlcli").rglob("*.py"))
         ("cafe\u0301", ["caf\u00e9"], "caf\u00e9"),
         ("Train-Steps", ["train_steps"], "train_steps"),
         ("ppo.kl_clt", ["ppo", "ppo.kl_ctl"], "ppo.kl_ctl"),
+        ("ppp", ["dpo", "ppo"], "ppo"),
+        ("kl_cof", ["kl_in", "kl_ctl"], "kl_ctl"),
         ("kl_clt", ["kl_ctl", "kl_in"], "kl_ctl"),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlcli.errors import RecipeError
 from rlcli.recipe.introspection.explanation import explain
 from rlcli.recipe.introspection.json_schema import recipe_schema
+from rlcli.recipe.parsing.layers import profile_names
 from rlcli.recipe.resolve import load_recipe
 
 
@@ -110,13 +113,15 @@ def test_the_hint_for_generation_size_names_both_numbers():
     )
 
 
-def test_a_block_of_another_algorithm_is_one_problem():
+def test_a_block_that_shares_the_interface_of_another_is_one_problem(tmp_path: Path):
     """Of calls that share an interface, one whose arguments are in doubt is not compared with the
     others."""
+    text = profile_names()["async_grpo"].read_text(encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(text.replace("grpo", "mine"))
     with pytest.raises(RecipeError) as caught:
-        load_recipe("ppo_math", ["models.actor.rollout={}"], ["async_grpo"])
+        load_recipe("ppo_math", ["models.actor.rollout={}"], [str(tmp_path / "mine.yaml")])
     assert [problem.what for problem in caught.value.problems] == [
-        "unknown key grpo.use_decoupled_loss"
+        "unknown key mine.use_decoupled_loss"
     ]
 
 

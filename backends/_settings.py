@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlcli.api.limits import Limits, check_arguments
+from rlcli.api.limits import ArgumentCheck, Limits, check_arguments
 from rlcli.ops.context_choice import Choice
 from rlcli.ops.schedules import ScheduleName, learning_rate
 
@@ -92,6 +92,8 @@ class AdamWSettings:
 @dataclass(frozen=True, kw_only=True)
 class Precision:
     """The precision in which a model computes."""
+
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = None
 
     dtype: ComputeDtype = "auto"
     """dtype of matrix products; auto: bfloat16 if the hardware supports it, else float32."""

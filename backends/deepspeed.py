@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlcli.api.limits import Limits
+from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.model import Model, ModelBackend, register_backend
 
+from ._argument_checks import check_zero
 from ._settings import TransformersTraining
 
 
@@ -22,6 +23,7 @@ class DeepSpeed(TransformersTraining, ModelBackend):
 
     REQUIRES: ClassVar[tuple[str, ...]] = ("deepspeed",)
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_zero"
     MEMORY: ClassVar[str] = "_deepspeed_memory.DeepSpeedMemory"
     LIMITS: ClassVar[Limits] = {"zero_stage": {"ge": 0, "le": 3}}
     ON_RESUME: ClassVar[dict[str, str]] = {
@@ -42,10 +44,7 @@ class DeepSpeed(TransformersTraining, ModelBackend):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.offload_optimizer and self.zero_stage == 0:
-            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
-        if self.offload_parameters and self.zero_stage != 3:
-            raise ValueError("offload_parameters needs zero_stage 3")
+        check_zero(self)
 
     def _initialize(self, model: Model) -> Model:
         from ._deepspeed_engine import DeepSpeedEngine

@@ -10,9 +10,11 @@ import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rlcli.api.limits import ArgumentCheck
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ResourceError
 
+from ._argument_checks import check_megatron
 from ._settings import ComputeDtype, TrainingSettings
 
 
@@ -26,6 +28,7 @@ class Megatron(TrainingSettings, ModelBackend):
     REQUIRES: ClassVar[tuple[str, ...]] = ("megatron-core",)
     GENERATES: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp", "tp", "pp")
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_megatron"
     MEMORY: ClassVar[str] = "_megatron_memory.MegatronMemory"
     DEVICES: ClassVar[tuple[str, ...]] = ("cuda",)
     FAMILIES: ClassVar[tuple[str, ...]] = ("llama", "qwen3", "mistral", "qwen2")
@@ -43,9 +46,7 @@ class Megatron(TrainingSettings, ModelBackend):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("packed_sequences", "sequence_parallel"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is not offered yet; leave it out")
+        check_megatron(self)
 
     def _initialize(self, model: Model) -> Model:
         if model.device.type != "cuda":

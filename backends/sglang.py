@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlcli.api.limits import Alternatives, Limits, check_arguments
+from rlcli.api.limits import Alternatives, ArgumentCheck, Limits, check_arguments
 from rlcli.api.model import Model, ModelBackend, register_backend
 from rlcli.errors import ModelError, UsageError
+
+from ._argument_checks import check_servers
 
 if TYPE_CHECKING:
     from ._sglang_pool import Servers
@@ -38,6 +40,7 @@ class SGLang(ModelBackend):
     SCORES: ClassVar[bool] = False
     REPRODUCIBLE: ClassVar[bool] = False
     DIMENSIONS: ClassVar[tuple[str, ...]] = ("dp",)
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_servers"
     MEMORY: ClassVar[str] = "_sglang_memory.ClientMemory"
     SERVERS: ClassVar[str] = "_sglang_memory.servers_of_a_rank"
     SERVER_DEVICES: ClassVar[str] = "_sglang_memory.devices_of_servers"
@@ -121,21 +124,8 @@ class SGLang(ModelBackend):
     """Seconds for an update of the weights."""
 
     def __post_init__(self) -> None:
-        from ._sglang_devices import devices_of_a_server
-        from ._sglang_http import Endpoint
-
         check_arguments(self)
-        devices = devices_of_a_server(vars(self))
-        if devices % self.nodes:
-            raise ValueError(
-                f"{devices} devices per server cannot be divided among nodes: {self.nodes}"
-            )
-        if self.nodes > 1 and self.python is not None and self.weights_folder is None:
-            raise ValueError(
-                f"nodes is {self.nodes}, so weights_folder must name a folder that all nodes see"
-            )
-        for url in self.urls:
-            Endpoint(url.rstrip("/"))
+        check_servers(self)
 
     def _initialize(self, model: Model) -> Model:
         from ._sglang_attach import Expected, check_logprobs, check_model, held_dtype

@@ -17,7 +17,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.key_meaning import CHOSEN, REWARDS, SEQUENCES
-from rlcli.api.limits import Limits, Needs
+from rlcli.api.limits import ArgumentCheck, Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface
 from rlcli.api.synonyms import Synonyms
@@ -36,6 +36,7 @@ from ._advantage_steps import (
     rewards_of_actions,
     shaped_scores,
 )
+from ._argument_checks import check_overlong
 from ._statistics import reduce_over
 
 KLPlace = Literal["loss", "reward"]
@@ -70,6 +71,7 @@ class AdvantageInterface(ModelInterface):
             "chosen if train_on_best",
         )
     }
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_overlong"
     NEEDS_GROUP: ClassVar[Declaration] = {"inference": ("above train_on_best",)}
     TAKES_BATCH: ClassVar[tuple[str, ...]] = ("inference",)
 
@@ -230,11 +232,7 @@ class AdvantageInterface(ModelInterface):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        buffer, limit = self.overlong_buffer, self.overlong_limit
-        if buffer is not None and limit is not None and buffer > limit:
-            raise ValueError(
-                f"overlong_buffer is {buffer}; it must be at most {limit}, overlong_limit"
-            )
+        check_overlong(self)
         if self.adaptive_kl_ctl:
             self.controller = AdaptiveKLController(
                 self.kl_ctl, self.adaptive_kl_target, self.adaptive_kl_horizon

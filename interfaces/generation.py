@@ -8,6 +8,7 @@ from typing import ClassVar
 from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.limits import ArgumentCheck
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 
 from ._responses import as_generation, imitate_responses, sample_responses
@@ -18,6 +19,7 @@ class GenerationInterface(ModelInterface):
     """Samples responses. A run whose graph trains nothing writes them to samples.jsonl,
     one per line."""
 
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = None
     READS: ClassVar[Declaration] = {"generate": ("packed_prompts",)}
     WRITES: ClassVar[Declaration] = {
         "generate": ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask")

@@ -13,7 +13,7 @@ from rlcli.api.config import GenerationHyperparameters
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.key_meaning import SEQUENCES
-from rlcli.api.limits import Limits, Needs
+from rlcli.api.limits import ArgumentCheck, Limits, Needs
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import (
@@ -83,6 +83,7 @@ class PPOActorInterface(OptimizerSteps, ModelInterface):
         "entropy_coef": {"ge": 0},
         "loss_constant": {"gt": 0},
     }
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = None
     NEEDS: ClassVar[Needs] = {
         "c_clip": "policy_loss=ppo",
         "loss_constant": "loss_aggregation=constant",

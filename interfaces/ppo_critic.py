@@ -10,7 +10,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
-from rlcli.api.limits import Limits
+from rlcli.api.limits import ArgumentCheck, Limits
 from rlcli.api.metrics import Metrics
 from rlcli.api.micro_batches import Cut
 from rlcli.api.model import (
@@ -72,6 +72,7 @@ class PPOCriticInterface(OptimizerSteps, ModelInterface):
     }
 
     PREPARED_BY: ClassVar[Mapping[str, str]] = {"train_step": "gae"}
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = None
     CUT: ClassVar[Cut] = "sequence"
     LIMITS: ClassVar[Limits] = {
         "value_eps_clip": {"gt": 0},

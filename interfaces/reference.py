@@ -10,6 +10,7 @@ import torch
 
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
+from rlcli.api.limits import Limits
 from rlcli.api.micro_batches import Cut, one_per_sequence
 from rlcli.api.model import MicroBatchSpec, Model, ModelInterface, register_interface
 from rlcli.errors import DataError
@@ -27,6 +28,7 @@ class ReferenceInterface(ModelInterface):
 
     HEAD: ClassVar[Declaration] = {"inference": ("lm unless store",)}
     CUT: ClassVar[Cut] = "sequence"
+    LIMITS: ClassVar[Limits] = {"temperature": {"gt": 0}}
 
     temperature: float = 1.0
     """Logits are divided by this first; use the actor's sampling temperature
@@ -39,10 +41,6 @@ class ReferenceInterface(ModelInterface):
     sequences never recur."""
 
     opened: LogprobStore | None = field(init=False, default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
 
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec

@@ -12,6 +12,7 @@ import torch
 from rlcli.api.data import SequenceSample
 from rlcli.api.declared_keys import Declaration
 from rlcli.api.key_meaning import PLACE
+from rlcli.api.limits import ArgumentCheck
 from rlcli.api.metrics import Metrics
 from rlcli.api.model import MicroBatchSpec, Model, register_interface
 from rlcli.api.synonyms import Synonyms
@@ -21,6 +22,7 @@ from rlcli.ops.reduce import AllReduce
 
 from .._advantage_steps import Responses
 from .._advantages import AdvantageInterface, KLPlace
+from .._argument_checks import check_group_relative, compares_groups
 from .._sequences import group_sizes
 from .._statistics import reduce_over
 
@@ -39,6 +41,7 @@ class GroupRelativeInterface(AdvantageInterface):
     """
 
     ELSEWHERE: ClassVar[str] = "grpo rloo reinforce reinforce_plus_plus"
+    ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_argument_checks.check_group_relative"
     NEEDS_GROUP: ClassVar[Declaration] = {
         "inference": (..., "2 if baseline=group", "2 if baseline=leave_one_out", "2 if scale=group")
     }
@@ -85,17 +88,12 @@ class GroupRelativeInterface(AdvantageInterface):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compares_groups and self.train_on_best == 1:
-            message = (
-                f"baseline: {self.baseline} with scale: {self.scale} compares "
-                "responses to one prompt"
-            )
-            raise ValueError(f"{message}: set train_on_best above 1")
+        check_group_relative(self)
 
     @property
     def compares_groups(self) -> bool:
         """Whether a single response to a prompt would carry no signal."""
-        return self.baseline in ("group", "leave_one_out") or self.scale == "group"
+        return compares_groups(self)
 
     def estimate(
         self, trajectories: Trajectories, all_reduce: AllReduce

@@ -22,6 +22,13 @@ Needs = Mapping[str, str]
 null, false or 0), or `ARGUMENT=VALUE`, with `|` between several values. `NEEDS: ClassVar[Needs] =
 {"group_adv_norm": "adv_norm", "gamma": "loss=sigmoid|robust"}`."""
 
+ArgumentCheck = str | None
+"""The function that compares a component's arguments with each other, as `_file.function` of a
+sibling file without torch; None if nothing is compared. It takes any object with the arguments as
+attributes and raises ValueError. Its class calls it when it is made, and declares that it does
+nothing else then that could fail: `ARGUMENT_CHECK: ClassVar[ArgumentCheck] = "_rules.of_mine"`.
+`rlcli check` then needs to import neither the class nor torch."""
+
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 

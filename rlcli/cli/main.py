@@ -245,6 +245,11 @@ def _reportable(error: Exception, arguments: list[str]) -> RlcliError | None:
         return error
     if hasattr(error, "format_message"):  # click's, of which typer brings its own copy
         return as_usage_error(error, arguments)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "rlcli").startswith("rlcli"):
+        return ResourceError(
+            f"{error.name} is not installed, and rlcli {_verb(arguments)} needs it".rstrip(),
+            hint="reinstall rlcli with all that it requires; rlcli doctor lists what is missing",
+        )
     if isinstance(error, FileNotFoundError) and not _is_anywhere():
         return ResourceError("the working directory was deleted", hint="cd to a folder that exists")
     return None

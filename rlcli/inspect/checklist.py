@@ -12,7 +12,7 @@ from rlcli.files import known_object
 from rlcli.inspect.constructors import component_faults
 from rlcli.inspect.devices import list_gpus
 from rlcli.inspect.doubtful import recipe_warnings
-from rlcli.inspect.findings import Finding, count, failure, grouped
+from rlcli.inspect.findings import Finding, count, failure, grouped, without_torch
 from rlcli.inspect.model_files import check_model_files, faults_beyond_roles
 from rlcli.inspect.packing import check_packing
 from rlcli.inspect.reward_checks import check_reward, scores_responses, scores_texts, try_reward
@@ -67,7 +67,11 @@ class _Subject:
 def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     """Everything that can be checked without loading a model,
     on up to `rows` rows of each dataset."""
-    subject = _Subject(resolved)
+    return without_torch(_findings(_Subject(resolved), rows))
+
+
+def _findings(subject: _Subject, rows: int) -> Iterator[Finding]:
+    resolved = subject.resolved
     yield _check_recipe(resolved)
     libraries, variables = list(libraries_to_install(resolved)), list(variables_to_set(resolved))
     missing = [*libraries, *variables]
@@ -94,7 +98,7 @@ def preflight(resolved: Resolved, rows: int = 200) -> Iterator[Finding]:
     yield from _check_rows(subject, datasets, looked_at)
     components = [] if missing else list(_check_components(resolved))
     # otherwise the same fault would be reported again
-    if all(finding.level == "ok" for finding in components):
+    if not any(finding.level == "FAIL" for finding in components):
         yield from _check_rewards(resolved, datasets, looked_at)
     yield from _check_held_out(resolved, datasets, looked_at)
     yield from components

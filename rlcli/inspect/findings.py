@@ -3,7 +3,7 @@ each with its cause and what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -36,8 +36,13 @@ class Finding:
         return asdict(self) | {"details": list(self.details)}
 
 
+NO_TORCH = "torch is not installed"
+
+
 def failure(about: str, error: RlcliError) -> Finding:
-    """An error as a line."""
+    """An error as a line; a skipped check if it comes from importing torch, which is missing."""
+    if needs_torch(error):
+        return Finding(level="skip", about=about, says=NO_TORCH)
     where = (error.where,) if error.where else ()
     return Finding(
         level="FAIL",
@@ -48,6 +53,33 @@ def failure(about: str, error: RlcliError) -> Finding:
         code=error.code,
         exit_code=error.exit_code,
     )
+
+
+def needs_torch(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is an import of torch where it is not installed."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return True
+        error = error.__cause__
+    return False
+
+
+def without_torch(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings, with one line at the end for all checks that were skipped without torch."""
+    skipped: list[str] = []
+    for finding in findings:
+        if finding.level == "skip" and finding.says == NO_TORCH:
+            skipped.append(finding.about)
+        else:
+            yield finding
+    if skipped:
+        checks = ", ".join(dict.fromkeys(skipped))
+        yield Finding(
+            level="skip",
+            about="torch",
+            says=f"{NO_TORCH}; not checked without it: {checks}",
+            fix="pip install torch",
+        )
 
 
 def as_error(finding: Finding, way_out: str) -> RlcliError:

@@ -12,7 +12,7 @@ from rlcli.api.data import Preview
 from rlcli.api.interface import ANSWER_FORMS, ModelInterface
 from rlcli.api.key_meaning import PROMPT_MASK, REWARDS, SEQUENCES
 from rlcli.errors import RlcliError
-from rlcli.inspect.findings import Finding, failure
+from rlcli.inspect.findings import NO_TORCH, Finding, failure, needs_torch
 from rlcli.inspect.row_checks import location
 from rlcli.inspect.text import shortened
 from rlcli.recipe.components import declared, declared_of_call, signature_of
@@ -139,6 +139,8 @@ def _spread(rows: Sequence[Preview], most: int) -> list[Preview]:
 
 
 def _failed(about: str, call: Call, error: Exception) -> Finding:
+    if needs_torch(error):
+        return Finding(level="skip", about=about, says=NO_TORCH)
     says = f"{call.interface.type} fails: {type(error).__name__}: {error}"
     return Finding(level="FAIL", about=about, says=says, code="F51", exit_code=7)
 

@@ -80,16 +80,20 @@ def test_scale_reports_figures_above_the_limit_if_calls_sleep(scale, monkeypatch
     assert any("of the critical path" in line for line in above), above
 
 
-def test_start_up_fails_for_a_slow_verb_unless_it_reads_rows(monkeypatch):
+def test_start_up_fails_for_a_slow_verb(monkeypatch):
     bench = runpy.run_path(str(BENCHES / "start_up.py"))
     quick = {
         "rlcli --help": 0.1,
         "rlcli validate ppo_math": 0.25,
-        "rlcli check ppo_math": 3.0,
+        "rlcli check ppo_math": 0.5,
+        "rlcli doctor": 3.0,
         "trl --help": 9.0,
     }
     assert bench["above"](quick) == []
     assert bench["above"](quick | {"rlcli ls": 0.4}) == ["rlcli ls: 0.400 s, 0.3 allowed"]
+    assert bench["above"](quick | {"rlcli check ppo_math": 0.7}) == [
+        "rlcli check ppo_math: 0.700 s, 0.6 allowed"
+    ]
     scope = bench["main"].__globals__
     monkeypatch.setitem(scope, "measure", lambda command: (0.5, 0.4))
     monkeypatch.setattr("sys.argv", ["start_up.py", "--runs", "1"])

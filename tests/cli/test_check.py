@@ -1,6 +1,8 @@
 """`rlcli check` as a user sees it."""
 
 import json
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +28,10 @@ train: {steps: 1, prompts_per_step: 1}
 
 
 @pytest.fixture
-def text_recipe(tmp_path):
-    """mine.yaml: supervised fine-tuning on a file, with a tokenizer in a folder."""
+def text_recipe(tmp_path, monkeypatch):
+    """mine.yaml in the working directory: supervised fine-tuning on a file, with a tokenizer in a
+    folder."""
+    monkeypatch.chdir(tmp_path)
     load("datasets", "arithmetic").make_tokenizer().save_pretrained(tmp_path / "tok")
     (tmp_path / "rows.jsonl").write_text(
         '{"prompt": "1+1?", "answer": "2"}\n{"prompt": "2+2?", "answer": "4"}\n'
@@ -115,7 +119,15 @@ def test_the_summary_counts_failures_and_warnings():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["tokens", "sft_math"], ["tokens", "mine.yaml", "--row", "1"], ["doctor"]],
+    [
+        ["check", "sft_math"],
+        ["check", "ppo_math"],
+        ["check", "grpo_math"],
+        ["check", "mine.yaml"],
+        ["tokens", "sft_math"],
+        ["tokens", "mine.yaml", "--row", "1"],
+        ["doctor"],
+    ],
 )
 def test_no_heavy_library_is_loaded(text_recipe, arguments):
     script = f"""
@@ -136,6 +148,96 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
         cwd=text_recipe,
     )
     assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+WITH_TORCH = ("-m", "rlcli")
+_WITHOUT_TORCH = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="torch")
+sys.meta_path.insert(0, Missing())
+from rlcli.cli.main import main
+main()
+"""
+WITHOUT_TORCH = ("-c", _WITHOUT_TORCH)
+
+
+def in_a_process(program, *arguments):
+    return subprocess.run(
+        [sys.executable, *program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+@pytest.mark.parametrize("recipe", ["sft_math", "ppo_math", "grpo_math", "mine.yaml"])
+def test_built_in_components_are_checked_completely_without_torch(text_recipe, recipe):
+    done = in_a_process(WITHOUT_TORCH, "check", recipe, "--rows", "20")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == in_a_process(WITH_TORCH, "check", recipe, "--rows", "20").stdout
+
+
+NEEDS_TORCH = '''
+from dataclasses import dataclass
+
+import torch
+
+from rlcli.api import model as model_api
+
+
+@dataclass
+class Brevity(model_api.ModelInterface):
+    """A reward."""
+
+    READS = {"inference": ("packed_input_ids",)}
+    WRITES = {"inference": ("rewards",)}
+
+    def inference(self, model, data, mb_spec):
+        return torch.ones(data.bs)
+
+
+model_api.register_interface("brevity", Brevity)
+'''
+
+
+def test_checks_that_need_torch_are_left_out_in_one_line_where_it_is_missing(text_recipe):
+    (text_recipe / "pyproject.toml").write_text("[tool.rlcli]\n")
+    (text_recipe / "interfaces").mkdir()
+    (text_recipe / "interfaces" / "brevity.py").write_text(NEEDS_TORCH)
+    reward = "graph.reward_inf.interface={_replace_: true, type: brevity}"
+    done = in_a_process(WITHOUT_TORCH, "check", "ppo_math", reward, "--rows", "5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "torch is not installed" in line]
+    assert "not checked without it: reward_inf reward, eval_reward reward, arguments" in line
+    assert "fix: pip install torch" in done.stdout
+    assert "ok    train lengths" in done.stdout
+
+
+def test_training_without_torch_says_that_it_is_missing(text_recipe):
+    done = in_a_process(WITHOUT_TORCH, "train", "mine.yaml", "--no-check")
+    assert done.returncode == 6
+    assert "torch is not installed, and rlcli train needs it" in done.stderr
+
+
+def cpu_s(*arguments):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "rlcli", *arguments], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_checking_costs_at_most_three_times_the_processor_time_of_validating(text_recipe):
+    """A ratio, so that it holds on a busy machine; importing torch alone costs more."""
+    checking, validating = (
+        min(cpu_s(verb, "sft_math") for _ in range(3)) for verb in ("check", "validate")
+    )
+    assert checking < 3 * validating
 
 
 def test_contradictory_arguments_are_reported(rlcli, text_recipe):

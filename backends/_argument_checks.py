@@ -1,0 +1,40 @@
+"""Whether the arguments of a backend fit together. Each check takes a backend, or any object with
+its arguments as attributes, and raises ValueError. No torch: `rlcli check` imports this."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._sglang_devices import devices_of_a_server
+
+
+def check_zero(settings: Any) -> None:
+    """The arguments of `deepspeed`."""
+    if settings.offload_optimizer and settings.zero_stage == 0:
+        raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
+    if settings.offload_parameters and settings.zero_stage != 3:
+        raise ValueError("offload_parameters needs zero_stage 3")
+
+
+def check_megatron(settings: Any) -> None:
+    """The arguments of `megatron`."""
+    for name in ("packed_sequences", "sequence_parallel"):
+        if getattr(settings, name):
+            raise ValueError(f"{name} is not offered yet; leave it out")
+
+
+def check_servers(settings: Any) -> None:
+    """The arguments of `sglang`."""
+    from ._sglang_http import Endpoint
+
+    devices = devices_of_a_server(vars(settings))
+    if devices % settings.nodes:
+        raise ValueError(
+            f"{devices} devices per server cannot be divided among nodes: {settings.nodes}"
+        )
+    if settings.nodes > 1 and settings.python is not None and settings.weights_folder is None:
+        raise ValueError(
+            f"nodes is {settings.nodes}, so weights_folder must name a folder that all nodes see"
+        )
+    for url in settings.urls:
+        Endpoint(url.rstrip("/"))

@@ -1,0 +1,29 @@
+"""Whether the arguments of an estimator of advantages fit together, beyond its `NEEDS`. Each check
+takes an interface, or any object with its arguments as attributes, and raises ValueError. No torch:
+`rlcli check` imports this."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def check_overlong(settings: Any) -> None:
+    """The arguments that all estimators share."""
+    buffer, limit = settings.overlong_buffer, settings.overlong_limit
+    if buffer is not None and limit is not None and buffer > limit:
+        raise ValueError(f"overlong_buffer is {buffer}; it must be at most {limit}, overlong_limit")
+
+
+def check_group_relative(settings: Any) -> None:
+    """The arguments of `group_relative`."""
+    check_overlong(settings)
+    if compares_groups(settings) and settings.train_on_best == 1:
+        raise ValueError(
+            f"baseline: {settings.baseline} with scale: {settings.scale} compares responses to one "
+            "prompt: set train_on_best above 1"
+        )
+
+
+def compares_groups(settings: Any) -> bool:
+    """Whether advantages of `group_relative` depend on other responses to the same prompt."""
+    return settings.baseline in ("group", "leave_one_out") or settings.scale == "group"

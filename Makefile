@@ -14,7 +14,7 @@ SGLANG_LIST := tests/servers/requirements.txt
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train test test-servers test-slurm check lint floors types wheel clean setup
+.PHONY: package-tree help train test test-servers test-slurm test-gpu check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,14 @@ test-servers: $(TEST_STAMP) ## run the generation contract against a real SGLang
 	else \
 	  echo "!!! SGLang could not be installed here: NOTHING WAS TESTED AGAINST A REAL SERVER" >&2; \
 	fi
+
+# Not part of `make test`: it needs a GPU. Without one it says what was not tested, and succeeds; a GPU that torch cannot
+# use is a failure.
+test-gpu: $(TEST_STAMP) ## run engines, attention, ranks, memory and time on the GPUs of this machine
+	@if nvidia-smi >/dev/null 2>&1 && ! $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  echo "nvidia-smi answers, but this torch cannot use the GPU; remove .venv and run make setup" >&2; exit 1; \
+	fi
+	$(BIN)/python -m pytest tests/gpu -m gpu $(ARGS)
 
 # Not part of `make test`: Slurm's daemons are started by root. They use nothing of an installation that is there already.
 test-slurm: export OMP_NUM_THREADS = 1

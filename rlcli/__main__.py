@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 
+from rlcli import NOT_ON_WINDOWS
 from rlcli.garbage import leave_garbage
 
 
@@ -13,9 +14,7 @@ def main() -> None:
     """Run the command line. Ctrl-C ends it quietly from the start; short commands run without
     garbage collection."""
     if sys.platform == "win32":
-        print(
-            "error: rlcli runs on Linux, macOS or WSL, and not on Windows itself", file=sys.stderr
-        )
+        print(f"error: {NOT_ON_WINDOWS}", file=sys.stderr)
         sys.exit(6)
     _let_waiting_threads_sleep()
     gc.disable()  # long-running commands re-enable it; the others end before garbage matters

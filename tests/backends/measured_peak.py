@@ -67,7 +67,7 @@ def build(asked: dict, mesh) -> Model:
         name="actor",
         module=None,
         tokenizer=tokenizer,
-        device=torch.device("cpu"),
+        device=torch.device(asked.get("device", "cpu")),
         source=source,
         device_mesh=mesh,
     )
@@ -78,11 +78,13 @@ def build(asked: dict, mesh) -> Model:
     )
 
 
-def measure(asked: dict, mesh) -> dict[str, int]:
+def prepared(asked: dict, mesh=None):
+    """The work of a phase, after what an engine does only the first time."""
     model = build(asked, mesh)
     engine = model.module
     count, length = asked["count"], asked["length"]
-    batch = sequences(count, length, asked["config"]["vocab_size"])
+    vocabulary = asked["config"]["vocab_size"]
+    batch = sequences(count, length, vocabulary)
     value = asked.get("head", "lm") == "value"
 
     def score(output, _):
@@ -94,7 +96,7 @@ def measure(asked: dict, mesh) -> dict[str, int]:
             batch, lambda output, mb: -score(output, mb).sum(), lambda mb: 1.0, mb_spec=spec
         )
 
-    def inference():
+    def inference(batch=batch, count=count, length=length):
         shorter = None if value else [[length - 1]] * count
         engine.forward(batch, MicroBatchSpec(), post_hook=score, output_seqlens=shorter)
 
@@ -112,15 +114,15 @@ def measure(asked: dict, mesh) -> dict[str, int]:
         )
         engine.generate(prompts, model.tokenizer, settings, list(range(count * asked["group"])))
 
-    work = {"update": update, "inference": inference, "generate": generate}[asked["phase"]]
     if asked["phase"] == "update":
-        work()  # the optimizer's state is made by the first step
+        update()  # the optimizer's state is made by the first step
     else:
-        warm = sequences(1, 4, asked["config"]["vocab_size"])
-        engine.forward(
-            warm, MicroBatchSpec(), post_hook=score, output_seqlens=[[4 if value else 3]]
-        )
-    before, peak = peak_of(work)
+        inference(sequences(1, 4, vocabulary), 1, 4)
+    return {"update": update, "inference": inference, "generate": generate}[asked["phase"]]
+
+
+def measure(asked: dict, mesh) -> dict[str, int]:
+    before, peak = peak_of(prepared(asked, mesh))
     return {"before": before, "peak": peak}
 
 

@@ -11,37 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from estimated_peak import MODELS, estimated, memory
 
-from rlcli.api.memory import Generation, PlacedRole, UnknownMemory
+from rlcli.api.memory import Generation, UnknownMemory
 from rlcli.backends import _memory
-from rlcli.backends._deepspeed_memory import DeepSpeedMemory
-from rlcli.backends._fsdp_memory import FSDPMemory
-from rlcli.backends._memory import InferenceMemory, saved_by_layer
+from rlcli.backends._memory import saved_by_layer
 from rlcli.backends._transformers import PackedModel, compute_dtype
 from rlcli.ops.logprobs import CHUNK_ELEMENTS
-from rlcli.recipe.mesh import DIMENSIONS
 from rlcli.topology.architecture import read_architecture
 
 MIB = 1 << 20
-MODELS = {"fsdp": FSDPMemory, "inference": InferenceMemory, "deepspeed": DeepSpeedMemory}
-CALLS = {"update": "train_step", "inference": "inference", "generate": "generate"}
-
-
-def memory(
-    backend: str,
-    config: dict,
-    head: str = "lm",
-    calls=("train_step",),
-    longest: int = 0,
-    device: str = "cpu",
-    **arguments,
-):
-    """Of a role; `arguments` are those of the backend, and sizes of the mesh."""
-    mesh = {dimension: arguments.pop(dimension, 1) for dimension in DIMENSIONS}
-    return MODELS[backend](
-        PlacedRole(read_architecture(config), head, mesh, arguments, calls, longest, device)
-    )
-
 
 # -- activations, exactly --------------------------------------------------------------------------
 
@@ -206,31 +185,6 @@ def measured():
     return dict(zip(asked, json.loads(ended.stdout), strict=True))
 
 
-def estimated(run: dict, dtype: str, dimension: str, ranks: int) -> tuple[int, int]:
-    """(memory before, memory at the peak), in bytes.
-    The first inference or generation is not measured."""
-    calls = {CALLS[run["phase"]], "inference"}
-    model = memory(
-        run["backend"],
-        config_for(ranks),
-        run.get("head", "lm"),
-        calls=calls,
-        dtype=dtype,
-        **{dimension: ranks},
-        **run.get("args", {}),
-    )
-    micro_batches, resident = run.get("micro_batches", 1), model.resident()
-    tokens = run["count"] * run["length"] // micro_batches
-    if run["phase"] == "update":
-        before = resident.weights + resident.optimizer
-        return before, before + model.update(tokens, micro_batches).total
-    before = resident.weights
-    if run["phase"] == "inference":
-        return before, resident.weights + model.inference(tokens).total
-    asked = Generation(run["count"], run["group"], run["length"], run["new"], run["slots"])
-    return before, before + model.generate(asked).total
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(
@@ -244,7 +198,8 @@ def test_estimated_peaks_are_within_the_stated_error(dtype, dimension, ranks, me
         )
     runs, results = RUNS[dtype, dimension, ranks], measured[dtype, dimension, ranks]
     for run, result in zip(runs, results, strict=True):
-        before, estimate = estimated(run, FASTEST if dtype == "auto" else dtype, dimension, ranks)
+        used = FASTEST if dtype == "auto" else dtype
+        before, estimate = estimated(run, config_for(ranks), used, dimension, ranks)
         peak = before + result["peak"] - result["before"]
         within = MODELS[run["backend"]].WITHIN_PERCENT / 100
         assert estimate == pytest.approx(peak, rel=within), (run, before / MIB, peak / MIB)

@@ -94,3 +94,11 @@ def test_windows_is_refused_with_the_supported_systems(tmp_path):
     done = python("-c", code, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (6, "")
     assert done.stderr == "error: rlcli runs on Linux, macOS or WSL, and not on Windows itself\n"
+
+
+def test_windows_is_refused_where_the_contracts_are_imported(tmp_path):
+    code = "import sys; sys.platform = 'win32'; from rlcli.api import data"
+    done = python("-c", code, cwd=tmp_path)
+    assert done.returncode == 1
+    expected = "ImportError: rlcli runs on Linux, macOS or WSL, and not on Windows itself"
+    assert done.stderr.splitlines()[-1] == expected

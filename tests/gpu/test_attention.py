@@ -1,0 +1,140 @@
+"""Attention over packed sequences on a GPU, by torch's kernels for sequences of any length
+(FlashAttention) and by its fused kernels, equals attention by its definition in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rlcli.ops.attention import CachedAttention, PackedAttention, Scoring, packed_attention
+
+LENGTHS = ((1, 1, 1), (128,), (5, 1, 300, 64, 33), (127, 128, 129))
+SCORINGS = {
+    "plain": Scoring(),
+    "scaled": Scoring(scale=0.3),
+    "window": Scoring(window=16),
+    "window of one": Scoring(window=1),
+}
+HEADS, HEAD_DIM = 4, 64
+NAMES = ("output", "query", "key", "value")
+WITHIN = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}
+"""Largest relative error of outputs and gradients, in the 2-norm: rounding of the dtype."""
+
+
+def by_definition(query, key, value, lengths, scoring):
+    """[1, T, H, D] in float64, by a mask over all pairs of tokens."""
+    query, key, value = (x[0].double() for x in (query, key, value))
+    group = query.shape[0] // key.shape[0]
+    key, value = (x.repeat_interleave(group, dim=0) for x in (key, value))
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    distance = torch.arange(len(owner))[:, None] - torch.arange(len(owner))
+    seen = (owner[:, None] == owner) & (distance >= 0)
+    if scoring.window is not None:
+        seen &= distance < scoring.window
+    scale = HEAD_DIM**-0.5 if scoring.scale is None else scoring.scale
+    scores = (query @ key.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(0, 1)[None]
+
+
+def inputs(total, kv_heads, dtype):
+    """Query, key, value on the CPU, with the rounding of `dtype`."""
+    torch.manual_seed(0)
+    shapes = [(1, heads, total, HEAD_DIM) for heads in (HEADS, kv_heads, kv_heads)]
+    return [torch.randn(shape).to(dtype).float() for shape in shapes]
+
+
+def gradients(attend, tensors, weights):
+    """(output, gradients of the sum of its products with `weights`), on the CPU in float64."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    out = attend(*leaves)
+    (out * weights.to(out)).sum().backward()
+    return [x.detach().cpu().double() for x in (out, *(leaf.grad for leaf in leaves))]
+
+
+def assert_close(computed, exact, within):
+    for name, approximate, reference in zip(NAMES, computed, exact, strict=False):
+        error = float((approximate - reference).norm() / reference.norm().clamp_min(1e-12))
+        assert error <= within, f"{name}: relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("dtype", WITHIN, ids=str)
+def test_packed_attention_equals_its_definition(
+    dtype, lengths, scoring, kv_heads, cuda, monkeypatch
+):
+    used = []
+    varlen = PackedAttention._varlen
+    monkeypatch.setattr(
+        PackedAttention, "_varlen", lambda *args: used.append("varlen") or varlen(*args)
+    )
+    tensors = inputs(sum(lengths), kv_heads, dtype)
+    weights = torch.randn(1, sum(lengths), HEADS, HEAD_DIM)
+    exact = gradients(
+        lambda *qkv: by_definition(*qkv, lengths, SCORINGS[scoring]), tensors, weights
+    )
+    on_gpu = [tensor.to(cuda, dtype) for tensor in tensors]
+    attention = packed_attention(lengths, cuda)
+    computed = gradients(lambda *qkv: attention.attend(*qkv, SCORINGS[scoring]), on_gpu, weights)
+    assert_close(computed, exact, WITHIN[dtype])
+    assert bool(used) == (dtype is not torch.float32), "16 bits use the kernel for packed sequences"
+
+
+def test_packed_attention_takes_memory_in_proportion_to_its_tokens(cuda, device_name):
+    """A mask or scores of all pairs of tokens would grow with their square."""
+    if device_name == "cpu":
+        pytest.skip("the emulated kernel holds all scores")
+    short, long = (peak_of_attention(tokens, cuda) for tokens in (4096, 16384))
+    assert long < 5 * short
+
+
+def peak_of_attention(tokens, device):
+    """Bytes on the device beyond its inputs, forward and backward."""
+    tensors = [x.to(device, torch.bfloat16) for x in inputs(tokens, HEADS, torch.bfloat16)]
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    packed_attention((tokens,), device).attend(*leaves, Scoring()).sum().backward()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_new_token_attends_to_the_filled_slots_of_a_cache(window, dtype, cuda):
+    torch.manual_seed(0)
+    filled, longest = (1, 9, 64, 40), 64
+    query = torch.randn(len(filled), HEADS, 1, HEAD_DIM).to(dtype)
+    key, value = torch.randn(2, len(filled), 2, longest, HEAD_DIM).to(dtype)
+    attention = CachedAttention(torch.tensor(filled, device=cuda), longest)
+    scoring = Scoring(window=window)
+    out = attention.attend(query.to(cuda), key.to(cuda), value.to(cuda), scoring)
+    for row, length in enumerate(filled):
+        first = 0 if window is None else max(0, length - window)
+        alone = [x[row, None, :, first:length] for x in (key, value)]
+        exact = by_definition_of_last(query[row, None], *alone)
+        assert_close([out[row].cpu().double()], [exact], WITHIN[dtype])
+
+
+def by_definition_of_last(query, key, value):
+    """[1, H, D] of one query that sees all keys."""
+    query, key, value = (x[0].double() for x in (query, key, value))
+    group = query.shape[0] // key.shape[0]
+    key, value = (x.repeat_interleave(group, dim=0) for x in (key, value))
+    weights = (query @ key.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)
+    return (weights @ value).transpose(0, 1)
+
+
+def test_torchs_flash_attention_equals_the_definition(cuda, device_name):
+    if device_name == "cpu":
+        pytest.skip("there is no such kernel on an emulated device")
+    lengths = (256,)
+    query, key, value = inputs(256, HEADS, torch.bfloat16)
+    exact = by_definition(query, key, value, lengths, Scoring())
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *(x.to(cuda, torch.bfloat16) for x in (query, key, value)), is_causal=True
+        )
+    computed = out.transpose(1, 2).cpu().double()
+    assert_close([computed], [exact], WITHIN[torch.bfloat16])

@@ -14,7 +14,7 @@ SGLANG_LIST := tests/servers/requirements.txt
 export PYTHONDONTWRITEBYTECODE =
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: package-tree help train test test-servers test-slurm test-gpu check lint floors types wheel clean setup
+.PHONY: package-tree help train test test-servers test-slurm test-gpu test-pythons check lint floors types wheel clean setup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ wheel: $(TEST_STAMP) ## build dist/*.whl and use it from a project elsewhere
 	rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation
 	$(BIN)/python -m pytest tests/packaging
+
+# Not part of `make check`: each version takes some minutes and gigabytes, and a package index.
+test-pythons: wheel ## run the commands of the README on every Python here, each in a fresh environment
+	$(BIN)/python tests/packaging/on_every_python.py
 
 setup: $(TEST_STAMP) ## only make .venv
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,25 @@ def site(wheel, tmp_path_factory):
     ]
     _run([*install, str(wheel)], cwd=target)
     return target
+
+
+DEPENDENCIES = "dependencies.pth"
+
+
+@pytest.fixture(scope="session")
+def fresh_python(wheel, tmp_path_factory):
+    """The Python of a new environment with the wheel in it. Its dependencies are those of this
+    environment, so that nothing is downloaded; `make test-pythons` names environments that have
+    their own, in RLCLI_FRESH_PYTHON."""
+    if "RLCLI_FRESH_PYTHON" in os.environ:
+        return Path(os.environ["RLCLI_FRESH_PYTHON"])
+    folder = tmp_path_factory.mktemp("fresh") / "env"
+    _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], cwd=folder.parent)
+    python = folder / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    _run([*install, "--no-deps", "--no-index", str(wheel)], cwd=folder.parent)
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    assert (site_packages / "rlcli").is_dir()
+    # a folder named in a .pth file has its own .pth files ignored, such as that of this checkout
+    (site_packages / DEPENDENCIES).write_text(f"{sysconfig.get_path('purelib')}\n")
+    return python

@@ -81,14 +81,14 @@ def whole_recipe_names() -> dict[str, Path]:
 
 
 def find_recipe(recipe: str | Path, problems: Problems) -> Path | None:
-    """A recipe by path (`.yaml` optional) or by name; None, with the reason reported,
-    if not found."""
+    """A recipe by path (`.yaml` optional) or by name, also written as its file in the folder of
+    recipes, `recipes/NAME.yaml`; None, with the reason reported, if not found."""
     text = os.fspath(recipe)
     file, refused = _existing(text, problems)
     if file is not None or refused:
         return file
     names = recipe_names()
-    name = text.removesuffix(".yaml")
+    name = text.removesuffix(".yaml").removeprefix("recipes/")
     if name in names and not name.startswith(PROFILES):
         return names[name]
     profile, listed = name.removeprefix(PROFILES), whole_recipe_names()

@@ -13,7 +13,10 @@ from rlcli.errors import UsageError
 from rlcli.spelling import nearest_name
 
 _VERBS = {
-    "run start launch fit finetune fine_tune rl sft grpo ppo dpo": "rlcli train RECIPE",
+    "quickstart apps.main realhf.apps.quickstart start": (
+        "rlcli train RECIPE, for example rlcli train ppo_math seed=1 launch=slurm"
+    ),
+    "run launch fit finetune fine_tune rl sft grpo ppo dpo": "rlcli train RECIPE",
     "sweep tune search": "rlcli train RECIPE --sweep KEY=VALUE,VALUE",
     "continue restart recover": "rlcli resume RUN",
     "runs ps jobs top queue": "rlcli status",

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from rlcli.api.component import KINDS, module_name
+from rlcli.api.elsewhere import COMPONENTS
 from rlcli.errors import ProjectError, UnknownComponent
 from rlcli.project import component_folders, module_place, search_path
 from rlcli.spelling import nearest_name
@@ -105,6 +106,8 @@ def _unknown(kind: str, name: str, files: list[str]) -> UnknownComponent:
                 hint=listed,
             )
         return UnknownComponent(f"{name!r} cannot name {article} {singular}: {rule}", hint=listed)
+    if instead := COMPONENTS.get((kind, name)):
+        return UnknownComponent(f"no {singular} is named {name!r}", hint=instead)
     meant = _called_elsewhere(kind, module_name(name), files)
     guess = f"; rlcli has {meant!r} instead" if meant else ""
     if not meant and (near := nearest_name(module_name(name), files)):

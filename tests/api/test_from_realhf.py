@@ -15,7 +15,8 @@ from rlcli.api import data as data_api
 from rlcli.api import model as model_api
 from rlcli.api.config import MicroBatchSpec, ModelInterfaceAbstraction
 from rlcli.api.data import SequenceSample
-from rlcli.errors import ProjectError, UsageError
+from rlcli.api.elsewhere import INSTEAD
+from rlcli.errors import ProjectError, UnknownComponent, UsageError
 
 CUSTOM = """
 from dataclasses import dataclass
@@ -180,6 +181,41 @@ def test_a_missing_name_is_reported_with_its_replacement(module, name: str, inst
         getattr(module, name)
     assert instead in str(caught.value.hint)
     assert not hasattr(module, f"{name}s")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("SFTConfig", "an experiment is a recipe"),
+        ("MFCDef", "`graph.CALL"),
+        ("PromptAnswerDatasetConfig", "datasets.train"),
+        ("SequenceSample", "from rlcli.api.data import SequenceSample"),
+        ("ModelInterface", "from rlcli.api.model import ModelInterface"),
+    ],
+)
+def test_a_name_imported_from_the_package_is_reported_with_its_place(name: str, instead: str):
+    with pytest.raises(ProjectError, match=f"rlcli has no {name}") as caught:
+        exec(f"from rlcli import {name}", {})
+    assert instead in str(caught.value.hint)
+
+
+def test_imports_that_the_errors_name_exist():
+    for advice in INSTEAD["rlcli"].values():
+        if advice.startswith("from "):
+            exec(advice, {})
+
+
+def test_other_names_are_missing_from_the_package_as_usual():
+    with pytest.raises(ImportError, match="cannot import name 'zzz' from 'rlcli'"):
+        exec("from rlcli import zzz", {})
+
+
+def test_the_documented_ppo_leads_to_the_interfaces_that_it_is_here():
+    with pytest.raises(UnknownComponent, match="no interface is named 'ppo'") as caught:
+        model_api.make_interface(ModelInterfaceAbstraction(type_="ppo", args={"eps_clip": 0.2}))
+    assert "ppo_actor, ppo_critic and" in str(caught.value.hint)
+    for name in re.findall(r"ppo_\w+|gae", str(caught.value.hint)):
+        registry.path_of("interfaces", name)
 
 
 def test_the_names_that_the_page_documents_exist():

@@ -278,3 +278,19 @@ def test_show_lists_the_keys_of_a_section(rlcli):
         == "auto | cpu | cuda"
     )
     assert "rlcli show train" in rlcli("validate", "sft_math", "train.stepz=3")[2]
+
+
+@pytest.mark.parametrize("command", ["start -e flash-dpo-s1 -f try --mode slurm", "quickstart ppo"])
+def test_commands_of_the_older_systems_lead_to_train(rlcli, command):
+    code, _, err = rlcli(*command.split())
+    assert code == 2
+    assert "hint: rlcli train RECIPE" in err
+
+
+def test_a_recipe_may_be_named_by_its_file_in_the_folder_of_recipes(rlcli):
+    code, out, err = rlcli("validate", "recipes/ppo_math.yaml")
+    assert (code, err) == (0, "")
+    assert "ppo_math" in out
+    code, _, err = rlcli("validate", "recipes/ppo_mth.yaml")
+    assert code == 2
+    assert "did you mean ppo_math?" in err

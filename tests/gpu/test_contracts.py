@@ -7,16 +7,30 @@ from contextlib import nullcontext
 
 import pytest
 
-from rlcli.testing.backend import BackendContract
+from rlcli.testing.backend.declaration import DeclarationChecks
+from rlcli.testing.backend.forward import ForwardChecks
+from rlcli.testing.backend.generation import BackendGenerationChecks
+from rlcli.testing.backend.optimizer import OptimizerChecks
+from rlcli.testing.backend.state import StateChecks
+from rlcli.testing.backend.streams import StreamChecks
+from rlcli.testing.backend.training import BackendTrainingChecks
 from rlcli.testing.pretend_cuda import pretend_cuda
 
 # an engine's first use of a GPU may compile kernels
 pytestmark = pytest.mark.timeout(900)
 
 
-class OnGPU(BackendContract):
-    """The contract with its engines on the first GPU. Its checks of several ranks fork this
-    process, which CUDA does not allow: `test_ranks.py` has ranks over NCCL."""
+class OnGPU(
+    StateChecks,
+    StreamChecks,
+    BackendGenerationChecks,
+    OptimizerChecks,
+    BackendTrainingChecks,
+    ForwardChecks,
+    DeclarationChecks,
+):
+    """The contract with its engines on the first GPU, without its checks of several ranks: these
+    fork, which CUDA does not allow. `test_ranks.py` has ranks over NCCL."""
 
     __test__ = False
     device = "cuda:0"

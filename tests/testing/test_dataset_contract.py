@@ -484,6 +484,25 @@ def test_a_dataset_that_reads_a_file_must_have_an_example_row(make_trial):
     assert make_trial(("    EXAMPLES: ClassVar", "    LIKE: ClassVar"), rows=rows).rows == rows
 
 
+FOREIGN_NAME = (
+    ("    path: str", "    dataset_path: str"),
+    ("open(self.path", "open(self.dataset_path"),
+    ('f"{self.path}:', 'f"{self.dataset_path}:'),
+)
+
+
+def test_the_argument_of_a_file_may_have_its_name_in_other_frameworks(make_trial, tmp_path):
+    trial = make_trial(*FOREIGN_NAME)
+    assert (trial.file_argument, len(trial.make())) == ("dataset_path", 3)
+    file = tmp_path / "given.jsonl"
+    file.write_text('{"prompt": "a", "answer": "b"}\n')
+    given = make_trial(*FOREIGN_NAME, args={"dataset_path": str(file)})
+    assert given.rows == [{"prompt": "a", "answer": "b"}]
+    with pytest.raises(Violation) as caught:
+        make_trial(*FOREIGN_NAME, ("    EXAMPLES: ClassVar", "    LIKE: ClassVar"))
+    assert "or give dataset_path=FILE" in caught.value.cause
+
+
 def test_the_rows_of_a_given_file_are_tested(make_trial, tmp_path):
     file = tmp_path / "given.jsonl"
     file.write_text(

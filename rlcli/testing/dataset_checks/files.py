@@ -151,8 +151,8 @@ class FileChecks(Contract):
 
     def test_own_file(self, trial: Trial) -> None:
         """every row of the given file can be used"""
-        if "path" not in trial.args:
-            pytest.skip("no path=FILE given")
+        if trial.given_file is None:
+            pytest.skip(f"no {trial.file_argument or 'path'}=FILE given")
         dataset = trial.make_of_whole_file()
         for index in range(len(dataset)):
             if hasattr(dataset, "preview"):

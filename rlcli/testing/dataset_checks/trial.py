@@ -15,6 +15,7 @@ from rlcli.api.config import DatasetAbstraction
 from rlcli.api.data import DatasetUtility, SequenceSample
 from rlcli.api.declared_keys import declared_keys
 from rlcli.errors import RlcliError
+from rlcli.recipe.synonyms import SYNONYMS
 from rlcli.registry import load, make_dataset, signature
 from rlcli.testing.contract import Violation, place_of
 from rlcli.testing.dataset_checks.first_rows import by_number
@@ -60,10 +61,22 @@ class Trial:
             for name, settings in tried_on.get("datasets", {}).items()
         }
         self.file = self.folder / "rows.jsonl"
-        self.reads_file = self.takes("path")
+        self.file_argument = self._file_argument()
+        self.reads_file = self.file_argument is not None
         self.rows = self._find_rows() if self.reads_file else []
-        if "path" in self.args and not self.given_rows and not self._takes_all(self.rows):
+        if self.given_file and not self.given_rows and not self._takes_all(self.rows):
             self.rows = [row for row in self.rows if self._takes_all([row])]
+
+    def _file_argument(self) -> str | None:
+        """The argument that names its file: `path`, or what other frameworks call it."""
+        names = [argument.name for argument in self.signature.arguments]
+        foreign = (name for name in names if SYNONYMS.get(name) == "datasets.<name>.args.path")
+        return "path" if "path" in names else next(foreign, None)
+
+    @property
+    def given_file(self) -> str | None:
+        """The file that `args` name."""
+        return str(self.args[self.file_argument]) if self.file_argument in self.args else None
 
     @cached_property
     def keys(self) -> set[str]:
@@ -156,7 +169,9 @@ class Trial:
         merged = {key: value for key, value in self.args.items() if key not in CHOSEN_BY_CHECKS}
         merged |= self._unlimited() | args
         if self.rows:
-            merged["path"] = str(self.write(lines or [as_line(row) for row in rows or self.rows]))
+            assert self.file_argument is not None
+            file = self.write(lines or [as_line(row) for row in rows or self.rows])
+            merged[self.file_argument] = str(file)
         return merged
 
     def _unlimited(self) -> dict[str, int]:
@@ -192,13 +207,16 @@ class Trial:
     def _find_rows(self) -> list[dict[str, Any]]:
         if self.given_rows:
             return [dict(row) for row in self.given_rows]
-        if "path" in self.args:
-            return rows_in(Path(str(self.args["path"])).expanduser())
+        if self.given_file:
+            return rows_in(Path(self.given_file).expanduser())
         examples = self.signature.constants.get("EXAMPLES") or getattr(self.cls, "EXAMPLES", ())
         if not examples:
             raise Violation(
                 "it reads a file, and there is no row to put into one",
-                "show two or three rows in the class, EXAMPLES = ({…}, {…}), or give path=FILE",
+                (
+                    "show two or three rows in the class, EXAMPLES = ({…}, {…}), or give "
+                    f"{self.file_argument}=FILE"
+                ),
                 self.location,
             )
         return [dict(row) for row in examples]

@@ -1,0 +1,45 @@
+"""docs/coming-from.md says what the tables of the code say, and its commands exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from coming_from import COMMANDS, PAGE, WORDS, page, words_here
+
+from rlcli.cli.main import VERBS, main
+from rlcli.recipe.resolve import load_recipe
+
+OURS = [command for *_, commands in COMMANDS for command in commands.split("; ")]
+
+
+def test_the_page_is_written_from_the_tables_as_they_are():
+    assert PAGE.read_text() == page(), "run: python tests/house/coming_from.py"
+
+
+@pytest.mark.parametrize("framework", WORDS)
+def test_every_word_of_a_framework_on_the_page_is_translated(framework):
+    words = WORDS[framework].split()
+    assert [word for word in words if word not in words_here()] == []
+    assert len(set(words)) == len(words)
+
+
+@pytest.mark.parametrize("command", OURS)
+def test_our_commands_on_the_page_are_accepted(command):
+    _, verb, *arguments = command.split()
+    assert verb in [name for verbs in VERBS.values() for name in verbs]
+    if verb == "train":
+        recipe, *overrides = arguments
+        named = [
+            override.replace("=M", "=owner/model").replace("=D", "=hf:owner/data")
+            for override in overrides
+        ]
+        assert load_recipe(recipe, named).recipe.name == recipe
+
+
+def test_the_error_on_the_page_is_the_one_that_is_printed(capsys):
+    command, error, hint = re.search(r"\$ rlcli (.*)\n(.*)\n(.*)\n", page()).groups()
+    with pytest.raises(SystemExit):
+        main(command.split())
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert {error.strip(), hint.strip()} <= set(lines)

@@ -24,17 +24,25 @@ WITHIN = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}
 
 def by_definition(query, key, value, lengths, scoring):
     """[1, T, H, D] in float64, by a mask over all pairs of tokens."""
-    query, key, value = (x[0].double() for x in (query, key, value))
-    group = query.shape[0] // key.shape[0]
-    key, value = (x.repeat_interleave(group, dim=0) for x in (key, value))
+    scale = HEAD_DIM**-0.5 if scoring.scale is None else scoring.scale
+    return attended(query, key, value, visible(lengths, scoring.window), scale)
+
+
+def visible(lengths, window):
+    """[T, T] bool: whether a token of a pack sees another."""
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     distance = torch.arange(len(owner))[:, None] - torch.arange(len(owner))
     seen = (owner[:, None] == owner) & (distance >= 0)
-    if scoring.window is not None:
-        seen &= distance < scoring.window
-    scale = HEAD_DIM**-0.5 if scoring.scale is None else scoring.scale
-    scores = (query @ key.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf)
-    return (scores.softmax(-1) @ value).transpose(0, 1)[None]
+    return seen if window is None else seen & (distance < window)
+
+
+def attended(query, key, value, seen, scale):
+    """[1, T, H, D] in float64, of tensors [1, H, T, D]; keys and values may have fewer heads."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.double().repeat_interleave(group, dim=1) for x in (key, value))
+    scores = query.double() @ key.transpose(2, 3) * scale
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return (weights @ value).transpose(1, 2)
 
 
 def inputs(total, kv_heads, dtype):
@@ -104,26 +112,21 @@ def peak_of_attention(tokens, device):
 @pytest.mark.parametrize("window", [None, 7])
 def test_a_new_token_attends_to_the_filled_slots_of_a_cache(window, dtype, cuda):
     torch.manual_seed(0)
-    filled, longest = (1, 9, 64, 40), 64
+    filled, longest = torch.tensor([1, 9, 64, 40]), 64
     query = torch.randn(len(filled), HEADS, 1, HEAD_DIM).to(dtype)
     key, value = torch.randn(2, len(filled), 2, longest, HEAD_DIM).to(dtype)
-    attention = CachedAttention(torch.tensor(filled, device=cuda), longest)
-    scoring = Scoring(window=window)
-    out = attention.attend(query.to(cuda), key.to(cuda), value.to(cuda), scoring)
-    for row, length in enumerate(filled):
-        first = 0 if window is None else max(0, length - window)
-        alone = [x[row, None, :, first:length] for x in (key, value)]
-        exact = by_definition_of_last(query[row, None], *alone)
-        assert_close([out[row].cpu().double()], [exact], WITHIN[dtype])
+    seen = latest_slots(filled, longest, window or longest)
+    exact = attended(query, key, value, seen, HEAD_DIM**-0.5)
+    on_gpu = [tensor.to(cuda) for tensor in (query, key, value)]
+    out = CachedAttention(filled.to(cuda), longest).attend(*on_gpu, Scoring(window=window))
+    assert_close([out.cpu().double()], [exact], WITHIN[dtype])
 
 
-def by_definition_of_last(query, key, value):
-    """[1, H, D] of one query that sees all keys."""
-    query, key, value = (x[0].double() for x in (query, key, value))
-    group = query.shape[0] // key.shape[0]
-    key, value = (x.repeat_interleave(group, dim=0) for x in (key, value))
-    weights = (query @ key.transpose(1, 2) * HEAD_DIM**-0.5).softmax(-1)
-    return (weights @ value).transpose(0, 1)
+def latest_slots(filled, longest, window):
+    """[B, 1, 1, longest] bool: the last `window` filled slots of each row."""
+    slots = torch.arange(longest)
+    is_filled, is_recent = slots < filled[:, None], slots >= filled[:, None] - window
+    return (is_filled & is_recent)[:, None, None]
 
 
 def test_torchs_flash_attention_equals_the_definition(cuda, device_name):

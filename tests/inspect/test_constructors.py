@@ -40,9 +40,9 @@ def test_the_declared_check_refuses_what_the_constructor_refuses(kind, name, arg
     values = {argument.name: argument.default for argument in arguments} | args
     with pytest.raises(ValueError, match=r"\w") as compared:
         registry.load_declared(kind, name, "ARGUMENT_CHECK")(SimpleNamespace(**values))
-    with pytest.raises(RlcliError) as made:
+    with pytest.raises(RlcliError) as refused:
         MAKE[kind](name, args)
-    assert str(compared.value) in made.value.what
+    assert str(compared.value) in refused.value.what
 
 
 @pytest.mark.parametrize(("kind", "name"), COMPARED)

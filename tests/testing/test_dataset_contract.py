@@ -496,8 +496,8 @@ def test_the_argument_of_a_file_may_have_its_name_in_other_frameworks(make_trial
     assert (trial.file_argument, len(trial.make())) == ("dataset_path", 3)
     file = tmp_path / "given.jsonl"
     file.write_text('{"prompt": "a", "answer": "b"}\n')
-    given = make_trial(*FOREIGN_NAME, args={"dataset_path": str(file)})
-    assert given.rows == [{"prompt": "a", "answer": "b"}]
+    own_file = make_trial(*FOREIGN_NAME, args={"dataset_path": str(file)})
+    assert own_file.rows == [{"prompt": "a", "answer": "b"}]
     with pytest.raises(Violation) as caught:
         make_trial(*FOREIGN_NAME, ("    EXAMPLES: ClassVar", "    LIKE: ClassVar"))
     assert "or give dataset_path=FILE" in caught.value.cause

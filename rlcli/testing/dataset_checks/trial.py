@@ -76,7 +76,8 @@ class Trial:
     @property
     def given_file(self) -> str | None:
         """The file that `args` name."""
-        return str(self.args[self.file_argument]) if self.file_argument in self.args else None
+        file = self.args.get(self.file_argument or "path")
+        return None if file is None else str(file)
 
     @cached_property
     def keys(self) -> set[str]:

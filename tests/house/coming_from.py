@@ -81,7 +81,7 @@ COMMANDS = [
             "OpenRLHF": "deepspeed --module openrlhf.cli.train_sft --pretrain M --dataset D",
             "axolotl": "axolotl train config.yaml",
         },
-        "rlcli train sft_chat models.actor.path=M datasets.train.args.path=D",
+        "rlcli train sft --model M --data D",
     ),
     (
         "learn from pairs",
@@ -90,7 +90,7 @@ COMMANDS = [
             "OpenRLHF": "deepspeed --module openrlhf.cli.train_dpo --pretrain M --dataset D",
             "axolotl": "axolotl train config.yaml (rl: dpo)",
         },
-        "rlcli train dpo_qwen models.actor.path=M datasets.train.args.path=D",
+        "rlcli train dpo --model M --data D",
     ),
     (
         "train a reward model",
@@ -99,7 +99,7 @@ COMMANDS = [
             "OpenRLHF": "deepspeed --module openrlhf.cli.train_rm --pretrain M --dataset D",
             "axolotl": "axolotl train config.yaml (reward_model: true)",
         },
-        "rlcli train rm_qwen models.reward.path=M datasets.train.args.path=D",
+        "rlcli train reward --model M --data D",
     ),
     (
         "PPO",
@@ -107,7 +107,7 @@ COMMANDS = [
             "verl": "python3 -m verl.trainer.main_ppo data.train_files=D",
             "OpenRLHF": "python3 -m openrlhf.cli.train_ppo_ray --pretrain M --prompt_data D",
         },
-        "rlcli train ppo_gsm8k models.actor.path=M datasets.train.args.path=D",
+        "rlcli train ppo --model M --data D",
     ),
     (
         "GRPO",
@@ -117,7 +117,7 @@ COMMANDS = [
             "OpenRLHF": "python3 -m openrlhf.cli.train_ppo_ray --advantage_estimator group_norm",
             "axolotl": "axolotl train config.yaml (rl: grpo)",
         },
-        "rlcli train grpo_gsm8k models.actor.path=M datasets.train.args.path=D",
+        "rlcli train grpo --model M --data D",
     ),
     (
         "look at data before training",

@@ -8,7 +8,6 @@ import pytest
 from coming_from import COMMANDS, PAGE, WORDS, page, words_here
 
 from rlcli.cli.main import VERBS, main
-from rlcli.recipe.resolve import load_recipe
 
 OURS = [command for *_, commands in COMMANDS for command in commands.split("; ")]
 
@@ -25,16 +24,14 @@ def test_every_word_of_a_framework_on_the_page_is_translated(framework):
 
 
 @pytest.mark.parametrize("command", OURS)
-def test_our_commands_on_the_page_are_accepted(command):
+def test_our_commands_on_the_page_are_accepted(command, capsys):
     _, verb, *arguments = command.split()
     assert verb in [name for verbs in VERBS.values() for name in verbs]
     if verb == "train":
-        recipe, *overrides = arguments
-        named = [
-            override.replace("=M", "=owner/model").replace("=D", "=hf:owner/data")
-            for override in overrides
-        ]
-        assert load_recipe(recipe, named).recipe.name == recipe
+        named = {"M": "owner/model", "D": "hf:owner/data"}
+        with pytest.raises(SystemExit) as ended:
+            main(["validate", *(named.get(word, word) for word in arguments)])
+        assert not ended.value.code, capsys.readouterr().err
 
 
 def test_the_error_on_the_page_is_the_one_that_is_printed(capsys):
